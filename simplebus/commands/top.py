@@ -310,7 +310,9 @@ def _rates(rates: dict[str, Any], width: int | None) -> RenderableType:
     ]
     chart_width = _LINE_CHARACTERS
     if width is not None:
-        used_width = sum(max((len(each[at]) for each in lines), default=0) + 2 for at in range(2))
+        used_width = sum(
+            max((len(each[index]) for each in lines), default=0) + 2 for index in range(2)
+        )
         chart_width = max(0, min(chart_width, width - used_width))
     grid = Table.grid(padding=(0, 2))
     grid.add_column()
@@ -365,17 +367,17 @@ def _table(table: dict[str, Any], speeds: Speeds, rows: int, width: int | None) 
     columns = table["columns"]
     cells = [_cells(row, columns, speeds.get(_key(row), [])) for row in table["rows"][:rows]]
     widths = _column_widths(columns, cells, width)
-    for at, characters in widths.items():
-        is_text = columns[at]["unit"] == "text"
+    for index, characters in widths.items():
+        is_text = columns[index]["unit"] == "text"
         table_view.add_column(
-            escape_controls(columns[at]["title"]),
+            escape_controls(columns[index]["title"]),
             justify="left" if is_text else "right",
             overflow="fold" if width is None else "ellipsis",
             no_wrap=width is not None,
             width=characters,
         )
     for line in cells:
-        table_view.add_row(*(line[at] for at in widths))
+        table_view.add_row(*(line[index] for index in widths))
     return table_view
 
 
@@ -402,25 +404,27 @@ def _column_widths(
     if width is None:
         return dict.fromkeys(range(len(columns)))
     longest = [
-        max(len(column["title"]), *(len(line[at]) for line in cells))
-        for at, column in enumerate(columns)
+        max(len(column["title"]), *(len(line[index]) for line in cells))
+        for index, column in enumerate(columns)
     ]
     widths: dict[int, int | None] = {
-        at: min(size, _TEXT_CHARACTERS) if columns[at]["unit"] == "text" else size
-        for at, size in enumerate(longest)
+        index: min(size, _TEXT_CHARACTERS) if columns[index]["unit"] == "text" else size
+        for index, size in enumerate(longest)
     }
 
     def free_width() -> int:
         return width - sum((size or 0) + 2 for size in widths.values())
 
-    empty = [at for at in widths if all(line[at].plain in ("0", "–", "0 B") for line in cells)]
-    last = [at for at in widths if at not in empty]
-    for at in (*reversed(empty), *reversed(last[1:])):
+    empty = [
+        index for index in widths if all(line[index].plain in ("0", "–", "0 B") for line in cells)
+    ]
+    last = [index for index in widths if index not in empty]
+    for index in (*reversed(empty), *reversed(last[1:])):
         if free_width() >= 0:
             break
-        del widths[at]
-    for at, size in widths.items():
-        widths[at] = (size or 0) + max(0, min(free_width(), longest[at] - (size or 0)))
+        del widths[index]
+    for index, size in widths.items():
+        widths[index] = (size or 0) + max(0, min(free_width(), longest[index] - (size or 0)))
     return widths
 
 

@@ -57,13 +57,13 @@ def split_batches(pieces: Sequence[bytes]) -> list[FrameBatch]:
     it.
     """
     raw = bytearray().join((*pieces, bytes(RECEIVE_PADDING_BYTES)))
-    last, at = len(raw) - RECEIVE_PADDING_BYTES, 0
+    last, offset = len(raw) - RECEIVE_PADDING_BYTES, 0
     scratch = SplitterScratch(len(raw))
     found: list[FrameBatch] = []
-    while at < last:
-        batch = split_frames(raw, at, last, scratch)
+    while offset < last:
+        batch = split_frames(raw, offset, last, scratch)
         assert batch is not None, "a commit_log holds whole frames"
-        at += batch.data.size
+        offset += batch.data.size
         types = batch.data[batch.starts]
         edges = [0, *(np.flatnonzero(types[1:] != types[:-1]) + 1).tolist(), batch.count]
         found += [batch.slice(a, b) for a, b in pairwise(edges)]
@@ -120,7 +120,7 @@ def encode_fast_batch(
     parts: list[memoryview] = []
     if whole:
         front, (prefix, numbers) = batch.slice(0, whole), ids
-        at = milestone_rows(whole)
+        milestone_indexes = milestone_rows(whole)
         plain = encode.encode_equal_messages(
             subject,
             _payloads(front),
@@ -129,14 +129,14 @@ def encode_fast_batch(
         )
         with_ids = encode.encode_equal_messages(
             subject,
-            _payloads(front)[at],
-            reply=_select_rows(replies, at),
-            headers=_headers(front, (prefix, numbers[at])),
+            _payloads(front)[milestone_indexes],
+            reply=_select_rows(replies, milestone_indexes),
+            headers=_headers(front, (prefix, numbers[milestone_indexes])),
         )
-        table = np.frombuffer(plain, np.uint8).reshape(at.size, -1)
+        table = np.frombuffer(plain, np.uint8).reshape(milestone_indexes.size, -1)
         table = table[:, : table.shape[1] // MILESTONE_MESSAGES * (MILESTONE_MESSAGES - 1)]
-        columns = [table, np.frombuffer(with_ids, np.uint8).reshape(at.size, -1)]
-        parts.append(encode.build_rows(at.size, columns))
+        columns = [table, np.frombuffer(with_ids, np.uint8).reshape(milestone_indexes.size, -1)]
+        parts.append(encode.build_rows(milestone_indexes.size, columns))
     if whole < batch.count:
         parts += _encode_fast_batch_rows(subject, batch, whole, ids, replies)
     return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
@@ -191,8 +191,8 @@ def _payloads(batch: FrameBatch) -> Bytes:
     return rows[:, HEADER_BYTES:-DELIMITER_BYTES]
 
 
-def _select_rows(columns: Sequence[Column], at: Integers | slice) -> list[Column]:
-    return [column if isinstance(column, bytes) else column[at] for column in columns]
+def _select_rows(columns: Sequence[Column], offset: Integers | slice) -> list[Column]:
+    return [column if isinstance(column, bytes) else column[offset] for column in columns]
 
 
 def are_envelopes(messages: ReceivedMessages) -> Flags:

@@ -186,18 +186,20 @@ class StreamPublisher:
                 queue = self._queues[entry.class_id] = ClassPublishQueue(entry.class_id)
             runs = deque(entry.producer_runs)
             for batch in codec.split_batches(entry.frames):
-                at = 0
-                while at < batch.count:
+                first_index = 0
+                while first_index < batch.count:
                     count, name = runs[0]
-                    message_count = min(count, batch.count - at, PUBLICATION_MESSAGES_MAX)
+                    message_count = min(count, batch.count - first_index, PUBLICATION_MESSAGES_MAX)
                     queue.append(
                         write_batch.number,
                         self._make_publication(
-                            queue.class_id, batch.slice(at, at + message_count), name
+                            queue.class_id,
+                            batch.slice(first_index, first_index + message_count),
+                            name,
                         ),
                     )
                     publications += 1
-                    at += message_count
+                    first_index += message_count
                     runs[0] = (count - message_count, name)
                     if count == message_count:
                         runs.popleft()
@@ -300,7 +302,8 @@ class StreamPublisher:
             rows = publication.rows_to_verify()
             first = self._reserve_requests(queue, rows.size)
             queue.stored_checks.update(
-                (first + at, (publication, row)) for at, row in enumerate(rows.tolist())
+                (first + first_index, (publication, row))
+                for first_index, row in enumerate(rows.tolist())
             )
             if rows.size:
                 self._write_stored_checks(publication, rows, first)

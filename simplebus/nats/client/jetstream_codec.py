@@ -89,11 +89,11 @@ def parse_status(headers: bytes) -> tuple[int, str]:
 
 def parse_api_reply(headers: bytes, payload: bytes, subject: str = "") -> dict[str, Any]:
     """Return the checked JSON of an API reply; see `jetstream_types`. Raises JetStreamError."""
-    code, words = parse_status(headers)
+    code, description = parse_status(headers)
     if code >= 400:
         if code == NO_RESPONDERS:
-            words = "no responders: JetStream is not enabled, or has no leader now"
-        raise JetStreamError(code, words)
+            description = "no responders: JetStream is not enabled, or has no leader now"
+        raise JetStreamError(code, description)
     try:
         reply = msgspec.json.decode(payload, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError):
@@ -183,9 +183,9 @@ class FastBatchReply:
 
 def parse_fast_batch_reply(headers: bytes, payload: bytes) -> FastBatchReply:
     """Parse a reply to a fast batch."""
-    code, words = parse_status(headers)
+    code, description = parse_status(headers)
     if code >= 400:
-        return FastBatchReply(-1, True, JetStreamError(code, words or "no responders"))
+        return FastBatchReply(-1, True, JetStreamError(code, description or "no responders"))
     try:
         reply = msgspec.json.decode(payload, type=_FastBatchReplyJson)
     except (msgspec.MsgspecError, RecursionError):
@@ -484,14 +484,14 @@ def pull_request(
     return msgspec.json.encode(request)
 
 
-def is_consumer_missing(code: int, words: str) -> bool:
+def is_consumer_missing(code: int, description: str) -> bool:
     """Return True if the status means that the consumer is deleted or has no leader."""
-    return code == NO_RESPONDERS or (code == 409 and words.lower() == "consumer deleted")
+    return code == NO_RESPONDERS or (code == 409 and description.lower() == "consumer deleted")
 
 
-def is_normal_end(code: int, words: str) -> bool:
+def is_normal_end(code: int, description: str) -> bool:
     """Return True if the status ends a pull request normally: complete, no messages, or expired."""
-    return code in (404, 408) or words.lower() == "batch completed"
+    return code in (404, 408) or description.lower() == "batch completed"
 
 
 def parse_pending_messages(headers: bytes) -> int:

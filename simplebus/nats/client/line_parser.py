@@ -58,7 +58,7 @@ class ClientLineParser:
         self.required_bytes = 0
         """Bytes that the incomplete message needs at least, from its start; 0 if unknown."""
 
-    def read(self, raw: bytes, at: int, last: int) -> int:
+    def read(self, raw: bytes, offset: int, last: int) -> int:
         """Parse the line at raw[at:last]. Returns the offset of its end; -1 if it is incomplete.
 
         Raises:
@@ -66,16 +66,16 @@ class ClientLineParser:
         """
         self.event = self.row = None
         self.required_bytes = 0
-        match = _MESSAGE.match(raw, at, last)
+        match = _MESSAGE.match(raw, offset, last)
         if match is not None:
-            return self._parse_message(raw, at, last, match, 0, int(match[4]))
-        match = _WITH_HEADERS.match(raw, at, last)
+            return self._parse_message(raw, offset, last, match, 0, int(match[4]))
+        match = _WITH_HEADERS.match(raw, offset, last)
         if match is not None:
-            return self._parse_message(raw, at, last, match, int(match[4]), int(match[5]))
-        return self._parse_other_line(raw, at, last)
+            return self._parse_message(raw, offset, last, match, int(match[4]), int(match[5]))
+        return self._parse_other_line(raw, offset, last)
 
     def _parse_message(
-        self, raw: bytes, at: int, last: int, match: re.Match[bytes], headers: int, size: int
+        self, raw: bytes, offset: int, last: int, match: re.Match[bytes], headers: int, size: int
     ) -> int:
         if headers > size:
             raise _invalid_line(match[0], "the header size is larger than the total size")
@@ -88,7 +88,7 @@ class ClientLineParser:
         body = match.end()
         end = body + size
         if end + 2 > last:
-            self.required_bytes = end + 2 - at
+            self.required_bytes = end + 2 - offset
             return -1
         if raw[end] != _CR or raw[end + 1] != _LF:
             raise _invalid_line(
@@ -103,23 +103,23 @@ class ClientLineParser:
         )  # fmt: skip
         return end + 2
 
-    def _parse_other_line(self, raw: bytes, at: int, last: int) -> int:
+    def _parse_other_line(self, raw: bytes, offset: int, last: int) -> int:
         """Parse a line that is not a message."""
-        feed = raw.find(b"\r\n", at, last)
+        feed = raw.find(b"\r\n", offset, last)
         if feed < 0:
-            verb = re.split(rb"[ \t\r]", raw[at : min(last, at + 8)], maxsplit=1)[0].upper()
+            verb = re.split(rb"[ \t\r]", raw[offset : min(last, offset + 8)], maxsplit=1)[0].upper()
             if verb not in _VERB_PREFIXES and verb not in _VERBS:
-                raise _invalid_line(raw[at:last], "expected a verb of the NATS protocol")
-            if last - at > LINE_BYTES_MAX:
+                raise _invalid_line(raw[offset:last], "expected a verb of the NATS protocol")
+            if last - offset > LINE_BYTES_MAX:
                 raise RemoteProtocolError(
                     Reason.FRAME_TOO_LONG,
                     f"the server sent a line that is longer than {LINE_BYTES_MAX} bytes: "
-                    f"{_shorten(raw[at:last])}",
+                    f"{_shorten(raw[offset:last])}",
                 )
             return -1
-        line = raw[at:feed]
-        words = line.split(None, 1)
-        match words[0].upper() if words and line[:1] not in b" \t" else b"":
+        line = raw[offset:feed]
+        fields = line.split(None, 1)
+        match fields[0].upper() if fields and line[:1] not in b" \t" else b"":
             case b"PING":
                 self.event = ServerPing()
             case b"PONG":
@@ -127,9 +127,9 @@ class ClientLineParser:
             case b"+OK":
                 pass
             case b"-ERR":
-                self.event = ServerError(_strip_quotes(words[1] if len(words) > 1 else b""))
+                self.event = ServerError(_strip_quotes(fields[1] if len(fields) > 1 else b""))
             case b"INFO":
-                self.event = _parse_info(words[1] if len(words) > 1 else b"")
+                self.event = _parse_info(fields[1] if len(fields) > 1 else b"")
             case b"MSG" | b"HMSG":
                 raise _invalid_line(line, "expected: MSG subject sid [reply] size")
             case _:
@@ -143,8 +143,8 @@ def _invalid_line(line: bytes, problem: str) -> RemoteProtocolError:
     )
 
 
-def _strip_quotes(words: bytes) -> str:
-    return words.decode("utf-8", "replace").strip().strip("'")
+def _strip_quotes(text: bytes) -> str:
+    return text.decode("utf-8", "replace").strip().strip("'")
 
 
 def _parse_info(text: bytes) -> ServerInfo:

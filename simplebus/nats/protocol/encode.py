@@ -34,8 +34,8 @@ SubscriptionRows: TypeAlias = tuple[bytes, Indexes | None]
 def encode_message(message: Pub, sid: bytes, *, headers: bool) -> bytes:
     """Return a message for a subscription. Without `headers`, the headers are left out."""
     if not (message.reply or message.header_size):  # Fast path.
-        words = (_VERB, message.subject, b" ", sid, b" ", message.size, _CR_LF)
-        return b"".join((*words, message.body, _CR_LF))
+        fields = (_VERB, message.subject, b" ", sid, b" ", message.size, _CR_LF)
+        return b"".join((*fields, message.body, _CR_LF))
     line, skipped = _message_line(message, sid, headers=headers)
     return b"".join([line, message.body[skipped:], _CR_LF])
 
@@ -49,19 +49,19 @@ def no_responders_message(message: Pub) -> Pub:
 
 def _message_line(message: Pub, sid: bytes, *, headers: bool) -> tuple[bytes, int]:
     """Return the line in front of a message, and the bytes of its body to leave out."""
-    words, skipped = [message.subject, sid], 0
+    fields, skipped = [message.subject, sid], 0
     if message.reply:
-        words.append(message.reply)
+        fields.append(message.reply)
     verb = _VERB
     if message.header_bytes and headers:
         verb = b"HMSG "
-        words += [message.header_size, message.size]
+        fields += [message.header_size, message.size]
     elif message.header_bytes:
         skipped = message.header_bytes
-        words.append(b"%d" % (len(message.body) - skipped))
+        fields.append(b"%d" % (len(message.body) - skipped))
     else:
-        words.append(message.size)
-    return verb + b" ".join(words) + _CR_LF, skipped
+        fields.append(message.size)
+    return verb + b" ".join(fields) + _CR_LF, skipped
 
 
 def encode_uniform(
@@ -81,20 +81,20 @@ def encode_mixed(
     """
     if rows is not None and len(rows) < MIXED_BATCH_MESSAGES_MIN:
         return _encode_rows(messages, rows, [b" " + sid] * len(rows))
-    text, begins, words = _copy_rows(messages, rows)
+    text, begins, subject_ends = _copy_rows(messages, rows)
     data = np.frombuffer(text, np.uint8)
     unaligned(data, _VERB_WORD.dtype)[begins] = _VERB_WORD
     for marker in _MARKERS:
         if text.find(marker) < 0:
-            data[words] = marker[0]
+            data[subject_ends] = marker[0]
             return text.replace(marker, b" " + sid + b" ")
-    if len(text) > _SHORT_BYTES * len(words):
-        whole, ends = bytes(text), words.tolist()
+    if len(text) > _SHORT_BYTES * len(subject_ends):
+        whole, ends = bytes(text), subject_ends.tolist()
         pieces = [
             whole[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True)
         ]
         return (b" " + sid).join(pieces)
-    return _insert_at(data, words, np.frombuffer(b" " + sid, np.uint8))
+    return _insert_at(data, subject_ends, np.frombuffer(b" " + sid, np.uint8))
 
 
 def _insert_at(data: Octets, places: Indexes, word: Octets) -> memoryview:
@@ -138,8 +138,8 @@ def encode_for_subscriptions(
     return _encode_rows(messages, rows, [sids[number] for number in numbers.tolist()])
 
 
-def _encode_rows(messages: MixedBatch, rows: Indexes, words: list[bytes]) -> bytes:
-    """Return these rows, each with its own word behind the subject."""
+def _encode_rows(messages: MixedBatch, rows: Indexes, sids: list[bytes]) -> bytes:
+    """Return these rows, each with its own sid behind the subject."""
     data, size = _sliceable(messages.data, rows, messages.count), len(_VERB)
     begins = messages.bounds[rows].tolist()
     lines = messages.subject_ends[rows].tolist()
@@ -147,8 +147,8 @@ def _encode_rows(messages: MixedBatch, rows: Indexes, words: list[bytes]) -> byt
     return b"".join(
         [
             piece
-            for begin, line, end, word in zip(begins, lines, ends, words, strict=True)
-            for piece in (_VERB, data[begin + size : line], word, data[line:end])
+            for begin, line, end, sid in zip(begins, lines, ends, sids, strict=True)
+            for piece in (_VERB, data[begin + size : line], sid, data[line:end])
         ]
     )
 
@@ -182,9 +182,9 @@ def _encode_uniform_for_sids(
 
 def _copy_rows(messages: MixedBatch, rows: Indexes | None) -> tuple[bytearray, Indexes, Indexes]:
     """Return a copy of these rows, the offset of each message, and the end of each subject."""
-    bounds, words = messages.bounds, messages.subject_ends
+    bounds, subject_ends = messages.bounds, messages.subject_ends
     if rows is None:
-        return bytearray(messages.data.data), bounds[:-1], words
+        return bytearray(messages.data.data), bounds[:-1], subject_ends
     begins, ends = bounds[rows], bounds[rows + 1]
     lengths = ends - begins
     moved = np.cumsum(lengths)
@@ -195,4 +195,4 @@ def _copy_rows(messages: MixedBatch, rows: Indexes | None) -> tuple[bytearray, I
     last = [*ends[gaps].tolist(), int(ends[-1])]
     data = messages.data.data
     text = bytearray().join([data[begin:end] for begin, end in zip(first, last, strict=True)])
-    return text, moved, words[rows] - begins + moved
+    return text, moved, subject_ends[rows] - begins + moved

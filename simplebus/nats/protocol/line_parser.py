@@ -5,9 +5,12 @@ works. Errors are raised as early as possible: for an unknown verb before its li
 before its payload arrives.
 
     PUB a.b 5 ␍␊ hello ␍␊
-    ↑   ↑     ↑  ↑     ↑
-    at  words    body  end        `required_bytes` tells how much of an incomplete command is
-    missing
+    ↑   ↑        ↑     ↑
+    │   │        body  end
+    │   arguments_start
+    offset
+
+`required_bytes` is the number of missing bytes of an incomplete command.
 """
 
 from __future__ import annotations
@@ -116,61 +119,64 @@ class LineParser:
                         return self._parse_body(raw, start, match.end(), last, message)
         return self._parse_any_command(raw, start, last, searched)
 
-    def _parse_any_command(self, raw: bytearray, at: int, last: int, searched: int) -> int:
-        verb = _VERB.match(raw, at, last)
+    def _parse_any_command(self, raw: bytearray, offset: int, last: int, searched: int) -> int:
+        verb = _VERB.match(raw, offset, last)
         if verb is None:
-            if bytes(raw[at : min(last, at + 8)]).upper() not in _VERB_PREFIXES:
+            if bytes(raw[offset : min(last, offset + 8)]).upper() not in _VERB_PREFIXES:
                 raise _unknown_operation(
-                    f"{_shorten(raw[at:last])} came, expected a NATS protocol verb"
+                    f"{_shorten(raw[offset:last])} came, expected a NATS protocol verb"
                 )
             return -1
-        words = verb.end()
+        arguments_start = verb.end()
         if verb.lastindex == _NO_ARGUMENTS_GROUP:
-            end = raw.find(b"\n", words, last) + 1
+            end = raw.find(b"\n", arguments_start, last) + 1
             name = verb[_NO_ARGUMENTS_GROUP].upper()
             self.event = Ping() if name == b"PING" else Pong() if name == b"PONG" else None
             self.shortened_tail = verb[_NO_ARGUMENTS_GROUP]
             return end or -1
-        if words == last:
+        if arguments_start == last:
             name = verb[verb.lastindex or 0]
             self.shortened_tail = name if verb.lastindex == _FREE_TEXT_GROUP else name + b" "
             return -1
-        feed = raw.find(b"\n", max(words + 1, at + searched), last)
+        feed = raw.find(b"\n", max(arguments_start + 1, offset + searched), last)
         most = self._limits.max_control_line
         if feed < 0:
-            if last - words > most and last - words - (raw.find(b"\r", words + 1, last) > 0) > most:
-                raise self._line_too_long(raw[at:last], last - words)
+            if (
+                last - arguments_start > most
+                and last - arguments_start - (raw.find(b"\r", arguments_start + 1, last) > 0) > most
+            ):
+                raise self._line_too_long(raw[offset:last], last - arguments_start)
             return -1
-        line = bytes(raw[words:feed])
+        line = bytes(raw[arguments_start:feed])
         if line.find(b"\r", 1) > 0:
             line = line[:-1]
         if len(line) > most:
             raise self._line_too_long(line, len(line))
         return self._parse_arguments(
-            verb[verb.lastindex or 0].upper(), line, raw, at, feed + 1, last
+            verb[verb.lastindex or 0].upper(), line, raw, offset, feed + 1, last
         )
 
     def _parse_arguments(
-        self, verb: bytes, line: bytes, raw: bytearray, at: int, after: int, last: int
+        self, verb: bytes, line: bytes, raw: bytearray, offset: int, after: int, last: int
     ) -> int:
         """Parse the arguments of a verb. `after` is the offset after the line."""
         match verb:
             case b"PUB" | b"HPUB":
                 message = self._parse_pub(line) if verb == b"PUB" else self._parse_hpub(line)
-                return self._parse_body(raw, at, after, last, message)
+                return self._parse_body(raw, offset, after, last, message)
             case b"SUB":
-                words = _SUB_WORDS.findall(line)
-                if len(words) not in (2, 3):
+                fields = _SUB_WORDS.findall(line)
+                if len(fields) not in (2, 3):
                     raise _protocol_violation(
                         f"SUB {_shorten(line)} came, expected: subject [queue] sid"
                     )
-                self.event = Sub(words[0], words[1] if len(words) == 3 else b"", words[-1])
+                self.event = Sub(fields[0], fields[1] if len(fields) == 3 else b"", fields[-1])
             case b"UNSUB":
-                words = _SUB_WORDS.findall(line)
-                if len(words) not in (1, 2):
+                fields = _SUB_WORDS.findall(line)
+                if len(fields) not in (1, 2):
                     raise _protocol_violation(f"UNSUB {_shorten(line)} came, expected: sid [max]")
-                is_size = len(words) == 2 and _SIZE.fullmatch(words[1])
-                self.event = Unsub(words[0], int(words[1]) if is_size else 0)
+                is_size = len(fields) == 2 and _SIZE.fullmatch(fields[1])
+                self.event = Unsub(fields[0], int(fields[1]) if is_size else 0)
             case b"CONNECT":
                 self.event = Connect(line)
             case b"INFO":
@@ -185,38 +191,38 @@ class LineParser:
         return after
 
     def _parse_pub(self, line: bytes) -> Pub:
-        words = _PUB_WORDS.findall(line)
-        if len(words) not in (2, 3):
+        fields = _PUB_WORDS.findall(line)
+        if len(fields) not in (2, 3):
             raise _protocol_violation(f"PUB {_shorten(line)} came, expected: subject [reply] size")
-        if not _SIZE.fullmatch(words[-1]):
+        if not _SIZE.fullmatch(fields[-1]):
             raise _protocol_violation(
                 f"PUB {_shorten(line)} came, expected a size of 1 to 9 digits at its end"
             )
-        return Pub(words[0], words[1] if len(words) == 3 else b"", words[-1], b"", 0, _NO_BODY)
+        return Pub(fields[0], fields[1] if len(fields) == 3 else b"", fields[-1], b"", 0, _NO_BODY)
 
     def _parse_hpub(self, line: bytes) -> Pub:
         if not self.accepts_headers:
             raise _protocol_violation(
                 "HPUB came from a client that did not announce headers in CONNECT"
             )
-        words = _PUB_WORDS.findall(line)
-        if len(words) not in (3, 4):
+        fields = _PUB_WORDS.findall(line)
+        if len(fields) not in (3, 4):
             raise _protocol_violation(
                 f"HPUB {_shorten(line)} came, expected: subject [reply] header-size size"
             )
-        if not (_SIZE.fullmatch(words[-2]) and _SIZE.fullmatch(words[-1])):
+        if not (_SIZE.fullmatch(fields[-2]) and _SIZE.fullmatch(fields[-1])):
             raise _protocol_violation(
                 f"HPUB {_shorten(line)} came, expected two sizes of 1 to 9 digits at its end"
             )
-        header_bytes = int(words[-2])
-        if header_bytes > int(words[-1]):
+        header_bytes = int(fields[-2])
+        if header_bytes > int(fields[-1]):
             raise _protocol_violation(
                 f"HPUB {_shorten(line)} came, expected a header size up to the total size"
             )
-        reply = words[1] if len(words) == 4 else b""
-        return Pub(words[0], reply, words[-1], words[-2], header_bytes, _NO_BODY)
+        reply = fields[1] if len(fields) == 4 else b""
+        return Pub(fields[0], reply, fields[-1], fields[-2], header_bytes, _NO_BODY)
 
-    def _parse_body(self, raw: bytearray, at: int, body: int, last: int, message: Pub) -> int:
+    def _parse_body(self, raw: bytearray, offset: int, body: int, last: int, message: Pub) -> int:
         """Parse the body of a message, which begins at raw[body]."""
         size = int(message.size)
         if size > self._limits.max_payload:
@@ -235,10 +241,10 @@ class LineParser:
                 return end + 2
         elif end == last - 1:
             if raw[end] == _CR:
-                self.required_bytes = end + 2 - at
+                self.required_bytes = end + 2 - offset
                 return -1
         else:
-            self.required_bytes = end + 1 - at
+            self.required_bytes = end + 1 - offset
             return -1
         raise _unknown_operation(
             f"a message on {_shorten(message.subject)} has a size of {size} bytes; after them "
