@@ -43,6 +43,7 @@ _FILE_NAME = re.compile(r"(?:#|//) ([\w./-]+\.\w+)")
 _PORT = re.compile(r"(?:(?:127\.0\.0\.1|localhost|\[::1\]):|--(?:[a-z]+-)?port[ =]|-p )(\d{4,5})\b")
 _DEFAULT_PORTS = (8888, 4222, 8222)
 _SERVICE = re.compile(r"simplebus (serve|gateway|bridge)\b(?!.* --(check|help)\b)")
+_READY = re.compile(r"simplebus (gateway )?ready|copying from")  # A bridge has no ready line.
 _FREE_PORTS = range(20_000, 32_000)  # Below those that the system gives to clients.
 
 
@@ -222,7 +223,7 @@ class PageRunner:
         deadline = time.monotonic() + COMMAND_SECONDS
         while True:
             output = log.read_text(errors="replace")
-            if shown is None and "ready" in output:
+            if shown is None and _READY.search(output):
                 return
             if shown is not None and matches_output(shown, self._generalize(output)):
                 return
