@@ -16,7 +16,7 @@ from tests.docs.page_runner import (
 )
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "protocol" / "guide").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "protocol" / "guide").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
