@@ -47,7 +47,7 @@ def test_bad_network_keeps_messages_once_in_order(
 
 
 def test_accounts_detect_lost_duplicate_and_reordered_messages() -> None:
-    found = partitions.RunResult(stored_twice=2)
+    found = partitions.BridgeRunResult(stored_twice=2)
     for payload in found.sent.next_payloads(1, "ann", 4)[1:3][::-1]:
         found.seen[1].record_delivery(payload, 0, 0.0)
     assert found.faults() == ["2 lost", "2 stored twice", "1 out of order"]

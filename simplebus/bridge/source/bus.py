@@ -67,7 +67,7 @@ class InProcessBus(Protocol):
 
 
 @dataclass(slots=True)
-class _PendingFetch:
+class _FetchInFlight:
     """A fetch that was sent."""
 
     request: OpenRequest
@@ -120,7 +120,7 @@ class BusSource:
         self._committed = 0
         """Position of the durable."""
         self._committed_at = -_COMMIT_SECONDS
-        self._pending_fetches: deque[_PendingFetch] = deque()
+        self._pending_fetches: deque[_FetchInFlight] = deque()
         """Fetches that were sent in advance, in reading order."""
         self._prefetch_limit = _PREFETCH_MAX
         """Number of fetches to send in advance. Their starts are estimates."""
@@ -202,12 +202,12 @@ class BusSource:
             self.head = max(self.head, reply.head)  # The reply may be older than the last head.
         return SourceBatch(runs, sequence, next, self.head, missed, now)
 
-    async def _wait_reply(self, fetch: _PendingFetch) -> tuple[_PendingFetch, FetchReply]:
+    async def _wait_reply(self, fetch: _FetchInFlight) -> tuple[_FetchInFlight, FetchReply]:
         reply = (await self._connection.wait_answered(fetch.request)).reply
         assert isinstance(reply, FetchReply)
         return fetch, reply
 
-    def _is_next_ready(self, reply: tuple[_PendingFetch, FetchReply]) -> bool:
+    def _is_next_ready(self, reply: tuple[_FetchInFlight, FetchReply]) -> bool:
         """Return True if the next reply has arrived: few large batches cost less than many small
         ones.
         """
@@ -267,7 +267,7 @@ class BusSource:
         ages = _message_ages(reply, reply.now)
         return max(0, reply.head - max(sequence, reply.first)), float(ages[0]) if ages.size else 0.0
 
-    def _prefetch(self, fetch: _PendingFetch, reply: FetchReply) -> None:
+    def _prefetch(self, fetch: _FetchInFlight, reply: FetchReply) -> None:
         """Send fetches for the messages after this reply."""
         is_estimate_wrong = self._pending_fetches and self._pending_fetches[0].first != reply.next
         if is_estimate_wrong:  # An estimated start was wrong.
@@ -292,7 +292,7 @@ class BusSource:
         request = self._core.fetch(
             self.class_id, sequence, count, with_times=True, create_class=False
         )
-        fetch = _PendingFetch(request, sequence, sequence + count)
+        fetch = _FetchInFlight(request, sequence, sequence + count)
         self._pending_fetches.append(fetch)
         self._connection.pending_requests.append((request, fetch.set_replied))
 
