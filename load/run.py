@@ -1,7 +1,8 @@
 """Command line of the load programs: `python load/run.py [SCENARIO ...] [--quick] [--json FILE]`.
 
 Each round measures every variant of a scenario once, in turn, so that a machine that slows down
-slows all of them. A failed scenario is reported, and the run exits with status 1.
+slows all of them. A failed scenario is reported, and the run exits with status 1. The JSON file is
+written after each scenario.
 """
 
 from __future__ import annotations
@@ -200,12 +201,12 @@ def main(
         for scenario in scenarios:
             try:
                 runner.run(scenario)
-            except LoadError as error:
+            except Exception as error:  # Spark and other libraries raise errors of their own.
                 failed = True
-                report.notes.append(f"{scenario.name} failed: {error}")
+                report.notes.append(f"{scenario.name} failed: {type(error).__name__}: {error}")
+            if json_file:
+                report.write(json_file)
     report.print(console)
-    if json_file:
-        report.write(json_file)
     if traces:
         write_run(traces, report.as_dict())
     raise typer.Exit(1 if failed else 0)
