@@ -6,7 +6,7 @@ import enum
 
 
 class Durability(enum.IntEnum):
-    """Durability level of a stored message (binary.md, "Publishing").
+    """Durability level of a stored message (binary.md, "Durability").
 
     The value is the last field of a Confirm frame.
     """

@@ -1,4 +1,4 @@
-r"""Content of an Envelope frame: channel, key, headers and times (binary.md, "The envelope").
+r"""Content of an Envelope frame: channel, key, headers and times (binary.md, "Envelope format").
 
     0        1                                                                        n
     ├ fields ┼ published ┼ expires ┼ not before ┼ channel ──┼ key ─────┼ headers ─────┼ payload … ┤
@@ -67,7 +67,7 @@ _EMPTY_BUT_CHANNEL = _EMPTY[1:]
 
 
 def stuff(data: bytes) -> bytes:
-    r"""Insert a NUL after every `<\r\n`, so that `data` contains no delimiter ("Stuffing")."""
+    r"""Insert a NUL after every `<\r\n`, so that `data` contains no delimiter ("Byte stuffing")."""
     return data.replace(_DELIMITER_START, STUFFED)
 
 
@@ -80,7 +80,7 @@ def unstuff(content: bytes) -> bytes:
 
 
 def encode(envelope: Envelope, payload: bytes) -> bytes:
-    """Encode the content of an Envelope frame (binary.md, "The envelope").
+    """Encode the content of an Envelope frame (binary.md, "Envelope format").
 
     Args:
         envelope: Metadata of the message.
@@ -212,7 +212,7 @@ def _check_number(name: str, value: object, lowest: int, highest: int) -> None:
 
 
 def decode(content: bytes) -> tuple[Envelope, bytes]:
-    """Decode the stuffed content of an Envelope frame (binary.md, "The envelope").
+    """Decode the stuffed content of an Envelope frame (binary.md, "Envelope format").
 
     Returns:
         The metadata and the payload.

@@ -26,7 +26,7 @@ _CLASSES_PER_SLOW_EVENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Version1Connected:
-    """The peer sent a version 1 Connect and expects its session id (binary.md, "Connect")."""
+    """The peer sent a version 1 Connect and expects its session id (binary.md, "Version 1")."""
 
     class_ids: tuple[int, ...]
 
@@ -38,7 +38,7 @@ class Version1Connected:
 
 @dataclass(frozen=True, slots=True)
 class Version1Subscribed:
-    """The peer subscribed to a class with version 1 (binary.md, "Subscribe")."""
+    """The peer subscribed to a class with version 1 (binary.md, "Version 1")."""
 
     class_id: int
 
@@ -86,7 +86,7 @@ class AckedRange:
 
 @dataclass(frozen=True, slots=True)
 class ConnectRequested:
-    """The peer authenticated, opened further classes, or checked the connection ("Greeting")."""
+    """The peer authenticated, opened further classes, or checked the connection ("Connect")."""
 
     request_number: int
     body: ConnectRequest
@@ -99,7 +99,7 @@ class ConnectRequested:
 
 @dataclass(frozen=True, slots=True)
 class SubscribeRequested:
-    """The peer subscribed to a class under a number of its choice ("Subscriptions")."""
+    """The peer subscribed to a class under a number of its choice ("Subscribe")."""
 
     request_number: int
     class_id: int
@@ -146,7 +146,7 @@ class PurgeRequested:
 
 @dataclass(frozen=True, slots=True)
 class NackReceived:
-    """The peer could not process message ids first..last-1 ("Acks, Nacks, Working")."""
+    """The peer could not process message ids first..last-1 ("Nack")."""
 
     subscription_number: int
     first: int

@@ -96,7 +96,7 @@ def encode(
 
 
 def encode_ack(*, class_id: int, timer_index: int, first: int, last: int) -> bytes:
-    """Encode an Ack frame for the message ids first..last-1 (binary.md, "Acks")."""
+    """Encode an Ack frame for the message ids first..last-1 (binary.md, "Ack")."""
     content = b"%d-%d" % (first, last)
     return HEADER.pack(ACK, class_id, 0, timer_index) + content + DELIMITER
 
@@ -240,7 +240,7 @@ def view_byte_columns(rows: Bytes, at: int, size: int) -> npt.NDArray[np.void]:
 
 
 def parse_ack_range(content: bytes | memoryview, frame_name: str = "an Ack") -> tuple[int, int]:
-    """Parse the content of an Ack, or of another frame with a range (binary.md, "Acks").
+    """Parse the content of an Ack, or of another frame with a range (binary.md, "Ack").
 
     Args:
         content: `first-last`, decimal.

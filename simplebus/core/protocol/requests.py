@@ -76,7 +76,7 @@ class Auth(_Request, frozen=True):
 
 
 class ConnectRequest(_Request, frozen=True):
-    """Body of a Connect request (binary.md, "Greeting")."""
+    """Body of a Connect request (binary.md, "Connect")."""
 
     version: Annotated[int, Meta(ge=2)] = VERSION
     """Highest protocol version of the client."""
@@ -103,7 +103,7 @@ class ConnectRequest(_Request, frozen=True):
 
 
 class ConnectReply(_JsonBody, frozen=True):
-    """Body of the reply to a Connect request (binary.md, "Greeting")."""
+    """Body of the reply to a Connect request (binary.md, "Connect")."""
 
     session: int
     version: int = VERSION
@@ -143,7 +143,7 @@ class Start(_Request, frozen=True):
 
 
 class SubscribeRequest(_Request, frozen=True):
-    """Body of a Subscribe request (binary.md, "Subscriptions")."""
+    """Body of a Subscribe request (binary.md, "Subscribe")."""
 
     channels: Annotated[list[str], Meta(max_length=BINDINGS_MAX)] = []
     """Patterns, one of which must match the channel of a message; empty for all messages."""
@@ -185,7 +185,7 @@ class SubscribeRequest(_Request, frozen=True):
 
 
 class SubscribeReply(_JsonBody, frozen=True):
-    """Body of the reply to a Subscribe request (binary.md, "Subscriptions")."""
+    """Body of the reply to a Subscribe request (binary.md, "Subscribe")."""
 
     cursor: int
     """Sequence of the next message that may be sent for the first time."""
@@ -250,7 +250,7 @@ class PurgeReply(_JsonBody, frozen=True):
 
 
 class ErrorReply(_JsonBody, frozen=True):
-    """Body of an Error frame: why a request had no effect or the server disconnects ("Errors")."""
+    """Body of an Error frame: why a request had no effect or the server disconnects ("Error")."""
 
     code: str
     message: str

@@ -22,7 +22,7 @@ _RANGE_MEAN_MAX = 64
 
 
 def nearest_sequence(message_id: int, floor: int) -> int:
-    """Return the sequence with this message id that is nearest to `floor` (binary.md, "Acks")."""
+    """Return the sequence with this message id nearest to `floor` (binary.md, "Message ids")."""
     return floor + ((message_id - floor + _HALF_ID_SPACE) & MESSAGE_ID_MASK) - _HALF_ID_SPACE
 
 

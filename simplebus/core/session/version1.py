@@ -1,4 +1,4 @@
-"""Decoder of protocol version 1: batches of frames become events (protocol/binary.md).
+"""Decoder of protocol version 1: batches of frames become events (protocol/binary.md, "Version 1").
 
 Events have the same effect as if frames were handled one by one. Messages and acks of several
 classes may be sorted by class; nothing is moved across other frames. The only error raised is

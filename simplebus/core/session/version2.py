@@ -1,4 +1,4 @@
-"""Decoder of protocol version 2: batches of frames become events (protocol/binary.md, "Version 2").
+"""Decoder of protocol version 2: batches of frames become events (protocol/binary.md).
 
 A fault of one frame is a `FrameRefused` event, and decoding continues; only a fault that makes the
 stream ambiguous is an error. A message whose number is not the next one is a duplicate or an error,
