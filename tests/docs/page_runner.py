@@ -7,6 +7,8 @@ Each page has a fresh directory. Its blocks are run by these rules:
 - `sh` blocks are commands that must succeed, one per line. `simplebus serve`, `gateway` and
   `bridge` start in the background, until the page ends or starts another server at the same port.
   A command that ends with `&` runs in the background, too.
+- `systemctl stop|start|restart simplebus`, also with unit suffixes, stops the server that was
+  started without `--port`, or starts it again with the same command. systemd is not used.
 - `console` blocks have commands after `$ ` and their output; `…` matches any characters, and a
   line `…` any lines.
 - `<!-- not run: REASON -->` before a block excludes it. `<!-- needs: PROGRAM -->` names a program
@@ -30,6 +32,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from tests.support.programs import environment
 
@@ -43,6 +46,8 @@ _FILE_NAME = re.compile(r"(?:#|//) ([\w./-]+\.\w+)")
 _PORT = re.compile(r"(?:(?:127\.0\.0\.1|localhost|\[::1\]):|--(?:[a-z]+-)?port[ =]|-p )(\d{4,5})\b")
 _DEFAULT_PORTS = (8888, 4222, 8222)
 _SERVICE = re.compile(r"simplebus (serve|gateway|bridge)\b(?!.* --(check|help)\b)")
+_UNIT = r"simplebus(?:\.(?:service|socket))?"
+_SYSTEMCTL = re.compile(rf"systemctl (stop|start|restart)(?: {_UNIT})+")
 _READY = re.compile(r"simplebus (gateway )?ready|copying from")  # A bridge has no ready line.
 _FREE_PORTS = range(20_000, 32_000)  # Below those that the system gives to clients.
 
@@ -169,6 +174,8 @@ class PageRunner:
         """Run one command; `shown` is its expected output, None if it is not compared."""
         if _SERVICE.search(command):
             self._start_service(command, shown)
+        elif unit := _SYSTEMCTL.fullmatch(command):
+            self._control_server(unit[1])
         elif command.endswith("&"):
             self._start(command.removesuffix("&"), command)
         elif assignment := re.fullmatch(r"export (\w+)=(.*)", command):
@@ -230,6 +237,17 @@ class PageRunner:
             if time.monotonic() > deadline or self._services[key].poll() is not None:
                 raise PageError(f"{command!r} does not become ready:\n{output}")
             time.sleep(0.02)
+
+    def _control_server(self, action: str) -> None:
+        """Stop the server, or start it again, as `systemctl` would."""
+        process = self._services.get("serve")
+        if process is None:
+            raise PageError("systemctl needs a server that was started without --port")
+        if action == "stop":
+            _stop(process)
+        else:
+            *_, command = cast(list[str], process.args)
+            self._start_service(command, None)
 
     def _compare(self, shown: str, output: str) -> None:
         output = self._generalize(output)
