@@ -166,7 +166,7 @@ class PageRunner:
                 self._run_shell(command, None)
         elif block.language == "console":
             for command, shown in _dialogue(code):
-                self._run_shell(command, shown)
+                self._run_shell(command, self._generalize(shown))
         elif block.language != "text":
             raise PageError(f"a {block.language or 'plain'} block needs a file name or a reason")
 

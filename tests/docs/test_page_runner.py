@@ -1,4 +1,4 @@
-"""The page runner stops and starts a page's server where the page shows `systemctl`."""
+"""Tests of the rules of the page runner for servers and ports."""
 
 from __future__ import annotations
 
@@ -35,3 +35,8 @@ def test_systemctl_needs_a_server(action: str, tmp_path: Path) -> None:
     page = f"```sh\nsystemctl {action} simplebus\n```\n"
     with pytest.raises(PageError, match="line 2: systemctl needs a server"):
         PageRunner(page, tmp_path).run()
+
+
+def test_output_shows_the_ports_of_the_page(tmp_path: Path) -> None:
+    page = "```console\n$ echo simplebus://localhost:8888\nsimplebus://localhost:8888\n```\n"
+    PageRunner(page, tmp_path).run()
