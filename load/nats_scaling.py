@@ -28,6 +28,7 @@ CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"lang":"load","protocol":1
 FIRST = 50  # Connections: what the first ones load is no connection's own.
 COUNTS = (10, 1_000, 100_000, 1_000_000)
 QUICK_COUNTS = COUNTS[:-1]
+ENOUGH_MEMORY = ("--max-memory", "8GiB")
 MESSAGES = 200_000
 SUBSCRIBED_AT_ONCE = 50_000
 TIMEOUT_S = 300
@@ -122,7 +123,8 @@ def _row(title: str, values: list[float], unit: str, note: str) -> Row:
 
 
 def _args(kind: str, run_options: RunOptions) -> tuple[str, ...]:
-    return run_options.server_args if kind in SIMPLEBUS_KINDS else ()
+    """Return the arguments of the server, with memory for a million subscriptions."""
+    return (*ENOUGH_MEMORY, *run_options.server_args) if kind in SIMPLEBUS_KINDS else ()
 
 
 def pattern(number: int) -> str:
