@@ -62,6 +62,36 @@ class HandlerSuite(Suite):
             assert [str(error) for error in told.value.exceptions] == ["not today"]
 
     @conformance_test
+    async def test_handler_settles_its_message_itself(self) -> None:
+        calls: list[tuple[bytes, int]] = []
+
+        def handler(message: Message[bytes]) -> None:
+            calls.append((message.payload, message.attempt))
+            if calls[-1] == (b"nack", 1):
+                message.nack(delay=0)
+            elif message.payload == b"ack":
+                message.ack()
+                raise ValueError("not today")
+            elif message.payload == b"terminate":
+                message.terminate()
+            else:
+                message.working()
+
+        async with self.host(MANUAL_TICKS) as host:
+            with pytest.raises(ExceptionGroup, match="handlers failed 1 time"):  # noqa: PT012
+                async with host.connect() as bus:
+                    bus.handle(1, handler)
+                    await bus.publish_many([b"ack", b"nack", b"terminate", b"work"], class_id=1)
+                    await host.until(bus, lambda: len(calls) == 5)
+                    assert calls[4] == (b"nack", 2)
+                    await bus.drain()
+                    host.tick(20)
+                    await bus.drain()
+                    assert len(calls) == 5
+                    dead = await bus.fetch("dead.1")
+                    assert [message.payload for message in dead] == [b"terminate"]
+
+    @conformance_test
     async def test_drain_waits_for_handlers(self) -> None:
         async with self.host(MANUAL_TICKS) as host, host.connect() as bus:
             got: list[bytes] = []

@@ -244,9 +244,11 @@ class Bus(Publisher):
 
             bus.handle(ShopCreated, send_welcome, durable="welcome")
 
-        A message is acknowledged when its handler has returned. If the handler raises, the message
-        is redelivered after a backoff; the error is logged, and raised when the bus is left. Each
-        of several handlers of a class receives every message.
+        A message is acknowledged when its handler has returned, unless the handler has called
+        `nack`, `terminate` or `ack` of the message. If the handler raises, the message is
+        redelivered after a backoff; the error is logged, and raised when the bus is left. Each of
+        several handlers of a class receives every message. A function that is not async runs in the
+        event loop, so it must not block.
 
         If the bus is gone for good, the block of the bus is cancelled and raises
         BusConnectionError. If a handler raises KeyboardInterrupt or SystemExit, the block is

@@ -1,8 +1,9 @@
 """Handlers under trio and asyncio.
 
-A message is acknowledged when its handler has returned and its reply, if any, is confirmed. If a
-handler raises, its message is redelivered after a backoff, and the error is raised when the bus is
-left. Every handler has its own subscription, so a handler that hangs delays no other.
+A message that its handler does not settle itself is acknowledged when the handler has returned and
+the reply, if any, is confirmed. If a handler raises, its message is redelivered after a backoff,
+and the error is raised when the bus is left. Every handler has its own subscription, so a handler
+that hangs delays no other.
 
 If no more messages can arrive, or a handler ends the program, the block of the bus is cancelled.
 """
@@ -16,6 +17,7 @@ import anyio
 
 from simplebus.client.aio.cancellation import ignore_cancellation, is_cancelled_by_scope
 from simplebus.client.aio.subscription import BaseSubscription
+from simplebus.client.core.acks import ACKED, nack_outcome
 from simplebus.client.core.messages import Message
 from simplebus.client.handler_errors import HandlerErrors
 from simplebus.client.message_types import Binding
@@ -72,6 +74,7 @@ class HandlerRunner:
     def open(self, class_id: int) -> None:
         """Subscribe without waiting for the reply of the bus."""
         self._subscription.subscribe(class_id)
+        self._subscription.inbox.set_handled()
         self.is_opening = False
 
     async def run(self) -> None:
@@ -128,7 +131,7 @@ class HandlerRunner:
             if is_reply:
                 await self._bus.reply(message, outcome, confirm=False)
         except Exception as error:
-            message.nack(error=error)
+            message.settle(nack_outcome(error=error))
             self._failures.add(self._handler, message, error)
         except anyio.get_cancelled_exc_class() as cancelled:
             if is_cancelled_by_scope():
@@ -136,9 +139,9 @@ class HandlerRunner:
             ignore_cancellation()
             itself = RuntimeError("the handler cancelled itself")
             itself.__cause__ = cancelled
-            message.nack(error=itself)
+            message.settle(nack_outcome(error=itself))
             self._failures.add(self._handler, message, itself)
         else:
-            message.ack()
+            message.settle(ACKED)
             if is_reply:  # In one piece, and before we wait for anything.
                 self._bus.connection.writer.write_now()

@@ -1,8 +1,8 @@
 """Handlers of the blocking client. They are called only while the program is in `run` or `drain`.
 
-A message is acknowledged when its handler has returned and its reply, if any, is confirmed. If a
-handler raises, its message is redelivered after a backoff, and the error is raised when the bus is
-left.
+A message that its handler does not settle itself is acknowledged when the handler has returned and
+the reply, if any, is confirmed. If a handler raises, its message is redelivered after a backoff,
+and the error is raised when the bus is left.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from simplebus.client.blocking.subscription import BlockingBaseSubscription
+from simplebus.client.core.acks import ACKED, nack_outcome
 from simplebus.client.core.messages import Message
 from simplebus.client.handler_errors import HandlerErrors
 from simplebus.client.request_reply import Handler, check_handler_result
@@ -31,6 +32,7 @@ class BlockingHandlerRunner:
         handler: Handler,
         failures: HandlerErrors,
     ) -> None:
+        subscription.inbox.set_handled()
         self._bus = bus
         self._subscription = subscription
         self._handler = handler
@@ -64,7 +66,7 @@ class BlockingHandlerRunner:
             if outcome is not None and message.is_request:
                 self._bus.reply(message, outcome)
         except Exception as error:
-            message.nack(error=error)
+            message.settle(nack_outcome(error=error))
             self._failures.add(self._handler, message, error)
         else:
-            message.ack()
+            message.settle(ACKED)

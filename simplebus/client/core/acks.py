@@ -109,7 +109,7 @@ class AckBuffer:
     ) -> None:
         self.ack_sink = ack_sink
         self.is_auto_ack = is_auto_ack
-        """True if messages that the program does not settle itself are acknowledged for it."""
+        """True if messages that the program does not settle itself are settled for it."""
         self.is_open = True
         """True while further outcomes are accepted."""
         self.last_out_of_order = -1
@@ -321,6 +321,10 @@ class AckToken:
         for index in range(first, last):
             if index not in self._decided_indexes:
                 self._ack_buffer.append(outcome, self, index, index + 1)
+
+    def is_decided(self, index: int) -> bool:
+        """Return True if the program has settled the message itself. Not known with manual acks."""
+        return self._decided_indexes is not None and index in self._decided_indexes
 
     def record_outcome(self, outcome: AckOutcome, first: int, last: int) -> None:
         """Record an outcome that the program chose for first..last-1.

@@ -93,6 +93,8 @@ class Inbox:
         """
         self.prepared_messages: Iterator[Message[Any]] = iter(())
         """Prepared messages that were not handed out."""
+        self._has_handler = False
+        """True if a handler processes the messages."""
         self._ack_sink = ack_sink
         self._ack_buffer = self._create_ack_buffer()
         self._next_sequence: int | None = None
@@ -130,9 +132,13 @@ class Inbox:
         return AckBuffer(
             self._ack_sink,
             self.subscription_number,
-            is_auto_ack=self.auto_ack,
+            is_auto_ack=self.auto_ack or self._has_handler,
             can_span_gaps=can_span_gaps,
         )
+
+    def set_handled(self) -> None:
+        """Note that a handler processes the messages, and which of them it settles itself."""
+        self._has_handler = self._ack_buffer.is_auto_ack = True
 
     @property
     def has_kept_position(self) -> bool:

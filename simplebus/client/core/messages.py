@@ -12,7 +12,14 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
-from simplebus.client.core.acks import ACKED, WORKING, AckToken, nack_outcome, terminate_outcome
+from simplebus.client.core.acks import (
+    ACKED,
+    WORKING,
+    AckOutcome,
+    AckToken,
+    nack_outcome,
+    terminate_outcome,
+)
 from simplebus.client.core.frame_runs import FrameRun, MessageIds
 from simplebus.core.limits import (
     DELIMITER_BYTES,
@@ -240,6 +247,11 @@ class Message(Generic[T]):
             LocalProtocolError: If the message was fetched.
         """
         self._ack_token.record_outcome(WORKING, self._index, self._index + 1)
+
+    def settle(self, outcome: AckOutcome) -> None:
+        """Record `outcome` if the handler of the message has not settled it itself. Internal."""
+        if not self._ack_token.is_decided(self._index):
+            self._ack_token.record_outcome(outcome, self._index, self._index + 1)
 
     def __repr__(self) -> str:
         payload = self.payload
