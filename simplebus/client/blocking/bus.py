@@ -392,7 +392,8 @@ class BlockingBus(BlockingPublisher):
         """Call handlers for arriving messages.
 
         Args:
-            seconds: Time after which the call returns. None never returns.
+            seconds: Time after which no further handler is called, and the call returns. None
+                never returns.
 
         Raises:
             BusConnectionError: The connection is lost for good.
@@ -401,6 +402,8 @@ class BlockingBus(BlockingPublisher):
         deadline = monotonic() + arguments.timeout_or_infinity("seconds", seconds)
         while self.connection.wait_until(self._has_work, deadline):
             self._handle_available()
+            if monotonic() >= deadline:
+                return
 
     def drain(self) -> None:
         """Call handlers until they have processed all messages that the bus can deliver now.

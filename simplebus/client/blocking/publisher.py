@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from itertools import groupby
+from time import monotonic
 from typing import Any, Unpack
 
 from simplebus.client.blocking.connection import BlockingClientConnection
+from simplebus.client.core import arguments
 from simplebus.client.core.client import ClientStatistics
 from simplebus.client.message_builder import (
     DURABILITY_NAMES,
@@ -155,14 +157,23 @@ class BlockingPublisher:
             ):
                 raise group_refusals(refused)
 
-    def flush(self) -> None:
+    def flush(self, timeout: float | None = None) -> None:
         """Wait until everything published so far is confirmed, and every ack so far is written.
 
+        Args:
+            timeout: Seconds to wait. None waits forever.
+
         Raises:
+            TimeoutError: The time is over. What is not confirmed yet is still sent by later calls.
             ExceptionGroup: Contains the refusals that no call has raised yet.
             BusConnectionError: The connection is lost for good.
         """
-        self.connection.flush()
+        seconds = arguments.timeout_or_infinity("timeout", timeout)
+        if not self.connection.flush(monotonic() + seconds):
+            count = self._core.published_position - self._core.confirmed_position
+            raise TimeoutError(
+                f"flush did not end within {seconds:g} s: {count:,} messages are not confirmed"
+            )
         if refused := self.connection.confirms.pop_unclaimed():
             raise refused
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -10,6 +11,7 @@ import simplebus
 from load.ports import free_port
 from simplebus import BusConnectionError, LocalProtocolError
 from simplebus.client.blocking import subscription
+from simplebus.core.limits import Limits
 from simplebus.core.protocol import frames
 from simplebus.core.settings import Settings
 from tests.client.bus_server import BusServer, bus_server, read_until_count, until
@@ -256,6 +258,18 @@ def test_leaving_with_unconfirmed_messages_raises(monkeypatch: pytest.MonkeyPatc
         bus.publish_many(NUMBERED, class_id=1, confirm=False)
 
 
+def test_flush_with_a_timeout_raises_while_the_class_is_full() -> None:
+    settings = Settings(limits=Limits(class_messages=1))
+    with bus_server(settings) as server, simplebus.connect_blocking(server.address) as bus:
+        bus.publish(b"first", class_id=1)
+        bus.publish_nowait(b"second", class_id=1)
+        with pytest.raises(TimeoutError, match="1 messages are not confirmed"):
+            bus.flush(timeout=0.01)
+        bus.purge(1)
+        bus.flush(timeout=10)
+        assert server.statistics().published == 2
+
+
 # Handlers and requests ---------------------------------------------------------------------------
 
 
@@ -269,6 +283,22 @@ def test_handlers_run_only_in_run_and_drain(server: BusServer) -> None:
         assert seen == NUMBERED[:10]
         bus.drain()
         assert server.statistics().acknowledged == 10
+
+
+def test_run_ends_although_more_messages_have_arrived(server: BusServer) -> None:
+    seen: list[bytes] = []
+
+    def handler(message: simplebus.Message[bytes]) -> None:
+        seen.append(message.payload)
+        time.sleep(0.02)
+
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.handle(1, handler)
+        bus.publish_many(NUMBERED[:10], class_id=1)
+        bus.run(seconds=0.01)
+        assert seen == NUMBERED[:1]
+        bus.drain()
+        assert seen == NUMBERED[:10]
 
 
 def test_redelivers_when_the_handler_raises(clockless_server: BusServer) -> None:
