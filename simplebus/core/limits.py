@@ -90,8 +90,12 @@ TOKEN_BUCKETS_MAX = 65_536
 RING_SLOTS_MIN = 256
 RING_BYTES_MIN = 64 * 1024
 
-# A ring that used less than a quarter of its memory for this many ticks shrinks.
+# A ring grows by segments. Touching a larger one takes too long; smaller ones cost more in total.
+RING_SEGMENT_BYTES_MAX = 4 * 1024 * 1024
+
+# A ring frees the memory that it did not need for this many ticks, some segments with each tick.
 RING_IDLE_TICKS = 30
+RING_FREED_SEGMENTS_MAX = 64
 
 # A full class that spills evicts this part of its memory at once.
 SPILL_EVICTION_DIVISOR = 8

@@ -165,7 +165,7 @@ class RemoteClass(MessageClass):
             bytes_max=min(FEED_BYTES_MAX, self.ring.bytes_max),
             budget=self.ring.budget,
         )
-        self.channels.borrowing_columns[ring.columns] = None
+        self.channels.borrowing_counts[ring.channel_counts] = None
         return ring
 
     def fetch_messages(
@@ -229,7 +229,7 @@ class RemoteClass(MessageClass):
     def remove_position(self, position: BrokerSubscription) -> None:
         is_forgotten, self._is_forgotten = self._is_forgotten, False
         super().remove_position(position)
-        self.channels.borrowing_columns.pop(position.ring.columns, None)
+        self.channels.borrowing_counts.pop(position.ring.channel_counts, None)
         self.existed_before.pop(position, None)
         self._close_position(self, position, is_forgotten)
 

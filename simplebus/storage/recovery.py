@@ -54,8 +54,6 @@ from simplebus.storage.segments import (
 _GROUP_BYTES = 1024 * 1024
 # Upper limit of the write batches of which a power failure left no trace.
 _UNSEEN_BATCHES = 1 << 40
-# Reserve slightly more memory than the file sizes suggest, because message sizes vary.
-_RESERVE_FACTOR = 1.05
 
 
 def recover(directory: JournalDirectory, broker: Broker) -> RecoveryResult:
@@ -133,8 +131,6 @@ class _JournalLoader:
         assert broker.commit_log is not None
         commit_log = broker.commit_log
         self.number_trust = choose_number_trust(state, commit_log.durability, commit_log.boot_id)
-        self._expected_bytes = 0
-        """Bytes of the current class's files from its floor on."""
         self._share_bytes = 0
         """Memory available for each class."""
         self._restoring = BrokerRestorer(broker)
@@ -179,11 +175,6 @@ class _JournalLoader:
             cls.spill.first_sequence = max(segments.firsts[0], floor)
             self._keep_on_disk(cls, cls.spill, segments)
         ring.set_next_sequence(segments.firsts[0])
-        self._expected_bytes = sum(
-            start.size
-            for start, last in zip(segments.starts(), [*segments.firsts[1:], None], strict=True)
-            if last is None or last > floor
-        )
 
         def is_wanted(record: Record) -> bool:
             return (
@@ -281,11 +272,8 @@ class _JournalLoader:
                 if cls.spill is not None and len(cls.ring) and cls.ring.head < begin:
                     cls.spill.record_spilled(cls.ring.head, cls.ring.frame_bytes)
                     cls.ring.release(cls.ring.head)
-                if not len(cls.ring):
-                    if cls.ring.head < begin:
-                        cls.ring.set_next_sequence(begin)
-                    messages = sum(len(each.bounds) - 1 for each in batches)
-                    self._reserve(cls, group.size / messages)
+                if not len(cls.ring) and cls.ring.head < begin:
+                    cls.ring.set_next_sequence(begin)
                 part = batch.slice(begin - at, batch.count)
                 self._restoring.append_messages(
                     cls, begin, part, times[begin - first : end - first]
@@ -296,14 +284,6 @@ class _JournalLoader:
     def _time_of(self, record: Record) -> float:
         """Return the acceptance time of a record, at most now: the clock may have been set back."""
         return min(record.time, self._broker.clock.now)
-
-    def _reserve(self, cls: MessageClass, size: float) -> None:
-        """Reserve memory for messages of about `size` bytes.
-
-        Growing the ring's memory step by step takes as long as the rest of recovery.
-        """
-        expected = int(self._expected_bytes * _RESERVE_FACTOR)
-        cls.ring.reserve_memory(int(expected / size), expected)
 
     def _split(self, group: _RecordGroup) -> list[FrameBatch]:
         first, last = group.records[0], group.records[-1]

@@ -13,7 +13,9 @@ from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.timer_wheel import Span, TimerWheel
+from simplebus.core.ring.columns import MessageRows
 from simplebus.core.ring.ring import Ring
+from simplebus.core.ring.segment import Segment
 from simplebus.core.session.session import Session
 from simplebus.core.store.publish_queue import PublishQueue
 from simplebus.core.store.store import Store
@@ -27,16 +29,17 @@ class TrustingMachine(BlockMachine):
 
 
 def loses_a_message(patch: Patch) -> None:
-    append = Ring._append
+    append = Ring.append
 
-    def append_less(self: Ring, batch: FrameBatch, timer_index: int) -> int:
-        taken = append(self, batch, timer_index)
-        if taken == batch.count > 3:
-            self.head -= 1
-            self._write_offset = int(self._offsets[self.head & self._mask])
-        return taken
+    def append_less(
+        self: Ring, batch: FrameBatch, timer_index: int, rows: MessageRows | None = None
+    ) -> int:
+        if batch.count <= 3 or rows is not None:
+            return append(self, batch, timer_index, rows)
+        stored_count = append(self, batch.slice(0, batch.count - 1), timer_index)
+        return stored_count + (stored_count == batch.count - 1)
 
-    patch.setattr(Ring, "_append", append_less)
+    patch.setattr(Ring, "append", append_less)
 
 
 def loses_what_waits_for_room(patch: Patch) -> None:
@@ -61,8 +64,14 @@ def acknowledges_one_too_many(patch: Patch) -> None:
 
 
 def numbers_wrongly(patch: Patch) -> None:
-    headers = Ring._header_words
-    patch.setattr(Ring, "_header_words", lambda self, first, count: headers(self, first + 1, count))
+    append = Segment.append
+
+    def append_shifted(self: Segment, batch: FrameBatch, class_id: int, timer_index: int) -> None:
+        self.first += 1
+        append(self, batch, class_id, timer_index)
+        self.first -= 1
+
+    patch.setattr(Segment, "append", append_shifted)
 
 
 def stores_in_another_order(patch: Patch) -> None:

@@ -11,7 +11,7 @@ import trio
 from simplebus.core.broker.broker import Broker, FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
-from simplebus.core.ring import ring
+from simplebus.core.ring import segment
 from simplebus.server.connection import Connection
 from tests.behaviour.wire_peer_v2 import connect_request
 from tests.server.injected_faults import raise_on_received
@@ -114,14 +114,18 @@ async def test_disconnected_client_is_not_read_from(
 async def test_publisher_waits_when_the_system_refuses_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = ring.allocate_array
+    original = segment.allocate_array
 
-    def refuse_large(count, dtype):  # type: ignore[no-untyped-def]
-        if count * dtype.itemsize > 1 << 20:
+    allocated_count = 0
+
+    def refuse_most(count, dtype):  # type: ignore[no-untyped-def]
+        nonlocal allocated_count
+        allocated_count += 1
+        if count * dtype.itemsize > 1 << 17 or allocated_count > 8:
             raise OSError("out of memory")
         return original(count, dtype)
 
-    monkeypatch.setattr(ring, "allocate_array", refuse_large)
+    monkeypatch.setattr(segment, "allocate_array", refuse_most)
     async with serving() as server:
         publisher = await connect(server, [1])
         async with trio.open_nursery() as nursery:

@@ -77,7 +77,10 @@ async def test_reload_changes_the_memory_budget() -> None:
         apply(server, large)
         await wait_until(lambda: class_statistics(server).published == 40)
         apply(server, small)
-        assert (table.budget.limit_bytes, table.dead_letter_budget.limit) == (1 << 20, 1 << 18)
+        assert (table.budget.limit_bytes, table.dead_letter_budget.limit_bytes) == (
+            1 << 20,
+            1 << 18,
+        )
         assert table.budget.reserved_bytes == (1 << 20) // 8
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())

@@ -316,11 +316,13 @@ class KeyOrderedGroup(Group):
     def find_expired(self, sequences: list[int]) -> list[int]:
         """Return those of `sequences` that have expired."""
         ring = self.ring
-        expires = ring.columns.expires
-        if expires is None or min(sequences) >= ring.timed_until:
+        if min(sequences) >= ring.timed_until:
             return []
         numbers = np.array(sequences)
-        expired: list[int] = numbers[expires[ring.slots_of(numbers)] <= self._clock.now].tolist()
+        expires = ring.read_rows_at(numbers).expires
+        if expires is None:
+            return []
+        expired: list[int] = numbers[expires <= self._clock.now].tolist()
         return expired
 
     def skip_expired(self, expired: list[int]) -> None:
@@ -617,8 +619,7 @@ class KeyOrderedGroup(Group):
         ring = self.ring
         if len(sequences) <= _SCALAR_MESSAGES_MAX:
             return [ring.range_bytes(sequence, sequence + 1) for sequence in sequences]
-        begins, ends = ring.frame_bounds(np.array(sequences))
-        sizes: list[int] = (ends - begins).tolist()
+        sizes: list[int] = ring.frame_sizes(np.array(sequences)).tolist()
         return sizes
 
     # Acknowledgements and redelivery -------------------------------------------------------------

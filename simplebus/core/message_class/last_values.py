@@ -190,8 +190,7 @@ class LastValues:
         At least one is returned if there is any.
         """
         sequences = self.find_sequences(self._ring.floor, end_sequence, now)[:REDELIVERY_MESSAGES]
-        begins, ends = self._ring.frame_bounds(sequences)
-        total_bytes = np.cumsum(ends - begins)
+        total_bytes = np.cumsum(self._ring.frame_sizes(sequences))
         return sequences[: max(1, int(total_bytes.searchsorted(size_bytes, side="right")))]
 
     def is_ring_mostly_values(self, now: float) -> bool:

@@ -228,9 +228,9 @@ class SpillReader:
         return True
 
     def _replace_ring(self, ring: Ring) -> None:
-        self._cls.channels.borrowing_columns.pop(self._ring.columns, None)
+        self._cls.channels.borrowing_counts.pop(self._ring.channel_counts, None)
         self._ring = ring
-        self._cls.channels.borrowing_columns[ring.columns] = None
+        self._cls.channels.borrowing_counts[ring.channel_counts] = None
         self.position.switch_ring(ring)
 
     def suspend(self) -> None:
@@ -245,7 +245,7 @@ class SpillReader:
     def close(self) -> None:
         """Free the ring."""
         self._pending_read = None
-        self._cls.channels.borrowing_columns.pop(self._ring.columns, None)
+        self._cls.channels.borrowing_counts.pop(self._ring.channel_counts, None)
         self._ring.free()
 
     def tick(self) -> None:

@@ -1,7 +1,7 @@
-"""Columns of a ring: channel, expiry and delay of each stored message.
+"""Columns of a segment: channel, expiry and delay of each stored message.
 
 A column is allocated with the first message that needs it, so a class of plain messages has none.
-Indexes are the slots of the ring. The channel filter of the class maps channel numbers to names.
+Indexes are the slots of the segment. The channel table of the class maps channel numbers to names.
 
     slot         0    1    2    3 …
     channels     0    3    3    1      0: no channel
@@ -12,7 +12,7 @@ Indexes are the slots of the ring. The channel filter of the class maps channel 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,21 @@ class MessageRows:
             None if self.not_before is None else self.not_before[selection],
         )
 
+    def take(self, indexes: npt.NDArray[np.intp]) -> MessageRows:
+        """Return a copy of the rows with these indexes."""
+        return MessageRows(
+            indexes.size,
+            self.channels if isinstance(self.channels, int) else self.channels[indexes],
+            None if self.expires is None else self.expires[indexes],
+            None if self.not_before is None else self.not_before[indexes],
+        )
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory of one row of the columns that these rows need."""
+        has_channels = not (isinstance(self.channels, int) and self.channels == 0)
+        return 4 * has_channels + 8 * (self.expires is not None) + 8 * (self.not_before is not None)
+
     @property
     def is_plain(self) -> bool:
         return isinstance(self.channels, int) and self.channels == 0 and not self.is_timed
@@ -62,14 +77,33 @@ class MessageRow(NamedTuple):
     not_before: float = NO_DELAY
 
 
-ColumnArrays: TypeAlias = tuple[
-    npt.NDArray[np.uint32] | None, npt.NDArray[np.float64] | None, npt.NDArray[np.float64] | None
-]
-"""Arrays of channels, expiries and delays; None for a column that does not exist."""
+def concatenate_rows(parts: list[MessageRows]) -> MessageRows:
+    """Return consecutive rows as one object, which is a copy. There is at least one part."""
+    channels: Channels | int = 0
+    if not all(isinstance(part.channels, int) and part.channels == 0 for part in parts):
+        channels = np.concatenate(
+            [np.broadcast_to(np.asarray(part.channels, np.uint32), part.count) for part in parts]
+        )
+    return MessageRows(
+        sum(part.count for part in parts),
+        channels,
+        _concatenate_times([(part.count, part.expires) for part in parts], NEVER),
+        _concatenate_times([(part.count, part.not_before) for part in parts], NO_DELAY),
+    )
 
 
-class RingColumns:
-    """Columns of a ring, each as long as the ring has slots."""
+def _concatenate_times(parts: list[tuple[int, Times | None]], default: float) -> Times | None:
+    if all(times is None for _, times in parts):
+        return None
+    return np.concatenate(
+        [np.full(count, default) if times is None else times for count, times in parts]
+    )
+
+
+class SegmentColumns:
+    """Columns of a segment, each as long as the segment has slots."""
+
+    __slots__ = ("channels", "expires", "not_before", "row_bytes")
 
     def __init__(self) -> None:
         self.channels: Channels | None = None
@@ -77,8 +111,6 @@ class RingColumns:
         self.not_before: Times | None = None
         self.row_bytes = 0
         """Memory of one row of the existing columns."""
-        self.channel_counts = np.zeros(1, np.int64)
-        """Number of stored messages by channel number; entry 0 is not maintained."""
 
     def missing_row_bytes(self, rows: MessageRows) -> int:
         """Return the memory per row of the columns that these rows need and that do not exist."""
@@ -91,21 +123,23 @@ class RingColumns:
             byte_count += 8
         return byte_count
 
-    def add_missing_columns(self, rows: MessageRows, slot_count: int) -> None:
-        """Allocate the columns that these rows need. Raises MemoryError without allocating any."""
-        missing, columns = (
-            self.missing_row_bytes(rows),
-            (self.channels, self.expires, self.not_before),
-        )
-        channels, expires, opens = columns
+    def add_missing(self, rows: MessageRows, slot_count: int) -> int:
+        """Allocate the columns that these rows need, and return their bytes.
+
+        Raises:
+            MemoryError: The system has not enough memory. No column was added.
+        """
+        missing = self.missing_row_bytes(rows)
+        channels, expires, not_before = self.channels, self.expires, self.not_before
         if channels is None and not (isinstance(rows.channels, int) and rows.channels == 0):
             channels = np.zeros(slot_count, np.uint32)
         if expires is None and rows.expires is not None:
             expires = np.full(slot_count, NEVER)
-        if opens is None and rows.not_before is not None:
-            opens = np.full(slot_count, NO_DELAY)
-        self.channels, self.expires, self.not_before = channels, expires, opens
+        if not_before is None and rows.not_before is not None:
+            not_before = np.full(slot_count, NO_DELAY)
+        self.channels, self.expires, self.not_before = channels, expires, not_before
         self.row_bytes += missing
+        return missing * slot_count
 
     def is_missing_column_for(self, row: MessageRow) -> bool:
         """Return True if `row` needs a column that does not exist."""
@@ -126,102 +160,68 @@ class RingColumns:
 
     def read_row(self, slot: int) -> MessageRow:
         """Return one row."""
-        channels, expires, opens = self.channels, self.expires, self.not_before
+        channels, expires, not_before = self.channels, self.expires, self.not_before
         return MessageRow(
             0 if channels is None else int(channels[slot]),
             NEVER if expires is None else float(expires[slot]),
-            NO_DELAY if opens is None else float(opens[slot]),
+            NO_DELAY if not_before is None else float(not_before[slot]),
         )
 
-    def add_channels(self, channels: Channels | int, count: int) -> None:
-        """Count `count` stored messages with these channels, or all with this one channel."""
-        top = channels if isinstance(channels, int) else int(channels.max(initial=0))
-        size = self.channel_counts.size
-        if top >= size:
-            more = np.zeros(max(top + 1, 2 * size) - size, np.int64)
-            self.channel_counts = np.concatenate([self.channel_counts, more])
-        if isinstance(channels, int):
-            self.channel_counts[channels] += count
-        else:
-            np.add.at(self.channel_counts, channels, 1)
-
-    def reset_channel_counts(self) -> None:
-        """Free the counts. No stored message has a channel."""
-        assert not self.channel_counts[1:].any()
-        self.channel_counts = np.zeros(1, np.int64)
-
-    def subtract_channels(self, slot_ranges: list[tuple[int, int]]) -> None:
-        """Subtract the messages in these slot ranges from the counts."""
-        assert self.channels is not None
-        for start, stop in slot_ranges:
-            np.subtract.at(self.channel_counts, self.channels[start:stop], 1)
-
-    def write_rows(self, slot_ranges: list[tuple[int, int]], rows: MessageRows) -> None:
-        """Write rows into slot ranges of the same total length."""
-        written_count = 0
-        for start, stop in slot_ranges:
-            target, source = slice(start, stop), slice(written_count, written_count + stop - start)
-            written_count += stop - start
-            if self.channels is not None:
-                value = rows.channels
-                self.channels[target] = value if isinstance(value, int) else value[source]
-            if self.expires is not None:
-                self.expires[target] = NEVER if rows.expires is None else rows.expires[source]
-            if self.not_before is not None:
-                self.not_before[target] = (
-                    NO_DELAY if rows.not_before is None else rows.not_before[source]
-                )
-
-    def read_rows(self, slot_ranges: list[tuple[int, int]]) -> MessageRows:
-        """Return a copy of the rows in these slot ranges."""
-        count = sum(stop - start for start, stop in slot_ranges)
-        channels: Channels | int = 0
+    def write_rows(self, slot: int, rows: MessageRows) -> None:
+        """Write rows from `slot` on. Their columns exist."""
+        target = slice(slot, slot + rows.count)
         if self.channels is not None:
-            channels = np.concatenate([self.channels[a:b] for a, b in slot_ranges])
-        expires, opens = self.expires, self.not_before
-        return MessageRows(
-            count,
-            channels,
-            None if expires is None else np.concatenate([expires[a:b] for a, b in slot_ranges]),
-            None if opens is None else np.concatenate([opens[a:b] for a, b in slot_ranges]),
-        )
+            self.channels[target] = rows.channels
+        if self.expires is not None:
+            self.expires[target] = NEVER if rows.expires is None else rows.expires
+        if self.not_before is not None:
+            self.not_before[target] = NO_DELAY if rows.not_before is None else rows.not_before
 
-    def read_channels(self, slot_ranges: list[tuple[int, int]]) -> Channels | int:
-        """Return the channels in these slot ranges: a view of a single range, or the number that
-        all share.
-        """
-        if self.channels is None:
-            return 0
-        if len(slot_ranges) > 1:
-            return np.concatenate([self.channels[a:b] for a, b in slot_ranges])
-        start, stop = slot_ranges[0]
-        return self.channels[start:stop]
+    def view_rows(self, first: int, last: int) -> MessageRows:
+        """Return a view of the rows of slots first..last-1."""
+        selection = slice(first, last)
+        return self._rows(last - first, selection)
 
     def read_rows_at(self, slots: npt.NDArray[np.int64]) -> MessageRows:
         """Return a copy of the rows in these slots."""
-        channels, expires, opens = self.channels, self.expires, self.not_before
+        return self._rows(slots.size, slots)
+
+    def _rows(self, count: int, selection: slice | npt.NDArray[np.int64]) -> MessageRows:
+        channels, expires, not_before = self.channels, self.expires, self.not_before
         return MessageRows(
-            slots.size,
-            0 if channels is None else channels[slots],
-            None if expires is None else expires[slots],
-            None if opens is None else opens[slots],
+            count,
+            0 if channels is None else channels[selection],
+            None if expires is None else expires[selection],
+            None if not_before is None else not_before[selection],
         )
 
-    def allocate_arrays(self, slot_count: int) -> ColumnArrays:
-        """Return empty arrays of `slot_count` slots for the existing columns.
 
-        Raises MemoryError if the system has not enough memory.
-        """
-        return (
-            None if self.channels is None else np.zeros(slot_count, np.uint32),
-            None if self.expires is None else np.full(slot_count, NEVER),
-            None if self.not_before is None else np.full(slot_count, NO_DELAY),
-        )
+class ChannelCounts:
+    """Number of stored messages of each channel."""
 
-    def replace_arrays(
-        self, rows: MessageRows, arrays: ColumnArrays, slot_ranges: list[tuple[int, int]]
-    ) -> None:
-        """Replace the columns by `arrays` and write `rows` into the slot ranges."""
-        self.channels, self.expires, self.not_before = arrays
-        if rows.count:
-            self.write_rows(slot_ranges, rows)
+    __slots__ = ("by_number",)
+
+    def __init__(self) -> None:
+        self.by_number = np.zeros(1, np.int64)
+        """Counts by channel number; entry 0 is not maintained."""
+
+    def add(self, channels: Channels | int, count: int) -> None:
+        """Count `count` stored messages with these channels, or all with this one channel."""
+        top = channels if isinstance(channels, int) else int(channels.max(initial=0))
+        size = self.by_number.size
+        if top >= size:
+            added = np.zeros(max(top + 1, 2 * size) - size, np.int64)
+            self.by_number = np.concatenate([self.by_number, added])
+        if isinstance(channels, int):
+            self.by_number[channels] += count
+        else:
+            np.add.at(self.by_number, channels, 1)
+
+    def subtract(self, channels: Channels) -> None:
+        """Subtract messages with these channels."""
+        np.subtract.at(self.by_number, channels, 1)
+
+    def reset(self) -> None:
+        """Free the counts. No stored message has a channel."""
+        assert not self.by_number[1:].any()
+        self.by_number = np.zeros(1, np.int64)

@@ -29,9 +29,20 @@ def allocate_array(count: int, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
     return np.frombuffer(memory, dtype)
 
 
-def power_of_two_at_least(minimum: int, wanted: int) -> int:
-    """Return the smallest power of two that is at least both."""
-    return 1 << (max(minimum, wanted) - 1).bit_length()
+def discard_pages(array: npt.NDArray[Item], first_byte: int) -> None:
+    """Give the whole pages of an array behind `first_byte` back to the system.
+
+    Their content is lost. Arrays without a mapping of their own are left alone.
+    """
+    first_byte = round_up_to_page(first_byte)
+    memory = array.base.obj if isinstance(array.base, memoryview) else None
+    if isinstance(memory, mmap.mmap) and first_byte < array.nbytes:
+        memory.madvise(mmap.MADV_DONTNEED, first_byte, array.nbytes - first_byte)
+
+
+def round_up_to_page(size: int) -> int:
+    """Return the smallest number of whole pages that hold `size` bytes, in bytes."""
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class MemoryBudget:
@@ -81,7 +92,7 @@ class MemoryShare(MemoryBudget):
     def resize(self, limit: int, *, reserved: int) -> None:
         """Change the limit and the reservation."""
         self._parent.reserved_bytes -= self._unused_reservation
-        self.limit, self._reserved = limit, min(reserved, limit)
+        self.limit_bytes, self._reserved = limit, min(reserved, limit)
         self._parent.reserved_bytes += self._unused_reservation
 
     @property

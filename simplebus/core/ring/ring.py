@@ -1,58 +1,50 @@
-"""Ring of one class: whole wire frames back to back in one preallocated arena.
+"""Ring of one class: whole wire frames in a chain of memory segments.
 
-Sequences only grow, and the slot of a message is `sequence & mask`. A frame never straddles the end
-of the arena. A ring knows nothing of subscriptions; the class calls `release`. Memory is acquired
-from a budget before it is allocated, and released when it was not needed for a while.
+Sequences only grow. Frames are appended to the last segment, and a segment is reused or freed when
+its last frame was released. The ring grows by another segment, so stored frames are never copied.
+A ring knows nothing of subscriptions; the class calls `release`. Memory is acquired from a budget
+before it is allocated.
 
-    arena   │ wrapped, newer ───► │   free   │ older ───► │ unused end │
-                             write_offset   offsets[floor]            size
+    first segment             …             last segment         spare segments
+    │ released │ stored frames │  …  │ stored frames │ free │    │ free │ free │
+              floor                                head
 
-Invariant: floor <= head <= floor + slots.
+Invariant: floor <= head, and each stored frame lies in exactly one segment.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from simplebus.core.limits import (
     FRAME_BYTES_MIN,
-    MESSAGE_ID_MASK,
-    PLAIN_FRAMES_MAX,
     RING_BYTES_MIN,
+    RING_FREED_SEGMENTS_MAX,
     RING_IDLE_TICKS,
+    RING_SEGMENT_BYTES_MAX,
     RING_SLOTS_MIN,
+    SEQUENCE_MAX,
 )
-from simplebus.core.protocol.frames import (
-    DELIMITER,
-    FrameBatch,
-    Integers,
-    unaligned,
-    write_id_and_timer,
-)
+from simplebus.core.protocol.frames import FrameBatch, Integers
 from simplebus.core.ring.columns import (
     NEVER,
     NO_DELAY,
+    ChannelCounts,
     Channels,
     MessageRow,
     MessageRows,
-    RingColumns,
+    concatenate_rows,
 )
-from simplebus.core.ring.memory_budget import MemoryBudget, allocate_array, power_of_two_at_least
+from simplebus.core.ring.memory_budget import MemoryBudget
+from simplebus.core.ring.segment import OFFSET_BYTES, Segment, memory_bytes_of
 
-_HEADER_OFFSET = 1
-"""Offset of class id, message id and timer index in a frame: eight bytes, written as one word."""
-_TIMER_OFFSET = 7
-_UINT8: np.dtype[np.uint8] = np.dtype(np.uint8)
-_INT64: np.dtype[np.int64] = np.dtype(np.int64)
-_UINT64: np.dtype[np.uint64] = np.dtype(np.uint64)
-_TIMER_UINT16: np.dtype[np.uint16] = np.dtype(">u2")
-_UINT32: np.dtype[np.uint32] = np.dtype(">u4")
-_DELIMITER = int.from_bytes(DELIMITER, "big")
 _PLAIN_ROW = MessageRow()
-_NO_ID_OVERFLOW = np.uint64(~((MESSAGE_ID_MASK + 1) << 16) & 0xFFFFFFFFFFFFFFFF)
+_SEGMENTS_IN_LIMIT = 8
+"""A full ring consists of at least so many segments, so that a released one is a small part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +58,7 @@ class RingStatistics:
     frame_bytes: int
     """Bytes of the stored frames."""
     memory_bytes: int
-    """Memory of the arena and the columns."""
+    """Memory of the segments."""
 
     @property
     def message_count(self) -> int:
@@ -97,8 +89,8 @@ class Ring:
         a restart.
         """
         self.floor = self.head = 0
-        self.columns = RingColumns()
-        """Channel, expiry and delay of each message."""
+        self.channel_counts = ChannelCounts()
+        """Number of stored messages of each channel."""
         self.envelopes_until = 0
         """No message at or above it has an envelope."""
         self.timed_until = 0
@@ -107,19 +99,31 @@ class Ring:
         """The maximum of both: messages at or above it are plain."""
         self.budget = budget
         """Budget of all rings together."""
-        self._write_offset = 0
-        """Offset of the next frame, if it fits there."""
-        self._wrap_sequence = 0
-        """First sequence at the start of the arena since the last wrap; <= floor if there is none.
-        """
-        self._wrap_end_offset = 0
-        """End of the frame before it."""
-        self._peak_messages = self._peak_bytes = 0
+        self._segments: list[Segment] = []
+        self._firsts: list[int] = []
+        """First sequence of each segment."""
+        self._last: Segment | None = None
+        """Segment that frames are appended to."""
+        self._first_end = SEQUENCE_MAX
+        """End of the first segment if another one follows it."""
+        self._spares: list[Segment] = []
+        """Segments without frames, for the next growth."""
+        self._unused_spare_count = 0
+        """Spares that were not used since the last check for unused memory."""
+        self._freed_spare_count = 0
+        """Spares that the next ticks free."""
+        self._memory_bytes = 0
+        """Memory acquired from the budget, for `_segments` and `_spares`."""
+        self._appended_bytes = 0
+        """Bytes of all frames ever appended: the position of the next frame."""
+        self._checked_head = 0
+        """Head at the last check for unused memory."""
+        self._checked_position = 0
+        """Position of the floor at that check."""
         self._idle_ticks = 0
         self._stamped_from = 0
         """Sequences at or above it carry the timer index `_timer_index`."""
         self._timer_index = 0
-        self._set_arrays(allocate_array(0, _UINT8), allocate_array(0, _INT64))
 
     def __len__(self) -> int:
         return self.head - self.floor
@@ -129,17 +133,22 @@ class Ring:
         """Bytes of the stored frames."""
         if self.floor == self.head:
             return 0
-        if self.floor < self._wrap_sequence:
-            return self._wrap_end_offset - self._frame_start(self.floor) + self._write_offset
-        return self._write_offset - self._frame_start(self.floor)
+        return self._appended_bytes - self._position(self.floor)
+
+    @property
+    def has_channels(self) -> bool:
+        """True if a stored message may have a channel."""
+        return any(segment.columns.channels is not None for segment in self._segments)
 
     def statistics(self) -> RingStatistics:
-        return RingStatistics(self.floor, self.head, self.frame_bytes, self._memory_bytes())
+        return RingStatistics(self.floor, self.head, self.frame_bytes, self._memory_bytes)
 
     def set_next_sequence(self, sequence: int) -> None:
         """Set the sequence of the next message. The ring is empty."""
         assert self.floor == self.head <= sequence, (self.floor, self.head, sequence)
-        self.floor = self.head = self._wrap_sequence = self._stamped_from = sequence
+        self.floor = self.head = self._stamped_from = self._checked_head = sequence
+        if self._last is not None:
+            self._restart_last()
 
     # Filling -------------------------------------------------------------------------------------
 
@@ -154,259 +163,244 @@ class Ring:
         Returns:
             Number of frames appended.
         """
-        if rows is not None and not self._ensure_columns(rows):
-            return 0
-        first = self.head
-        appended_count = self._append(batch, timer_index)
-        if appended_count and rows is not None:
-            self.envelopes_until = self.special_until = self.head
-            self._write_rows(
-                first, rows if appended_count == rows.count else rows.slice(0, appended_count)
-            )
-        elif appended_count and self.columns.row_bytes:
-            self._write_rows(first, MessageRows(appended_count))
+        if timer_index != self._timer_index:
+            self.set_timer_index(self.head, self.head, timer_index)
+        if self.head == self.floor and self._last is not None:
+            self._restart_last()
+        appended_count, is_segment_new = 0, False
+        while appended_count < batch.count:
+            remaining, remaining_rows = batch, rows
+            if appended_count:
+                remaining = batch.slice(appended_count, batch.count)
+                remaining_rows = None if rows is None else rows.slice(appended_count, rows.count)
+            fitting_count = self._count_fitting(remaining, remaining_rows)
+            if fitting_count == 0:
+                if is_segment_new or not self._add_segment(remaining, remaining_rows):
+                    break
+                is_segment_new = True
+                continue
+            is_segment_new = False
+            if fitting_count < remaining.count:
+                remaining = remaining.slice(0, fitting_count)
+                if remaining_rows is not None:
+                    remaining_rows = remaining_rows.slice(0, fitting_count)
+            self._append_to_last(remaining, remaining_rows)
+            appended_count += fitting_count
         return appended_count
 
-    def _append(self, batch: FrameBatch, timer_index: int) -> int:
-        self.set_timer_index(self.head, self.head, timer_index)
-        if self.head == self.floor:
-            self._write_offset = 0  # The ring is empty: reuse the front, which is in the cache.
-        appended_count = 0
-        while appended_count < batch.count:
-            remaining = batch if appended_count == 0 else batch.slice(appended_count, batch.count)
-            fitting_count = self._count_appendable(remaining)
-            if fitting_count == 0:
-                if not self._grow(remaining):
-                    break
-                continue
-            self._copy_in(
-                remaining if fitting_count == remaining.count else remaining.slice(0, fitting_count)
-            )
-            appended_count += fitting_count
-        if appended_count:
-            self._update_peak()
-        return appended_count
+    def _append_to_last(self, batch: FrameBatch, rows: MessageRows | None) -> None:
+        segment, count = self._last, batch.count
+        assert segment is not None
+        slot = segment.count
+        segment.append(batch, self.class_id, self._timer_index)
+        self.head += count
+        self._appended_bytes += batch.data.size
+        if segment.columns.row_bytes:
+            segment.columns.write_rows(slot, rows or MessageRows(count))
+        if rows is not None:
+            self.envelopes_until = self.special_until = self.head
+            self.channel_counts.add(rows.channels, count)
+            if rows.is_timed:
+                self.timed_until = self.head
 
     def append_one(
         self, frame: memoryview, timer_index: int, row: MessageRow | None = None
     ) -> bool:
-        """Copy in one frame if it fits without growing or wrapping. `row` describes one with an
-        envelope.
+        """Copy in one frame if the last segment has room. `row` describes one with an envelope.
 
         Returns:
-            False if it does not; the ring is unchanged, and `append` must be called.
+            False if it has none; the ring is unchanged, and `append` must be called.
         """
-        head, offset, size = self.head, self._write_offset, len(frame)
-        stored_count = head - self.floor
-        if stored_count == 0:
-            offset, end = 0, self._size
-        else:
-            tail = int(self._offsets[self.floor & self._mask])
-            end = self._size if offset > tail else tail
-        if size > end - offset or stored_count >= self._slots or stored_count >= self.messages_max:
+        head, segment, size = self.head, self._last, len(frame)
+        if segment is None:
             return False
-        if row is not None and self.columns.is_missing_column_for(row):
+        if head == self.floor and segment.count and size <= segment.capacity:
+            self._restart_last()
+        if (
+            size > segment.capacity - segment.used_bytes
+            or segment.count >= segment.slot_count
+            or head - self.floor >= self.messages_max
+            or (row is not None and segment.columns.is_missing_column_for(row))
+        ):
             return False
         if timer_index != self._timer_index:
             self.set_timer_index(head, head, timer_index)
-        self._view[offset : offset + size] = frame
-        write_id_and_timer(self._view, offset, head & MESSAGE_ID_MASK, timer_index)
-        slot = head & self._mask
-        self._offsets[slot] = offset
-        self._write_offset = offset + size
+        slot = segment.append_one(frame, timer_index)
         self.head = head + 1
-        if self.columns.row_bytes:
-            self.columns.write_row(slot, row or _PLAIN_ROW)
-            if row is not None:
-                self.columns.add_channels(row.channel, 1)
+        self._appended_bytes += size
+        if segment.columns.row_bytes:
+            segment.columns.write_row(slot, row or _PLAIN_ROW)
         if row is not None:
+            self.channel_counts.add(row.channel, 1)
             self.envelopes_until = self.special_until = head + 1
             if row.expires != NEVER or row.not_before != NO_DELAY:
                 self.timed_until = head + 1
-        self._update_peak()
         return True
 
-    def _write_rows(self, first: int, rows: MessageRows) -> None:
-        """Write the columns of the messages just appended from `first` on."""
-        self.columns.write_rows(self._slot_ranges(first, first + rows.count), rows)
-        self.columns.add_channels(rows.channels, rows.count)
-        if rows.is_timed:
-            self.timed_until = first + rows.count
-
-    def _ensure_columns(self, rows: MessageRows) -> bool:
-        """Allocate the columns that `rows` need. Returns False if limits or budget forbid it."""
-        missing = self.columns.missing_row_bytes(rows)
-        if missing == 0:
-            return True
-        additional_bytes = missing * self._slots
-        if self.floor == self.head and self._memory_bytes() + additional_bytes > self.bytes_max:
-            self._resize(0, 0)
-            additional_bytes = 0
-        if self._memory_bytes() + additional_bytes > self.bytes_max or not self.budget.acquire(
-            additional_bytes
-        ):
-            return False
-        try:
-            self.columns.add_missing_columns(rows, self._slots)
-        except MemoryError:
-            self.budget.release(additional_bytes)
-            return False
-        return True
-
-    def read_row(self, sequence: int) -> MessageRow:
-        """Return the columns of one message."""
-        return self.columns.read_row(sequence & self._mask)
-
-    def read_rows(self, first: int, last: int) -> MessageRows:
-        """Return a copy of the columns of messages first..last-1."""
-        return self.columns.read_rows(self._slot_ranges(first, last))
-
-    def read_channels(self, first: int, last: int) -> Channels | int:
-        """Return the channels of messages first..last-1, valid until the ring changes; one number
-        if all share it.
-        """
-        return self.columns.read_channels(self._slot_ranges(first, last))
-
-    def read_rows_at(self, sequences: Integers) -> MessageRows:
-        """Return a copy of the columns of these messages."""
-        return self.columns.read_rows_at(self.slots_of(sequences))
-
-    def _update_peak(self) -> None:
-        self._peak_messages = max(self._peak_messages, self.head - self.floor)
-        self._peak_bytes = max(self._peak_bytes, self.frame_bytes)
-
-    def _count_appendable(self, batch: FrameBatch) -> int:
-        """Return how many frames of the batch fit contiguously, wrapping first if more fit then."""
-        slots = min(self._slots - len(self), self.messages_max - len(self), batch.count)
-        if slots <= 0:
+    def _count_fitting(self, batch: FrameBatch, rows: MessageRows | None) -> int:
+        """Return how many frames fit into the last segment, and add the columns that they need."""
+        segment = self._last
+        if segment is None:
             return 0
-        if self.floor == self.head:
-            return self._count_fitting(batch, slots, self._size - self._write_offset)
-        tail = self._frame_start(self.floor)
-        if self._write_offset <= tail:
-            return self._count_fitting(batch, slots, tail - self._write_offset)
-        count = self._count_fitting(batch, slots, self._size - self._write_offset)
-        if count == 0:
-            # The end of the arena is full: wrap to the front, below the oldest frame.
-            count = self._count_fitting(batch, slots, tail)
-            if count:
-                self._wrap_end_offset = self._write_offset
-                self._wrap_sequence = self.head
-                self._write_offset = 0
+        count = segment.count_fitting(batch, min(batch.count, self.messages_max - len(self)))
+        if count and rows is not None and not self._add_columns(segment, rows):
+            return 0
         return count
 
-    @staticmethod
-    def _count_fitting(batch: FrameBatch, count_max: int, space: int) -> int:
-        if batch.ends[count_max - 1] <= space:
-            return count_max
-        if batch.stride:
-            return space // batch.stride
-        return int(batch.ends.searchsorted(space, side="right"))
-
-    def _copy_in(self, batch: FrameBatch) -> None:
-        """Copy a batch that fits to the write offset and record its offsets."""
-        offset, size, count, head = self._write_offset, batch.data.size, batch.count, self.head
-        self._arena[offset : offset + size] = batch.data
-        if batch.stride:
-            self._write_offsets(head, batch.starts, offset)
-            stride = (batch.stride,)
-            headers = np.ndarray((count,), _UINT64, self._arena, offset + _HEADER_OFFSET, stride)
-            headers[:] = self._header_words(head, count)
-        elif count <= PLAIN_FRAMES_MAX:
-            start = offset
-            for sequence, end in enumerate(batch.ends.tolist(), head):
-                write_id_and_timer(self._view, start, sequence & MESSAGE_ID_MASK, self._timer_index)
-                self._offsets[sequence & self._mask] = start
-                start = offset + end
-        else:
-            starts = self._write_offsets(head, batch.starts, offset)
-            headers = unaligned(self._arena[_HEADER_OFFSET:], _UINT64)
-            headers[starts] = self._header_words(head, count)
-        self._write_offset = offset + size
-        self.head = head + count
-
-    def _header_words(self, first: int, count: int) -> npt.NDArray[np.uint64]:
-        """Return class id, message id and timer index of `count` frames as words in wire byte
-        order.
-        """
-        message_id = first & MESSAGE_ID_MASK
-        word = self.class_id << 48 | message_id << 16 | self._timer_index
-        words = np.arange(word, word + (count << 16), 1 << 16, dtype=_UINT64)
-        if message_id + count > MESSAGE_ID_MASK + 1:
-            words &= _NO_ID_OVERFLOW
-        return words.byteswap(inplace=True)
-
-    def _write_offsets(self, first: int, starts: Integers, base_offset: int) -> Integers:
-        """Note that the frames from sequence `first` on begin at `starts` behind `at`, around the
-        column's end. Returns where that is.
-        """
-        start = first & self._mask
-        column = self._offsets[start : start + starts.size]
-        if column.size == starts.size:
-            return np.add(starts, base_offset, out=column)
-        offsets = starts + base_offset
-        column[:] = offsets[: column.size]
-        self._offsets[: starts.size - column.size] = offsets[column.size :]
-        return offsets
+    def _add_columns(self, segment: Segment, rows: MessageRows) -> bool:
+        """Add the columns that `rows` need. Returns False if limits or budget forbid it."""
+        added_bytes = segment.columns.missing_row_bytes(rows) * segment.slot_count
+        if added_bytes == 0:
+            return True
+        if added_bytes > self._available_bytes() or not self._acquire(added_bytes):
+            return False
+        try:
+            segment.add_columns(rows)
+        except MemoryError:
+            self._release_memory(added_bytes)
+            return False
+        return True
 
     # Reading -------------------------------------------------------------------------------------
+
+    def _segment_of(self, sequence: int) -> Segment:
+        """Return the segment of a stored message."""
+        last = self._last
+        assert last is not None
+        if sequence >= last.first:
+            return last
+        if sequence < self._first_end:
+            return self._segments[0]
+        return self._segments[bisect_right(self._firsts, sequence) - 1]
+
+    def _segments_of(self, first: int, last: int) -> Iterator[tuple[Segment, int, int]]:
+        """Split messages first..last-1 by segment into (segment, first slot, end slot)."""
+        while first < last:
+            segment = self._segment_of(first)
+            end = min(last, segment.end)
+            yield segment, first - segment.first, end - segment.first
+            first = end
+
+    def _slots_by_segment(
+        self, sequences: Integers
+    ) -> Iterator[tuple[Segment, Integers, Integers | None]]:
+        """Split stored messages by segment into (segment, slots, indexes into `sequences`).
+
+        The indexes are None if all messages are in one segment.
+        """
+        lowest, highest = int(sequences.min()), int(sequences.max())
+        segment = self._segment_of(lowest)
+        if highest < segment.end:
+            yield segment, sequences - segment.first, None
+            return
+        numbers = np.array(self._firsts).searchsorted(sequences, side="right") - 1
+        order = np.argsort(numbers, kind="stable")
+        numbers = numbers[order]
+        starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]]).tolist()
+        for start, stop in zip(starts, [*starts[1:], numbers.size], strict=True):
+            segment = self._segments[int(numbers[start])]
+            indexes = order[start:stop]
+            yield segment, sequences[indexes] - segment.first, indexes
+
+    def _position(self, sequence: int) -> int:
+        """Return the number of bytes that were appended before this message."""
+        if sequence == self.head:
+            return self._appended_bytes
+        segment = self._segment_of(sequence)
+        return segment.start_position + segment.start_of(sequence)
 
     def view_frames(self, first: int, last: int, bytes_max: int) -> tuple[memoryview, int]:
         """Return contiguous frames from `first` on: a view of their bytes, and the sequence after
         them.
 
-        Stops before `last`, at the end of the arena, or at `bytes_max`, but returns at least one
-        frame. The view is valid until the ring changes.
+        Stops before `last`, at the end of a segment, or at `bytes_max`, but returns at least one
+        frame. The view is valid until the frames are released.
         """
         assert self.floor <= first < last <= self.head, (self.floor, first, last, self.head)
-        if first < self._wrap_sequence < last:
-            last = self._wrap_sequence
-        begin, end = self._frame_start(first), self._frame_end(last - 1)
+        segment = self._segment_of(first)
+        last = min(last, segment.end)
+        begin, end = segment.start_of(first), segment.start_of(last)
         if end - begin > bytes_max:
-            last = max(first + 1, self._find_frame(first, last, begin + bytes_max))
-            end = self._frame_end(last - 1)
-        return self._view[begin:end], last
-
-    def range_bytes(self, first: int, last: int) -> int:
-        """Return the bytes of frames first..last-1."""
-        if first >= last:
-            return 0
-        if first < self._wrap_sequence < last:
-            return self._wrap_end_offset - self._frame_start(first) + self._frame_end(last - 1)
-        return self._frame_end(last - 1) - self._frame_start(first)
-
-    def sequences_bytes(self, sequences: Integers) -> int:
-        """Return the total bytes of these frames."""
-        begins, ends = self.frame_bounds(sequences)
-        return int((ends - begins).sum())
-
-    def copy_frames(self, sequences: Integers, timer_index: int) -> bytes:
-        """Return copies of these frames, back to back, with `timer_index` written into them."""
-        begins, ends = self.frame_bounds(sequences)
-        self.set_timer_index(self.head, self.head, timer_index)
-        stale = begins[sequences < self._stamped_from] + _TIMER_OFFSET
-        unaligned(self._arena, _TIMER_UINT16)[stale] = timer_index
-        view = self._view
-        return b"".join([view[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)])
+            last = max(first + 1, segment.find_frame(begin + bytes_max))
+            end = segment.start_of(last)
+        return segment.view[begin:end], last
 
     def view_batch(self, first: int, last: int, bytes_max: int) -> tuple[FrameBatch, int]:
         """Return the frames of `view_frames` as a batch, and the sequence after them."""
         frames_view, last = self.view_frames(first, last, bytes_max)
-        starts = [self._offsets[a:b] for a, b in self._slot_ranges(first, last)]
-        bounds = np.concatenate([*starts, [self._frame_end(last - 1)]])
+        segment = self._segment_of(first)
+        offsets = segment.offsets[first - segment.first : last - segment.first + 1]
+        bounds = offsets.astype(np.int64)
         return FrameBatch(np.frombuffer(frames_view, np.uint8), bounds - bounds[0], 0), last
 
-    def slots_of(self, sequences: Integers) -> Integers:
-        """Return the slots of these messages."""
-        return sequences & self._mask
+    def copy_frame(self, sequence: int) -> bytes:
+        """Return a copy of one frame."""
+        return bytes(self._segment_of(sequence).frame_view(sequence))
 
-    def frame_bounds(self, sequences: Integers) -> tuple[Integers, Integers]:
-        """Return the start and end offsets of these frames in the arena."""
-        begins = self._offsets[sequences & self._mask]
-        ends = self._offsets[(sequences + 1) & self._mask]
-        ends[sequences == self._wrap_sequence - 1] = self._wrap_end_offset
-        ends[sequences == self.head - 1] = self._write_offset
-        return begins, ends
+    def copy_frames(self, sequences: Integers, timer_index: int) -> bytes:
+        """Return copies of these ascending frames, back to back, with `timer_index` written into
+        them.
+        """
+        self.set_timer_index(self.head, self.head, timer_index)
+        stale = sequences[sequences < self._stamped_from]
+        if stale.size:
+            for segment, slots, _ in self._slots_by_segment(stale):
+                segment.set_timer_index(slots, timer_index)
+        frames: list[memoryview] = []
+        if sequences.size:
+            for segment, slots, _ in self._slots_by_segment(sequences):
+                frames += segment.frame_views(slots)
+        return b"".join(frames)
+
+    def range_bytes(self, first: int, last: int) -> int:
+        """Return the bytes of frames first..last-1."""
+        return self._position(last) - self._position(first) if first < last else 0
+
+    def frame_sizes(self, sequences: Integers) -> Integers:
+        """Return the lengths of these frames."""
+        sizes = np.empty(sequences.size, np.int64)
+        if sequences.size:
+            for segment, slots, indexes in self._slots_by_segment(sequences):
+                sizes[slice(None) if indexes is None else indexes] = segment.sizes_at(slots)
+        return sizes
+
+    def sequences_bytes(self, sequences: Integers) -> int:
+        """Return the total bytes of these frames."""
+        return int(self.frame_sizes(sequences).sum())
+
+    def read_row(self, sequence: int) -> MessageRow:
+        """Return the columns of one message."""
+        segment = self._segment_of(sequence)
+        return segment.columns.read_row(sequence - segment.first)
+
+    def read_rows(self, first: int, last: int) -> MessageRows:
+        """Return a copy of the columns of messages first..last-1."""
+        parts = [
+            segment.columns.view_rows(start, stop)
+            for segment, start, stop in self._segments_of(first, last)
+        ]
+        return concatenate_rows(parts) if parts else MessageRows(0)
+
+    def read_channels(self, first: int, last: int) -> Channels | int:
+        """Return the channels of messages first..last-1, valid until they are released; one number
+        if all share it.
+        """
+        parts = [
+            segment.columns.view_rows(start, stop)
+            for segment, start, stop in self._segments_of(first, last)
+        ]
+        return parts[0].channels if len(parts) == 1 else concatenate_rows(parts).channels
+
+    def read_rows_at(self, sequences: Integers) -> MessageRows:
+        """Return a copy of the columns of these messages."""
+        if not sequences.size:
+            return MessageRows(0)
+        parts = list(self._slots_by_segment(sequences))
+        rows = [segment.columns.read_rows_at(slots) for segment, slots, _ in parts]
+        indexes = [indexes for _, _, indexes in parts if indexes is not None]
+        if not indexes:
+            return rows[0]
+        return concatenate_rows(rows).take(np.argsort(np.concatenate(indexes)))
 
     def locate_cut(self, first: int, last: int, count: int) -> tuple[int, int]:
         """Locate the frame at offset `count` of the view of frames first..last-1.
@@ -415,58 +409,37 @@ class Ring:
             Its sequence, and how many of its bytes lie behind the cut; 0 if the cut is in front of
             it.
         """
-        begin = self._frame_start(first)
-        sequence = self._find_frame(first, last, begin + count)
-        if self._frame_start(sequence) == begin + count:
+        segment = self._segment_of(first)
+        cut = segment.start_of(first) + count
+        sequence = segment.find_frame(cut)
+        if segment.start_of(sequence) == cut:
             return sequence, 0
-        return sequence, self._frame_end(sequence) - begin - count
+        return sequence, segment.start_of(sequence + 1) - cut
+
+    def sequence_after_bytes(self, size: int) -> int:
+        """Return the first sequence with at least `size` stored bytes before it, or the head."""
+        if self.floor == self.head:
+            return self.head
+        position = self._position(self.floor) + size - 1
+        if position >= self._appended_bytes:
+            return self.head
+        low, high = 0, len(self._segments)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._segments[middle].start_position <= position:
+                low = middle
+            else:
+                high = middle
+        segment = self._segments[low]
+        return segment.find_frame(position - segment.start_position) + 1
 
     def set_timer_index(self, first: int, last: int, timer_index: int) -> None:
         """Write `timer_index` into frames first..last-1."""
         if timer_index != self._timer_index:
             self._timer_index = timer_index
             self._stamped_from = self.head
-        last = min(last, self._stamped_from)
-        if first >= last:
-            return
-        view = unaligned(self._arena, _TIMER_UINT16)
-        for start, stop in self._slot_ranges(first, last):
-            view[self._offsets[start:stop] + _TIMER_OFFSET] = timer_index
-
-    def copy_frame(self, sequence: int) -> bytes:
-        """Return a copy of one frame."""
-        return bytes(self._view[self._frame_start(sequence) : self._frame_end(sequence)])
-
-    def _frame_start(self, sequence: int) -> int:
-        return int(self._offsets[sequence & self._mask])
-
-    def _frame_end(self, sequence: int) -> int:
-        after = sequence + 1
-        if after == self.head:
-            return self._write_offset
-        if after == self._wrap_sequence:
-            return self._wrap_end_offset
-        return int(self._offsets[after & self._mask])
-
-    def _find_frame(self, first: int, last: int, offset: int) -> int:
-        """Return the frame of contiguous frames first..last-1 that contains this arena offset, or
-        `last`.
-        """
-        for start, stop in self._slot_ranges(first, last):
-            column = self._offsets[start:stop]
-            after = int(column.searchsorted(offset, side="right"))
-            first += after
-            if after < column.size:
-                break
-        return first - 1 if offset < self._frame_end(first - 1) else first
-
-    def _slot_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the slot ranges of first..last-1: one, or two around the end."""
-        start = first & self._mask
-        stop = start + last - first
-        if stop <= self._slots:
-            return [(start, stop)]
-        return [(start, self._slots), (0, stop - self._slots)]
+        for segment, start, stop in self._segments_of(first, min(last, self._stamped_from)):
+            segment.set_timer_index(slice(start, stop), timer_index)
 
     # Releasing -----------------------------------------------------------------------------------
 
@@ -475,194 +448,251 @@ class Ring:
         if floor <= self.floor:
             return
         assert floor <= self.head, (floor, self.head)
-        if self.columns.channels is not None:
-            self.columns.subtract_channels(self._slot_ranges(self.floor, floor))
+        if self.floor < self.envelopes_until:
+            for segment, start, stop in self._segments_of(self.floor, floor):
+                if segment.columns.channels is not None:
+                    self.channel_counts.subtract(segment.columns.channels[start:stop])
         self.floor = floor
+        if floor >= self._first_end:
+            self._recycle_drained()
 
-    def sequence_after_bytes(self, size: int) -> int:
-        """Return the first sequence with at least `size` stored bytes before it, or the head."""
-        first, last = self.floor, self.head
-        begin = self._frame_start(first)
-        if first < self._wrap_sequence < last:
-            before_wrap = self._wrap_end_offset - begin
-            if size <= before_wrap:
-                last = self._wrap_sequence
-            else:
-                first, begin, size = self._wrap_sequence, 0, size - before_wrap
-        return min(self._find_frame(first, last, begin + size - 1) + 1, last)
+    def _restart_last(self) -> None:
+        """Reuse the front of the last segment, which is in the cache. The ring is empty."""
+        if len(self._segments) > 1:
+            self._recycle_drained()
+        segment = self._segments[0]
+        segment.restart(self.head, self._appended_bytes)
+        self._on_segments_changed()
 
-    def reserve_memory(self, messages: int, size: int) -> None:
-        """Allocate memory for about this many messages and bytes, if limits and budget allow."""
-        slots = power_of_two_at_least(RING_SLOTS_MIN, min(messages, self.messages_max))
-        size = min(max(size, RING_BYTES_MIN), self.bytes_max - slots * self._row_bytes)
-        if slots > self._slots and size > self._size:
-            self._resize(slots, size)
-
-    def trim_to_limits(self) -> None:
-        """Free memory beyond the limits if it is unused and at least 1/8 of all."""
-        if self._memory_bytes() > self.bytes_max or self.budget.available_bytes < 0:
-            slots = power_of_two_at_least(RING_SLOTS_MIN, len(self)) if len(self) else 0
-            size = (
-                self.bytes_max - slots * self._row_bytes if self.budget.available_bytes >= 0 else 0
-            )
-            size = max(self.frame_bytes, min(self._size, size))
-            if 8 * (size + slots * self._row_bytes) <= 7 * self._memory_bytes():
-                self._resize(slots, size)
-        is_above = self._memory_bytes() > self.bytes_max or len(self) > self.messages_max
-        self.is_over_limit = is_above or self.budget.available_bytes < 0
+    def _on_segments_changed(self) -> None:
+        segments = self._segments
+        self._firsts = [segment.first for segment in segments]
+        self._last = segments[-1] if segments else None
+        self._first_end = segments[1].first if len(segments) > 1 else SEQUENCE_MAX
 
     def free(self) -> None:
         """Release all messages and all memory."""
         self.release(self.head)
-        self._resize(0, 0)
-
-    def tick(self) -> bool:
-        """Free memory that was not needed for a while. Returns True if the ring has none left."""
-        if self.is_over_limit:
-            self.trim_to_limits()
-        self._idle_ticks += 1
-        if self._idle_ticks < RING_IDLE_TICKS or self._slots == 0:
-            return self._slots == 0
-        slots = power_of_two_at_least(RING_SLOTS_MIN, 2 * self._peak_messages)
-        size = power_of_two_at_least(RING_BYTES_MIN, 2 * self._peak_bytes)
-        if self._peak_messages == 0:
-            slots = size = 0
-        if 2 * slots <= self._slots or 2 * size <= self._size:
-            self._resize(min(slots, self._slots), min(size, self._size))
-        self._idle_ticks = 0
-        self._peak_messages, self._peak_bytes = len(self), self.frame_bytes
-        return self._slots == 0
+        self._segments.clear()
+        self._spares.clear()
+        self._unused_spare_count = self._freed_spare_count = 0
+        self._on_segments_changed()
+        self._release_memory(self._memory_bytes)
 
     # Memory --------------------------------------------------------------------------------------
 
-    def _memory_bytes(self) -> int:
-        return self._size + self._slots * self._row_bytes
+    def _available_bytes(self) -> int:
+        """Return the bytes that limit and budget leave to this ring."""
+        return min(self.bytes_max - self._memory_bytes, self.budget.available_bytes)
 
-    @property
-    def _row_bytes(self) -> int:
-        """Memory of one slot in all columns."""
-        return _INT64.itemsize + self.columns.row_bytes
+    def _acquire(self, size: int) -> bool:
+        if not self.budget.acquire(size):
+            return False
+        self._memory_bytes += size
+        return True
+
+    def _release_memory(self, size: int) -> None:
+        self._memory_bytes -= size
+        self.budget.release(size)
 
     def can_grow(self, batch: FrameBatch) -> bool:
         """Return True if the ring's own limits allow memory for one more frame of the batch."""
-        capacity = self._wanted_capacity(batch)
-        return (
-            capacity != (self._slots, self._size)
-            and capacity[1] - self.frame_bytes >= batch.ends[0]
-        )
+        spare_bytes = sum(segment.memory_bytes for segment in self._spares)
+        room = self.bytes_max - self._memory_bytes + spare_bytes
+        return len(self) < self.messages_max and self._segment_size(batch, None, room) is not None
 
-    def _wanted_capacity(self, batch: FrameBatch) -> tuple[int, int]:
-        """Return (slots, bytes) for at least one more frame of the batch, within the ring's own
-        limits.
+    def _segment_size(
+        self, batch: FrameBatch, rows: MessageRows | None, room: int
+    ) -> tuple[int, int] | None:
+        """Return capacity and slots of the next segment, or None if `room` is too little memory.
+
+        A segment is as large as the batch or twice the stored frames, within a minimum and a
+        maximum, so that few segments hold many messages. The first frame of the batch fits.
         """
-        longest_next, row_bytes = int(batch.ends[0]), self._row_bytes
-        slots, size = self._slots, self._size
+        smallest = min(RING_BYTES_MIN, self.bytes_max // _SEGMENTS_IN_LIMIT)
+        largest = min(RING_SEGMENT_BYTES_MAX, self.bytes_max // _SEGMENTS_IN_LIMIT)
+        longest_next = int(batch.ends[0])
+        wanted = max(2 * self.frame_bytes, batch.data.size)
+        capacity = max(smallest, min(wanted, largest), longest_next)
+        if capacity < _SEGMENTS_IN_LIMIT * longest_next:
+            capacity = -(-capacity // longest_next) * longest_next
+        frame_bytes = max(FRAME_BYTES_MIN, batch.data.size // batch.count)
+        row_bytes = 0 if rows is None else rows.row_bytes
+        slot_count = max(RING_SLOTS_MIN, capacity // frame_bytes)
+        if memory_bytes_of(capacity, slot_count, row_bytes) > room:
+            per_frame = frame_bytes + OFFSET_BYTES + row_bytes
+            slot_count = max(RING_SLOTS_MIN, room // per_frame)
+            capacity = room - memory_bytes_of(0, slot_count, row_bytes)
+            if capacity < max(longest_next, smallest // _SEGMENTS_IN_LIMIT):
+                return None
+        return capacity, slot_count
+
+    def _add_segment(self, batch: FrameBatch, rows: MessageRows | None) -> bool:
+        """Add a segment for at least one frame of the batch.
+
+        Returns:
+            False if limits, the budget or the system do not allow it.
+        """
         if len(self) >= self.messages_max:
-            return slots, size
-        slots = max(RING_SLOTS_MIN, 2 * slots) if len(self) == slots else slots
-        if len(self) == 0 and self.bytes_max - slots * row_bytes < longest_next:
-            slots = RING_SLOTS_MIN  # Too many slots for small frames would leave no room.
-        if self._longest_fitting_bytes() < longest_next:
-            size = max(RING_BYTES_MIN, 2 * size)
-            while size - self.frame_bytes < longest_next:
-                size *= 2
-        return slots, min(size, self.bytes_max - slots * row_bytes)
-
-    def _grow(self, batch: FrameBatch) -> bool:
-        """Grow for at least one frame of the batch. Returns False if limits or budget do not allow
-        it.
-        """
-        slots, size = self._wanted_capacity(batch)
-        # If the budget does not allow doubling, growing by 1/8 is still worth the copy.
-        affordable = self._memory_bytes() + self.budget.available_bytes - slots * self._row_bytes
-        if self._size + self._size // 8 < affordable < size:
-            size = affordable
-        if (slots, size) == (self._slots, self._size) or size - self.frame_bytes < batch.ends[0]:
             return False
-        return self._resize(slots, size)
-
-    def _longest_fitting_bytes(self) -> int:
-        """Return the length of the longest frame that fits now."""
-        if self.floor == self.head:
-            return self._size
-        tail = self._frame_start(self.floor)
-        return (
-            max(self._size - self._write_offset, tail)
-            if self._write_offset > tail
-            else tail - self._write_offset
-        )
-
-    def _resize(self, slots: int, size: int) -> bool:
-        """Copy all frames into new arrays, oldest first. Returns False if there is not enough
-        memory.
-        """
-        new_bytes = size + slots * self._row_bytes
-        additional_bytes = max(0, new_bytes - self._memory_bytes())
-        if not self.budget.acquire(additional_bytes):
+        if len(self):
+            self._trim_last()
+        else:
+            self._recycle_all()
+        if self._add_spare(batch) or self._allocate(batch, rows):
+            return True
+        if not self._spares:
             return False
-        try:
-            arena, offsets = allocate_array(size, _UINT8), allocate_array(slots, _INT64)
-            column_arrays = self.columns.allocate_arrays(slots)
-        except (OSError, MemoryError):  # The system has less memory than the budget allows.
-            self.budget.release(additional_bytes)
+        self._free_spares(len(self._spares))
+        return self._allocate(batch, rows)
+
+    def _add_spare(self, batch: FrameBatch) -> bool:
+        """Append the spare that was used last if it suits the batch."""
+        if not self._spares:
             return False
-        old_arena, old_offsets = self._arena, self._offsets
-        old_slot_ranges = self._slot_ranges(self.floor, self.head) if len(self) else []
-        rows = self.columns.read_rows(old_slot_ranges) if old_slot_ranges else MessageRows(0)
-        segments = [(self.floor, self.head)]
-        if self.floor < self._wrap_sequence < self.head:
-            segments = [(self.floor, self._wrap_sequence), (self._wrap_sequence, self.head)]
-        bounds = [(self._frame_start(a), self._frame_end(b - 1)) for a, b in segments if a < b]
-        kept_offsets = np.concatenate(
-            [old_offsets[:0]] + [old_offsets[a:b] for a, b in old_slot_ranges]
-        )
-        surplus_bytes = max(0, self._memory_bytes() - new_bytes)
-        self._set_arrays(arena, offsets)
-        self.budget.release(surplus_bytes)
-        write_offset = copied_count = 0
-        for (first, last), (begin, end) in zip(segments, bounds, strict=False):
-            self._arena[write_offset : write_offset + end - begin] = old_arena[begin:end]
-            kept_offsets[copied_count : copied_count + last - first] += write_offset - begin
-            copied_count += last - first
-            write_offset += end - begin
-        if kept_offsets.size:
-            self._write_offsets(self.floor, kept_offsets, 0)
-        if self.columns.row_bytes:
-            self.columns.replace_arrays(
-                rows,
-                column_arrays,
-                self._slot_ranges(self.floor, self.head) if write_offset else [],
-            )
-        self._write_offset = write_offset
-        self._wrap_sequence = self.floor
+        spare = self._spares[-1]
+        wanted_slots = min(batch.count, spare.capacity * batch.count // batch.data.size)
+        if spare.capacity < batch.ends[0] or 2 * spare.slot_count < wanted_slots:
+            return False
+        self._spares.pop()
+        self._unused_spare_count = min(self._unused_spare_count, len(self._spares))
+        self._append_segment(spare)
         return True
 
-    def _set_arrays(self, arena: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> None:
-        assert offsets.size == 0 or offsets.size.bit_count() == 1, offsets.size
-        self._arena, self._offsets = arena, offsets
-        self._view = arena.data
-        self._slots, self._size, self._mask = offsets.size, arena.size, offsets.size - 1
+    def _allocate(self, batch: FrameBatch, rows: MessageRows | None) -> bool:
+        """Allocate and append a segment. Returns False if that is not possible."""
+        size = self._segment_size(batch, rows, self._available_bytes())
+        if size is None:
+            return False
+        smaller = max(RING_BYTES_MIN, int(batch.ends[0])), RING_SLOTS_MIN
+        for capacity, slot_count in (size, smaller) if smaller < size else (size,):
+            memory_bytes = memory_bytes_of(capacity, slot_count)
+            if not self._acquire(memory_bytes):
+                return False
+            try:
+                segment = Segment(capacity, slot_count)
+            except (OSError, MemoryError):  # The system has less memory than the budget allows.
+                self._release_memory(memory_bytes)
+            else:
+                self._append_segment(segment)
+                return True
+        return False
+
+    def _append_segment(self, segment: Segment) -> None:
+        segment.restart(self.head, self._appended_bytes)
+        self._segments.append(segment)
+        self._on_segments_changed()
+
+    def _trim_last(self) -> None:
+        """Free the unused end of the last segment if it is large."""
+        segment = self._last
+        if segment is not None and 8 * segment.used_bytes < 7 * segment.capacity:
+            self._release_memory(segment.trim())
+
+    def _recycle_drained(self) -> None:
+        """Turn the segments whose frames were all released into spares, but for the last one."""
+        count = 0
+        while count < len(self._segments) - 1 and self._segments[count].end <= self.floor:
+            self._recycle(self._segments[count])
+            count += 1
+        del self._segments[:count]
+        self._on_segments_changed()
+
+    def _recycle_all(self) -> None:
+        """Turn all segments into spares. The ring is empty."""
+        for segment in self._segments:
+            self._recycle(segment)
+        self._segments.clear()
+        self._on_segments_changed()
+
+    def _recycle(self, segment: Segment) -> None:
+        """Keep a segment as a spare, or free a trimmed one if its memory is no longer available."""
+        missing_bytes = segment.full_memory_bytes - segment.memory_bytes
+        if missing_bytes == 0 or (
+            missing_bytes <= self._available_bytes() and self._acquire(missing_bytes)
+        ):
+            segment.untrim()
+            self._spares.append(segment)
+        else:
+            self._release_memory(segment.memory_bytes)
+
+    def _free_spares(self, count: int) -> None:
+        """Free `count` spares, those first that were not used for the longest time."""
+        self._release_memory(sum(spare.memory_bytes for spare in self._spares[:count]))
+        del self._spares[:count]
+        self._unused_spare_count = max(0, self._unused_spare_count - count)
+
+    def trim_to_limits(self) -> None:
+        """Free unused memory beyond the limits."""
+        if self._available_bytes() < 0:
+            if len(self):
+                self._trim_last()
+            else:
+                self._recycle_all()
+            self._free_spares(len(self._spares))
+        self.is_over_limit = self._available_bytes() < 0 or len(self) > self.messages_max
+
+    def tick(self) -> bool:
+        """Free memory that was not needed for a while. Returns True if the ring has none left.
+
+        A tick frees a limited number of segments, because returning their pages takes time.
+        """
+        if self.is_over_limit:
+            self.trim_to_limits()
+        if self._freed_spare_count:
+            self._free_unused_spares()
+        self._idle_ticks += 1
+        if self._idle_ticks >= RING_IDLE_TICKS:
+            self._idle_ticks = 0
+            self._find_unused_memory()
+        return self._memory_bytes == 0
+
+    def _find_unused_memory(self) -> None:
+        """Mark memory for freeing that was not needed since the last call."""
+        last, used_bytes = self._last, self._appended_bytes - self._checked_position
+        if not len(self) and self.head == self._checked_head:
+            self._recycle_all()
+            self._unused_spare_count = len(self._spares)
+        elif last is not None and last.memory_bytes > 4 * max(used_bytes, RING_BYTES_MIN):
+            if len(self):
+                self._trim_last()
+            else:
+                self._recycle_all()
+                self._unused_spare_count = len(self._spares)
+        self._freed_spare_count = self._unused_spare_count
+        self._free_unused_spares()
+        self._unused_spare_count = len(self._spares)
+        self._checked_head = self.head
+        self._checked_position = self._appended_bytes - self.frame_bytes
+
+    def _free_unused_spares(self) -> None:
+        count = min(self._freed_spare_count, RING_FREED_SEGMENTS_MAX, len(self._spares))
+        self._free_spares(count)
+        self._freed_spare_count = min(self._freed_spare_count - count, len(self._spares))
 
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold."""
-        assert self.floor <= self.head <= self.floor + self._slots, vars(self)
+        segments = [*self._segments, *self._spares]
+        assert self._memory_bytes == sum(segment.memory_bytes for segment in segments)
+        assert self.floor <= self.head, vars(self)
         assert self.is_over_limit or len(self) <= self.messages_max
-        assert self.is_over_limit or self._memory_bytes() <= self.bytes_max
+        assert self.is_over_limit or self._memory_bytes <= self.bytes_max
+        assert [segment.first for segment in self._segments] == self._firsts
+        expected, position = self.floor, self._appended_bytes
+        if self._segments:
+            assert self._segments[0].first <= self.floor
+            assert self._segments[-1].end == self.head or not len(self)
+            expected, position = self._segments[0].first, self._segments[0].start_position
+        for segment in self._segments:
+            assert (segment.first, segment.start_position) == (expected, position), vars(self)
+            segment.check()
+            expected, position = segment.end, position + segment.used_bytes
         if len(self):
-            sequences = np.arange(self.floor, self.head)
-            begins, ends = self.frame_bounds(sequences)
-            lengths, fours = ends - begins, unaligned(self._arena, _UINT32)
-            assert 0 <= begins.min() <= ends.max() <= self._size, (sequences, begins, ends)
-            assert lengths.min() >= FRAME_BYTES_MIN, (sequences, begins, ends)
-            assert (
-                not self.floor < self._wrap_sequence < self.head
-                or self._frame_start(self._wrap_sequence) == 0
-            )
-            assert (fours[ends - len(DELIMITER)] == _DELIMITER).all(), (sequences, begins, ends)
-            ids = fours[begins + 3]
-            assert (ids == sequences & MESSAGE_ID_MASK).all(), (ids, sequences)
-            assert lengths.sum() == self.frame_bytes, (lengths, self.frame_bytes)
-        if self.columns.channels is not None:
-            carried = self.read_rows(self.floor, self.head).channels
-            uses = np.bincount(carried, minlength=self.columns.channel_counts.size)
-            assert (uses[1:] == self.columns.channel_counts[1:]).all()
+            sizes = self.frame_sizes(np.arange(self.floor, self.head))
+            assert sizes.sum() == self.frame_bytes, (sizes, self.frame_bytes)
+        stored_channels = np.asarray(self.read_rows(self.floor, self.head).channels, np.uint32)
+        counts = np.bincount(
+            np.broadcast_to(stored_channels, len(self)),
+            minlength=self.channel_counts.by_number.size,
+        )
+        assert (counts[1:] == self.channel_counts.by_number[1:]).all()

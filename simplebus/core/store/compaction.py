@@ -110,8 +110,8 @@ def copy_values(store: CompactingStore, cls: MessageClass, sequences: Integers) 
             copies[index] = _rebase_times(copies[index], ring.read_row(int(sequences[index])), now)
         lengths, joined = np.array([*map(len, copies)]), b"".join(copies)
     else:
-        begins, ends = ring.frame_bounds(sequences)
-        lengths, joined = ends - begins, ring.copy_frames(sequences, store.timer_index)
+        lengths = ring.frame_sizes(sequences)
+        joined = ring.copy_frames(sequences, store.timer_index)
     batch = FrameBatch(np.frombuffer(joined, np.uint8), np.r_[0, np.cumsum(lengths)], 0)
     copied_rows: MessageRows | None = None
     if (batch.data[batch.starts] == frames.ENVELOPE).any():

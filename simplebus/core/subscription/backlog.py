@@ -40,7 +40,7 @@ class BacklogCounter:
         ring, head = self._ring, self._ring.head
         new_count = head - self._seen_head
         self.last_backlog_max, self.last_scan_max = backlog_max, 2 * new_count + backlog_max
-        is_uniform = self._channel_filter is None or ring.columns.channels is None
+        is_uniform = self._channel_filter is None or not ring.has_channels
         if is_uniform:
             self.last_scan_max = head - self._window.cursor  # All messages match or none.
         self._seen_head = head

@@ -30,7 +30,7 @@ from simplebus.core.limits import (
 )
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.frames import Flags
-from simplebus.core.ring.columns import NO_DELAY, Channels, MessageRows, RingColumns, Times
+from simplebus.core.ring.columns import NO_DELAY, ChannelCounts, Channels, MessageRows, Times
 from simplebus.core.ring.ring import Ring
 from simplebus.core.users.permissions import ClassPermissions
 
@@ -165,9 +165,9 @@ class ChannelTable:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._columns = ring.columns
-        self.borrowing_columns: dict[RingColumns, None] = {}
-        """Columns of other rings whose messages carry these channels."""
+        self._channel_counts = ring.channel_counts
+        self.borrowing_counts: dict[ChannelCounts, None] = {}
+        """Counts of other rings whose messages carry these channels."""
         self._name_by_number = [""]
         """Channel name by number; "" for a free number."""
         self._number_by_name: dict[str, int] = {"": 0}
@@ -209,8 +209,8 @@ class ChannelTable:
         """Return how many stored messages carry this channel."""
         number = self._number_by_name.get(name, 0)
         return (
-            int(self._columns.channel_counts[number])
-            if 0 < number < self._columns.channel_counts.size
+            int(self._channel_counts.by_number[number])
+            if 0 < number < self._channel_counts.by_number.size
             else 0
         )
 
@@ -266,8 +266,8 @@ class ChannelTable:
         if self._ring.floor == self._fully_used_floor:
             return 0
         is_idle = self._is_number_used.copy()
-        for columns in (self._columns, *self.borrowing_columns):
-            is_idle[np.flatnonzero(columns.channel_counts[: is_idle.size])] = False
+        for counts in (self._channel_counts, *self.borrowing_counts):
+            is_idle[np.flatnonzero(counts.by_number[: is_idle.size])] = False
         idle_numbers = np.flatnonzero(is_idle)
         if idle_numbers.size <= max_count:
             self._fully_used_floor = self._ring.floor
@@ -298,7 +298,7 @@ class ChannelTable:
         self._return_budget(self._capacity * self._bytes_per_number)
         self._capacity = 0
         self._name_count_max = CHANNEL_NAMES_MAX
-        self._columns.reset_channel_counts()
+        self._channel_counts.reset()
         self._filter_index.clear_cache()
         for channel_filter in self._filters:
             channel_filter.reset()
@@ -323,7 +323,7 @@ class ChannelTable:
     def _bytes_per_number(self) -> int:
         """Bytes per channel number, without its name."""
         return (
-            2 * self._columns.channel_counts.itemsize
+            2 * self._channel_counts.by_number.itemsize
             + self._is_number_used.itemsize
             + len(self._filters)
         )
@@ -395,7 +395,7 @@ class ChannelTable:
         assert not any(self._name_by_number[number] for number in self._free_numbers)
         assert all(
             self._name_by_number[number]
-            for number in np.flatnonzero(self._columns.channel_counts[1:]) + 1
+            for number in np.flatnonzero(self._channel_counts.by_number[1:]) + 1
         )
         for channel_filter in self._filters:
             channel_filter.check_invariants()

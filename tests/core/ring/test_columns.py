@@ -1,14 +1,15 @@
-"""Columns of a ring while it grows, wraps, shrinks and becomes empty."""
+"""Columns of a ring while it grows, shrinks and becomes empty."""
 
 from __future__ import annotations
+
+from random import Random
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.limits import RING_IDLE_TICKS
-from simplebus.core.ring import columns as module
-from simplebus.core.ring.columns import NEVER, NO_DELAY, MessageRows, RingColumns
+from simplebus.core.ring.columns import NEVER, NO_DELAY, ChannelCounts, MessageRows
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from tests.behaviour.wire_peer import build_batch
@@ -79,11 +80,27 @@ def test_columns_match_model(script: list[tuple[str, int, list[Row]]]) -> None:
     assert all(n < ring.timed_until for n in timed)
 
 
-def test_releasing_messages_updates_channel_counts() -> None:
-    columns = RingColumns()
-    columns.add_missing_columns(MessageRows(1, 5), 4)
-    columns.write_row(0, module.MessageRow())
-    columns.subtract_channels([(0, 1)])
-    columns.add_channels(np.array([3, 3, 1], np.uint32), 3)
-    columns.add_channels(3, 2)
-    assert columns.channel_counts[1:4].tolist() == [1, 0, 4]
+@given(st.lists(rows, min_size=400, max_size=400), st.randoms(use_true_random=False))
+def test_columns_are_read_in_any_order(described: list[Row], random: Random) -> None:
+    ring = Ring(class_id=1, messages_max=2000, bytes_max=1 << 20, budget=MemoryBudget(1 << 20))
+    for first in range(0, 400, 50):  # 1 kB each: several segments.
+        batch = build_batch(*[publish_envelopes(1, 0, b"\0" * 1000)] * 50)
+        assert ring.append(batch, 0, rows_from_dicts(described[first : first + 50])) == 50
+    sequences = random.sample(range(400), 60)
+    found = ring.read_rows_at(np.array(sequences))
+    channels = np.broadcast_to(np.asarray(found.channels), 60).tolist()
+    assert channels == [described[sequence][0] for sequence in sequences]
+    if found.expires is not None:
+        assert found.expires.tolist() == [described[sequence][1] for sequence in sequences]
+    assert [ring.read_row(sequence) for sequence in sequences] == [
+        described[sequence] for sequence in sequences
+    ]
+
+
+def test_channel_counts_follow_stored_messages() -> None:
+    counts = ChannelCounts()
+    counts.add(5, 1)
+    counts.subtract(np.array([5], np.uint32))
+    counts.add(np.array([3, 3, 1], np.uint32), 3)
+    counts.add(3, 2)
+    assert counts.by_number[1:6].tolist() == [1, 0, 4, 0, 0]

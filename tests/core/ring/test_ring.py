@@ -1,18 +1,27 @@
-"""Ring by example: numbering, views, wrapping, growing and freeing memory."""
+"""Ring by example: numbering, views, growing by segments and freeing memory."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from simplebus.core.limits import RING_BYTES_MIN, RING_IDLE_TICKS, RING_SLOTS_MIN
-from simplebus.core.ring.memory_budget import MemoryBudget
+from simplebus.core.limits import (
+    RING_BYTES_MIN,
+    RING_FREED_SEGMENTS_MAX,
+    RING_IDLE_TICKS,
+    RING_SEGMENT_BYTES_MAX,
+    RING_SLOTS_MIN,
+)
+from simplebus.core.ring.columns import MessageRows
+from simplebus.core.ring.memory_budget import MemoryBudget, MemoryShare
 from simplebus.core.ring.ring import Ring
+from simplebus.core.ring.segment import memory_bytes_of
 from tests.behaviour.wire_peer import build_batch
 from tests.support.oracles import ID_COUNT, build_frame, parse_frame, split_frames
 from tests.support.strategies import MESSAGE
 
-SLOT_BYTES = 8
-"""Of the column that says where a frame begins."""
+SEGMENT_BYTES_MIN = memory_bytes_of(RING_BYTES_MIN, RING_SLOTS_MIN)
+"""Memory of the first segment of a ring with frames of over 256 bytes."""
 
 
 def build_ring(
@@ -112,13 +121,13 @@ def test_append_copies_frames() -> None:
 
 def test_statistics_describe_stored_messages() -> None:
     ring = build_ring()
-    append_frames(ring, build_message("a"), build_message("bcd"), build_message("e"))
+    append_frames(ring, *(build_message(text, size=300) for text in "abc"))
     ring.release(1)
     ring.check()
     statistics = ring.statistics()
     assert (statistics.floor, statistics.head, statistics.message_count) == (1, 3, 2)
-    assert statistics.frame_bytes == len(build_message("bcd") + build_message("e"))
-    assert statistics.memory_bytes == RING_BYTES_MIN + RING_SLOTS_MIN * SLOT_BYTES
+    assert statistics.frame_bytes == 2 * len(build_message("", size=300))
+    assert statistics.memory_bytes == SEGMENT_BYTES_MIN
 
 
 def test_releasing_backwards_changes_nothing() -> None:
@@ -146,30 +155,56 @@ def test_reading_outside_floor_and_head_fails_an_assertion() -> None:
             ring.view_frames(first, last, 100)
 
 
-def test_slots_double_when_all_are_used() -> None:
+def test_ring_grows_when_all_slots_are_used() -> None:
     ring = build_ring()
-    assert fill_ring(ring, RING_SLOTS_MIN) == RING_SLOTS_MIN
-    before = ring.statistics().memory_bytes
+    append_frames(ring, build_message("long", size=300))
+    assert fill_ring(ring, RING_SLOTS_MIN - 1) == RING_SLOTS_MIN - 1
+    assert ring.statistics().memory_bytes == SEGMENT_BYTES_MIN
     fill_ring(ring, 1)
-    assert ring.statistics().memory_bytes - before == RING_SLOTS_MIN * SLOT_BYTES
-    assert read_ids(ring) == list(range(RING_SLOTS_MIN + 1))
+    assert len(read_texts(ring)) == RING_SLOTS_MIN + 1
 
 
-def test_arena_doubles_when_full() -> None:
+def test_next_segment_is_twice_as_large_as_the_stored_frames() -> None:
     ring = build_ring()
-    fill_ring(ring, 3, size=30_000)
-    assert ring.statistics().memory_bytes == 2 * RING_BYTES_MIN + RING_SLOTS_MIN * SLOT_BYTES
-    assert read_texts(ring) == ["0", "1", "2"]
+    fill_ring(ring, 8, size=8_000)
+    assert ring.statistics().memory_bytes == SEGMENT_BYTES_MIN
+    stored = ring.frame_bytes
+    fill_ring(ring, 1, size=8_000)
+    assert ring.statistics().memory_bytes == SEGMENT_BYTES_MIN + memory_bytes_of(
+        2 * stored, RING_SLOTS_MIN
+    )
 
 
-def test_long_frame_grows_arena_to_its_length() -> None:
+def test_stored_frames_never_move() -> None:
+    ring = build_ring(bytes_max=1 << 26)
+    append_frames(ring, build_message("first", size=1000))
+    view, _ = ring.view_frames(0, 1, 1 << 20)
+    for _ in range(40):
+        append_frames(ring, *[build_message("more", size=1000)] * 1000)
+    again, _ = ring.view_frames(0, 1, 1 << 20)
+    assert (np.frombuffer(view, np.uint8).ctypes.data) == np.frombuffer(again, np.uint8).ctypes.data
+
+
+def test_size_of_a_segment_is_limited() -> None:
+    ring = build_ring(bytes_max=1 << 28)
+    frames = [build_message("x", size=1000)] * 1000
+    longest = 0
+    while ring.statistics().memory_bytes < 4 * RING_SEGMENT_BYTES_MAX:
+        before = ring.statistics().memory_bytes
+        append_frames(ring, *frames)
+        longest = max(longest, ring.statistics().memory_bytes - before)
+    assert longest <= RING_SEGMENT_BYTES_MAX + RING_SEGMENT_BYTES_MAX // 100
+
+
+def test_long_frame_gets_a_segment_of_its_length() -> None:
     ring = build_ring()
     append_frames(ring, build_message("long", size=5 * RING_BYTES_MIN))
     assert read_texts(ring) == ["long"]
-    assert ring.statistics().memory_bytes == 8 * RING_BYTES_MIN + RING_SLOTS_MIN * SLOT_BYTES
+    size = len(build_message("long", size=5 * RING_BYTES_MIN))
+    assert ring.statistics().memory_bytes == memory_bytes_of(size, RING_SLOTS_MIN)
 
 
-def test_released_space_is_reused_after_wrapping() -> None:
+def test_released_memory_is_reused() -> None:
     ring = build_ring(messages_max=40)
     kept: list[int] = []
     for turn in range(3000):
@@ -182,22 +217,22 @@ def test_released_space_is_reused_after_wrapping() -> None:
             kept = kept[1 + turn % 17 :]
         if turn % 500 == 0:
             assert read_texts(ring) == [str(k) for k in kept]
-    assert ring.statistics().memory_bytes <= 2 * RING_BYTES_MIN + RING_SLOTS_MIN * SLOT_BYTES
+    assert ring.statistics().memory_bytes <= 6 * SEGMENT_BYTES_MIN
     assert read_ids(ring) == kept
 
 
-def test_frame_never_straddles_the_end_of_the_arena() -> None:
+def test_view_ends_with_its_segment() -> None:
     ring = build_ring()
-    fill_ring(ring, 6, size=10_000)
-    ring.release(4)
-    append_frames(ring, build_message("over", size=10_000))
-    piece, after = ring.view_frames(4, 7, 1 << 20)
-    assert after == 6
-    assert parse_frame(ring.copy_frame(6))[4].startswith(b"over")
-    assert len(piece) == 2 * len(build_message(0, size=10_000))
+    fill_ring(ring, 8, size=8_000)
+    ring.release(6)
+    append_frames(ring, build_message("over", size=8_000))
+    piece, after = ring.view_frames(6, 9, 1 << 20)
+    assert after == 8
+    assert parse_frame(ring.copy_frame(8))[4].startswith(b"over")
+    assert len(piece) == 2 * len(build_message(0, size=8_000))
 
 
-def test_growing_a_wrapped_ring_keeps_order() -> None:
+def test_growing_keeps_order() -> None:
     ring = build_ring()
     fill_ring(ring, 6, size=10_000)
     ring.release(4)
@@ -208,11 +243,11 @@ def test_growing_a_wrapped_ring_keeps_order() -> None:
 
 def test_empty_ring_writes_at_the_front_again() -> None:
     ring = build_ring()
-    fill_ring(ring, 6, size=10_000)
-    ring.release(6)
-    append_frames(ring, *(build_message(i, size=10_000) for i in range(6)))
-    assert ring.view_frames(6, 12, 1 << 20)[1] == 12
-    assert ring.statistics().memory_bytes == RING_BYTES_MIN + RING_SLOTS_MIN * SLOT_BYTES
+    fill_ring(ring, 8, size=8_000)
+    ring.release(8)
+    append_frames(ring, *(build_message(i, size=8_000) for i in range(8)))
+    assert ring.view_frames(8, 16, 1 << 20)[1] == 16
+    assert ring.statistics().memory_bytes == SEGMENT_BYTES_MIN
 
 
 def test_full_ring_appends_only_frames_that_fit() -> None:
@@ -226,42 +261,45 @@ def test_full_ring_appends_only_frames_that_fit() -> None:
     assert read_texts(ring) == ["1", "2", "3", "4", "yes"]
 
 
-def test_memory_stays_within_bytes_max() -> None:
+@pytest.mark.parametrize("size", [0, 5000, 20_000, 60_000])
+def test_memory_stays_within_bytes_max(size: int) -> None:
+    bytes_max = 4 * RING_BYTES_MIN
+    ring = build_ring(bytes_max=bytes_max)
+    taken = fill_ring(ring, 20_000 if size == 0 else 100, size=size)
+    frame_bytes = len(build_message(0, size=size))
+    assert ring.statistics().memory_bytes <= bytes_max
+    stored_bytes = ring.frame_bytes + taken * 4
+    assert bytes_max - stored_bytes <= frame_bytes + bytes_max // 16
+    assert append_frames(ring, build_message("no", size=size + 1000)) == 0
+
+
+@pytest.mark.parametrize("size", [0, 5000, 20_000])
+def test_full_ring_accepts_frames_again_when_a_fifth_is_released(size: int) -> None:
     ring = build_ring(bytes_max=4 * RING_BYTES_MIN)
-    taken = fill_ring(ring, 100, size=5000)
-    memory = ring.statistics().memory_bytes
-    assert memory <= 4 * RING_BYTES_MIN
-    assert taken == (4 * RING_BYTES_MIN - RING_SLOTS_MIN * SLOT_BYTES) // len(
-        build_message(0, size=5000)
-    )
-    assert append_frames(ring, build_message("no", size=5000)) == 0
+    frames = [build_message("x", size=size)] * 100
+    for _ in range(50):
+        while append_frames(ring, *frames) == len(frames):
+            pass
+        ring.release(ring.sequence_after_bytes(ring.frame_bytes // 5))
+        assert append_frames(ring, frames[0]) == 1
 
 
 def test_memory_stays_within_the_budget() -> None:
-    column = RING_SLOTS_MIN * SLOT_BYTES
-    budget = MemoryBudget(2 * RING_BYTES_MIN + 2 * column)
+    budget = MemoryBudget(2 * SEGMENT_BYTES_MIN + 1100)
     one, two = build_ring(budget=budget), build_ring(budget=budget)
-    fill_ring(one, 2, size=40_000)
-    assert budget.used_bytes == one.statistics().memory_bytes == 2 * RING_BYTES_MIN + column
+    fill_ring(one, 12, size=8_000)
+    assert budget.used_bytes == one.statistics().memory_bytes >= 2 * SEGMENT_BYTES_MIN
     assert append_frames(two, build_message("no")) == 0
     assert two.statistics().memory_bytes == 0
     assert budget.used_bytes <= budget.limit_bytes
 
 
-def test_last_growth_uses_the_rest_of_the_budget() -> None:
-    # 4 units are held, 8 would be the next step, 6.5 are there.
-    column = 2 * RING_SLOTS_MIN * SLOT_BYTES
-    budget = MemoryBudget(6 * RING_BYTES_MIN + RING_BYTES_MIN // 2 + column)
+def test_last_segment_uses_the_rest_of_the_budget() -> None:
+    budget = MemoryBudget(6 * RING_BYTES_MIN + RING_BYTES_MIN // 2)
     ring = build_ring(budget=budget)
-    taken = fill_ring(ring, 1000, size=1000)
-    assert taken * len(build_message(0, size=1000)) > 6 * RING_BYTES_MIN
-    assert (
-        budget.limit_bytes - 2 * len(build_message(0, size=1000))
-        < budget.used_bytes
-        <= budget.limit_bytes
-    )
-    ring.check()
-    budget.limit_bytes += RING_BYTES_MIN // 4  # Too little to move everything for it.
+    fill_ring(ring, 1000, size=1000)
+    assert budget.limit_bytes - RING_BYTES_MIN // 8 <= budget.used_bytes <= budget.limit_bytes
+    budget.limit_bytes += RING_BYTES_MIN // 16  # Too little for a segment.
     assert append_frames(ring, build_message("no", size=1000)) == 0
 
 
@@ -274,6 +312,14 @@ def test_budget_never_exceeds_its_limit() -> None:
     assert budget.used_bytes == 0
     with pytest.raises(AssertionError):
         budget.release(1)
+
+
+def test_resized_share_has_its_new_limit() -> None:
+    share = MemoryShare(10, MemoryBudget(100))
+    assert not share.acquire(20)
+    share.resize(20, reserved=0)
+    assert share.acquire(20)
+    assert not share.acquire(1)
 
 
 @pytest.mark.parametrize("bytes_max", [4 * RING_BYTES_MIN, 502_144, 1_000_000])
@@ -378,35 +424,56 @@ def test_append_one_accepts_a_frame_that_fits() -> None:
     )
 
 
-def test_append_one_neither_wraps_nor_overwrites() -> None:
+def test_append_one_does_not_grow() -> None:
     ring = build_ring()
-    fill_ring(ring, 6, size=10_000)
-    assert not ring.append_one(memoryview(build_message("end", size=10_000)), 0)
-    ring.release(4)
-    assert not ring.append_one(memoryview(build_message("end", size=10_000)), 0)
-    append_frames(ring, *(build_message(i, size=10_000) for i in "abcd"))
-    assert not ring.append_one(memoryview(build_message("oldest", size=10_000)), 0)
+    fill_ring(ring, 8, size=8_000)
+    assert not ring.append_one(memoryview(build_message("end", size=8_000)), 0)
+    ring.release(6)
+    assert not ring.append_one(memoryview(build_message("end", size=8_000)), 0)
     ring.check()
-    assert read_texts(ring) == ["4", "5", "a", "b", "c", "d"]
+    assert read_texts(ring) == ["6", "7"]
 
 
 def test_unused_memory_is_freed_and_messages_stay() -> None:
     budget = MemoryBudget(1 << 24)
     ring = build_ring(budget=budget)
-    fill_ring(ring, 1000, size=200)
+    fill_ring(ring, 2000, size=200)
     grown = budget.used_bytes
-    ring.release(997)
-    for _ in range(RING_IDLE_TICKS):
+    ring.release(1997)
+    assert budget.used_bytes >= grown - grown // 8
+    for _ in range(2 * RING_IDLE_TICKS):
         ring.tick()
         ring.check()
-    assert budget.used_bytes == grown, "it was needed within these ticks"
-    for _ in range(RING_IDLE_TICKS):
-        ring.tick()
-        ring.check()
-    assert budget.used_bytes == RING_BYTES_MIN + RING_SLOTS_MIN * SLOT_BYTES
-    assert read_ids(ring) == [997, 998, 999]
+    assert budget.used_bytes <= 4 * SEGMENT_BYTES_MIN < grown
+    assert read_ids(ring) == [1997, 1998, 1999]
     assert append_frames(ring, build_message("more")) == 1
     assert read_texts(ring)[-1] == "more"
+
+
+def test_spare_memory_that_is_in_use_is_kept() -> None:
+    ring = build_ring()
+    for _ in range(3 * RING_IDLE_TICKS):  # The ring fills up and drains with each tick.
+        fill_ring(ring, 1000, size=200)
+        grown = ring.statistics().memory_bytes
+        ring.release(ring.head - 1)
+        ring.tick()
+        ring.check()
+    assert ring.statistics().memory_bytes > grown // 2
+
+
+def test_one_tick_frees_a_limited_number_of_segments() -> None:
+    ring = build_ring(bytes_max=1 << 20)  # Segments of up to 128 KiB.
+    ring.bytes_max = 1 << 40
+    while ring.statistics().memory_bytes < 200 * RING_BYTES_MIN:
+        ring.append(build_batch(build_message("x", size=40_000)), 0)
+    ring.release(ring.head)
+    for _ in range(2 * RING_IDLE_TICKS):
+        before = ring.statistics().memory_bytes
+        ring.tick()
+        ring.check()
+        freed = before - ring.statistics().memory_bytes
+        assert freed <= RING_FREED_SEGMENTS_MAX * (RING_SEGMENT_BYTES_MAX + (1 << 16))
+    assert ring.statistics().memory_bytes == 0
 
 
 def test_empty_ring_frees_all_memory_and_keeps_numbering() -> None:
@@ -445,10 +512,11 @@ def test_message_ids_wrap_to_zero() -> None:
 def test_check_detects_a_corrupted_ring() -> None:
     ring = build_ring()
     fill_ring(ring, 3)
-    ring._offsets[1] += 1
+    view, _ = ring.view_frames(1, 2, 1000)
+    view[-1] += 1
     with pytest.raises(AssertionError):
         ring.check()
-    ring._offsets[1] -= 1
+    view[-1] -= 1
     ring.check()
     ring.floor = 4
     with pytest.raises(AssertionError):
@@ -462,14 +530,29 @@ def test_failed_allocation_leaves_the_ring_full_and_intact(
         raise MemoryError
 
     ring = build_ring()
-    assert fill_ring(ring, RING_SLOTS_MIN) == RING_SLOTS_MIN
+    stored = fill_ring(ring, 8, size=8_000)
     used = ring.budget.used_bytes
-    for where in (
-        "simplebus.core.ring.ring.allocate_array",
-        "simplebus.core.ring.columns.RingColumns.allocate_arrays",
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(where, refuse)
-            assert append_frames(ring, build_message("one more")) == 0
-        assert (len(ring), ring.budget.used_bytes) == (RING_SLOTS_MIN, used)
-    assert append_frames(ring, build_message("one more")) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr("simplebus.core.ring.segment.allocate_array", refuse)
+        assert append_frames(ring, build_message("one more", size=8_000)) == 0
+    assert (len(ring), ring.budget.used_bytes) == (stored, used)
+    assert append_frames(ring, build_message("one more", size=8_000)) == 1
+
+
+def test_failed_allocation_of_a_column_leaves_the_ring_full_and_intact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    ring = build_ring()
+    fill_ring(ring, 5, size=8_000)
+    used = ring.budget.used_bytes
+    frame, rows = build_message("channel", size=3000), MessageRows(1, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr("simplebus.core.ring.segment.SegmentColumns.add_missing", refuse)
+        assert ring.append(build_batch(frame), 0, rows) == 0
+    ring.check()
+    assert len(ring) == 5
+    assert ring.budget.used_bytes <= used + SEGMENT_BYTES_MIN + (1 << 14)
+    assert ring.append(build_batch(frame), 0, rows) == 1

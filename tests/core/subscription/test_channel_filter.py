@@ -223,7 +223,7 @@ def test_idle_class_releases_channel_memory() -> None:
     assert [table.shrink_idle(600) for _ in range(3)] == [600, 400, 0]
     assert table.shrink_idle(1) == 0
     assert there.budget.used_bytes == before
-    assert (len(table._name_by_number), there.columns.channel_counts.size) == (1, 1)
+    assert (len(table._name_by_number), there.channel_counts.by_number.size) == (1, 1)
     store_messages(table, there, ["n.1", "x", ""])
     check_filter(wanted, there, [*[""] * 1000, "n.1", "x", ""])
 
