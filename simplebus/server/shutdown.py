@@ -108,7 +108,6 @@ def announce_draining(server: Server, nats_listener: NatsListener | None) -> Non
     reply = ErrorReply(
         code=Reason.DRAINING,
         message="the server is stopping; publish unconfirmed messages again after reconnecting",
-        count=0,
     )
     notice = frames.encode(frames.ERROR, content=reply.encode())
     for connection in list(server.connections.values()):

@@ -135,6 +135,16 @@ def test_consecutive_refusals_share_one_error() -> None:
     assert confirm.message_id == 32
 
 
+def test_errors_that_refuse_no_message_have_count_0() -> None:
+    bus = BrokerHarness()
+    peer = connect_version2(bus)
+    peer.send(ack(1, 5, 5) + subscribe(9, number=1))
+    bus.broker.send_fatal_error(peer.session, RemoteProtocolError(Reason.NUMBER_GAP, "ahead"))
+    errors = [error.content for error in peer.receive_replies()]
+    assert [error["code"] for error in errors] == ["bad_ack", "unknown_class", "number_gap"]
+    assert [error["count"] for error in errors] == [0, 0, 0]
+
+
 @pytest.mark.parametrize("count", [4, LARGE_BATCH_COUNT])
 def test_illegal_acks_do_not_lose_messages(count: int) -> None:
     bus = BrokerHarness()

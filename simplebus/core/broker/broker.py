@@ -512,7 +512,12 @@ class Broker:
             log_refusal(
                 self.commit_log, self.subscription_manager.producer_states, session, refused
             )
-        reply = ErrorReply(code=refused.reason, message=refused.message, count=refused.count)
+        concerns_messages = refused.frame_type in (frames.MESSAGE, frames.ENVELOPE)
+        reply = ErrorReply(
+            code=refused.reason,
+            message=refused.message,
+            count=refused.count if concerns_messages else 0,
+        )
         session.outbox.queue_reply(
             frames.encode(
                 frames.ERROR,

@@ -255,8 +255,10 @@ class ErrorReply(_JsonBody, frozen=True):
     code: str
     message: str
     fatal: bool = False
-    count: int = 1
-    """Number of refused messages, from the number in the frame header on."""
+    count: int = 0
+    """Number of refused messages, from the number in the frame header on; 0 if the error concerns
+    no message.
+    """
 
 
 T = TypeVar("T", bound=_JsonBody)

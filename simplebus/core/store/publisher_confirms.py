@@ -124,7 +124,7 @@ class PublisherConfirms:
     def _send_warning(self, session: Session, write_error: tuple[Reason, str]) -> None:
         reason, sentence = write_error
         message = f"{sentence}; messages accepted before are confirmed when they are written"
-        reply = ErrorReply(code=reason, message=message, count=0)
+        reply = ErrorReply(code=reason, message=message)
         session.outbox.queue_reply(frames.encode(frames.ERROR, content=reply.encode()))
         self._mark_ready(session.outbox)
 
