@@ -61,6 +61,9 @@ class Process:
     def pid(self) -> int:
         return self._child.pid
 
+    def is_running(self) -> bool:
+        return self._child.poll() is None
+
     def output(self) -> str:
         return _read_whole_lines(self._output.fileno())
 

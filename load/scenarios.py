@@ -14,6 +14,7 @@ from load import (
     connections,
     durability,
     engine_kills,
+    growing_backlog,
     kills,
     memory,
     module_bus,
@@ -341,6 +342,7 @@ SCENARIOS = (
     _engine(128),
     Scenario("journal-latency", "time of a confirm", special=durability.latency),
     Scenario("backlog", "unacknowledged messages", special=durability.backlog),
+    Scenario("growing-backlog", "a bystander of a growing class", special=growing_backlog.run),
     Scenario("kills", "servers killed under load", special=kills.run, is_long=True),
     Scenario(
         "engine-kills",
