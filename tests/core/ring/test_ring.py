@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -556,3 +559,28 @@ def test_failed_allocation_of_a_column_leaves_the_ring_full_and_intact(
     assert len(ring) == 5
     assert ring.budget.used_bytes <= used + SEGMENT_BYTES_MIN + (1 << 14)
     assert ring.append(build_batch(frame), 0, rows) == 1
+
+
+FILL_WITH_LITTLE_ADDRESS_SPACE = """
+import resource
+from simplebus.core.ring.memory_budget import MemoryBudget
+from simplebus.core.ring.ring import Ring
+from tests.behaviour.wire_peer import build_batch
+from tests.behaviour.wire_peer_v2 import publish
+
+ring = Ring(class_id=1, messages_max=1 << 30, bytes_max=1 << 33, budget=MemoryBudget(1 << 33))
+batch = build_batch(*[publish(1, 0, b"x" * 1000)] * 1000)
+used_bytes = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (64 << 20), resource.RLIM_INFINITY))
+while ring.append(batch, 0) == batch.count:
+    pass
+assert 32 << 20 < ring.frame_bytes < 64 << 20, ring.frame_bytes
+ring.release(ring.head - 1)
+assert ring.append(batch, 0) == batch.count
+"""
+
+
+def test_ring_is_full_when_the_address_space_is_used_up() -> None:
+    command = [sys.executable, "-c", FILL_WITH_LITTLE_ADDRESS_SPACE]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert completed.returncode == 0, completed.stderr
