@@ -537,16 +537,17 @@ def _explain_port_in_use(what: str) -> Iterator[None]:
 def _log_lost_messages(server: Server) -> None:
     """Warn about messages that are lost because the server stops."""
     for cls in server.broker.statistics().classes:
+        name = cls.name or str(cls.class_id)
         if server.journal_pump is None and cls.ring.message_count + cls.parked:
             log.warning(
                 "class %s: lost %d stored messages, because the server has no --data-dir",
-                cls.class_id,
+                name,
                 cls.ring.message_count + cls.parked,
             )
         elif cls.parked:
             log.warning(
                 "class %s: lost %d messages that waited for space in the class",
-                cls.class_id,
+                name,
                 cls.parked,
             )
     notify("STATUS=stopped")

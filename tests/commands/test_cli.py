@@ -328,6 +328,15 @@ async def test_sigterm_waits_for_drain_timeout_at_most() -> None:
     assert "class 1: lost 1 stored messages" in complained
 
 
+async def test_shutdown_names_classes_that_lose_messages() -> None:
+    with run_server("--drain-timeout", "0") as (it, url):
+        async with simplebus.connect(url) as bus:
+            await bus.publish(b"important", class_id="orders")
+        it.signal(signal.SIGTERM)
+        _, _, complained = await trio.to_thread.run_sync(it.wait)
+    assert "class orders: lost 1 stored messages" in complained
+
+
 def test_systemd_receives_status(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
