@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,28 @@ def test_page_runs_as_written(page: Path, tmp_path: Path) -> None:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"needs {error}")
+
+
+def test_first_pages_run_one_after_the_other_on_one_server(tmp_path: Path) -> None:
+    """A reader starts the server of README, and repeats a page."""
+    guide = ROOT / "protocol" / "guide"
+    first, *others = (
+        page.read_text()
+        for page in (
+            ROOT / "README.md",
+            guide / "concepts.md",
+            guide / "request-reply.md",
+            guide / "concepts.md",
+            ROOT / "README.md",
+        )
+    )
+    start = re.compile(r"^```(?:sh|console)\n(?:\$ )?simplebus serve\n.*?^```$", re.M | re.S)
+    pages = [first]
+    for page in others:
+        without_start, count = start.subn("", page)
+        assert count == 1
+        pages.append(without_start)
+    PageRunner("\n".join(pages), tmp_path).run()
 
 
 def test_runner_reports_other_output(tmp_path: Path) -> None:
