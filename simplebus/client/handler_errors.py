@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from simplebus.client.request_reply import Handler
+from simplebus.core.log_sampling import is_logged
 
 log = logging.getLogger("simplebus.client")
 
@@ -12,15 +13,23 @@ _ERRORS_MAX = 100
 
 
 class HandlerErrors:
-    """Errors of the handlers of one bus. The first 100 are kept, all are counted."""
+    """Errors of the handlers of one bus. The first 100 are kept, all are counted.
+
+    A handler's first three errors are logged, then each time that their number has doubled.
+    """
 
     def __init__(self) -> None:
+        self._counts_by_handler: dict[Handler, int] = {}
         self._errors: list[Exception] = []
         self._count = 0
 
     def add(self, handler: Handler, message: object, error: Exception) -> None:
         """Log and record an exception that a handler raised."""
-        log.error("handler %r failed on %s", handler, message, exc_info=error)
+        count = self._counts_by_handler[handler] = self._counts_by_handler.get(handler, 0) + 1
+        if is_logged(count):
+            log.error(
+                "handler %r failed on %s; failure %d", handler, message, count, exc_info=error
+            )
         self._count += 1
         if len(self._errors) < _ERRORS_MAX:
             self._errors.append(error)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 import trio
 
+from simplebus.core.log_sampling import is_logged
 from simplebus.gateway.blocking import CallbackWaiter, TaskGate, current_callback
 from simplebus.gateway.errors import invalid_argument, split_failure
 from simplebus.gateway.mailbox import Mailbox, describe_module
@@ -124,11 +125,13 @@ def _handle_failure(mailbox: Mailbox, error: BaseException, *, in_thread: bool) 
     failure, rest = split_failure(error, in_thread=in_thread)
     if failure is not None:
         mailbox.failed += 1
-        log.error(
-            "module %s failed on a message; continuing with the next one",
-            mailbox.name,
-            exc_info=failure,
-        )
+        if is_logged(mailbox.failed):
+            log.error(
+                "module %s failed on a message; continuing with the next one; failure %d",
+                mailbox.name,
+                mailbox.failed,
+                exc_info=failure,
+            )
     if rest is not None:
         raise rest
 

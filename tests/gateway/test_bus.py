@@ -165,6 +165,21 @@ def test_any_callback_exception_loses_one_message(
     assert type(raised).__name__ in caplog.text
 
 
+def test_log_of_a_failing_module_is_limited_and_counts(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(message: ModuleMessage) -> None:
+        raise ValueError("broken")
+
+    with ModuleBus() as bus:
+        bus.add_module(Listener(fail))
+        for number in range(200):
+            bus.publish(text_message(str(number)))
+        bus.wait_quiet()
+        ((_, statistics),) = bus.statistics().modules
+    assert statistics.failed == 200
+    counts = [record.getMessage().rpartition(" ")[2] for record in caplog.records]
+    assert counts == ["1", "2", "3", "4", "8", "16", "32", "64", "128"]
+
+
 # What waits --------------------------------------------------------------------------------------
 
 
