@@ -58,6 +58,9 @@ class ThreadGuard:
 
 log = logging.getLogger("simplebus.client")
 
+# After this time without a read, heartbeats of the server may wait in the socket.
+_STALE_READ_SECONDS = 0.05
+
 # The clock is looked at so often: a system does not wait for any number of seconds.
 _SELECT_SECONDS_MAX = 3600.0
 
@@ -88,6 +91,8 @@ class BlockingClientConnection:
         self._buffer = ReceiveBuffer(READ_BYTES)
         self._is_write_blocked = False
         """True if the socket accepted less than it was given."""
+        self._read_at = 0.0
+        """Time of the last read from a socket."""
         self._selected_events = EVENT_READ
         """Events for which the socket is registered at the selector."""
         self._lost_error: BusConnectionError | None = None
@@ -282,6 +287,7 @@ class BlockingClientConnection:
     def _receive(self, sock: socket.socket | TlsSocket) -> None:
         """Read what has arrived, without waiting. Raises OSError and RemoteProtocolError."""
         core = self.core
+        self._read_at = monotonic()
         try:
             count = sock.recv_into(self._buffer.writable)
         except BlockingIOError:
@@ -331,9 +337,12 @@ class BlockingClientConnection:
             self._connect(deadline)
             return
         try:
+            is_stale = monotonic() - self._read_at >= _STALE_READ_SECONDS
+            if is_stale:
+                self._receive(sock)  # Before `tick` checks for how long the server was silent.
             due = self.core.tick(monotonic())
             self._send(sock)
-            if self._wait(sock, min(due, deadline)):
+            if not is_stale and self._wait(sock, min(due, deadline)):
                 self._receive(sock)
         except (OSError, RemoteProtocolError) as error:
             self._connection_lost(error)

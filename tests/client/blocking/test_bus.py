@@ -301,6 +301,24 @@ def test_run_ends_although_more_messages_have_arrived(server: BusServer) -> None
         assert seen == NUMBERED[:10]
 
 
+def test_handler_that_flushes_keeps_the_connection() -> None:
+    settings = Settings(tick_seconds=0.2, heartbeat_seconds=0.2)
+    attempts: list[int] = []
+
+    def handler(message: simplebus.Message[bytes]) -> None:
+        attempts.append(message.attempt)
+        for _ in range(20):
+            time.sleep(0.05)  # A second in total, which is longer than three heartbeats.
+            message.working()
+            bus.flush()
+
+    with bus_server(settings) as server, simplebus.connect_blocking(server.address) as bus:
+        bus.handle(1, handler, group="workers")
+        bus.publish(b"x", class_id=1)
+        bus.drain()
+        assert (attempts, bus.statistics().reconnections) == ([1], 0)
+
+
 def test_redelivers_when_the_handler_raises(clockless_server: BusServer) -> None:
     seen: list[int] = []
 
