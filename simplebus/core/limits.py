@@ -93,6 +93,9 @@ RING_BYTES_MIN = 64 * 1024
 # A ring grows by segments. Touching a larger one takes too long; smaller ones cost more in total.
 RING_SEGMENT_BYTES_MAX = 4 * 1024 * 1024
 
+# Address space that a growing ring leaves to the rest of the process.
+ADDRESS_SPACE_RESERVE_BYTES = 16 * 1024 * 1024
+
 # A ring frees the memory that it did not need for this many ticks, some segments with each tick.
 RING_IDLE_TICKS = 30
 RING_FREED_SEGMENTS_MAX = 64

@@ -10,8 +10,14 @@ import mmap
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core.limits import HUGE_PAGE_BLOCK_BYTES_MIN, RING_BYTES_MIN
+from simplebus.core.limits import (
+    ADDRESS_SPACE_RESERVE_BYTES,
+    HUGE_PAGE_BLOCK_BYTES_MIN,
+    RING_BYTES_MIN,
+)
 from simplebus.core.protocol.frames import Item
+
+_PRIVATE_AND_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 def allocate_array(count: int, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
@@ -23,10 +29,19 @@ def allocate_array(count: int, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
     size = count * dtype.itemsize
     if size < RING_BYTES_MIN:
         return np.empty(count, dtype)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, size, flags=_PRIVATE_AND_ANONYMOUS)
     if size >= HUGE_PAGE_BLOCK_BYTES_MIN and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype)
+
+
+def check_free_address_space(size: int) -> None:
+    """Raise OSError unless the system can provide `size` bytes and a reserve.
+
+    The reserve is for everything else that the process allocates: without it, a class that grows
+    would stop the whole server where address space is limited.
+    """
+    mmap.mmap(-1, size + ADDRESS_SPACE_RESERVE_BYTES, flags=_PRIVATE_AND_ANONYMOUS).close()
 
 
 def discard_pages(array: npt.NDArray[Item], first_byte: int) -> None:

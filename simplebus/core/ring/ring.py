@@ -39,7 +39,7 @@ from simplebus.core.ring.columns import (
     MessageRows,
     concatenate_rows,
 )
-from simplebus.core.ring.memory_budget import MemoryBudget
+from simplebus.core.ring.memory_budget import MemoryBudget, check_free_address_space
 from simplebus.core.ring.segment import OFFSET_BYTES, Segment, memory_bytes_of
 
 _PLAIN_ROW = MessageRow()
@@ -570,6 +570,8 @@ class Ring:
             if not self._acquire(memory_bytes):
                 return False
             try:
+                if len(self) or capacity > RING_BYTES_MIN:  # Others need the reserve.
+                    check_free_address_space(memory_bytes)
                 segment = Segment(capacity, slot_count)
             except (OSError, MemoryError):  # The system has less memory than the budget allows.
                 self._release_memory(memory_bytes)
