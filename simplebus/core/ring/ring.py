@@ -138,7 +138,7 @@ class Ring:
     @property
     def has_channels(self) -> bool:
         """True if a stored message may have a channel."""
-        return any(segment.columns.channels is not None for segment in self._segments)
+        return self.channel_counts.by_number.size > 1
 
     def statistics(self) -> RingStatistics:
         return RingStatistics(self.floor, self.head, self.frame_bytes, self._memory_bytes)
