@@ -6,13 +6,14 @@ anyway, because they can be fixed later.
 
 from __future__ import annotations
 
+import grp
 import ipaddress
 import math
 import os
 import stat
 import sys
 from collections.abc import Collection, Sequence
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Annotated, cast
@@ -22,6 +23,7 @@ import typer
 from simplebus.commands.check_config import create_serve_command
 from simplebus.commands.serve.command import exit_for_invalid_options
 from simplebus.console.errors import USAGE_STATUS, fail
+from simplebus.console.installation import find_source_tree
 
 # Time beyond the drain timeout to handle the signal, close connections and exit.
 _STOP_MARGIN_SECONDS = 10
@@ -31,6 +33,9 @@ _SPARE_DESCRIPTORS = 256
 STATE_DIRECTORY = Path("/var/lib/simplebus")
 """Directory of the unit's StateDirectory."""
 _HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
+"""Directories that ProtectHome=yes hides from the service."""
+_TEMPORARY_DIRECTORIES = (Path("/tmp"), Path("/var/tmp"))
+"""Directories that PrivateTmp=yes hides from the service."""
 _PRIVILEGED_PORTS = range(1, 1024)
 
 
@@ -41,6 +46,7 @@ def render_service_unit(
     drain_seconds: float,
     connections: int,
     installed_in: Sequence[Path],
+    files: Sequence[Path] = (),
 ) -> str:
     """Return a service unit that runs `simplebus serve`.
 
@@ -50,13 +56,14 @@ def render_service_unit(
         drain_seconds: Drain timeout of the arguments.
         connections: Maximum open connections of the arguments.
         installed_in: Paths of Python and the package.
+        files: Files that the service reads. Files that only their group may read add the group to
+            the unit.
     """
     template = (
         resources.files("simplebus.commands")
         .joinpath("files", "simplebus.service")
         .read_text("utf-8")
     )
-    is_in_home = any(place.is_relative_to(home) for place in installed_in for home in _HOMES)
     return Template(template).substitute(
         command=" ".join(
             quote_argument(word)
@@ -64,7 +71,8 @@ def render_service_unit(
         ),
         stop_seconds=math.ceil(drain_seconds) + _STOP_MARGIN_SECONDS,
         descriptors=connections + _SPARE_DESCRIPTORS,
-        protect_home="read-only" if is_in_home else "yes",
+        protect_home="read-only" if _is_in_home(installed_in) else "yes",
+        groups=" ".join(dict.fromkeys(group for file in files if (group := _file_group(file)))),
         capabilities=(
             "CAP_NET_BIND_SERVICE" if any(port in _PRIVILEGED_PORTS for port in ports) else ""
         ),
@@ -125,16 +133,23 @@ def find_problems(
         problems.append(
             f"{data_dir} is not writable for the service: it can write only below {STATE_DIRECTORY}"
         )
+    sees_home = _is_in_home(installed_in)
     for file in files:
         if not file.is_absolute():
             problems.append(f"{file} is a relative path: expected an absolute path")
         elif not file.exists():
             problems.append(f"{file} does not exist")
-        elif not file.stat().st_mode & stat.S_IROTH:
-            problems.append(
-                f"{file} is not readable for other users, including the service: give it to a "
-                "group, and name the group in the unit as SupplementaryGroups="
-            )
+        else:
+            if not file.stat().st_mode & stat.S_IROTH and _file_group(file) is None:
+                problems.append(
+                    f"{file} is not readable for the service: give it to a group other than root, "
+                    "run chmod 640 on it, and print the unit again"
+                )
+            if hidden := find_hidden_directory(file, sees_home=sees_home):
+                problems.append(
+                    f"{file} is not visible to the service, which sees nothing below {hidden}: "
+                    "move it, such as to /etc/simplebus"
+                )
     closed_directories = dict.fromkeys(find_closed_directory(place) for place in installed_in)
     for directory in closed_directories:
         if directory is not None:
@@ -142,13 +157,52 @@ def find_problems(
                 f"{directory} is closed to other users, including the service: install simplebus "
                 "and its Python elsewhere, such as in /opt"
             )
-    try:
-        metadata.version("simplebus")
-    except metadata.PackageNotFoundError:
+    hidden_directories = dict.fromkeys(
+        find_hidden_directory(place, sees_home=sees_home) for place in installed_in
+    )
+    for directory in hidden_directories:
+        if directory is not None:
+            problems.append(
+                f"simplebus or its Python is installed below {directory}, which is not visible to "
+                "the service: install both elsewhere, such as in /opt"
+            )
+    if (tree := find_source_tree()) is not None:
         problems.append(
-            "simplebus runs from its source tree: install it, so that the service finds it"
+            f"simplebus runs from its source tree {tree}: install it by `pip install .`, without "
+            "--editable, so that changes of the tree do not change the service"
         )
     return problems
+
+
+def find_hidden_directory(path: Path, *, sees_home: bool) -> Path | None:
+    """Return the directory above `path` that the unit hides from the service, or None.
+
+    Args:
+        path: An absolute path.
+        sees_home: True if the unit does not hide home directories.
+    """
+    hidden = _TEMPORARY_DIRECTORIES if sees_home else (*_TEMPORARY_DIRECTORIES, *_HOMES)
+    return next((directory for directory in hidden if path.is_relative_to(directory)), None)
+
+
+def _is_in_home(installed_in: Sequence[Path]) -> bool:
+    return any(place.is_relative_to(home) for place in installed_in for home in _HOMES)
+
+
+def _file_group(file: Path) -> str | None:
+    """Return the group that lets the service read a file that other users may not read.
+
+    The group root is never returned: it may read many files that the service must not read.
+    """
+    if not file.is_file():
+        return None
+    status = file.stat()
+    if status.st_mode & stat.S_IROTH or not status.st_mode & stat.S_IRGRP or not status.st_gid:
+        return None
+    try:
+        return grp.getgrgid(status.st_gid).gr_name
+    except KeyError:
+        return str(status.st_gid)
 
 
 def find_closed_directory(path: Path) -> Path | None:
@@ -218,5 +272,6 @@ def systemd_unit(
         drain_seconds=options.drain_seconds,
         connections=plan.settings.limits.connections + nats_connections,
         installed_in=places,
+        files=files,
     )
     typer.echo(text, nl=False)

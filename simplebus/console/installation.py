@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.resources import files
+from pathlib import Path
 
 DISTRIBUTION = "simplebus-broker"
 """Name of the distribution on PyPI, where `simplebus` is an unrelated project."""
@@ -12,6 +14,18 @@ def installed_version() -> str | None:
     """Return the installed version; None if simplebus runs from its source tree."""
     found = _find(DISTRIBUTION)
     return None if found is None else found.version
+
+
+def find_source_tree() -> Path | None:
+    """Return the source tree that simplebus runs from; None if it runs from an installed copy.
+
+    An editable installation runs from its source tree.
+    """
+    package = Path(str(files("simplebus"))).resolve()
+    found = _find(DISTRIBUTION)
+    if found is not None and Path(str(found.locate_file("simplebus"))).resolve() == package:
+        return None
+    return package.parent
 
 
 def find_conflict() -> str | None:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import grp
+import os
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import simplebus
 from simplebus.cli import app
 from simplebus.commands.systemd_unit import (
     find_closed_directory,
+    find_hidden_directory,
     find_problems,
     installed_paths,
     quote_argument,
     render_service_unit,
     render_socket_unit,
 )
+from tests.support.programs import environment
 from tests.support.requirements import require_program
 
 
@@ -191,18 +198,98 @@ def test_unreadable_installation_is_reported(tmp_path: Path) -> None:
     assert f"{tmp_path / 'closed'} is closed to other users" in find_problems([inner / "python"])[0]
 
 
+@pytest.mark.parametrize(
+    ("path", "sees_home", "hidden"),
+    [
+        ("/tmp/venv/bin/python", True, "/tmp"),
+        ("/var/tmp/venv/bin/python", False, "/var/tmp"),
+        ("/home/me/users.toml", False, "/home"),
+        ("/root/users.toml", False, "/root"),
+        ("/home/me/users.toml", True, None),
+        ("/opt/tmp/venv/bin/python", False, None),
+        ("/etc/simplebus/users.toml", False, None),
+    ],
+)
+def test_directories_that_the_unit_hides(path: str, sees_home: bool, hidden: str | None) -> None:
+    expected = None if hidden is None else Path(hidden)
+    assert find_hidden_directory(Path(path), sees_home=sees_home) == expected
+
+
+def test_installation_and_files_in_hidden_directories_are_reported() -> None:
+    with tempfile.NamedTemporaryFile(dir="/tmp") as config:
+        problems = "\n".join(find_problems([Path("/tmp/python")], [Path(config.name)]))
+    assert (
+        f"{config.name} is not visible to the service, which sees nothing below /tmp: move it"
+        in problems
+    )
+    assert "installed below /tmp, which is not visible" in problems
+
+
+def test_editable_installation_is_reported(tmp_path: Path) -> None:
+    """Run the package from its tree, and from a copy as a wheel installs it."""
+
+    def report(folder: Path) -> str:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "simplebus", "systemd-unit"],
+            env=environment(PYTHONPATH=str(folder)),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    tree, site = tmp_path / "tree", tmp_path / "site-packages"
+    for folder in (tree, site):
+        shutil.copytree(
+            Path(simplebus.__file__).parent,
+            folder / "simplebus",
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+    metadata = site / "simplebus_broker-0.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.4\nName: simplebus-broker\nVersion: 0.1.0\n"
+    )
+    assert f"simplebus runs from its source tree {tree}: install it" in report(tree)
+    assert "source tree" not in report(site)
+
+
 def test_unreadable_files_are_reported(tmp_path: Path) -> None:
     secret, public = tmp_path / "key.pem", tmp_path / "cert.pem"
     for file, mode in ((secret, 0o600), (public, 0o644)):
         file.touch()
         file.chmod(mode)
-    assert not any(str(public) in complaint for complaint in find_problems([], [public]))
-    (closed, *_) = find_problems([], [secret])
-    assert closed.startswith(
-        f"{secret} is not readable for other users, including the service: give it"
+    assert "not readable" not in "\n".join(find_problems([], [public]))
+    assert (
+        f"{secret} is not readable for the service: give it to a group other than root, "
+        in (find_problems([], [secret])[0])
     )
     assert find_problems([], [Path("a.toml")])[0].startswith("a.toml is a relative path")
     assert find_problems([], [tmp_path / "none"])[0] == f"{tmp_path / 'none'} does not exist"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to any group")
+def test_group_of_secret_files_becomes_a_group_of_the_service(tmp_path: Path) -> None:
+    """Own secrets as the guide says: by a group, with mode 640."""
+    secret, root_secret = tmp_path / "users.toml", tmp_path / "key.pem"
+    group = next(each for each in grp.getgrall() if each.gr_gid)
+    for file, gid in ((secret, group.gr_gid), (root_secret, 0)):
+        file.touch()
+        file.chmod(0o640)
+        os.chown(file, -1, gid)
+    assert "not readable" not in "\n".join(find_problems([], [secret]))
+    assert f"{root_secret} is not readable for the service" in find_problems([], [root_secret])[0]
+    text = render_service_unit(
+        [],
+        ports=[8888],
+        drain_seconds=1,
+        connections=1,
+        installed_in=installed_paths(),
+        files=[secret, secret, root_secret],
+    )
+    assert f"\nSupplementaryGroups={group.gr_name}\n" in text
+    assert run_systemd_verify(text, tmp_path) == ""
 
 
 def test_unwritable_data_directory_is_reported() -> None:
