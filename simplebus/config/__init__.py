@@ -12,6 +12,7 @@ Modules in reading order:
 - `bridges`: msgspec tables of bridges.
 - `server_settings`: core settings from the options of `serve`.
 - `file`: the configuration file of `serve`.
+- `changed_values`: descriptions of values that differ after a reload.
 - `sample`: a sample configuration file.
 - `stable_read`: reading files that may be written at this moment.
 

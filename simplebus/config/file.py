@@ -44,6 +44,7 @@ from simplebus.core import toml
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import BridgeSettings
+    from simplebus.config.schema import ClassTable
     from simplebus.config.users import ConfiguredUsers
     from simplebus.core.protocol.requests import NamedClass
     from simplebus.core.settings import ClassSettings, Settings
@@ -75,6 +76,8 @@ class ConfigFile:
     """Classes by name."""
     class_settings: Mapping[int | str, ClassSettings]
     """Settings of single classes."""
+    class_tables: Mapping[str, ClassTable] = field(default_factory=dict)
+    """Tables of single classes, as in the file."""
     bridges: tuple[BridgeSettings, ...] = ()
     users: ConfiguredUsers = field(default_factory=_no_users)
     """Users of all listeners."""
@@ -183,19 +186,17 @@ def read_config(path: Path, context: typer.Context) -> tuple[ConfigFile, tuple[s
         auth, has_secrets = parse_nats_table(nats, errors)
     classes: dict[str, NamedClass] = {}
     class_settings: dict[int | str, ClassSettings] = {}
-    ids: dict[str, int | None] = {}
+    class_tables: dict[str, ClassTable] = {}
     for name, table in _take_table(document, "classes", errors).items():
         where = f"classes.{name}"
         with errors.collect():
             class_table = parse_valid_part(ClassTable, _copy_table(table, where), where, errors)
             if class_table is not None:
-                ids[name], class_settings[name] = (
-                    class_table.id,
-                    class_table.to_settings(where, errors),
-                )
+                class_tables[name] = class_table
+                class_settings[name] = class_table.to_settings(where, errors)
                 classes[name] = class_table.to_class(name, where)
     with errors.collect():
-        _check_ids(ids)
+        _check_ids({name: table.id for name, table in class_tables.items()})
     has_secrets |= "@" in str(tables["serve"].get("engine", ""))
     bridges: tuple[BridgeSettings, ...] = ()
     with errors.collect():
@@ -214,6 +215,7 @@ def read_config(path: Path, context: typer.Context) -> tuple[ConfigFile, tuple[s
         options=options,
         classes=classes,
         class_settings=class_settings,
+        class_tables=class_tables,
         bridges=bridges,
         users=users,
         warnings=tuple(warnings),

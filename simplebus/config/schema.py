@@ -22,7 +22,7 @@ from simplebus.config.errors import (
     describe_unknown_name,
     suggest_name,
 )
-from simplebus.config.parse import FullPolicyChoice, parse_class, parse_size
+from simplebus.config.parse import FullPolicyChoice, format_size, parse_class, parse_size
 from simplebus.core.dead_letters import is_dead_letter_class
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import BINDINGS_MAX, CLASS_ID_MAX
@@ -216,6 +216,16 @@ class ClassTable(TomlTable, frozen=True):
         with errors.collect():
             return _class_settings(path, values)
         return ClassSettings()
+
+    def to_values(self) -> dict[str, Any]:
+        """Return the values by TOML key, with sizes as texts; None for keys that are not set."""
+        values: dict[str, Any] = {
+            name.replace("_", "-"): value for name, value in msgspec.structs.asdict(self).items()
+        }
+        for key in ("max-memory", "keep-memory", "max-disk"):
+            size = parse_size_value(values[key], key)
+            values[key] = None if size is None else format_size(size)
+        return values | {"subjects": self.subjects or None}
 
     def to_class(self, name: str, path: str) -> NamedClass:
         """Return the class. Raises ConfigError with all errors in its name and subjects."""

@@ -14,8 +14,10 @@ from simplebus import cli
 from simplebus.commands.serve.nats_options import NatsOptions
 from simplebus.commands.serve.settings import (
     RELOADABLE_OPTIONS,
+    SettingChange,
     apply_reload,
     build_plan,
+    count_changes,
     find_changes,
     nats_listener,
     reload_plan,
@@ -598,18 +600,107 @@ def test_changes_are_reported_with_required_restarts(file: Path) -> None:
             "[classes.a]\nsubjects = ['a']\n[[nats.users]]\nuser = 'ada'\npassword = 'secret'\n"
         )
         after = reload_plan(context)
-    told = {change.key: str(change) for change in find_changes(before, after)}
-    assert told == {
-        "serve.port": "serve.port is now 2, was 1: this needs a restart",
-        "serve.max-memory": "serve.max-memory is now 2GiB, was 1GiB",
-        "serve.log-level": "serve.log-level is now debug, was info",
-        "nats.tls.timeout": "nats.tls.timeout is now 2.0, was 3.0: this needs a restart",
-        "classes.a": "classes.a is not as it was",
-        "classes.a subjects": "classes.a subjects is not as it was",
-        "nats.users": "nats.users is not as it was",
+    changes = find_changes(before, after)
+    assert {str(change) for change in changes} == {
+        "serve.port = 2, was 1: needs a restart",
+        'serve.max-memory = "2GiB", was "1GiB"',
+        'serve.log-level = "debug", was "info"',
+        "nats.tls.timeout = 2, was 3: needs a restart",
+        'classes.a.subjects = ["a"]',
+        "nats.users.ada was added",
     }
-    left = {change.key for change in find_changes(apply_reload(before, after), after)}
-    assert left == {"serve.port", "nats.tls.timeout"}
+    assert count_changes(changes) == "4 changes applied, 2 need a restart"
+    left = find_changes(apply_reload(before, after), after)
+    assert {change.description for change in left} == {
+        "serve.port = 2, was 1",
+        "nats.tls.timeout = 2, was 3",
+    }
+
+
+def reload_texts(file: Path, before: str, after: str) -> list[str]:
+    """Return the changes between two texts of the file."""
+    file.write_text(before)
+    file.chmod(0o600)
+    with SERVE.make_context("serve", ["--config", str(file)]) as context:
+        plan = build_plan(context)
+        file.write_text(after)
+        return [str(change) for change in find_changes(plan, reload_plan(context))]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changes"),
+    [
+        ("keep-seconds = 3600", "keep-seconds = 1800", ["keep-seconds = 1800, was 3600"]),
+        ("keep-seconds = 3600", "keep-seconds = 3600.0", []),
+        ("", "keep-seconds = 2592000", ["keep-seconds = 2592000"]),
+        ("max-memory = '1MiB'", "max_memory = 1048576", []),
+        ("max-memory = '1MiB'", "", ['max-memory is not set, was "1MiB"']),
+        ("", "full = 'drop_oldest'\nid = 7", ["id = 7", 'full = "drop_oldest"']),
+        ("", "backoff = [1, 2.5]", ["backoff = [1, 2.5]"]),
+        ("last-values = true", "last-values = false", ["last-values = false, was true"]),
+    ],
+)
+def test_changed_keys_of_a_class_are_named(
+    file: Path, before: str, after: str, changes: list[str]
+) -> None:
+    table = "[classes.orders]\n"
+    assert reload_texts(file, table + before, table + after) == [
+        f"classes.orders.{change}" for change in changes
+    ]
+
+
+def test_changed_users_are_described_without_secrets(file: Path) -> None:
+    before = (
+        "[[users]]\nname = 'till'\npassword = 'secret one'\n"
+        "[[users]]\nname = 'a.b'\ntoken = 'secret two'\n"
+        "[nats]\ntoken = 'secret three'\n"
+        "[[bridges]]\nname = 'hq'\nto = 'simplebus://hq:8888'\nclasses = ['a']\n"
+    )
+    after = (
+        "[[users]]\nname = 'till'\npassword = 'secret five'\nmax-connections = 5\n"
+        "[users.permissions]\npublish = ['orders eu.#']\nadmin = ['inquire', 'purge x']\n"
+        "[[users]]\nname = 'new'\ntoken = 'secret six'\n"
+        "[nats]\ntoken = 'secret seven'\n"
+        "[[bridges]]\nname = 'hq'\nto = 'simplebus://other:8888'\nclasses = ['a']\n"
+    )
+    changes = reload_texts(file, before, after)
+    assert set(changes) == {
+        "users.till.password has changed",
+        "users.till.max-connections = 5, was 0",
+        'users.till.permissions.publish.allow = ["orders eu.#"]',
+        'users.till.permissions.admin = ["inquire", "purge x"]',
+        "users.till.permissions.wildcards = true",
+        'users."a.b" was removed',
+        "users.new was added",
+        "nats.token has changed",
+        "bridges.hq has changed: needs a restart",
+    }
+    assert "secret" not in "".join(changes)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        ("host = '::1'", "host = ['::1', '127.0.0.1']", 'host = ["::1", "127.0.0.1"], was ["::1"]'),
+        ("", "bind = 'orders.>=orders'", 'bind = ["orders.>=orders"]'),
+        ("last-values = [7]", "last-values = ['x']", 'last-values = ["x"], was ["7"]'),
+        ("verbose = false", "verbose = true", "verbose = true, was false"),
+        ("engine = 'nats://a'", "engine = 'nats://u:secret@b'", "engine has changed"),
+    ],
+)
+def test_changed_options_are_written_as_in_the_file(
+    file: Path, before: str, after: str, change: str
+) -> None:
+    changes = reload_texts(file, f"[serve]\n{before}\n", f"[serve]\n{after}\n")
+    assert [each.removesuffix(": needs a restart") for each in changes] == [f"serve.{change}"]
+
+
+def test_changes_are_counted() -> None:
+    applied, waiting = SettingChange("a = 1", True), SettingChange("b = 1", False)
+    assert count_changes([]) == "no changes"
+    assert count_changes([applied]) == "1 change applied"
+    assert count_changes([applied, waiting, applied]) == "2 changes applied, 1 needs a restart"
+    assert count_changes([waiting, waiting]) == "0 changes applied, 2 need a restart"
 
 
 def test_invalid_reload_reports_all_errors(file: Path) -> None:

@@ -61,6 +61,9 @@ FROM_ENVIRONMENT = (
     "Each option can be set by an environment variable too: --port by SIMPLEBUS_PORT, and so on."
 )
 
+_LOGGED_CHANGES_MAX = 1000
+"""Changed settings that one reload logs."""
+
 HELP = (
     "Run the server.\n\n"
     "The server prints one line when it is ready, [bold]simplebus ready tcp=HOST:PORT "
@@ -413,6 +416,7 @@ def serve(
         SECRET_VARIABLES,
         apply_reload,
         build_plan,
+        count_changes,
         find_changes,
         find_widened_permissions,
         reload_plan,
@@ -448,12 +452,15 @@ def serve(
             )
             plan = apply_reload(plan, new_plan)
             configure_logging(new_plan.log_level, new_plan.log_format)
-            for change in changed:
+            for change in changed[:_LOGGED_CHANGES_MAX]:
                 level = logging.INFO if change.is_reloaded else logging.WARNING
                 log.log(level, "configuration: %s", change, extra=UNLIMITED)
             for warning in (*new_plan.warnings, *widened):
                 log.warning("configuration: %s", warning, extra=UNLIMITED)
-            log.info("reloaded the configuration: %d changes", len(changed))
+            if len(changed) > _LOGGED_CHANGES_MAX:
+                count = len(changed) - _LOGGED_CHANGES_MAX
+                log.info("configuration: %d more changes", count, extra=UNLIMITED)
+            log.info("reloaded the configuration: %s", count_changes(changed))
 
         return new_plan.settings, new_plan.options, write_line
 

@@ -7,7 +7,7 @@ their values. A file with an error changes nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +15,7 @@ import typer
 
 from simplebus.commands.serve import http_options, jetstream_options, nats_options, tls_options
 from simplebus.commands.serve.option_values import convert_params
+from simplebus.config.changed_values import describe_changes, quote_key
 from simplebus.config.errors import ConfigError
 from simplebus.config.file import ConfigCheck, ConfigFile
 from simplebus.config.option_names import name_options_by_source, toml_key
@@ -44,6 +45,7 @@ RELOADABLE_OPTIONS = {
 
 An open connection keeps the limits that it was given in the handshake.
 """
+_RELOADABLE_KEYS = {toml_key(name) for name in RELOADABLE_OPTIONS}
 _RELOADABLE_TABLES = ("classes.", "nats.users", "users")
 
 SECRET_VARIABLES = (*nats_options.SECRETS, *jetstream_options.SECRETS.values())
@@ -68,18 +70,13 @@ class ServerPlan:
 class SettingChange:
     """Setting whose value differs after a reload."""
 
-    key: str
-    old_value: str
-    """Empty if the value is long or a secret."""
-    new_value: str
+    description: str
+    """Key and new value, without secrets."""
     is_reloaded: bool
     """True if the running server applies the new value."""
 
     def __str__(self) -> str:
-        what = f"{self.key} is not as it was"
-        if self.old_value:
-            what = f"{self.key} is now {self.new_value}, was {self.old_value}"
-        return what if self.is_reloaded else f"{what}: this needs a restart"
+        return self.description if self.is_reloaded else f"{self.description}: needs a restart"
 
 
 def build_plan(context: typer.Context) -> ServerPlan:
@@ -157,8 +154,7 @@ def _setting_values(context: typer.Context, config: ConfigFile | None) -> dict[s
             is_size = parameter.metavar == "SIZE" and isinstance(value, int)
             values[toml_key(name)] = format_size(value) if is_size else value
     if config is not None:
-        values |= {f"classes.{name}": config.class_settings[name] for name in config.class_settings}
-        values |= {f"classes.{name} subjects": class_ for name, class_ in config.classes.items()}
+        values |= {quote_key("classes", name): each for name, each in config.class_tables.items()}
         values |= {"nats.users": config.auth, "bridges": config.bridges}
     return values
 
@@ -190,19 +186,35 @@ def reload_plan(context: typer.Context) -> ServerPlan:
 
 
 def find_changes(old: ServerPlan, new: ServerPlan) -> list[SettingChange]:
-    """Return the settings that differ."""
-    reloadable = {toml_key(name) for name in RELOADABLE_OPTIONS}
-    changes = []
-    for key in dict.fromkeys((*old.values, *new.values)):
-        old_value, new_value = old.values.get(key), new.values.get(key)
-        if old_value != new_value:
-            is_reloaded = key in reloadable or key.startswith(_RELOADABLE_TABLES)
-            is_plain = all(
-                isinstance(each, str | int | float | None) for each in (old_value, new_value)
-            )
-            texts = (_format_value(old_value), _format_value(new_value)) if is_plain else ("", "")
-            changes.append(SettingChange(key, *texts, is_reloaded=is_reloaded))
-    return changes
+    """Return the settings that differ, one for each key of the file."""
+    return [
+        SettingChange(description, is_reloaded=_is_reloadable(key))
+        for key in _differing_keys(old, new)
+        for description in describe_changes(key, old.values.get(key), new.values.get(key))
+    ]
+
+
+def count_changes(changes: Sequence[SettingChange]) -> str:
+    """Return how many changes were applied, and how many need a restart."""
+    if not changes:
+        return "no changes"
+    applied = sum(change.is_reloaded for change in changes)
+    text = f"{applied} change{'' if applied == 1 else 's'} applied"
+    if waiting := len(changes) - applied:
+        text += f", {waiting} need{'s' if waiting == 1 else ''} a restart"
+    return text
+
+
+def _is_reloadable(key: str) -> bool:
+    return key in _RELOADABLE_KEYS or key.startswith(_RELOADABLE_TABLES)
+
+
+def _differing_keys(old: ServerPlan, new: ServerPlan) -> list[str]:
+    return [
+        key
+        for key in dict.fromkeys((*old.values, *new.values))
+        if old.values.get(key) != new.values.get(key)
+    ]
 
 
 def find_widened_permissions(old: ServerPlan, new: ServerPlan) -> list[str]:
@@ -255,16 +267,12 @@ def _rights_by_user(plan: ServerPlan) -> dict[str, tuple[set[str], set[str]]]:
     return rights
 
 
-def _format_value(value: Any) -> str:
-    return "not set" if value is None else str(value)
-
-
 def apply_reload(old: ServerPlan, new: ServerPlan) -> ServerPlan:
     """Return the settings of the running server after a reload.
 
     Settings that need a restart keep their old values.
     """
-    kept_keys = {change.key for change in find_changes(old, new) if not change.is_reloaded}
+    kept_keys = {key for key in _differing_keys(old, new) if not _is_reloadable(key)}
     values = {k: v for k, v in new.values.items() if k not in kept_keys}
     values |= {k: v for k, v in old.values.items() if k in kept_keys}
     return replace(new, values=values)
