@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simplebus.bridge.copier import Copier, CopierStatistics
+from simplebus.bridge.transform import SkipReason
 from simplebus.monitor.metrics_builder import MetricsBuilder
 from simplebus.monitor.snapshot import Column, Health, MonitorSnapshot, Note, Table, Tile
 
 _LAG = "Messages of the source that the target has not confirmed."
-_UP = "1 if source and target are connected and the target accepts messages."
+_UP = (
+    "1 if source and target are connected and the target accepts messages, else 0. Absent without "
+    "bridges."
+)
 _OLDEST = "Seconds since the source accepted the oldest of these messages."
 
 
@@ -57,9 +61,13 @@ def _add_metrics(metrics: MetricsBuilder, copier: CopierStatistics) -> None:
         ("bridge_doubts", "Discarded bridge records.", copier.discarded_records),
     ):
         metrics.counter(metric, help, value, lane=name)
-    for reason, count in copier.skipped.items():
-        help = "Messages that were not to be copied, by reason."
-        metrics.counter("bridge_left_messages", help, count, lane=name, reason=reason)
+    metrics.counter_by_reason(
+        "bridge_left_messages",
+        "Messages that were not to be copied, by reason.",
+        copier.skipped,
+        [reason.value for reason in SkipReason],
+        lane=name,
+    )
 
 
 def _table(statistics: Sequence[CopierStatistics]) -> Table:

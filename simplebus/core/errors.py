@@ -73,6 +73,37 @@ class Reason(enum.StrEnum):
     DRAINING = "draining"
 
 
+REFUSAL_REASONS = (
+    *(Reason.UNAUTHORIZED, Reason.BAD_REQUEST, Reason.BAD_CONNECT, Reason.BAD_ENVELOPE),
+    *(Reason.BAD_CHANNEL, Reason.BAD_ACK, Reason.UNKNOWN_CLASS, Reason.TOO_MANY_CLASSES),
+    *(Reason.CLASS_NAME_CONFLICT, Reason.SUBSCRIPTION_IN_USE, Reason.UNKNOWN_SUBSCRIPTION),
+    *(Reason.SUBSCRIPTION_MISMATCH, Reason.DURABLE_IN_USE, Reason.TOO_MANY_SUBSCRIPTIONS),
+    *(Reason.MEMORY_LIMIT, Reason.NAME_IN_USE, Reason.UNKNOWN_SESSION, Reason.DROP_NEWEST),
+    *(Reason.DISK_FULL, Reason.DISK_FAILED, Reason.DRAINING),
+)
+"""Reasons of refused requests and messages. At the first Connect they end the connection."""
+IGNORED_REASONS = (
+    *(Reason.ACK_UNSENT, Reason.ACK_UNSUBSCRIBED, Reason.ACK_LATE, Reason.DUPLICATE),
+)
+"""Reasons of ignored acks and messages."""
+DISCONNECT_REASONS = (
+    *(Reason.UNKNOWN_TYPE, Reason.FRAME_TOO_LONG, Reason.FRAME_TIMEOUT, Reason.HELLO_TIMEOUT),
+    *(Reason.HEARTBEAT_TIMEOUT, Reason.PENDING_LIMIT, Reason.STALLED),
+    *(Reason.TOO_MANY_CONNECTIONS, Reason.TOO_MANY_ATTEMPTS, Reason.TLS_HANDSHAKE),
+    *(Reason.SLOW_CONSUMER, Reason.TAKEN_OVER, Reason.NUMBER_GAP, Reason.OVER_CREDIT),
+)
+"""Reasons that always end a connection."""
+DEAD_LETTER_REASONS = (Reason.MAX_DELIVERIES, Reason.TERMINATED, Reason.UNCARRIABLE)
+"""Reasons of dead letters."""
+DROP_REASONS = (
+    *(Reason.DROP_OLDEST, Reason.DROP_NEWEST, Reason.EXPIRED, Reason.PURGED, Reason.IDLE_DURABLE),
+    *(Reason.SLOW_CONSUMER, Reason.UNDELIVERED_AT_CLOSE, Reason.LAST_VALUE_DROPPED),
+    *(Reason.NO_DEAD_LETTER, Reason.DAMAGED, Reason.UNAUTHORIZED),
+    *(Reason.DISK_FULL, Reason.DISK_FAILED),
+)
+"""Reasons of messages that are dropped without becoming dead letters."""
+
+
 class BusError(Exception):
     """Base class of the exceptions that simplebus raises on purpose."""
 

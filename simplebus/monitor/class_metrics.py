@@ -13,7 +13,7 @@ from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 
 from simplebus.core import dead_letters
-from simplebus.core.errors import Reason
+from simplebus.core.errors import DEAD_LETTER_REASONS, DROP_REASONS, Reason
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.store.store import Store
 from simplebus.monitor.metrics_builder import MetricsBuilder
@@ -169,21 +169,19 @@ def add_bus_metrics(metrics_builder: MetricsBuilder, metrics: BusMetrics) -> Non
     """
     for metric, help, value in _counter_values(metrics.total):
         metrics_builder.counter(f"bus_{metric}", f"{help} Sum over all classes.", value)
-    for reason, dropped_count in metrics.total.dropped.items():
-        metrics_builder.counter(
-            f"bus_{_DROPPED_METRIC}",
-            f"{_DROPPED_HELP} Sum over all classes.",
-            dropped_count,
-            reason=reason.value,
-        )
+    metrics_builder.counter_by_reason(
+        f"bus_{_DROPPED_METRIC}",
+        f"{_DROPPED_HELP} Sum over all classes.",
+        metrics.total.dropped,
+        _DROPPED_REASONS,
+    )
     for each in metrics.classes:
         labels = {"class": each.name, "class_id": str(each.class_id)}
         for metric, help, value in _counter_values(each):
             metrics_builder.counter(metric, help, value, **labels)
-        for reason, dropped_count in each.dropped.items():
-            metrics_builder.counter(
-                _DROPPED_METRIC, _DROPPED_HELP, dropped_count, **labels, reason=reason.value
-            )
+        metrics_builder.counter_by_reason(
+            _DROPPED_METRIC, _DROPPED_HELP, each.dropped, _DROPPED_REASONS, **labels
+        )
     for each in (*metrics.classes, *([metrics.others] if metrics.others is not None else [])):
         labels = {"class": each.name, "class_id": str(each.class_id) if each.class_id >= 0 else ""}
         for metric, help, value in (
@@ -204,6 +202,7 @@ def add_bus_metrics(metrics_builder: MetricsBuilder, metrics: BusMetrics) -> Non
 
 
 _DROPPED_METRIC = "dropped_messages"
+_DROPPED_REASONS = (*DROP_REASONS, *DEAD_LETTER_REASONS)
 _DROPPED_HELP = "Messages dropped, or not delivered to some subscription, by reason."
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from simplebus.core.histogram import HistogramSnapshot
 from simplebus.monitor.snapshot import Metric, MetricKind, Value
+
+ReasonT = TypeVar("ReasonT", bound=str)
 
 
 class MetricsBuilder:
@@ -17,6 +20,21 @@ class MetricsBuilder:
     def counter(self, name: str, help: str, value: float, **labels: str) -> None:
         """Add a value that only grows."""
         self._add(name, MetricKind.COUNTER, help, value, labels)
+
+    def counter_by_reason(
+        self,
+        name: str,
+        help: str,
+        counts: Mapping[ReasonT, float],
+        reasons: Iterable[ReasonT],
+        **labels: str,
+    ) -> None:
+        """Add a value for each reason that has occurred, and 0 for each of `reasons`.
+
+        Prometheus sees a first increase only if the value before it was 0, not absent.
+        """
+        for reason, value in (dict.fromkeys(reasons, 0) | dict(counts)).items():
+            self.counter(name, help, value, **labels, reason=str(reason))
 
     def gauge(self, name: str, help: str, value: float, **labels: str) -> None:
         """Add a value that may grow and shrink."""

@@ -16,6 +16,7 @@ import pytest
 
 from load.ports import free_port
 from simplebus import connect_blocking
+from simplebus.bridge.transform import SkipReason
 from tests.support.programs import run_server, running_program
 
 
@@ -51,6 +52,10 @@ def test_http_reports_copiers() -> None:
         _, _, at = it.read_line().partition("simplebus bridge ready http=")
         (name,) = wait_copier_names(at, are_up=True)
         assert http_get(at, "/healthz")["status"] == "ok"
+        with urllib.request.urlopen(f"http://{at}/metrics", timeout=60) as answer:
+            metrics = answer.read().decode()
+        assert metrics.count("simplebus_bridge_left_messages_total{") == len(SkipReason)
+        assert re.search(r'^simplebus_bridge_left_\w+{.*reason="looped"} 0\.0$', metrics, re.M)
         target.process.kill()
         assert wait_copier_names(at, are_up=False) == [name]
         reply = http_get(at, "/healthz")

@@ -545,7 +545,7 @@ _METRIC_NOTES = {
     "Classes, one by one": "The hundred classes with the most traffic have these series. The "
     'others are one sum, as gauges with `class="(others)"` and an empty `class_id`.',
     "NATS clients": "Without `--no-nats`.",
-    "Journal": "With `--data-dir`.",
+    "Journal": "With `--data-dir`; without, `simplebus_journal_failing` is 0.",
     "JetStream cluster of a stateless server": "With `--engine`.",
     "Bridges": "Of `simplebus bridge --http`, and of a server that runs bridges.",
     "Gateways": "Of `simplebus gateway --http`. If a module has a method `health`, its numbers are "
@@ -584,7 +584,8 @@ time, a hundred samples a second. [Terms](../glossary.md) are those of the gloss
 |---|---|
 | `class` | Name of the class, or its id if it has none. |
 | `class_id` | Id of the class. |
-| `reason` | [Reason code](errors.md#reason-codes); of a bridge: why a message is not copied. |
+| `reason` | [Reason code](errors.md#reason-codes); of a bridge: why a message is not copied. \
+Every possible reason is present from the start, as 0. |
 | `door` | Listener: `tcp` (binary), `nats` or `http`. |
 | `lane` | Copier of a bridge. |
 | `module` | Module of a gateway. |

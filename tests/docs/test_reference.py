@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,7 +19,15 @@ import simplebus.testing
 from simplebus.bridge import metrics as bridge_metrics
 from simplebus.config import sample
 from simplebus.console import errors as statuses
-from simplebus.core.errors import BusError, Reason
+from simplebus.core.errors import (
+    DEAD_LETTER_REASONS,
+    DISCONNECT_REASONS,
+    DROP_REASONS,
+    IGNORED_REASONS,
+    REFUSAL_REASONS,
+    BusError,
+    Reason,
+)
 from simplebus.gateway import metrics as gateway_metrics
 from simplebus.monitor import class_metrics
 from simplebus.server import process
@@ -120,6 +128,26 @@ def test_every_metric_of_a_server_has_a_row(tmp_path: Path) -> None:
 
 def test_every_reason_code_has_a_row() -> None:
     assert not missing_rows(page("errors.md"), [reason.value for reason in Reason])
+
+
+@pytest.mark.parametrize(
+    ("heading", "reasons"),
+    [
+        ("Refused requests and messages", REFUSAL_REASONS),
+        ("Ended connections", DISCONNECT_REASONS),
+        (
+            "Dropped messages",
+            set(DROP_REASONS) - {Reason.UNAUTHORIZED, Reason.DISK_FULL, Reason.DISK_FAILED},
+        ),
+        ("Dead letters", DEAD_LETTER_REASONS),
+        ("Ignored acks and duplicates", IGNORED_REASONS),
+    ],
+)
+def test_tables_of_reason_codes_are_those_of_the_metrics(
+    heading: str, reasons: Collection[Reason]
+) -> None:
+    table = page("errors.md").split(f"### {heading}\n")[1].split("\n#")[0]
+    assert set(re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)) == set(reasons)
 
 
 def test_every_exception_has_a_row() -> None:

@@ -9,12 +9,14 @@ import pytest
 
 from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.broker.inquire_positions import PositionReporter
+from simplebus.core.errors import DEAD_LETTER_REASONS, DROP_REASONS, Reason
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.session.session import Session
 from simplebus.monitor import bus_tables, class_metrics
 from simplebus.monitor.exposition import Exposition
 from simplebus.monitor.metrics_builder import MetricsBuilder
+from simplebus.monitor.snapshot import Metric
 
 T = TypeVar("T")
 
@@ -150,3 +152,29 @@ def test_sessions_table_shows_published_counts(bus: SocketlessBroker) -> None:
     assert {row[3] for row in table.rows} == {"version 1"}
     assert [row[5] for row in table.rows] == [13, 0, 0]
     assert notes == []
+
+
+def dropped_counts(metrics: list[Metric], name: str) -> dict[str, object]:
+    """Return the values of a metric of dropped messages, by reason."""
+    (metric,) = (each for each in metrics if each.name == name)
+    return {dict(labels)["reason"]: value for labels, value in metric.values}
+
+
+def test_dropped_messages_are_zero_before_the_first_one() -> None:
+    builder, metrics = MetricsBuilder(), class_metrics.ClassMetrics("orders", 7)
+    class_metrics.add_bus_metrics(
+        builder, class_metrics.BusMetrics([metrics], None, metrics, dead_letters=0)
+    )
+    zeros = {reason.value: 0 for reason in (*DROP_REASONS, *DEAD_LETTER_REASONS)}
+    assert dropped_counts(builder.build(), "bus_dropped_messages") == zeros
+    assert dropped_counts(builder.build(), "dropped_messages") == zeros
+
+
+def test_dropped_messages_of_an_unexpected_reason_are_counted() -> None:
+    builder, metrics = MetricsBuilder(), class_metrics.ClassMetrics("orders", 7)
+    metrics.dropped.update({Reason.DRAINING: 2, Reason.EXPIRED: 3})
+    class_metrics.add_bus_metrics(
+        builder, class_metrics.BusMetrics([metrics], None, metrics, dead_letters=0)
+    )
+    counts = dropped_counts(builder.build(), "dropped_messages")
+    assert (counts["draining"], counts["expired"], counts["purged"]) == (2, 3, 0)

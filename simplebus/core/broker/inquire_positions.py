@@ -10,7 +10,7 @@ from heapq import nsmallest
 
 from simplebus.core import dead_letters
 from simplebus.core.broker.wait_reasons import WaitFacts, explain_wait
-from simplebus.core.errors import Reason
+from simplebus.core.errors import DEAD_LETTER_REASONS, Reason
 from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.limits import (
     IN_FLIGHT_BYTES,
@@ -28,7 +28,6 @@ from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.subscription import BrokerSubscription
 
-_DEAD_LETTER_REASONS = (Reason.MAX_DELIVERIES, Reason.TERMINATED, Reason.UNCARRIABLE)
 """Reasons of giving up a message that produce a dead letter."""
 
 
@@ -169,7 +168,7 @@ class PositionReporter:
             dropped=position.dropped_count,
             undelivered=nonzero_counts(position.undelivered_counts),
             dead_letters=sum(
-                position.undelivered_counts.get(reason, 0) for reason in _DEAD_LETTER_REASONS
+                position.undelivered_counts.get(reason, 0) for reason in DEAD_LETTER_REASONS
             )
             - state.pending_dead_letter_count,
             alone_seconds=unattended_seconds,

@@ -12,6 +12,7 @@ from itertools import islice
 
 from simplebus.console.installation import installed_version
 from simplebus.core.broker.inquire_positions import PositionReporter, truncate_text
+from simplebus.core.errors import DISCONNECT_REASONS, IGNORED_REASONS, REFUSAL_REASONS
 from simplebus.core.protocol.durability import Durability
 from simplebus.monitor import bus_tables, class_metrics
 from simplebus.monitor.class_metrics import BusMetrics
@@ -239,13 +240,12 @@ class ServerMonitor:
         builder.gauge(
             "dead_letters", "Dead letters stored in dead-letter classes.", bus_metrics.dead_letters
         )
-        for reason, count in broker.refusal_counts.items():
-            builder.counter(
-                "refused_frames",
-                "Frames and acks that the server refused or ignored, by reason.",
-                count,
-                reason=reason.value,
-            )
+        builder.counter_by_reason(
+            "refused_frames",
+            "Frames and acks that the server refused or ignored, by reason.",
+            broker.refusal_counts,
+            (*REFUSAL_REASONS, *IGNORED_REASONS),
+        )
         builder.histogram(
             "publish_confirm_seconds",
             "Time from reading a message until it is confirmed, in seconds (sampled).",
@@ -287,13 +287,12 @@ class ServerMonitor:
             "CPU time of the event loop for HTTP responses and the periodic snapshot, in seconds.",
             self.http_seconds(),
         )
-        for reason, count in self._server.disconnect_counts.items():
-            builder.counter(
-                "disconnected",
-                "Connections closed by the server, by reason.",
-                count,
-                reason=reason.value,
-            )
+        builder.counter_by_reason(
+            "disconnected",
+            "Connections closed by the server, by reason.",
+            self._server.disconnect_counts,
+            (*DISCONNECT_REASONS, *REFUSAL_REASONS),
+        )
         if (nats_statistics := self._nats_statistics) is not None:
             for name, help, value in (
                 (
@@ -336,8 +335,14 @@ class ServerMonitor:
 
     def _add_journal_metrics(self, builder: MetricsBuilder) -> None:
         server = self._server
-        if server.journal_pump is not None:
-            _add_journal_metrics(builder, server.journal_pump.statistics())
+        journal = None if server.journal_pump is None else server.journal_pump.statistics()
+        builder.gauge(
+            "journal_failing",
+            "1 while the journal cannot be written, else 0.",
+            journal is not None and bool(journal.failure),
+        )
+        if journal is not None:
+            _add_journal_metrics(builder, journal)
         if server.jetstream is not None:
             cluster = server.jetstream
             publisher = cluster.publisher.statistics()
@@ -382,9 +387,6 @@ def _add_journal_metrics(builder: MetricsBuilder, journal: JournalStatistics) ->
         "journal_level",
         "Durability that a confirm promises: 0 memory, 1 os, 2 disk.",
         Durability(journal.level),
-    )
-    builder.gauge(
-        "journal_failing", "1 while the journal cannot be written, else 0.", bool(journal.failure)
     )
     for name, help, value in (
         ("journal_lots", "Write batches written.", journal.written_batch_count),

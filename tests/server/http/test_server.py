@@ -48,6 +48,22 @@ async def test_server_with_a_failed_journal_is_not_ready(tmp_path: object) -> No
         assert response.json["why"] == "disk_full: no space is left"
 
 
+async def test_counters_are_zero_before_their_first_event() -> None:
+    """Prometheus sees no increase from an absent value."""
+    async with serving(http_port=0) as server:
+        peer = await open_http_peer(server)
+        lines = (await peer.request("/metrics")).body.decode().splitlines()
+    for series in (
+        'simplebus_bus_dropped_messages_total{reason="drop_oldest"}',
+        'simplebus_disconnected_total{reason="stalled"}',
+        'simplebus_disconnected_total{reason="unauthorized"}',
+        'simplebus_refused_frames_total{reason="ack_late"}',
+        'simplebus_refused_frames_total{reason="bad_request"}',
+        "simplebus_journal_failing",
+    ):
+        assert f"{series} 0.0" in lines
+
+
 def test_http_answers_while_the_server_drains() -> None:
     with run_server("--host", "127.0.0.1", "--no-nats", "--drain-timeout", "30") as (program, url):
         assert program.http_address.startswith("127.0.0.1:")
