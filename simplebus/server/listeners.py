@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import trio
@@ -80,6 +81,21 @@ async def bind_all(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
     if problem is not None:
         log.info("not listening on IPv6: %s", problem)
     return sockets
+
+
+@contextlib.contextmanager
+def explain_port_in_use(purpose: str) -> Iterator[None]:
+    """Add to "address in use" errors what the port is for, and how to change it.
+
+    Args:
+        purpose: End of the sentence that begins with "That port".
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise OSError(error.errno, f"{error.strerror}. That port {purpose}") from None
 
 
 def format_address(address: tuple[object, ...]) -> str:

@@ -6,7 +6,6 @@ The ready line and READY=1 are sent when every listener accepts connections.
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import logging
 import os
@@ -223,9 +222,7 @@ async def _run_server(
         nats_listener = NatsListener(server, options.nats, certificate)
     async with contextlib.AsyncExitStack() as close_on_error:
         inherited_sockets = options.inherited
-        sockets = inherited_sockets.get("tcp") or await listeners.bind_all(
-            options.hosts, options.port
-        )
+        sockets = inherited_sockets.get("tcp") or await _bind_clients(options)
         close_on_error.callback(_close_sockets, sockets)
         nats_sockets = await _bind_nats(options)
         close_on_error.callback(_close_sockets, nats_sockets)
@@ -501,12 +498,17 @@ def _format_addresses(sockets: list[socket.socket]) -> tuple[str, ...]:
     return tuple(listeners.format_address(sock.getsockname()) for sock in sockets)
 
 
+async def _bind_clients(options: ServeOptions) -> list[socket.socket]:
+    with listeners.explain_port_in_use("is for clients: select another one with --port"):
+        return await listeners.bind_all(options.hosts, options.port)
+
+
 async def _bind_nats(options: ServeOptions) -> list[socket.socket]:
     if options.nats_port is None:
         return []
     if sockets := options.inherited.get("nats"):
         return sockets
-    with _explain_port_in_use(
+    with listeners.explain_port_in_use(
         "is for NATS clients: select another one with --nats-port, or disable NATS with --no-nats"
     ):
         return await listeners.bind_all(options.hosts, options.nats_port)
@@ -517,21 +519,10 @@ async def _bind_http(options: ServeOptions) -> list[socket.socket]:
         return []
     if sockets := options.inherited.get("http"):
         return sockets
-    with _explain_port_in_use(
+    with listeners.explain_port_in_use(
         "is for HTTP: select another one with --http-port, or disable HTTP with --no-http"
     ):
         return await listeners.bind_all(options.http_hosts, options.http_port)
-
-
-@contextlib.contextmanager
-def _explain_port_in_use(what: str) -> Iterator[None]:
-    """Add to "address in use" errors what the port is for, and how to change it."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise OSError(error.errno, f"{error.strerror}. That port {what}") from None
 
 
 def _log_lost_messages(server: Server) -> None:

@@ -258,7 +258,23 @@ def test_port_in_use_prints_one_sentence() -> None:
             "serve", "--host", "127.0.0.1", "--port", address.rpartition(":")[2]
         )
     assert (status, said) == (69, "")
-    assert complained == f"simplebus: cannot listen on {address}: Address already in use\n"
+    assert complained == (
+        f"simplebus: cannot listen on {address}: Address already in use. That port is for clients: "
+        "select another one with --port\n"
+    )
+
+
+def test_http_port_of_a_bridge_in_use_prints_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        _, said, complained = run_program(
+            *("bridge", "--from", "127.0.0.1:1", "--to", "127.0.0.1:2", "--name", "b", "a"),
+            *("--http", str(port)),
+        )
+    assert said == ""
+    assert complained.endswith(
+        "Address already in use. That port is for HTTP: select another one with --http\n"
+    )
 
 
 def test_invalid_host_prints_one_sentence() -> None:

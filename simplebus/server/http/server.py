@@ -330,7 +330,8 @@ async def start_http_server(
         OSError: An address is not available.
     """
     hosts = tuple(hosts)
-    sockets = await listeners.bind_all(hosts, port)
+    with listeners.explain_port_in_use("is for HTTP: select another one with --http"):
+        sockets = await listeners.bind_all(hosts, port)
     warn_if_public(hosts)
     http_server = HttpServer(dashboard, allowed_hosts=hosts)
     await nursery.start(http_server.run)
