@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from simplebus.config.parse import option, parse_seconds
-from simplebus.console.errors import fail
+from simplebus.console.errors import USAGE_STATUS, fail
 
 if TYPE_CHECKING:
     import ssl
@@ -32,7 +32,7 @@ HTTP = "http://127.0.0.1:8222"
 HELP = (
     "Watch a server, a bridge or a gateway in the terminal.\n\n\b\n"
     "  simplebus top\n"
-    "  simplebus top http://bus:8222\n"
+    "  simplebus top --url http://bus:8222\n"
     "  simplebus top --once                print a snapshot as text\n"
     "  simplebus top --json                print a snapshot as JSON\n\n"
     "It shows the live page: rates, classes, slow subscribers and the reasons. Stop it with Ctrl-C."
@@ -180,10 +180,16 @@ def _credentials(access: Access) -> dict[str, str]:
 
 
 def top(
+    context: typer.Context,
+    address: Annotated[
+        str | None,
+        typer.Argument(metavar="[URL]", show_default=False, help="Short form of the option --url."),
+    ] = None,
     url: Annotated[
         str,
-        typer.Argument(
-            metavar="[URL]",
+        typer.Option(
+            "--url",
+            metavar="URL",
             envvar="SIMPLEBUS_HTTP_URL",
             show_envvar=False,
             help="HTTP address of a server (`serve --http-port`), or of a bridge or gateway "
@@ -205,6 +211,11 @@ def top(
         ),
     ] = 1.0,
 ) -> None:
+    if address is not None:
+        source = context.get_parameter_source("url")
+        if source is not None and source.name == "COMMANDLINE" and url != address:
+            fail(f"two addresses were given: {address} and {url}", status=USAGE_STATUS)
+        url = address
     try:
         client = DashboardClient(url)
         snapshot = client.fetch()

@@ -58,6 +58,26 @@ def test_json_prints_facts_of_http_listener(http_address: str) -> None:
     assert told["tables"][0]["rows"] == asked["tables"][0]["rows"]
 
 
+def test_address_is_an_argument_an_option_or_a_variable(http_address: str) -> None:
+    """The option overrides the variable of the same meaning, and so does the argument."""
+    url = f"http://{http_address}"
+    for arguments, variable in (
+        (("--url", url), "http://127.0.0.1:1"),
+        ((url,), "http://127.0.0.1:1"),
+        ((url, "--url", url), ""),
+        ((), url),
+    ):
+        status, _, complained = run_program(
+            "top", *arguments, "--json", SIMPLEBUS_HTTP_URL=variable
+        )
+        assert (status, complained) == (0, ""), arguments
+    assert run_program("top", "http://a:1", "--url", "http://b:1") == (
+        2,
+        "",
+        "simplebus: two addresses were given: http://a:1 and http://b:1\n",
+    )
+
+
 def test_top_authenticates_with_user(tmp_path: Path) -> None:
     users = tmp_path / "users.toml"
     users.write_text('[[users]]\nname = "eye"\npassword = "a long password"\n')
