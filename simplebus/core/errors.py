@@ -79,7 +79,7 @@ REFUSAL_REASONS = (
     *(Reason.CLASS_NAME_CONFLICT, Reason.SUBSCRIPTION_IN_USE, Reason.UNKNOWN_SUBSCRIPTION),
     *(Reason.SUBSCRIPTION_MISMATCH, Reason.DURABLE_IN_USE, Reason.TOO_MANY_SUBSCRIPTIONS),
     *(Reason.MEMORY_LIMIT, Reason.NAME_IN_USE, Reason.UNKNOWN_SESSION, Reason.DROP_NEWEST),
-    *(Reason.DISK_FULL, Reason.DISK_FAILED, Reason.DRAINING),
+    *(Reason.FRAME_TOO_LONG, Reason.DISK_FULL, Reason.DISK_FAILED, Reason.DRAINING),
 )
 """Reasons of refused requests and messages. At the first Connect they end the connection."""
 IGNORED_REASONS = (
@@ -92,7 +92,7 @@ DISCONNECT_REASONS = (
     *(Reason.TOO_MANY_CONNECTIONS, Reason.TOO_MANY_ATTEMPTS, Reason.TLS_HANDSHAKE),
     *(Reason.SLOW_CONSUMER, Reason.TAKEN_OVER, Reason.NUMBER_GAP, Reason.OVER_CREDIT),
 )
-"""Reasons that always end a connection."""
+"""Reasons that end a connection, at any time."""
 DEAD_LETTER_REASONS = (Reason.MAX_DELIVERIES, Reason.TERMINATED, Reason.UNCARRIABLE)
 """Reasons of dead letters."""
 DROP_REASONS = (

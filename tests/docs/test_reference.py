@@ -150,6 +150,14 @@ def test_tables_of_reason_codes_are_those_of_the_metrics(
     assert set(re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)) == set(reasons)
 
 
+def test_limits_of_long_frames_are_options_of_serve() -> None:
+    rows = re.findall(r"^\| `frame_too_long` .*$", page("errors.md"), re.MULTILINE)
+    options = {option for row in rows for option in re.findall(r"`(--[a-z-]+)`", row)}
+    assert options == {"--max-frame", "--nats-max-payload", "--nats-max-control-line"}
+    known = {option for each in generator.serve_parameters() for option in each.opts}
+    assert options <= known
+
+
 def test_every_exception_has_a_row() -> None:
     names = {
         name
