@@ -23,7 +23,7 @@ import typer
 from simplebus.commands.check_config import create_serve_command
 from simplebus.commands.serve.command import exit_for_invalid_options
 from simplebus.console.errors import USAGE_STATUS, fail
-from simplebus.console.installation import find_source_tree
+from simplebus.console.installation import find_source_tree, install_command
 
 # Time beyond the drain timeout to handle the signal, close connections and exit.
 _STOP_MARGIN_SECONDS = 10
@@ -168,8 +168,8 @@ def find_problems(
             )
     if (tree := find_source_tree()) is not None:
         problems.append(
-            f"simplebus runs from its source tree {tree}: install it by `pip install .`, without "
-            "--editable, so that changes of the tree do not change the service"
+            f"simplebus runs from its source tree {tree}: install it by `{install_command()}`, "
+            "without --editable, so that changes of the tree do not change the service"
         )
     return problems
 

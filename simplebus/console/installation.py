@@ -10,6 +10,15 @@ DISTRIBUTION = "simplebus-broker"
 """Name of the distribution on PyPI, where `simplebus` is an unrelated project."""
 
 
+def install_command(extra: str = "") -> str:
+    """Return the command that installs simplebus in a clone of its repository.
+
+    Args:
+        extra: Group of optional dependencies, such as `spark`; empty for none.
+    """
+    return f'pip install ".[{extra}]"' if extra else "pip install ."
+
+
 def installed_version() -> str | None:
     """Return the installed version; None if simplebus runs from its source tree."""
     found = _find(DISTRIBUTION)
@@ -38,8 +47,8 @@ def find_conflict() -> str | None:
         return None
     return (
         f"the unrelated package 'simplebus' {other.version} is installed in this environment and "
-        f"shares files with {DISTRIBUTION}; run: pip uninstall -y simplebus && "
-        f"pip install --force-reinstall {DISTRIBUTION}"
+        f"shares files with {DISTRIBUTION}; in a clone of its repository, run: "
+        f"pip uninstall -y simplebus && {install_command()} --force-reinstall"
     )
 
 

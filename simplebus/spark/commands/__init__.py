@@ -16,6 +16,10 @@ from typing import Any
 
 import typer
 
+from simplebus.console.installation import install_command
+
+_INSTALL = install_command("spark").replace("[", "\\[")
+"""Command that installs Spark, escaped for rich."""
 MODULES = {
     "archive": "simplebus.spark.commands.archive",
     "compact": "simplebus.spark.commands.compact",
@@ -51,7 +55,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help=(
         "Archive, replay and analyse messages with Spark.\n\n"
-        'Install Spark by [bold]pip install "simplebus-broker\\[spark]"[/bold]. Each command runs '
+        f"Install Spark by [bold]{_INSTALL}[/bold] in a clone of the repository. Each command runs "
         "on this machine, or with --master on a cluster.\n\n\b\n"
         "  simplebus pipeline archive --subscribe orders --to archive"
     ),

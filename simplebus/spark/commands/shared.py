@@ -16,13 +16,16 @@ import typer
 
 from simplebus.config.parse import option, parse_pattern
 from simplebus.console.errors import describe_error, fail
+from simplebus.console.installation import install_command
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEFAULT_SERVERS = "127.0.0.1:8888"
 INTERRUPTED_STATUS = 130
-NEEDS_SPARK = 'this command needs Spark: pip install "simplebus-broker[spark]"'
+NEEDS_SPARK = (
+    f"this command needs Spark: run {install_command('spark')} in a clone of the repository"
+)
 
 
 class ArchiveFormat(enum.StrEnum):
