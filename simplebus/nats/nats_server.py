@@ -9,6 +9,7 @@ outbox. No socket, clock or thread: a driver brings bytes and times and sends wh
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -80,6 +81,7 @@ class NatsServer:
         seed: int = 0,
         secret: bytes = b"",
         broker: Broker | None = None,
+        on_pending: Callable[[], None] = lambda: None,
     ) -> None:
         """Create a server without sessions.
 
@@ -89,6 +91,8 @@ class NatsServer:
             seed: Seed of the random choice of queue group members.
             secret: Secret key of the nonces that clients sign with their nkeys.
             broker: Broker whose classes subjects are bound to; None for a server without classes.
+            on_pending: Called when `drain_ready`, `drain_disconnecting` or `drain_errors` may have
+                something to return. It need not be asked otherwise.
         """
         self.settings = settings or NatsSettings()
         self.server_id = server_id
@@ -120,6 +124,7 @@ class NatsServer:
         """Cost of the current read, in bytes of output."""
         self._disconnecting: list[tuple[NatsSession, NatsError]] = []
         self._errors: list[Exception] = []
+        self._on_pending = on_pending
         self.bus_adapter: BusAdapter | None = None
         self.rate_limits = NatsRateLimits(broker)
         if broker is not None:
@@ -309,6 +314,7 @@ class NatsServer:
     def _on_error(self, error: Exception) -> None:
         """Note an internal error in a batch. The rest of the batch is not delivered."""
         self._errors.append(error)
+        self._on_pending()
         for session in self._gathering_sessions:
             session.discard_gathered()
         self._gathering_sessions.clear()
@@ -382,6 +388,7 @@ class NatsServer:
         """Schedule a session for closing. Nothing more is sent to it."""
         session.is_disconnecting = True
         self._disconnecting.append((session, error))
+        self._on_pending()
         self._end_all_subscriptions(session)
 
     def _on_slow(self, session: NatsSession) -> None:
@@ -396,6 +403,8 @@ class NatsServer:
         self.disconnect(session, error)
 
     def _on_ready(self, session: NatsSession) -> None:
+        if not self._ready_sessions:
+            self._on_pending()
         self._ready_sessions[session] = None
 
     # Events --------------------------------------------------------------------------------------

@@ -67,9 +67,6 @@ class LocalEndpoint:
 
     # PublisherThrottle ----------------------------------------------------------------------------
 
-    def has_keeping_up_consumers(self) -> bool:
-        return False
-
     def should_delay(self, *, has_other_consumers: bool) -> bool:
         has_fetched, self._has_fetched = self._has_fetched, False
         return has_fetched

@@ -1,6 +1,7 @@
 """The NATS server on trio, next to `Server`, whose event loop, buffer and nursery it shares.
 
-Every change of the NATS server ends with `flush_ready`, which flushes all listeners.
+Every change of the NATS server ends with `flush_ready`, which flushes all listeners. The server
+flushes NATS clients only after the listener has entered itself in `Server.listeners_to_flush`.
 """
 
 from __future__ import annotations
@@ -60,15 +61,16 @@ class NatsListener:
         tls: ReloadableCertificate | None = None,
     ) -> None:
         self._tls = tls
+        self.server = server
         self.nats_server = NatsServer(
             settings,
             server_id=secrets.token_hex(16).upper(),
             seed=secrets.randbits(64),
             broker=server.broker,
             secret=secrets.token_bytes(32),
+            on_pending=self._request_flush,
         )
         self._user_by_spelling = _by_spelling(self.nats_server.settings.auth)
-        self.server = server
         self._nats_auth_worker = AuthWorker(Users(()))
         """Checks the credentials of NATS users if the server has no users of its own."""
         self.buffer = server.buffer
@@ -86,9 +88,7 @@ class NatsListener:
         self._delay: PublisherStall | None = None
         """Delay of the publisher of another listener."""
         self._state_changed = trio.lowlevel.ParkingLot()
-        """Tasks that wait for any change of the NATS server."""
-        server.listener_flushers.append(self.flush_nats_clients)
-        server.throttles.append(self)
+        """Tasks that wait for any change of the NATS server or the broker."""
         server.other_evictable_connections.append(self.evictable_connections)
         server.connection_finders.append(self._connection_of_session)
 
@@ -176,8 +176,9 @@ class NatsListener:
             self.nats_server.receive(session, self.buffer, count)
         finally:
             # Deliver messages first; other work follows.
-            self.flush_nats_clients()
-            self.flush_ready()
+            self.server.listeners_to_flush.pop(self, None)
+            self.flush_clients()
+            self.server.flush_ready()
 
     @property
     def auth_worker(self) -> AuthWorker | None:
@@ -214,7 +215,7 @@ class NatsListener:
     async def wait_flushed(self) -> None:
         """Wait until all outgoing bytes are sent to the clients."""
         while not all(c.session.outbox.is_idle for c in self.connections.values()):
-            await self._state_changed.park()
+            await self._wait_for_change()
 
     async def run_lame_duck(self) -> None:
         """Ask clients to leave; after a grace period disconnect the rest one after the other."""
@@ -234,25 +235,31 @@ class NatsListener:
 
     async def _wait_all_closed(self) -> None:
         while self.connections:
-            await self._state_changed.park()
+            await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        """Wait until a listener was flushed."""
+        self._request_flush()
+        await self._state_changed.park()
+
+    def _request_flush(self) -> None:
+        """Let the next `Server.flush_ready` flush the NATS clients."""
+        self.server.listeners_to_flush[self] = None
 
     def flush_ready(self) -> None:
+        self._request_flush()
         self.server.flush_ready()
 
-    def flush_nats_clients(self) -> bool:
-        """Send what became ready. Returns True if a session with classes was flushed.
-
-        The broker may have changed in that case.
-        """
+    def flush_clients(self) -> None:
+        """Send what became ready."""
         if self._state_changed:
             self._state_changed.unpark_all()
         front, connections = self.nats_server, self.connections
-        changed = False
+        if front.slow_consumer_monitor.has_new_slow:
+            self.server.throttles[self] = None
         for session in front.drain_ready():
             if session.client_id in connections:
                 connections[session.client_id].flush()
-            if session.local_session is not None:
-                changed = True
         for session, error in front.drain_disconnecting():
             if session.client_id in connections:
                 connections[session.client_id].disconnect(error)
@@ -262,7 +269,6 @@ class NatsListener:
         if front.routes.has_abandoned and not self._is_removing_routes:
             self._is_removing_routes = True
             self.start_soon(self._remove_abandoned_routes)
-        return changed
 
     def _connection_of_session(self, session_id: int) -> Connection[NatsSession] | None:
         """Return the connection of the NATS client that owns this broker session, or None."""
@@ -318,6 +324,7 @@ class NatsListener:
             self.server.update_clock()
 
     def has_keeping_up_consumers(self) -> bool:
+        """Return True if the latest messages also went to a client that is not behind."""
         return self.nats_server.has_ready_fast_session()
 
     def should_delay(self, *, has_other_consumers: bool) -> bool:
@@ -345,7 +352,7 @@ class NatsListener:
             delay.shorten()
         with trio.move_on_after(delay.max_seconds):
             while pace.is_stall_needed(delay):
-                await self._state_changed.park()
+                await self._wait_for_change()
                 if self._is_draining:
                     delay.shorten()
             return

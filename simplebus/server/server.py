@@ -51,9 +51,6 @@ _BULK_BYTES = 64 * 1024
 class PublisherThrottle(Protocol):
     """A source of back-pressure: can delay publishers because its own consumers are behind."""
 
-    def has_keeping_up_consumers(self) -> bool:
-        """Return True if the latest messages also went to a consumer that is not behind."""
-
     def should_delay(self, *, has_other_consumers: bool) -> bool:
         """Return True if the publisher should wait for consumers that are behind.
 
@@ -62,6 +59,16 @@ class PublisherThrottle(Protocol):
 
     async def delay(self, publisher: Session) -> None:
         """Wait for the consumers that are behind, for a bounded time."""
+
+
+class ClientListener(Protocol):
+    """A listener of another protocol, whose clients the broker's messages reach."""
+
+    def flush_clients(self) -> None:
+        """Send what became ready for the listener's clients."""
+
+    def has_keeping_up_consumers(self) -> bool:
+        """Return True if the latest messages also went to a consumer that is not behind."""
 
 
 class SessionOwner(Protocol):
@@ -146,14 +153,14 @@ class Server:
         """Connections that the server closed, by reason."""
         self.accepted_count = 0
         self._closed_traffic = Traffic()
-        self.listener_flushers: list[Callable[[], bool]] = []
-        """Flush functions of the other listeners. Each returns True if it may have changed the
-        broker.
+        self.listeners_to_flush: dict[ClientListener, None] = {}
+        """Other listeners that have something for their clients since their last flush. A listener
+        adds itself, so an idle one costs nothing.
         """
         self.connection_finders: list[Callable[[int], Connection[Any] | None]] = []
         """Functions that return another listener's connection for a session id, or None."""
-        self.throttles: list[PublisherThrottle] = []
-        """Other listeners whose consumers may fall behind messages published here."""
+        self.throttles: dict[PublisherThrottle, None] = {}
+        """Other listeners whose consumers fell behind since a publisher was last asked to wait."""
         self.latency: LatencyRecorder | None = None
         """Latency measurement; None if monitoring is off."""
         self.local_throttles: list[PublisherThrottle] = []
@@ -409,10 +416,12 @@ class Server:
         finally:
             if latency is not None:
                 latency.record_applied(now)
-            self._has_other_consumers = bool(self.throttles) and (
-                self.broker.has_other_ready_sessions(session.session_id)
-                or any(throttle.has_keeping_up_consumers() for throttle in self.throttles)
-            )
+            if self.listeners_to_flush or self.throttles:
+                self._has_other_consumers = self.broker.has_other_ready_sessions(
+                    session.session_id
+                ) or any(
+                    listener.has_keeping_up_consumers() for listener in self.listeners_to_flush
+                )
             self.flush_ready()
             if latency is not None:
                 latency.record_sent(now, session)
@@ -426,7 +435,8 @@ class Server:
         self._active_throttle = (
             None if rests or not self._is_bulk_read else self._busy_local_throttle()
         )
-        for throttle in self.throttles:
+        while self.throttles:
+            throttle, _ = self.throttles.popitem()
             if throttle.should_delay(has_other_consumers=self._has_other_consumers):
                 self._active_throttle = throttle
         return rests or self._active_throttle is not None
@@ -456,16 +466,13 @@ class Server:
         broker = self.broker
         if self.latency is not None and self.latency.pending_batches:
             self.latency.record_durable()
-        busy = True
-        while busy:
-            while ready := broker.drain_ready():
-                for session_id in ready:
-                    if connection := self._find_session_owner(session_id):
-                        connection.flush()
-            busy = False
-            for flush_ready in self.listener_flushers:
-                if flush_ready():
-                    busy = True
+        while (ready := broker.drain_ready()) or self.listeners_to_flush:
+            for session_id in ready:
+                if connection := self._find_session_owner(session_id):
+                    connection.flush()
+            if not ready:  # Flushing the listener's clients may change the broker.
+                listener, _ = self.listeners_to_flush.popitem()
+                listener.flush_clients()
         for session, error in broker.drain_closing():
             self._disconnect(session, error)
         self._update_wakeup_deadline()
@@ -480,7 +487,8 @@ class Server:
     def _find_session_owner(self, session_id: int) -> Connection[Any] | SessionOwner | None:
         """Return the owner of a broker session on any listener, or None."""
         found: Connection[Any] | SessionOwner | None = self.connections.get(session_id)
-        found = found or self.local_clients.get(session_id)
+        if found is None:
+            found = self.local_clients.get(session_id)
         if found is None:
             others = (find(session_id) for find in self.connection_finders)
             found = next((other for other in others if other is not None), None)

@@ -55,6 +55,18 @@ def test_class_name_and_channels_are_used_as_subjects() -> None:
     ]
 
 
+def test_driver_need_not_flush_nats_clients_that_get_nothing() -> None:
+    harness = NatsBrokerHarness()
+    client = harness.client(b"SUB orders.eu 1\r\n")
+    peer = connect_version2(harness, classes=[1])
+    harness.flush()
+    peer.send(publish(1, 0, b"x"), publish_envelopes(1, 1, channel_envelope("orders.us", b"x")))
+    assert not harness.is_flush_requested
+    peer.send(publish_envelopes(1, 2, channel_envelope("orders.eu", b"x")))
+    assert harness.is_flush_requested
+    assert harness.flush() == [client.session]
+
+
 def test_headers_only_reach_clients_that_accept_headers() -> None:
     harness = NatsBrokerHarness()
     client, plain = harness.client(b"SUB a 1\r\n"), harness.client(b"SUB a 1\r\n", headers=False)

@@ -44,8 +44,24 @@ class NatsBrokerHarness(BrokerHarness):
         self, settings: Settings | None = None, nats: NatsSettings | None = None, **limits: float
     ) -> None:
         super().__init__(settings, **limits)
-        self.nats_server = NatsServer(nats, broker=self.broker)
+        self.nats_server = NatsServer(nats, broker=self.broker, on_pending=self._request_flush)
         self.nats_buffer = ReceiveBuffer()
+        self.is_flush_requested = False
+        """True if the NATS server has asked its driver to send something."""
+
+    def _request_flush(self) -> None:
+        self.is_flush_requested = True
+
+    def check_invariants(self) -> None:
+        super().check_invariants()
+        if not self.is_flush_requested:
+            assert self.nats_server.drain_ready() == []
+            assert self.nats_server.drain_disconnecting() == []
+
+    def flush(self) -> list[NatsSession]:
+        """Drain the NATS server like its driver. Returns the sessions that have new output."""
+        self.is_flush_requested = False
+        return self.nats_server.drain_ready()
 
     def client(self, *said: bytes, headers: bool = True, **options: bool | str) -> Client:
         """Connect a NATS client and send these bytes."""
@@ -80,6 +96,7 @@ class Client:
             self.harness.check_invariants()
             self.harness.broker.drain_ready()
             self.harness.check_invariants()
+            self.harness.flush()
 
     def pub(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: bytes = b""
