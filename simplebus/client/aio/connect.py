@@ -46,6 +46,7 @@ def new_client_core(
     frame_bytes: int,
     instance: str | None = None,
     auth: Auth | None = None,
+    late_confirms: bool = False,
 ) -> ClientCore:
     """Return a client core. Name and instance are random if they are not given."""
     if name is None:
@@ -63,6 +64,7 @@ def new_client_core(
         client="simplebus for Python",
         frame_bytes_max=frame_bytes,
         auth=auth,
+        late_confirms=late_confirms,
     )
 
 
@@ -136,6 +138,7 @@ async def connect(
         reconnect=reconnect,
         frame_bytes=frame_bytes,
         auth=credentials.auth,
+        late_confirms=True,
     ) as bus:
         yield bus
 
@@ -151,9 +154,16 @@ async def open_bus(
     reconnect: float | None = 60.0,
     frame_bytes: int = Limits().frame_bytes,
     auth: Auth | None = None,
+    late_confirms: bool = False,
 ) -> AsyncIterator[Bus]:
     """Connect to a bus at any kind of endpoint, as `connect` does for addresses."""
-    core = new_client_core(name=name, heartbeat=heartbeat, frame_bytes=frame_bytes, auth=auth)
+    core = new_client_core(
+        name=name,
+        heartbeat=heartbeat,
+        frame_bytes=frame_bytes,
+        auth=auth,
+        late_confirms=late_confirms,
+    )
     now = anyio.current_time()
     connection = ClientConnection(
         core,

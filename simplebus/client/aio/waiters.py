@@ -80,6 +80,7 @@ class ConnectionWaiters:
         refusals.
         """
         event = anyio.Event()
+        self.core.require_confirm(last + 1)
         if self.confirms.has_waiters:  # Many publish at once: their messages leave together.
             self.writer.write_soon()
         else:
@@ -105,6 +106,7 @@ class ConnectionWaiters:
             self.check_open()
             await self.changed.wait()
         mark = outgoing.encode_acks()
+        core.require_confirm(core.published_position)
         await anyio.lowlevel.checkpoint()
         self.writer.write_now()
         while not outgoing.has_written_acks(mark):

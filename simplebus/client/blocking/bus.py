@@ -127,6 +127,7 @@ def connect_blocking(
         heartbeat=heartbeat,
         frame_bytes=frame_bytes,
         auth=shown.auth,
+        late_confirms=True,
     )
     schedule = ReconnectSchedule(
         len(addresses), timeout=timeout, reconnect=reconnect, now=monotonic()

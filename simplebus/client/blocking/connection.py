@@ -363,6 +363,7 @@ class BlockingClientConnection:
         refusals.
         """
         waiter = self.confirms.add_waiter(first, last, on_done=lambda: None)
+        self.core.require_confirm(last + 1)
         try:
             self.wait_until(lambda: waiter.is_done)
         except BaseException as error:
@@ -381,6 +382,7 @@ class BlockingClientConnection:
         if not self.wait_until(lambda: not core.has_held_acks, deadline):
             return False
         mark, published = outgoing.encode_acks(), core.published_position
+        core.require_confirm(published)
         return self.wait_until(
             lambda: core.confirmed_position >= published and outgoing.has_written_acks(mark),
             deadline,

@@ -59,6 +59,7 @@ class ClientCore:
         bus_id: str = "",
         first_number: int | None = None,
         auth: Auth | None = None,
+        late_confirms: bool = False,
     ) -> None:
         """Create the state of a client that is not connected.
 
@@ -73,6 +74,8 @@ class ClientCore:
             bus_id: Bus id of the server that confirmed the messages of that run.
             first_number: First message number, for a program that assigns its own numbers.
             auth: Credentials; None to connect without.
+            late_confirms: Let the server delay Confirms for which `require_confirm` was not
+                called.
         """
         connect_request = ConnectRequest(
             name=name,
@@ -84,7 +87,9 @@ class ClientCore:
             first=first_number,
             auth=auth,
         )
-        self._connection = ConnectionState(connect_request, frame_bytes_max=frame_bytes_max)
+        self._connection = ConnectionState(
+            connect_request, frame_bytes_max=frame_bytes_max, late_confirms=late_confirms
+        )
         self.publish_buffer = self._connection.publish_buffer
         self.publish = self.publish_buffer.publish
         """Publish a message and return its position; see `PublishBuffer.publish`."""
@@ -325,6 +330,11 @@ class ClientCore:
     def has_credit(self) -> bool:
         """True if the credit allows one more message, so that it does not pile up here."""
         return self.publish_buffer.has_credit
+
+    def require_confirm(self, end: int) -> None:
+        """Let the server confirm the messages below position `end` without waiting."""
+        if self.publish_buffer.require_confirm(end):
+            self.send_queue.append_frame(frames.encode(frames.HEARTBEAT))
 
     def pop_refusals(self) -> dict[int, RefusedError]:
         """Return the refusals since the previous call, by position."""

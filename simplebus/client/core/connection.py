@@ -56,9 +56,17 @@ _REPLY_DECODERS: dict[int, Callable[[bytes], ReplyBody | None]] = {
 class ConnectionState:
     """Protocol state of one client, across all servers that it connects to."""
 
-    def __init__(self, connect_request: ConnectRequest, *, frame_bytes_max: int) -> None:
+    def __init__(
+        self,
+        connect_request: ConnectRequest,
+        *,
+        frame_bytes_max: int,
+        late_confirms: bool = False,
+    ) -> None:
         self.publish_buffer = PublishBuffer(
-            frame_bytes_max=frame_bytes_max, name_class=self.name_class
+            frame_bytes_max=frame_bytes_max,
+            name_class=self.name_class,
+            late_confirms=late_confirms,
         )
         self.send_queue = SendQueue(self.publish_buffer)
         self.open_requests = OpenRequests()

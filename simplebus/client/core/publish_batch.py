@@ -26,8 +26,12 @@ FrameBounds = Sequence[int] | Integers
 """Offsets of the frames and the end of the last one: a list for few frames, an array for many."""
 
 _NUMBER_STRUCT = struct.Struct(">i")
+_NUMBER_AND_TIMER_STRUCT = struct.Struct(">iH")
 _NUMBER_DTYPE: np.dtype[np.int32] = np.dtype(">i4")
 _NUMBER_OFFSET = 3
+_TIMER_OFFSET = 7
+_TIMER_BY_LATE_CONFIRM = (b"\0\0", b"\0\1")
+"""Timer index of a published message: 1 if its Confirm may wait."""
 _DIRECT_SEARCH_BYTES_MAX = 4096
 
 
@@ -89,7 +93,13 @@ class UnnumberedFrames:
         return int(self.bounds[self._popped_count + 1] - self.bounds[self._popped_count])
 
     def pop_batch(
-        self, *, max_bytes: int, available_bytes: int, first_position: int, first_number: int
+        self,
+        *,
+        max_bytes: int,
+        available_bytes: int,
+        first_position: int,
+        first_number: int,
+        allows_late_confirm: bool = False,
     ) -> PublishBatch | None:
         """Remove and number as many frames as `count_fitting` allows; None if none fits."""
         begin = self._popped_count
@@ -104,6 +114,8 @@ class UnnumberedFrames:
             data, slice_bounds(self.bounds, begin, end), first_position=first_position
         )
         batch.assign_numbers(first_number)
+        if allows_late_confirm and batch.count <= PLAIN_FRAMES_MAX:
+            batch.set_late_confirm(True)
         return batch
 
 
@@ -134,9 +146,16 @@ def _occurs_exactly(marker: bytes, count: int, data: bytearray) -> bool:
 class PublishBatch:
     """Whole frames with consecutive message numbers."""
 
-    __slots__ = ("bounds", "count", "data", "first_position", "size_bytes")
+    __slots__ = ("bounds", "count", "data", "first_position", "has_late_confirm", "size_bytes")
 
-    def __init__(self, data: memoryview, bounds: FrameBounds, *, first_position: int) -> None:
+    def __init__(
+        self,
+        data: memoryview,
+        bounds: FrameBounds,
+        *,
+        first_position: int,
+        has_late_confirm: bool = False,
+    ) -> None:
         self.data = data
         """The frames back to back. Writable, so that they can be renumbered."""
         self.bounds = bounds
@@ -144,20 +163,31 @@ class PublishBatch:
         """Position of the first message."""
         self.count = len(bounds) - 1
         self.size_bytes = len(data)
+        self.has_late_confirm = has_late_confirm
+        """True if the frames tell the server that their Confirm may wait. Many frames never do."""
 
     @classmethod
     def from_message(
-        cls, prefix: bytes, content: bytes, *, position: int, number: int
+        cls,
+        prefix: bytes,
+        content: bytes,
+        *,
+        position: int,
+        number: int,
+        has_late_confirm: bool = False,
     ) -> PublishBatch:
         """Create the frame of one message."""
         data = bytearray(prefix)
         data += content
         data += DELIMITER
-        _NUMBER_STRUCT.pack_into(data, DELIMITER_BYTES + _NUMBER_OFFSET, number)
+        _NUMBER_AND_TIMER_STRUCT.pack_into(
+            data, DELIMITER_BYTES + _NUMBER_OFFSET, number, has_late_confirm
+        )
         return cls(
             memoryview(data)[DELIMITER_BYTES:],
             [0, len(data) - DELIMITER_BYTES],
             first_position=position,
+            has_late_confirm=has_late_confirm,
         )
 
     @property
@@ -180,10 +210,14 @@ class PublishBatch:
             self.data[:split_offset],
             slice_bounds(self.bounds, 0, count),
             first_position=self.first_position,
+            has_late_confirm=self.has_late_confirm,
         )
         rest_bounds = slice_bounds(self.bounds, count, self.count)
         return front, PublishBatch(
-            self.data[split_offset:], rest_bounds, first_position=self.first_position + count
+            self.data[split_offset:],
+            rest_bounds,
+            first_position=self.first_position + count,
+            has_late_confirm=self.has_late_confirm,
         )
 
     def assign_numbers(self, first_number: int) -> None:
@@ -198,6 +232,14 @@ class PublishBatch:
         numbers = np.arange(first_number, first_number + self.count) & MESSAGE_ID_MASK
         offsets = np.asarray(self.bounds)[:-1] + _NUMBER_OFFSET
         frames.unaligned(np.frombuffer(self.data, np.uint8), _NUMBER_DTYPE)[offsets] = numbers
+
+    def set_late_confirm(self, allowed: bool) -> None:
+        """Tell the server whether the Confirm of these messages may wait."""
+        if allowed != self.has_late_confirm:
+            self.has_late_confirm = allowed
+            for index in range(self.count):
+                offset = int(self.bounds[index]) + _TIMER_OFFSET
+                self.data[offset : offset + 2] = _TIMER_BY_LATE_CONFIRM[allowed]
 
 
 def count_fitting(bounds: FrameBounds, first: int, *, max_bytes: int, available_bytes: int) -> int:

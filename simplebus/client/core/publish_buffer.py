@@ -63,9 +63,19 @@ class PublishBuffer:
 
     A program that assigns its own message numbers may skip some; the skipped positions have no
     message.
+
+    With `late_confirms`, messages tell the server that their Confirm may wait, unless they are sent
+    in large numbers. `require_confirm` names positions whose Confirm may not wait; while one of
+    them is unconfirmed, no other message tells the server to wait.
     """
 
-    def __init__(self, *, frame_bytes_max: int, name_class: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        *,
+        frame_bytes_max: int,
+        name_class: Callable[[int], None],
+        late_confirms: bool = False,
+    ) -> None:
         self.published_position = 0
         """Number of published messages, which is the position of the next one."""
         self.confirmed_position = 0
@@ -106,6 +116,11 @@ class PublishBuffer:
         self._base_number = 0
         """Message number of position 0."""
         self._refusal_by_position: dict[int, RefusedError] = {}
+        self._late_confirms = late_confirms
+        self._required_position = 0
+        """The Confirm of all messages below this position may not wait."""
+        self._is_confirm_late = False
+        """True if the Confirm of the messages released last may wait."""
 
     @property
     def stored_before_count(self) -> int:
@@ -415,6 +430,7 @@ class PublishBuffer:
         self.in_flight_bytes = 0
         self._trim_confirmed()
         self._released_position = self.confirmed_position
+        self._is_confirm_late = False
 
     def release_batch(self) -> PublishBatch | None:
         """Return the next frames to send; None if there are none or the credit is used up."""
@@ -429,7 +445,12 @@ class PublishBuffer:
             self._in_flight_batches.append(batch)
             self.in_flight_bytes += batch.size_bytes
             self._released_position = batch.end_position
+            self._is_confirm_late = batch.has_late_confirm
         return batch
+
+    def _allows_late_confirm(self) -> bool:
+        """Return True if nothing waits for the Confirm of the messages to be released next."""
+        return self._late_confirms and self._required_position <= self.confirmed_position
 
     def _available_bytes(self, next_frame_bytes: int) -> int:
         """Return the bytes that may be released; the next frame if nothing is in flight."""
@@ -450,6 +471,7 @@ class PublishBuffer:
             batch, remaining = batch.split(count)
             self._resend_batches.appendleft(remaining)
         self.resent_count += count
+        batch.set_late_confirm(False)
         return batch
 
     def _release_unnumbered(self) -> PublishBatch | None:
@@ -463,6 +485,7 @@ class PublishBuffer:
             available_bytes=available_bytes,
             first_position=first,
             first_number=self._number_of(first),
+            allows_late_confirm=self._allows_late_confirm(),
         )
         if batch is not None:
             self._numbered_position, unnumbered.skipped_count = batch.end_position, 0
@@ -483,7 +506,11 @@ class PublishBuffer:
         prefix = self._pending_prefixes.pop()
         self._numbered_position = first + 1
         return PublishBatch.from_message(
-            prefix, content, position=first, number=self._number_of(first)
+            prefix,
+            content,
+            position=first,
+            number=self._number_of(first),
+            has_late_confirm=self._allows_late_confirm(),
         )
 
     def _seal_contents(self) -> None:
@@ -525,6 +552,27 @@ class PublishBuffer:
             )
 
     # Confirms ------------------------------------------------------------------------------------
+
+    def require_confirm(self, end: int) -> bool:
+        """Let the server confirm the messages below position `end` without waiting.
+
+        Returns:
+            True if they were all released and their Confirm may wait, so that a frame must be sent
+            that ends the wait.
+        """
+        if end > self._required_position:
+            self._required_position = end
+        if not self._is_confirm_late or self._released_position < end:
+            return False
+        self._is_confirm_late = False
+        return self.confirmed_position < end
+
+    def require_credit(self) -> bool:
+        """Return True, once, if messages wait for credit, and the Confirm that brings it may wait."""
+        if not self._is_confirm_late or not self.unreleased_bytes:
+            return False
+        self._is_confirm_late = False
+        return self.in_flight_bytes > 0
 
     def confirm(self, next_number: int) -> None:
         """Remove the messages below `next_number`, which the server has stored or refused."""

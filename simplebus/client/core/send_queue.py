@@ -17,11 +17,13 @@ from typing import Protocol
 
 from simplebus.client.core.acks import AckSink
 from simplebus.client.core.publish_batch import PublishBatch
+from simplebus.core.protocol import frames
 
 # A batch up to this length is sent in one write with the acks before it.
 _JOIN_BYTES_MAX = 16 * 1024
 
 _EMPTY = memoryview(b"")
+_HEARTBEAT = frames.encode(frames.HEARTBEAT)
 
 
 class OutgoingFrames(Protocol):
@@ -37,6 +39,9 @@ class OutgoingFrames(Protocol):
 
     def release_batch(self) -> PublishBatch | None:
         """Return the next frames; None if none may be sent now."""
+
+    def require_credit(self) -> bool:
+        """Return True, once, if frames wait for credit and a Heartbeat is to be sent for it."""
 
 
 class SendQueue:
@@ -142,14 +147,18 @@ class SendQueue:
         """Return True if all acks up to `ack_bytes` were sent, or lost with their connection."""
         return self._written_ack_bytes >= ack_bytes
 
-    def _append_frames(self, frames: PublishBatch | bytes) -> None:
-        self._frame_queue.append(frames)
-        self._ready_bytes += _frames_bytes(frames)
+    def _append_frames(self, batch: PublishBatch | bytes) -> None:
+        self._frame_queue.append(batch)
+        self._ready_bytes += _frames_bytes(batch)
 
     def _append_next_batch(self) -> bool:
         """Queue the next frames of the source. Return False if there are none."""
-        batch = self._source.release_batch() if self.is_open else None
+        if not self.is_open:
+            return False
+        batch = self._source.release_batch()
         if batch is None:
+            if self._source.require_credit():
+                self._append_frames(_HEARTBEAT)
             return False
         self._append_frames(batch)
         while self._deferred_frames and self._deferred_frames[0][0] <= batch.end_position:
@@ -190,5 +199,5 @@ class SendQueue:
             self._head_offset = 0
 
 
-def _frames_bytes(frames: PublishBatch | bytes) -> int:
-    return len(frames) if isinstance(frames, bytes) else frames.size_bytes
+def _frames_bytes(batch: PublishBatch | bytes) -> int:
+    return len(batch) if isinstance(batch, bytes) else batch.size_bytes

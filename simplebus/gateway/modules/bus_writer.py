@@ -96,6 +96,7 @@ class BusWriter:
         connection = self._bus.connection
         await self._bus.publish(payload, class_id=self._class, confirm=False, **options)
         position = connection.core.published_position - 1
+        connection.core.require_confirm(position + 1)
         waiter = connection.confirms.add_waiter(position, position, self._notify_changed)
         self._pending.append(_PendingMessage(waiter, payload, options))
         self._pending_bytes += len(payload)

@@ -75,6 +75,10 @@ class ModelServer:
     unconfirmed: list[tuple[int, int]] = field(default_factory=list)
     """Number and bytes of the unconfirmed frames of this connection."""
     partial_frame: bytes = b""
+    allows_late_confirms: bool = False
+    """True if the client may let Confirms wait."""
+    is_confirm_late: bool = False
+    """True if the Confirm of the last message may wait, and no other frame has arrived since."""
 
     def connect(self) -> None:
         """Start a new connection."""
@@ -83,7 +87,7 @@ class ModelServer:
         self.frames.clear()
         self.unconfirmed.clear()
         self.subscriptions.clear()
-        self.is_connected = False
+        self.is_connected = self.is_confirm_late = False
 
     def receive(self, data: bytes) -> None:
         """Process received bytes."""
@@ -96,10 +100,11 @@ class ModelServer:
     def _handle_frame(self, frame: Frame, size: int) -> None:
         kind, subject, number, detail, content = frame
         assert self.is_connected or kind == CONNECT, f"{frame} came before the Connect"
+        self.is_confirm_late = kind in (MESSAGE, ENVELOPE) and detail == 1
         if kind == CONNECT:
             self._handle_connect(number, msgspec.json.decode(content, type=ConnectRequest))
         elif kind in (MESSAGE, ENVELOPE):
-            assert detail == 0
+            assert detail <= self.allows_late_confirms
             self._store(subject, kind, number, content, size)
         elif kind == SUBSCRIBE:
             assert detail not in self.subscriptions, f"{detail} is in use"

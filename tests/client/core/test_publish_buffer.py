@@ -16,6 +16,7 @@ from simplebus.core.protocol.envelope_batch import Envelope
 from tests.client.core.model_server import (
     CONNECT,
     ENVELOPE,
+    HEARTBEAT,
     MESSAGE,
     SUBSCRIBE,
     ModelConnection,
@@ -232,6 +233,115 @@ def test_one_frame_may_exceed_the_credit() -> None:
         assert len(connection.server.stored) == stored
         connection.server.confirm()
     connection.exchange()
+
+
+# Late confirms -----------------------------------------------------------------------------------
+
+
+def open_late_connection(**options: object) -> ModelConnection:
+    """Return a connection of a client that lets Confirms wait."""
+    server = ModelServer(allows_late_confirms=True, **options)  # type: ignore[arg-type]
+    core = ClientCore(name="tester", instance="one", late_confirms=True)
+    connection = ModelConnection(core, server)
+    connection.connect()
+    connection.exchange()
+    return connection
+
+
+def publish_and_send(connection: ModelConnection, *payloads: bytes) -> None:
+    for payload in payloads:
+        connection.core.publish(payload, 1)
+    connection.send()
+
+
+@pytest.mark.parametrize("count", [1, 50])
+def test_confirm_that_nobody_requires_may_wait(count: int) -> None:
+    connection = open_late_connection()
+    publish_and_send(connection, *NUMBERED[:count])
+    assert connection.server.is_confirm_late
+    publish_and_send(connection, b"one more")
+    assert connection.server.is_confirm_late
+
+
+def test_confirms_of_many_messages_never_wait() -> None:
+    connection = open_late_connection()
+    publish_and_send(connection, *NUMBERED[:51])
+    assert not connection.server.is_confirm_late
+
+
+def test_confirm_that_is_required_before_sending_does_not_wait() -> None:
+    connection = open_late_connection()
+    connection.core.publish(b"required", 1)
+    connection.core.require_confirm(1)
+    publish_and_send(connection, b"not required, but in the same read")
+    publish_and_send(connection, b"before the confirm")
+    assert not connection.server.is_confirm_late
+    connection.server.confirm()
+    connection.exchange()
+    publish_and_send(connection, b"behind the confirm")
+    assert connection.server.is_confirm_late
+    assert HEARTBEAT not in connection.server.frame_types()
+
+
+def test_confirm_that_is_required_after_sending_ends_its_wait_by_one_heartbeat() -> None:
+    connection = open_late_connection()
+    publish_and_send(connection, b"sent")
+    connection.core.require_confirm(1)
+    connection.core.require_confirm(1)
+    connection.send()
+    assert not connection.server.is_confirm_late
+    assert connection.server.frame_types().count(HEARTBEAT) == 1
+
+
+def test_requires_no_confirm_twice() -> None:
+    connection = open_late_connection()
+    publish_and_send(connection, b"sent")
+    connection.server.confirm()
+    connection.exchange()
+    connection.core.require_confirm(1)
+    assert not connection.send()
+
+
+def test_messages_that_are_sent_again_are_confirmed_without_waiting() -> None:
+    connection = open_late_connection()
+    publish_and_send(connection, *NUMBERED[:3])
+    connection.disconnect()
+    connection.core.require_confirm(3)
+    connection.connect()
+    connection.exchange()
+    assert not connection.server.is_confirm_late
+    assert HEARTBEAT not in connection.server.frame_types()
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_late_confirms_keep_nobody_waiting(data: st.DataObject) -> None:
+    """When all is sent, no Confirm may wait that somebody requires or that brings credit."""
+    credit = data.draw(st.sampled_from([1, 60, 500, 1 << 20]))
+    connection = open_late_connection(credit=credit)
+    core, server = connection.core, connection.server
+    required = 0
+    for _ in range(data.draw(st.integers(1, 30))):
+        match data.draw(st.sampled_from("ooommrrssscl")):
+            case "o":
+                core.publish(data.draw(contents(40)), 1)
+            case "m":
+                core.publish_many([b"some"] * data.draw(st.sampled_from([2, 50, 51, 70])), 1)
+            case "r":
+                required = data.draw(st.integers(0, core.published_position))
+                core.require_confirm(required)
+            case "s":
+                connection.exchange()
+            case "c" if server.is_connected:
+                server.confirm(data.draw(st.integers(0, len(server.unconfirmed))))
+            case "l":
+                connection.disconnect()
+                connection.connect()
+        core.check_invariants()
+    connection.exchange()
+    is_required = core.confirmed_position < min(required, core.publish_buffer.released_position)
+    assert not (is_required and server.is_confirm_late)
+    assert not (core.publish_buffer.unreleased_bytes and server.is_confirm_late)
 
 
 def test_default_credit_before_connect_reply() -> None:

@@ -48,6 +48,9 @@ class FakeSource:
         self.released_position = batch.end_position
         return batch
 
+    def require_credit(self) -> bool:
+        return False
+
 
 class Subscriber:
     decode = None
