@@ -568,7 +568,7 @@ class PublishBuffer:
         return self.confirmed_position < end
 
     def require_credit(self) -> bool:
-        """Return True, once, if messages wait for credit, and the Confirm that brings it may wait."""
+        """Return True, once, if messages wait for credit that a late Confirm brings."""
         if not self._is_confirm_late or not self.unreleased_bytes:
             return False
         self._is_confirm_late = False
