@@ -25,7 +25,6 @@ from simplebus.core.limits import (
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.handover import DelayRanges, PositionHandover, merge_adjacent
-from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.snapshot import (
     ClassSnapshot,
     PositionSnapshot,
@@ -218,8 +217,8 @@ class Checkpointer:
             next_number, ahead = producer.next_number, producer.stored_ahead
             if producer.session_id is not None:
                 session = self._broker.sessions[producer.session_id]
-                decoder = session.decoder
-                assert isinstance(decoder, Version2Decoder)
+                decoder = session.version2
+                assert decoder is not None
                 next_number = decoder.stored_before
                 ahead = decoder.build_unconfirmed_range(
                     next_number, [batch for _, batch in session.parked_messages]

@@ -26,7 +26,6 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.session.session import Session
-from simplebus.core.session.version2 import Version2Decoder
 
 
 @dataclass(slots=True)
@@ -312,16 +311,16 @@ def log_stored_messages(
         return
     commit_log.append_messages(class_id, first, count, frames, session.producer_key, now)
     session.last_log_position = commit_log.log_position
-    if commit_log.is_remote and isinstance(session.decoder, Version2Decoder):
-        session.decoder.producer.remote_positions[class_id] = session.last_log_position
-    if commit_log.is_backlogged and not isinstance(session.decoder, Version2Decoder):
+    if commit_log.is_remote and session.producer is not None:
+        session.producer.remote_positions[class_id] = session.last_log_position
+    if commit_log.is_backlogged and not session.has_confirms:
         session.has_write_backlog = True
         commit_log.paused_sessions[session] = None
 
 
 def publish_error(commit_log: CommitLog | None, session: Session) -> tuple[Reason, str] | None:
     """Return why messages of a version 2 session cannot be stored now, or None if they can."""
-    if commit_log is None or not isinstance(session.decoder, Version2Decoder):
+    if commit_log is None or not session.has_confirms:
         return None
     return commit_log.write_error
 
@@ -338,8 +337,8 @@ def log_refusal(
     did not receive it.
     """
     if refused.frame_type in (frames.MESSAGE, frames.ENVELOPE):
-        decoder = session.decoder
-        if isinstance(decoder, Version2Decoder) and decoder.producer.key:
-            producer_states.add_refusal(decoder.producer, refused)
+        producer = session.producer
+        if producer is not None and producer.key:
+            producer_states.add_refusal(producer, refused)
             if commit_log is not None:
-                commit_log.append_refusal(decoder.producer.key, refused)
+                commit_log.append_refusal(producer.key, refused)

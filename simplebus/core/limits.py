@@ -30,6 +30,17 @@ MESSAGES_MAX = 1 << (MESSAGE_ID_BITS - 2)
 # Below this number of frames a plain loop is faster than array operations, which have a fixed cost.
 PLAIN_FRAMES_MAX = 50
 
+# The server handles the frames of a read one by one, without arrays, up to this number and size.
+# Measured: a message costs 3 to 5 us, a batch 40 us and hardly more for further messages.
+FEW_FRAMES_MAX = 12
+FEW_FRAMES_BYTES_MAX = 4096
+
+# Replies and up to this many bytes of messages are copied into one write.
+JOINED_BYTES_MAX = 16 * 1024
+
+# A Confirm that may wait is sent alone after this time.
+CONFIRM_WAIT_SECONDS = 0.005
+
 # Size of one read from a socket. Smaller reads cost more in total: every batch has a fixed cost.
 RECEIVE_BYTES = 2 * 1024 * 1024
 

@@ -5,8 +5,9 @@ cursor advances only when bytes were sent, so a slow peer costs only ring memory
 bounded amount of work: an outbox that returns no bytes but is not idle must be called again after
 other sessions had their turn.
 
-    unsent bytes       a cut frame or copied frames, sent first
-    replies            encoded replies
+    unsent bytes       a cut frame or copied bytes, sent first
+    held confirm       a Confirm that is sent in front of the next bytes
+    replies            encoded replies, joined with short messages behind them
     deferred replies   long replies, each created after the previous one was sent
     queue              sources with messages to send, in turn
 """
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from simplebus.core.limits import PENDING_REPLY_BYTES, SCAN_MESSAGES_MAX
+from simplebus.core.limits import JOINED_BYTES_MAX, PENDING_REPLY_BYTES, SCAN_MESSAGES_MAX
 from simplebus.core.protocol import frames
 
 
@@ -70,6 +71,8 @@ class Outbox:
         self._replies = bytearray()
         self._confirm_offset = -1
         """Offset of the last Confirm in the replies if nothing follows it; -1 otherwise."""
+        self._held_confirm: tuple[int, int] | None = None
+        """Number and durability of a Confirm that waits for other bytes."""
         self._unsent_bytes = memoryview(b"")
         """Copied bytes that are sent first: the rest of a cut frame, redeliveries or replies."""
         self._deferred_replies: deque[Callable[[], bool | None]] = deque()
@@ -110,12 +113,24 @@ class Outbox:
 
         It replaces a Confirm at the end of the queue.
         """
+        self._held_confirm = None
         # A Confirm carries the durability in place of the timer index, see `frames.HEADER`.
         frame = frames.encode(frames.CONFIRM, message_id=number, timer_index=level)
         if self._confirm_offset + len(frame) == len(self._replies):
             del self._replies[self._confirm_offset :]
         self._confirm_offset = len(self._replies)
         self._replies += frame
+
+    def hold_confirm(self, number: int, level: int) -> None:
+        """Queue a Confirm in front of the next bytes, or when `release_confirm` is called."""
+        self._held_confirm = number, level
+
+    def release_confirm(self) -> bool:
+        """Queue the held Confirm. Returns False if there is none."""
+        if self._held_confirm is None:
+            return False
+        self.queue_confirm(*self._held_confirm)
+        return True
 
     def queue_fetch_reply(
         self, class_id: int, messages: Sequence[memoryview], reply: bytes
@@ -177,42 +192,60 @@ class Outbox:
         The result is empty if there are none or the scan limit was reached.
         """
         self._peeked_source = None
-        if self._deferred_replies and not (
-            self._is_reply_pending or self._unsent_bytes or self._replies
-        ):
+        if self._unsent_bytes:
+            return self._unsent_bytes
+        if self._deferred_replies and not (self._is_reply_pending or self._replies):
             self._is_reply_pending = True
             if self._deferred_replies[0]() is not False:
                 self._is_reply_pending = False
                 self._deferred_replies.popleft()
-        if not self._unsent_bytes and self._replies:
-            self._unsent_bytes = memoryview(bytes(self._replies))
+            if self._unsent_bytes:  # Fetched messages.
+                return self._unsent_bytes
+        prefix = b""
+        if self._replies or (self._held_confirm is not None and self._queue):
+            is_scan_possible = not self._replies  # A reply does not wait for the end of a scan.
+            self.release_confirm()
+            prefix = bytes(self._replies)
             self._replies.clear()
             self._confirm_offset = -1
+            if not self._queue or (self._queue[0].has_frames_to_copy and not is_scan_possible):
+                self._unsent_bytes = memoryview(prefix)
+                return self._unsent_bytes
+        return self._peek_messages(tick, prefix) if self._queue else self._unsent_bytes
+
+    def _peek_messages(self, tick: int, prefix: bytes) -> memoryview:
+        """Return the next messages behind `prefix`: in one piece with it if they are short."""
         scanned_count = 0
-        while not self._unsent_bytes and self._queue and scanned_count < SCAN_MESSAGES_MAX:
+        while self._queue and scanned_count < SCAN_MESSAGES_MAX:
             source = self._queue[0]
             if source.has_frames_to_copy:
                 copies = source.copy_frames(tick)
                 scanned_count += source.scanned_count
                 if copies:
                     if self.has_deliver_frames:
-                        copies = self._deliver_frame_for(source) + copies
-                    self._unsent_bytes = memoryview(copies)
+                        prefix += self._deliver_frame_for(source)
+                    self._unsent_bytes = memoryview(prefix + copies)
                     self._queue.rotate(-1)
-                    continue
+                    return self._unsent_bytes
                 if source.scanned_count >= SCAN_MESSAGES_MAX and source.has_work:
                     self._queue.rotate(-1)
                     break
             piece = source.peek_frames(tick)
             if piece:
-                if self.has_deliver_frames and (name := self._deliver_frame_for(source)):
-                    self._unsent_bytes = memoryview(name)
-                    continue
-                self._peeked_source = source
-                self._peeked = piece
-                return piece
+                if self.has_deliver_frames:
+                    prefix += self._deliver_frame_for(source)
+                if not prefix:
+                    self._peeked_source = source
+                    self._peeked = piece
+                    return piece
+                if len(piece) <= JOINED_BYTES_MAX:  # A second write would cost more than a copy.
+                    prefix += piece
+                    source.mark_sent(piece, len(piece), tick)
+                    self._finish_turn(source)
+                break
             self._queue.popleft()
             source.is_queued = False
+        self._unsent_bytes = memoryview(prefix)
         return self._unsent_bytes
 
     def mark_sent(self, count: int, tick: int) -> None:
@@ -224,13 +257,17 @@ class Outbox:
         rest = self._peeked_source.mark_sent(self._peeked, count, tick)
         if rest:
             self._unsent_bytes = memoryview(rest)
-        if self._peeked_source.has_work:
+        self._finish_turn(self._peeked_source)
+        self._peeked_source = None
+        self._peeked = memoryview(b"")
+
+    def _finish_turn(self, source: SendSource) -> None:
+        """Move the first source of the queue behind the others, or remove it if it is done."""
+        if source.has_work:
             self._queue.rotate(-1)
         else:
             self._queue.popleft()
-            self._peeked_source.is_queued = False
-        self._peeked_source = None
-        self._peeked = memoryview(b"")
+            source.is_queued = False
 
     def _deliver_frame_for(self, source: SendSource) -> bytes:
         """Return a Deliver frame if the source or its attempt has changed, else no bytes."""

@@ -15,7 +15,6 @@ import trio
 from simplebus.core.errors import Reason
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import ErrorReply
-from simplebus.core.session.version2 import Version2Decoder
 from simplebus.server.nats_listener import NatsListener
 from simplebus.server.server import Server
 from simplebus.server.signals import STOP_SIGNALS, log_ignored_signal
@@ -111,10 +110,7 @@ def announce_draining(server: Server, nats_listener: NatsListener | None) -> Non
     )
     notice = frames.encode(frames.ERROR, content=reply.encode())
     for connection in list(server.connections.values()):
-        if (
-            isinstance(connection.session.decoder, Version2Decoder)
-            and not connection.session.is_closed
-        ):
+        if connection.session.has_confirms and not connection.session.is_closed:
             connection.session.outbox.queue_reply(notice)
             connection.flush()
     if nats_listener is not None:

@@ -236,7 +236,6 @@ def test_expired_message_unblocks_its_key() -> None:
     only.send(ack(5, 2, 3))
     assert only.receive_message_ids() == [3]
     only.send(ack(5, 3, 4))
-    assert only.receive_message_ids() == []
     bus.broker.run_due_wakeups()
     assert only.receive_message_ids() == [5]
     only.send(ack(5, 5, 6))

@@ -146,7 +146,11 @@ class Broker:
         self.store.publish_queue.rate_queue.schedule_wakeup = self.delayed_wakeups.schedule_wakeup
         self.commit_log = commit_log
         self.publisher_confirms = PublisherConfirms(
-            commit_log, self.refusal_counts, self.mark_ready
+            commit_log,
+            self.refusal_counts,
+            self.mark_ready,
+            self.clock,
+            self.delayed_wakeups,
         )
         self._confirm_stored = self.publisher_confirms.confirm_stored
         self.subscription_manager = SubscriptionManager(
@@ -252,36 +256,37 @@ class Broker:
                 `send_fatal_error` and close the session.
         """
         assert not session.is_closed
-        single = session.receive_single(buffer, count)
-        if single is not None:
-            self._dispatch_event(session, single)
-        else:
-            limit = self.settings.limits.pending_bytes
-            event_count = expensive_count = 0
-            try:
-                for event in session.receive(buffer, count):
-                    event_count += 1
-                    if isinstance(event, _EXPENSIVE_EVENTS):
-                        expensive_count += event.slow_event_count
-                    if not session.is_authenticated:
-                        admit_session(
-                            self.users, session, event, self.connection_limits, self.refusal_counts
-                        )
-                        session.receiver.frame_bytes_max = self.settings.limits.frame_bytes
-                    self._dispatch_event(session, event)
-                    if session.outbox.pending_bytes > limit:
-                        break  # A small request can produce a large reply.
-            finally:
-                self._confirm_stored(session)
-            session.adapt_read_size(count, event_count, expensive_count)
-            check_session_pending(session, self.settings.limits)
-            self._check_total_pending(session, count)
-            return
-        if isinstance(session.decoder, Version2Decoder):
+        handled_bytes = 0
+        try:
+            for event, end in session.receive_few(buffer, count):
+                self._dispatch_event(session, event)
+                handled_bytes = end
+            if handled_bytes < count:
+                self._receive_batches(session, buffer, count, handled_bytes)
+        finally:
             self._confirm_stored(session)
-            check_session_pending(session, self.settings.limits)
-        elif session.parked_messages:
-            check_session_pending(session, self.settings.limits)
+        check_session_pending(session, self.settings.limits)
+
+    def _receive_batches(
+        self, session: Session, buffer: ReceiveBuffer, count: int, handled_bytes: int
+    ) -> None:
+        """Process the bytes of a read behind the first `handled_bytes` in batches of frames."""
+        limit = self.settings.limits.pending_bytes
+        event_count = expensive_count = 0
+        for event in session.receive(buffer, count, skipped_bytes=handled_bytes):
+            event_count += 1
+            if isinstance(event, _EXPENSIVE_EVENTS):
+                expensive_count += event.slow_event_count
+            if not session.is_authenticated:
+                admit_session(
+                    self.users, session, event, self.connection_limits, self.refusal_counts
+                )
+                session.receiver.frame_bytes_max = self.settings.limits.frame_bytes
+            self._dispatch_event(session, event)
+            if session.outbox.pending_bytes > limit:
+                break  # A small request can produce a large reply.
+        session.adapt_read_size(count, event_count, expensive_count)
+        self._check_total_pending(session, count)
 
     def _check_total_pending(self, session: Session, count: int) -> None:
         """Close sessions if the bytes received since the last tick exceed the total limit."""
@@ -292,7 +297,7 @@ class Broker:
 
     def send_fatal_error(self, session: Session, error: RemoteProtocolError) -> None:
         """Tell a version 2 peer why its session is about to be closed."""
-        if isinstance(session.decoder, Version2Decoder) and not session.is_closed:
+        if session.has_confirms and not session.is_closed:
             reply = ErrorReply(code=error.reason, message=error.sentence, fatal=True)
             session.outbox.queue_reply(frames.encode(frames.ERROR, content=reply.encode()))
 
@@ -305,8 +310,8 @@ class Broker:
         if session.is_closed:
             return
         del self.sessions[session.session_id]
-        if isinstance(session.decoder, Version2Decoder):
-            self._release_producer(session, session.decoder)
+        if session.version2 is not None:
+            self._release_producer(session, session.version2)
         self.subscription_manager.close_session(session)  # Parked messages may get the space.
         session.is_closed = True
         self.store.publish_queue.orphan(session)
@@ -439,8 +444,8 @@ class Broker:
                 session.handled_count += event.published_count
 
     def _handle_greeting(self, session: Session, greeting: ConnectRequested) -> None:
-        decoder = session.decoder
-        assert isinstance(decoder, Version2Decoder)
+        decoder = session.version2
+        assert decoder is not None
         try:
             self.subscription_manager.connect_v2(session, greeting)
         except RemoteProtocolError as error:

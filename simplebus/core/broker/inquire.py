@@ -64,7 +64,6 @@ from simplebus.core.protocol.inquiry import (
     SessionOverview,
 )
 from simplebus.core.session.session import Session
-from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.settings import Retention
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.subscription import BrokerSubscription
@@ -422,7 +421,7 @@ class InquiryHandler:
     # A session -----------------------------------------------------------------------------------
 
     def _report_session(self, session: Session) -> SessionInfo:
-        decoder, subscriptions = session.decoder, session.subscriptions
+        subscriptions = session.subscriptions
         groups_seen: dict[BrokerSubscription, None] = {}
         for held in islice(subscriptions.values(), INQUIRY_POSITIONS_MAX):
             groups_seen[held.group if isinstance(held, GroupMember) else held] = None
@@ -433,8 +432,8 @@ class InquiryHandler:
         ]
         parked = sum(batch.count for _, batch in session.parked_messages)
         unconfirmed = 0
-        if isinstance(decoder, Version2Decoder):
-            unconfirmed = max(0, decoder.count_received_since(session.confirmed_number))
+        if session.version2 is not None:
+            unconfirmed = max(0, session.version2.count_received_since(session.confirmed_number))
         parked_class = session.parked_messages[0][0] if session.parked_messages else None
         return SessionInfo(
             session=session.session_id,
@@ -445,7 +444,7 @@ class InquiryHandler:
             user=session.user,
             level=self._durability_name,
             unconfirmed=unconfirmed,
-            leaves_out=isinstance(decoder, Version2Decoder) and decoder.can_skip_numbers,
+            leaves_out=session.version2 is not None and session.version2.can_skip_numbers,
             parked=parked,
             parked_bytes=session.parked_bytes,
             parked_class=parked_class,
@@ -505,7 +504,7 @@ def protocol_version(session: Session) -> int:
         return -1
     if session.decoder is None:
         return 0
-    return 2 if isinstance(session.decoder, Version2Decoder) else 1
+    return 2 if session.has_confirms else 1
 
 
 def _count_unpurged(cls: MessageClass) -> int:

@@ -24,7 +24,6 @@ from simplebus.core.protocol.inquiry import InFlightInfo, PositionInfo
 from simplebus.core.protocol.inquiry import MemberInfo as MemberSaid
 from simplebus.core.redelivery import delivery_state
 from simplebus.core.session.session import Session
-from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.subscription import BrokerSubscription
 
@@ -265,8 +264,8 @@ class PositionReporter:
 
 def producer_name(session: Session | None) -> str:
     """Return the publisher name of a session; empty if it has none."""
-    decoder = session.decoder if session is not None else None
-    return decoder.producer.name if isinstance(decoder, Version2Decoder) else ""
+    producer = session.producer if session is not None else None
+    return "" if producer is None else producer.name
 
 
 def _find_oldest(members: Iterable[MemberSaid]) -> tuple[InFlightInfo | None, str]:

@@ -38,7 +38,6 @@ from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.session.session import Session
-from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.settings import Settings
 from simplebus.core.snapshot import PositionSnapshot
 from simplebus.core.store.quotas import Quotas
@@ -161,8 +160,8 @@ class SubscriptionManager:
 
     def connect_v2(self, session: Session, greeting: ConnectRequested) -> None:
         """Handle a version 2 Connect: declare classes, resume the producer, and reply."""
-        decoder, request = session.decoder, greeting.body
-        assert isinstance(decoder, Version2Decoder)
+        decoder, request = session.version2, greeting.body
+        assert decoder is not None
         store = self._store
         check_first_number(request, store.class_registry)
         classes = store.class_registry.deduplicate(request.classes)

@@ -46,15 +46,19 @@ DELIMITER = b"<\r\n>"
 HEADER = struct.Struct(">BHiH")
 """Frame type, class id, message id, timer index.
 
-The last field is a timer index in Message, Envelope and Ack frames. In other frames of version 2 it
-contains another number: the subscription number (Deliver, Subscribe), the durability (Confirm) or
-the type of the refused frame (Error).
+The last field is a timer index in Message, Envelope and Ack frames; from a version 2 publisher it
+is 0 or `CONFIRM_MAY_WAIT`. In other frames of version 2 it contains another number: the number of
+the subscription (Deliver, Subscribe), the durability (Confirm) or the type of the refused frame
+(Error).
 """
 
 HEARTBEAT, MESSAGE, SUBSCRIBE, ACK, CONNECT = b"01234"
 ENVELOPE, CONFIRM, DELIVER, NACK, WORKING, UNSUBSCRIBE, FETCH, ERROR = b"56789UFE"
 INQUIRE, PURGE = b"IP"
 """Frame types of protocol version 2."""
+
+CONFIRM_MAY_WAIT = 1
+"""Last header field of a published message whose Confirm may wait (binary.md, "Confirm")."""
 
 _ID_AND_TIMER = struct.Struct(">iH")
 _UINT32: np.dtype[np.uint32] = np.dtype("<u4")

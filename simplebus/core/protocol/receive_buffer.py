@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     DELIMITER_BYTES,
+    FEW_FRAMES_BYTES_MAX,
+    FEW_FRAMES_MAX,
     FRAME_BYTES_MIN,
     HEADER_BYTES,
     HEADROOM_BYTES,
@@ -64,42 +66,67 @@ class FrameReceiver:
         """Bytes of the incomplete frame; 0 between frames."""
         return len(self._tail)
 
-    def has_single_frame(self, buffer: ReceiveBuffer, count: int) -> bool:
-        """Return True if the `count` new bytes are exactly one frame.
-
-        The caller may then process the frame and call `record_single_frame` instead of `receive`.
-        """
+    def receive_single_frame(self, buffer: ReceiveBuffer, count: int) -> bool:
+        """Count the `count` new bytes as a frame and return True if they are exactly one."""
         first = HEADROOM_BYTES
-        return (
+        is_single = (
             not self._tail
             and FRAME_BYTES_MIN <= count <= self.frame_bytes_max
             and buffer.raw.find(DELIMITER, first + HEADER_BYTES, first + count)
             == first + count - DELIMITER_BYTES
         )
-
-    def record_single_frame(self, count: int) -> None:
-        """Count a frame of `count` bytes that the caller processed."""
-        self.frame_count += 1
-        self.received_bytes += count
-
-    def receive_single_frame(self, buffer: ReceiveBuffer, count: int) -> bool:
-        """Count the `count` new bytes as a frame and return True if they are exactly one."""
-        is_single = self.has_single_frame(buffer, count)
         if is_single:
-            self.record_single_frame(count)
+            self.record_frames(1, count)
         return is_single
 
-    def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[FrameBatch]:
+    def find_few_frames(self, buffer: ReceiveBuffer, count: int) -> list[int]:
+        """Return the bounds of the frames in `count` new bytes if these are few whole frames.
+
+        The caller may then process the frames itself, call `record_frames`, and pass the rest to
+        `receive`.
+
+        Returns:
+            Offsets of the frames in `buffer.writable`, and the end of the last one. Empty if there
+            are more than FEW_FRAMES_MAX frames, or an incomplete or a too long one.
+        """
+        if self._tail or count > FEW_FRAMES_BYTES_MAX:
+            return []
+        raw, first, last = buffer.raw, HEADROOM_BYTES, HEADROOM_BYTES + count
+        bounds = [0]
+        while first < last:
+            end = raw.find(DELIMITER, first + HEADER_BYTES, last) + DELIMITER_BYTES
+            if end < DELIMITER_BYTES or end - first > self.frame_bytes_max:
+                return []
+            if len(bounds) > FEW_FRAMES_MAX:
+                return []
+            first = end
+            bounds.append(end - HEADROOM_BYTES)
+        return bounds
+
+    def record_frames(self, frame_count: int, size_bytes: int) -> None:
+        """Count frames that the caller processed."""
+        self.frame_count += frame_count
+        self.received_bytes += size_bytes
+
+    def receive(
+        self, buffer: ReceiveBuffer, count: int, *, skipped_bytes: int = 0
+    ) -> Iterator[FrameBatch]:
         """Yield the frames that `count` new bytes in the buffer complete.
 
         Each batch is a view of the buffer, valid until the buffer is filled again. The caller
         exhausts the iterator or drops the connection.
 
+        Args:
+            buffer: The buffer.
+            count: Number of new bytes.
+            skipped_bytes: Length of the leading frames that the caller has processed, see
+                `find_few_frames`.
+
         Raises:
             RemoteProtocolError: frame_too_long, after the frames before the offending one.
         """
-        self.received_bytes += count
-        first, last = HEADROOM_BYTES, HEADROOM_BYTES + count
+        self.received_bytes += count - skipped_bytes
+        first, last = HEADROOM_BYTES + skipped_bytes, HEADROOM_BYTES + count
         if self._tail:
             if len(self._tail) <= HEADROOM_BYTES:
                 first = buffer.prepend(self._tail)

@@ -11,12 +11,11 @@ from collections.abc import Collection
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import PENDING_CHECK_DIVISOR, Limits
 from simplebus.core.session.session import Session
-from simplebus.core.session.version2 import Version2Decoder
 
 
 def check_session_pending(session: Session, limits: Limits) -> None:
     """Raise RemoteProtocolError (over_credit, pending_limit) if too much is held for a session."""
-    if isinstance(session.decoder, Version2Decoder):
+    if session.has_confirms:
         limit_bytes = max(limits.granted_credit_bytes, limits.frame_bytes)
         if session.parked_bytes > limit_bytes:
             raise RemoteProtocolError(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Container, Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from simplebus.core.errors import Reason, RemoteProtocolError
@@ -34,6 +35,7 @@ from simplebus.core.limits import (
     Limits,
 )
 from simplebus.core.outbox import Outbox, SendSource
+from simplebus.core.producer_state import ProducerState
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import AckedRange, Event, PublishedFrame
 from simplebus.core.protocol.frames import FrameBatch
@@ -47,9 +49,6 @@ if TYPE_CHECKING:
     from simplebus.core.group.group import GroupMember
     from simplebus.core.subscription.subscription import BrokerSubscription
     from simplebus.core.users.permissions import Grants
-
-# Reads up to this size are tried as a single frame first.
-_SINGLE_FRAME_BYTES_MAX = 4096
 
 _TLS_HANDSHAKE_BYTE = 0x16
 """First byte of a TLS client; no frame begins with it."""
@@ -84,6 +83,8 @@ class Session:
         self.outbox = Outbox(session_id)
         self.decoder: Version1Decoder | Version2Decoder | None = None
         """Decoder of the peer's protocol version; None until its first frame."""
+        self.version2: Version2Decoder | None = None
+        """The decoder if the peer speaks version 2, with the state of its publisher."""
         self.subscriptions: dict[int, BrokerSubscription | GroupMember] = {}
         """Subscriptions by class id; in version 2 by the number that the peer chose."""
         self.early_class_ids: set[int] = set()
@@ -165,10 +166,19 @@ class Session:
             self._next_read_bytes = min(2 * self._next_read_bytes, RECEIVE_BYTES)
 
     @property
+    def has_confirms(self) -> bool:
+        """True for version 2: the peer's messages have numbers, and are confirmed or refused."""
+        return self.version2 is not None
+
+    @property
+    def producer(self) -> ProducerState | None:
+        """State of the publisher; None for version 1, which has none."""
+        return None if self.version2 is None else self.version2.producer
+
+    @property
     def producer_key(self) -> str:
         """Key of the publisher's state; empty if the publisher has no name."""
-        decoder = self.decoder
-        return decoder.producer.key if isinstance(decoder, Version2Decoder) else ""
+        return "" if self.version2 is None else self.version2.producer.key
 
     @property
     def can_free_space(self) -> bool:
@@ -187,20 +197,25 @@ class Session:
     @property
     def is_reading_paused(self) -> bool:
         """True if reading must pause. A version 2 peer is limited by its credit instead."""
-        return self.has_write_backlog or (
-            bool(self.parked_messages) and not isinstance(self.decoder, Version2Decoder)
-        )
+        return self.has_write_backlog or (bool(self.parked_messages) and not self.has_confirms)
 
     def mark_local(self) -> None:
         """Make this a local session, for a client of another listener."""
         self.is_local = self.outbox.has_deliver_frames = True
         self.decoder = Version1Decoder(self._known_classes)
 
-    def receive(self, buffer: ReceiveBuffer, received_bytes: int) -> Iterator[Event]:
+    def receive(
+        self, buffer: ReceiveBuffer, received_bytes: int, *, skipped_bytes: int = 0
+    ) -> Iterator[Event]:
         """Yield the events of `received_bytes` new bytes in the buffer.
 
         Each event must be applied before the next one is requested: a Connect determines which
         classes the messages after it may name. Events are valid until the buffer is filled again.
+
+        Args:
+            buffer: The buffer.
+            received_bytes: Number of new bytes.
+            skipped_bytes: The first of them, which were handled as `receive_few` found them.
 
         Raises:
             RemoteProtocolError: The bytes are not a legal frame.
@@ -210,30 +225,32 @@ class Session:
                 Reason.UNKNOWN_TYPE,
                 "the peer began a TLS handshake; this listener does not support TLS",
             )
-        for batch in self.receiver.receive(buffer, received_bytes):
+        for batch in self.receiver.receive(buffer, received_bytes, skipped_bytes=skipped_bytes):
             if self.decoder is None:
                 yield from self._decode_first_frames(batch)
             else:
                 yield from self.decoder.decode_events(batch)
 
-    def receive_single(
+    def receive_few(
         self, buffer: ReceiveBuffer, received_bytes: int
-    ) -> PublishedFrame | AckedRange | None:
-        """Return the event of a read that holds exactly one message or ack. Uses no arrays.
+    ) -> Iterator[tuple[PublishedFrame | AckedRange, int]]:
+        """Yield the messages and acks of a read with few frames, one by one and without arrays.
 
-        Returns:
-            None if `receive` must handle the read.
+        The bytes behind the last event, if any, must be passed to `receive`. Each event must be
+        applied before the next one is requested.
+
+        Yields:
+            An event, and the end of its frame in the read.
         """
-        if (
-            received_bytes > _SINGLE_FRAME_BYTES_MAX
-            or self.decoder is None
-            or not self.receiver.has_single_frame(buffer, received_bytes)
-        ):
-            return None
-        event = self.decoder.decode_single(buffer.writable[:received_bytes])
-        if event is not None:
-            self.receiver.record_single_frame(received_bytes)
-        return event
+        if self.decoder is None:
+            return
+        bounds = self.receiver.find_few_frames(buffer, received_bytes)
+        for first, end in pairwise(bounds):
+            event = self.decoder.decode_single(buffer.writable[first:end])
+            if event is None:
+                return
+            self.receiver.record_frames(1, end - first)
+            yield event, end
 
     def _decode_first_frames(self, batch: FrameBatch) -> Iterator[Event]:
         """Yield the events of frames before the protocol version is known."""
@@ -244,7 +261,8 @@ class Session:
             return
         opening = batch.slice(first, first + 1)
         if version2.is_version2_connect(opening):
-            self.decoder = Version2Decoder(self._known_classes, lambda: self.handled_count)
+            self.version2 = Version2Decoder(self._known_classes, lambda: self.handled_count)
+            self.decoder = self.version2
             self.outbox.has_deliver_frames = True
             yield version2.parse_connect(opening)
             first += 1

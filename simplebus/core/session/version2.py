@@ -78,6 +78,8 @@ class Version2Decoder(Version1Decoder):
         """Number that the next message must carry, or at least if numbers may be skipped."""
         self.can_skip_numbers = False
         """True if the publisher may skip numbers."""
+        self.may_confirm_wait = False
+        """True if the Confirm of the latest message may wait for other bytes to the peer."""
         self.duplicate_count = 0
         """Duplicates since the counter was last reset."""
         self._parked_numbers: deque[int] = deque()
@@ -170,6 +172,7 @@ class Version2Decoder(Version1Decoder):
             ):
                 return None
             self.next_number = (number + 1) & MESSAGE_ID_MASK
+            self.may_confirm_wait = frame[8] == frames.CONFIRM_MAY_WAIT
             return PublishedFrame(key, frame)
         if frame_type == frames.ACK:
             try:
@@ -180,6 +183,7 @@ class Version2Decoder(Version1Decoder):
         return None
 
     def decode_events(self, batch: FrameBatch) -> Iterator[Event]:
+        self.may_confirm_wait = False
         published: Flags | None = None
         if (
             batch.count == 1 or not batch.key_changes().any()

@@ -2,8 +2,10 @@
 
 A confirm is sent only when the journal has reached the durability that the publisher asked for.
 Confirms of a session keep their order, and several that become due together are sent as one. A
-reply about a durable waits in the same way. Later replies about subscriptions wait behind it, and
-so do the messages of its subscription; other replies do not.
+confirm that may wait is sent in front of the next bytes to its session, but after
+CONFIRM_WAIT_SECONDS at the latest. A reply about a durable waits in the same way. Later replies
+about subscriptions wait behind it, and so do the messages of its subscription; other replies do
+not.
 """
 
 from __future__ import annotations
@@ -11,14 +13,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from simplebus.core.clock import BrokerClock
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason
+from simplebus.core.limits import CONFIRM_WAIT_SECONDS
 from simplebus.core.outbox import Outbox, SendSource
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.requests import ErrorReply
 from simplebus.core.session.session import Session
-from simplebus.core.session.version2 import Version2Decoder
+from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
+from simplebus.core.subscription.position import NEVER
 
 
 class PublisherConfirms:
@@ -29,6 +34,8 @@ class PublisherConfirms:
         commit_log: CommitLog | None,
         refusal_counts: Counter[Reason],
         mark_ready: Callable[[Outbox], None],
+        clock: BrokerClock,
+        delayed_wakeups: DelayedWakeups,
     ) -> None:
         self._commit_log = commit_log
         self._refusal_counts = refusal_counts
@@ -36,19 +43,27 @@ class PublisherConfirms:
         """Called with outboxes that have new bytes."""
         self._waiting_sessions: dict[Session, None] = {}
         """Sessions with confirms or replies that wait for the commit log."""
+        self._clock = clock
+        self._delayed_wakeups = delayed_wakeups
+        self._held_sessions: dict[Session, None] = {}
+        """Sessions whose outbox may hold a confirm that can wait."""
+        self.next_wakeup = NEVER
+        """Time at which held confirms are sent. With `scanned_count`, a `WakeupTarget`."""
+        self.scanned_count = 0
 
     def confirm_stored(self, session: Session) -> None:
         """Confirm what a version 2 session has published so far, now or when it is durable."""
-        decoder, commit_log = session.decoder, self._commit_log
-        if not isinstance(decoder, Version2Decoder) or session.is_closed:
+        decoder, commit_log = session.version2, self._commit_log
+        if decoder is None or session.is_closed:
             return
         stored_before = decoder.stored_before
         if stored_before == session.promised_number and not decoder.duplicate_count:
+            if not decoder.may_confirm_wait and session.outbox.release_confirm():
+                self._mark_ready(session.outbox)
             return
-        self._refusal_counts.update(
-            {Reason.DUPLICATE: decoder.duplicate_count} if decoder.duplicate_count else {}
-        )
-        decoder.duplicate_count = 0
+        if decoder.duplicate_count:
+            self._refusal_counts[Reason.DUPLICATE] += decoder.duplicate_count
+            decoder.duplicate_count = 0
         session.promised_number = stored_before
         if commit_log is None or not commit_log.must_defer_confirms:
             session.pending_confirms.clear()
@@ -94,11 +109,8 @@ class PublisherConfirms:
         durable_position = self._commit_log.durable_position
         for session in list(self._waiting_sessions):
             pending_confirms, number = session.pending_confirms, None
-            remote_positions = (
-                session.decoder.producer.remote_positions
-                if isinstance(session.decoder, Version2Decoder)
-                else {}
-            )
+            producer = session.producer
+            remote_positions = producer.remote_positions if producer is not None else {}
             while pending_confirms and self._commit_log.is_producer_durable(
                 pending_confirms[0][0], remote_positions
             ):
@@ -140,5 +152,22 @@ class PublisherConfirms:
     def _send_confirm(self, session: Session, number: int) -> None:
         session.confirmed_number = number
         durability = Durability.MEMORY if self._commit_log is None else self._commit_log.durability
-        session.outbox.queue_confirm(number, durability)
-        self._mark_ready(session.outbox)
+        decoder = session.version2
+        if decoder is None or not decoder.may_confirm_wait:
+            session.outbox.queue_confirm(number, durability)
+            self._mark_ready(session.outbox)
+            return
+        session.outbox.hold_confirm(number, durability)
+        if not self._held_sessions:
+            self.next_wakeup = self._clock.now + CONFIRM_WAIT_SECONDS
+            self._delayed_wakeups.schedule_wakeup(self.next_wakeup, self)
+        self._held_sessions[session] = None
+
+    def handle_wakeup(self) -> bool:
+        """Send the held confirms. Returns False: the outboxes are marked here."""
+        for session in self._held_sessions:
+            if not session.is_closed and session.outbox.release_confirm():
+                self._mark_ready(session.outbox)
+        self._held_sessions.clear()
+        self.next_wakeup = NEVER
+        return False

@@ -56,7 +56,6 @@ from simplebus.core.redelivery.failure_reasons import FailureReasons
 from simplebus.core.ring.columns import MessageRows
 from simplebus.core.session import version2
 from simplebus.core.session.session import Session
-from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.store import compaction
 from simplebus.core.store.publish_queue import PublishQueue
@@ -259,7 +258,7 @@ class Store:
         if scope.access is ClassAccess.SOME and (has_channels or scope.is_allowed("")):
             return True
         detail = publish_denied_text(session, cls, "")
-        if not isinstance(session.decoder, Version2Decoder) and not session.is_local:
+        if not session.has_confirms and not session.is_local:
             raise RemoteProtocolError(Reason.UNAUTHORIZED, detail)
         self._refuse_messages(session, batch, Reason.UNAUTHORIZED, detail)
         return False
@@ -290,7 +289,7 @@ class Store:
         others = (numbers != number).nonzero()[0]
         count = int(others[0]) if others.size else batch.count
         detail = publish_denied_text(session, cls, cls.channels.name_of(number))
-        if isinstance(session.decoder, Version2Decoder):
+        if session.has_confirms:
             refused = batch.slice(0, count)
             self._refuse_messages(session, refused, Reason.UNAUTHORIZED, detail)
         else:
@@ -440,7 +439,7 @@ class Store:
 
     def _drop_newest(self, session: Session | None, cls: MessageClass, batch: FrameBatch) -> None:
         cls.dropped_counts[Reason.DROP_NEWEST] += batch.count
-        if session is not None and isinstance(session.decoder, Version2Decoder):
+        if session is not None and session.has_confirms:
             why = "its policy is drop_newest" if len(cls.ring) else "other classes use all memory"
             detail = f"class {cls.class_id} is full: {why}"
             self._refuse_messages(session, batch, Reason.DROP_NEWEST, detail)

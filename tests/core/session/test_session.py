@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import PLAIN_FRAMES_MAX, Limits
+from simplebus.core.limits import FEW_FRAMES_MAX, PLAIN_FRAMES_MAX, Limits
 from simplebus.core.protocol.events import (
     AckedRange,
     AckedRanges,
@@ -68,9 +68,13 @@ def decode(session: Session, *chunks: bytes) -> tuple[list[Fact], Reason | None]
     try:
         for chunk in filter(None, chunks):
             count = BUFFER.fill(chunk)
-            single = session.receive_single(BUFFER, count)
-            for event in session.receive(BUFFER, count) if single is None else [single]:
-                heard += describe_event(event)
+            skipped_bytes = 0
+            for single, end in session.receive_few(BUFFER, count):
+                heard += describe_event(single)
+                skipped_bytes = end
+            if skipped_bytes < count:
+                for event in session.receive(BUFFER, count, skipped_bytes=skipped_bytes):
+                    heard += describe_event(event)
     except RemoteProtocolError as error:
         return heard, error.reason
     return heard, None
@@ -103,29 +107,34 @@ def test_ignored_header_fields_have_no_effect() -> None:
     assert decode_legal(wild(ord("3"), b"4-5")) == [("acked", 0x0A3E, 4, 5)]
 
 
-def test_decode_single_handles_message_and_ack() -> None:
-    for known, said, expected in (
-        ((7,), publish(7, b"hi"), [("published", 7, b"hi")]),
-        ((), ack(7, 5, 6), [("acked", 7, 5, 6)]),
-    ):
-        session = create_session(*known)
-        assert decode(session, connect()) == ([("connected", ())], None)
-        event = session.receive_single(BUFFER, BUFFER.fill(said))
-        assert event is not None
-        assert describe_event(event) == expected
-        assert session.receiver.frame_count == 2
+def receive_few(session: Session, data: bytes) -> tuple[list[Fact], int]:
+    """Return the events of the leading frames that are decoded one by one, and their length."""
+    heard: list[Fact] = []
+    decoded_bytes = 0
+    for event, end in session.receive_few(BUFFER, BUFFER.fill(data)):
+        heard += describe_event(event)
+        decoded_bytes = end
+    return heard, decoded_bytes
+
+
+def test_few_messages_and_acks_are_decoded_one_by_one() -> None:
+    session = create_session(7)
+    assert decode(session, connect()) == ([("connected", ())], None)
+    data = publish(7, b"hi") + ack(7, 5, 6) + publish(7, b"ho")
+    expected = [("published", 7, b"hi"), ("acked", 7, 5, 6), ("published", 7, b"ho")]
+    assert receive_few(session, data) == (expected, len(data))
+    assert session.receiver.frame_count == 4
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         b"1",
         b"3",
         publish(7, b"hi")[:-1],
         ack(7, 5, 6)[:-1],
-        publish(7, b"hi", b"ho"),
-        ack(7, 5, 6) * 2,
         publish(7, b"hi") + b"1",
+        ack(7, 5, 6) * (FEW_FRAMES_MAX + 1),
         publish(8, b"of an unknown class"),
         publish(7, b"long" * 5000),
         heartbeat(),
@@ -134,11 +143,24 @@ def test_decode_single_handles_message_and_ack() -> None:
         build_frame(0x39),
     ],
 )
-def test_decode_single_leaves_other_frames(said: bytes) -> None:
+def test_other_reads_are_left_to_the_batch_decoder(data: bytes) -> None:
     session = create_session(7)
     decode(session, connect())
-    assert session.receive_single(BUFFER, BUFFER.fill(said)) is None
+    assert receive_few(session, data) == ([], 0)
     assert session.receiver.frame_count == 1
+
+
+def test_frames_behind_the_first_other_frame_are_left() -> None:
+    session = create_session(7)
+    decode(session, connect())
+    assert receive_few(session, ack(7, 5, 6) + subscribe(7) + ack(7, 6, 7)) == (
+        [("acked", 7, 5, 6)],
+        len(ack(7, 5, 6)),
+    )
+    assert decode(session, ack(7, 6, 7) + subscribe(7) + ack(7, 7, 8)) == (
+        [("acked", 7, 6, 7), ("subscribed", 7), ("acked", 7, 7, 8)],
+        None,
+    )
 
 
 def test_end_of_a_frame_is_not_a_single_message() -> None:

@@ -1,12 +1,15 @@
-"""Publisher confirms with remote storage, where classes become durable independently."""
+"""Publisher confirms that may wait, and those of classes that become durable independently."""
 
 from __future__ import annotations
 
 from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.commit_log import CommitLog
+from simplebus.core.limits import CONFIRM_WAIT_SECONDS
 from simplebus.core.protocol.durability import Durability
-from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import Version2Peer, connect_version2, publish
+from simplebus.core.protocol.frames import CONFIRM_MAY_WAIT, MESSAGE
+from tests.behaviour.wire_peer import BrokerHarness, heartbeat
+from tests.behaviour.wire_peer_v2 import Version2Peer, ack, connect_version2, publish, subscribe
+from tests.support.oracles import build_frame
 
 
 class RemoteStorageBus(BrokerHarness):
@@ -30,6 +33,53 @@ class RemoteStorageBus(BrokerHarness):
 
 def confirmed_numbers(peer: Version2Peer) -> list[int]:
     return [reply.message_id for reply in peer.receive_replies() if reply.kind == "confirm"]
+
+
+def publish_patiently(number: int) -> bytes:
+    """Encode a message of class 1 whose Confirm may wait."""
+    return build_frame(
+        MESSAGE, class_id=1, message_id=number, timer_index=CONFIRM_MAY_WAIT, content=b"x"
+    )
+
+
+def test_confirm_that_may_wait_is_sent_in_front_of_the_next_message() -> None:
+    bus = BrokerHarness()
+    peer = connect_version2(bus, subscribe(1, 5), publish_patiently(0))
+    frames = peer.receive_frames()
+    assert [frame[:1] for frame in frames[-3:]] == [b"6", b"7", b"1"]
+
+
+def test_confirm_that_may_wait_is_sent_alone_after_a_time() -> None:
+    bus = BrokerHarness()
+    peer = connect_version2(bus, publish_patiently(0))
+    assert confirmed_numbers(peer) == []
+    peer.send(publish_patiently(1))
+    bus.broker.run_due_wakeups()
+    assert confirmed_numbers(peer) == []
+    assert bus.broker.next_wakeup == bus.broker.clock.now + CONFIRM_WAIT_SECONDS
+    bus.broker.clock.now += CONFIRM_WAIT_SECONDS
+    bus.broker.run_due_wakeups()
+    assert peer.session.session_id in bus.broker.drain_ready()
+    assert confirmed_numbers(peer) == [2]
+
+
+def test_frame_without_the_flag_ends_the_wait_for_a_confirm() -> None:
+    bus = BrokerHarness()
+    peer = connect_version2(bus, publish_patiently(0))
+    peer.send(heartbeat())
+    assert confirmed_numbers(peer) == [1]
+    peer.send(publish_patiently(1) + publish(1, 2, b"y"))
+    assert confirmed_numbers(peer) == [3]
+
+
+def test_ack_does_not_end_the_wait_for_a_confirm() -> None:
+    bus = BrokerHarness()
+    peer = connect_version2(bus, subscribe(2, 5), classes=(1, 2))
+    connect_version2(bus, publish(2, 0, b"y"), classes=(2,))
+    peer.receive_all()
+    peer.send(publish_patiently(0))
+    peer.send(ack(5, 0, 1))
+    assert confirmed_numbers(peer) == []
 
 
 def test_confirms_wait_only_for_classes_published_to() -> None:
