@@ -6,7 +6,9 @@ import threading
 import time
 from pathlib import Path
 
-from load.processes import Process
+import pytest
+
+from load.processes import LoadError, Process
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,3 +31,12 @@ def test_process_outlives_starting_thread(tmp_path: Path) -> None:
     with made[0] as process:
         asked.touch()
         process.wait_for_line("alive", timeout_s=PATIENCE_SECONDS)
+
+
+def test_cpu_time_is_that_of_the_child() -> None:
+    counting = "i=0; while [ $i -lt 9999 ]; do i=$((i+1)); done; echo done; exec sleep 600"
+    with Process("counter", ["sh", "-c", counting]) as child:
+        child.wait_for_line("done", timeout_s=PATIENCE_SECONDS)
+        assert child.cpu_s() > 0
+    with pytest.raises(LoadError, match="has ended"):
+        child.cpu_s()
