@@ -1,12 +1,13 @@
 """Load programs: the measurements behind every performance figure of simplebus.
 
-    python load/run.py            every scenario except the long ones, about ten minutes
+    python load/run.py            every scenario except the long ones, more than half an hour
     python load/run.py kills      200 servers killed under load, some with a power cut
     python load/run.py partitions bridges over a network with loss and cuts (needs root)
     python load/run.py soak       random work for minutes or hours: does memory stay flat?
     python load/run.py --quick    every scenario, short and imprecise
     python load/run.py flow-16    one scenario
     python load/run.py 'nats-*'   the NATS listener against nats-server
+    python load/run.py requests confirmed one-way v1-latency cpu    one message at a time
     python load/run.py --traces DIR; simplebus pipeline report DIR --chart rps.png
 
 Claims are ratios, not absolute figures: a peer is measured in the same run, in turn with simplebus,
@@ -14,7 +15,7 @@ by the same generator. No rate is printed for work that was not verified.
 
     run.py                   command line; runs scenarios and prints the report
     scenarios.py             table of scenarios, variants and targets
-    measure.py               one measurement: a flow or round trips
+    measure.py               one measurement: a flow or round trips of the generator
     report.py                medians, spreads, the tables and the JSON
     traces.py                traces of generators, for `simplebus pipeline report`
     generator/               the load generator (C): publishes, verifies, acks, times
@@ -34,7 +35,9 @@ by the same generator. No rate is printed for work that was not verified.
     connection_attack.py     latency of a client while others attack the server
     module_bus.py            modules of one process against queues and channels
     memory_bus.py            MemoryBus in one event loop
-    sdk.py                   Python programs against nats-py; sdk_job.py, sdk_worker.py, sdk_peer.py
+    sdk.py                   rates of Python programs against nats-py
+    single_messages.py       requests, confirms and one-way latency of such programs
+    sdk_worker.py, sdk_peer.py, sdk_job.py    the programs, and their jobs
     spark.py                 Spark source and sink against Parquet files
     subscription_matching.py time and memory of subscription matching
 

@@ -15,9 +15,10 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from load.generators import disk
@@ -217,6 +218,8 @@ def _output_of(command: Sequence[str]) -> str:
 def versions(kinds: Sequence[str]) -> dict[str, str]:
     """Return each broker's version, as a number if possible."""
     found = {"python": sys.version.split()[0]}
+    with suppress(PackageNotFoundError):
+        found["nats-py"] = version("nats-py")
     for kind in kinds:
         if kind == "simplebus":
             said = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]

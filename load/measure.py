@@ -10,15 +10,31 @@ from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from load.brokers import Broker
 from load.generators import Generator
 from load.jetstream import DELIVER, stream
 from load.traces import Tracer
 
+WARM_UP_S = 0.3
 ECHO_CLASS = 60_000  # And up: one for each subscriber, to know that it is subscribed.
 TIMEOUT_S = 60
+
+
+class Work(Protocol):
+    """Messages that a measurement sends through a broker."""
+
+    @property
+    def first_count(self) -> int:
+        """Number of messages of the first measurement, whose rate sizes the next ones."""
+        ...
+
+    def measure(
+        self, broker: Broker, protocol: str, *, count: int, tracer: Tracer | None
+    ) -> Sample:
+        """Measure `count` messages. Raises LoadError if verification fails."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,19 @@ class Flow:
     """JetStream: storage of its stream, "memory" or "file"."""
     retention: str = "limits"
     """JetStream: "interest" removes acknowledged messages; "limits" keeps all."""
+
+    @property
+    def first_count(self) -> int:
+        return int(self.pace * WARM_UP_S) if self.pace else 100_000
+
+    def measure(
+        self, broker: Broker, protocol: str, *, count: int, tracer: Tracer | None
+    ) -> Sample:
+        with _prepared(broker, protocol, self):
+            sample = _flow(broker, protocol, self, count=count, tracer=tracer)
+        if broker.kind in ("simplebus", "simplebus-os", "simplebus-disk") and self.acks != "none":
+            probe_nothing_in_flight(broker, self.classes)
+        return sample
 
     def shape(self) -> dict[str, object]:
         """Return the generator options that publisher and subscribers share."""
@@ -84,6 +113,15 @@ class RoundTrips:
 
     size_bytes: int = 16
 
+    @property
+    def first_count(self) -> int:
+        return 2_000
+
+    def measure(
+        self, broker: Broker, protocol: str, *, count: int, tracer: Tracer | None
+    ) -> Sample:
+        return _round_trips(broker, protocol, self, count=count, tracer=tracer)
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -105,20 +143,14 @@ class Sample:
 def measure(
     broker: Broker,
     protocol: str,
-    work: Flow | RoundTrips,
+    work: Work,
     *,
     count: int,
     tracer: Tracer | None = None,
 ) -> Sample:
     """Measure `count` messages, recorded by a `tracer`. Raises LoadError if verification fails."""
     broker.process.reset_peak_memory()
-    if isinstance(work, RoundTrips):
-        return _round_trips(broker, protocol, work, count=count, tracer=tracer)
-    with _prepared(broker, protocol, work):
-        sample = _flow(broker, protocol, work, count=count, tracer=tracer)
-    if broker.kind in ("simplebus", "simplebus-os", "simplebus-disk") and work.acks != "none":
-        probe_nothing_in_flight(broker, work.classes)
-    return sample
+    return work.measure(broker, protocol, count=count, tracer=tracer)
 
 
 def probe_nothing_in_flight(broker: Broker, classes: tuple[int, ...]) -> None:

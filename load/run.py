@@ -24,14 +24,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # So that it ru
 
 from load.brokers import SIMPLEBUS_KINDS, Broker, is_available, running, versions
 from load.generators import program
-from load.measure import RoundTrips, RunOptions, Sample, measure
+from load.measure import WARM_UP_S, RunOptions, Sample, measure
 from load.processes import LoadError
 from load.report import Report, Row, core_warning, ratios
 from load.scenarios import SCENARIOS, Scenario, Variant
+from load.sdk import is_peer_available
+from load.single_messages import NATS_PY
 from load.traces import Tracer, prepare, write_run, write_table
 
-WARM_UP_S = 0.3
-FIRST_COUNT = {"flow": 100_000, "trips": 2_000}  # Of a warm-up, which is not reported.
 QUICK_PART = 0.2
 ROUNDS = 5
 QUICK_ROUNDS = 2
@@ -94,24 +94,25 @@ class Runner:
         with tempfile.TemporaryDirectory(prefix="simplebus-load-") as directory:
             tracer = Tracer(Path(directory))
             yield tracer
-            table = tracer.table(scenario, variant, turn)
-        write_table(self.traces, table, scenario, variant, turn)
+            if tracer.processes:  # Python programs write no traces.
+                table = tracer.table(scenario, variant, turn)
+                write_table(self.traces, table, scenario, variant, turn)
 
     def _args_for(self, kind: str) -> tuple[str, ...]:
         return self.manner.server_args if kind in SIMPLEBUS_KINDS else ()
 
     def _is_available(self, variant: Variant) -> bool:
-        if is_available(variant.kind):
+        needed = NATS_PY if variant.protocol == NATS_PY else variant.kind
+        if is_peer_available() if needed == NATS_PY else is_available(needed):
             return True
-        note = f"{variant.kind} is not installed: what compares with it is skipped"
+        note = f"{needed} is not installed: what compares with it is skipped"
         if note not in self.report.notes:
             self.report.notes.append(note)
         return False
 
     def _warm_up(self, broker: Broker, variant: Variant) -> float:
         """Run two short measurements, the second sized by the first. Return the rate."""
-        trips = isinstance(variant.work, RoundTrips)
-        first = _measured(broker, variant, FIRST_COUNT["trips" if trips else "flow"])
+        first = _measured(broker, variant, variant.work.first_count)
         return _measured(broker, variant, int(first.rate * WARM_UP_S)).rate
 
 

@@ -26,12 +26,23 @@ from load import (
     spark,
     tls_and_permissions,
 )
-from load.measure import Flow, RoundTrips, RunOptions
+from load.measure import Flow, RoundTrips, RunOptions, Work
 from load.report import Row, Target
+from load.single_messages import NATS_PY, Confirms, OneWay, Requests
 
 FULL_S = 2.0  # What one measurement of a subject should take,
 PEER_S = 1.0  # and of a peer that is only shown.
 PACE = 50_000  # Messages a second that every peer can bear.
+CPU_PACES = {1_000: 4.0, 10_000: FULL_S, PACE: FULL_S, 0: FULL_S}
+"""Messages a second, 0 for no limit, and the seconds of one measurement."""
+ONE_WAY_PACE = 1_000
+PYTHON_S = 4.0  # So that p99 is that of some thousand messages.
+CONFIRMS_S = 1.0
+IN_FLIGHT = 64
+CONFIRMED = {"blocking": 2.0, "asyncio": 1.6, "trio": 1.6}
+CONFIRMED_OS = {"blocking": 1.3, "asyncio": 1.3, "trio": 1.3}
+CONFIRMED_MANY = {"asyncio": 3.0, "trio": 3.0}
+"""Ratios to JetStream that are required of each client."""
 ENVELOPES = Flow(size_bytes=128, channel="load.flow.1")
 
 
@@ -42,7 +53,8 @@ class Variant:
     name: str
     kind: str
     protocol: str
-    work: Flow | RoundTrips
+    """Protocol of the generator, or client of the Python programs."""
+    work: Work
     seconds: float = FULL_S
 
 
@@ -58,7 +70,7 @@ class Scenario:
     """True if the scenario runs only when it is named on the command line."""
 
 
-def _simplebus(name: str, work: Flow | RoundTrips) -> Variant:
+def _simplebus(name: str, work: Work) -> Variant:
     return Variant(name, "simplebus", "simplebus", work)
 
 
@@ -66,11 +78,11 @@ def _version_2(name: str, work: Flow) -> Variant:
     return Variant(name, "simplebus", "simplebus-2", work)
 
 
-def _nats(work: Flow | RoundTrips) -> Variant:
+def _nats(work: Work) -> Variant:
     return Variant("nats core", "nats", "nats", work)
 
 
-def _simplebus_nats(work: Flow | RoundTrips) -> Variant:
+def _simplebus_nats(work: Work) -> Variant:
     return Variant("simplebus", "simplebus-nats", "nats", work)
 
 
@@ -206,6 +218,70 @@ def _engine(size_bytes: int) -> Scenario:
     )
 
 
+def _latency_targets(
+    of: str,
+    against: str,
+    *,
+    p50: float | None = None,
+    p50_reach: float | None = None,
+    p99: float | None = None,
+) -> tuple[Target, ...]:
+    """Return the targets of p50 and p99; None only shows the value."""
+    return tuple(
+        Target(title, of, against, at_most, reach, quantity, less_is_better=True)
+        for title, at_most, reach, quantity in (
+            (f"{of}, p50, against {against}", p50, p50_reach, "p50_us"),
+            (f"{of}, p99, against {against}", p99, None, "p99_us"),
+        )
+    )
+
+
+def _python_variants(work: Work) -> tuple[Variant, ...]:
+    """Return Python programs of both backends and of nats-py, which runs under asyncio only."""
+    return (
+        Variant("asyncio", "simplebus", "asyncio", work, PYTHON_S),
+        Variant("nats-py", "nats", NATS_PY, work, PYTHON_S),
+        Variant("trio", "simplebus", "trio", work, PYTHON_S),
+    )
+
+
+def _confirmed() -> Scenario:
+    """Compare Python programs that wait for confirms with nats-py and JetStream."""
+    many = f", {IN_FLIGHT} in flight"
+    variants, targets = list[Variant](), list[Target]()
+    for suffix, kind, peer, work, wishes in (
+        ("", "simplebus", "JetStream memory", Confirms(), CONFIRMED),
+        (", os", "simplebus-os", "JetStream file", Confirms(storage="file"), CONFIRMED_OS),
+        (many, "simplebus", f"JetStream{many}", Confirms(in_flight=IN_FLIGHT), CONFIRMED_MANY),
+    ):
+        for client, at_least in wishes.items():
+            of = client + suffix
+            variants.append(Variant(of, kind, client, work, CONFIRMS_S))
+            targets.append(Target(f"{of}, against {peer}", of, peer, at_least, None))
+        variants.append(Variant(peer, "nats", NATS_PY, work, CONFIRMS_S))
+    title = "Python programs that publish and wait for confirms"
+    return Scenario("confirmed", title, tuple(variants), tuple(targets))
+
+
+def _cpu() -> Scenario:
+    """Compare the CPU time of brokers at even paces and at full speed.
+
+    A paced generator writes once a millisecond: 1, 10 and 50 messages.
+    """
+    variants, targets = list[Variant](), list[Target]()
+    for pace, seconds in CPU_PACES.items():
+        flow, speed = Flow(pace=pace), f"{pace:,} a second" if pace else "full speed"
+        of, peer = f"simplebus, {speed}", f"nats core, {speed}"
+        variants.append(Variant(of, "simplebus", "simplebus", flow, seconds))
+        variants.append(Variant(peer, "nats", "nats", flow, seconds))
+        for against, unit in ((None, "us"), (peer, "x")):
+            title = f"{of}, against nats core" if against else of
+            spent = Target(title, of, against, None, None, "cpu_us", unit, less_is_better=True)
+            targets.append(spent)
+    title = "16 B, CPU time of the broker per message"
+    return Scenario("cpu", title, tuple(variants), tuple(targets))
+
+
 SCENARIOS = (
     _one_to_one(16, 4, 8),
     _one_to_one(128, 3, 5.5),
@@ -221,33 +297,14 @@ SCENARIOS = (
         (Target("16 B, 1 to 3, against nats core", "simplebus", "nats core", 4, 12),),
     ),
     Scenario(
-        "latency",
-        "16 B, one message in flight",
+        "v1-latency",
+        "version 1: 16 B, one message in flight",
         (
             _simplebus("simplebus", RoundTrips()),
             _nats(RoundTrips()),
             Variant("redis pub/sub", "redis", "redis", RoundTrips(), PEER_S),
         ),
-        (
-            Target(
-                "latency p50 against nats core",
-                "simplebus",
-                "nats core",
-                2.5,
-                1.3,
-                quantity="p50_us",
-                less_is_better=True,
-            ),
-            Target(
-                "latency p99 against nats core",
-                "simplebus",
-                "nats core",
-                None,
-                None,
-                quantity="p99_us",
-                less_is_better=True,
-            ),
-        ),
+        _latency_targets("simplebus", "nats core", p50=1.2, p99=2),
     ),
     Scenario(
         "steady",
@@ -258,6 +315,7 @@ SCENARIOS = (
             *_peers(Flow(pace=PACE), FULL_S),
         ),
     ),
+    _cpu(),
     Scenario(
         "classes",
         "16 B, two classes in turn, frame by frame",
@@ -321,18 +379,7 @@ SCENARIOS = (
         "nats-latency",
         "NATS clients: 16 B, one message in flight",
         (_simplebus_nats(RoundTrips()), _nats(RoundTrips())),
-        tuple(
-            Target(
-                f"NATS, latency {quantile}",
-                "simplebus",
-                "nats core",
-                at_least,
-                reach,
-                quantity=f"{quantile}_us",
-                less_is_better=True,
-            )
-            for quantile, at_least, reach in (("p50", 2.5, 1.3), ("p99", None, None))
-        ),
+        _latency_targets("simplebus", "nats core", p50=2.5, p50_reach=1.3),
     ),
     Scenario("nats-idle", "NATS clients that say nothing", special=nats_scaling.idle),
     Scenario("nats-matching", "many NATS subscriptions", special=nats_scaling.matching),
@@ -364,6 +411,25 @@ SCENARIOS = (
     Scenario("attack", "an attack on a server under load", special=connection_attack.run),
     Scenario("bridge", "from bus to bus, and to NATS", special=bridge.run),
     Scenario("sdk", "Python programs, beside those of nats-py", special=sdk.run),
+    Scenario(
+        "requests",
+        "Python programs: requests, one in flight",
+        _python_variants(Requests()),
+        (
+            *_latency_targets("asyncio", "nats-py", p50=1.3, p50_reach=1.0),
+            *_latency_targets("trio", "nats-py"),
+        ),
+    ),
+    _confirmed(),
+    Scenario(
+        "one-way",
+        f"Python programs: {ONE_WAY_PACE:,} messages a second, one way",
+        _python_variants(OneWay(ONE_WAY_PACE)),
+        (
+            *_latency_targets("asyncio", "nats-py", p50=1.2),
+            *_latency_targets("trio", "nats-py", p50=1.2),
+        ),
+    ),
     Scenario("modules", "modules of one process", special=module_bus.run),
     Scenario("memory", "memory of the server", special=memory.run),
     Scenario("spark", "into Spark and out of it, beside Parquet files", special=spark.run),

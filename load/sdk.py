@@ -1,4 +1,4 @@
-"""Python programs with simplebus, against programs with nats-py.
+"""Rates of Python programs with simplebus, against programs with nats-py.
 
     python load/run.py sdk
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from load.brokers import REPOSITORY, Broker, is_available, running
 from load.generators import Generator, program
-from load.jetstream import DELIVER, stream
+from load.jetstream import stream
 from load.measure import RunOptions, probe_nothing_in_flight
 from load.processes import LoadError, Process
 from load.report import Row, Target
@@ -35,7 +35,6 @@ TIMEOUT_S = 60
 SIZES = (16, 1024)
 BACKENDS = ("trio", "asyncio")
 JET_SUBJECT = "load.js.1"
-US = 1e6
 
 
 class SdkEnvironment:
@@ -80,17 +79,15 @@ def _rate(count: int, subscriber: Side, publish: Callable[[], Side]) -> float:
 
 @dataclass(frozen=True)
 class Measure:
-    """Quantity measured in every round by `measure(environment, count)`."""
+    """Rate measured in every round by `measure(environment, count)`."""
 
     name: str
     measure: Callable[[SdkEnvironment, int], float]
     first_count: int
-    unit: str = "msgs/s"
     kind: str = "simplebus"
 
-    def next_count(self, value: float, seconds: float) -> int:
+    def next_count(self, rate: float, seconds: float) -> int:
         """Return the count of the next round."""
-        rate = value if self.unit == "msgs/s" else US / value
         return max(COUNT_MIN, min(int(rate * seconds), COUNT_MAX))
 
 
@@ -151,18 +148,6 @@ def _generator(mode: str, protocol: str, port: int, count: int, **options: objec
     return Generator(mode, protocol, port, timeout_s=TIMEOUT_S, **options)
 
 
-def _requests(module: str, kind: str, backend: str) -> Callable[[SdkEnvironment, int], float]:
-    """Measure the median latency of requests, in microseconds."""
-
-    def measure(environment: SdkEnvironment, count: int) -> float:
-        with Program(module, environment.job(kind, "answer", count, 16, backend)) as responder:
-            responder.wait_ready()
-            with Program(module, environment.job(kind, "ask", count, 16, backend)) as requester:
-                return requester.result()["p50_us"]
-
-    return measure
-
-
 # nats-py -----------------------------------------------------------------------------------------
 
 
@@ -186,20 +171,11 @@ def _jet(size_bytes: int) -> Callable[[SdkEnvironment, int], float]:
     return measure
 
 
-def _jet_each(environment: SdkEnvironment, count: int) -> float:
-    """Measure confirmed publishing to JetStream. The load generator subscribes."""
-    job = environment.job("nats", "jet_publish_each", count, 16)
-    with stream(environment.brokers["nats"], subjects=[JET_SUBJECT], ack_all=False):
-        subscriber = _generator("subscribe", "nats-jetstream", job.port, count, deliver=DELIVER)
-        return _rate(count, subscriber, lambda: Program("sdk_peer", job))
-
-
 # Targets ------------------------------------------------------------------------------------------
 
 PUBLISHES, PUBLISHES_STRUCTS = "a loop that publishes", "a loop that publishes structs"
 RECEIVES, RECEIVES_STRUCTS = "a loop that receives", "a loop that receives structs"
 BATCHES = "a loop over batches"
-ONE_BY_ONE = "confirmed one by one"
 
 
 def measures() -> Iterator[Measure]:
@@ -217,13 +193,6 @@ def measures() -> Iterator[Measure]:
         (RECEIVES_STRUCTS, "receive_typed", "publish_encoded"),
     ):
         yield Measure(name, _flow(receive, publish, class_id=TYPED_CLASS), 50_000)
-    yield Measure(ONE_BY_ONE, _to_generator("publish_each"), COUNT_MIN)
-    yield Measure(f"{ONE_BY_ONE}, nats-py JetStream", _jet_each, COUNT_MIN, kind="nats")
-    for backend in BACKENDS:
-        measure = _requests("sdk_worker", "simplebus", backend)
-        yield Measure(f"request p50, {backend}", measure, COUNT_MIN, "us")
-    measure = _requests("sdk_peer", "nats", "asyncio")
-    yield Measure("request p50, nats-py", measure, COUNT_MIN, "us", kind="nats")
 
 
 def _targets() -> Iterator[Target]:
@@ -241,13 +210,6 @@ def _targets() -> Iterator[Target]:
         (RECEIVES_STRUCTS, 0.3e6, None),
     ):
         yield Target(of, of, None, at_least, reach, unit="msgs/s")
-    jet = f"{ONE_BY_ONE}, nats-py JetStream"
-    yield Target(f"{ONE_BY_ONE}, against nats-py JetStream", ONE_BY_ONE, jet, None, None)
-    for backend in BACKENDS:
-        of = f"request p50, {backend}"
-        yield Target(
-            f"{of}, against nats-py", of, "request p50, nats-py", 0.5, None, less_is_better=True
-        )
 
 
 # Running -----------------------------------------------------------------------------------------
@@ -291,7 +253,7 @@ def run(run_options: RunOptions) -> list[Row]:
     named = {row.title for row in wanted}
     note = "" if has_peer else "nats-py and nats-server are needed to compare"
     plain = [
-        Row("sdk", name, one.values, one.measure.unit, note=note)
+        Row("sdk", name, one.values, "msgs/s", note=note)
         for name, one in taken.items()
         if name not in named
     ]
@@ -323,7 +285,7 @@ def open_environment(run_options: RunOptions, *, has_peer: bool) -> Iterator[Sdk
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         blocks = {size: directory / f"{size}.block" for size in SIZES}
         for size, path in blocks.items():
-            path.write_bytes(_block(size))
+            write_payloads(path, size)
         args: dict[str, tuple[str, ...]] = {"simplebus": run_options.server_args}
         if has_peer:
             args["nats"] = ()
@@ -334,7 +296,7 @@ def open_environment(run_options: RunOptions, *, has_peer: bool) -> Iterator[Sdk
         yield SdkEnvironment(brokers, blocks)
 
 
-def _block(size_bytes: int) -> bytes:
-    """Return the generator's payloads, which both sides need."""
+def write_payloads(path: Path, size_bytes: int) -> None:
+    """Write the generator's payloads, which both sides need."""
     command = [str(program()), "block", "simplebus", "--size", str(size_bytes)]
-    return subprocess.run(command, capture_output=True, check=True, timeout=10).stdout
+    path.write_bytes(subprocess.run(command, capture_output=True, check=True, timeout=10).stdout)

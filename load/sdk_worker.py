@@ -1,4 +1,4 @@
-"""Simplebus programs timed by `sdk.py`, written as a user would write them.
+"""Simplebus programs timed by sdk.py and single_messages.py, written as a user would write them.
 
     python -m load.sdk_worker JOB
 
@@ -21,11 +21,13 @@ from load.sdk_job import (
     CLASS,
     TYPED_CLASS,
     Job,
+    OneWayTimes,
     fail_mismatch,
-    half,
+    latency_figures,
     now,
     print_ready,
     print_result,
+    stamped,
 )
 
 Found = dict[str, float]
@@ -76,6 +78,31 @@ async def publish_each(bus: simplebus.Bus, job: Job) -> Found:
     return {"started": started, "confirmed": now()}
 
 
+async def publish_in_flight(bus: simplebus.Bus, job: Job) -> Found:
+    """Publish from many tasks, each of which waits for its confirms."""
+    payloads = job.payloads()
+
+    async def publish_rest() -> None:
+        for payload in payloads:
+            await bus.publish(payload, class_id=CLASS)
+
+    started = now()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(job.in_flight):
+            tasks.start_soon(publish_rest)
+    return {"started": started, "confirmed": now()}
+
+
+async def publish_paced(bus: simplebus.Bus, job: Job) -> Found:
+    """Publish stamped messages at an even pace."""
+    started = now()
+    for number in range(job.count):
+        await anyio.sleep(job.seconds_until(number, started))
+        await bus.publish(stamped(number), class_id=CLASS, confirm=False)
+    await bus.flush()
+    return {"started": started, "confirmed": now()}
+
+
 async def publish_typed(bus: simplebus.Bus, job: Job) -> Found:
     started = now()
     for reading in readings(job):
@@ -109,6 +136,17 @@ async def receive(bus: simplebus.Bus, job: Job) -> Found:
             if not expected:
                 break
     return await settled(bus)
+
+
+async def receive_paced(bus: simplebus.Bus, job: Job) -> Found:
+    times = OneWayTimes(job.count)
+    async with bus.subscribe(CLASS) as messages:
+        print_ready()
+        async for message in messages:
+            times.add(message.payload)
+            if times.is_complete:
+                break
+    return await settled(bus) | times.figures()
 
 
 async def receive_typed(bus: simplebus.Bus, job: Job) -> Found:
@@ -167,7 +205,7 @@ async def ask(bus: simplebus.Bus, job: Job) -> Found:
         seconds.append(now() - begun)
         if reply.payload != payload:
             fail_mismatch(reply, payload)
-    return {"p50_us": half(seconds) * 1e6}
+    return latency_figures(seconds)
 
 
 async def answer(bus: simplebus.Bus, job: Job) -> Found:
@@ -188,9 +226,12 @@ ROLES: dict[str, Callable[[simplebus.Bus, Job], Coroutine[Any, Any, Found]]] = {
     for role in (
         publish,
         publish_each,
+        publish_in_flight,
+        publish_paced,
         publish_typed,
         publish_encoded,
         receive,
+        receive_paced,
         receive_typed,
         receive_batches,
         receive_encoded,
@@ -205,6 +246,19 @@ async def run(job: Job) -> Found:
         return await ROLES[job.role](bus, job)
 
 
+def publish_each_blocking(job: Job) -> Found:
+    """Publish by the blocking client, each message after the confirm of the previous one."""
+    with simplebus.connect_blocking(f"simplebus://{HOST}:{job.port}") as bus:
+        payloads = job.payloads()
+        started = now()
+        for payload in payloads:
+            bus.publish(payload, class_id=CLASS)
+        return {"started": started, "confirmed": now()}
+
+
 if __name__ == "__main__":
     job = Job.from_arguments()
-    print_result(anyio.run(run, job, backend=job.backend))
+    if job.role == publish_each_blocking.__name__:
+        print_result(publish_each_blocking(job))
+    else:
+        print_result(anyio.run(run, job, backend=job.backend))

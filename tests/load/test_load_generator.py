@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from load import broken_broker, broken_nats_server, generators, sdk
-from load.measure import RunOptions
+from load.brokers import running
+from load.measure import RunOptions, measure
 from load.processes import LoadError
+from load.scenarios import SCENARIOS
+from load.single_messages import NATS_PY
 from simplebus.spark.jobs.report.traces import RUN_FILE
 from tests.support.requirements import require_program
 
@@ -63,10 +67,33 @@ def test_a_fault_of_a_nats_server_is_named(fault: str) -> None:
 def test_timed_programs_verify_messages() -> None:
     has_peer = sdk.is_peer_available()
     with sdk.open_environment(RunOptions(rounds=1), has_peer=has_peer) as bench:
-        for measure in sdk.measures():
-            is_shown_already = "1024 B" in measure.name or "asyncio" in measure.name
-            if not is_shown_already and (has_peer or measure.kind == "simplebus"):
-                assert measure.measure(bench, 500) > 0, measure.name
+        for one in sdk.measures():
+            is_shown_already = "1024 B" in one.name or "asyncio" in one.name
+            if not is_shown_already and (has_peer or one.kind == "simplebus"):
+                assert one.measure(bench, 500) > 0, one.name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["requests", "confirmed", "one-way"])
+def test_programs_of_single_messages_verify_them(name: str) -> None:
+    (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == name]
+    has_peer = sdk.is_peer_available()
+    chosen = [one for one in scenario.variants if has_peer or one.protocol != NATS_PY]
+    with ExitStack() as stack:
+        kinds = dict.fromkeys(variant.kind for variant in chosen)
+        brokers = {kind: stack.enter_context(running(kind)) for kind in kinds}
+        for variant in chosen:
+            sample = measure(brokers[variant.kind], variant.protocol, variant.work, count=500)
+            assert sample.rate > 0, variant.name
+            assert (sample.p99_us >= sample.p50_us > 0) == (name != "confirmed"), variant.name
+
+
+def test_targets_name_variants_of_their_scenario() -> None:
+    for scenario in SCENARIOS:
+        names = {variant.name for variant in scenario.variants}
+        assert len(names) == len(scenario.variants)
+        for target in scenario.targets:
+            assert {target.of, target.against} - {None} <= names, target.title
 
 
 @pytest.mark.long
