@@ -33,7 +33,7 @@ from simplebus.core.snapshot import (
     StateChanges,
     WindowSnapshot,
 )
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 
 if TYPE_CHECKING:
     from simplebus.core.broker.broker import Broker
@@ -54,7 +54,7 @@ class Checkpointer:
         """The recorded state of each class."""
         self._class_headers: dict[int, object] = {}
         """The part of it that is compared when a durable is created or removed."""
-        self._position_states: dict[int, dict[_PositionKey, tuple[BrokerSubscription, object]]] = {}
+        self._position_states: dict[int, dict[_PositionKey, tuple[Position, object]]] = {}
         """The recorded state of each durable, by class."""
         self.next_full_scan = float("-inf")
         """Time of the next complete scan, by the broker's clock."""
@@ -251,7 +251,7 @@ class Checkpointer:
             cls.creator,
         )
 
-    def _snapshot_position(self, position: BrokerSubscription) -> PositionSnapshot:
+    def _snapshot_position(self, position: Position) -> PositionSnapshot:
         policy, attempts = position.delivery_policy, position.list_attempts()
         pending_dead_letters = position.pending_dead_letters.to_rows()
         self._scanned_row_count += len(attempts) + len(pending_dead_letters)
@@ -311,7 +311,7 @@ def _has_durables(cls: MessageClass) -> bool:
     return any(durable for durable, _ in cls.named_positions)
 
 
-def _position_state(position: BrokerSubscription) -> object:
+def _position_state(position: Position) -> object:
     """Return a value that changes with the recorded state of a position."""
     window = position.window
     return (

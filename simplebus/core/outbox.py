@@ -280,13 +280,3 @@ class Outbox:
         return frames.encode(
             frames.DELIVER, class_id=class_id, timer_index=subscription_number, message_id=attempt
         )
-
-
-class NullOutbox(Outbox):
-    """Outbox of a position without a session. Nothing is ever sent from it."""
-
-    def __init__(self) -> None:
-        super().__init__(-1)
-
-    def enqueue(self, source: SendSource) -> None:
-        pass

@@ -28,8 +28,8 @@ from simplebus.core.message_class.remote_storage import (
     RemotePurgeOutcome,
 )
 from simplebus.core.protocol.requests import Start
+from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.selection import Ranges
-from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream import api
 from simplebus.jetstream.backlog import StreamBacklog
 from simplebus.jetstream.class_jobs import ClassJobs, log_retry
@@ -117,7 +117,7 @@ class JetStreamBackend:
         self.refusals = StreamRefusals(self.publisher.refusal)
         self._fast_batch_sid = core.subscribe(self.publisher.inbox)
         self.reader = StreamReader(self.link, options)
-        self.feeds: dict[BrokerSubscription, ConsumerFeed] = {}
+        self.feeds: dict[Position, ConsumerFeed] = {}
         self.inboxes = ConsumerInboxes(core, options.names, self.server_id)
         self._feeds_to_serve: dict[ConsumerFeed, None] = {}
         self._dead_letters: DeadLetterTracker[ConsumerFeed] = DeadLetterTracker(
@@ -279,9 +279,7 @@ class JetStreamBackend:
             self._broker.subscription_manager.notify_position(feed.position)
         return feed.position.ring.head > head
 
-    def _on_dead_lettered(
-        self, position: BrokerSubscription, ranges: Ranges, class_id: int
-    ) -> None:
+    def _on_dead_lettered(self, position: Position, ranges: Ranges, class_id: int) -> None:
         if (feed := self.feeds.get(position)) is not None:
             self._dead_letters.add(feed, ranges, class_id)
 
@@ -420,7 +418,7 @@ class JetStreamBackend:
     # Positions -----------------------------------------------------------------------------------
 
     def _open_position(
-        self, cls: RemoteClass, position: BrokerSubscription, start: str | Start, is_seek: bool
+        self, cls: RemoteClass, position: Position, start: str | Start, is_seek: bool
     ) -> None:
         cls.on_positions_changed = self._mark_positions_changed
         feed = self.feeds[position] = ConsumerFeed(cls, position, self._broker.store)
@@ -467,7 +465,7 @@ class JetStreamBackend:
     async def _open_feed(
         self,
         cls: RemoteClass,
-        position: BrokerSubscription,
+        position: Position,
         open_consumer: OpenConsumer,
         publish_pause: int | None,
         tries: int = 0,
@@ -493,7 +491,7 @@ class JetStreamBackend:
     async def _try_open_consumer(
         self,
         cls: RemoteClass,
-        position: BrokerSubscription,
+        position: Position,
         open_consumer: OpenConsumer,
         tries: int,
     ) -> bool:
@@ -533,7 +531,7 @@ class JetStreamBackend:
         self._feeds_to_serve[feed] = None
         return True
 
-    async def _close_unconfirmed(self, cls: RemoteClass, position: BrokerSubscription) -> None:
+    async def _close_unconfirmed(self, cls: RemoteClass, position: Position) -> None:
         """Close the consumer of a closed position whose creation was not confirmed."""
         if name := self.consumers.pop_unconfirmed(position):
             await self._closer.close(ClosedPosition(cls, position, name))
@@ -577,16 +575,14 @@ class JetStreamBackend:
             self.inboxes.open(feed, found.name)
         return True
 
-    def _refuse(
-        self, cls: RemoteClass, position: BrokerSubscription, error: RemoteProtocolError
-    ) -> None:
+    def _refuse(self, cls: RemoteClass, position: Position, error: RemoteProtocolError) -> None:
         """End the subscriptions of a position with an error."""
         sessions = subscribed_sessions(self._broker, position)
         self._broker.revoke_position(position, error)
         resume_replies(self._broker, sessions)
         self._flush()
 
-    def _close_position(self, cls: RemoteClass, position: BrokerSubscription, forget: bool) -> None:
+    def _close_position(self, cls: RemoteClass, position: Position, forget: bool) -> None:
         """Return a position's unacknowledged messages to the cluster."""
         feed = self.feeds.pop(position, None)
         if feed is None:
@@ -660,7 +656,7 @@ class JetStreamBackend:
         await self._trimmer.trim_now(cls.class_id)
 
     def _check_caught_up(
-        self, cls: RemoteClass, position: BrokerSubscription, on_result: Callable[[], None]
+        self, cls: RemoteClass, position: Position, on_result: Callable[[], None]
     ) -> bool:
         feed, consumer = self.feeds.get(position), self.inboxes.consumer_names.get(position)
         if feed is None or consumer is None or feed.is_busy or self._nursery is None:

@@ -15,7 +15,7 @@ import trio
 
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.message_class.remote_storage import RemoteCountOutcome, RemoteInventory
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from simplebus.jetstream import api
 from simplebus.jetstream.cluster.peers import Peers
 from simplebus.jetstream.consume.consumers import ConsumerManager
@@ -79,9 +79,7 @@ class StreamBacklog:
             return replace(found, is_oldest_in_backlog=True)
         return replace(found, floor_holder=await self._describe_holder(class_id, first))
 
-    async def _describe_holder(
-        self, class_id: int, info: dict[str, Any]
-    ) -> BrokerSubscription | str:
+    async def _describe_holder(self, class_id: int, info: dict[str, Any]) -> Position | str:
         """Return the position of a consumer, or a description if the position is elsewhere."""
         name = str(info["name"])
         for position, own in self._inboxes.consumer_names.items():

@@ -25,8 +25,8 @@ from simplebus.core.ring.ring import Ring
 from simplebus.core.settings import FullPolicy, Retention
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.channel_filter import ChannelFilter
+from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.selection import Ranges
-from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.jetstream.stream_clock import StreamClock
 
 FEED_MESSAGES_MAX = 128 * 1024
@@ -56,9 +56,9 @@ class StoredMessages(Protocol):
         ...
 
 
-OpenPosition = Callable[["RemoteClass", BrokerSubscription, "str | Start", bool], None]
+OpenPosition = Callable[["RemoteClass", Position, "str | Start", bool], None]
 """Called with a new position, its start, and True if it must start there even if it exists."""
-ClosePosition = Callable[["RemoteClass", BrokerSubscription, bool], None]
+ClosePosition = Callable[["RemoteClass", Position, bool], None]
 """Called with a position without subscriptions on this server, and True if it is to be deleted."""
 
 QueryStream = Callable[
@@ -87,9 +87,9 @@ class RemoteClass(MessageClass):
         close_position: ClosePosition,
         query_stream: QueryStream,
         on_purged: Callable[[RemoteClass, int, int], None],
-        feeds: Mapping[BrokerSubscription, AcceptanceTimes],
-        check_caught_up: Callable[[RemoteClass, BrokerSubscription, Callable[[], None]], bool],
-        on_dead_lettered: Callable[[BrokerSubscription, Ranges, int], None],
+        feeds: Mapping[Position, AcceptanceTimes],
+        check_caught_up: Callable[[RemoteClass, Position, Callable[[], None]], bool],
+        on_dead_lettered: Callable[[Position, Ranges, int], None],
         count_messages: Callable[[int, Callable[[RemoteCountOutcome], None]], None],
         get_refusal: Callable[[int], str],
         frame_bytes: int,
@@ -124,7 +124,7 @@ class RemoteClass(MessageClass):
         """Capacity of the ring while publishing is not paused."""
         self.on_positions_changed: Callable[[RemoteClass], None] = lambda cls: None
         """Called when positions of the class may have advanced."""
-        self.existed_before: dict[BrokerSubscription, bool] = {}
+        self.existed_before: dict[Position, bool] = {}
         """Positions with a consumer, and True if the consumer existed before they were opened."""
 
     @property
@@ -144,13 +144,13 @@ class RemoteClass(MessageClass):
         super().trim(now)
         self.on_positions_changed(self)
 
-    def accepted_at(self, position: BrokerSubscription, sequence: int) -> float:
+    def accepted_at(self, position: Position, sequence: int) -> float:
         """Return when the stream stored a message, by the clock of its server."""
         feed = self._feeds.get(position)
         return 0.0 if feed is None else feed.accepted_at(sequence)
 
     def on_dead_lettered(
-        self, position: BrokerSubscription, ranges: Ranges, dead_letter_class_id: int
+        self, position: Position, ranges: Ranges, dead_letter_class_id: int
     ) -> None:
         self._on_dead_lettered(position, ranges, dead_letter_class_id)
 
@@ -191,7 +191,7 @@ class RemoteClass(MessageClass):
     def count_messages(self, on_counted: Callable[[RemoteCountOutcome], None]) -> None:
         self._count_messages(self.class_id, on_counted)
 
-    def has_caught_up(self, position: BrokerSubscription, on_caught_up: Callable[[], None]) -> bool:
+    def has_caught_up(self, position: Position, on_caught_up: Callable[[], None]) -> bool:
         return self._check_caught_up(self, position, on_caught_up)
 
     def check_subscribe_request(self, request: SubscribeRequest) -> None:
@@ -217,27 +217,27 @@ class RemoteClass(MessageClass):
         self._start = start
         return AckWindow(floor=0), PositionHandover()
 
-    def add_position(self, position: BrokerSubscription) -> None:
+    def add_position(self, position: Position) -> None:
         super().add_position(position)
         is_seek, self._is_seek = self._is_seek, False
         self._open_position(self, position, self._start, is_seek)
 
-    def forget_position(self, position: BrokerSubscription) -> None:
+    def forget_position(self, position: Position) -> None:
         """Delete the next removed position in the cluster, too."""
         self._is_forgotten = True
 
-    def remove_position(self, position: BrokerSubscription) -> None:
+    def remove_position(self, position: Position) -> None:
         is_forgotten, self._is_forgotten = self._is_forgotten, False
         super().remove_position(position)
         self.channels.borrowing_counts.pop(position.ring.channel_counts, None)
         self.existed_before.pop(position, None)
         self._close_position(self, position, is_forgotten)
 
-    def has_remote_position(self, position: BrokerSubscription) -> bool | None:
+    def has_remote_position(self, position: Position) -> bool | None:
         """Return True if the position's consumer existed before; None if that is not known yet."""
         return self.existed_before.get(position)
 
-    def _add_to_backlog(self, position: BrokerSubscription) -> None:
+    def _add_to_backlog(self, position: Position) -> None:
         pass  # The backlog is in the stream.
 
     def check_invariants(self) -> None:

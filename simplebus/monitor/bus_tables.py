@@ -16,7 +16,7 @@ from simplebus.core.broker.inquire_positions import PositionReporter, producer_n
 from simplebus.core.broker.wait_reasons import WaitReason, complete_sentence, format_duration
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.inquiry import PositionInfo
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from simplebus.monitor.class_metrics import BusMetrics, class_label
 from simplebus.monitor.snapshot import Column, Note, Table
 
@@ -28,7 +28,7 @@ _SLOW_ACK_SECONDS = 5.0
 """Messages in flight for longer get a note."""
 _BAD_WAIT_REASONS = (WaitReason.BYTES, WaitReason.ROOM)
 
-LaggingPositions = list[tuple[MessageClass, BrokerSubscription]]
+LaggingPositions = list[tuple[MessageClass, Position]]
 
 
 def build_classes_table(metrics: BusMetrics) -> Table:
@@ -97,7 +97,7 @@ def find_lagging_positions(
     classes: Iterable[MessageClass],
 ) -> Generator[None, None, LaggingPositions]:
     """Return the positions with the largest lag, in steps."""
-    found: list[tuple[int, int, MessageClass, BrokerSubscription]] = []
+    found: list[tuple[int, int, MessageClass, Position]] = []
     position_count = 0
     for cls in list(classes):
         for position in list(cls.positions):
@@ -110,7 +110,7 @@ def find_lagging_positions(
     return [(cls, position) for _, _, cls, position in nlargest(POSITIONS_MAX, found, key=_lag_key)]
 
 
-def _lag_key(each: tuple[int, int, MessageClass, BrokerSubscription]) -> tuple[int, int]:
+def _lag_key(each: tuple[int, int, MessageClass, Position]) -> tuple[int, int]:
     return each[:2]
 
 

@@ -13,7 +13,7 @@ from simplebus.core.limits import (
     EXPENSIVE_EVENTS_READ_BYTES,
     Limits,
 )
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from tests.behaviour.wire_peer import BrokerHarness, numbered
 from tests.behaviour.wire_peer_v2 import (
     ack,
@@ -234,7 +234,7 @@ def test_creating_durable_does_not_iterate_all_names() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus)
 
-    class Names(dict[tuple[str, str], BrokerSubscription]):
+    class Names(dict[tuple[str, str], Position]):
         def __iter__(self) -> NoReturn:
             raise AssertionError("the names are walked")
 

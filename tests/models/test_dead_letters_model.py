@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason
 from simplebus.core.protocol.envelope_batch import decode
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from tests.behaviour.wire_peer import BrokerHarness, ack, connect
 from tests.behaviour.wire_peer import subscribe as subscribe1
 from tests.behaviour.wire_peer_v2 import (
@@ -152,12 +152,12 @@ def run_steps(steps: list[tuple[list[bytes], list[str], bool]]) -> None:
 
 
 def test_model_detects_messages_given_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_up = BrokerSubscription._give_up_ranges
+    give_up = Position._give_up_ranges
 
-    def twice(self: BrokerSubscription, *arguments: object) -> None:
+    def twice(self: Position, *arguments: object) -> None:
         self._dead_letter(*arguments)  # type: ignore[arg-type]
         give_up(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(BrokerSubscription, "_give_up_ranges", twice)
+    monkeypatch.setattr(Position, "_give_up_ranges", twice)
     with pytest.raises(AssertionError):
         settings(max_examples=50, phases=[Phase.generate], database=None)(given(steps)(run_steps))()

@@ -19,7 +19,7 @@ from simplebus.core.ring.segment import Segment
 from simplebus.core.session.session import Session
 from simplebus.core.store.publish_queue import PublishQueue
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from tests.models.broken_broker import Patch, assert_model_detects_defect
 from tests.models.test_version1_model import BlockMachine
 
@@ -87,14 +87,12 @@ def stores_in_another_order(patch: Patch) -> None:
 
 
 def never_waits_longer(patch: Patch) -> None:
-    expect = BrokerSubscription._start_ack_timeout
+    expect = Position._start_ack_timeout
 
-    def expect_soon(
-        self: BrokerSubscription, first: int, last: int, attempts: int, tick: int
-    ) -> None:
+    def expect_soon(self: Position, first: int, last: int, attempts: int, tick: int) -> None:
         expect(self, first, last, 1, tick)
 
-    patch.setattr(BrokerSubscription, "_start_ack_timeout", expect_soon)
+    patch.setattr(Position, "_start_ack_timeout", expect_soon)
 
 
 def forgets_what_is_overdue(patch: Patch) -> None:
@@ -109,7 +107,7 @@ def forgets_what_is_overdue(patch: Patch) -> None:
 
 def tells_one_subscriber_only(patch: Patch) -> None:
     def wake(self: Store, cls: MessageClass) -> None:
-        for subscription in list(cls.connected_positions)[:1]:
+        for subscription in list(cls.subscriptions.values())[:1]:
             subscription.outbox.enqueue(subscription)
             self._mark_ready(subscription.outbox)
 

@@ -27,8 +27,8 @@ from simplebus.core.ring.ring import Ring
 from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.channel_filter import ChannelFilter
+from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.selection import MessageSelection
-from simplebus.core.subscription.subscription import BrokerSubscription
 from tests.models.broken_broker import Patch, assert_model_detects_defect
 from tests.models.test_version2_model import Version2Machine, class_ids
 
@@ -79,12 +79,12 @@ def confirms_what_waits_for_room(patch: Patch) -> None:
 
 
 def acknowledges_what_was_not_sent(patch: Patch) -> None:
-    def ack(self: BrokerSubscription, first: int, last: int) -> None:
+    def ack(self: Position, first: int, last: int) -> None:
         self._unsent_sequences.remove(first, last)
         self._resend_sequences.remove(first, last)
         self.window.ack_range(first, last)
 
-    patch.setattr(BrokerSubscription, "ack", ack)
+    patch.setattr(Position, "ack", ack)
 
 
 def looks_at_a_clock_that_is_fast(patch: Patch) -> None:
@@ -124,19 +124,19 @@ def forgets_what_a_member_was_handed(patch: Patch) -> None:
 
 
 def forgets_what_a_durable_had_in_flight(patch: Patch) -> None:
-    detach = BrokerSubscription.detach
+    detach = Position.detach
 
-    def lose(self: BrokerSubscription) -> None:
+    def lose(self: Position) -> None:
         self._ack_timer.pop_all()
         detach(self)
 
-    patch.setattr(BrokerSubscription, "detach", lose)
+    patch.setattr(Position, "detach", lose)
 
 
 def forgets_a_durable_that_was_used_lately(patch: Patch) -> None:
     leave_alone = SubscriptionManager._mark_if_unattended
 
-    def leave_long_ago(self: SubscriptionManager, position: BrokerSubscription) -> None:
+    def leave_long_ago(self: SubscriptionManager, position: Position) -> None:
         leave_alone(self, position)
         self._idle_since.update({position: 0.0} if position in self._idle_since else {})
 
@@ -144,7 +144,7 @@ def forgets_a_durable_that_was_used_lately(patch: Patch) -> None:
 
 
 def leaves_what_it_kept_to_the_next_one(patch: Patch) -> None:
-    patch.setattr(BrokerSubscription, "drop_all", lambda self, reason: None)
+    patch.setattr(Position, "drop_all", lambda self, reason: None)
 
 
 def refuses_more_than_it_is_told(patch: Patch) -> None:
@@ -164,7 +164,7 @@ def sends_without_end(patch: Patch) -> None:
     def endless(
         self: SubscriptionManager,
         cls: MessageClass,
-        position: BrokerSubscription,
+        position: Position,
         terms: DeliveryPolicy,
     ) -> None:
         set_terms(self, cls, position, replace(terms, deliveries_max=0))
@@ -177,8 +177,8 @@ def forgets_what_was_said(patch: Patch) -> None:
 
 
 def sends_more_than_may_be_in_flight(patch: Patch) -> None:
-    room = BrokerSubscription._in_flight_capacity
-    patch.setattr(BrokerSubscription, "_in_flight_capacity", lambda self: room(self) + 1)
+    room = Position._in_flight_capacity
+    patch.setattr(Position, "_in_flight_capacity", lambda self: room(self) + 1)
 
 
 def takes_another_program_s_numbers_for_its_own(patch: Patch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.session.session import Session
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from tests.support.oracles import parse_frame
 
 _TOKEN = re.compile(rb"\{([a-z0-9]+)\.(\d+)\.([a-z]*)\}")
@@ -157,7 +157,7 @@ def stored_content(cls: MessageClass, sequence: int) -> bytes:
     return parse_frame(bytes(cls.ring.copy_frame(sequence)))[4]
 
 
-def pending_sequences(position: BrokerSubscription, head: int) -> set[int]:
+def pending_sequences(position: Position, head: int) -> set[int]:
     """Return the sequences that a position has not sent, or that are not acked."""
     window = position.window
     pending = set(range(window.cursor, head))

@@ -21,10 +21,9 @@ from simplebus.core.authorization.visibility import (
     visible_scope_key,
 )
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.group.group import GroupMember
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.session.session import Session
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from simplebus.core.users.permissions import AdminRight, ClassAccess, ClassPermissions
 from simplebus.core.users.users import Users
 
@@ -49,7 +48,7 @@ class DurableOwners:
         self,
         session: Session,
         cls: MessageClass,
-        position: BrokerSubscription,
+        position: Position,
         scope: ClassPermissions | None,
     ) -> None:
         """Check that a session may resume a durable or join a group.
@@ -73,16 +72,14 @@ class DurableOwners:
                 session, position, "it receives messages that this user may not see"
             )
 
-    def check_can_change(
-        self, session: Session, cls: MessageClass, position: BrokerSubscription
-    ) -> None:
+    def check_can_change(self, session: Session, cls: MessageClass, position: Position) -> None:
         """Raise RemoteProtocolError (unauthorized) if a session may not move or remove it."""
         if not self.can_change(session, cls, position):
             raise _unauthorized_error(
                 session, position, "it belongs to another user", action="move or remove"
             )
 
-    def can_change(self, session: Session, cls: MessageClass, position: BrokerSubscription) -> bool:
+    def can_change(self, session: Session, cls: MessageClass, position: Position) -> bool:
         """Return True if a session may move or remove a position, or change its delivery policy."""
         is_named = bool(position.durable or position.group)
         return (
@@ -106,9 +103,7 @@ class DurableOwners:
             scope: ClassPermissions | None = grants.subscribe_permissions(cls.class_id, cls.name)
             scope = None if scope is not None and scope.access is ClassAccess.ALL else scope
             for subscription in list(session.subscriptions.values()):
-                position = (
-                    subscription.group if isinstance(subscription, GroupMember) else subscription
-                )
+                position = subscription.position
                 former_filter = position.channel_filter
                 patterns = former_filter.patterns if former_filter is not None else ()
                 allowed = scope if can_use_wildcards(session, cls, patterns) else _EMPTY_SCOPE
@@ -122,7 +117,7 @@ class DurableOwners:
                 self._close_session(session, RemoteProtocolError(Reason.UNAUTHORIZED, reason))
 
     @staticmethod
-    def _is_owner_or_unrestricted(session: Session, position: BrokerSubscription) -> bool:
+    def _is_owner_or_unrestricted(session: Session, position: Position) -> bool:
         return session.grants is None or bool(session.user and session.user == position.owner)
 
     @staticmethod
@@ -130,9 +125,7 @@ class DurableOwners:
         grants = session.grants
         return grants is None or grants.has_right(AdminRight.CONFIGURE, cls.class_id, cls.name)
 
-    def _owner_scope(
-        self, cls: MessageClass, position: BrokerSubscription
-    ) -> ClassPermissions | None:
+    def _owner_scope(self, cls: MessageClass, position: Position) -> ClassPermissions | None:
         """Return the part of the class that the owner may see now; None for everything."""
         users = self.get_users()
         user = users.find_by_name(position.owner) if users is not None else None
@@ -144,7 +137,7 @@ class DurableOwners:
 
 
 def _unauthorized_error(
-    session: Session, position: BrokerSubscription, detail: str, *, action: str = "use"
+    session: Session, position: Position, detail: str, *, action: str = "use"
 ) -> RemoteProtocolError:
     kind = "durable" if position.durable else "group"
     name = position.durable or position.group

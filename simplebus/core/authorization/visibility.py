@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.subscription.channel_filter import ChannelFilter
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from simplebus.core.users.permissions import ClassPermissions
 
 
@@ -40,14 +40,12 @@ def scope_key(scope: ClassPermissions | None) -> object:
     return None if scope is None else scope.comparison_key
 
 
-def visible_scope_key(position: BrokerSubscription) -> object:
+def visible_scope_key(position: Position) -> object:
     """Return the key of the scope that restricts a position's consumers."""
     return None if position.channel_filter is None else scope_key(position.channel_filter.scope)
 
 
-def apply_scope(
-    cls: MessageClass, position: BrokerSubscription, scope: ClassPermissions | None
-) -> None:
+def apply_scope(cls: MessageClass, position: Position, scope: ClassPermissions | None) -> None:
     """Restrict a named position to the scope of the user who resumes it.
 
     Raises:

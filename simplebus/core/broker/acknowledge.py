@@ -23,6 +23,7 @@ from simplebus.core.protocol.events import (
 from simplebus.core.redelivery.ack_window import AckWindow, nearest_sequence
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
+from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.subscription import BrokerSubscription
 
 
@@ -53,7 +54,7 @@ class AckHandler:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += event.firsts.size
             return
         session.recent_ack_count += int((event.lasts - event.firsts).sum())
-        window = subscription.window
+        position, window = subscription.position, subscription.window
         firsts, lasts = window.ids_to_sequences(event.firsts, event.lasts)
         unsent = int(np.count_nonzero(lasts > window.cursor))
         if unsent:
@@ -61,14 +62,15 @@ class AckHandler:
             lasts = lasts.clip(max=window.cursor)
             firsts = firsts.clip(max=window.cursor)
         before = window.floor
-        if subscription.has_waiting_redeliveries:
+        if position.has_waiting_redeliveries:
             for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-                subscription.ack(first, last)
+                position.ack(first, last)
         else:
             window.ack_ranges(firsts, lasts)
         if window.floor != before:
             self._store.trim_class(self._store.classes[subscription.class_id])
-        self._resume_delivery(subscription)
+        if position.delivery_policy.in_flight_max is not None:
+            self._resume_delivery(subscription)
 
     def ack_range(self, session: Session, key: int, first_id: int, last_id: int) -> None:
         """Acknowledge the message ids first_id..last_id-1."""
@@ -80,7 +82,7 @@ class AckHandler:
         if isinstance(subscription, GroupMember):
             self._ack_member_range(subscription, first_id, last_id)
             return
-        window = subscription.window
+        position, window = subscription.position, subscription.window
         before = window.floor
         first = nearest_sequence(first_id, before)
         last = first + last_id - first_id
@@ -88,13 +90,14 @@ class AckHandler:
             self._refusal_counts[Reason.ACK_UNSENT] += 1
             last = window.cursor
         if first < last:
-            if subscription.has_waiting_redeliveries:
-                subscription.ack(first, last)
+            if position.has_waiting_redeliveries:
+                position.ack(first, last)
             else:
                 window.ack_range(first, last)
             if window.floor != before:
                 self._store.trim_class(self._store.classes[subscription.class_id])
-        self._resume_delivery(subscription)
+        if position.delivery_policy.in_flight_max is not None:
+            self._resume_delivery(subscription)
 
     def _ack_member_range(self, member: GroupMember, first_id: int, last_id: int) -> None:
         group = member.group
@@ -128,7 +131,7 @@ class AckHandler:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
             return
         tick, attempt = self._store.clock.tick, event.attempt
-        position = subscription.group if isinstance(subscription, GroupMember) else subscription
+        position = subscription.position
         first, last = self._to_sequences(position, event.first, event.last)
         is_end = isinstance(event, TerminateReceived)
         if not subscription.has_in_flight(first, last, attempt, include_waiting=is_end):
@@ -151,12 +154,11 @@ class AckHandler:
             return
         match event:
             case NackReceived(delay=delay, error=error):
-                subscription.nack(first, last, delay, tick, attempt=attempt, error=error)
-                self._mark_ready(subscription.outbox)
+                position.nack(first, last, delay, tick, attempt=attempt, error=error)
             case TerminateReceived(error=error):
-                subscription.terminate(first, last, attempt=attempt, error=error)
+                position.terminate(first, last, attempt=attempt, error=error)
             case WorkingReceived():
-                subscription.extend_ack_timeout(first, last, tick, attempt)
+                position.extend_ack_timeout(first, last, tick, attempt)
         self._resume_delivery(subscription)
 
     def _count_late_ack(self, window: AckWindow, first: int, last: int) -> None:
@@ -167,9 +169,7 @@ class AckHandler:
         if window.unacked_ranges(first, min(last, first + REDELIVERY_MESSAGES)):
             self._refusal_counts[Reason.ACK_LATE] += 1
 
-    def _to_sequences(
-        self, position: BrokerSubscription, first_id: int, last_id: int
-    ) -> tuple[int, int]:
+    def _to_sequences(self, position: Position, first_id: int, last_id: int) -> tuple[int, int]:
         """Return a range of message ids as sequences, limited to those that were sent."""
         window = position.window
         first = nearest_sequence(first_id, window.floor)
@@ -180,9 +180,8 @@ class AckHandler:
         return max(first, window.floor), last
 
     def _resume_delivery(self, subscription: BrokerSubscription) -> None:
-        """Continue delivery if an ack made space for more messages in flight."""
-        limited = subscription.delivery_policy.in_flight_max is not None
-        if limited and not subscription.is_queued and subscription.has_work:
+        """Continue delivery if messages may be sent now, because others were acked or rejected."""
+        if not subscription.is_queued and subscription.has_work:
             subscription.outbox.enqueue(subscription)
             self._mark_ready(subscription.outbox)
 

@@ -70,7 +70,7 @@ from simplebus.core.statistics import BrokerStatistics
 from simplebus.core.store.publisher_confirms import PublisherConfirms
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.delayed_wakeups import DelayedWakeups, WakeupTarget
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from simplebus.core.users.permissions import AdminRight, Grants
 from simplebus.core.users.users import Users
 
@@ -534,7 +534,7 @@ class Broker:
         )
         self.mark_ready(session.outbox)
 
-    def _end_slow_consumer(self, position: BrokerSubscription) -> None:
+    def _end_slow_consumer(self, position: Position) -> None:
         """End a subscription whose backlog exceeds its limit."""
         pending = position.count_pending()
         sentence = (
@@ -544,14 +544,14 @@ class Broker:
         self._notify_ended(position, Reason.SLOW_CONSUMER, sentence)
         self.subscription_manager.end_slow_consumer(position)
 
-    def revoke_position(self, position: BrokerSubscription, error: RemoteProtocolError) -> None:
+    def revoke_position(self, position: Position, error: RemoteProtocolError) -> None:
         """End a position that was granted before, with this error."""
         self._notify_ended(position, error.reason, error.sentence)
         self.subscription_manager.end_position(position)
 
-    def _notify_ended(self, position: BrokerSubscription, reason: Reason, sentence: str) -> None:
+    def _notify_ended(self, position: Position, reason: Reason, sentence: str) -> None:
         """Tell the sessions that hold subscriptions of a position that it has ended."""
-        for holder in list(position.members) if isinstance(position, Group) else [position]:
+        for holder in self.classes[position.class_id].find_subscriptions(position):
             session = self.sessions.get(holder.outbox.session_id)
             if session is not None:
                 self.subscription_manager.drop_subscription(session, holder.subscription_number)
@@ -581,8 +581,11 @@ class Broker:
         self.clock.tick += 1
         self.store.timer_index = self.clock.tick % self.settings.ack_timeout
         for cls in list(self.classes.values()):
-            for subscription in cls.positions:
-                subscription.tick(self.clock.tick)
+            for position in cls.positions:
+                position.tick(self.clock.tick)
+            for subscription in cls.subscriptions.values():
+                if subscription.has_work:
+                    subscription.outbox.enqueue(subscription)
                 if subscription.is_queued:
                     self.mark_ready(subscription.outbox)
             for group in cls.groups:
@@ -622,8 +625,9 @@ class Broker:
         if isinstance(target, Group):
             self._ack_handler.distribute_to_members(target)
             return target.scanned_count
-        if isinstance(target, BrokerSubscription) and target.is_connected:
-            self.mark_ready(target.outbox)
+        if isinstance(target, Position):
+            for outbox in self.classes[target.class_id].enqueue_position(target):
+                self.mark_ready(outbox)
         return 0
 
     def can_delay_read(self, session: Session) -> bool:
@@ -669,7 +673,9 @@ class Broker:
                 retains and cls.first_sequence < cls.floor()
             )
             assert cls.first_sequence <= cls.ring.floor
-            for subscription in cls.positions:
+            for position in cls.positions:
+                position.check_invariants()
+            for subscription in cls.subscriptions.values():
                 subscription.check_invariants()
             for session in cls.blocked_sessions:
                 assert session.parked_messages

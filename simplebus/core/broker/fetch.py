@@ -25,7 +25,7 @@ from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from simplebus.core.users.permissions import AdminRight
 
 PieceT = TypeVar("PieceT")
@@ -236,7 +236,7 @@ class FetchHandler:
         self,
         store: Store,
         mark_ready: Callable[[Outbox], None],
-        notify_position: Callable[[BrokerSubscription], None],
+        notify_position: Callable[[Position], None],
     ) -> None:
         self._store = store
         self._fetcher = StoredMessageReader(store, mark_ready)

@@ -30,7 +30,6 @@ from simplebus.core.broker.wait_reasons import (
     format_message_count,
 )
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import (
     INQUIRY_CLASSES_MAX,
     INQUIRY_MEMBERS_MAX,
@@ -66,7 +65,7 @@ from simplebus.core.protocol.inquiry import (
 from simplebus.core.session.session import Session
 from simplebus.core.settings import Retention
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 
 
 class InquiryHandler:
@@ -422,9 +421,9 @@ class InquiryHandler:
 
     def _report_session(self, session: Session) -> SessionInfo:
         subscriptions = session.subscriptions
-        groups_seen: dict[BrokerSubscription, None] = {}
+        groups_seen: dict[Position, None] = {}
         for held in islice(subscriptions.values(), INQUIRY_POSITIONS_MAX):
-            groups_seen[held.group if isinstance(held, GroupMember) else held] = None
+            groups_seen[held.position] = None
         classes = self._store.classes
         positions = [
             self._position_reporter.describe_position(classes[each.class_id], each)
@@ -513,7 +512,7 @@ def _count_unpurged(cls: MessageClass) -> int:
     return head - first - sum(b - a for a, b in cls.purged_sequences.ranges_within(first, head))
 
 
-def _position_floor(position: BrokerSubscription) -> int:
+def _position_floor(position: Position) -> int:
     return position.window.floor
 
 

@@ -23,7 +23,7 @@ from simplebus.core.limits import (
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.subject_bindings import ClassSubjectBindings
 from simplebus.core.protocol.inquiry import ChannelClassInfo, ChannelInfo, ListenerInfo, MatchInfo
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 
 
 class ChannelListenerSource(Protocol):
@@ -51,7 +51,7 @@ def report_channel(
     *,
     subject_bindings: ClassSubjectBindings,
     now: float,
-    describe_consumer: Callable[[BrokerSubscription], str],
+    describe_consumer: Callable[[Position], str],
     listener_sources: Iterable[ChannelListenerSource],
 ) -> ChannelInfo:
     """Build the report. Raises RemoteProtocolError (bad_channel) if the channel is not a legal
@@ -96,7 +96,7 @@ def _report_class(
     channel: str,
     cls: MessageClass,
     subjects: tuple[str, ...],
-    describe_consumer: Callable[[BrokerSubscription], str],
+    describe_consumer: Callable[[Position], str],
     pattern_budget: _PatternBudget,
 ) -> ChannelClassInfo | None:
     """Return the report on one class, or None if the class has nothing to do with the channel."""
@@ -135,15 +135,15 @@ def _report_class(
 
 
 def _build_match(
-    position: BrokerSubscription,
-    describe_consumer: Callable[[BrokerSubscription], str],
+    position: Position,
+    describe_consumer: Callable[[Position], str],
     pattern: str,
     near_miss_reason: str,
 ) -> MatchInfo:
     return MatchInfo(
         class_id=position.class_id,
         who=describe_consumer(position),
-        session=position.outbox.session_id,
+        session=position.session_id,
         number=position.subscription_number,
         durable=position.durable,
         group=position.group,

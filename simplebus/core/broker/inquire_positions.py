@@ -19,13 +19,12 @@ from simplebus.core.limits import (
     INQUIRY_TEXT_CHARACTERS_MAX,
 )
 from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.outbox import Outbox
 from simplebus.core.protocol.inquiry import InFlightInfo, PositionInfo
 from simplebus.core.protocol.inquiry import MemberInfo as MemberSaid
 from simplebus.core.redelivery import delivery_state
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 
 """Reasons of giving up a message that produce a dead letter."""
 
@@ -45,11 +44,10 @@ class PositionReporter:
         time = cls.time_index.time_of(sequence)
         return max(0.0, self._store.clock.now - time) if time else None
 
-    def describe_position(self, cls: MessageClass, position: BrokerSubscription) -> PositionInfo:
+    def describe_position(self, cls: MessageClass, position: Position) -> PositionInfo:
         """Return the report on a position of a class."""
         window, ring, policy = position.window, position.class_ring, position.delivery_policy
         state = position.build_delivery_state()
-        outbox = position.outbox_after_delay or position.outbox
         members = list(position.members) if isinstance(position, Group) else []
         put_off = delivery_state.count_delayed(state, window)
         member_reports: list[MemberSaid] = []
@@ -72,7 +70,9 @@ class PositionReporter:
             member_reports = [self._describe_member(member) for member in busiest]
             oldest, holder = _find_oldest(member_reports)
             is_full = not any(member.free_count for member in members)
-            full_seconds = max((self._send_blocked_seconds(m.outbox) for m in members), default=0.0)
+            full_seconds = max(
+                (self._send_blocked_seconds(m.outbox.session_id) for m in members), default=0.0
+            )
         else:
             again = delivery_state.count_redeliveries(state, window)
             in_flight = state.in_flight_count
@@ -92,9 +92,9 @@ class PositionReporter:
                     state.ack_timer_sets, window, policy.redelivery_delay_ticks
                 ),
             )
-            holder = self.describe_session(outbox)
+            holder = self.describe_session(position.session_id)
             is_full = bool(ring.head > window.cursor or again) and not position.has_work
-            full_seconds = self._send_blocked_seconds(outbox)
+            full_seconds = self._send_blocked_seconds(position.session_id)
         later = state.delayed_spans[0][0] - self._store.clock.now if state.delayed_spans else 0.0
         pauses = [
             self.ticks_to_seconds(due - self._store.clock.tick)
@@ -102,7 +102,7 @@ class PositionReporter:
         ]
         patterns = position.channel_filter.patterns if position.channel_filter is not None else ()
         unsent = ring.head - window.cursor
-        is_served = position.has_consumer or position.outbox_after_delay is not None
+        is_served = position.has_consumer or position.session_id >= 0
         unattended_seconds = (
             0.0 if is_served else max(0.0, self._store.clock.now - position.unattended_since)
         )
@@ -137,10 +137,10 @@ class PositionReporter:
                 ),
             )
         )
-        session = self._sessions.get(outbox.session_id)
+        session = self._sessions.get(position.session_id)
         return PositionInfo(
             class_id=position.class_id,
-            session=outbox.session_id,
+            session=position.session_id,
             number=position.subscription_number,
             name=producer_name(session),
             peer=truncate_text(session.peer) if session is not None else "",
@@ -188,11 +188,11 @@ class PositionReporter:
                 sets, group.window, group.delivery_policy.redelivery_delay_ticks
             ),
         )
-        holder = self.describe_session(member.outbox)
+        session_id = member.outbox.session_id
         unsent = member.unsent_count
         wait_reason, wait_sentence = explain_wait(
             WaitFacts(
-                holder_label=holder,
+                holder_label=self.describe_session(session_id),
                 ready_count=unsent,
                 in_flight_count=member.assigned_count,
                 in_flight_max=member.in_flight_max,
@@ -200,13 +200,13 @@ class PositionReporter:
                 in_flight_bytes_max=IN_FLIGHT_BYTES,
                 oldest=oldest,
                 is_at_in_flight_limit=not member.free_count and not unsent,
-                send_blocked_seconds=self._send_blocked_seconds(member.outbox),
+                send_blocked_seconds=self._send_blocked_seconds(session_id),
                 other_members_count=group.window.in_flight_count - member.assigned_count,
             )
         )
-        session = self._sessions.get(member.outbox.session_id)
+        session = self._sessions.get(session_id)
         return MemberSaid(
-            session=member.outbox.session_id,
+            session=session_id,
             number=member.subscription_number,
             name=producer_name(session),
             peer=truncate_text(session.peer) if session is not None else "",
@@ -234,20 +234,20 @@ class PositionReporter:
             due_seconds=max(0.0, self.ticks_to_seconds(oldest.due_tick - tick)),
         )
 
-    def _send_blocked_seconds(self, outbox: Outbox) -> float:
-        session = self._sessions.get(outbox.session_id)
+    def _send_blocked_seconds(self, session_id: int) -> float:
+        session = self._sessions.get(session_id)
         return 0.0 if session is None else self.ticks_to_seconds(session.send_blocked_ticks)
 
-    def describe_session(self, outbox: Outbox) -> str:
-        """Return a short description of the session of an outbox."""
-        session = self._sessions.get(outbox.session_id)
+    def describe_session(self, session_id: int) -> str:
+        """Return a short description of a session; empty if there is none."""
+        session = self._sessions.get(session_id)
         if session is None:
             return ""
         name = producer_name(session)
         called = f" {truncate_text(name)!r}" if name else ""
         return f"session {session.session_id}{called} ({truncate_text(session.peer)})"
 
-    def describe_consumer(self, position: BrokerSubscription) -> str:
+    def describe_consumer(self, position: Position) -> str:
         """Return a short description of a position and its session."""
         if position.durable or position.group:
             names = [f"durable {position.durable!r}"] if position.durable else []
@@ -258,8 +258,8 @@ class PositionReporter:
                 return f"{label}, {count} member{'' if count == 1 else 's'}"
             if not position.has_consumer:
                 return f"{label}, not connected"
-            return f"{label}, {self.describe_session(position.outbox)}"
-        return self.describe_session(position.outbox_after_delay or position.outbox)
+            return f"{label}, {self.describe_session(position.session_id)}"
+        return self.describe_session(position.session_id)
 
 
 def producer_name(session: Session | None) -> str:

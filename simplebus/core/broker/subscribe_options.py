@@ -15,7 +15,7 @@ from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.requests import SubscribeRequest
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy, seconds_to_ticks
 from simplebus.core.settings import Settings
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 
 _SLOW_POLICIES = ("block", "drop_oldest", "drop_newest", "disconnect")
 
@@ -95,8 +95,8 @@ def build_delivery_policy(
     )
 
 
-def choose_position_type(group: str | None, *, by_key: bool) -> type[BrokerSubscription]:
+def choose_position_type(group: str | None, *, by_key: bool) -> type[Position]:
     """Return the class of a position with this group."""
     if not group:
-        return BrokerSubscription
+        return Position
     return KeyOrderedGroup if by_key else Group

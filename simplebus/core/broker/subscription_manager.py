@@ -15,7 +15,7 @@ from simplebus.core.authorization.durable_owners import DurableOwners
 from simplebus.core.authorization.session_permissions import check_class_references, visible_scope
 from simplebus.core.broker import subscribe_options
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.group.group import Group, GroupMember, notify_position
+from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.purge import apply_purges
@@ -43,6 +43,7 @@ from simplebus.core.snapshot import PositionSnapshot
 from simplebus.core.store.quotas import Quotas
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.channel_filter import ChannelFilter
+from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.core.users.permissions import ClassPermissions
 
@@ -106,7 +107,7 @@ class SubscriptionManager:
         identity: str,
         run_id: str,
         mark_ready: Callable[[Outbox], None],
-        schedule_wakeup: Callable[[float, BrokerSubscription], None],
+        schedule_wakeup: Callable[[float, Position], None],
         end_session: Callable[[int, RemoteProtocolError], None],
         durable_owners: DurableOwners,
         reply_when_durable: Callable[[Session, bytes, int, SendSource | None], None],
@@ -128,10 +129,10 @@ class SubscriptionManager:
         self.quotas = Quotas(durable_owners.get_users, store)
         self._early_subscribers: dict[int, dict[Session, None]] = {}
         """Version 1 sessions that subscribed to classes that do not exist yet."""
-        self._idle_since: dict[BrokerSubscription, float] = {}
+        self._idle_since: dict[Position, float] = {}
         """Start of idleness of durables that expire."""
-        self._delayed_positions: dict[BrokerSubscription, None] = {}
-        """Version 1 positions that start when an inherited delay has passed."""
+        self._delayed_subscriptions: dict[Position, BrokerSubscription] = {}
+        """Version 1 subscriptions that start when an inherited delay has passed."""
 
     @property
     def _settings(self) -> Settings:
@@ -236,13 +237,13 @@ class SubscriptionManager:
         session.outbox.defer_reply(barrier.try_reply)
         self._mark_ready(session.outbox)
 
-    def _remote_positions(self, session: Session) -> list[tuple[RemoteStorage, BrokerSubscription]]:
+    def _remote_positions(self, session: Session) -> list[tuple[RemoteStorage, Position]]:
         """Return the session's positions in classes with remote storage."""
-        found: list[tuple[RemoteStorage, BrokerSubscription]] = []
+        found: list[tuple[RemoteStorage, Position]] = []
         for held in session.subscriptions.values():
             cls = self._store.classes[held.class_id].remote_storage
             if cls is not None:
-                found.append((cls, held.group if isinstance(held, GroupMember) else held))
+                found.append((cls, held.position))
         return found
 
     def _log_producer(self, producer: ProducerState) -> None:
@@ -285,12 +286,11 @@ class SubscriptionManager:
         )
         window, handover = cls.create_window("waiting", channel_filter, self._store.clock.now)
         policy = subscribe_options.build_delivery_policy(None, cls, self._settings)
-        position: BrokerSubscription = BrokerSubscription(
+        position: Position = Position(
             ring=cls.ring_for_new_position(),
             window=window,
             delivery_policy=policy,
             timer_index_modulus=self._settings.ack_timeout,
-            subscription_number=class_id,
             clock=self._store.clock,
             channel_filter=channel_filter,
             on_floor_moved=lambda: self._store.schedule_trim(cls),
@@ -300,28 +300,24 @@ class SubscriptionManager:
             redeliveries=handover.passed_spans(window),
         )
         cls.add_position(position)
-        cls.connected_positions[position] = None
-        session.subscriptions[class_id] = position
+        subscription = BrokerSubscription(position, session.outbox, class_id)
+        session.subscriptions[class_id] = subscription
         position.delay_redeliveries(handover.not_before_times)
-        position.inherited_delays = handover.unacked_delays(window, self._store.clock.tick, policy)
-        position.outbox_after_delay = session.outbox
-        self._delayed_positions[position] = None
+        delays = handover.unacked_delays(window, self._store.clock.tick, policy)
+        position.attach_later(session.session_id, class_id, delays)
+        self._delayed_subscriptions[position] = subscription
         self._start_if_due(position)
 
-    def _start_if_due(self, position: BrokerSubscription) -> None:
-        """Start a version 1 position when all inherited delays have passed.
+    def _start_if_due(self, position: Position) -> None:
+        """Start a version 1 subscription when all inherited delays have passed.
 
         Version 1 cannot mark redeliveries and delivers in order, so all messages wait for the
         longest delay. In version 2 each message has a delay of its own.
         """
         if all(due <= self._store.clock.tick for _, _, due in position.inherited_delays):
-            assert position.outbox_after_delay is not None
-            position.outbox, position.outbox_after_delay, position.inherited_delays = (
-                position.outbox_after_delay,
-                None,
-                [],
-            )
-            del self._delayed_positions[position]
+            subscription = self._delayed_subscriptions.pop(position)
+            position.attach(position.session_id, subscription.subscription_number)
+            self._store.classes[position.class_id].subscriptions[position] = subscription
             self.notify_position(position)
 
     def subscribe_v2(self, session: Session, event: SubscribeRequested) -> None:
@@ -350,7 +346,6 @@ class SubscriptionManager:
         else:
             self.durable_owners.check_can_resume(session, cls, position, scope)
             visibility.apply_scope(cls, position, scope)
-        position.request_number = event.request_number
         self.quotas.assign_owner(position, session.user)
         if self.durable_owners.can_change(session, cls, position):
             if is_resumed and not position.has_consumer:
@@ -363,13 +358,19 @@ class SubscriptionManager:
                 position.idle_seconds = request.idle_seconds
         self._idle_since.pop(position, None)
         if isinstance(position, Group):
-            name = session.producer_key
-            member = position.add_member(session.outbox, number, request.max_in_flight, name)
-            session.subscriptions[number] = member
+            session.subscriptions[number] = position.add_member(
+                session.outbox,
+                number,
+                event.request_number,
+                request.max_in_flight,
+                session.producer_key,
+            )
         else:
-            position.attach(session.outbox, number)
-            session.subscriptions[number] = position
-            cls.connected_positions[position] = None
+            position.attach(session.session_id, number)
+            subscription = BrokerSubscription(
+                position, session.outbox, number, event.request_number
+            )
+            session.subscriptions[number] = cls.subscriptions[position] = subscription
         send_reply = partial(self._reply_subscribed, session, event, cls, position, is_resumed)
         if cls.is_remote:
             session.outbox.defer_reply(send_reply)
@@ -383,7 +384,7 @@ class SubscriptionManager:
         session: Session,
         event: SubscribeRequested,
         cls: MessageClass,
-        position: BrokerSubscription,
+        position: Position,
         is_resumed: bool,
     ) -> bool:
         """Send the Subscribe reply. Returns False while remote storage has not answered yet."""
@@ -410,7 +411,7 @@ class SubscriptionManager:
 
     def _find_named_position(
         self, session: Session, cls: MessageClass, request: SubscribeRequest
-    ) -> BrokerSubscription | None:
+    ) -> Position | None:
         """Return the requested durable or group, or None if it does not exist."""
         durable, group = request.durable or "", request.group or ""
         if not (durable or group):
@@ -440,16 +441,16 @@ class SubscriptionManager:
                 "for "
                 f"{is_by_key[request.by_key]}",
             )
-        if position.is_connected:
+        if position.session_id >= 0:
             raise RemoteProtocolError(
                 Reason.DURABLE_IN_USE,
-                f"the durable {durable!r} is held by session {position.outbox.session_id}",
+                f"the durable {durable!r} is held by session {position.session_id}",
             )
         return position
 
     def _open_position(
         self, cls: MessageClass, request: SubscribeRequest, scope: ClassPermissions | None
-    ) -> BrokerSubscription:
+    ) -> Position:
         """Create a position for a request."""
         store = self._store
         channel_filter = visibility.create_effective_filter(cls, request.channels, scope)
@@ -478,7 +479,7 @@ class SubscriptionManager:
         delivery_policy: DeliveryPolicy,
         window: AckWindow,
         spans: list[Span],
-    ) -> BrokerSubscription | None:
+    ) -> Position | None:
         """Create a durable from a snapshot. Returns None if there is no memory for its patterns."""
         channel_filter = cls.channels.add_filter(kept.patterns) if kept.patterns else None
         if kept.patterns and channel_filter is None:
@@ -503,17 +504,17 @@ class SubscriptionManager:
 
     def _create_position(
         self,
-        kind: type[BrokerSubscription],
+        kind: type[Position],
         cls: MessageClass,
         durable_and_group: tuple[str, str],
         channel_filter: ChannelFilter | None,
         delivery_policy: DeliveryPolicy,
         window: AckWindow,
         spans: list[Span],
-    ) -> BrokerSubscription:
+    ) -> Position:
         """Create a position of the class `kind` and add it to `cls`."""
         store, (durable, group) = self._store, durable_and_group
-        position: BrokerSubscription = kind(
+        position: Position = kind(
             ring=cls.ring_for_new_position(),
             window=window,
             delivery_policy=delivery_policy,
@@ -533,7 +534,7 @@ class SubscriptionManager:
         self._log_position_change(position)
         return position
 
-    def _log_position_change(self, position: BrokerSubscription) -> None:
+    def _log_position_change(self, position: Position) -> None:
         """Record in the commit log that a durable was created or is being removed."""
         if position.durable and self._store.commit_log is not None:
             position.log_position = self._store.commit_log.append_durable_change(
@@ -543,10 +544,10 @@ class SubscriptionManager:
     def _replace_position(
         self,
         cls: MessageClass,
-        former: BrokerSubscription,
+        former: Position,
         request: SubscribeRequest,
         scope: ClassPermissions | None,
-    ) -> BrokerSubscription:
+    ) -> Position:
         """Create a new position for a durable, then end the former one, so that nothing is released
         between.
         """
@@ -557,7 +558,7 @@ class SubscriptionManager:
         return position
 
     def _set_delivery_policy(
-        self, cls: MessageClass, position: BrokerSubscription, delivery_policy: DeliveryPolicy
+        self, cls: MessageClass, position: Position, delivery_policy: DeliveryPolicy
     ) -> None:
         position.delivery_policy = delivery_policy
         cls.limited_positions.pop(position, None)
@@ -579,7 +580,7 @@ class SubscriptionManager:
                 held.group.remove_member(held)
                 groups[held.group] = None
             else:
-                self._detach_position(held, forget=False)
+                self._detach_subscription(held, forget=False)
         session.subscriptions.clear()
         for group in groups:  # Returned messages are assigned after all members have left.
             self._update_group_after_leave(group, forget=False)
@@ -588,8 +589,7 @@ class SubscriptionManager:
         """Remove a subscription from its session; its position is about to end."""
         held = session.subscriptions.pop(number)
         held.outbox.remove(held)
-        if isinstance(held, BrokerSubscription):
-            del self._store.classes[held.class_id].connected_positions[held]
+        self._store.classes[held.class_id].subscriptions.pop(held.position, None)
 
     def unsubscribe(self, session: Session, event: UnsubscribeRequested) -> None:
         held = session.subscriptions.get(event.subscription_number)
@@ -599,7 +599,7 @@ class SubscriptionManager:
                 f"this session has no subscription {event.subscription_number}",
             )
         forget = event.body.forget
-        position = held.group if isinstance(held, GroupMember) else held
+        position = held.position
         if forget:
             self.durable_owners.check_can_change(
                 session, self._store.classes[held.class_id], position
@@ -609,7 +609,7 @@ class SubscriptionManager:
             held.group.remove_member(held)
             self._update_group_after_leave(held.group, forget=forget)
         else:
-            self._detach_position(held, forget=forget)
+            self._detach_subscription(held, forget=forget)
         reply = frames.encode(
             frames.UNSUBSCRIBE, class_id=event.subscription_number, message_id=event.request_number
         )
@@ -628,11 +628,11 @@ class SubscriptionManager:
             self._mark_if_unattended(group)
             self.notify_position(group)
 
-    def _detach_position(self, position: BrokerSubscription, *, forget: bool) -> None:
-        """End a position that is not a group, or detach it if it is a durable that stays."""
-        cls = self._store.classes[position.class_id]
-        position.outbox.remove(position)
-        del cls.connected_positions[position]
+    def _detach_subscription(self, subscription: BrokerSubscription, *, forget: bool) -> None:
+        """Remove a subscription. Its position ends, unless it is a durable that stays."""
+        position, cls = subscription.position, self._store.classes[subscription.class_id]
+        subscription.outbox.remove(subscription)
+        cls.subscriptions.pop(position, None)  # A version 1 subscription may not have started.
         if position.durable and not (forget or cls.is_remote):
             position.detach()
             self._mark_if_unattended(position)
@@ -641,7 +641,7 @@ class SubscriptionManager:
                 cls.forget_position(position)
             self.end_position(position)
 
-    def _mark_if_unattended(self, position: BrokerSubscription) -> None:
+    def _mark_if_unattended(self, position: Position) -> None:
         """Record since when a durable has no connected subscription."""
         if not position.has_consumer:
             position.unattended_since = self._store.clock.now
@@ -650,7 +650,7 @@ class SubscriptionManager:
 
     def tick(self) -> None:
         """Remove expired producer states and idle durables, and start delayed positions."""
-        for position in list(self._delayed_positions):
+        for position in list(self._delayed_subscriptions):
             self._start_if_due(position)
         now = self._store.clock.now
         self.producer_states.expire(now)
@@ -659,7 +659,7 @@ class SubscriptionManager:
                 position.drop_all(Reason.IDLE_DURABLE)
                 self.end_position(position)
 
-    def end_slow_consumer(self, position: BrokerSubscription) -> None:
+    def end_slow_consumer(self, position: Position) -> None:
         """End a position that exceeds its pending limit.
 
         Its backlog is dropped, unless it is the last position of the class: then the backlog waits
@@ -669,20 +669,21 @@ class SubscriptionManager:
             position.undelivered_counts[Reason.SLOW_CONSUMER] += position.count_pending()
         self.end_position(position)
 
-    def end_position(self, position: BrokerSubscription) -> None:
+    def end_position(self, position: Position) -> None:
         """Remove a position for good."""
         cls = self._store.classes[position.class_id]
         self._idle_since.pop(position, None)
-        self._delayed_positions.pop(position, None)
+        self._delayed_subscriptions.pop(position, None)
         self._log_position_change(position)
         self.quotas.remove_position(position)
         position.mark_removed()
         cls.remove_position(position)
         self._store.trim_class(cls)
 
-    def notify_position(self, position: BrokerSubscription) -> None:
+    def notify_position(self, position: Position) -> None:
         """Mark a position as possibly having something to send."""
-        notify_position(position, self._mark_ready)
+        for outbox in self._store.classes[position.class_id].enqueue_position(position):
+            self._mark_ready(outbox)
 
     def _send_reply(self, session: Session, frame: bytes) -> None:
         session.outbox.queue_reply(frame)

@@ -11,7 +11,7 @@ member leaves behind, does not read or does not acknowledge in time are assigned
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -26,13 +26,12 @@ from simplebus.core.limits import (
 )
 from simplebus.core.outbox import Outbox
 from simplebus.core.protocol.frames import Integers
-from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_state import DeliveryState, ScheduledSets
 from simplebus.core.redelivery.timer_wheel import Span, TimerWheel
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.copied_frames import CopiedFrames
+from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.selection import MessageSelection, Ranges
-from simplebus.core.subscription.subscription import BrokerSubscription
 
 # Messages assigned to one member at once, at most.
 MESSAGES_PER_TURN_MAX = 64
@@ -46,14 +45,21 @@ class GroupMember:
     """Membership of one session in a group, as a `SendSource` of the session's outbox."""
 
     def __init__(
-        self, group: Group, outbox: Outbox, subscription_number: int, in_flight_max: int
+        self,
+        group: Group,
+        outbox: Outbox,
+        subscription_number: int,
+        request_number: int,
+        in_flight_max: int,
     ) -> None:
         self.group = group
         self.outbox = outbox
         self.subscription_number = subscription_number
         self.class_id = group.class_id
+        self.window = group.window
+        """Ack window of the group."""
         self.in_flight_max = in_flight_max
-        self.request_number = group.request_number
+        self.request_number = request_number
         """Number of the Subscribe request that created it."""
         self.is_queued = False
         self.attempt = 1
@@ -82,9 +88,9 @@ class GroupMember:
         return bool(self.unsent_spans)
 
     @property
-    def window(self) -> AckWindow:
-        """Ack window of the group."""
-        return self.group.window
+    def position(self) -> Position:
+        """Position of the group."""
+        return self.group
 
     @property
     def free_count(self) -> int:
@@ -220,15 +226,13 @@ class GroupMember:
         raise AssertionError("peek_frames of a member returns nothing that could be sent")
 
 
-class Group(BrokerSubscription):
-    """Shared position of a queue group. Its members send the messages; its own outbox is a
-    `NullOutbox`.
-    """
+class Group(Position):
+    """Shared position of a queue group, whose members send the messages."""
 
     scan_limit = _FIRST_SCAN_MAX
 
     def __init__(self, **options: Any) -> None:
-        """Create a group with the options of `BrokerSubscription`, without outbox and number."""
+        """Create a group with the options of `Position`."""
         super().__init__(**options)
         self.members: dict[GroupMember, None] = {}
         self._available_members: LeastLoadedMembers[GroupMember] = LeastLoadedMembers()
@@ -237,10 +241,6 @@ class Group(BrokerSubscription):
         """True if the redelivery queue must be sorted before use."""
         self._is_scan_unfinished = False
         """True if the search for messages continues in a later turn."""
-
-    @property
-    def has_consumer(self) -> bool:
-        return bool(self.members)
 
     def build_delivery_state(self) -> DeliveryState:
         """Return the delivery state. Messages in flight are counted over all members."""
@@ -251,20 +251,31 @@ class Group(BrokerSubscription):
     # Members -------------------------------------------------------------------------------------
 
     def add_member(
-        self, outbox: Outbox, subscription_number: int, in_flight_max: int | None, name: str = ""
+        self,
+        outbox: Outbox,
+        subscription_number: int,
+        request_number: int,
+        in_flight_max: int | None,
+        name: str = "",
     ) -> GroupMember:
         """Add a member and return it. `name` is the client's name, or empty."""
         limit = GROUP_IN_FLIGHT_MESSAGES if in_flight_max is None else in_flight_max
-        member = self._create_member(outbox, subscription_number, limit, name)
+        member = self._create_member(outbox, subscription_number, request_number, limit, name)
         self.members[member] = None
+        self.has_consumer = True
         self._record_turn(member)
         self.update_availability(member)
         return member
 
     def _create_member(
-        self, outbox: Outbox, subscription_number: int, in_flight_max: int, name: str
+        self,
+        outbox: Outbox,
+        subscription_number: int,
+        request_number: int,
+        in_flight_max: int,
+        name: str,
     ) -> GroupMember:
-        return GroupMember(self, outbox, subscription_number, in_flight_max)
+        return GroupMember(self, outbox, subscription_number, request_number, in_flight_max)
 
     def update_availability(self, member: GroupMember) -> None:
         """Update whether `member` can be assigned messages, after its counts have changed."""
@@ -280,6 +291,7 @@ class Group(BrokerSubscription):
     def remove_member(self, member: GroupMember) -> None:
         """Remove a member and queue its messages for the others."""
         del self.members[member]
+        self.has_consumer = bool(self.members)
         member.outbox.remove(member)
         self._redelivery_queue += member.pop_unsent()
         for due, span in member.pop_in_flight():
@@ -524,16 +536,6 @@ class Group(BrokerSubscription):
     def _check_waiting_sequences(self) -> None:
         assert not self._unsent_sequences
         assert not self._resend_sequences
-
-
-def notify_position(position: BrokerSubscription, mark_ready: Callable[[Outbox], None]) -> None:
-    """Queue the new messages of a position, or of a group's members, for sending."""
-    if isinstance(position, Group):
-        for member in position.distribute_messages():
-            mark_ready(member.outbox)
-    elif position.is_connected:
-        position.outbox.enqueue(position)
-        mark_ready(position.outbox)
 
 
 def _count_messages(spans: Iterable[Span]) -> int:

@@ -83,10 +83,11 @@ class KeyOrderedMember(GroupMember):
         group: KeyOrderedGroup,
         outbox: Outbox,
         subscription_number: int,
+        request_number: int,
         in_flight_max: int,
         identity: str,
     ) -> None:
-        super().__init__(group, outbox, subscription_number, in_flight_max)
+        super().__init__(group, outbox, subscription_number, request_number, in_flight_max)
         self.identity = identity
         """Name from which its partitions are derived."""
         self.ready_sequences: deque[int] = deque()
@@ -352,11 +353,18 @@ class KeyOrderedGroup(Group):
     # Members -------------------------------------------------------------------------------------
 
     def _create_member(
-        self, outbox: Outbox, subscription_number: int, in_flight_max: int, name: str
+        self,
+        outbox: Outbox,
+        subscription_number: int,
+        request_number: int,
+        in_flight_max: int,
+        name: str,
     ) -> GroupMember:
         self._joined_count += 1
         identity = f"{name}/{subscription_number}" if name else f"{self._joined_count}"
-        member = KeyOrderedMember(self, outbox, subscription_number, in_flight_max, identity)
+        member = KeyOrderedMember(
+            self, outbox, subscription_number, request_number, in_flight_max, identity
+        )
         self._assign_partitions(member)
         return member
 

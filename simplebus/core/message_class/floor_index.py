@@ -10,7 +10,7 @@ import heapq
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simplebus.core.subscription.subscription import BrokerSubscription
+    from simplebus.core.subscription.position import Position
 
 # The heap is rebuilt if it has more entries than this and most belong to removed positions.
 _STALE_ENTRIES_MIN = 64
@@ -20,22 +20,22 @@ class FloorIndex:
     """Heap of positions by floor, with entries that are corrected lazily."""
 
     def __init__(self) -> None:
-        self._number_by_position: dict[BrokerSubscription, int] = {}
+        self._number_by_position: dict[Position, int] = {}
         """A unique number per position, which orders entries with equal floors."""
         self._next_number = 0
-        self._heap: list[tuple[int, int, BrokerSubscription]] = []
+        self._heap: list[tuple[int, int, Position]] = []
         """Entries (floor, number, position). The floor is the one at the last correction."""
 
     def __len__(self) -> int:
         """Return the number of heap entries."""
         return len(self._heap)
 
-    def add(self, position: BrokerSubscription) -> None:
+    def add(self, position: Position) -> None:
         self._number_by_position[position] = self._next_number
         heapq.heappush(self._heap, (position.window.floor, self._next_number, position))
         self._next_number += 1
 
-    def remove(self, position: BrokerSubscription) -> None:
+    def remove(self, position: Position) -> None:
         del self._number_by_position[position]
         if len(self._heap) > max(2 * len(self._number_by_position), _STALE_ENTRIES_MIN):
             self._heap = [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.group.group import Group
+from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.histogram import Histogram
 from simplebus.core.limits import (
     DELIMITER_BYTES,
@@ -25,6 +25,7 @@ from simplebus.core.limits import (
 )
 from simplebus.core.message_class.floor_index import FloorIndex
 from simplebus.core.message_class.last_values import LastValues
+from simplebus.core.outbox import Outbox
 from simplebus.core.protocol import envelope_batch
 from simplebus.core.protocol.requests import Start, SubscribeRequest
 from simplebus.core.redelivery.ack_window import AckWindow
@@ -36,6 +37,7 @@ from simplebus.core.session.session import Session
 from simplebus.core.settings import FullPolicy, Retention
 from simplebus.core.statistics import ClassStatistics
 from simplebus.core.subscription.channel_filter import ChannelFilter, ChannelTable
+from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.subscription import BrokerSubscription
 
 if TYPE_CHECKING:
@@ -80,15 +82,15 @@ class MessageClass:
         """
         self.channels = ChannelTable(ring)
         self.time_index = TimeIndex()
-        self.positions: dict[BrokerSubscription, None] = {}
+        self.positions: dict[Position, None] = {}
         """All positions, including durables and groups."""
         self._floor_index = FloorIndex()
-        self.connected_positions: dict[BrokerSubscription, None] = {}
-        """Positions with a session, without groups."""
+        self.subscriptions: dict[Position, BrokerSubscription] = {}
+        """Subscriptions by position, without groups."""
         self.groups: dict[Group, None] = {}
-        self.limited_positions: dict[BrokerSubscription, None] = {}
+        self.limited_positions: dict[Position, None] = {}
         """Positions that limit their own backlog."""
-        self.named_positions: dict[tuple[str, str], BrokerSubscription] = {}
+        self.named_positions: dict[tuple[str, str], Position] = {}
         """Durables and groups by `position_key`."""
         self.backlog_window = AckWindow(floor=0)
         """Ack window of the backlog."""
@@ -138,7 +140,7 @@ class MessageClass:
     def has_lagging_consumer(self) -> bool:
         """True if a connected position has unacknowledged messages."""
         head = self.ring.head
-        active = (*self.connected_positions, *(group for group in self.groups if group.members))
+        active = (*self.subscriptions, *(group for group in self.groups if group.members))
         return any(position.window.floor < head for position in active)
 
     def floor(self) -> int:
@@ -156,7 +158,7 @@ class MessageClass:
         if self.probe_sequence == NO_PROBE:
             self.probe_sequence, self.probe_accepted_at = first_sequence, now
 
-    def accepted_at(self, position: BrokerSubscription, sequence: int) -> float:
+    def accepted_at(self, position: Position, sequence: int) -> float:
         """Return the time when a message of `position` was accepted; 0.0 if unknown."""
         return self.time_index.time_of(sequence)
 
@@ -188,7 +190,7 @@ class MessageClass:
         return self.pending_floors[0][1] if self.pending_floors else self.first_sequence
 
     def on_dead_lettered(
-        self, position: BrokerSubscription, ranges: list[tuple[int, int]], dead_letter_class_id: int
+        self, position: Position, ranges: list[tuple[int, int]], dead_letter_class_id: int
     ) -> None:
         """Handle that messages of `position` were dead-lettered. For remote classes."""
 
@@ -247,10 +249,10 @@ class MessageClass:
     def check_subscribe_request(self, request: SubscribeRequest) -> None:
         """Raise RemoteProtocolError if this kind of class does not support the request."""
 
-    def forget_position(self, position: BrokerSubscription) -> None:
+    def forget_position(self, position: Position) -> None:
         """Forget a position that is about to be removed for good. For remote classes."""
 
-    def has_remote_position(self, position: BrokerSubscription) -> bool | None:
+    def has_remote_position(self, position: Position) -> bool | None:
         """Return True if the remote storage knew this position before; None while unknown."""
         return False
 
@@ -259,7 +261,7 @@ class MessageClass:
         """Return the key in `named_positions`: a durable's own name, else the group's."""
         return (durable, "") if durable else ("", group)
 
-    def add_position(self, position: BrokerSubscription) -> None:
+    def add_position(self, position: Position) -> None:
         """Add a position. A position with the same name must be removed afterwards."""
         self.positions[position] = None
         self._floor_index.add(position)
@@ -270,7 +272,28 @@ class MessageClass:
         if position.durable or position.group:
             self.named_positions[self.position_key(position.durable, position.group)] = position
 
-    def remove_position(self, position: BrokerSubscription) -> None:
+    def enqueue_position(self, position: Position) -> list[Outbox]:
+        """Queue the messages of a position for sending.
+
+        Returns:
+            The outboxes that may have something to send.
+        """
+        if isinstance(position, Group):
+            return [member.outbox for member in position.distribute_messages()]
+        subscription = self.subscriptions.get(position)
+        if subscription is None:
+            return []
+        subscription.outbox.enqueue(subscription)
+        return [subscription.outbox]
+
+    def find_subscriptions(self, position: Position) -> list[BrokerSubscription | GroupMember]:
+        """Return the subscription of a position, or the members of a group."""
+        if isinstance(position, Group):
+            return list(position.members)
+        subscription = self.subscriptions.get(position)
+        return [] if subscription is None else [subscription]
+
+    def remove_position(self, position: Position) -> None:
         """Remove a position for good. Its totals are kept.
 
         If it was the last position, its unacknowledged messages join the backlog.
@@ -371,7 +394,7 @@ class MessageClass:
         self.backlog_window = AckWindow(floor=head)
         return window, handover
 
-    def _add_to_backlog(self, position: BrokerSubscription) -> None:
+    def _add_to_backlog(self, position: Position) -> None:
         """Add the unacknowledged messages of the last position to the backlog."""
         window = position.window
         handover = position.build_handover().merge(self.backlog_handover)

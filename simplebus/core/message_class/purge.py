@@ -13,7 +13,7 @@ from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import PURGED_RANGES_MAX
 from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 
 
 def purge_messages(cls: MessageClass, first: int, last: int, commit_log: CommitLog | None) -> int:
@@ -67,7 +67,7 @@ def _purge_backlog(cls: MessageClass, first: int, last: int) -> None:
         window.ack_range(first, last)
 
 
-def apply_purges(cls: MessageClass, position: BrokerSubscription) -> None:
+def apply_purges(cls: MessageClass, position: Position) -> None:
     """Acknowledge all purged messages in a new position."""
     for first, last in cls.purged_sequences.ranges_within(cls.first_sequence, cls.ring.head):
         position.purge(first, last)

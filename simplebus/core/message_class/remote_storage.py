@@ -21,7 +21,7 @@ from simplebus.core.protocol.requests import FetchReply, FetchRequest, PurgeRepl
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.session import Session
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class RemoteInventory:
     """Messages without a position."""
     is_oldest_in_backlog: bool
     """True if the oldest message is one of them."""
-    floor_holder: BrokerSubscription | str
+    floor_holder: Position | str
     """Position that has not acknowledged the oldest message; empty if there is none.
 
     A position of another server is given by its name.
@@ -91,7 +91,7 @@ class RemoteStorage(Protocol):
     def count_messages(self, on_counted: Callable[[RemoteCountOutcome], None]) -> None:
         """Count the stored messages."""
 
-    def has_caught_up(self, position: BrokerSubscription, on_caught_up: Callable[[], None]) -> bool:
+    def has_caught_up(self, position: Position, on_caught_up: Callable[[], None]) -> bool:
         """Return True if all stored messages of a position were fetched, within its limits.
 
         Otherwise `on_caught_up` is called when they have been fetched or the storage has failed.
@@ -104,7 +104,7 @@ class CatchUpBarrier:
     def __init__(
         self,
         session: Session,
-        list_remote_positions: Callable[[], list[tuple[RemoteStorage, BrokerSubscription]]],
+        list_remote_positions: Callable[[], list[tuple[RemoteStorage, Position]]],
         send_reply: Callable[[], None],
         mark_ready: Callable[[Outbox], None],
     ) -> None:

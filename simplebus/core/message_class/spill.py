@@ -24,7 +24,6 @@ import numpy as np
 
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason
-from simplebus.core.group.group import notify_position
 from simplebus.core.limits import (
     MESSAGES_MAX,
     RECEIVE_PADDING_BYTES,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from simplebus.core.clock import BrokerClock
     from simplebus.core.outbox import Outbox
     from simplebus.core.redelivery.ack_window import AckWindow
-    from simplebus.core.subscription.subscription import BrokerSubscription
+    from simplebus.core.subscription.position import Position
 
 
 class SpillingClass(Protocol):
@@ -53,7 +52,10 @@ class SpillingClass(Protocol):
     ring: Ring
     channels: ChannelTable
     spill: ClassSpill | None
-    positions: dict[BrokerSubscription, None]
+    positions: dict[Position, None]
+
+    def enqueue_position(self, position: Position) -> list[Outbox]:
+        """See `MessageClass.enqueue_position`."""
 
 
 class SpilledRange(NamedTuple):
@@ -89,7 +91,7 @@ class ClassSpill:
         """Lowest stored sequence, in memory or on disk."""
         self.bytes_max = 0
         """Limit on the bytes of spilled frames; 0 for no limit."""
-        self.readers: dict[BrokerSubscription, SpillReader] = {}
+        self.readers: dict[Position, SpillReader] = {}
         self._index_sequences: list[int] = []
         """Index of the evictions: the end sequence of each, ascending."""
         self._index_bytes: list[int] = []
@@ -157,14 +159,14 @@ class ClassSpill:
         ring.release(end)
         return True
 
-    def add_position(self, position: BrokerSubscription) -> None:
+    def add_position(self, position: Position) -> None:
         """Add a reader for a new position if it needs evicted messages."""
         if position.window.floor < self._cls.ring.floor:
             reader = SpillReader(self._cls, position, self._spill_manager)
             reader.suspend()
             self._add_reader(reader)
 
-    def remove_position(self, position: BrokerSubscription) -> None:
+    def remove_position(self, position: Position) -> None:
         """Remove the reader of a position that was removed or has caught up."""
         reader = self.readers.pop(position, None)
         if reader is not None:
@@ -186,11 +188,9 @@ class ClassSpill:
 class SpillReader:
     """Reads spilled messages of one position into a ring of its own."""
 
-    def __init__(
-        self, cls: SpillingClass, position: BrokerSubscription, spill_manager: SpillManager
-    ) -> None:
+    def __init__(self, cls: SpillingClass, position: Position, spill_manager: SpillManager) -> None:
         self.position = position
-        self._cls = cls
+        self.cls = cls
         self._spill_manager = spill_manager
         self._ring = self._create_ring()
         self._is_suspended = False
@@ -202,7 +202,7 @@ class SpillReader:
 
     def _create_ring(self) -> Ring:
         ring = Ring(
-            class_id=self._cls.class_id,
+            class_id=self.cls.class_id,
             messages_max=MESSAGES_MAX,
             bytes_max=self._spill_manager.budget.limit_bytes,
             budget=self._spill_manager.budget,
@@ -228,9 +228,9 @@ class SpillReader:
         return True
 
     def _replace_ring(self, ring: Ring) -> None:
-        self._cls.channels.borrowing_counts.pop(self._ring.channel_counts, None)
+        self.cls.channels.borrowing_counts.pop(self._ring.channel_counts, None)
         self._ring = ring
-        self._cls.channels.borrowing_counts[ring.channel_counts] = None
+        self.cls.channels.borrowing_counts[ring.channel_counts] = None
         self.position.switch_ring(ring)
 
     def suspend(self) -> None:
@@ -245,7 +245,7 @@ class SpillReader:
     def close(self) -> None:
         """Free the ring."""
         self._pending_read = None
-        self._cls.channels.borrowing_counts.pop(self._ring.channel_counts, None)
+        self.cls.channels.borrowing_counts.pop(self._ring.channel_counts, None)
         self._ring.free()
 
     def tick(self) -> None:
@@ -259,7 +259,7 @@ class SpillReader:
         Returns:
             True if the position may have new messages.
         """
-        position, ring, main = self.position, self._ring, self._cls.ring
+        position, ring, main = self.position, self._ring, self.cls.ring
         window = position.window
         if window.floor >= main.floor:
             position.switch_ring(main)
@@ -298,8 +298,8 @@ class SpillReader:
 
     @property
     def _class_spill(self) -> ClassSpill:
-        assert self._cls.spill is not None
-        return self._cls.spill
+        assert self.cls.spill is not None
+        return self.cls.spill
 
     def _copy_from_class_ring(self, class_ring: Ring) -> bool:
         """Copy the next messages from the class's ring. Returns True if there were any."""
@@ -331,7 +331,7 @@ class SpillReader:
             window = self.position.window
             self._out_of_memory_state = (window.floor, window.in_flight_count)
         if self._requeue_if_grown(previous_head):
-            self._spill_manager.notify_position(self.position)
+            self._spill_manager.notify_position(self.cls, self.position)
 
     def _append_range(self, spilled_range: SpilledRange) -> bool:
         """Append a range to the ring.
@@ -368,7 +368,7 @@ class SpillReader:
     def _append_batch(self, batch: FrameBatch, accepted_time: float, window: AckWindow) -> None:
         ring = self._ring
         for run, rows in self._spill_manager.frame_reader.iter_runs(
-            self._cls.channels, batch, accepted_time
+            self.cls.channels, batch, accepted_time
         ):
             first = ring.head
             for begin, end, is_needed in _split_by_ack_state(window, first, first + run.count):
@@ -475,11 +475,12 @@ class SpillManager:
         """Advance all readers and queue the positions that have new messages."""
         for reader in list(self.readers):
             if reader.advance():
-                self.notify_position(reader.position)
+                self.notify_position(reader.cls, reader.position)
 
-    def notify_position(self, position: BrokerSubscription) -> None:
+    def notify_position(self, cls: SpillingClass, position: Position) -> None:
         """Queue a position with new messages for sending."""
-        notify_position(position, self._mark_ready)
+        for outbox in cls.enqueue_position(position):
+            self._mark_ready(outbox)
 
     def split_range(self, spilled_range: SpilledRange) -> list[FrameBatch]:
         """Return the messages of a range."""

@@ -3,8 +3,9 @@
 Steps of a redelivery, all in `core.subscription`:
     1. A message is overdue (`Position.tick`) or rejected (`Position.nack`, which schedules it with
        its backoff, for a later `tick` or `handle_wakeup`; with a delay of 0 it is queued at once).
-    2. Its span is appended to `Position._redelivery_queue`, and the position to the outbox's queue.
-    3. The outbox asks for frames: `BrokerSubscription._select_redeliveries` takes the next span.
+    2. Its span is appended to `Position._redelivery_queue`, and the caller queues the subscription
+       in its outbox.
+    3. The outbox asks for frames: `Position._select_redeliveries` takes the next span.
     4. A span below its delivery limit is sent again and scheduled in `Position._ack_timer`.
        A span at the limit becomes dead letters: `_give_up_leading` → `_give_up_ranges` →
        `Store.dead_letter`. Without space they stay in `Position.pending_dead_letters`.

@@ -22,7 +22,7 @@ from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.frames import FrameBatch, Integers
 from simplebus.core.ring.columns import NEVER, NO_DELAY, MessageRow, MessageRows
 from simplebus.core.settings import FullPolicy
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 
 if TYPE_CHECKING:
     from simplebus.core.clock import BrokerClock
@@ -58,7 +58,7 @@ class LastValueCopy:
     old_sequences: Integers
     batch: FrameBatch
     rows: MessageRows | None
-    acknowledged_by: list[BrokerSubscription]
+    acknowledged_by: list[Position]
     """Positions that have acknowledged all of them."""
     old_floor: int
     """Floor of the ring before the values were released."""

@@ -20,7 +20,7 @@ from simplebus.core.limits import (
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from simplebus.core.users.users import Users
 
 _CLASS_QUOTA_HINT = (
@@ -97,29 +97,29 @@ class Quotas:
                 f"and groups in all classes, at most {quota} are allowed",
             )
 
-    def add_position(self, position: BrokerSubscription) -> None:
+    def add_position(self, position: Position) -> None:
         """Count a new position."""
         self.durable_count += bool(position.durable)
 
-    def assign_owner(self, position: BrokerSubscription, user: str) -> None:
+    def assign_owner(self, position: Position, user: str) -> None:
         """Make `user` the owner of a position that has none."""
         if user and not position.owner:
             position.owner = user
             if position.durable or position.group:
                 self.position_count_by_user[user] += 1
 
-    def change_owner(self, position: BrokerSubscription, user: str) -> None:
+    def change_owner(self, position: Position, user: str) -> None:
         """Make `user` the owner of a position; an empty name removes the owner."""
         self._uncount_owner(position)
         position.owner = ""
         self.assign_owner(position, user)
 
-    def remove_position(self, position: BrokerSubscription) -> None:
+    def remove_position(self, position: Position) -> None:
         """Stop counting a position that was removed."""
         self.durable_count -= bool(position.durable)
         self._uncount_owner(position)
 
-    def _uncount_owner(self, position: BrokerSubscription) -> None:
+    def _uncount_owner(self, position: Position) -> None:
         if position.owner and (position.durable or position.group):
             self.position_count_by_user[position.owner] -= 1
             if not self.position_count_by_user[position.owner]:

@@ -60,7 +60,7 @@ from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.store import compaction
 from simplebus.core.store.publish_queue import PublishQueue
 from simplebus.core.subscription import selection
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from simplebus.core.users.permissions import ClassAccess
 from simplebus.core.users.rate_limit import consume, has_waiting_sessions, is_one_allowed
 
@@ -87,7 +87,7 @@ class Store:
         *,
         mark_ready: Callable[[Outbox], None],
         on_refused: Callable[[Session, FrameRefused], None],
-        on_slow_consumer: Callable[[BrokerSubscription], None],
+        on_slow_consumer: Callable[[Position], None],
         commit_log: CommitLog | None = None,
     ) -> None:
         self.settings = settings
@@ -130,9 +130,7 @@ class Store:
         """Classes with positions whose floor moved without an ack, or that exceed their pending
         limit.
         """
-        self.positions_with_pending_dead_letters: dict[
-            MessageClass, dict[BrokerSubscription, None]
-        ] = {}
+        self.positions_with_pending_dead_letters: dict[MessageClass, dict[Position, None]] = {}
         """Positions, by class, whose dead letters found no space."""
 
     def apply_settings(self, settings: Settings) -> None:
@@ -406,11 +404,9 @@ class Store:
 
     def notify_subscribers(self, cls: MessageClass) -> None:
         """Mark the subscriptions of a class as having something to send."""
-        for subscription in cls.connected_positions:
-            # A v1 subscription may be paused until the backoff of its predecessor has passed.
-            if subscription.is_connected:
-                subscription.outbox.enqueue(subscription)
-                self._mark_ready(subscription.outbox)
+        for subscription in cls.subscriptions.values():
+            subscription.outbox.enqueue(subscription)
+            self._mark_ready(subscription.outbox)
         for group in cls.groups:
             for member in group.distribute_messages():
                 self._mark_ready(member.outbox)
@@ -479,7 +475,7 @@ class Store:
     def dead_letter(
         self,
         cls: MessageClass,
-        position: BrokerSubscription,
+        position: Position,
         ranges: selection.Ranges,
         reason: Reason,
         attempts: int,
@@ -510,7 +506,7 @@ class Store:
             class_=class_name,
             attempts=attempts,
             subscription=position.durable or position.group,
-            session=str(position.outbox.session_id) if position.is_connected else "",
+            session=str(position.session_id) if position.session_id >= 0 else "",
             since=self.clock.now,
         )
         ring, until = position.ring, None
@@ -547,7 +543,7 @@ class Store:
         cls.on_dead_lettered(position, ranges, dead.class_id)
         return until
 
-    def defer_dead_letters(self, cls: MessageClass, position: BrokerSubscription) -> None:
+    def defer_dead_letters(self, cls: MessageClass, position: Position) -> None:
         """Schedule the dead letters of a position to be retried at ticks."""
         self.positions_with_pending_dead_letters.setdefault(cls, {})[position] = None
 

@@ -1,8 +1,8 @@
 """Positions and subscriptions: delivery state per consumer, and the messages to send next.
 
 Modules in reading order:
-    position                one consumer's place in a class: cursor, ack window, redeliveries
-    subscription            a position that sends messages to one session
+    position                delivery state of one consumer: cursor, ack window, redeliveries
+    subscription            attachment of a session to a position; sends its messages
     selection               which stored messages are sent, and in which form
     copied_frames           frames that are copied to be sent with one write
     channel_filter          channels of a class and the filters of its subscriptions

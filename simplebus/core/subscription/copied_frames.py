@@ -13,6 +13,8 @@ class CopiedFrames:
     """Bytes that may still be added."""
     count: int = 0
     """Number of messages in `parts`."""
+    attempt: int = 1
+    """Delivery attempt of the messages."""
     parts: list[memoryview | bytes] = field(default_factory=list)
 
     def add(self, part: memoryview | bytes, count: int) -> None:

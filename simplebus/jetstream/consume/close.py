@@ -16,7 +16,7 @@ from functools import partial
 import trio
 
 from simplebus.core.errors import BusConnectionError
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from simplebus.jetstream.class_jobs import ClassJobs
 from simplebus.jetstream.consume.consumers import ConsumerManager
 from simplebus.jetstream.consume.dead_letters import DeadLetterMark
@@ -37,7 +37,7 @@ class ClosedPosition:
     """A position without subscriptions on this server."""
 
     cls: RemoteClass
-    position: BrokerSubscription
+    position: Position
     name: str
     """Name of the consumer."""
     forget: bool = False

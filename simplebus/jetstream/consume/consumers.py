@@ -25,7 +25,7 @@ import trio
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol.requests import Start
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from simplebus.jetstream import api
 from simplebus.jetstream.api import list_consumers, list_streams
 from simplebus.jetstream.cluster.peers import Peers
@@ -79,9 +79,9 @@ class ConsumerManager:
         self._count = 0
         self.on_description: Callable[[int, str], None] = lambda class_id, description: None
         """Called with a class id and the description of its stream, whenever it was read."""
-        self._unconfirmed: dict[BrokerSubscription, str] = {}
+        self._unconfirmed: dict[Position, str] = {}
         """Names of consumers whose creation or take-over was not confirmed, by position."""
-        self._return_consumers: dict[BrokerSubscription, str] = {}
+        self._return_consumers: dict[Position, str] = {}
         """Names of the consumers that continue the messages of closing positions."""
         self._peers = Peers(link, options.names)
         self.releasing = ReleasingConsumers(
@@ -179,7 +179,7 @@ class ConsumerManager:
     async def open(
         self,
         cls: RemoteClass,
-        position: BrokerSubscription,
+        position: Position,
         start: str | Start,
         *,
         is_seek: bool = False,
@@ -234,7 +234,7 @@ class ConsumerManager:
             check_same_channels(position, patterns, info)  # Another server may have been first.
         return found
 
-    def _durable_settings(self, position: BrokerSubscription) -> dict[str, Any]:
+    def _durable_settings(self, position: Position) -> dict[str, Any]:
         """Return the settings of a new durable or group; empty for a plain position."""
         if not (position.durable or position.group):
             return {}
@@ -244,9 +244,7 @@ class ConsumerManager:
             "idle_seconds": position.idle_seconds,
         }
 
-    async def _check_single_group(
-        self, class_id: int, position: BrokerSubscription, own: str
-    ) -> None:
+    async def _check_single_group(self, class_id: int, position: Position, own: str) -> None:
         """Raise RemoteProtocolError if the durable exists in another group."""
         for info in await self.list_all(class_id) if position.durable else ():
             name = str(info["name"])
@@ -258,9 +256,7 @@ class ConsumerManager:
                     f"requested with the group {position.group!r}",
                 )
 
-    async def _find_taken_over(
-        self, class_id: int, position: BrokerSubscription
-    ) -> dict[str, Any] | None:
+    async def _find_taken_over(self, class_id: int, position: Position) -> dict[str, Any] | None:
         """Return the consumer that an earlier, unconfirmed attempt took over."""
         name = self._unconfirmed.get(position)
         info = await self._info(class_id, name) if name is not None else None
@@ -272,7 +268,7 @@ class ConsumerManager:
         return None
 
     async def _update_settings(
-        self, class_id: int, position: BrokerSubscription, info: dict[str, Any], *, may_change: bool
+        self, class_id: int, position: Position, info: dict[str, Any], *, may_change: bool
     ) -> None:
         """Update the idle time and delivery policy of an existing durable or group.
 
@@ -367,19 +363,19 @@ class ConsumerManager:
         self._count += 1
         return f"p-{self._server_id}-{self._count}"
 
-    def _reserve_name(self, position: BrokerSubscription) -> str:
+    def _reserve_name(self, position: Position) -> str:
         """Return the name for a position's new consumer.
 
         The name stays the same until confirmed, because an unanswered attempt may have succeeded.
         """
         return self._unconfirmed.setdefault(position, self._new_name())
 
-    def pop_unconfirmed(self, position: BrokerSubscription) -> str:
+    def pop_unconfirmed(self, position: Position) -> str:
         """Return the name of a position's unconfirmed consumer, which may exist; empty for none."""
         return self._unconfirmed.pop(position, "")
 
     async def replace(
-        self, cls: RemoteClass, position: BrokerSubscription, name: str, feed: ConsumerFeed
+        self, cls: RemoteClass, position: Position, name: str, feed: ConsumerFeed
     ) -> OpenedConsumer | None:
         """Replace a consumer that lost messages or may be gone.
 
@@ -444,7 +440,7 @@ class ConsumerManager:
     async def _create_or_take_over(
         self,
         class_id: int,
-        position: BrokerSubscription,
+        position: Position,
         name: str,
         make: Callable[..., Awaitable[int]],
         start: str | Start,
@@ -545,7 +541,7 @@ class ConsumerManager:
     async def close(
         self,
         cls: RemoteClass,
-        position: BrokerSubscription,
+        position: Position,
         name: str,
         *,
         forget: bool,
@@ -565,7 +561,7 @@ class ConsumerManager:
     async def _close(
         self,
         cls: RemoteClass,
-        position: BrokerSubscription,
+        position: Position,
         name: str,
         *,
         forget: bool,
@@ -614,14 +610,14 @@ class ConsumerManager:
         if any(each["name"] not in nobodys for each in stay):
             await self._delete(class_id, name)
 
-    async def _is_own(self, class_id: int, position: BrokerSubscription, name: str) -> bool:
+    async def _is_own(self, class_id: int, position: Position, name: str) -> bool:
         """Return True if no other server has taken over the consumer or its successor."""
         names = {name, self._return_consumers.get(position, name)}
         infos = [await self._info(class_id, each) for each in names]
         return any(info and api.server_id_of(info) in ("", self._server_id) for info in infos)
 
     async def _move_unacked(
-        self, cls: RemoteClass, position: BrokerSubscription, name: str, unacked: UnackedOnExit
+        self, cls: RemoteClass, position: Position, name: str, unacked: UnackedOnExit
     ) -> str:
         """Move unacknowledged messages from an ack-all consumer to one with explicit acks.
 

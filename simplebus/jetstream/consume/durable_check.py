@@ -18,7 +18,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import BACKOFF_STEPS_MAX, DELIVERIES_MAX
 from simplebus.core.protocol.requests import Seconds
 from simplebus.core.session.session import Session
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from simplebus.jetstream import api
 from simplebus.jetstream.remote_class import RemoteClass
 
@@ -39,7 +39,7 @@ class DurableCheck:
         self._broker = broker
 
     def check_access(
-        self, cls: RemoteClass, position: BrokerSubscription, owner: str, *, is_seek: bool
+        self, cls: RemoteClass, position: Position, owner: str, *, is_seek: bool
     ) -> bool:
         """Check that the subscribing sessions may use a durable or group of `owner`.
 
@@ -68,7 +68,7 @@ class DurableCheck:
             subscriptions.durable_owners.can_change(each, cls, position) for each in sessions
         )
 
-    def encode_policy(self, position: BrokerSubscription) -> str:
+    def encode_policy(self, position: Position) -> str:
         """Encode the position's delivery policy for the consumer's metadata."""
         seconds, policy = self._broker.settings.tick_seconds, position.delivery_policy
         metadata = _PolicyMetadata(
@@ -78,7 +78,7 @@ class DurableCheck:
         )
         return msgspec.json.encode(metadata).decode()
 
-    def apply_policy(self, position: BrokerSubscription, encoded: str) -> None:
+    def apply_policy(self, position: Position, encoded: str) -> None:
         """Set the position's delivery policy from metadata; ignore invalid metadata."""
         try:
             metadata = msgspec.json.decode(encoded, type=_PolicyMetadata)
@@ -95,15 +95,12 @@ class DurableCheck:
         return max(1, round(seconds / self._broker.settings.tick_seconds))
 
 
-def subscribed_sessions(broker: Broker, position: BrokerSubscription) -> list[Session]:
+def subscribed_sessions(broker: Broker, position: Position) -> list[Session]:
     """Return the sessions that subscribe to a position, alone or as group members."""
     return [
         session
         for session in broker.sessions.values()
-        if any(
-            held is position or getattr(held, "group", None) is position
-            for held in session.subscriptions.values()
-        )
+        if any(held.position is position for held in session.subscriptions.values())
     ]
 
 
@@ -115,7 +112,7 @@ def resume_replies(broker: Broker, sessions: list[Session]) -> None:
 
 
 def check_same_channels(
-    position: BrokerSubscription, patterns: tuple[str, ...], info: dict[str, Any]
+    position: Position, patterns: tuple[str, ...], info: dict[str, Any]
 ) -> None:
     """Raise RemoteProtocolError (subscription_mismatch) if the consumer has other channels."""
     channels = api.channels_of(info)

@@ -27,7 +27,7 @@ from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.frames import Flags, FrameBatch, Integers
 from simplebus.core.ring.columns import MessageRows
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from simplebus.jetstream import api
 from simplebus.jetstream.consume.ack_all import AckAllConsumer
 from simplebus.jetstream.consume.acked_sequences import AckedSequences
@@ -124,7 +124,7 @@ class ConsumerFeedStatistics:
 class ConsumerFeed:
     """Feed of one position."""
 
-    def __init__(self, cls: RemoteClass, position: BrokerSubscription, store: Store) -> None:
+    def __init__(self, cls: RemoteClass, position: Position, store: Store) -> None:
         self.cls = cls
         self.position = position
         self._store = store

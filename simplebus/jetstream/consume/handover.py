@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from simplebus.jetstream.cluster.peers import RELEASED, WAIT
 
 TAKEOVER_SECONDS = 10.0
@@ -23,34 +23,34 @@ _NAMES_MAX = 4096
 class ReleasingConsumers:
     """Plain consumers of closed positions that are not released yet."""
 
-    def __init__(self, return_consumer: Callable[[BrokerSubscription], str]) -> None:
+    def __init__(self, return_consumer: Callable[[Position], str]) -> None:
         """`return_consumer` returns the consumer that continues a position's messages; empty if
         none does.
         """
         self._return_consumer = return_consumer
-        self._names: dict[BrokerSubscription, tuple[int, str]] = {}
+        self._names: dict[Position, tuple[int, str]] = {}
         """Class and consumer name of each closed position."""
-        self._offered_at: dict[BrokerSubscription, float] = {}
-        self._busy_until: dict[BrokerSubscription, float] = {}
+        self._offered_at: dict[Position, float] = {}
+        self._busy_until: dict[Position, float] = {}
         """Time until which other servers must wait for the release."""
 
-    def add(self, position: BrokerSubscription, class_id: int, name: str, now: float) -> None:
+    def add(self, position: Position, class_id: int, name: str, now: float) -> None:
         """Add the consumer of a closed plain subscription."""
         self._names[position] = class_id, name
         self._busy_until[position] = now + RELEASE_WAIT_SECONDS
 
-    def remove(self, position: BrokerSubscription) -> None:
+    def remove(self, position: Position) -> None:
         """Remove a released consumer."""
         self._names.pop(position, None)
         self._offered_at.pop(position, None)
         self._busy_until.pop(position, None)
 
-    def is_offered(self, position: BrokerSubscription, now: float) -> bool:
+    def is_offered(self, position: Position, now: float) -> bool:
         """Return True if another server may be taking the consumer over."""
         return now < self._offered_at.get(position, -TAKEOVER_SECONDS) + TAKEOVER_SECONDS
 
     @contextmanager
-    def releasing(self, position: BrokerSubscription) -> Iterator[None]:
+    def releasing(self, position: Position) -> Iterator[None]:
         """Context in which the release is in progress."""
         self._busy_until[position] = float("inf")
         try:

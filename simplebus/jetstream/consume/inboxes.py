@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from simplebus.jetstream.consume.feed import ConsumerFeed
 from simplebus.jetstream.names import JetStreamNames
 from simplebus.nats.client.client import NatsClientCore
@@ -28,12 +28,12 @@ class ConsumerInboxes:
         self._inbox = new_inbox()
         self._feeds: dict[int, ConsumerFeed] = {}
         """Feeds by subscription number of the connection."""
-        self._sids: dict[BrokerSubscription, int] = {}
-        self.consumer_names: dict[BrokerSubscription, str] = {}
+        self._sids: dict[Position, int] = {}
+        self.consumer_names: dict[Position, str] = {}
         self._query_sids = {core.subscribe(names.server_subject(server_id))}
         """Subscriptions to queries."""
 
-    def __contains__(self, position: BrokerSubscription) -> bool:
+    def __contains__(self, position: Position) -> bool:
         """Return True if the position has a consumer."""
         return position in self._sids
 
@@ -57,7 +57,7 @@ class ConsumerInboxes:
                 self._core.publish(reply.decode("latin-1"), answer)
         return True
 
-    def inbox(self, position: BrokerSubscription) -> str:
+    def inbox(self, position: Position) -> str:
         """Return the subject to which the position's consumer sends messages."""
         return f"{self._inbox}.{self._sids[position]}"
 

@@ -39,7 +39,7 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import SubscribeRequest
 from simplebus.core.redelivery.ack_window import nearest_sequence
 from simplebus.core.session.session import Session
-from simplebus.core.subscription.subscription import BrokerSubscription as Position
+from simplebus.core.subscription.position import Position
 from simplebus.nats.bus.convert import message_from_frame
 from simplebus.nats.class_requests import (
     FILTER_TOKEN,
@@ -279,8 +279,7 @@ class AckedDeliveries:
         )
 
     def _position(self, subscription: AckedSubscription) -> Position:
-        position = self.local_session.subscriptions[subscription.number]
-        return position.group if isinstance(position, GroupMember) else position
+        return self.local_session.subscriptions[subscription.number].position
 
     def find_released_position(self, ack: AckSubject) -> Position | None:
         """Return the position that the client left after it received the acked message.
@@ -329,10 +328,10 @@ class AckedDeliveries:
         """
         for subscription in self.by_number.values():
             if subscription.max_messages:
-                position = self.local_session.subscriptions[subscription.number]
-                if not isinstance(position, GroupMember):
+                held = self.local_session.subscriptions[subscription.number]
+                if not isinstance(held, GroupMember):
                     remaining = subscription.max_messages - subscription.delivered_count
-                    position.limit_in_flight(remaining)
+                    held.position.limit_in_flight(remaining)
 
     def _encode_frames(self, data: bytes, encoded: list[bytes]) -> None:
         """Append the MSG and HMSG of these version 2 frames to `encoded`."""

@@ -394,7 +394,7 @@ def sent_message_count(connection: AnyConnection) -> int:
         return session.out_messages
     binary_session: Session = session
     return sum(
-        each.delivered_count + each.redelivered_count
+        each.position.delivered_count + each.position.redelivered_count
         for each in binary_session.subscriptions.values()
         if not isinstance(each, GroupMember)
     )
@@ -449,7 +449,7 @@ def _subscriptions(connection: AnyConnection) -> Iterator[dict[str, Any]]:
 
 def _class_subscriptions(session: Session, number: int) -> Iterator[dict[str, Any]]:
     for key, subscription in list(session.subscriptions.items()):
-        position = subscription.group if isinstance(subscription, GroupMember) else subscription
+        position = subscription.position
         channel_filter = position.channel_filter
         patterns = channel_filter.patterns if channel_filter is not None else ("#",)
         for pattern in patterns[:_SUBJECTS_PER_CONNECTION_MAX]:

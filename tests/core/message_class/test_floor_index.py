@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from simplebus.core.message_class.floor_index import FloorIndex
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 
 
 class CountingPosition:
@@ -26,7 +26,7 @@ class CountingPosition:
         return self._window
 
 
-def create_position(floor: int) -> BrokerSubscription:
+def create_position(floor: int) -> Position:
     return cast(Any, CountingPosition(floor))
 
 
@@ -34,7 +34,7 @@ class FloorIndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.floor_index = FloorIndex()
-        self.positions: list[BrokerSubscription] = []
+        self.positions: list[Position] = []
 
     @rule(floor=st.integers(0, 50))
     def add(self, floor: int) -> None:

@@ -23,6 +23,7 @@ from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from simplebus.core.subscription import selection
+from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.selection import MessageSelection
 from simplebus.core.subscription.subscription import BrokerSubscription
 from tests.behaviour.wire_peer import BrokerHarness, build_batch, numbered
@@ -49,22 +50,21 @@ class SubscriptionHarness:
         window: AckWindow | None = None,
         outbox: Outbox | None = None,
         spans: Iterable[Span] = (),
+        ack_timeout_ticks: int = ACK_TIMEOUT,
     ) -> None:
         self.ring = Ring(
             class_id=1, messages_max=1 << 20, bytes_max=1 << 26, budget=MemoryBudget(1 << 26)
         )
         self.outbox = outbox or Outbox(5)
-        self.subscription = self.subscribe(window or AckWindow(floor=0), spans)
-        self.tick_number = 0
-
-    def subscribe(self, window: AckWindow, spans: Iterable[Span] = ()) -> BrokerSubscription:
-        return BrokerSubscription(
+        self.position = Position(
             ring=self.ring,
-            window=window,
-            outbox=self.outbox,
-            delivery_policy=DeliveryPolicy(ack_timeout_ticks=ACK_TIMEOUT),
+            window=window or AckWindow(floor=0),
+            delivery_policy=DeliveryPolicy(ack_timeout_ticks=ack_timeout_ticks),
             redeliveries=spans,
         )
+        self.position.attach(5, 7)
+        self.subscription = BrokerSubscription(self.position, self.outbox, 7)
+        self.tick_number = 0
 
     def publish(self, *payloads: bytes) -> None:
         frames = [build_frame(MESSAGE, class_id=1, content=p) for p in payloads]
@@ -94,7 +94,9 @@ class SubscriptionHarness:
     def tick(self, times: int = 1) -> None:
         for _ in range(times):
             self.tick_number += 1
-            self.subscription.tick(self.tick_number)
+            self.position.tick(self.tick_number)
+            if self.subscription.has_work:
+                self.outbox.enqueue(self.subscription)
             self.check_invariants()
 
     def ticks_with_deliveries(self, ticks: int) -> dict[int, list[int]]:
@@ -108,6 +110,7 @@ class SubscriptionHarness:
 
     def check_invariants(self) -> None:
         self.ring.check()
+        self.position.check_invariants()
         self.subscription.check_invariants()
 
 
@@ -148,10 +151,10 @@ def test_peek_does_not_send() -> None:
     for _ in range(2):
         assert len(split_frames(bytes(harness.outbox.peek(0)))[0]) == 3
         harness.check_invariants()
-    assert harness.subscription.statistics().delivered == 0
-    assert harness.subscription.statistics().waiting == 3
+    assert harness.position.statistics().delivered == 0
+    assert harness.position.statistics().waiting == 3
     assert harness.receive_ids() == [0, 1, 2]
-    assert harness.subscription.statistics().waiting == 0
+    assert harness.position.statistics().waiting == 0
     assert harness.outbox.is_idle
 
 
@@ -219,17 +222,16 @@ def test_redelivers_with_growing_backoff_until_acked() -> None:
     assert list(harness.ticks_with_deliveries(215)) == expected
     harness.ack(0, 1)
     assert harness.ticks_with_deliveries(100) == {}
-    statistics = harness.subscription.statistics()
+    statistics = harness.position.statistics()
     assert (statistics.delivered, statistics.redelivered) == (1, 6)
     assert (statistics.acknowledged, statistics.in_flight) == (1, 0)
 
 
 def test_backoff_is_at_least_the_ack_timeout() -> None:
-    harness = SubscriptionHarness()
-    harness.subscription.delivery_policy = DeliveryPolicy(ack_timeout_ticks=BACKOFF_TICKS_MAX + 5)
+    pause = BACKOFF_TICKS_MAX + 5
+    harness = SubscriptionHarness(ack_timeout_ticks=pause)
     harness.publish(b"a")
     assert harness.receive_ids() == [0]
-    pause = BACKOFF_TICKS_MAX + 5
     assert list(harness.ticks_with_deliveries(3 * pause)) == [pause, 2 * pause, 3 * pause]
 
 
@@ -375,12 +377,12 @@ def test_new_subscription_takes_over_backlog() -> None:
     harness.publish(*numbered(8))
     harness.ring.release(2)
     assert harness.receive_ids() == [2, 4, 5, 6, 7]
-    statistics = harness.subscription.statistics()
+    statistics = harness.position.statistics()
     assert (statistics.delivered, statistics.redelivered, statistics.in_flight) == (3, 2, 5)
     assert harness.ticks_with_deliveries(12) == {6: [5, 6, 7], 12: [2, 4]}
-    assert harness.subscription.statistics().redelivered == 7
+    assert harness.position.statistics().redelivered == 7
     harness.ack(2, 8)
-    assert harness.subscription.statistics().acknowledged == 5
+    assert harness.position.statistics().acknowledged == 5
 
 
 def test_dropped_messages_are_not_delivered() -> None:
@@ -388,10 +390,10 @@ def test_dropped_messages_are_not_delivered() -> None:
     harness.publish(*numbered(6))
     assert len(split_frames(harness.read_bytes(3 * len(harness.ring.copy_frame(0))))[0]) == 3
     harness.ack(1, 2)
-    harness.subscription.skip_to(5)
+    harness.position.skip_to(5)
     harness.ring.release(5)
     harness.check_invariants()
-    statistics = harness.subscription.statistics()
+    statistics = harness.position.statistics()
     assert (statistics.dropped, statistics.in_flight, statistics.acknowledged) == (4, 0, 1)
     assert harness.receive_ids() == [5]
     harness.tick(6)

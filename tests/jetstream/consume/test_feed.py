@@ -15,7 +15,7 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.envelope_batch import Envelope, encode
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
-from simplebus.core.subscription.subscription import BrokerSubscription
+from simplebus.core.subscription.position import Position
 from simplebus.jetstream.consume.ack_all import AckAllConsumer
 from simplebus.jetstream.consume.dead_letters import DeadLetterTracker, FeedDeadLetters
 from simplebus.jetstream.consume.feed import FETCH_MESSAGES_MAX, ConsumerFeed, OpenedConsumer
@@ -62,12 +62,10 @@ class FakeServer:
         self.taken()
         (self.feed,) = self.feeds
 
-    def _open_position(
-        self, cls: RemoteClass, position: BrokerSubscription, *start: object
-    ) -> None:
+    def _open_position(self, cls: RemoteClass, position: Position, *start: object) -> None:
         self.feeds.append(ConsumerFeed(cls, position, self.broker.store))
 
-    def _close_position(self, cls: RemoteClass, position: BrokerSubscription, forget: bool) -> None:
+    def _close_position(self, cls: RemoteClass, position: Position, forget: bool) -> None:
         self.ended.append(forget)
 
     def say(self, data: bytes) -> None:
