@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from simplebus.core.broker.broker import Broker, FullPolicy, Settings
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import PLAIN_FRAMES_MAX, Limits
 from simplebus.core.protocol.frames import FrameBatch
@@ -77,9 +78,16 @@ class Version1Message(NamedTuple):
 class BrokerHarness:
     """Broker, the receive buffer that its peers share, and the tick."""
 
-    def __init__(self, settings: Settings | None = None, **limits: float) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        commit_log: CommitLog | None = None,
+        **limits: float,
+    ) -> None:
         assert settings is None or not limits
-        self.broker = Broker(settings or Settings(limits=Limits(**limits)))  # type: ignore[arg-type]
+        chosen = settings or Settings(limits=Limits(**limits))  # type: ignore[arg-type]
+        self.broker = Broker(chosen, commit_log=commit_log)
         self.buffer = ReceiveBuffer()
         self.skips_checks = False
         """True to skip the broker's invariant checks."""

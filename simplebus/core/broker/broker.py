@@ -243,6 +243,26 @@ class Broker:
         self._dispatch_event(session, event)
         check_session_pending(session, self.settings.limits)
 
+    def publish_encoded(
+        self, session: Session, class_id: int, channel: str, frame: memoryview
+    ) -> None:
+        """Publish a message that another listener has encoded.
+
+        Args:
+            session: A local session.
+            class_id: Class of the message.
+            channel: Channel of the message.
+            frame: An Envelope frame with this channel and without times.
+
+        Raises:
+            RemoteProtocolError: As `apply_event`.
+        """
+        session.last_publish_tick = self.clock.tick
+        is_stored = self.store.publish_one(session, class_id, frame, channel)
+        session.handled_count += 1
+        if not is_stored:
+            check_session_pending(session, self.settings.limits)
+
     def receive(self, session: Session, buffer: ReceiveBuffer, count: int) -> None:
         """Process bytes of a session.
 
@@ -423,7 +443,7 @@ class Broker:
                 )
             case PublishedBatch():
                 session.last_publish_tick = self.clock.tick
-                self.store.publish(session, event.class_id, event.frames)
+                self.store.publish(session, event.class_id, event.frames, event.columns)
                 session.handled_count += event.frames.count
             case AckedRanges():
                 self._ack_handler.ack_ranges(session, event)

@@ -533,12 +533,12 @@ def build_row(cls: MessageClass, frame: memoryview, now: float) -> MessageRow | 
         envelope, _ = envelope_batch.decode(bytes(frame[HEADER_BYTES:-DELIMITER_BYTES]))
     except RemoteProtocolError:
         return None
-    channel_numbers = cls.channels.intern_names((envelope.channel,))
-    if channel_numbers is None:
+    number = cls.channels.intern_name(envelope.channel)
+    if number is None:
         return None
     expires_ms, not_before_ms = envelope.expires_ms, envelope.not_before_ms
     return MessageRow(
-        channel_numbers[0],
+        number,
         NEVER if expires_ms is None else now + expires_ms / 1000,
         NO_DELAY if not not_before_ms else now + not_before_ms / 1000,
     )

@@ -12,6 +12,7 @@ delimiter `<\r\n>` never occurs in it. Only `decode` decides if an envelope is w
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from simplebus.core.channel.pattern import check_name
@@ -156,13 +157,38 @@ def encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
             texts += [text.encode() for text in pair]
         except UnicodeEncodeError as error:
             raise ValueError(f"header {pair!r} cannot be encoded as UTF-8: {error}") from None
+    return encode_header_texts(texts)
+
+
+def encode_header_texts(texts: Sequence[bytes]) -> bytes:
+    """Encode headers like `encode_headers`.
+
+    Args:
+        texts: Names and values in turn, as UTF-8.
+
+    Raises:
+        LocalProtocolError: The headers are too long.
+    """
     size = sum(map(len, texts)) + 2 * len(texts)
     if size > TEXT_BYTES_MAX:
         raise LocalProtocolError(
             f"headers have at most {TEXT_BYTES_MAX} bytes together, with 4 bytes more for each; "
-            f"got {len(headers)} headers of {size} bytes"
+            f"got {len(texts) // 2} headers of {size} bytes"
         )
-    return size.to_bytes(2, "big") + b"".join(map(with_length_prefix, texts))
+    parts = [size.to_bytes(2, "big")]
+    for text in texts:
+        parts += (len(text).to_bytes(2, "big"), text)
+    return b"".join(parts)
+
+
+def add_headers(prefix: bytes, headers: bytes) -> bytes:
+    """Return the start of an envelope that has headers.
+
+    Args:
+        prefix: Start of an envelope without headers, before stuffing.
+        headers: Result of `encode_headers`.
+    """
+    return b"".join((bytes((prefix[0] | HEADERS,)), prefix[1:], headers))
 
 
 def encode_header_pairs(pairs: tuple[tuple[str, str], ...]) -> bytes:
@@ -191,11 +217,8 @@ def encode_with_headers(envelope: Envelope, more_headers: bytes, payload: bytes)
             f"got {len(headers)}"
         )
     prefix = _NO_FIELDS if envelope == _EMPTY else _encode_prefix(envelope._replace(headers=()))
-    fields = bytes((prefix[0] | HEADERS,))
-    length = len(headers).to_bytes(2, "big")
-    return b"".join((fields, prefix[1:], length, headers, payload)).replace(
-        _DELIMITER_START, STUFFED
-    )
+    prefix = add_headers(prefix, with_length_prefix(headers))
+    return (prefix + payload).replace(_DELIMITER_START, STUFFED)
 
 
 def with_length_prefix(text: bytes) -> bytes:

@@ -75,6 +75,23 @@ class EnvelopeColumns:
     not_before: Seconds | None = None
     """Seconds from acceptance, 0 for no delay, shape (count,); None if no envelope is delayed."""
 
+    def slice(self, first: int, last: int) -> EnvelopeColumns:
+        """Return the columns of envelopes first..last-1, with the names that they use."""
+        if first == 0 and last == self.count:
+            return self
+        names, channels = self.names, self.channels
+        if not isinstance(channels, int):
+            used, numbers = np.unique(channels[first:last], return_inverse=True)
+            names = [names[index] for index in used.tolist()]
+            channels = numbers.astype(np.uint32) if len(names) > 1 else 0
+        return EnvelopeColumns(
+            last - first,
+            names,
+            channels,
+            None if self.expires is None else self.expires[first:last],
+            None if self.not_before is None else self.not_before[first:last],
+        )
+
 
 def scan_envelopes(batch: FrameBatch) -> EnvelopeColumns:
     """Return the columns of whole Envelope frames, up to the first malformed envelope."""

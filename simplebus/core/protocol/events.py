@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from simplebus.core.errors import Reason
 from simplebus.core.limits import MESSAGE_ID_MASK, PRODUCER_RESENT_NUMBERS_MAX
+from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.frames import FrameBatch, Integers
 from simplebus.core.protocol.inquiry import Inquiry
 from simplebus.core.protocol.requests import (
@@ -50,6 +51,8 @@ class PublishedBatch:
     class_id: int
     frames: FrameBatch
     """Valid until the receive buffer is filled again."""
+    columns: EnvelopeColumns | None = None
+    """Columns of the envelopes, if the publisher's listener has encoded them; else None."""
 
 
 @dataclass(frozen=True, slots=True)

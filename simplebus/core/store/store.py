@@ -53,7 +53,7 @@ from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.redelivery.failure_reasons import FailureReasons
-from simplebus.core.ring.columns import MessageRows
+from simplebus.core.ring.columns import MessageRow, MessageRows
 from simplebus.core.session import version2
 from simplebus.core.session.session import Session
 from simplebus.core.settings import FullPolicy, Settings
@@ -151,16 +151,31 @@ class Store:
 
     # Publishing ----------------------------------------------------------------------------------
 
-    def publish_one(self, session: Session, class_id: int, frame: memoryview) -> None:
-        """Publish a single message: a fast path of `publish`."""
+    def publish_one(
+        self, session: Session, class_id: int, frame: memoryview, channel: str | None = None
+    ) -> bool:
+        """Publish a single message: a fast path of `publish`.
+
+        Args:
+            session: Publisher.
+            class_id: Class of the message.
+            frame: The message.
+            channel: Channel of a valid envelope that has no times, if it is known; else None.
+
+        Returns:
+            True if the message was stored at once; False if `publish` handled it.
+        """
         cls = self.classes[class_id]
         row = None
-        if frame[0] == frames.ENVELOPE:
+        if channel is not None:
+            number = cls.channels.intern_name(channel)
+            row = None if number is None else MessageRow(number)
+        elif frame[0] == frames.ENVELOPE:
             row = build_row(cls, frame, self.clock.now)
         if (
             session.parked_messages
             or cls.blocked_sessions
-            or publish_error(self.commit_log, session)
+            or (self.commit_log is not None and publish_error(self.commit_log, session))
             or (row is None and frame[0] != frames.MESSAGE)
             or (session.grants is not None and not can_publish(session, cls, row))
             or (
@@ -170,7 +185,7 @@ class Store:
             or not cls.ring.append_one(frame, self.timer_index, row)
         ):
             self.publish(session, class_id, FrameBatch.from_frame(frame))
-            return
+            return False
         if session.token_buckets:
             consume(session.token_buckets, 1, len(frame))
         if self.clock.now >= cls.time_index.next_step_time:
@@ -186,9 +201,23 @@ class Store:
         if on_stored is not None:
             on_stored(session, cls, first, first + 1)
         self.notify_subscribers(cls)
+        return True
 
-    def publish(self, session: Session, class_id: int, batch: FrameBatch) -> None:
-        """Store messages of one class, park them, or apply the full-class policy."""
+    def publish(
+        self,
+        session: Session,
+        class_id: int,
+        batch: FrameBatch,
+        columns: EnvelopeColumns | None = None,
+    ) -> None:
+        """Store messages of one class, park them, or apply the full-class policy.
+
+        Args:
+            session: Publisher.
+            class_id: Class of the messages.
+            batch: Messages of one frame type.
+            columns: Columns of valid envelopes, if they are known; else the envelopes are scanned.
+        """
         cls = self.classes[class_id]
         failure = publish_error(self.commit_log, session)
         if failure:
@@ -201,27 +230,34 @@ class Store:
             self.publish_queue.park(session, cls, batch)
             return
         if not session.token_buckets:
-            self._append_or_park(session, cls, batch)
+            self._append_or_park(session, cls, batch, columns)
             return
         allowed = 0
         if not has_waiting_sessions(session.token_buckets):
             allowed = self.publish_queue.rate_queue.count_allowed(session, batch)
         if allowed:
-            handled = self._append_or_park(session, cls, batch.slice(0, allowed))
+            first_columns = None if columns is None else columns.slice(0, allowed)
+            handled = self._append_or_park(session, cls, batch.slice(0, allowed), first_columns)
             consume(session.token_buckets, handled, int(batch.bounds[handled]))
         if allowed < batch.count:
             self.publish_queue.park(
                 session, cls, batch.slice(allowed, batch.count), is_rate_limited=True
             )
 
-    def _append_or_park(self, session: Session, cls: MessageClass, batch: FrameBatch) -> int:
+    def _append_or_park(
+        self,
+        session: Session,
+        cls: MessageClass,
+        batch: FrameBatch,
+        columns: EnvelopeColumns | None,
+    ) -> int:
         """Append messages or apply the full-class policy.
 
         Returns:
             The number of messages that were handled: stored, refused or dropped. The rest is
             parked in the publish queue.
         """
-        append = partial(self._append_to_ring, cls, session)
+        append = partial(self._append_to_ring, cls, session, columns)
         handled = self._append_with(append, session, cls, batch)
         if handled == batch.count:
             return handled
@@ -300,7 +336,8 @@ class Store:
         Returns:
             The number of messages that were handled.
         """
-        return self._append_with(partial(self._append_to_ring, cls, session), session, cls, batch)
+        append = partial(self._append_to_ring, cls, session, None)
+        return self._append_with(append, session, cls, batch)
 
     def _append_with(
         self, append: AppendFrames, session: Session | None, cls: MessageClass, batch: FrameBatch
@@ -330,10 +367,22 @@ class Store:
             self.notify_subscribers(cls)
         return handled
 
-    def _append_to_ring(self, cls: MessageClass, session: Session, batch: FrameBatch) -> int:
+    def _append_to_ring(
+        self,
+        cls: MessageClass,
+        session: Session,
+        columns: EnvelopeColumns | None,
+        batch: FrameBatch,
+    ) -> int:
+        """Append messages as far as there is space.
+
+        `columns`, if they are known, belong to messages of which `batch` has the last ones.
+        """
         if batch.data[0] == frames.MESSAGE:
             return self.append_and_log(cls, batch, None, session)
-        return self._append_envelopes(cls, batch, session)
+        if columns is not None:
+            columns = columns.slice(columns.count - batch.count, columns.count)
+        return self._append_envelopes(cls, batch, session, columns)
 
     def append_and_log(
         self,
@@ -352,12 +401,22 @@ class Store:
             )
         return stored
 
-    def _append_envelopes(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
+    def _append_envelopes(
+        self,
+        cls: MessageClass,
+        batch: FrameBatch,
+        session: Session,
+        known_columns: EnvelopeColumns | None,
+    ) -> int:
         """Append messages with envelopes. A message with an invalid envelope is refused."""
         handled, scan_count = 0, batch.count
         while handled < batch.count:
             piece = batch.slice(handled, min(handled + scan_count, batch.count))
-            columns = envelope_batch.scan_envelopes(piece)
+            columns = (
+                envelope_batch.scan_envelopes(piece)
+                if known_columns is None
+                else known_columns.slice(handled, handled + piece.count)
+            )
             if columns.count:
                 rows = cls.channels.build_rows(columns, self.clock.now)
                 if rows is None:

@@ -240,6 +240,14 @@ class ChannelTable:
             self._add_names(new_names)
         return [known[name] for name in names]
 
+    def intern_name(self, name: str) -> int | None:
+        """Return the number of a channel like `intern_names`; None if there is no memory for it."""
+        number = self._number_by_name.get(name)
+        if number is None:
+            numbers = self.intern_names((name,))
+            return None if numbers is None else numbers[0]
+        return number
+
     def add_filter(
         self, patterns: Sequence[str], scope: ClassPermissions | None = None
     ) -> ChannelFilter | None:

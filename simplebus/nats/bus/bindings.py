@@ -7,7 +7,7 @@ message that came from a class is not stored in a class again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -22,8 +22,17 @@ from simplebus.nats.server.session import NatsSession
 
 _RESERVED = tuple(start.encode() for start in RESERVED_SUBJECT_PREFIXES)
 
-StoreBatch = Callable[[NatsSession, int, MessageBatch], bool]
-"""Called with the publisher, a class id and messages. Returns True if some were stored."""
+
+class MessageStore(Protocol):
+    """Stores converted messages of NATS clients in classes."""
+
+    def store_message(
+        self, session: NatsSession, class_id: int, message: Pub, converter: MessageConverter
+    ) -> bool:
+        """Store a message. Returns False if it was refused."""
+
+    def store_batch(self, session: NatsSession, class_id: int, messages: MessageBatch) -> None:
+        """Store a batch, and tell the publisher which messages were refused."""
 
 
 class SubjectBinding:
@@ -33,7 +42,7 @@ class SubjectBinding:
         self,
         class_id: int,
         subject_names: list[bytes],
-        store: StoreBatch,
+        store: MessageStore,
         converter: MessageConverter,
     ) -> None:
         """`subject_names` are the subjects by number."""
@@ -52,7 +61,7 @@ class SubjectBinding:
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         if origin is None or message.subject.startswith(_RESERVED):
             return False
-        return self._store(origin, self.class_id, self._converter.convert_message(message))
+        return self._store.store_message(origin, self.class_id, message, self._converter)
 
     def deliver_batch(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
@@ -67,7 +76,7 @@ class SubjectBinding:
             if not rows.size:
                 return
         batch = self._converter.convert_batch(messages, rows, self._subject_names)
-        self._store(origin, self.class_id, batch)
+        self._store.store_batch(origin, self.class_id, batch)
 
     def _without_reserved(self, messages: MixedBatch, rows: Indexes | None) -> Indexes:
         numbers = messages.subject_numbers if rows is None else messages.subject_numbers[rows]
@@ -86,7 +95,7 @@ class SubjectBindings:
         routes: SubjectRoutes,
         bound: ClassSubjectBindings,
         *,
-        store: StoreBatch,
+        store: MessageStore,
         frame_bytes_max: int,
     ) -> None:
         self._routes = routes

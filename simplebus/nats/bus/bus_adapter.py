@@ -22,7 +22,6 @@ from simplebus.core.protocol.events import (
     AckedRange,
     NackReceived,
     PublishedBatch,
-    PublishedFrame,
     SubscribeRequested,
     TerminateReceived,
     UnsubscribeRequested,
@@ -44,7 +43,7 @@ from simplebus.nats.bus.acked import (
 )
 from simplebus.nats.bus.bindings import SubjectBinding, SubjectBindings
 from simplebus.nats.bus.bus_to_nats import BusToNats, Deliver
-from simplebus.nats.bus.convert import MessageBatch
+from simplebus.nats.bus.convert import MessageBatch, MessageConverter
 from simplebus.nats.class_requests import REQUEST_PREFIX, SUBSCRIBE_PREFIX
 from simplebus.nats.errors import NatsError, error_line
 from simplebus.nats.limits import ACK_COST_BYTES
@@ -104,7 +103,7 @@ class BusAdapter:
         self.bindings = SubjectBindings(
             routes,
             broker.store.subject_bindings,
-            store=self._store_batch,
+            store=self,
             frame_bytes_max=broker.settings.limits.frame_bytes,
         )
         self._bus_to_nats = BusToNats(
@@ -203,23 +202,36 @@ class BusAdapter:
 
     # Publishing ----------------------------------------------------------------------------------
 
-    def _store_batch(self, session: NatsSession, class_id: int, messages: MessageBatch) -> bool:
-        """Store a batch in a class. Returns True if some messages were stored."""
+    def store_message(
+        self, session: NatsSession, class_id: int, message: Pub, converter: MessageConverter
+    ) -> bool:
+        """Store a message in a class. Returns False if it was refused."""
+        try:
+            channel, frame = converter.convert_message(message)
+        except RemoteProtocolError as error:
+            self._refusal_counts[error.reason] += 1
+            self._send_refusal(session, "Publish", message.subject, error.sentence)
+            return False
+        local_session = session.local_session or self._open_local_session(session).local_session
+        try:
+            self.broker.publish_encoded(local_session, class_id, channel, memoryview(frame))
+        except RemoteProtocolError as error:
+            self._disconnect(session, NatsError(error.reason, error.sentence))
+        return True
+
+    def store_batch(self, session: NatsSession, class_id: int, messages: MessageBatch) -> None:
+        """Store a batch in a class, and tell the publisher which messages were refused."""
         self._add_read_cost(messages.cost_bytes)
         for refused in messages.refused:
             self._refusal_counts[refused.reason] += refused.count
             self._send_refusal(session, "Publish", refused.subject, refused.sentence)
-        batch = messages.frames
-        if batch is None:
-            return False
-        published: PublishedFrame | PublishedBatch = PublishedBatch(class_id, batch)
-        if batch.count == 1:
-            published = PublishedFrame(class_id, batch.data.data)
+        if messages.frames is None:
+            return
+        published = PublishedBatch(class_id, messages.frames, messages.columns)
         try:
             self.broker.apply_event(self._open_local_session(session).local_session, published)
         except RemoteProtocolError as error:
             self._disconnect(session, NatsError(error.reason, error.sentence))
-        return True
 
     @staticmethod
     def _send_refusal(session: NatsSession, action: str, subject: bytes, reason: str) -> None:

@@ -17,6 +17,8 @@ invalid name, is not UTF-8, is empty, or contains one of these three names. Char
 binary clients that NATS does not allow (colon, blank or non-ASCII in a name; line break or NUL in a
 value) are percent-encoded. A reply subject that is invalid or very long stays a header. Times and
 keys are not visible to NATS clients.
+
+Frames for a class are returned with their channels, so that the store need not decode them.
 """
 
 from __future__ import annotations
@@ -31,8 +33,14 @@ from simplebus.core.channel.pattern import check_name
 from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.envelope import CHANNEL, STUFFED
-from simplebus.core.protocol.envelope_batch import Envelope, decode, encode
+from simplebus.core.protocol.envelope import (
+    CHANNEL,
+    STUFFED,
+    add_headers,
+    encode_header_texts,
+    stuff,
+)
+from simplebus.core.protocol.envelope_batch import Envelope, EnvelopeColumns, decode, encode
 from simplebus.core.protocol.frames import DELIMITER, HEADER, FrameBatch
 from simplebus.nats import subjects
 from simplebus.nats.limits import BATCHED_STORE_COST_BYTES, SINGLE_STORE_COST_BYTES
@@ -46,7 +54,7 @@ STATUS_HEADER = "Nats-Status"
 """Header with the status behind `NATS/1.0`."""
 BLOCK_HEADER = "Nats-Header-Block"
 """Header with a whole irregular header block."""
-_RESERVED_HEADERS = frozenset({REPLY_HEADER, STATUS_HEADER, BLOCK_HEADER})
+_RESERVED_HEADERS = frozenset(map(str.encode, (REPLY_HEADER, STATUS_HEADER, BLOCK_HEADER)))
 
 _VERSION = b"NATS/1.0"
 _LINE = re.compile(rb"([!-9;-~]+):[ \t]*([^\r\n\0]*)")
@@ -59,10 +67,10 @@ _DELIMITER_START = DELIMITER[:-1]
 # stays a header.
 _REPLY_BYTES_MAX = 2048
 
-# Cached starts of envelopes that have only a channel, by subject.
-_PREFIXES_MAX = 4096
-_PREFIX_BYTES_MAX = 256
-_prefixes: dict[bytes, bytes] = {}
+# Cached channels, and starts of envelopes that have only this channel, by subject.
+_SUBJECTS_MAX = 4096
+_SUBJECT_BYTES_MAX = 256
+_subjects: dict[bytes, tuple[str, bytes]] = {}
 
 # Up to this many messages are converted one by one: arrays cost more.
 _SINGLE_MESSAGES_MAX = 8
@@ -80,23 +88,30 @@ def parse_header_block(block: bytes) -> Headers:
 
 def _parse_regular_block(block: bytes) -> Headers | None:
     """Return the headers; None if the block is irregular."""
+    texts = _split_regular_block(block)
+    if texts is None:
+        return None
+    names, values = texts[::2], texts[1::2]
+    return tuple((name.decode(), value.decode()) for name, value in zip(names, values, strict=True))
+
+
+def _split_regular_block(block: bytes) -> list[bytes] | None:
+    """Return names and values in turn, as UTF-8; None if the block is irregular."""
     lines = block.split(b"\r\n")
     status = _STATUS_LINE.fullmatch(lines[0])
     if status is None or len(lines) < 3 or lines[-2:] != [b"", b""]:
         return None
-    pairs = [(STATUS_HEADER.encode(), status[1])] if status[1] else []
+    texts = [STATUS_HEADER.encode(), status[1]] if status[1] else []
     for line in lines[1:-2]:
         match = _LINE.fullmatch(line)
-        if match is None:
+        if match is None or match[1] in _RESERVED_HEADERS:
             return None
-        pairs.append((match[1], match[2].rstrip(b" \t")))
+        texts += (match[1], match[2].rstrip(b" \t"))
     try:
-        headers = tuple((name.decode(), value.decode()) for name, value in pairs)
+        block.decode()  # All separators are ASCII: the texts are UTF-8 if the block is.
     except UnicodeDecodeError:
         return None
-    if any(name in _RESERVED_HEADERS for name, _ in headers[bool(status[1]) :]):
-        return None
-    return headers
+    return texts
 
 
 def format_header_block(headers: Headers) -> bytes:
@@ -142,6 +157,8 @@ class MessageBatch:
 
     frames: FrameBatch | None
     """Frames to store; None if there are none."""
+    columns: EnvelopeColumns | None = None
+    """Columns of the frames."""
     refused: list[RefusedMessages] = field(default_factory=list)
     cost_bytes: int = 0
     """Cost of the conversion, as bytes of output."""
@@ -154,14 +171,21 @@ class MessageConverter:
         self._frame_header = HEADER.pack(frames.ENVELOPE, class_id, 0, 0)
         self._frame_bytes_max = frame_bytes_max
 
-    def convert_message(self, message: Pub) -> MessageBatch:
-        """Convert a single message."""
-        try:
-            frame = self._encode_frame(message)
-        except RemoteProtocolError as error:
-            refused = RefusedMessages(error.reason, error.sentence, message.subject, 1)
-            return MessageBatch(None, [refused])
-        return MessageBatch(FrameBatch.from_frame(memoryview(frame)))
+    def convert_message(self, message: Pub) -> tuple[str, bytes]:
+        """Return channel and frame of a single message.
+
+        Raises:
+            RemoteProtocolError: bad_channel, bad_envelope or frame_too_long.
+        """
+        channel, prefix = _encode_prefix(message)
+        payload = message.body[message.header_bytes :]
+        frame = b"".join((self._frame_header, prefix, payload, DELIMITER))
+        if frame.count(_DELIMITER_START) != 1:
+            content = stuff(frame[HEADER_BYTES:-DELIMITER_BYTES])
+            frame = b"".join((self._frame_header, content, DELIMITER))
+        if len(frame) > self._frame_bytes_max:
+            raise self._build_too_long_error(len(frame))
+        return channel, frame
 
     def convert_batch(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, names: list[bytes]
@@ -182,12 +206,15 @@ class MessageConverter:
         if messages.count <= _SINGLE_MESSAGES_MAX or (block != block[0]).any():
             return self._convert_singly(iter_messages(messages, []))
         try:
-            prefix = self._frame_header + encode(_to_envelope(head), b"")
-            self._check_length(len(prefix) + rows.shape[1] - 2 - end + DELIMITER_BYTES)
-        except (RemoteProtocolError, LocalProtocolError) as error:
-            return MessageBatch(None, [_refuse(error, head.subject, messages.count)])
-        payload = rows[:, end:-2]
-        stride = len(prefix) + payload.shape[1] + DELIMITER_BYTES
+            channel, prefix = _encode_prefix(head)
+            prefix = self._frame_header + prefix
+            payload = rows[:, end:-2]
+            stride = len(prefix) + payload.shape[1] + DELIMITER_BYTES
+            if stride > self._frame_bytes_max:
+                raise self._build_too_long_error(stride)
+        except RemoteProtocolError as error:
+            refused = RefusedMessages(error.reason, error.sentence, head.subject, messages.count)
+            return MessageBatch(None, refused=[refused])
         out = np.empty((messages.count, stride), np.uint8)
         out[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
         out[:, len(prefix) : -DELIMITER_BYTES] = payload
@@ -196,7 +223,8 @@ class MessageConverter:
         if whole.count(_DELIMITER_START) != messages.count:  # A message needs byte stuffing.
             return self._convert_singly(iter_messages(messages, []))
         bounds = np.arange(0, len(whole) + 1, stride, dtype=np.int64)
-        return MessageBatch(FrameBatch(np.frombuffer(whole, np.uint8), bounds, stride))
+        columns = EnvelopeColumns(messages.count, [channel], 0)
+        return MessageBatch(FrameBatch(np.frombuffer(whole, np.uint8), bounds, stride), columns)
 
     def _convert_mixed(
         self, messages: MixedBatch, rows: Indexes | None, names: list[bytes]
@@ -206,9 +234,11 @@ class MessageConverter:
         ends, data = (messages.bounds[1:] - 2).tolist(), messages.data.data
         parts: list[bytes | memoryview] = []
         lengths: list[int] = []
+        channels = _ChannelNumbers()
         for row in row_numbers:
+            subject = names[numbers[row]]
             try:
-                prefix = _envelope_prefix(names[numbers[row]])
+                channel, prefix = _subjects.get(subject) or _encode_subject(subject)
             except RemoteProtocolError:
                 break
             payload = data[bodies[row] : ends[row]]
@@ -217,21 +247,29 @@ class MessageConverter:
                 break
             parts += (self._frame_header, prefix, payload, DELIMITER)
             lengths.append(length)
+            channels.append(channel)
         else:
             whole = b"".join(parts)
             if whole.count(_DELIMITER_START) == len(lengths):
                 batch = _frame_batch(whole, lengths) if lengths else None
-                return MessageBatch(batch, cost_bytes=BATCHED_STORE_COST_BYTES * len(lengths))
+                return MessageBatch(
+                    batch,
+                    channels.build_columns(),
+                    cost_bytes=BATCHED_STORE_COST_BYTES * len(lengths),
+                )
         all_messages = list(iter_messages(messages, names))
         return self._convert_singly([all_messages[row] for row in row_numbers])
 
     def _convert_singly(self, messages: Iterable[Pub]) -> MessageBatch:
         """Convert messages one by one."""
         encoded: list[bytes] = []
+        channels = _ChannelNumbers()
         refused: dict[tuple[Reason, bytes], RefusedMessages] = {}
         for message in messages:
             try:
-                encoded.append(self._encode_frame(message))
+                channel, frame = self.convert_message(message)
+                encoded.append(frame)
+                channels.append(channel)
             except RemoteProtocolError as error:
                 key = error.reason, message.subject
                 if key not in refused:
@@ -240,32 +278,31 @@ class MessageConverter:
         lengths = [len(frame) for frame in encoded]
         batch = _frame_batch(b"".join(encoded), lengths) if encoded else None
         count = len(encoded) + sum(each.count for each in refused.values())
-        return MessageBatch(batch, list(refused.values()), SINGLE_STORE_COST_BYTES * count)
+        cost_bytes = SINGLE_STORE_COST_BYTES * count
+        return MessageBatch(batch, channels.build_columns(), list(refused.values()), cost_bytes)
 
-    def _encode_frame(self, message: Pub) -> bytes:
-        """Return a message as a frame. Raises RemoteProtocolError: bad_channel, bad_envelope,
-        frame_too_long.
-        """
-        if not message.header_bytes and not message.reply:
-            prefix = _envelope_prefix(message.subject)
-            frame = b"".join((self._frame_header, prefix, message.body, DELIMITER))
-            self._check_length(len(frame))
-            if frame.count(_DELIMITER_START) == 1:
-                return frame
-        try:
-            content = encode(_to_envelope(message), bytes(message.body[message.header_bytes :]))
-        except LocalProtocolError as error:
-            raise RemoteProtocolError(Reason.BAD_ENVELOPE, str(error)) from None
-        self._check_length(HEADER_BYTES + len(content) + DELIMITER_BYTES)
-        return b"".join((self._frame_header, content, DELIMITER))
+    def _build_too_long_error(self, length: int) -> RemoteProtocolError:
+        return RemoteProtocolError(
+            Reason.FRAME_TOO_LONG,
+            f"the message has {length} bytes as a frame, at most {self._frame_bytes_max} "
+            "are accepted",
+        )
 
-    def _check_length(self, length: int) -> None:
-        if length > self._frame_bytes_max:
-            raise RemoteProtocolError(
-                Reason.FRAME_TOO_LONG,
-                f"the message has {length} bytes as a frame, at most {self._frame_bytes_max} "
-                "are accepted",
-            )
+
+class _ChannelNumbers:
+    """Columns of envelopes that are encoded one after the other."""
+
+    def __init__(self) -> None:
+        self._number_by_name: dict[str, int] = {}
+        self._numbers: list[int] = []
+
+    def append(self, channel: str) -> None:
+        self._numbers.append(self._number_by_name.setdefault(channel, len(self._number_by_name)))
+
+    def build_columns(self) -> EnvelopeColumns:
+        names = list(self._number_by_name)
+        channels = np.array(self._numbers, np.uint32) if len(names) > 1 else 0
+        return EnvelopeColumns(len(self._numbers), names, channels)
 
 
 def _to_channel(subject: bytes) -> str:
@@ -279,41 +316,57 @@ def _to_channel(subject: bytes) -> str:
     raise RemoteProtocolError(Reason.BAD_CHANNEL, f"the subject is not a channel: {sentence}")
 
 
-def _envelope_prefix(subject: bytes) -> bytes:
-    """Return the start of an envelope that has only this channel. Raises RemoteProtocolError
-    (bad_channel).
+def _encode_subject(subject: bytes) -> tuple[str, bytes]:
+    """Return a subject as a channel, and the start of an envelope that has only this channel.
+
+    Raises:
+        RemoteProtocolError: bad_channel.
     """
-    prefix = _prefixes.get(subject)
-    if prefix is None:
-        prefix = encode(Envelope(_to_channel(subject)), b"")
-        if len(_prefixes) >= _PREFIXES_MAX:
-            _prefixes.clear()
-        if len(prefix) <= _PREFIX_BYTES_MAX:
-            _prefixes[subject] = prefix
-    return prefix
+    channel = _to_channel(subject)
+    prefix = encode(Envelope(channel), b"")
+    if len(_subjects) >= _SUBJECTS_MAX:
+        _subjects.clear()
+    if len(prefix) <= _SUBJECT_BYTES_MAX:
+        _subjects[subject] = channel, prefix
+    return channel, prefix
 
 
-def _to_envelope(message: Pub) -> Envelope:
-    """Return the envelope. Raises RemoteProtocolError (bad_channel, bad_envelope)."""
-    headers = parse_header_block(bytes(message.body[: message.header_bytes]))
-    if message.reply:
-        try:
-            headers = ((REPLY_HEADER, message.reply.decode()), *headers)
-        except UnicodeDecodeError as error:
-            raise RemoteProtocolError(
-                Reason.BAD_ENVELOPE,
-                f"the reply subject {message.reply!r} is not UTF-8: {error.reason} at byte "
-                f"{error.start}",
-            ) from None
-    return Envelope(_to_channel(message.subject), headers=headers)
+def _encode_prefix(message: Pub) -> tuple[str, bytes]:
+    """Return the channel of a message, and the start of its envelope before stuffing.
+
+    Raises:
+        RemoteProtocolError: bad_channel or bad_envelope.
+    """
+    channel, prefix = _subjects.get(message.subject) or _encode_subject(message.subject)
+    if message.reply or message.header_bytes:
+        prefix = add_headers(prefix, _encode_headers(message))
+    return channel, prefix
 
 
-def _refuse(
-    error: RemoteProtocolError | LocalProtocolError, subject: bytes, count: int
-) -> RefusedMessages:
-    if isinstance(error, RemoteProtocolError):
-        return RefusedMessages(error.reason, error.sentence, subject, count)
-    return RefusedMessages(Reason.BAD_ENVELOPE, str(error), subject, count)
+def _encode_headers(message: Pub) -> bytes:
+    """Return the headers of an envelope with their length. Raises RemoteProtocolError
+    (bad_envelope).
+    """
+    texts: list[bytes] = []
+    if message.header_bytes:
+        block = bytes(message.body[: message.header_bytes])
+        texts = _split_regular_block(block) or [
+            BLOCK_HEADER.encode(),
+            block.decode("latin-1").encode(),
+        ]
+    try:
+        if message.reply:
+            message.reply.decode()
+            texts = [REPLY_HEADER.encode(), message.reply, *texts]
+        return encode_header_texts(texts)
+    except UnicodeDecodeError as error:
+        sentence = (
+            f"the reply subject {message.reply!r} is not UTF-8: {error.reason} at byte "
+            f"{error.start}"
+        )
+    except LocalProtocolError as error:
+        sentence = str(error)
+    raise RemoteProtocolError(Reason.BAD_ENVELOPE, sentence)
 
 
 def _frame_batch(whole: bytes, lengths: list[int]) -> FrameBatch:

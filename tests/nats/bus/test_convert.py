@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from simplebus.core.errors import Reason
+from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.envelope_batch import Envelope, encode
+from simplebus.core.protocol.envelope_batch import Envelope, encode, scan_envelopes
 from simplebus.nats.bus import convert
 from simplebus.nats.bus.convert import (
     BLOCK_HEADER,
@@ -62,13 +62,16 @@ def same(
 ) -> None:
     """Check that a batch converts like its messages one by one."""
     chosen = list(iter_messages(event, names))
-    expected, refused = b"", 0
+    expected, channels, refused = b"", list[str](), 0
     for at in range(event.count) if rows is None else rows:
-        one = packer.convert_message(chosen[at])
-        refused += len(one.refused)
-        if one.frames is not None:
-            one.frames.check()
-            expected += one.frames.data.tobytes()
+        try:
+            channel, frame = packer.convert_message(chosen[at])
+        except RemoteProtocolError:
+            refused += 1
+            continue
+        assert frame == oracle(chosen[at])
+        expected += frame
+        channels.append(channel)
     found = packer.convert_batch(event, None if rows is None else np.array(rows, np.int64), names)
     assert sum(each.count for each in found.refused) == refused
     if found.frames is None:
@@ -76,6 +79,22 @@ def same(
     else:
         found.frames.check()
         assert found.frames.data.tobytes() == expected
+        assert found.columns is not None
+        numbers = np.broadcast_to(found.columns.channels, found.columns.count)
+        assert [found.columns.names[number] for number in numbers] == channels
+        scanned = scan_envelopes(found.frames)
+        assert scanned.count == found.columns.count
+        assert (scanned.expires, scanned.not_before) == (None, None)
+
+
+def oracle(message: Pub) -> bytes:
+    """Return the frame of a message by way of its whole envelope."""
+    headers = parse_header_block(bytes(message.body[: message.header_bytes]))
+    if message.reply:
+        headers = ((REPLY_HEADER, message.reply.decode()), *headers)
+    envelope = Envelope(message.subject.decode(), headers=headers)
+    content = encode(envelope, bytes(message.body[message.header_bytes :]))
+    return frames.encode(frames.ENVELOPE, class_id=7, content=content)
 
 
 @settings(max_examples=60, deadline=None)
@@ -121,24 +140,52 @@ def test_uniform_batch_with_different_headers_converts_singly() -> None:
     same(MessageConverter(7, frame_bytes_max=1000), run, None, [])
 
 
-def test_prefix_cache_is_bounded() -> None:
+def test_subject_cache_is_bounded() -> None:
     packer = MessageConverter(7, frame_bytes_max=1000)
     for number in range(5000):
         name = b"a.%d%b" % (number, b"x" * (number % 300))
-        parcel = packer.convert_message(Pub(name, b"", b"1", b"", 0, memoryview(b"x")))
-        assert parcel.frames is not None
-    assert len(convert._prefixes) <= 4096
-    assert max(map(len, convert._prefixes)) < 300
+        channel, _ = packer.convert_message(Pub(name, b"", b"1", b"", 0, memoryview(b"x")))
+        assert channel.encode() == name
+    assert len(convert._subjects) <= 4096
+    assert max(map(len, convert._subjects)) < 300
 
 
 def test_refused_messages_have_a_reason() -> None:
     packer = MessageConverter(7, frame_bytes_max=100)
-    (refused,) = packer.convert_message(Pub(b"a", b"\xff", b"0", b"", 0, memoryview(b""))).refused
-    assert refused.reason is Reason.BAD_ENVELOPE
-    assert "reply subject b'\\xff' is not UTF-8" in refused.sentence
+    with pytest.raises(RemoteProtocolError, match=r"reply subject b'.xff' is not UTF-8") as caught:
+        packer.convert_message(Pub(b"a", b"\xff", b"0", b"", 0, memoryview(b"")))
+    assert caught.value.reason is Reason.BAD_ENVELOPE
+    long = memoryview(b"NATS/1.0\r\nA: %b\r\n\r\n" % (b"x" * 0xFFFF))
+    with pytest.raises(RemoteProtocolError, match="headers have at most 65535 bytes") as caught:
+        packer.convert_message(Pub(b"a", b"", b"0", b"0", len(long), long))
+    assert caught.value.reason is Reason.BAD_ENVELOPE
     (refused,) = packer.convert_batch(run_of(b"a", b"", b"", [b"x" * 100] * 20), None, []).refused
     assert (refused.reason, refused.count) == (Reason.FRAME_TOO_LONG, 20)
     assert refused.sentence == "the message has 117 bytes as a frame, at most 100 are accepted"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([b"a.b", b"<", "\u00e9".encode()]),
+    st.sampled_from([b"", b"reply", b"_INBOX.<"]),
+    st.one_of(
+        st.sampled_from([b"", b"NATS/1.0\r\n\r\n", b"NATS/1.0 503\r\n\r\n", b"<\r\n"]),
+        st.binary(max_size=40),
+        st.lists(
+            st.sampled_from([b"A: b", b"A:  \xc3\xa9 ", b"B:\xff", b"Nats-Status: 1", b"C:<"]),
+            max_size=4,
+        ).map(lambda lines: b"\r\n".join([b"NATS/1.0", *lines, b"", b""])),
+    ),
+    PAYLOADS,
+)
+def test_message_is_encoded_like_its_envelope(
+    subject: bytes, reply: bytes, block: bytes, payload: bytes
+) -> None:
+    body = memoryview(block + payload)
+    message = Pub(subject, reply, b"%d" % len(body), b"%d" % len(block), len(block), body)
+    channel, frame = MessageConverter(7, frame_bytes_max=1000).convert_message(message)
+    assert channel.encode() == subject
+    assert frame == oracle(message)
 
 
 # Headers -----------------------------------------------------------------------------------------
