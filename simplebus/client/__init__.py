@@ -1,6 +1,7 @@
 """Python client of simplebus: drivers for trio, asyncio and blocking programs over one pure core.
 
     core/                 protocol state machine without I/O, and received messages
+    event_loop/           clock, waiters and readable sockets under trio and asyncio
     message_types         bindings of types to message classes
     codecs                conversion of values to payloads and back
     message_builder       payload, class id and envelope of a published message

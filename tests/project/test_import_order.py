@@ -25,7 +25,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
         *("session", "message_class", "authorization", "store", "broker"),
     ),
     "simplebus.nats": ("protocol", "client", "server", "bus"),
-    "simplebus.client": ("core", "aio", "blocking"),
+    "simplebus.client": ("core", "event_loop", "aio", "blocking"),
     "simplebus.jetstream": ("publish", "cluster", "consume"),
     "simplebus.server": ("preauth", "tls", "journal", "observability", "http"),
     "simplebus.bridge": ("source", "target"),

@@ -26,10 +26,10 @@ from simplebus.bridge.source.lag import OpenSource
 from simplebus.bridge.transform import MessageRun
 from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.aio.transport import Endpoint
-from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.messages import Batch
 from simplebus.client.core.open_requests import OpenRequest
+from simplebus.client.event_loop.wakeup_event import WakeupEvent
 from simplebus.core.errors import Reason, RefusedError
 from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_MESSAGES_MAX
 from simplebus.core.protocol.envelope_reader import Seconds
@@ -167,7 +167,7 @@ class BusSource:
             ack_seconds=_ACK_TIMEOUT_SECONDS,
         )
         inbox = self._inbox = self._core.subscribe(self.class_id, options, auto_ack=False)
-        self._connection.add_inbox(inbox, self._arrived)
+        self._connection.add_inbox(inbox, self._arrived.set)
         await self._connection.wait_answered(inbox.subscribe_request)
         reply = inbox.subscribe_request.reply
         assert isinstance(reply, SubscribeReply)

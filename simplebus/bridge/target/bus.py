@@ -45,9 +45,9 @@ from simplebus.bridge.source.identity import SourceIdentity
 from simplebus.bridge.transform import FrameRewriter, RewrittenFrames
 from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.aio.transport import Endpoint
-from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.core.client import ClientCore
 from simplebus.client.core.inbox import Inbox
+from simplebus.client.event_loop.wakeup_event import WakeupEvent
 from simplebus.client.pending_confirms import ConfirmWaiter
 from simplebus.core.errors import BusConnectionError, BusError, Reason, RefusedError
 from simplebus.core.limits import (
@@ -556,7 +556,7 @@ async def _subscribe_records(
         max_deliveries=0,
     )
     inbox = core.subscribe(class_id, options)
-    connection.add_inbox(inbox, WakeupEvent())
+    connection.add_inbox(inbox, WakeupEvent().set)
     await connection.wait_answered(inbox.subscribe_request)
     return inbox
 

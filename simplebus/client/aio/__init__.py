@@ -10,8 +10,7 @@
     waiters       waits for confirms and replies
     writer        writes the send queue to a transport
     transport     endpoints and transports: sockets, TLS
-    wakeup_event  wakes tasks that wait for a change
     cancellation  detects cancellation under trio and asyncio
 
-May import: core, net, client and client.core.
+May import: core, net, client, client.core and client.event_loop.
 """

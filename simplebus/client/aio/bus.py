@@ -18,6 +18,7 @@ from simplebus.client.aio.publisher import Publisher
 from simplebus.client.aio.subscription import RawSubscription, Subscription
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Message
+from simplebus.client.event_loop.services import Waiter
 from simplebus.client.handler_errors import HandlerErrors
 from simplebus.client.inspect import (
     FetchOperation,
@@ -32,6 +33,7 @@ from simplebus.client.request_reply import (
     EMPTY_REPLIES_UNTIL_IDLE,
     Handler,
     PendingReplies,
+    PendingReply,
     check_handler,
 )
 from simplebus.client.subscribe_options import (
@@ -82,6 +84,9 @@ class Bus(Publisher):
         self._replies: PendingReplies | None = None
         """None before the first request."""
         self._replies_lock = anyio.Lock()
+        """Held while the first request subscribes to replies."""
+        self._replies_class_id: int | None = None
+        """None before the first reply to a request of another bus."""
 
     # Subscribing ---------------------------------------------------------------------------------
 
@@ -421,38 +426,75 @@ class Bus(Publisher):
             Exception: The errors of `publish`.
         """
         decode = None if as_ is None else self._registry.bindings[as_].decode
-        self.connection.check_open()
-        answered = anyio.Event()
-        with anyio.move_on_after(arguments.check_timeout("timeout", timeout)):
-            asking = await self._open_replies()
-            asked = asking.add_request(about, timeout=timeout, on_reply=answered.set)
-            try:
-                await self.publish(message, class_id=class_id, confirm=False, **asked.options)
-                await self._wait_for_reply(answered)
-            finally:
-                asking.discard(asked)
-            assert asked.reply is not None
-            return request_reply.decode_reply(asked.reply, decode)
-        raise request_reply.no_reply_error(message, class_id, timeout)
+        connection = self.connection
+        connection.check_open()
+        now = connection.event_loop.current_time()
+        deadline = now + arguments.timeout_or_infinity("timeout", timeout)
+        if deadline <= now or not self._can_request_now(message, class_id):
+            with anyio.CancelScope(deadline=deadline) as scope:
+                await self._prepare_request(message, class_id)
+            if scope.cancelled_caught:
+                raise request_reply.no_reply_error(message, class_id, timeout)
+        asking = self._replies
+        assert asking is not None
+        answered = connection.event_loop.create_waiter()
+        asked = asking.add_request(about, timeout=timeout, on_reply=answered.wake)
+        try:
+            self._publish_now(message, class_id, asked.options)
+            await self._wait_for_reply(asked, answered, deadline)
+        finally:
+            asking.discard(asked)
+        if asked.reply is None:
+            raise request_reply.no_reply_error(message, class_id, timeout)
+        return request_reply.decode_reply(asked.reply, decode)
 
-    async def _wait_for_reply(self, answered: anyio.Event) -> None:
-        """Wait for the reply to the message that was published last. Raises its refusal, if any."""
-        confirms, position = self.connection.confirms, self._core.published_position - 1
+    def _can_request_now(self, message: object, class_id: int | str | None) -> bool:
+        """Return True if a request can be published without waiting."""
+        return (
+            self._replies is not None
+            and self._writer.has_room
+            and (
+                type(message) in self._routes
+                if class_id is None
+                else self._outbound.find_class_id(class_id) is not None
+            )
+        )
+
+    async def _prepare_request(self, message: object, class_id: int | str | None) -> None:
+        """Wait until a request can be published."""
+        await self._open_replies()
+        if class_id is not None:
+            await self._class_id(class_id)
+        elif type(message) not in self._routes:
+            await self._new_route(type(message))
+        await self._writer.wait_for_room()
+
+    async def _wait_for_reply(
+        self, asked: PendingReply, answered: Waiter, deadline_time: float
+    ) -> None:
+        """Wait for the reply to the message that was published last, until the deadline.
+
+        Raises its refusal, if there is one.
+        """
+        connection, position = self.connection, self._core.published_position - 1
 
         def on_confirm() -> None:
             if waiter.refusals or not waiter.is_done:
-                answered.set()
+                answered.wake()
 
-        waiter = confirms.add_waiter(position, position, on_confirm)
+        waiter = connection.confirms.add_waiter(position, position, on_confirm)
+        deadline = connection.deadlines.add(deadline_time, answered.wake)
         self._writer.write_now()  # A request is not delayed to be written with later messages.
         try:
-            await answered.wait()
+            await answered
         finally:
+            connection.deadlines.remove(deadline)
             if not waiter.is_done:
-                confirms.cancel(waiter)
+                connection.confirms.cancel(waiter)
         if waiter.refusals:
             raise waiter.refusals[0]
-        self.connection.check_open()
+        if asked.reply is None:
+            connection.check_open()
 
     async def reply(self, message: Message[Any], value: object, *, confirm: bool = True) -> None:
         """Reply to a request.
@@ -468,30 +510,43 @@ class Bus(Publisher):
                 that of replies.
             Exception: The errors of `publish`.
         """
-        class_id, envelope = request_reply.build_reply_envelope(message)
-        request_reply.check_reply_destination(
-            class_id, envelope, await self.resolve_class_id(request_reply.REPLY_CLASS_NAME)
-        )
-        payload = self._outbound.encode_payload(value)
-        self.connection.check_open()
+        if not self.can_reply_now:
+            await self.prepare_reply()
+        position = self.queue_reply(message, value)
         if not confirm:
-            if self._publish_buffer.published_bytes >= self._writer.free_until_bytes:
-                await self._writer.wait_for_room()
-            self._core.publish(payload, class_id, envelope)
-            return
-        position = self._core.publish(payload, class_id, envelope)
-        if refused := await self.connection.wait_confirmed(position, position):
+            self._writer.write_soon()
+        elif refused := await self.connection.wait_confirmed(position, position):
             raise refused[0]
 
-    async def _open_replies(self) -> PendingReplies:
-        """Return the replies to this bus. The first request subscribes to them."""
+    @property
+    def can_reply_now(self) -> bool:
+        """True if a reply can be published without waiting. Internal."""
+        return self._replies_class_id is not None and self._writer.has_room
+
+    async def prepare_reply(self) -> None:
+        """Wait until a reply can be published. Internal."""
+        self._replies_class_id = await self.resolve_class_id(request_reply.REPLY_CLASS_NAME)
+        await self._writer.wait_for_room()
+
+    def queue_reply(self, message: Message[Any], value: object) -> int:
+        """Publish a reply when `can_reply_now`, and return its position. The caller writes.
+        Internal.
+        """
+        class_id, envelope = request_reply.build_reply_envelope(message)
+        assert self._replies_class_id is not None
+        request_reply.check_reply_destination(class_id, envelope, self._replies_class_id)
+        payload = self._outbound.encode_payload(value)
+        self.connection.check_open()
+        return self._core.publish(payload, class_id, envelope)
+
+    async def _open_replies(self) -> None:
+        """Subscribe to the replies to this bus, before the first request."""
         async with self._replies_lock:
             if self._replies is None:
                 asking = PendingReplies(await self.resolve_class_id(request_reply.REPLY_CLASS_NAME))
                 messages = self.subscribe(asking.class_id, asking.channel, start="new")
                 await self._tasks.start(self._receive_replies, asking, messages)
                 self._replies = asking
-            return self._replies
 
     async def _receive_replies(
         self,
@@ -500,11 +555,12 @@ class Bus(Publisher):
         *,
         task_status: anyio.abc.TaskStatus[None],
     ) -> None:
+        """Let the reader of the connection accept replies, until the bus is left or lost."""
         with suppress(BusConnectionError):  # Callers of `request` get the error as well.
-            async with subscription as messages:
+            async with subscription:
+                subscription.receive_in_reader(asking.accept_reply)
                 task_status.started()
-                async for message in messages:
-                    asking.accept_reply(message)
+                await subscription.wait_ended()
 
     @overload
     async def fetch(

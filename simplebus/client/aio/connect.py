@@ -176,6 +176,7 @@ async def open_bus(
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(connection.run)
+            tasks.start_soon(connection.deadlines.run)
             try:
                 async with anyio.create_task_group() as handlers:
                     bus = Bus(connection, registry, handlers)

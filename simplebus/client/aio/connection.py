@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import anyio
 
 from simplebus.client import addresses, fork_safety
-from simplebus.client.aio.transport import Endpoint, Transport, open_transport
+from simplebus.client.aio.transport import (
+    Endpoint,
+    SocketTransport,
+    Transport,
+    open_transport,
+)
 from simplebus.client.aio.waiters import ConnectionWaiters
-from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.core.client import ClientCore
 from simplebus.client.core.inbox import Inbox
+from simplebus.client.event_loop.services import ReadResult
+from simplebus.client.event_loop.wakeup_event import WakeupEvent
 from simplebus.client.reconnect import ReconnectSchedule, is_worth_retrying
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.limits import ACK_SECONDS, READ_BYTES
@@ -40,7 +47,8 @@ class ClientConnection(ConnectionWaiters):
         read_bytes: int = READ_BYTES,
     ) -> None:
         super().__init__(core)
-        self._arrival_events: dict[Inbox, WakeupEvent] = {}
+        self._on_arrival: dict[Inbox, Callable[[], None]] = {}
+        """Functions to call when a subscription has received messages or has ended."""
         self._endpoints, self._schedule = endpoints, schedule
         self._endpoint = endpoints[0]
         """Endpoint of the present or last connection."""
@@ -171,34 +179,55 @@ class ClientConnection(ConnectionWaiters):
             self.core.fail_requests(end)
             self.wake_answered()
             self.confirms.wake_all()
-            for signal in (self.changed, *self._arrival_events.values()):
-                signal.set()
+            self.deadlines.close()
+            for wake in (self.changed.set, *self._on_arrival.values()):
+                wake()
 
     # The tasks of a connection -------------------------------------------------------------------
 
     async def _run_reader(self, transport: Transport) -> None:
         """Receive frames until the connection ends."""
-        core, buffer = self.core, self._buffer
         error: Exception | None = None
         try:
-            while count := await transport.receive_into(buffer.writable):
-                for inbox in core.receive(buffer, count, anyio.current_time()):
-                    if inbox in self._arrival_events:
-                        self._arrival_events[inbox].set()
-                self._process_received()
+            if isinstance(transport, SocketTransport):
+                await self.event_loop.read_socket(
+                    transport.socket,
+                    partial(self._receive_now, transport),
+                    has_unread=transport.has_unread,
+                )
+            else:
+                while count := await transport.receive_into(self._buffer.writable):
+                    self._receive(count)
         except (OSError, RemoteProtocolError) as lost:
             error = lost
         self.connection_lost(error)
 
+    def _receive_now(self, transport: SocketTransport) -> ReadResult:
+        """Read once, without waiting."""
+        count = transport.receive_now(self._buffer.writable)
+        if count is None:
+            return ReadResult.WAIT
+        if not count:
+            return ReadResult.END
+        self._receive(count)
+        return ReadResult.READ_ON if transport.has_unread else ReadResult.WAIT
+
+    def _receive(self, count: int) -> None:
+        """Process the `count` bytes that were read, and wake whoever waits for them."""
+        for inbox in self.core.receive(self._buffer, count, self.event_loop.current_time()):
+            if inbox in self._on_arrival:
+                self._on_arrival[inbox]()
+        self._process_received()
+
     def _process_received(self) -> None:
-        refused = self.core.pop_refusals()
-        if refused or self.confirms.has_waiters:
-            self.confirms.update(self.core.confirmed_position, refused)
+        core = self.core
+        if core.publish_buffer.has_refusals:
+            self.confirms.update(core.confirmed_position, core.pop_refusals())
+        elif self.confirms.has_waiters:
+            self.confirms.update(core.confirmed_position, {})
         if self.pending_requests:
             self.wake_answered()
-        if (
-            self.core.send_queue.queued_bytes
-        ):  # A confirm has made room, or something was asked for.
+        if core.send_queue.queued_bytes:  # A confirm has made room, or something was asked for.
             self.writer.write_now()
         self.changed.set()
 
@@ -225,18 +254,18 @@ class ClientConnection(ConnectionWaiters):
 
     # Subscriptions -------------------------------------------------------------------------------
 
-    def add_inbox(self, inbox: Inbox, arrived: WakeupEvent) -> None:
-        """Register a subscription. `arrived` is set when messages have arrived or the subscription
-        has ended.
+    def add_inbox(self, inbox: Inbox, on_arrival: Callable[[], None]) -> None:
+        """Register a subscription. `on_arrival` is called when messages have arrived or the
+        subscription has ended.
         """
-        self._arrival_events[inbox] = arrived
+        self._on_arrival[inbox] = on_arrival
         self.writer.write_soon()
 
     def remove_inbox(self, inbox: Inbox) -> None:
         """Unregister a subscription that has ended."""
-        arrived = self._arrival_events.pop(inbox, None)
-        if arrived is not None:
-            arrived.set()  # Another task may wait for messages of this subscription.
+        on_arrival = self._on_arrival.pop(inbox, None)
+        if on_arrival is not None:
+            on_arrival()  # Another task may wait for messages of this subscription.
         self.writer.write_now()
 
     def start_ack_timer(self) -> None:

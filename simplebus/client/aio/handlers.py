@@ -35,9 +35,12 @@ class HandlerBus(Protocol):
 
     async def resolve_class_id(self, what: Binding[Any] | int | str) -> int: ...
 
-    async def reply(
-        self, message: Message[Any], value: object, *, confirm: bool = True
-    ) -> None: ...
+    @property
+    def can_reply_now(self) -> bool: ...
+
+    async def prepare_reply(self) -> None: ...
+
+    def queue_reply(self, message: Message[Any], value: object) -> int: ...
 
     def end_block(self, error: BaseException) -> None: ...
 
@@ -129,7 +132,9 @@ class HandlerRunner:
             check_handler_result(outcome)
             is_reply = outcome is not None and message.is_request
             if is_reply:
-                await self._bus.reply(message, outcome, confirm=False)
+                if not self._bus.can_reply_now:
+                    await self._bus.prepare_reply()
+                self._bus.queue_reply(message, outcome)
         except Exception as error:
             message.settle(nack_outcome(error=error))
             self._failures.add(self._handler, message, error)

@@ -96,6 +96,19 @@ class Publisher:
             await self._writer.wait_for_room()
         self._append(payload, id_, envelope)
 
+    def _publish_now(
+        self, message: object, class_id: int | str | None, about: PublishOptions
+    ) -> int:
+        """Append a message of a known class. Returns its position."""
+        if class_id is None:
+            encode, id_ = self._routes[type(message)]
+            payload = encode(message)
+        else:
+            known = self._outbound.find_class_id(class_id)
+            assert known is not None
+            payload, id_ = message, known  # type: ignore[assignment]
+        return self._append(payload, id_, self._envelope(**about))
+
     def publish_nowait(
         self, message: object, *, class_id: int | str | None = None, **about: Unpack[PublishOptions]
     ) -> int:

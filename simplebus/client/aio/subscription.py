@@ -6,6 +6,8 @@ loses no message.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
@@ -18,11 +20,11 @@ from simplebus.client.aio.iterators import (
     MessageIterator,
     ValueIterator,
 )
-from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.codecs import DecodeError
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Batch, Message
 from simplebus.client.core.open_requests import OpenRequest
+from simplebus.client.event_loop.wakeup_event import WakeupEvent
 from simplebus.client.subscription_target import (
     SubscriptionState,
     SubscriptionTarget,
@@ -118,8 +120,11 @@ class BaseSubscription(SubscriptionState[T]):
             if inbox.active_loop is None:
                 for message in inbox.prepared_messages:
                     return message
-            with anyio.move_on_after(arguments.check_timeout("timeout", timeout)):
+            if timeout is None:
                 await self.refill()
+            else:
+                with anyio.move_on_after(arguments.check_timeout("timeout", timeout)):
+                    await self.refill()
             if inbox.is_empty:
                 assert timeout is not None, "refill returned, and there was nothing"
                 raise no_message_error(self.target, timeout)
@@ -153,7 +158,7 @@ class BaseSubscription(SubscriptionState[T]):
     def subscribe(self, class_id: int) -> None:
         """Begin without waiting for the reply of the bus. Internal."""
         self._connection.check_open()
-        self._connection.add_inbox(self.open_inbox(class_id), self._messages_arrived)
+        self._connection.add_inbox(self.open_inbox(class_id), self._messages_arrived.set)
 
     def unsubscribe(self, *, is_processed: bool) -> OpenRequest:
         """End. Returns the request that the bus will answer. Internal.
@@ -192,6 +197,33 @@ class BaseSubscription(SubscriptionState[T]):
         finally:
             inbox.has_waiting_consumer = False
         inbox.settle_previous(loop)  # Other tasks may have taken some meanwhile.
+
+    def receive_in_reader(self, on_message: Callable[[Message[T]], None]) -> None:
+        """Call `on_message` in the reader of the connection, and acknowledge the message. Internal.
+
+        The acks are written together with other bytes, or by the ack timer.
+        """
+        self._connection.add_inbox(self.inbox, partial(self._pass_arrived, on_message))
+        self._pass_arrived(on_message)
+
+    def _pass_arrived(self, on_message: Callable[[Message[T]], None]) -> None:
+        inbox, has_messages = self.inbox, False
+        while (batch := inbox.pop_batch()) is not None:
+            has_messages = True
+            for message in batch:
+                on_message(message)
+            inbox.settle(include_last=True)
+        if has_messages:
+            self._connection.writer.write_due_acks()
+            self._connection.start_ack_timer()
+        else:  # The subscription has ended.
+            self._messages_arrived.set()
+
+    async def wait_ended(self) -> None:
+        """Wait until the subscription ends, and raise the reason. Internal."""
+        while self.inbox.is_empty:
+            self._connection.check_open()
+            await self._messages_arrived.wait()
 
     def prepare_messages(self, *, values: bool = False) -> None:
         """Prepare the messages of the next turn. Internal."""

@@ -121,7 +121,8 @@ class SocketTransport:
     """Connected, non-blocking socket, with or without TLS."""
 
     def __init__(self, sock: socket.socket, tls: TlsSocket | None = None) -> None:
-        self._socket = sock
+        self.socket = sock
+        """The socket, below TLS if there is any."""
         self._stream: socket.socket | TlsSocket = tls or sock
         fork_safety.register(self)
 
@@ -135,18 +136,31 @@ class SocketTransport:
         return is_flushed(self._stream)
 
     async def wait_sendable(self) -> None:
-        await anyio.wait_writable(self._socket)
+        await anyio.wait_writable(self.socket)
 
     async def receive_into(self, space: memoryview) -> int:
         while True:
-            if has_unread(self._stream):
+            if self.has_unread:
                 await anyio.lowlevel.checkpoint()
             else:
-                await anyio.wait_readable(self._socket)
-            try:
-                return self._stream.recv_into(space)
-            except BlockingIOError:
-                continue
+                await anyio.wait_readable(self.socket)
+            count = self.receive_now(space)
+            if count is not None:
+                return count
+
+    def receive_now(self, space: memoryview) -> int | None:
+        """Receive without waiting. Returns the number of bytes, 0 at the end, None if there are
+        none yet.
+        """
+        try:
+            return self._stream.recv_into(space)
+        except BlockingIOError:
+            return None
+
+    @property
+    def has_unread(self) -> bool:
+        """True if data may be received although the socket is not readable."""
+        return has_unread(self._stream)
 
     def send_eof(self) -> None:
         self._stream.shutdown(socket.SHUT_WR)
@@ -158,7 +172,7 @@ class SocketTransport:
         """Close this process's copy of the socket after a fork. Otherwise it would keep the
         connection open when the parent has ended it.
         """
-        self._socket.close()
+        self.socket.close()
 
 
 async def open_transport(

@@ -16,10 +16,12 @@ from contextlib import suppress
 import anyio
 import anyio.lowlevel
 
-from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.aio.writer import TransportWriter
 from simplebus.client.core.client import ClientCore
 from simplebus.client.core.open_requests import OpenRequest
+from simplebus.client.event_loop.deadlines import Deadlines
+from simplebus.client.event_loop.find import find_event_loop
+from simplebus.client.event_loop.wakeup_event import WakeupEvent
 from simplebus.client.pending_confirms import PendingConfirms
 from simplebus.core.errors import BusConnectionError, LocalProtocolError, RefusedError
 from simplebus.core.limits import CLOSE_SECONDS
@@ -30,11 +32,14 @@ class ConnectionWaiters:
 
     def __init__(self, core: ClientCore) -> None:
         self.core = core
+        self.event_loop = find_event_loop()
         self.changed = WakeupEvent()
         """Set when bytes were written, a connection was made or lost, or a consumer ran out of
         messages.
         """
         self.confirms = PendingConfirms()
+        self.deadlines = Deadlines()
+        """Deadlines of callers, closed when no other connection will be made. `Bus` runs them."""
         self.writer = TransportWriter(
             core, self.changed, check=self.check_open, on_lost=self.connection_lost
         )
@@ -79,17 +84,17 @@ class ConnectionWaiters:
         """Wait until the bus has confirmed or refused the positions first..last. Returns the
         refusals.
         """
-        event = anyio.Event()
+        awaited = self.event_loop.create_waiter()
         self.core.require_confirm(last + 1)
         if self.confirms.has_waiters:  # Many publish at once: their messages leave together.
             self.writer.write_soon()
         else:
             self.writer.write_now()
-        waiter = self.confirms.add_waiter(first, last, event.set)
+        waiter = self.confirms.add_waiter(first, last, awaited.wake)
         if self.end_error is not None:
-            event.set()
+            awaited.wake()
         try:
-            await event.wait()
+            await awaited
         except BaseException:
             self.confirms.cancel(waiter)
             raise
@@ -119,10 +124,10 @@ class ConnectionWaiters:
         """Wait for the reply to a request. Raises RefusedError or BusConnectionError."""
         if not request.is_done:
             self.check_open()  # Nobody will tell what was asked when all was over.
-            event = anyio.Event()
-            self.pending_requests.append((request, event.set))
+            answered = self.event_loop.create_waiter()
+            self.pending_requests.append((request, answered.wake))
             self.writer.write_now()
-            await event.wait()
+            await answered
         if request.error is not None:
             raise request.error
         return request

@@ -13,8 +13,8 @@ import anyio
 import anyio.lowlevel
 
 from simplebus.client.aio.transport import Transport
-from simplebus.client.aio.wakeup_event import WakeupEvent
 from simplebus.client.core.client import ClientCore
+from simplebus.client.event_loop.wakeup_event import WakeupEvent
 
 # Publishers do not wait until this many bytes are queued.
 WRITE_BUFFER_BYTES = 256 * 1024
@@ -100,6 +100,11 @@ class TransportWriter:
         """Write if many acks are pending."""
         if self._core.has_due_acks:
             self.write_now()
+
+    @property
+    def has_room(self) -> bool:
+        """True if a publisher that writes at once may append a message."""
+        return self._core.send_queue.queued_bytes < WRITE_BUFFER_BYTES
 
     def check_room(self) -> bool:
         """Return True if a publisher may append one more message, which is written soon."""

@@ -599,6 +599,11 @@ class PublishBuffer:
         while len(refusals) > _REFUSALS_MAX:
             del refusals[next(iter(refusals))]
 
+    @property
+    def has_refusals(self) -> bool:
+        """True if `pop_refusals` returns any."""
+        return bool(self._refusal_by_position)
+
     def pop_refusals(self) -> dict[int, RefusedError]:
         """Return the refusals since the previous call, by position."""
         refusals, self._refusal_by_position = self._refusal_by_position, {}

@@ -1,0 +1,14 @@
+"""Event loop of a bus, under trio and asyncio.
+
+anyio finds out in every call under which event loop a program runs. A bus finds out once, and then
+uses what costs least there.
+
+    services      `EventLoop`: clock, waiters and readable sockets
+    asyncio_loop  the same for asyncio
+    trio_loop     the same for trio
+    find          finds the event loop of the current task
+    wakeup_event  wakes tasks that wait for a change
+    deadlines     deadlines of many waits, with one timer
+
+May import: nothing of simplebus.
+"""
