@@ -60,8 +60,16 @@ class SendSource(Protocol):
 class Outbox:
     """Send queue of one session."""
 
-    def __init__(self, session_id: int) -> None:
+    def __init__(self, session_id: int, ready: dict[int, None] | None = None) -> None:
+        """Create an empty queue.
+
+        Args:
+            session_id: Id of the session.
+            ready: Ids of the sessions that the driver must flush. The outbox enters its session
+                there when it gets something to send.
+        """
         self.session_id = session_id
+        self._ready = {} if ready is None else ready
         self.sent_bytes = 0
         """Bytes sent so far."""
         self.has_deliver_frames = False
@@ -104,15 +112,24 @@ class Outbox:
         can_reply = self._deferred_replies and not self._is_reply_pending
         return not (self._unsent_bytes or self._replies or can_reply or self._queue)
 
+    def mark_ready(self) -> None:
+        """Let the driver flush the session at the end of its turn."""
+        self._ready[self.session_id] = None
+
     def queue_reply(self, frame: bytes) -> None:
         """Queue a reply frame."""
         self._replies += frame
+        self.mark_ready()
 
     def queue_confirm(self, number: int, level: int = 0) -> None:
         """Queue a Confirm for all numbers below `number`.
 
         It replaces a Confirm at the end of the queue.
         """
+        self._append_confirm(number, level)
+        self._ready[self.session_id] = None
+
+    def _append_confirm(self, number: int, level: int) -> None:
         self._held_confirm = None
         # A Confirm carries the durability in place of the timer index, see `frames.HEADER`.
         frame = frames.encode(frames.CONFIRM, message_id=number, timer_index=level)
@@ -125,12 +142,10 @@ class Outbox:
         """Queue a Confirm in front of the next bytes, or when `release_confirm` is called."""
         self._held_confirm = number, level
 
-    def release_confirm(self) -> bool:
-        """Queue the held Confirm. Returns False if there is none."""
-        if self._held_confirm is None:
-            return False
-        self.queue_confirm(*self._held_confirm)
-        return True
+    def release_confirm(self) -> None:
+        """Queue the held Confirm, if there is one."""
+        if self._held_confirm is not None:
+            self.queue_confirm(*self._held_confirm)
 
     def queue_fetch_reply(
         self, class_id: int, messages: Sequence[memoryview], reply: bytes
@@ -152,13 +167,16 @@ class Outbox:
         `resume_replies`.
         """
         self._deferred_replies.append(send_reply)
+        self.mark_ready()
 
     def resume_replies(self) -> None:
         """Try the deferred reply again."""
         self._is_reply_pending = False
+        self.mark_ready()
 
     def enqueue(self, source: SendSource) -> None:
         """Queue a source that has something to send."""
+        self._ready[self.session_id] = None
         if not source.is_queued:
             source.is_queued = True
             self._queue.append(source)
@@ -175,6 +193,7 @@ class Outbox:
         if source in self._paused:
             del self._paused[source]
             self._queue.append(source)
+            self.mark_ready()
 
     def remove(self, source: SendSource) -> None:
         """Remove a source."""
@@ -204,11 +223,13 @@ class Outbox:
         prefix = b""
         if self._replies or (self._held_confirm is not None and self._queue):
             is_scan_possible = not self._replies  # A reply does not wait for the end of a scan.
-            self.release_confirm()
+            if self._held_confirm is not None:
+                self._append_confirm(*self._held_confirm)
             prefix = bytes(self._replies)
             self._replies.clear()
             self._confirm_offset = -1
-            if not self._queue or (self._queue[0].has_frames_to_copy and not is_scan_possible):
+            is_joined = self.has_deliver_frames and self._queue
+            if not is_joined or (self._queue[0].has_frames_to_copy and not is_scan_possible):
                 self._unsent_bytes = memoryview(prefix)
                 return self._unsent_bytes
         return self._peek_messages(tick, prefix) if self._queue else self._unsent_bytes

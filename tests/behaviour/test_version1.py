@@ -296,14 +296,12 @@ def test_timer_index_of_ack_is_ignored() -> None:
 
 def test_ack_of_partially_sent_frame_counts() -> None:
     bus = BrokerHarness()
-    peer = bus.peer(connect(1), subscribe(1))
-    peer.receive_frames()
-    peer.send(publish(1, b"a", b"b"))
-    begun = peer.read_bytes(3)
+    peer = bus.peer(connect(1), subscribe(1), publish(1, b"a", b"b"))
+    begun = peer.read_bytes(17 + 3)
     peer.send(ack(1, 0, 2))
     assert bus.broker.refusal_counts == {Reason.ACK_UNSENT: 1}
     rest = peer.read_bytes(1 << 30)
-    assert parse_frame((begun + rest)[:14])[4] == b"a"
+    assert parse_frame((begun + rest)[17:31])[4] == b"a"
 
 
 def set_first_sequence(bus: BrokerHarness, class_id: int, sequence: int) -> None:

@@ -109,7 +109,6 @@ def tells_one_subscriber_only(patch: Patch) -> None:
     def wake(self: Store, cls: MessageClass) -> None:
         for subscription in list(cls.subscriptions.values())[:1]:
             subscription.outbox.enqueue(subscription)
-            self._mark_ready(subscription.outbox)
 
     patch.setattr(Store, "notify_subscribers", wake)
 

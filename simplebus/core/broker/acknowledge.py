@@ -6,14 +6,12 @@ They apply only to messages that were sent. Others are counted by reason and hav
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 
 from simplebus.core.errors import Reason
-from simplebus.core.group.group import Group, GroupMember
+from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import PLAIN_FRAMES_MAX, REDELIVERY_MESSAGES
-from simplebus.core.outbox import Outbox
 from simplebus.core.protocol.events import (
     AckedRanges,
     NackReceived,
@@ -30,14 +28,10 @@ from simplebus.core.subscription.subscription import BrokerSubscription
 class AckHandler:
     """Applies acknowledgements to positions and groups."""
 
-    def __init__(
-        self, store: Store, refusal_counts: Counter[Reason], mark_ready: Callable[[Outbox], None]
-    ) -> None:
+    def __init__(self, store: Store, refusal_counts: Counter[Reason]) -> None:
         self._store = store
         self._refusal_counts = refusal_counts
         """Counts acknowledgements without effect."""
-        self._mark_ready = mark_ready
-        """Called with outboxes that have something new."""
 
     def ack_ranges(self, session: Session, event: AckedRanges) -> None:
         """Acknowledge many ranges of message ids."""
@@ -107,7 +101,7 @@ class AckHandler:
             self._count_late_ack(group.window, first, last)
         if group.window.floor != before:
             self._store.trim_class(self._store.classes[group.class_id])
-        self.distribute_to_members(group)
+        group.distribute_messages()
 
     def _ack_member_ranges(self, member: GroupMember, event: AckedRanges) -> None:
         group = member.group
@@ -121,7 +115,7 @@ class AckHandler:
             self._count_late_ack(window, first, last)
         if window.floor != before:
             self._store.trim_class(self._store.classes[group.class_id])
-        self.distribute_to_members(group)
+        group.distribute_messages()
 
     def handle_nack_or_working(
         self, session: Session, event: NackReceived | WorkingReceived | TerminateReceived
@@ -150,7 +144,7 @@ class AckHandler:
                     )
                 case WorkingReceived():
                     group.extend_member_ack_timeout(subscription, first, last, tick, attempt)
-            self.distribute_to_members(group)
+            group.distribute_messages()
             return
         match event:
             case NackReceived(delay=delay, error=error):
@@ -183,9 +177,3 @@ class AckHandler:
         """Continue delivery if messages may be sent now, because others were acked or rejected."""
         if not subscription.is_queued and subscription.has_work:
             subscription.outbox.enqueue(subscription)
-            self._mark_ready(subscription.outbox)
-
-    def distribute_to_members(self, group: Group) -> None:
-        """Assign messages of a group to members that can accept them."""
-        for member in group.distribute_messages():
-            self._mark_ready(member.outbox)

@@ -33,7 +33,6 @@ from simplebus.core.limits import (
     RECENT_PUBLISH_TICKS,
 )
 from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.outbox import Outbox
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import (
     AckedRange,
@@ -131,6 +130,8 @@ class Broker:
         self.clock = BrokerClock()
         """The driver sets `now` before each call."""
         self.sessions: dict[int, Session] = {}
+        self._ready_session_ids: dict[int, None] = {}
+        """Sessions that the driver must flush. Outboxes enter themselves."""
         self.rate_limits = SessionRateLimits(self.clock)
         self.connection_limits = ConnectionLimits(self.sessions, self.rate_limits)
         self.refusal_counts: Counter[Reason] = Counter()
@@ -138,7 +139,6 @@ class Broker:
         self.store = Store(
             self.settings,
             self.clock,
-            mark_ready=self.mark_ready,
             on_refused=self._send_refusal,
             on_slow_consumer=self._end_slow_consumer,
             commit_log=commit_log,
@@ -148,7 +148,6 @@ class Broker:
         self.publisher_confirms = PublisherConfirms(
             commit_log,
             self.refusal_counts,
-            self.mark_ready,
             self.clock,
             self.delayed_wakeups,
         )
@@ -157,7 +156,6 @@ class Broker:
             self.store,
             identity=identity,
             run_id=run_id or identity,
-            mark_ready=self.mark_ready,
             schedule_wakeup=self.delayed_wakeups.schedule_wakeup,
             end_session=self._end_session,
             durable_owners=DurableOwners(
@@ -170,17 +168,14 @@ class Broker:
         self.inquiry_handler = InquiryHandler(
             self.store, self.sessions, self.refusal_counts, identity=identity
         )
-        self._ack_handler = AckHandler(self.store, self.refusal_counts, self.mark_ready)
-        self.fetch_handler = FetchHandler(
-            self.store, self.mark_ready, self.subscription_manager.notify_position
-        )
+        self._ack_handler = AckHandler(self.store, self.refusal_counts)
+        self.fetch_handler = FetchHandler(self.store, self.subscription_manager.notify_position)
         self.classes = self.store.classes
         self.budget = self.store.budget
         self.spill_manager = self.store.spill_manager
         self._classes_to_trim = self.store.classes_to_trim
         self._progressed_sessions = self.store.publish_queue.progressed_sessions
         self._next_session_id = 0
-        self._ready_session_ids: dict[int, None] = {}
         self._resumed_sessions: dict[Session, None] = {}
         self._closing_sessions: list[tuple[Session, RemoteProtocolError]] = []
         self._uncounted_pending = UncountedPendingBytes()
@@ -207,6 +202,7 @@ class Broker:
             session_id,
             frame_bytes_max=self.settings.limits.frame_bytes,
             known_classes=self.classes.keys(),
+            ready=self._ready_session_ids,
             peer=peer or f"session {session_id}",
         )
         session.address = address
@@ -495,11 +491,10 @@ class Broker:
                 case PurgeRequested():
                     last = self.fetch_handler.check_purge(session, request)
                     session.outbox.defer_reply(partial(self._purge_in_turn, session, request, last))
-                    self.mark_ready(session.outbox)
                 case InquireRequested():
                     check_right(session, AdminRight.INQUIRE)
                     refuse = partial(self._refuse_request, session, request)
-                    self.inquiry_handler.handle_inquiry(session, request, refuse, self.mark_ready)
+                    self.inquiry_handler.handle_inquiry(session, request, refuse)
         except RemoteProtocolError as error:
             self._refuse_request(session, request, error)
 
@@ -552,7 +547,6 @@ class Broker:
                 content=reply.encode(),
             )
         )
-        self.mark_ready(session.outbox)
 
     def _end_slow_consumer(self, position: Position) -> None:
         """End a subscription whose backlog exceeds its limit."""
@@ -586,10 +580,6 @@ class Broker:
                     ),
                 )
 
-    def mark_ready(self, outbox: Outbox) -> None:
-        """Record that an outbox has something new."""
-        self._ready_session_ids[outbox.session_id] = None
-
     # Time ----------------------------------------------------------------------------------------
 
     def tick(self) -> list[tuple[Session, RemoteProtocolError]]:
@@ -607,9 +597,9 @@ class Broker:
                 if subscription.has_work:
                     subscription.outbox.enqueue(subscription)
                 if subscription.is_queued:
-                    self.mark_ready(subscription.outbox)
+                    subscription.outbox.mark_ready()
             for group in cls.groups:
-                self._ack_handler.distribute_to_members(group)
+                group.distribute_messages()
         self.store.tick()
         self.subscription_manager.tick()
         limits, seconds = self.settings.limits, self.settings.tick_seconds
@@ -624,7 +614,7 @@ class Broker:
             if error is not None:
                 overdue.append((session, error))
             elif session.heartbeat_seconds and not session.outbox.is_idle:
-                self.mark_ready(session.outbox)
+                session.outbox.mark_ready()
         return overdue + select_sessions_to_close(
             self.sessions.values(), limits.total_pending_bytes
         )
@@ -643,11 +633,10 @@ class Broker:
         scanned.
         """
         if isinstance(target, Group):
-            self._ack_handler.distribute_to_members(target)
+            target.distribute_messages()
             return target.scanned_count
         if isinstance(target, Position):
-            for outbox in self.classes[target.class_id].enqueue_position(target):
-                self.mark_ready(outbox)
+            self.classes[target.class_id].enqueue_position(target)
         return 0
 
     def can_delay_read(self, session: Session) -> bool:

@@ -16,7 +16,6 @@ from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.purge import purge_messages
 from simplebus.core.message_class.remote_storage import RemoteQuery, RemoteStorage
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
-from simplebus.core.outbox import Outbox
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import FetchRequested, PurgeRequested
 from simplebus.core.protocol.frames import FrameBatch
@@ -34,14 +33,12 @@ PieceT = TypeVar("PieceT")
 class StoredMessageReader:
     """Reads stored messages for Fetch requests of one broker."""
 
-    def __init__(self, store: Store, mark_ready: Callable[[Outbox], None]) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self.mark_ready = mark_ready
 
     def fetch(self, session: Session, event: FetchRequested, cls: MessageClass) -> None:
         """Queue a Fetch request of a session."""
         session.outbox.defer_reply(_PendingFetch(self, session, event, cls).try_reply)
-        self.mark_ready(session.outbox)
 
     def fetch_from_memory(
         self, cls: MessageClass, request: FetchRequest
@@ -168,8 +165,6 @@ class _PendingFetch:
             self._spilled_end = spilled_ranges[-1].first + spilled_ranges[-1].message_count
             self._spilled_rings = self._fetcher.build_rings(spilled_ranges, self._cls)
         self._session.outbox.resume_replies()
-        if not self._session.is_closed:
-            self._fetcher.mark_ready(self._session.outbox)
 
 
 def _requested_range(cls: MessageClass, request: FetchRequest, head: int) -> tuple[int, int]:
@@ -235,13 +230,10 @@ class FetchHandler:
     def __init__(
         self,
         store: Store,
-        mark_ready: Callable[[Outbox], None],
         notify_position: Callable[[Position], None],
     ) -> None:
         self._store = store
-        self._fetcher = StoredMessageReader(store, mark_ready)
-        self._mark_ready = mark_ready
-        """Called with outboxes that have something new."""
+        self._fetcher = StoredMessageReader(store)
         self._notify_position = notify_position
         """Called with positions that may have something new."""
 
@@ -273,10 +265,7 @@ class FetchHandler:
         event: FetchRequested | PurgeRequested,
         on_refused: Callable[[RemoteProtocolError], None],
     ) -> None:
-        session.outbox.defer_reply(
-            RemoteQuery(remote_class, session, event, self._mark_ready, on_refused).try_reply
-        )
-        self._mark_ready(session.outbox)
+        session.outbox.defer_reply(RemoteQuery(remote_class, session, event, on_refused).try_reply)
 
     def purge_if_remote(
         self,
@@ -319,4 +308,3 @@ class FetchHandler:
 
     def _send_reply(self, session: Session, frame: bytes) -> None:
         session.outbox.queue_reply(frame)
-        self._mark_ready(session.outbox)

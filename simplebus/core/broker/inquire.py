@@ -44,7 +44,6 @@ from simplebus.core.message_class.remote_storage import (
     RemoteInventory,
     RemoteStorage,
 )
-from simplebus.core.outbox import Outbox
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.events import InquireRequested
@@ -94,7 +93,6 @@ class InquiryHandler:
         session: Session,
         event: InquireRequested,
         on_refused: Callable[[RemoteProtocolError], None],
-        mark_ready: Callable[[Outbox], None],
     ) -> None:
         """Queue an Inquire request of a session. `on_refused` is called if it fails."""
 
@@ -110,10 +108,7 @@ class InquiryHandler:
             )
 
         remote_classes = partial(self._remote_classes, event.body)
-        session.outbox.defer_reply(
-            RemoteInquiry(session, remote_classes, send_report, mark_ready).try_reply
-        )
-        mark_ready(session.outbox)
+        session.outbox.defer_reply(RemoteInquiry(session, remote_classes, send_report).try_reply)
 
     def build_report(
         self, inquiry: Inquiry, remote_counts: Mapping[int, RemoteCountOutcome] | None = None

@@ -20,7 +20,7 @@ from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.purge import apply_purges
 from simplebus.core.message_class.remote_storage import CatchUpBarrier, RemoteStorage
-from simplebus.core.outbox import Outbox, SendSource
+from simplebus.core.outbox import SendSource
 from simplebus.core.producer_state import NameClaim, ProducerState, ProducerStates
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import (
@@ -106,7 +106,6 @@ class SubscriptionManager:
         *,
         identity: str,
         run_id: str,
-        mark_ready: Callable[[Outbox], None],
         schedule_wakeup: Callable[[float, Position], None],
         end_session: Callable[[int, RemoteProtocolError], None],
         durable_owners: DurableOwners,
@@ -118,7 +117,6 @@ class SubscriptionManager:
         self._store = store
         store.class_registry.on_class_created = self._start_early_subscribers
         store.class_registry.on_renamed = durable_owners.reapply_permissions
-        self._mark_ready = mark_ready
         self._schedule_wakeup = schedule_wakeup
         """Called with a time and the position to wake then."""
         self._end_session = end_session
@@ -231,11 +229,8 @@ class SubscriptionManager:
     def _reply_when_caught_up(self, session: Session, frame: bytes) -> None:
         """Answer an empty Connect behind all messages that are stored remotely for the session."""
         held = partial(self._remote_positions, session)
-        barrier = CatchUpBarrier(
-            session, held, partial(self._send_reply, session, frame), self._mark_ready
-        )
+        barrier = CatchUpBarrier(session, held, partial(self._send_reply, session, frame))
         session.outbox.defer_reply(barrier.try_reply)
-        self._mark_ready(session.outbox)
 
     def _remote_positions(self, session: Session) -> list[tuple[RemoteStorage, Position]]:
         """Return the session's positions in classes with remote storage."""
@@ -374,7 +369,6 @@ class SubscriptionManager:
         send_reply = partial(self._reply_subscribed, session, event, cls, position, is_resumed)
         if cls.is_remote:
             session.outbox.defer_reply(send_reply)
-            self._mark_ready(session.outbox)
         else:
             send_reply()
         self.notify_position(position)
@@ -682,9 +676,7 @@ class SubscriptionManager:
 
     def notify_position(self, position: Position) -> None:
         """Mark a position as possibly having something to send."""
-        for outbox in self._store.classes[position.class_id].enqueue_position(position):
-            self._mark_ready(outbox)
+        self._store.classes[position.class_id].enqueue_position(position)
 
     def _send_reply(self, session: Session, frame: bytes) -> None:
         session.outbox.queue_reply(frame)
-        self._mark_ready(session.outbox)

@@ -25,7 +25,6 @@ from simplebus.core.limits import (
 )
 from simplebus.core.message_class.floor_index import FloorIndex
 from simplebus.core.message_class.last_values import LastValues
-from simplebus.core.outbox import Outbox
 from simplebus.core.protocol import envelope_batch
 from simplebus.core.protocol.requests import Start, SubscribeRequest
 from simplebus.core.redelivery.ack_window import AckWindow
@@ -272,19 +271,12 @@ class MessageClass:
         if position.durable or position.group:
             self.named_positions[self.position_key(position.durable, position.group)] = position
 
-    def enqueue_position(self, position: Position) -> list[Outbox]:
-        """Queue the messages of a position for sending.
-
-        Returns:
-            The outboxes that may have something to send.
-        """
+    def enqueue_position(self, position: Position) -> None:
+        """Queue the messages of a position for sending."""
         if isinstance(position, Group):
-            return [member.outbox for member in position.distribute_messages()]
-        subscription = self.subscriptions.get(position)
-        if subscription is None:
-            return []
-        subscription.outbox.enqueue(subscription)
-        return [subscription.outbox]
+            position.distribute_messages()
+        elif (subscription := self.subscriptions.get(position)) is not None:
+            subscription.outbox.enqueue(subscription)
 
     def find_subscriptions(self, position: Position) -> list[BrokerSubscription | GroupMember]:
         """Return the subscription of a position, or the members of a group."""

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_TIMES_MAX
-from simplebus.core.outbox import Outbox
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import FetchRequested, PurgeRequested
 from simplebus.core.protocol.frames import FrameBatch
@@ -106,13 +105,11 @@ class CatchUpBarrier:
         session: Session,
         list_remote_positions: Callable[[], list[tuple[RemoteStorage, Position]]],
         send_reply: Callable[[], None],
-        mark_ready: Callable[[Outbox], None],
     ) -> None:
         """Create a barrier. `list_remote_positions` is called when earlier replies were sent."""
         self._session = session
         self._list_remote_positions = list_remote_positions
         self._send_reply = send_reply
-        self._mark_ready = mark_ready
         self._is_started = False
         self._missing_count = 0
 
@@ -130,8 +127,6 @@ class CatchUpBarrier:
     def _on_caught_up(self) -> None:
         self._missing_count -= 1
         self._session.outbox.resume_replies()
-        if not self._session.is_closed:
-            self._mark_ready(self._session.outbox)
 
 
 class RemoteInquiry:
@@ -142,13 +137,11 @@ class RemoteInquiry:
         session: Session,
         list_remote_classes: Callable[[], list[RemoteStorage]],
         send_reply: Callable[[dict[int, RemoteCountOutcome]], None],
-        mark_ready: Callable[[Outbox], None],
     ) -> None:
         """Create an inquiry. `list_remote_classes` is called when earlier replies were sent."""
         self._session = session
         self._list_remote_classes = list_remote_classes
         self._send_reply = send_reply
-        self._mark_ready = mark_ready
         self._outcome_by_class: dict[int, RemoteCountOutcome] = {}
         self._missing_class_ids: set[int] | None = None
 
@@ -169,8 +162,6 @@ class RemoteInquiry:
         self._outcome_by_class[class_id] = outcome
         self._missing_class_ids.discard(class_id)
         self._session.outbox.resume_replies()
-        if not self._session.is_closed:
-            self._mark_ready(self._session.outbox)
 
 
 class RemoteQuery:
@@ -181,13 +172,11 @@ class RemoteQuery:
         remote_class: RemoteStorage,
         session: Session,
         event: FetchRequested | PurgeRequested,
-        mark_ready: Callable[[Outbox], None],
         on_refused: Callable[[RemoteProtocolError], None],
     ) -> None:
         self._remote_class = remote_class
         self._session = session
         self._event = event
-        self._mark_ready = mark_ready
         self._on_refused = on_refused
         self._is_query_sent = False
         self._outcome: RemoteFetchOutcome | int | None = None
@@ -225,8 +214,6 @@ class RemoteQuery:
     def _on_outcome(self, outcome: RemoteFetchOutcome | int) -> None:
         self._outcome = outcome
         self._session.outbox.resume_replies()
-        if not self._session.is_closed:
-            self._mark_ready(self._session.outbox)
 
     def _send_fetch_reply(self, fetch_result: RemoteFetchResult) -> None:
         request = self._event.body

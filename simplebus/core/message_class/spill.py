@@ -40,7 +40,6 @@ from simplebus.core.subscription.channel_filter import ChannelTable
 
 if TYPE_CHECKING:
     from simplebus.core.clock import BrokerClock
-    from simplebus.core.outbox import Outbox
     from simplebus.core.redelivery.ack_window import AckWindow
     from simplebus.core.subscription.position import Position
 
@@ -54,7 +53,7 @@ class SpillingClass(Protocol):
     spill: ClassSpill | None
     positions: dict[Position, None]
 
-    def enqueue_position(self, position: Position) -> list[Outbox]:
+    def enqueue_position(self, position: Position) -> None:
         """See `MessageClass.enqueue_position`."""
 
 
@@ -431,17 +430,13 @@ class SpillManager:
         clock: BrokerClock,
         commit_log: CommitLog,
         budget: MemoryBudget,
-        *,
-        mark_ready: Callable[[Outbox], None],
     ) -> None:
-        """Create a manager. `mark_ready` is called with outboxes that have new data."""
         self.commit_log = commit_log
         self.clock = clock
         self.budget = budget
         """Memory of the rings of all readers."""
         self.frame_reader = StoredFrameReader()
         self.readers: dict[SpillReader, None] = {}
-        self._mark_ready = mark_ready
         self._queued_reads: list[SpillRead] = []
         self._failed_reads: list[SpillRead] = []
         """Failed reads, which are repeated after the next tick."""
@@ -479,8 +474,7 @@ class SpillManager:
 
     def notify_position(self, cls: SpillingClass, position: Position) -> None:
         """Queue a position with new messages for sending."""
-        for outbox in cls.enqueue_position(position):
-            self._mark_ready(outbox)
+        cls.enqueue_position(position)
 
     def split_range(self, spilled_range: SpilledRange) -> list[FrameBatch]:
         """Return the messages of a range."""

@@ -58,8 +58,15 @@ class Session:
     """Protocol state of one connection, from accept to close."""
 
     def __init__(
-        self, session_id: int, *, frame_bytes_max: int, known_classes: Container[int], peer: str
+        self,
+        session_id: int,
+        *,
+        frame_bytes_max: int,
+        known_classes: Container[int],
+        peer: str,
+        ready: dict[int, None] | None = None,
     ) -> None:
+        """Create the state of a new connection. For `ready`, see `Outbox`."""
         self.session_id = session_id
         self.peer = peer
         """Name of the peer for logs."""
@@ -80,7 +87,7 @@ class Session:
         self.token_buckets: tuple[RateLimiter, ...] = ()
         """Rate limits of its messages; empty for unlimited."""
         self.receiver = FrameReceiver(frame_bytes_max=frame_bytes_max)
-        self.outbox = Outbox(session_id)
+        self.outbox = Outbox(session_id, ready)
         self.decoder: Version1Decoder | Version2Decoder | None = None
         """Decoder of the peer's protocol version; None until its first frame."""
         self.version2: Version2Decoder | None = None

@@ -11,13 +11,12 @@ not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 from simplebus.core.clock import BrokerClock
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason
 from simplebus.core.limits import CONFIRM_WAIT_SECONDS
-from simplebus.core.outbox import Outbox, SendSource
+from simplebus.core.outbox import SendSource
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.requests import ErrorReply
@@ -33,14 +32,11 @@ class PublisherConfirms:
         self,
         commit_log: CommitLog | None,
         refusal_counts: Counter[Reason],
-        mark_ready: Callable[[Outbox], None],
         clock: BrokerClock,
         delayed_wakeups: DelayedWakeups,
     ) -> None:
         self._commit_log = commit_log
         self._refusal_counts = refusal_counts
-        self._mark_ready = mark_ready
-        """Called with outboxes that have new bytes."""
         self._waiting_sessions: dict[Session, None] = {}
         """Sessions with confirms or replies that wait for the commit log."""
         self._clock = clock
@@ -58,8 +54,8 @@ class PublisherConfirms:
             return
         stored_before = decoder.stored_before
         if stored_before == session.promised_number and not decoder.duplicate_count:
-            if not decoder.may_confirm_wait and session.outbox.release_confirm():
-                self._mark_ready(session.outbox)
+            if not decoder.may_confirm_wait:
+                session.outbox.release_confirm()
             return
         if decoder.duplicate_count:
             self._refusal_counts[Reason.DUPLICATE] += decoder.duplicate_count
@@ -94,7 +90,6 @@ class PublisherConfirms:
             commit_log is None or commit_log.is_durable(log_position)
         ):
             session.outbox.queue_reply(reply)
-            self._mark_ready(session.outbox)
             return
         if held_feed is not None:
             session.outbox.pause(held_feed)
@@ -138,7 +133,6 @@ class PublisherConfirms:
         message = f"{sentence}; messages accepted before are confirmed when they are written"
         reply = ErrorReply(code=reason, message=message)
         session.outbox.queue_reply(frames.encode(frames.ERROR, content=reply.encode()))
-        self._mark_ready(session.outbox)
 
     def _send_due_replies(self, session: Session, durable_position: int) -> None:
         pending_replies, outbox = session.pending_replies, session.outbox
@@ -147,7 +141,6 @@ class PublisherConfirms:
             outbox.queue_reply(frame)
             if feed is not None:
                 outbox.resume(feed)
-        self._mark_ready(outbox)
 
     def _send_confirm(self, session: Session, number: int) -> None:
         session.confirmed_number = number
@@ -155,7 +148,6 @@ class PublisherConfirms:
         decoder = session.version2
         if decoder is None or not decoder.may_confirm_wait:
             session.outbox.queue_confirm(number, durability)
-            self._mark_ready(session.outbox)
             return
         session.outbox.hold_confirm(number, durability)
         if not self._held_sessions:
@@ -164,10 +156,10 @@ class PublisherConfirms:
         self._held_sessions[session] = None
 
     def handle_wakeup(self) -> bool:
-        """Send the held confirms. Returns False: the outboxes are marked here."""
+        """Send the held confirms. Returns False: nothing is left to do."""
         for session in self._held_sessions:
-            if not session.is_closed and session.outbox.release_confirm():
-                self._mark_ready(session.outbox)
+            if not session.is_closed:
+                session.outbox.release_confirm()
         self._held_sessions.clear()
         self.next_wakeup = NEVER
         return False

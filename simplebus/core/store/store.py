@@ -47,7 +47,6 @@ from simplebus.core.limits import (
 from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass, build_row
 from simplebus.core.message_class.spill import SpillManager
-from simplebus.core.outbox import Outbox
 from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.events import FrameRefused
@@ -85,7 +84,6 @@ class Store:
         settings: Settings,
         clock: BrokerClock,
         *,
-        mark_ready: Callable[[Outbox], None],
         on_refused: Callable[[Session, FrameRefused], None],
         on_slow_consumer: Callable[[Position], None],
         commit_log: CommitLog | None = None,
@@ -103,7 +101,7 @@ class Store:
         """Messages that are on disk only; None if no class may spill."""
         if commit_log is not None and settings.has_spilling_class:
             self.spill_manager = SpillManager(
-                self.clock, commit_log, self.class_registry.spill_budget, mark_ready=mark_ready
+                self.clock, commit_log, self.class_registry.spill_budget
             )
             self.class_registry.spill_manager = self.spill_manager
         self.publish_queue = PublishQueue(
@@ -116,8 +114,6 @@ class Store:
         self.failure_reasons = FailureReasons()
         """Reasons of nacks, for messages that will be redelivered."""
         self.timer_index = 0
-        self._mark_ready = mark_ready
-        """Called with outboxes that have something new."""
         self._on_refused = on_refused
         """Called with refusals of messages that cannot be stored."""
         self._on_slow_consumer = on_slow_consumer
@@ -465,10 +461,8 @@ class Store:
         """Mark the subscriptions of a class as having something to send."""
         for subscription in cls.subscriptions.values():
             subscription.outbox.enqueue(subscription)
-            self._mark_ready(subscription.outbox)
         for group in cls.groups:
-            for member in group.distribute_messages():
-                self._mark_ready(member.outbox)
+            group.distribute_messages()
         if cls.limited_positions:
             self._enforce_pending_limits(cls)
 

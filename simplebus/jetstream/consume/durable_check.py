@@ -108,7 +108,7 @@ def resume_replies(broker: Broker, sessions: list[Session]) -> None:
     """Send replies that waited for the state of a position."""
     for session in sessions:
         session.outbox.resume_replies()
-        broker.mark_ready(session.outbox)
+        session.outbox.mark_ready()
 
 
 def check_same_channels(
