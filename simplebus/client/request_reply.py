@@ -14,6 +14,7 @@ only sent to the class and channels of replies.
 from __future__ import annotations
 
 import inspect
+import math
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -23,7 +24,12 @@ from simplebus.client.codecs import DecodeError
 from simplebus.client.core.messages import REPLY_TO_HEADER, Message
 from simplebus.client.message_builder import PublishOptions, header_pairs
 from simplebus.core.errors import LocalProtocolError
-from simplebus.core.protocol.envelope_batch import Envelope
+from simplebus.core.protocol.envelope import Envelope, with_length_prefix
+from simplebus.core.protocol.request_envelope import (
+    REQUEST_ID_HEADER,
+    RequestEnvelope,
+    RequestIdReader,
+)
 from simplebus.core.users.permissions import REPLIES_CLASS
 
 Handler = Callable[[Any], Awaitable[object] | object]
@@ -64,18 +70,18 @@ def check_handler_result(result: object) -> None:
 
 
 REPLY_CLASS_NAME = REPLIES_CLASS
-REPLY_CLASS_HEADER, REQUEST_ID_HEADER = "reply-class", "request-id"
+REPLY_CLASS_HEADER = "reply-class"
 _REPLY_CHANNEL_PREFIX = f"{REPLIES_CLASS}."
 """Prefix of the channels of replies."""
+_ENCODED_REPLY_TO = with_length_prefix(REPLY_TO_HEADER.encode())
+"""Bytes that the envelope of every request contains."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingReply:
     """A request that waits for its reply."""
 
-    request_id: str
-    options: PublishOptions
-    """Options for publishing the request."""
+    request_id: bytes
     on_reply: Callable[[], None]
     reply: Message[bytes] | None = None
 
@@ -88,30 +94,52 @@ class PendingReplies:
         """Class id of replies."""
         self.channel = _REPLY_CHANNEL_PREFIX + secrets.token_hex(8)
         """Channel of the replies to this bus."""
-        self._pending_by_id: dict[str, PendingReply] = {}
+        self._reply_headers = (
+            (REPLY_TO_HEADER, self.channel),
+            (REPLY_CLASS_HEADER, str(class_id)),
+        )
+        self._pending_by_id: dict[bytes, PendingReply] = {}
         self._count = 0
+        self._request_ids = RequestIdReader(lambda envelope: None)
+        self._plain_timeout: float | None = math.nan
+        """Timeout of `_plain_envelope`."""
+        self._plain_envelope: RequestEnvelope | None = None
+        """Envelope of requests without options, for their last timeout."""
 
-    def add_request(
-        self, options: PublishOptions, *, timeout: float, on_reply: Callable[[], None]
-    ) -> PendingReply:
+    def add_request(self, on_reply: Callable[[], None]) -> PendingReply:
         """Register a request before it is published. Its reply calls `on_reply`."""
         self._count += 1
-        request_id = str(self._count)
-        reply_headers = {
-            REPLY_TO_HEADER: self.channel,
-            REPLY_CLASS_HEADER: str(self.class_id),
-            REQUEST_ID_HEADER: request_id,
-        }
-        headers = (*header_pairs(options.get("headers")), *reply_headers.items())
-        publish_options: PublishOptions = {"expires": timeout, **options, "headers": headers}
-        pending = self._pending_by_id[request_id] = PendingReply(
-            request_id, publish_options, on_reply
-        )
+        request_id = b"%d" % self._count
+        pending = self._pending_by_id[request_id] = PendingReply(request_id, on_reply)
         return pending
+
+    def get_envelope(
+        self,
+        options: PublishOptions,
+        timeout: float | None,
+        build_envelope: Callable[..., Envelope | None],
+    ) -> RequestEnvelope:
+        """Return the envelope of a request with these options, which expires with its timeout.
+
+        Raises:
+            ValueError, TypeError: An option is invalid.
+        """
+        if not options and timeout == self._plain_timeout and self._plain_envelope is not None:
+            return self._plain_envelope
+        headers = (*header_pairs(options.get("headers")), *self._reply_headers)
+        complete: PublishOptions = {"expires": timeout, **options, "headers": headers}
+        envelope = build_envelope(**complete)
+        assert envelope is not None, "an envelope with headers"
+        request_envelope = RequestEnvelope(envelope)
+        if not options:
+            self._plain_timeout, self._plain_envelope = timeout, request_envelope
+        return request_envelope
 
     def accept_reply(self, message: Message[bytes]) -> None:
         """Pass a received reply to its request."""
-        pending = self._pending_by_id.pop(dict(message.headers).get(REQUEST_ID_HEADER, ""), None)
+        content = message.envelope_content
+        request_id = self._request_ids.read(content)[1] if content else b""
+        pending = self._pending_by_id.pop(request_id, None)
         if pending is not None:
             pending.reply = message
             pending.on_reply()
@@ -121,38 +149,65 @@ class PendingReplies:
         self._pending_by_id.pop(pending.request_id, None)
 
 
-def build_reply_envelope(message: Message[Any]) -> tuple[int, Envelope]:
-    """Return the class id and the envelope of a reply to `message`.
+@dataclass(slots=True, frozen=True)
+class ReplyAddress:
+    """Destination of the replies to one bus."""
 
-    Raises:
-        LocalProtocolError: If the message does not request a reply.
-        TypeError: If it is not a Message.
-    """
-    if not isinstance(message, Message):
-        raise TypeError(f"a reply is to a message, got {message!r}")
-    headers = dict(message.headers)
+    class_id: int
+    channel: str
+    envelope: RequestEnvelope
+
+    def check_is_for_replies(self, replies_class: int) -> None:
+        """Raise LocalProtocolError unless class and channel are those of replies."""
+        if self.class_id != replies_class or not self.channel.startswith(_REPLY_CHANNEL_PREFIX):
+            raise LocalProtocolError(
+                f"a reply was requested on channel {self.channel[:80]!r} of class "
+                f"{self.class_id}; expected class {REPLY_CLASS_NAME!r} ({replies_class}) and a "
+                f"channel that begins with {_REPLY_CHANNEL_PREFIX!r}"
+            )
+
+
+def _parse_reply_address(envelope: Envelope) -> ReplyAddress | None:
+    """Return the destination of replies to a message; None if it does not request a reply."""
+    headers = dict(envelope.headers)
     try:
-        channel, class_id, request_id = (
+        channel, class_id, _ = (
             headers[name] for name in (REPLY_TO_HEADER, REPLY_CLASS_HEADER, REQUEST_ID_HEADER)
         )
-        envelope = Envelope(
-            channel=channel,
-            headers=((REQUEST_ID_HEADER, request_id),),
-            expires_ms=message.expires_ms,
-        )
-        return int(class_id), envelope
+        reply_envelope = RequestEnvelope(Envelope(channel=channel, expires_ms=envelope.expires_ms))
+        return ReplyAddress(int(class_id), channel, reply_envelope)
     except (KeyError, ValueError):
-        raise LocalProtocolError(f"{message!r} does not request a reply") from None
+        return None
 
 
-def check_reply_destination(class_id: int, envelope: Envelope, replies_class: int) -> None:
-    """Raise LocalProtocolError unless class and channel of a reply are those of replies."""
-    if class_id != replies_class or not envelope.channel.startswith(_REPLY_CHANNEL_PREFIX):
-        raise LocalProtocolError(
-            f"a reply was requested on channel {envelope.channel[:80]!r} of class {class_id}; "
-            f"expected class {REPLY_CLASS_NAME!r} ({replies_class}) and a channel that begins with "
-            f"{_REPLY_CHANNEL_PREFIX!r}"
-        )
+class ReceivedRequests:
+    """Reads the reply addresses of received requests."""
+
+    def __init__(self) -> None:
+        self._request_ids = RequestIdReader(_parse_reply_address)
+
+    def is_request(self, message: Message[Any]) -> bool:
+        """Return True if the publisher of the message waits for a reply."""
+        content = message.envelope_content
+        if _ENCODED_REPLY_TO not in content:
+            return False
+        address, _ = self._request_ids.read(content)
+        return address is not None or message.is_request
+
+    def get_reply_address(self, message: Message[Any]) -> tuple[ReplyAddress, bytes]:
+        """Return the destination of a reply to `message`, and the request id.
+
+        Raises:
+            LocalProtocolError: If the message does not request a reply.
+            TypeError: If it is not a Message.
+        """
+        if not isinstance(message, Message):
+            raise TypeError(f"a reply is to a message, got {message!r}")
+        content = message.envelope_content
+        address, request_id = self._request_ids.read(content) if content else (None, b"")
+        if address is None:
+            raise LocalProtocolError(f"{message!r} does not request a reply")
+        return address, request_id
 
 
 def decode_reply(reply: Message[bytes], decode: Callable[[bytes], Any] | None) -> Any:

@@ -14,7 +14,8 @@ from simplebus.client.message_types import Registry
 from simplebus.client.request_reply import PendingReplies
 from simplebus.client.subscribe_options import subscribe_request
 from simplebus.client.subscription_target import SubscriptionTarget
-from simplebus.core.protocol.envelope_batch import Envelope
+from simplebus.core.protocol import envelope as envelope_format
+from simplebus.core.protocol.envelope import Envelope
 from simplebus.core.protocol.requests import Start
 
 # Messages ----------------------------------------------------------------------------------------
@@ -143,18 +144,31 @@ def test_each_bus_has_its_own_reply_channel() -> None:
     assert PendingReplies(1).channel != PendingReplies(1).channel
 
 
+def decode_request(asking: PendingReplies, options: Any, timeout: float | None) -> Envelope:
+    request_envelope = asking.get_envelope(options, timeout, create_builder().build_envelope)
+    asked = asking.add_request(lambda: None)
+    envelope, payload = envelope_format.decode(
+        request_envelope.encode(asked.request_id, b"payload")
+    )
+    assert payload == b"payload"
+    return envelope
+
+
 def test_request_has_reply_headers_and_own_options() -> None:
     asking = PendingReplies(9)
-    about = {"channel": "a.b", "headers": {"mine": "too"}}
-    asked = asking.add_request(about, timeout=2.5, on_reply=lambda: None)  # type: ignore[arg-type]
-    assert asked.options["channel"] == "a.b"
-    assert asked.options["expires"] == 2.5
-    assert dict(header_pairs(asked.options["headers"])) == {
-        "mine": "too",
-        "reply-to": asking.channel,
-        "reply-class": "9",
-        "request-id": "1",
-    }
-    assert (
-        asking.add_request({"expires": 1}, timeout=9, on_reply=lambda: None).options["expires"] == 1
+    envelope = decode_request(asking, {"channel": "a.b", "headers": {"mine": "too"}}, 2.5)
+    assert (envelope.channel, envelope.expires_ms) == ("a.b", 2500)
+    assert envelope.headers == (
+        ("mine", "too"),
+        ("reply-to", asking.channel),
+        ("reply-class", "9"),
+        ("request-id", "1"),
     )
+    assert decode_request(asking, {"expires": 1}, 9).expires_ms == 1000
+
+
+def test_requests_without_options_expire_with_their_own_timeouts() -> None:
+    asking = PendingReplies(9)
+    found = [decode_request(asking, {}, timeout) for timeout in (2.5, 2.5, None, 1)]
+    assert [envelope.expires_ms for envelope in found] == [2500, 2500, None, 1000]
+    assert [dict(envelope.headers)["request-id"] for envelope in found] == ["1", "2", "3", "4"]

@@ -34,6 +34,7 @@ from simplebus.client.request_reply import (
     Handler,
     PendingReplies,
     PendingReply,
+    ReceivedRequests,
     check_handler,
 )
 from simplebus.client.subscribe_options import (
@@ -85,6 +86,8 @@ class Bus(Publisher):
         """None before the first request."""
         self._replies_lock = anyio.Lock()
         """Held while the first request subscribes to replies."""
+        self.received_requests = ReceivedRequests()
+        """Reply addresses of received requests. Internal."""
         self._replies_class_id: int | None = None
         """None before the first reply to a request of another bus."""
 
@@ -438,9 +441,13 @@ class Bus(Publisher):
         asking = self._replies
         assert asking is not None
         answered = connection.event_loop.create_waiter()
-        asked = asking.add_request(about, timeout=timeout, on_reply=answered.wake)
+        envelope = asking.get_envelope(about, timeout, self._envelope)
+        id_, payload = self._encode_now(message, class_id)
+        asked = asking.add_request(answered.wake)
         try:
-            self._publish_now(message, class_id, asked.options)
+            self._publish_buffer.publish_encoded(
+                envelope.encode(asked.request_id, payload), id_, len(payload)
+            )
             await self._wait_for_reply(asked, answered, deadline)
         finally:
             asking.discard(asked)
@@ -532,12 +539,14 @@ class Bus(Publisher):
         """Publish a reply when `can_reply_now`, and return its position. The caller writes.
         Internal.
         """
-        class_id, envelope = request_reply.build_reply_envelope(message)
+        address, request_id = self.received_requests.get_reply_address(message)
         assert self._replies_class_id is not None
-        request_reply.check_reply_destination(class_id, envelope, self._replies_class_id)
+        address.check_is_for_replies(self._replies_class_id)
         payload = self._outbound.encode_payload(value)
         self.connection.check_open()
-        return self._core.publish(payload, class_id, envelope)
+        return self._publish_buffer.publish_encoded(
+            address.envelope.encode(request_id, payload), address.class_id, len(payload)
+        )
 
     async def _open_replies(self) -> None:
         """Subscribe to the replies to this bus, before the first request."""

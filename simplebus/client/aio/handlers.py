@@ -21,7 +21,7 @@ from simplebus.client.core.acks import ACKED, nack_outcome
 from simplebus.client.core.messages import Message
 from simplebus.client.handler_errors import HandlerErrors
 from simplebus.client.message_types import Binding
-from simplebus.client.request_reply import Handler, check_handler_result
+from simplebus.client.request_reply import Handler, ReceivedRequests, check_handler_result
 from simplebus.core.errors import BusConnectionError, BusError, RefusedError
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class HandlerBus(Protocol):
     connection: ClientConnection
 
     async def resolve_class_id(self, what: Binding[Any] | int | str) -> int: ...
+
+    received_requests: ReceivedRequests
 
     @property
     def can_reply_now(self) -> bool: ...
@@ -130,7 +132,7 @@ class HandlerRunner:
             if outcome is not None and inspect.isawaitable(outcome):
                 outcome = await outcome
             check_handler_result(outcome)
-            is_reply = outcome is not None and message.is_request
+            is_reply = outcome is not None and self._bus.received_requests.is_request(message)
             if is_reply:
                 if not self._bus.can_reply_now:
                     await self._bus.prepare_reply()

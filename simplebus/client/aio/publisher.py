@@ -17,6 +17,7 @@ import anyio.lowlevel
 
 from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.core.client import ClientStatistics
+from simplebus.client.core.publish_buffer import as_bytes
 from simplebus.client.message_builder import (
     DURABILITY_NAMES,
     BusFullError,
@@ -96,18 +97,14 @@ class Publisher:
             await self._writer.wait_for_room()
         self._append(payload, id_, envelope)
 
-    def _publish_now(
-        self, message: object, class_id: int | str | None, about: PublishOptions
-    ) -> int:
-        """Append a message of a known class. Returns its position."""
+    def _encode_now(self, message: object, class_id: int | str | None) -> tuple[int, bytes]:
+        """Return class id and payload of a message whose class is known. Raises TypeError."""
         if class_id is None:
             encode, id_ = self._routes[type(message)]
-            payload = encode(message)
-        else:
-            known = self._outbound.find_class_id(class_id)
-            assert known is not None
-            payload, id_ = message, known  # type: ignore[assignment]
-        return self._append(payload, id_, self._envelope(**about))
+            return id_, encode(message)
+        known = self._outbound.find_class_id(class_id)
+        assert known is not None
+        return known, message if type(message) is bytes else as_bytes(message)
 
     def publish_nowait(
         self, message: object, *, class_id: int | str | None = None, **about: Unpack[PublishOptions]

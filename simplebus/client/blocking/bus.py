@@ -24,6 +24,7 @@ from simplebus.client.blocking.subscription import BlockingRawSubscription, Bloc
 from simplebus.client.context_guard import guarded_context
 from simplebus.client.core import arguments
 from simplebus.client.core.messages import Message
+from simplebus.client.core.publish_buffer import as_bytes
 from simplebus.client.credentials import Access, resolve_access
 from simplebus.client.handler_errors import HandlerErrors, raise_errors
 from simplebus.client.inspect import (
@@ -40,6 +41,8 @@ from simplebus.client.request_reply import (
     EMPTY_REPLIES_UNTIL_IDLE,
     Handler,
     PendingReplies,
+    PendingReply,
+    ReceivedRequests,
     check_handler,
 )
 from simplebus.client.subscribe_options import (
@@ -49,7 +52,13 @@ from simplebus.client.subscribe_options import (
     subscribe_request,
 )
 from simplebus.client.subscription_target import SubscriptionTarget
-from simplebus.core.limits import CLOSE_SECONDS, CLOSE_SECONDS_FAILED, FETCH_MESSAGES_MAX, Limits
+from simplebus.core.limits import (
+    CLOSE_SECONDS,
+    CLOSE_SECONDS_FAILED,
+    FETCH_MESSAGES_MAX,
+    MESSAGES_PER_TURN,
+    Limits,
+)
 from simplebus.core.protocol.inquiry import (
     BusInfo,
     ChannelInfo,
@@ -164,6 +173,8 @@ class BlockingBus(BlockingPublisher):
         self.failures = HandlerErrors()
         """Errors that handlers raised. Internal."""
         self._handler_runners: list[BlockingHandlerRunner] = []
+        self._received_requests = ReceivedRequests()
+        """Reply addresses of received requests."""
         self._replies: tuple[PendingReplies, BlockingRawSubscription] | None = None
         """None before the first request."""
 
@@ -496,18 +507,50 @@ class BlockingBus(BlockingPublisher):
         """
         decode = None if as_ is None else self._registry.bindings[as_].decode
         deadline = monotonic() + arguments.timeout_or_infinity("timeout", timeout)
-        asking, inbox = self._open_replies()
-        asked = asking.add_request(about, timeout=timeout, on_reply=lambda: None)
+        asking, replies = self._open_replies()
+        envelope = asking.get_envelope(about, timeout, self._outbound.build_envelope)
+        payload, id_, _ = self._prepare(message, class_id, {})
+        payload = as_bytes(payload)
+        asked = asking.add_request(lambda: None)
         try:
-            self.publish(message, class_id=class_id, **asked.options)
-            while asked.reply is None:
-                reply = inbox.take(1, deadline - monotonic())
-                if not reply:
-                    raise request_reply.no_reply_error(message, class_id, timeout)
-                asking.accept_reply(reply[0])
+            with self.connection.thread_guard:
+                self.connection.check_open()
+                replies.inbox.settle_previous()  # Its ack leaves together with the request.
+                position = self._core.publish_buffer.publish_encoded(
+                    envelope.encode(asked.request_id, payload), id_, len(payload)
+                )
+                self._wait_for_reply(asking, asked, replies, position, deadline)
         finally:
             asking.discard(asked)
+        if asked.reply is None:
+            raise request_reply.no_reply_error(message, class_id, timeout)
         return request_reply.decode_reply(asked.reply, decode)
+
+    def _wait_for_reply(
+        self,
+        asking: PendingReplies,
+        asked: PendingReply,
+        replies: BlockingRawSubscription,
+        position: int,
+        deadline: float,
+    ) -> None:
+        """Wait for the reply to the request at `position`, until the deadline.
+
+        Raises its refusal, if there is one.
+        """
+        connection, inbox = self.connection, replies.inbox
+        waiter = connection.confirms.add_waiter(position, position, lambda: None)
+        try:
+            while asked.reply is None and connection.wait_until(
+                lambda: bool(waiter.refusals) or not inbox.is_empty, deadline
+            ):
+                if waiter.refusals:
+                    raise waiter.refusals[0]
+                for reply in replies.take(MESSAGES_PER_TURN):
+                    asking.accept_reply(reply)
+        finally:
+            if not waiter.is_done:
+                connection.confirms.cancel(waiter)
 
     def reply(self, message: Message[Any], value: object) -> None:
         """Reply to a request, and wait until the bus has confirmed the reply.
@@ -522,11 +565,16 @@ class BlockingBus(BlockingPublisher):
                 that of replies.
             Exception: The errors of `publish`.
         """
-        class_id, envelope = request_reply.build_reply_envelope(message)
-        request_reply.check_reply_destination(
-            class_id, envelope, self.resolve_class_id(request_reply.REPLY_CLASS_NAME)
-        )
-        self._publish(self._outbound.encode_payload(value), class_id, envelope, confirm=True)
+        address, request_id = self._received_requests.get_reply_address(message)
+        address.check_is_for_replies(self.resolve_class_id(request_reply.REPLY_CLASS_NAME))
+        payload = self._outbound.encode_payload(value)
+        with self.connection.thread_guard:
+            self.connection.check_open()
+            position = self._core.publish_buffer.publish_encoded(
+                address.envelope.encode(request_id, payload), address.class_id, len(payload)
+            )
+            if refused := self.connection.wait_confirmed(position, position):
+                raise refused[0]
 
     def _open_replies(self) -> tuple[PendingReplies, BlockingRawSubscription]:
         """Return the replies to this bus. The first request subscribes to them."""

@@ -119,11 +119,11 @@ def split_into_runs(batch: FrameBatch) -> Iterator[FrameRun]:
                 yield from _split_uniform(batch.slice(first, last))
                 first = last
             return
-    yield from _split_few(batch)
+    yield from split_few_frames(batch.data.tobytes(), batch.bounds.tolist())
 
 
-def _split_few(batch: FrameBatch) -> Iterator[FrameRun]:
-    raw, bounds = batch.data.tobytes(), batch.bounds.tolist()
+def split_few_frames(raw: bytes, bounds: list[int]) -> Iterator[FrameRun]:
+    """Split frames into runs in a loop. `bounds` are their offsets, and the end of the last one."""
     if len(bounds) == 2:
         yield FrameRun(raw, count=1, stride=len(raw))
         return
@@ -140,6 +140,11 @@ def _split_few(batch: FrameBatch) -> Iterator[FrameRun]:
                 and frame_type in _MESSAGE_TYPES
             ):
                 continue
+        if last - first == 1:
+            frame = raw[bounds[first] : bounds[last]]
+            yield FrameRun(frame, count=1, stride=len(frame))
+            first = last
+            continue
         ids = [header[2] for header in headers[first:last]]
         yield _build_run(raw[bounds[first] : bounds[last]], bounds[first : last + 1], ids)
         first = last

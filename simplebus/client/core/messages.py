@@ -169,6 +169,11 @@ class Message(Generic[T]):
         return _EMPTY_ENVELOPE
 
     @property
+    def envelope_content(self) -> bytes:
+        """Encoded envelope and payload; empty for a message without an envelope. Internal."""
+        return b""
+
+    @property
     def channel(self) -> str:
         """Dotted channel name; empty for a message without a channel."""
         return self.envelope.channel
@@ -275,6 +280,10 @@ class _EnvelopedMessage(Message[T]):
         if self._envelope is None:
             self._envelope = envelopes.decode(self._content)[0]
         return self._envelope
+
+    @property
+    def envelope_content(self) -> bytes:
+        return self._content
 
 
 class Batch:

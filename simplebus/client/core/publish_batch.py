@@ -30,8 +30,6 @@ _NUMBER_AND_TIMER_STRUCT = struct.Struct(">iH")
 _NUMBER_DTYPE: np.dtype[np.int32] = np.dtype(">i4")
 _NUMBER_OFFSET = 3
 _TIMER_OFFSET = 7
-_TIMER_BY_LATE_CONFIRM = (b"\0\0", b"\0\1")
-"""Timer index of a published message: 1 if its Confirm may wait."""
 _DIRECT_SEARCH_BYTES_MAX = 4096
 
 
@@ -181,7 +179,10 @@ class PublishBatch:
         data += content
         data += DELIMITER
         _NUMBER_AND_TIMER_STRUCT.pack_into(
-            data, DELIMITER_BYTES + _NUMBER_OFFSET, number, has_late_confirm
+            data,
+            DELIMITER_BYTES + _NUMBER_OFFSET,
+            number,
+            frames.CONFIRM_MAY_WAIT if has_late_confirm else 0,
         )
         return cls(
             memoryview(data)[DELIMITER_BYTES:],
@@ -237,9 +238,10 @@ class PublishBatch:
         """Tell the server whether the Confirm of these messages may wait."""
         if allowed != self.has_late_confirm:
             self.has_late_confirm = allowed
+            timer_index = (frames.CONFIRM_MAY_WAIT if allowed else 0).to_bytes(2, "big")
             for index in range(self.count):
                 offset = int(self.bounds[index]) + _TIMER_OFFSET
-                self.data[offset : offset + 2] = _TIMER_BY_LATE_CONFIRM[allowed]
+                self.data[offset : offset + 2] = timer_index
 
 
 def count_fitting(bounds: FrameBounds, first: int, *, max_bytes: int, available_bytes: int) -> int:

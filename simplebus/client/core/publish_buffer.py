@@ -184,6 +184,26 @@ class PublishBuffer:
         self.published_position = position + 1
         return position
 
+    def publish_encoded(self, content: bytes, class_id: int, payload_bytes: int) -> int:
+        """Add a message whose envelope is encoded already, and return its position.
+
+        Args:
+            content: Valid content of an Envelope frame.
+            class_id: Class of the message.
+            payload_bytes: Length of its payload, for the error message.
+
+        Raises:
+            LocalProtocolError, ValueError: As `publish`.
+        """
+        if class_id not in self._envelope_prefixes:
+            self._name_new_class(class_id)
+        if len(content) > self._payload_bytes_max:
+            raise self._too_long_error(payload_bytes, len(content), "")
+        self._append_framed(self._envelope_prefixes[class_id], content)
+        position = self.published_position
+        self.published_position = position + 1
+        return position
+
     def _append_message(self, payload: bytes, class_id: int, envelope: Envelope | None) -> None:
         if class_id not in self._message_prefixes:
             self._name_new_class(class_id)
@@ -223,7 +243,7 @@ class PublishBuffer:
             self._name_new_class(class_id)
         payload_list = list(payloads)
         if payload_list and set(map(type, payload_list)) != {bytes}:
-            payload_list = list(map(_as_bytes, payload_list))
+            payload_list = list(map(as_bytes, payload_list))
         if len(payload_list) > PLAIN_FRAMES_MAX and self._append_uniform(
             payload_list, class_id, envelope
         ):
@@ -351,24 +371,24 @@ class PublishBuffer:
         self, payload: object, class_id: int, envelope: Envelope | None, location: str = ""
     ) -> tuple[bytes, bytes]:
         """Return frame prefix and content of a message, with an envelope if it needs one."""
-        payload = _as_bytes(payload)
+        payload = as_bytes(payload)
         if envelope is None and DELIMITER not in payload:
             prefix, content = self._message_prefixes[class_id], payload
         else:
             content = envelopes.encode(envelope or _EMPTY_ENVELOPE, payload)
             prefix = self._envelope_prefixes[class_id]
         if len(content) > self._payload_bytes_max:
-            raise self._too_long_error(payload, len(content), location)
+            raise self._too_long_error(len(payload), len(content), location)
         return prefix, content
 
     def _too_long_error(
-        self, payload: bytes, framed_bytes: int, location: str
+        self, payload_bytes: int, framed_bytes: int, location: str
     ) -> LocalProtocolError:
         envelope_note = (
-            f" ({framed_bytes} with its envelope)" if framed_bytes != len(payload) else ""
+            f" ({framed_bytes} with its envelope)" if framed_bytes != payload_bytes else ""
         )
         return LocalProtocolError(
-            f"the payload{location} has {len(payload)} bytes{envelope_note}; a message of this "
+            f"the payload{location} has {payload_bytes} bytes{envelope_note}; a message of this "
             f"connection carries at most {self._payload_bytes_max}"
         )
 
@@ -656,7 +676,8 @@ class PublishBuffer:
         )
 
 
-def _as_bytes(payload: object) -> bytes:
+def as_bytes(payload: object) -> bytes:
+    """Return a payload as bytes. Raises TypeError if it is neither bytes nor a buffer."""
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload)
     raise TypeError(

@@ -6,6 +6,7 @@ Modules in reading order (protocol/binary.md has the specification):
     receive_buffer    received bytes of a connection, split into frames
     envelope          content of one Envelope frame: channel, key, headers, times
     envelope_batch    columns of many envelopes
+    request_envelope  envelopes that end with the header `request-id`
     envelope_reader   array reader for envelopes with the same fields, used by `envelope_batch`
     durability        durability levels
     requests          JSON bodies of requests and replies
