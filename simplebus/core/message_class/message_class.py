@@ -25,7 +25,7 @@ from simplebus.core.limits import (
 )
 from simplebus.core.message_class.floor_index import FloorIndex
 from simplebus.core.message_class.last_values import LastValues
-from simplebus.core.protocol import envelope_batch
+from simplebus.core.protocol import envelope
 from simplebus.core.protocol.requests import Start, SubscribeRequest
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.handover import PositionHandover
@@ -522,13 +522,14 @@ def build_row(cls: MessageClass, frame: memoryview, now: float) -> MessageRow | 
     None if the envelope is not valid, or there is no memory for its channel.
     """
     try:
-        envelope, _ = envelope_batch.decode(bytes(frame[HEADER_BYTES:-DELIMITER_BYTES]))
+        channel, expires_ms, not_before_ms = envelope.decode_stored_fields(
+            bytes(frame[HEADER_BYTES:-DELIMITER_BYTES])
+        )
     except RemoteProtocolError:
         return None
-    number = cls.channels.intern_name(envelope.channel)
+    number = cls.channels.intern_name(channel)
     if number is None:
         return None
-    expires_ms, not_before_ms = envelope.expires_ms, envelope.not_before_ms
     return MessageRow(
         number,
         NEVER if expires_ms is None else now + expires_ms / 1000,

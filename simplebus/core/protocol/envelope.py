@@ -243,6 +243,46 @@ def decode(content: bytes) -> tuple[Envelope, bytes]:
     Raises:
         RemoteProtocolError: bad_channel if the channel is not legal, bad_envelope for other errors.
     """
+    data, fields, channel, offset = _decode_channel_field(content)
+    key = b""
+    headers: tuple[tuple[str, str], ...] = ()
+    if fields & KEY:
+        key = _read_sized(data, offset, "key")
+        offset += 2 + len(key)
+    if fields & HEADERS:
+        text = _read_sized(data, offset, "headers")
+        headers = decode_headers(text, offset + 2)
+        offset += 2 + len(text)
+    return Envelope(channel, key, headers, *decode_times(data, fields)), data[offset:]
+
+
+def decode_stored_fields(content: bytes) -> tuple[str, int | None, int | None]:
+    """Check an envelope like `decode`, and return the fields that a ring stores separately.
+
+    Returns:
+        Channel, `expires_ms` and `not_before_ms`.
+
+    Raises:
+        RemoteProtocolError: As `decode`.
+    """
+    data, fields, channel, offset = _decode_channel_field(content)
+    if fields & KEY:
+        offset += 2 + len(_read_sized(data, offset, "key"))
+    if fields & HEADERS:
+        text = _read_sized(data, offset, "headers")
+        if not _are_ascii_headers(text):
+            decode_headers(text, offset + 2)
+    _, expires_ms, not_before_ms = decode_times(data, fields)
+    return channel, expires_ms, not_before_ms
+
+
+def _decode_channel_field(content: bytes) -> tuple[bytes, int, str, int]:
+    """Decode the leading fields of a stuffed content.
+
+    Returns:
+        The content without stuffing, its fields byte, the channel, and the offset of the next
+        field. The times are complete.
+    """
     data = content.replace(STUFFED, _DELIMITER_START)
     if not data:
         raise RemoteProtocolError(
@@ -257,21 +297,23 @@ def decode(content: bytes) -> tuple[Envelope, bytes]:
     offset = 1 + TIMES_BYTES[fields & TIMES]
     if offset > len(data):
         raise _build_too_short_error(data, offset, "its times end")
-    published, expires_ms, not_before_ms = decode_times(data, fields)
-    channel, key = "", b""
-    headers: tuple[tuple[str, str], ...] = ()
+    channel = ""
     if fields & CHANNEL:
         text = _read_sized(data, offset, "channel")
         channel = decode_channel(text)
         offset += 2 + len(text)
-    if fields & KEY:
-        key = _read_sized(data, offset, "key")
-        offset += 2 + len(key)
-    if fields & HEADERS:
-        text = _read_sized(data, offset, "headers")
-        headers = decode_headers(text, offset + 2)
-        offset += 2 + len(text)
-    return Envelope(channel, key, headers, published, expires_ms, not_before_ms), data[offset:]
+    return data, fields, channel, offset
+
+
+def _are_ascii_headers(text: bytes) -> bool:
+    """Return True if these encoded headers are well-formed and ASCII; False if that is unknown."""
+    offset = count = 0
+    if not text.isascii():
+        return False
+    while offset + 2 <= len(text):
+        offset += 2 + (text[offset] << 8) + text[offset + 1]
+        count += 1
+    return offset == len(text) and count % 2 == 0
 
 
 def extract_payload(content: bytes) -> bytes:

@@ -50,6 +50,8 @@ class AckWindow:
 
         It includes messages that wait for redelivery, which `Position` does not count as in flight.
         """
+        if self._flags_end <= self.floor:
+            return self.cursor - self.floor
         return self.cursor - self.floor - self._flag_count()
 
     @property

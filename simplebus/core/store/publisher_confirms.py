@@ -41,8 +41,8 @@ class PublisherConfirms:
         """Sessions with confirms or replies that wait for the commit log."""
         self._clock = clock
         self._delayed_wakeups = delayed_wakeups
-        self._held_sessions: dict[Session, None] = {}
-        """Sessions whose outbox may hold a confirm that can wait."""
+        self._held_since: dict[Session, float] = {}
+        """Sessions whose outbox may hold a confirm that can wait, and since when; oldest first."""
         self.next_wakeup = NEVER
         """Time at which held confirms are sent. With `scanned_count`, a `WakeupTarget`."""
         self.scanned_count = 0
@@ -150,16 +150,20 @@ class PublisherConfirms:
             session.outbox.queue_confirm(number, durability)
             return
         session.outbox.hold_confirm(number, durability)
-        if not self._held_sessions:
+        self._held_since.pop(session, None)
+        self._held_since[session] = self._clock.now
+        if self.next_wakeup == NEVER:
             self.next_wakeup = self._clock.now + CONFIRM_WAIT_SECONDS
             self._delayed_wakeups.schedule_wakeup(self.next_wakeup, self)
-        self._held_sessions[session] = None
 
     def handle_wakeup(self) -> bool:
-        """Send the held confirms. Returns False: nothing is left to do."""
-        for session in self._held_sessions:
+        """Send the confirms that have waited long enough. Returns False: nothing is left to do."""
+        self.next_wakeup = NEVER
+        for session, since in list(self._held_since.items()):
+            if since + CONFIRM_WAIT_SECONDS > self._clock.now:
+                self.next_wakeup = since + CONFIRM_WAIT_SECONDS
+                break
+            del self._held_since[session]
             if not session.is_closed:
                 session.outbox.release_confirm()
-        self._held_sessions.clear()
-        self.next_wakeup = NEVER
         return False

@@ -102,6 +102,16 @@ def _select_one_by_one(
     return selected
 
 
+def is_sendable(
+    ring: Ring, sequence: int, channel_filter: ChannelFilter | None, now: float
+) -> bool:
+    """Return True if `select_messages` would select this message as sendable."""
+    row = ring.read_row(sequence)
+    return (
+        channel_filter is None or channel_filter.is_match(row.channel)
+    ) and row.not_before <= now < row.expires
+
+
 def _append_sequence(ranges: Ranges, sequence: int) -> None:
     if ranges and ranges[-1][1] == sequence:
         ranges[-1] = (ranges[-1][0], sequence + 1)

@@ -332,10 +332,15 @@ def test_decode_equals_the_oracle(content: bytes) -> None:
     if reason is None:
         assert decode(content) == oracle_decode(content)
         assert envelopes.extract_payload(content) == oracle_decode(content)[1]
+        about = oracle_decode(content)[0]
+        assert isinstance(about, Envelope)
+        stored = about.channel, about.expires_ms, about.not_before_ms
+        assert protocol_envelope.decode_stored_fields(content) == stored
         return
-    with pytest.raises(RemoteProtocolError) as caught:
-        decode(content)
-    assert caught.value.reason == reason
+    for decode_content in (decode, protocol_envelope.decode_stored_fields):
+        with pytest.raises(RemoteProtocolError) as caught:
+            decode_content(content)
+        assert caught.value.reason == reason
     with suppress(RemoteProtocolError):  # It looks only for what keeps it from the payload.
         assert envelopes.extract_payload(content) in envelopes.unstuff(content)
 

@@ -63,6 +63,21 @@ def test_confirm_that_may_wait_is_sent_alone_after_a_time() -> None:
     assert confirmed_numbers(peer) == [2]
 
 
+def test_each_confirm_that_may_wait_has_its_own_time() -> None:
+    bus = BrokerHarness()
+    bus.broker.clock.now = 100.0
+    peer = connect_version2(bus, publish_patiently(0))
+    bus.broker.clock.now += 0.5 * CONFIRM_WAIT_SECONDS
+    peer.send(publish_patiently(1))
+    bus.broker.clock.now = 100.0 + CONFIRM_WAIT_SECONDS
+    bus.broker.run_due_wakeups()
+    assert confirmed_numbers(peer) == []
+    bus.broker.clock.now = bus.broker.next_wakeup
+    bus.broker.run_due_wakeups()
+    assert confirmed_numbers(peer) == [2]
+    assert bus.broker.clock.now == 100.0 + 1.5 * CONFIRM_WAIT_SECONDS
+
+
 def test_frame_without_the_flag_ends_the_wait_for_a_confirm() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, publish_patiently(0))
