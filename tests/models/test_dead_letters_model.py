@@ -6,6 +6,7 @@ The dead letter has as many attempts as the message had deliveries.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason
 from simplebus.core.protocol.envelope_batch import decode
-from simplebus.core.subscription.position import Position
+from simplebus.core.store.store import Store
 from tests.behaviour.wire_peer import BrokerHarness, ack, connect
 from tests.behaviour.wire_peer import subscribe as subscribe1
 from tests.behaviour.wire_peer_v2 import (
@@ -152,12 +153,12 @@ def run_steps(steps: list[tuple[list[bytes], list[str], bool]]) -> None:
 
 
 def test_model_detects_messages_given_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_up = Position._give_up_ranges
+    dead_letter = Store.dead_letter
 
-    def twice(self: Position, *arguments: object) -> None:
-        self._dead_letter(*arguments)  # type: ignore[arg-type]
-        give_up(self, *arguments)  # type: ignore[arg-type]
+    def twice(self: Store, *arguments: Any) -> int | None:
+        dead_letter(self, *arguments)
+        return dead_letter(self, *arguments)
 
-    monkeypatch.setattr(Position, "_give_up_ranges", twice)
+    monkeypatch.setattr(Store, "dead_letter", twice)
     with pytest.raises(AssertionError):
         settings(max_examples=50, phases=[Phase.generate], database=None)(given(steps)(run_steps))()

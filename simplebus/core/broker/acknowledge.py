@@ -142,6 +142,7 @@ class AckHandler:
                     group.terminate_member_range(
                         subscription, first, last, attempt=attempt, error=error
                     )
+                    self._store.append_given_up()
                 case WorkingReceived():
                     group.extend_member_ack_timeout(subscription, first, last, tick, attempt)
             group.distribute_messages()
@@ -151,6 +152,7 @@ class AckHandler:
                 position.nack(first, last, delay, tick, attempt=attempt, error=error)
             case TerminateReceived(error=error):
                 position.terminate(first, last, attempt=attempt, error=error)
+                self._store.append_given_up()
             case WorkingReceived():
                 position.extend_ack_timeout(first, last, tick, attempt)
         self._resume_delivery(subscription)

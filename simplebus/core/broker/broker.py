@@ -25,7 +25,6 @@ from simplebus.core.broker.subscription_manager import SubscriptionManager
 from simplebus.core.clock import BrokerClock
 from simplebus.core.commit_log import CommitLog, log_refusal
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.group.group import Group
 from simplebus.core.limits import (
     ACK_READ_DELAY_MESSAGES_MAX,
     HANDSHAKE_FRAME_BYTES_MAX,
@@ -68,7 +67,7 @@ from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.statistics import BrokerStatistics
 from simplebus.core.store.publisher_confirms import PublisherConfirms
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.delayed_wakeups import DelayedWakeups, WakeupTarget
+from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
 from simplebus.core.subscription.position import Position
 from simplebus.core.users.permissions import AdminRight, Grants
 from simplebus.core.users.users import Users
@@ -135,7 +134,7 @@ class Broker:
         self.rate_limits = SessionRateLimits(self.clock)
         self.connection_limits = ConnectionLimits(self.sessions, self.rate_limits)
         self.refusal_counts: Counter[Reason] = Counter()
-        self.delayed_wakeups = DelayedWakeups(self.clock, self._on_wakeup)
+        self.delayed_wakeups = DelayedWakeups(self.clock)
         self.store = Store(
             self.settings,
             self.clock,
@@ -156,7 +155,7 @@ class Broker:
             self.store,
             identity=identity,
             run_id=run_id or identity,
-            schedule_wakeup=self.delayed_wakeups.schedule_wakeup,
+            delayed_wakeups=self.delayed_wakeups,
             end_session=self._end_session,
             durable_owners=DurableOwners(
                 lambda: self.users,
@@ -173,7 +172,7 @@ class Broker:
         self.classes = self.store.classes
         self.budget = self.store.budget
         self.spill_manager = self.store.spill_manager
-        self._classes_to_trim = self.store.classes_to_trim
+        self._changed_class_ids = self.store.position_changes.class_ids
         self._progressed_sessions = self.store.publish_queue.progressed_sessions
         self._next_session_id = 0
         self._resumed_sessions: dict[Session, None] = {}
@@ -353,8 +352,8 @@ class Broker:
         for parked messages that were stored: all three can make sessions ready. Call it until it
         returns an empty list.
         """
-        if self._classes_to_trim:
-            self.store.trim_scheduled()
+        if self._changed_class_ids:
+            self.store.apply_position_changes()
         if self.spill_manager is not None and self.spill_manager.readers:
             self.spill_manager.advance_readers()
         if self._progressed_sessions:
@@ -626,18 +625,9 @@ class Broker:
 
     def run_due_wakeups(self) -> None:
         """Send messages whose delay has passed."""
-        self.delayed_wakeups.run_due_wakeups()
-
-    def _on_wakeup(self, target: WakeupTarget) -> int:
-        """Resume a subscription, group or queue that has delayed messages. Returns the messages
-        scanned.
-        """
-        if isinstance(target, Group):
-            target.distribute_messages()
-            return target.scanned_count
-        if isinstance(target, Position):
-            self.classes[target.class_id].enqueue_position(target)
-        return 0
+        for target in self.delayed_wakeups.run_due_wakeups():
+            if isinstance(target, Position):
+                self.classes[target.class_id].enqueue_position(target)
 
     def can_delay_read(self, session: Session) -> bool:
         """Return True if the next read of a session may be delayed so that acks arrive in batches.
@@ -670,7 +660,7 @@ class Broker:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the invariants hold."""
-        self.store.trim_scheduled()
+        self.store.apply_position_changes()
         memory = 0
         for cls in self.classes.values():
             cls.ring.check()

@@ -43,6 +43,7 @@ from simplebus.core.snapshot import PositionSnapshot
 from simplebus.core.store.quotas import Quotas
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.channel_filter import ChannelFilter
+from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
 from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.subscription import BrokerSubscription
 from simplebus.core.users.permissions import ClassPermissions
@@ -106,7 +107,7 @@ class SubscriptionManager:
         *,
         identity: str,
         run_id: str,
-        schedule_wakeup: Callable[[float, Position], None],
+        delayed_wakeups: DelayedWakeups,
         end_session: Callable[[int, RemoteProtocolError], None],
         durable_owners: DurableOwners,
         reply_when_durable: Callable[[Session, bytes, int, SendSource | None], None],
@@ -117,8 +118,7 @@ class SubscriptionManager:
         self._store = store
         store.class_registry.on_class_created = self._start_early_subscribers
         store.class_registry.on_renamed = durable_owners.reapply_permissions
-        self._schedule_wakeup = schedule_wakeup
-        """Called with a time and the position to wake then."""
+        self._delayed_wakeups = delayed_wakeups
         self._end_session = end_session
         """Called with the id of a session that must end, and the reason."""
         self._reply_when_durable = reply_when_durable
@@ -281,16 +281,15 @@ class SubscriptionManager:
         )
         window, handover = cls.create_window("waiting", channel_filter, self._store.clock.now)
         policy = subscribe_options.build_delivery_policy(None, cls, self._settings)
-        position: Position = Position(
+        position = Position(
             ring=cls.ring_for_new_position(),
             window=window,
             delivery_policy=policy,
             timer_index_modulus=self._settings.ack_timeout,
             clock=self._store.clock,
             channel_filter=channel_filter,
-            on_floor_moved=lambda: self._store.schedule_trim(cls),
-            dead_letter=lambda *given_up: self._store.dead_letter(cls, position, *given_up),
-            schedule_wakeup=lambda due: self._schedule_wakeup(due, position),
+            changes=self._store.position_changes,
+            delayed_wakeups=self._delayed_wakeups,
             failure_reasons=self._store.failure_reasons,
             redeliveries=handover.passed_spans(window),
         )
@@ -508,16 +507,15 @@ class SubscriptionManager:
     ) -> Position:
         """Create a position of the class `kind` and add it to `cls`."""
         store, (durable, group) = self._store, durable_and_group
-        position: Position = kind(
+        position = kind(
             ring=cls.ring_for_new_position(),
             window=window,
             delivery_policy=delivery_policy,
             timer_index_modulus=self._settings.ack_timeout,
             clock=store.clock,
             channel_filter=channel_filter,
-            on_floor_moved=lambda: store.schedule_trim(cls),
-            dead_letter=lambda *given_up: store.dead_letter(cls, position, *given_up),
-            schedule_wakeup=lambda due: self._schedule_wakeup(due, position),
+            changes=store.position_changes,
+            delayed_wakeups=self._delayed_wakeups,
             failure_reasons=store.failure_reasons,
             redeliveries=spans,
         )
@@ -625,6 +623,7 @@ class SubscriptionManager:
     def _detach_subscription(self, subscription: BrokerSubscription, *, forget: bool) -> None:
         """Remove a subscription. Its position ends, unless it is a durable that stays."""
         position, cls = subscription.position, self._store.classes[subscription.class_id]
+        self._store.append_given_up()  # The dead letters name the session.
         subscription.outbox.remove(subscription)
         cls.subscriptions.pop(position, None)  # A version 1 subscription may not have started.
         if position.durable and not (forget or cls.is_remote):
@@ -666,6 +665,7 @@ class SubscriptionManager:
     def end_position(self, position: Position) -> None:
         """Remove a position for good."""
         cls = self._store.classes[position.class_id]
+        self._store.append_given_up()
         self._idle_since.pop(position, None)
         self._delayed_subscriptions.pop(position, None)
         self._log_position_change(position)

@@ -330,7 +330,7 @@ class Group(Position):
         is_limit_reached, self.scan_limit = self.scanned_count >= self.scan_limit, _FIRST_SCAN_MAX
         if available_members and is_limit_reached and self.has_work:
             self._is_scan_unfinished = True
-            self._schedule_wakeup(self._clock.now)
+            self._delayed_wakeups.schedule_wakeup(self._clock.now, self)
         return list(assigned_members)
 
     @property

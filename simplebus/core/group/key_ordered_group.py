@@ -434,14 +434,14 @@ class KeyOrderedGroup(Group):
         self.scan_limit = type(self).scan_limit
         if self._can_requeue or self._can_enqueue_new:
             self._is_scan_unfinished = True
-            self._schedule_wakeup(self._clock.now)
+            self._delayed_wakeups.schedule_wakeup(self._clock.now, self)
         return list(assigned_members)
 
     def _request_distribution(self) -> None:
         """Schedule a wakeup that assigns ready messages."""
         if self.members:
             self._is_distribution_requested = True
-            self._schedule_wakeup(self._clock.now)
+            self._delayed_wakeups.schedule_wakeup(self._clock.now, self)
 
     @property
     def next_wakeup(self) -> float:
@@ -833,7 +833,7 @@ class KeyOrderedGroup(Group):
             self.window.ack_range(sequence, sequence + 1)
         self._skipped_count += len(sequences)
         self._dequeue(sequences)
-        self._on_floor_moved()
+        self._changes.record_moved(self)
         return len(sequences)
 
     # Statistics and checks -----------------------------------------------------------------------

@@ -21,8 +21,7 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.requests import ErrorReply
 from simplebus.core.session.session import Session
-from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
-from simplebus.core.subscription.position import NEVER
+from simplebus.core.subscription.delayed_wakeups import NEVER, DelayedWakeups
 
 
 class PublisherConfirms:

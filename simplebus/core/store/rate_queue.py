@@ -10,7 +10,7 @@ from collections.abc import Callable
 from simplebus.core.clock import BrokerClock
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.session.session import Session
-from simplebus.core.subscription.position import NEVER
+from simplebus.core.subscription.delayed_wakeups import NEVER
 from simplebus.core.users import rate_limit
 from simplebus.core.users.rate_limit import RateLimiter
 

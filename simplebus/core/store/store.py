@@ -35,6 +35,7 @@ from simplebus.core.dead_letters import DeadMessage
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     CHANNEL_NAMES_MAX,
+    DEAD_LETTER_BATCHES_PER_TICK,
     DELIMITER_BYTES,
     EXPIRY_SCAN_INITIAL_MESSAGES,
     EXPIRY_SCAN_MESSAGES_MAX,
@@ -59,7 +60,7 @@ from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.store import compaction
 from simplebus.core.store.publish_queue import PublishQueue
 from simplebus.core.subscription import selection
-from simplebus.core.subscription.position import Position
+from simplebus.core.subscription.position import Position, PositionChanges
 from simplebus.core.users.permissions import ClassAccess
 from simplebus.core.users.rate_limit import consume, has_waiting_sessions, is_one_allowed
 
@@ -122,10 +123,8 @@ class Store:
         """Called with all stored messages, if set."""
         self.on_timed_stored: OnStored | None = None
         """Called with stored messages that are delayed or expire, if set and `on_stored` is not."""
-        self.classes_to_trim: dict[MessageClass, None] = {}
-        """Classes with positions whose floor moved without an ack, or that exceed their pending
-        limit.
-        """
+        self.position_changes = PositionChanges()
+        """Classes to trim, and positions with messages to dead-letter."""
         self.positions_with_pending_dead_letters: dict[MessageClass, dict[Position, None]] = {}
         """Positions, by class, whose dead letters found no space."""
 
@@ -474,11 +473,10 @@ class Store:
             if position.delivery_policy.slow_policy == "disconnect":
                 if not position.is_too_slow and position.is_over_pending_limit():
                     position.is_too_slow = True
-                    self.classes_to_trim[cls] = (
-                        None  # The position is ended later, by `trim_scheduled`.
-                    )
+                    # The position is ended later, by `apply_position_changes`.
+                    self.position_changes.record_moved(position)
             elif position.enforce_pending_limit():
-                self.classes_to_trim[cls] = None
+                self.position_changes.record_moved(position)
             if position.scanned_count:
                 scan_budget = max(0, scan_budget - position.scanned_count)
                 del cls.limited_positions[position]  # Examined last the next time.
@@ -626,11 +624,38 @@ class Store:
             self._append_dropping_oldest(append, None, dead_letter_class, rest)
         return batch.count
 
+    def append_given_up(self) -> None:
+        """Append the dead letters of messages that positions gave up since the last call."""
+        given_up = self.position_changes.given_up
+        while given_up:
+            position = next(iter(given_up))
+            del given_up[position]
+            cls = self.classes[position.class_id]
+            self._append_pending_dead_letters(cls, position)
+            if position.pending_dead_letters:
+                self.defer_dead_letters(cls, position)
+
+    def _append_pending_dead_letters(self, cls: MessageClass, position: Position) -> bool:
+        """Append some of the pending dead letters of a position. Returns False without space."""
+        for _ in range(DEAD_LETTER_BATCHES_PER_TICK):
+            batch = position.next_dead_letters()
+            if batch is None:
+                return True
+            ranges, reason, attempts = batch
+            refused_from = self.dead_letter(cls, position, ranges, reason, attempts)
+            if refused_from is not None:
+                position.mark_dead_lettered(selection.ranges_before(ranges, refused_from))
+                return False
+            position.mark_dead_lettered(ranges)
+        return True
+
     def _retry_dead_letters(self) -> None:
         """Retry dead letters that found no space before."""
         for cls, positions in list(self.positions_with_pending_dead_letters.items()):
             for position in list(positions):
-                if position in cls.positions and not position.retry_dead_letters():
+                if position in cls.positions and not self._append_pending_dead_letters(
+                    cls, position
+                ):
                     break  # No space for the others either.
                 if position not in cls.positions or not position.pending_dead_letters:
                     del positions[position]
@@ -645,24 +670,16 @@ class Store:
         if cls.blocked_sessions:
             self.publish_queue.retry(cls)
 
-    def schedule_trim(self, cls: MessageClass) -> None:
-        """Let the next `trim_scheduled` trim a class, whose position has moved without an ack."""
-        self.classes_to_trim[cls] = None
-
-    def trim_scheduled(self) -> bool:
-        """Trim the scheduled classes, and end positions that exceed their pending limit.
-
-        Returns:
-            True if any class was scheduled.
-        """
-        if not self.classes_to_trim:
-            return False
-        while self.classes_to_trim:
-            cls, _ = self.classes_to_trim.popitem()
+    def apply_position_changes(self) -> None:
+        """Append dead letters, trim changed classes, and end positions that exceed their limit."""
+        changes = self.position_changes
+        while changes.class_ids:
+            self.append_given_up()
+            class_id, _ = changes.class_ids.popitem()
+            cls = self.classes[class_id]
             for position in [p for p in cls.limited_positions if p.is_too_slow]:
                 self._on_slow_consumer(position)
             self.trim_class(cls)
-        return True
 
     # Time ----------------------------------------------------------------------------------------
 

@@ -6,19 +6,21 @@ bounded number of targets; a target that is not finished is woken again after al
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Protocol
 
 from simplebus.core.clock import BrokerClock
 from simplebus.core.limits import SCAN_MESSAGES_MAX
-from simplebus.core.subscription.position import NEVER
+
+NEVER = float("inf")
+"""Time of a wakeup that is not scheduled."""
 
 
 class WakeupTarget(Protocol):
     """Object that delayed part of its work until a time."""
 
     scanned_count: int
-    """Messages that the last `handle_wakeup` scanned, unless it left that to a later turn."""
+    """Messages that were scanned since `handle_wakeup` was called."""
 
     @property
     def next_wakeup(self) -> float:
@@ -31,18 +33,11 @@ class WakeupTarget(Protocol):
 class DelayedWakeups:
     """Wakeup targets of one broker."""
 
-    def __init__(self, clock: BrokerClock, on_wakeup: Callable[[WakeupTarget], int]) -> None:
-        """Create an empty set.
-
-        Args:
-            clock: Current time, set by the driver.
-            on_wakeup: Called with each target that has something to send. Returns the scanned
-                messages.
-        """
+    def __init__(self, clock: BrokerClock) -> None:
+        """Create an empty set. The driver sets the clock."""
         self.next_wakeup = NEVER
         """Time at which `run_due_wakeups` is to be called."""
         self._clock = clock
-        self._on_wakeup = on_wakeup
         self._targets: dict[WakeupTarget, None] = {}
 
     def __len__(self) -> int:
@@ -57,8 +52,11 @@ class DelayedWakeups:
             self._targets[target] = None
             self.next_wakeup = min(self.next_wakeup, due_time)
 
-    def run_due_wakeups(self) -> None:
-        """Wake the targets that are due."""
+    def run_due_wakeups(self) -> Iterator[WakeupTarget]:
+        """Wake the targets that are due, and yield those that have something to send.
+
+        A yielded target must be resumed before the next one is requested.
+        """
         if self.next_wakeup > self._clock.now:
             return
         scanned_count = 0
@@ -67,7 +65,8 @@ class DelayedWakeups:
                 continue
             del self._targets[target]
             if target.handle_wakeup():
-                scanned_count += self._on_wakeup(target)
+                yield target
+                scanned_count += target.scanned_count
             if target.next_wakeup < NEVER:
                 self._targets[target] = None
             if scanned_count >= SCAN_MESSAGES_MAX:

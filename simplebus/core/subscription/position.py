@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 
@@ -33,7 +33,6 @@ from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
 from simplebus.core.limits import (
     DEAD_LETTER_BATCH_MESSAGES,
-    DEAD_LETTER_BATCHES_PER_TICK,
     EXPIRY_SCAN_INITIAL_MESSAGES,
     IN_FLIGHT_BYTES,
     LOOKAHEAD_MESSAGES,
@@ -63,13 +62,33 @@ from simplebus.core.subscription import selection
 from simplebus.core.subscription.backlog import BacklogCounter
 from simplebus.core.subscription.channel_filter import ChannelFilter
 from simplebus.core.subscription.copied_frames import CopiedFrames
+from simplebus.core.subscription.delayed_wakeups import NEVER, DelayedWakeups
 from simplebus.core.subscription.pending_dead_letters import PendingDeadLetters
 from simplebus.core.subscription.selection import MessageSelection, Ranges
 
-NEVER = float("inf")
-"""Time of a wakeup that is not scheduled."""
-
 _NO_FRAMES = memoryview(b"")
+
+
+class PositionChanges:
+    """Changed positions of one broker, for its store.
+
+    A position may change while frames are taken from an outbox, where nobody waits for a result.
+    `Store.apply_position_changes` handles the changes afterwards.
+    """
+
+    def __init__(self) -> None:
+        self.class_ids: dict[int, None] = {}
+        """Classes with changes, for example a floor that moved without an ack."""
+        self.given_up: dict[Position, None] = {}
+        """Positions that gave up messages, which are to be dead-lettered."""
+
+    def record_moved(self, position: Position) -> None:
+        """Record that the floor of a position may have moved without an ack."""
+        self.class_ids[position.class_id] = None
+
+    def record_given_up(self, position: Position) -> None:
+        """Record that a position has new pending dead letters."""
+        self.class_ids[position.class_id] = self.given_up[position] = None
 
 
 class Position:
@@ -93,11 +112,8 @@ class Position:
         timer_index_modulus: int = 0,
         clock: BrokerClock | None = None,
         channel_filter: ChannelFilter | None = None,
-        on_floor_moved: Callable[[], None] = lambda: None,
-        dead_letter: Callable[
-            [Ranges, Reason, int], int | None
-        ] = lambda ranges, reason, attempts: None,
-        schedule_wakeup: Callable[[float], None] = lambda due: None,
+        changes: PositionChanges | None = None,
+        delayed_wakeups: DelayedWakeups | None = None,
         failure_reasons: FailureReasons | None = None,
         redeliveries: Iterable[Span] = (),
     ) -> None:
@@ -144,15 +160,10 @@ class Position:
         self._timer_index_modulus = timer_index_modulus or delivery_policy.ack_timeout_ticks
         """Modulus of timer indexes, the same for the whole class."""
         self._clock = clock or BrokerClock()
-        self._on_floor_moved = on_floor_moved
-        """Called when the floor may have moved without an ack."""
-        self._dead_letter = dead_letter
-        """Dead-letters ranges, given the reason and their attempts.
-
-        Returns the first sequence for which there is no space, or None.
-        """
-        self._schedule_wakeup = schedule_wakeup
-        """Called with the time at which `handle_wakeup` is to be called."""
+        self._changes = PositionChanges() if changes is None else changes
+        if delayed_wakeups is None:
+            delayed_wakeups = DelayedWakeups(self._clock)
+        self._delayed_wakeups = delayed_wakeups
         self._failure_reasons = FailureReasons() if failure_reasons is None else failure_reasons
         self._in_flight_bytes = InFlightBytes(ring)
         """Bytes of the messages in flight."""
@@ -471,7 +482,7 @@ class Position:
         skipped = selection.ranges_before(selected.skipped, end_sequence)
         self._mark_skipped(skipped)
         if skipped:
-            self._on_floor_moved()
+            self._changes.record_moved(self)
         self._count_undelivered(
             Reason.EXPIRED,
             selection.count_sequences(selection.ranges_before(selected.expired, end_sequence)),
@@ -699,13 +710,14 @@ class Position:
 
     def handle_wakeup(self) -> bool:
         """Queue delayed messages whose time has come. Returns True if there is work to do."""
+        self.scanned_count = 0
         while self._delayed_spans and self._delayed_spans[0][0] <= self._clock.now:
             self._redelivery_queue.append(heapq.heappop(self._delayed_spans)[2])
         return bool(self._redelivery_queue)
 
     def _delay_span(self, due_time: float, span: Span) -> None:
         heapq.heappush(self._delayed_spans, (due_time, span.first, span))
-        self._schedule_wakeup(due_time)
+        self._delayed_wakeups.schedule_wakeup(due_time, self)
 
     def _mark_waiting(self, span: Span) -> None:
         """Record that a span waits to be sent, for the first time or again."""
@@ -866,7 +878,7 @@ class Position:
         self._advance_cursor(last)
         self.window.ack_range(first, last)
         self._skipped_count += last - first
-        self._on_floor_moved()
+        self._changes.record_moved(self)
         return dropped_count
 
     def _drop_newest(self, count: int, backlog_counter: BacklogCounter) -> int:
@@ -879,7 +891,7 @@ class Position:
         unsent = selection.matching_ranges(self.ring, first, head, self.channel_filter)
         kept = selection.limit_ranges(unsent, selection.count_sequences(unsent) - count)
         self._advance_past(kept, head)
-        self._on_floor_moved()
+        self._changes.record_moved(self)
         return selection.count_sequences(unsent) - selection.count_sequences(kept)
 
     def skip_compacted(self, first: int, head: int) -> bool:
@@ -906,7 +918,7 @@ class Position:
             self._advance_past([(cursor, first)] * (cursor < first), last)
             lost_count += last - max(cursor, first)
         self._count_undelivered(reason, lost_count)
-        self._on_floor_moved()
+        self._changes.record_moved(self)
 
     def drop_expired(self, scan_max: int) -> bool:
         """Drop expired messages at the front, except those in flight.
@@ -1032,25 +1044,16 @@ class Position:
         return end_sequence
 
     def _give_up_ranges(self, ranges: Ranges, reason: Reason, attempts: int) -> None:
-        """Dead-letter `ranges`, or keep them as pending. Ends this turn's scan."""
+        """Keep `ranges` until they are dead-lettered. Ends this turn's scan."""
         if not ranges:
             return
         self.scanned_count += self.scan_limit
         self._count_undelivered(reason, selection.count_sequences(ranges))
         self._advance_cursor(max(self.window.cursor, ranges[-1][1]))
-        # Later messages wait behind those that already wait for space.
-        refused_from = (
-            ranges[0][0]
-            if self.pending_dead_letters
-            else self._dead_letter(ranges, reason, attempts)
-        )
-        if refused_from is not None:
-            refused = selection.ranges_from(ranges, refused_from)
-            self._remove_from_waiting(refused)
-            self.pending_dead_letters.add(refused, reason, attempts)
-            ranges = selection.ranges_before(ranges, refused_from)
-        self._mark_skipped(ranges)
-        self._on_floor_moved()
+        self._remove_from_waiting(ranges)
+        if not self.pending_dead_letters:  # Otherwise the earlier ones wait for space.
+            self._changes.record_given_up(self)
+        self.pending_dead_letters.add(ranges, reason, attempts)
 
     def _remove_from_waiting(self, ranges: Ranges) -> None:
         """Remove `ranges` from the messages that wait to be sent."""
@@ -1065,25 +1068,24 @@ class Position:
             self._remove_from_waiting(ranges)
             self.pending_dead_letters.add(ranges, Reason(reason), attempts)
 
-    def retry_dead_letters(self) -> bool:
-        """Dead-letter the oldest pending messages. Returns True if there was space for all."""
+    def next_dead_letters(self) -> tuple[Ranges, Reason, int] | None:
+        """Return the oldest pending dead letters with one reason and attempt count.
+
+        Their number and bytes are limited. None if there are none in memory.
+        """
         ring = self.ring
-        for _ in range(DEAD_LETTER_BATCHES_PER_TICK):
-            batch = self.pending_dead_letters.next_batch(ring.floor, ring.head)
-            if batch is None:
-                return True
-            ranges, reason, attempts = batch
-            ranges = selection.limit_ranges(ranges, DEAD_LETTER_BATCH_MESSAGES)
-            end = ring.view_frames(ranges[0][0], ranges[-1][1], REDELIVERY_BYTES)[1]
-            ranges = selection.ranges_before(ranges, end)
-            refused_from = self._dead_letter(ranges, reason, attempts)
-            self._mark_skipped(
-                ranges if refused_from is None else selection.ranges_before(ranges, refused_from)
-            )
-            self._on_floor_moved()
-            if refused_from is not None:
-                return False
-        return True
+        batch = self.pending_dead_letters.next_batch(ring.floor, ring.head)
+        if batch is None:
+            return None
+        ranges, reason, attempts = batch
+        ranges = selection.limit_ranges(ranges, DEAD_LETTER_BATCH_MESSAGES)
+        end = ring.view_frames(ranges[0][0], ranges[-1][1], REDELIVERY_BYTES)[1]
+        return selection.ranges_before(ranges, end), reason, attempts
+
+    def mark_dead_lettered(self, ranges: Ranges) -> None:
+        """Finish given-up messages that were dead-lettered."""
+        self._mark_skipped(ranges)
+        self._changes.record_moved(self)
 
     def _mark_skipped(self, ranges: Ranges) -> None:
         """Finish `ranges` behind the cursor without an ack."""
@@ -1129,7 +1131,7 @@ class Position:
 
     def mark_removed(self) -> None:
         """Cancel wakeups and forget the failure reasons of a removed position."""
-        self._schedule_wakeup(NEVER)
+        self._delayed_wakeups.schedule_wakeup(NEVER, self)
         self._failure_reasons.forget_position(self)
 
     def attach(self, session_id: int, subscription_number: int) -> None:

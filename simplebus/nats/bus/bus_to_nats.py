@@ -25,8 +25,7 @@ from simplebus.core.ring.columns import MessageRows
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
 from simplebus.core.subscription import selection
-from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
-from simplebus.core.subscription.position import NEVER
+from simplebus.core.subscription.delayed_wakeups import NEVER, DelayedWakeups
 from simplebus.core.subscription.selection import Ranges
 from simplebus.nats.bus.convert import message_from_frame
 from simplebus.nats.protocol.events import MixedBatch, Pub, UniformBatch
