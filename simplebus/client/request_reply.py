@@ -186,13 +186,21 @@ class ReceivedRequests:
     def __init__(self) -> None:
         self._request_ids = RequestIdReader(_parse_reply_address)
 
-    def is_request(self, message: Message[Any]) -> bool:
-        """Return True if the publisher of the message waits for a reply."""
+    def find_reply_address(self, message: Message[Any]) -> tuple[ReplyAddress, bytes] | None:
+        """Return the destination of a reply and the request id; None if no reply is requested.
+
+        Raises:
+            LocalProtocolError: If the message requests a reply, but not where.
+        """
         content = message.envelope_content
         if _ENCODED_REPLY_TO not in content:
-            return False
-        address, _ = self._request_ids.read(content)
-        return address is not None or message.is_request
+            return None
+        address, request_id = self._request_ids.read(content)
+        if address is not None:
+            return address, request_id
+        if message.is_request:
+            raise _no_request_error(message)
+        return None
 
     def get_reply_address(self, message: Message[Any]) -> tuple[ReplyAddress, bytes]:
         """Return the destination of a reply to `message`, and the request id.
@@ -203,11 +211,14 @@ class ReceivedRequests:
         """
         if not isinstance(message, Message):
             raise TypeError(f"a reply is to a message, got {message!r}")
-        content = message.envelope_content
-        address, request_id = self._request_ids.read(content) if content else (None, b"")
-        if address is None:
-            raise LocalProtocolError(f"{message!r} does not request a reply")
-        return address, request_id
+        found = self.find_reply_address(message)
+        if found is None:
+            raise _no_request_error(message)
+        return found
+
+
+def _no_request_error(message: Message[Any]) -> LocalProtocolError:
+    return LocalProtocolError(f"{message!r} does not request a reply")
 
 
 def decode_reply(reply: Message[bytes], decode: Callable[[bytes], Any] | None) -> Any:

@@ -35,6 +35,7 @@ from simplebus.client.request_reply import (
     PendingReplies,
     PendingReply,
     ReceivedRequests,
+    ReplyAddress,
     check_handler,
 )
 from simplebus.client.subscribe_options import (
@@ -517,9 +518,10 @@ class Bus(Publisher):
                 that of replies.
             Exception: The errors of `publish`.
         """
+        address = self.received_requests.get_reply_address(message)
         if not self.can_reply_now:
             await self.prepare_reply()
-        position = self.queue_reply(message, value)
+        position = self.queue_reply(*address, value)
         if not confirm:
             self._writer.write_soon()
         elif refused := await self.connection.wait_confirmed(position, position):
@@ -535,11 +537,10 @@ class Bus(Publisher):
         self._replies_class_id = await self.resolve_class_id(request_reply.REPLY_CLASS_NAME)
         await self._writer.wait_for_room()
 
-    def queue_reply(self, message: Message[Any], value: object) -> int:
+    def queue_reply(self, address: ReplyAddress, request_id: bytes, value: object) -> int:
         """Publish a reply when `can_reply_now`, and return its position. The caller writes.
         Internal.
         """
-        address, request_id = self.received_requests.get_reply_address(message)
         assert self._replies_class_id is not None
         address.check_is_for_replies(self._replies_class_id)
         payload = self._outbound.encode_payload(value)

@@ -21,7 +21,12 @@ from simplebus.client.core.acks import ACKED, nack_outcome
 from simplebus.client.core.messages import Message
 from simplebus.client.handler_errors import HandlerErrors
 from simplebus.client.message_types import Binding
-from simplebus.client.request_reply import Handler, ReceivedRequests, check_handler_result
+from simplebus.client.request_reply import (
+    Handler,
+    ReceivedRequests,
+    ReplyAddress,
+    check_handler_result,
+)
 from simplebus.core.errors import BusConnectionError, BusError, RefusedError
 
 if TYPE_CHECKING:
@@ -42,7 +47,7 @@ class HandlerBus(Protocol):
 
     async def prepare_reply(self) -> None: ...
 
-    def queue_reply(self, message: Message[Any], value: object) -> int: ...
+    def queue_reply(self, address: ReplyAddress, request_id: bytes, value: object) -> int: ...
 
     def end_block(self, error: BaseException) -> None: ...
 
@@ -132,11 +137,13 @@ class HandlerRunner:
             if outcome is not None and inspect.isawaitable(outcome):
                 outcome = await outcome
             check_handler_result(outcome)
-            is_reply = outcome is not None and self._bus.received_requests.is_request(message)
-            if is_reply:
+            address = (
+                None if outcome is None else self._bus.received_requests.find_reply_address(message)
+            )
+            if address is not None:
                 if not self._bus.can_reply_now:
                     await self._bus.prepare_reply()
-                self._bus.queue_reply(message, outcome)
+                self._bus.queue_reply(*address, outcome)
         except Exception as error:
             message.settle(nack_outcome(error=error))
             self._failures.add(self._handler, message, error)
@@ -150,5 +157,5 @@ class HandlerRunner:
             self._failures.add(self._handler, message, itself)
         else:
             message.settle(ACKED)
-            if is_reply:  # In one piece, and before we wait for anything.
+            if address is not None:  # In one piece, and before we wait for anything.
                 self._bus.connection.writer.write_now()

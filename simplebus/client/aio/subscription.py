@@ -125,9 +125,8 @@ class BaseSubscription(SubscriptionState[T]):
             else:
                 with anyio.move_on_after(arguments.check_timeout("timeout", timeout)):
                     await self.refill()
-            if inbox.is_empty:
-                assert timeout is not None, "refill returned, and there was nothing"
-                raise no_message_error(self.target, timeout)
+                if inbox.is_empty:
+                    raise no_message_error(self.target, timeout)
             for message in inbox.prepared_messages:  # Another task has prepared some.
                 return message
             self.prepare_messages()

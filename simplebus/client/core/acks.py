@@ -186,6 +186,13 @@ class AckBuffer:
 
     def encode_pending(self) -> bytes:
         """Return the frames for all outcomes and empty the buffer."""
+        if len(self._entries) == 1 and not self.dropped_redeliveries:
+            entry = self._entries[0]
+            if entry.outcome is ACKED and entry.last - entry.first == 1:
+                self._entries.clear()
+                self.ack_sink.acked_count += 1
+                sequence = int(entry.ack_token.sequences[entry.first])
+                return self._encode_range(ACKED, sequence, sequence + 1, 0)
         ranges: list[tuple[AckOutcome, int, int, int]] = []
         range_end_index = 0
         for entry in self._entries:

@@ -15,7 +15,7 @@ import msgspec
 from simplebus.client.core.class_names import ClassReference, parse_class_reference
 from simplebus.client.core.class_names import check_class_id as check_class_id
 from simplebus.client.core.connection import ConnectionState
-from simplebus.client.core.frame_runs import FrameRun, split_few_frames, split_into_runs
+from simplebus.client.core.frame_runs import FrameRun, split_into_runs
 from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.core.statistics import ClientStatistics as ClientStatistics
@@ -393,8 +393,8 @@ class ClientCore:
         inboxes_to_wake: dict[Inbox, None] = {}
         if bounds := self._receiver.find_few_frames(buffer, count):
             self._receiver.record_frames(len(bounds) - 1, count)
-            for run in split_few_frames(bytes(buffer.writable[:count]), bounds):
-                self._connection.handle_run(run, inboxes_to_wake, now)
+            raw = bytes(buffer.writable[:count])
+            self._connection.handle_few_frames(raw, bounds, inboxes_to_wake, now)
         elif self._receiver.receive_single_frame(buffer, count):
             run = FrameRun(bytes(buffer.writable[:count]), count=1, stride=count)
             self._connection.handle_run(run, inboxes_to_wake, now)

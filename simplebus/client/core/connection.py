@@ -15,7 +15,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from simplebus.client.core.class_names import ClassNames, check_class_id, to_wire_references
-from simplebus.client.core.frame_runs import FrameRun
+from simplebus.client.core.frame_runs import FrameRun, build_run, find_run_end
 from simplebus.client.core.heartbeat import Heartbeat
 from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.inboxes import Inboxes
@@ -38,6 +38,7 @@ from simplebus.core.protocol.requests import (
     decode,
 )
 
+_unpack_header = frames.HEADER.unpack_from
 _CONNECTION_BOUND_TYPES = (frames.CONNECT, frames.FETCH, frames.PURGE, frames.INQUIRE)
 """Requests that fail when their connection is lost."""
 _TYPES_BEFORE_CONNECT_REPLY = (frames.CONNECT, frames.ERROR, frames.HEARTBEAT)
@@ -227,6 +228,35 @@ class ConnectionState:
 
     # Received frames -----------------------------------------------------------------------------
 
+    def handle_few_frames(
+        self, raw: bytes, bounds: list[int], inboxes_to_wake: dict[Inbox, None], now: float
+    ) -> None:
+        """Process few received frames like `handle_run`, without a run for frames without content.
+
+        Args:
+            raw: Whole frames.
+            bounds: Their offsets, and the end of the last one.
+            inboxes_to_wake: Gets the inboxes with new messages.
+            now: Current time in seconds.
+
+        Raises:
+            RemoteProtocolError: As `handle_run`.
+        """
+        headers = [_unpack_header(raw, offset) for offset in bounds[:-1]]
+        first = 0
+        while first < len(headers):
+            frame_type, class_id, message_id, timer_index = headers[first]
+            last = first + 1
+            if frame_type == frames.DELIVER and self.is_ready:
+                self.inboxes.set_delivery_header(class_id, message_id, timer_index)
+            elif frame_type == frames.CONFIRM and self.is_ready:
+                self.publish_buffer.confirm(message_id & MESSAGE_ID_MASK)
+            else:
+                last = find_run_end(headers, first)
+                run = build_run(raw, bounds, headers, first, last)
+                self.handle_run(run, inboxes_to_wake, now)
+            first = last
+
     def handle_run(self, run: FrameRun, inboxes_to_wake: dict[Inbox, None], now: float) -> None:
         """Process one received run. Inboxes with new messages are added to `inboxes_to_wake`.
 
@@ -243,7 +273,7 @@ class ConnectionState:
         if run.has_messages:
             self.inboxes.route_run(run, inboxes_to_wake)
         elif frame_type == frames.DELIVER:
-            self.inboxes.set_delivery_header(run)
+            self.inboxes.set_delivery_header(run.class_id, run.first_id, run.timer_index)
         elif frame_type == frames.CONFIRM:
             self.publish_buffer.confirm(run.first_id & MESSAGE_ID_MASK)
         elif frame_type in _REPLY_DECODERS:

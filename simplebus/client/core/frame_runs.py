@@ -19,6 +19,9 @@ from simplebus.core.protocol.frames import FrameBatch, Integers
 MessageIds = range | Integers
 """Ascending message ids or sequences: a range if they are contiguous, otherwise an int64 array."""
 
+FrameHeader = tuple[int, int, int, int]
+"""Frame type, class id, message id and timer index."""
+
 _MESSAGE_TYPES = (frames.MESSAGE, frames.ENVELOPE)
 _ID_DTYPE: np.dtype[np.int32] = np.dtype(">i4")
 _ID_OFFSET = 3
@@ -129,37 +132,48 @@ def split_few_frames(raw: bytes, bounds: list[int]) -> Iterator[FrameRun]:
         return
     headers = [frames.HEADER.unpack_from(raw, offset) for offset in bounds[:-1]]
     first = 0
-    for last in range(1, len(headers) + 1):
-        if last < len(headers):
-            frame_type, class_id, message_id, _ = headers[last]
-            previous = headers[last - 1]
-            if (
-                frame_type == previous[0]
-                and class_id == previous[1]
-                and message_id > previous[2]
-                and frame_type in _MESSAGE_TYPES
-            ):
-                continue
-        if last - first == 1:
-            frame = raw[bounds[first] : bounds[last]]
-            yield FrameRun(frame, count=1, stride=len(frame))
-            first = last
-            continue
-        ids = [header[2] for header in headers[first:last]]
-        yield _build_run(raw[bounds[first] : bounds[last]], bounds[first : last + 1], ids)
+    while first < len(headers):
+        last = find_run_end(headers, first)
+        yield build_run(raw, bounds, headers, first, last)
         first = last
 
 
-def _build_run(raw: bytes, bounds: list[int], ids: list[int]) -> FrameRun:
-    count, begin = len(ids), bounds[0]
-    stride = bounds[1] - begin
-    id_range: MessageIds = range(ids[0], ids[0] + count)
-    if ids[-1] - ids[0] != count - 1:
-        id_range = np.array(ids, np.int64)
-    if all(end - start == stride for start, end in pairwise(bounds)):
-        return FrameRun(raw, count=count, stride=stride, ids=id_range)
+def find_run_end(headers: list[FrameHeader], first: int) -> int:
+    """Return the end of the run that begins with the frame `first`."""
+    frame_type, class_id, message_id, _ = headers[first]
+    last = first + 1
+    if frame_type in _MESSAGE_TYPES:
+        while last < len(headers):
+            header = headers[last]
+            if header[0] != frame_type or header[1] != class_id or header[2] <= message_id:
+                break
+            message_id = header[2]
+            last += 1
+    return last
+
+
+def build_run(
+    raw: bytes, bounds: list[int], headers: list[FrameHeader], first: int, last: int
+) -> FrameRun:
+    """Return the frames first..last-1 as a run."""
+    begin = bounds[first]
+    if last - first == 1:
+        frame = raw[begin : bounds[last]]
+        return FrameRun(frame, count=1, stride=len(frame))
+    count, stride = last - first, bounds[first + 1] - begin
+    first_id, last_id = headers[first][2], headers[last - 1][2]
+    ids: MessageIds = range(first_id, first_id + count)
+    if last_id - first_id != count - 1:
+        ids = np.array([header[2] for header in headers[first:last]], np.int64)
+    run_bounds, frames_of_run = bounds[first : last + 1], raw[begin : bounds[last]]
+    if all(end - start == stride for start, end in pairwise(run_bounds)):
+        return FrameRun(frames_of_run, count=count, stride=stride, ids=ids)
     return FrameRun(
-        raw, count=count, stride=0, bounds=np.array(bounds, np.int64) - begin, ids=id_range
+        frames_of_run,
+        count=count,
+        stride=0,
+        bounds=np.array(run_bounds, np.int64) - begin,
+        ids=ids,
     )
 
 

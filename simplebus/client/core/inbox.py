@@ -407,12 +407,14 @@ class Inbox:
 
         The last message of another loop that has not ended stays unsettled.
         """
-        self._process_ended_loops()
+        if self._ended_loops:
+            self._process_ended_loops()
         if self.active_loop is not None and self.active_loop is not loop:
             self._suspend_active_loop()
         self.active_loop = loop if self.auto_ack else None
-        self.settle(include_last=True)
-        self._settle_ended_unsettled(ACKED)
+        self._settle_until(ACKED, self._handed_out_count)
+        if self._unsettled_of_ended_loops:
+            self._settle_ended_unsettled(ACKED)
         if loop in self._unsettled_by_loop:
             batch, first, last = self._unsettled_by_loop.pop(loop)
             batch.settle(ACKED, first, last)
@@ -556,6 +558,8 @@ class Inbox:
 
     def _discard_prepared(self) -> None:
         """Make prepared messages that were not handed out unread again."""
+        if not length_hint(self.prepared_payloads):
+            return
         self._prepared_count = self._handed_out_count
         # Exhaust the iterator: a loop that still holds `prepared_messages` must get no message.
         deque(self.prepared_payloads, maxlen=0)

@@ -134,9 +134,9 @@ class Inboxes:
 
     # Receiving -----------------------------------------------------------------------------------
 
-    def set_delivery_header(self, run: FrameRun) -> None:
+    def set_delivery_header(self, class_id: int, attempt: int, number: int) -> None:
         """Remember to which subscription the following messages belong."""
-        self._delivery_header = (run.class_id, run.first_id, run.timer_index)
+        self._delivery_header = (class_id, attempt, number)
 
     def route_run(self, run: FrameRun, inboxes_to_wake: dict[Inbox, None]) -> None:
         """Add received messages to their inbox, and that inbox to `inboxes_to_wake`.

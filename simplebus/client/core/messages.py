@@ -387,6 +387,8 @@ class Batch:
             first one,
             so `length_hint` of the first one is the number of messages that were not read yet.
         """
+        if self._run.count == 1 and last - first == 1:
+            return self._single_message()
         payloads = iter(self._slice_payloads(first, last))
         indexes = range(self._first_index + first, self._first_index + last)
         ack_tokens = repeat(self._ack_token)
@@ -394,6 +396,15 @@ class Batch:
             return payloads, map(Message, payloads, indexes, ack_tokens)
         contents = self._run.contents(first, last)
         return payloads, map(_EnvelopedMessage, payloads, indexes, ack_tokens, contents)
+
+    def _single_message(self) -> tuple[Iterator[bytes], Iterator[Message[Any]]]:
+        """Create the only message lazily, as `messages` does."""
+        content, indexes, ack_tokens = self._run.content, (self._first_index,), (self._ack_token,)
+        if self._run.frame_type == frames.MESSAGE:
+            payloads = iter((content,))
+            return payloads, map(Message, payloads, indexes, ack_tokens)
+        payloads = iter((envelopes.extract_payload(content),))
+        return payloads, map(_EnvelopedMessage, payloads, indexes, ack_tokens, (content,))
 
     def part(self, first: int, last: int) -> Batch:
         """Return the messages first..last-1 as a separate batch."""

@@ -589,7 +589,7 @@ class PublishBuffer:
 
     def require_credit(self) -> bool:
         """Return True, once, if messages wait for credit that a late Confirm brings."""
-        if not self._is_confirm_late or not self.unreleased_bytes:
+        if not self._is_confirm_late or self._released_position == self.published_position:
             return False
         self._is_confirm_late = False
         return self.in_flight_bytes > 0

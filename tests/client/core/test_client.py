@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simplebus.client.core.client import ClientCore
 from simplebus.core.errors import (
@@ -24,7 +26,10 @@ from simplebus.core.protocol.requests import (
     SubscribeRequest,
 )
 from tests.client.core.model_server import (
+    CONFIRM,
     CONNECT,
+    DELIVER,
+    ENVELOPE,
     FETCH,
     HEARTBEAT,
     MESSAGE,
@@ -291,3 +296,54 @@ def test_more_messages_than_requested_are_a_protocol_error() -> None:
     connection.server.deliver(0, *numbered_messages(0, 1, 2), attempt=0)
     with pytest.raises(RemoteProtocolError, match="3 fetched messages of class 1"):
         connection.exchange()
+
+
+# Few frames --------------------------------------------------------------------------------------
+
+received_frames = st.one_of(
+    st.tuples(
+        st.just(DELIVER), st.sampled_from([1, 2]), st.integers(0, 2), st.sampled_from([1, 2])
+    ),
+    st.tuples(
+        st.sampled_from([MESSAGE, ENVELOPE]),
+        st.sampled_from([1, 1, 1, 2]),
+        st.integers(0, 9),
+        st.integers(0, 1),
+    ),
+    st.tuples(st.just(CONFIRM), st.just(0), st.integers(0, 4), st.just(0)),
+    st.tuples(st.sampled_from([HEARTBEAT, ord("?")]), st.just(0), st.just(0), st.just(0)),
+)
+
+
+@given(st.lists(received_frames, max_size=20))
+def test_few_frames_are_processed_like_many(some: list[tuple[int, int, int, int]]) -> None:
+    """A read of few whole frames takes a loop, reads that end within a frame take the arrays."""
+    data = b"".join(
+        build_frame(
+            kind, class_id=class_id, message_id=number, timer_index=detail, content=b"\0payload"
+        )
+        for kind, class_id, number, detail in some
+    )
+    found = []
+    for chunk_bytes in (1 << 16, 5):
+        connection = open_connection()
+        core = connection.core
+        inboxes = [core.subscribe(class_id, auto_ack=False) for class_id in (1, 2)]
+        for payload in (b"a", b"b", b"c"):
+            core.publish(payload, 1)
+        connection.exchange()
+        connection.server.outgoing += data
+        error = None
+        try:
+            while connection.server.outgoing:
+                connection.receive(chunk_bytes)
+        except RemoteProtocolError as problem:
+            error = str(problem)
+        messages = []
+        for inbox in inboxes:
+            while inbox.prepare_messages(9):
+                messages += [(m.sequence, m.attempt, m.payload) for m in inbox.prepared_messages]
+                inbox.settle(include_last=True)
+        statistics = core.statistics()
+        found.append((error, messages, statistics.confirmed, statistics.ignored))
+    assert found[0] == found[1]
