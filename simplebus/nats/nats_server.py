@@ -217,17 +217,21 @@ class NatsServer:
         events = 0
         for event in session.parser.receive(buffer, count):
             events += 1
-            self._handle_event(session, event)
+            if type(event) is Pub:
+                self._publish(session, event)
+            else:
+                self._handle_event(session, event)
             if session.is_disconnecting:
                 break
         session.adapt_read_size(count, output_bytes=self._output_bytes, event_count=events)
-        self.rate_limits.charge(session)
+        if session.token_buckets:
+            self.rate_limits.charge(session)
         if session.parser.tail_bytes > PARTIAL_COMMAND_BYTES_MIN:
             for slow_session, error in self.slow_consumer_monitor.add_partial_command(
                 session, min(count, session.parser.tail_bytes)
             ):
                 self._disconnect_slow_consumer(slow_session, error)
-        if self.slow_consumer_monitor.has_new_slow or session.has_stalled:
+        if self.slow_consumer_monitor.new_slow_sessions or session.has_stalled:
             local_session = session.local_session
             local_session_id = -1 if local_session is None else local_session.session_id
             has_other_receivers = (
@@ -410,9 +414,8 @@ class NatsServer:
     # Events --------------------------------------------------------------------------------------
 
     def _handle_event(self, session: NatsSession, event: ClientEvent) -> None:
+        """Apply an event other than `Pub`, which `receive` passes to `_publish`."""
         match event:
-            case Pub():
-                self._publish(session, event)
             case UniformBatch():
                 if self._can_publish_uniform(session, event):
                     self._publish_uniform(session, event)
@@ -526,7 +529,8 @@ class NatsServer:
         if message.reply and subjects.is_reserved_reply(message.reply):
             self._send_denied(session, f"Publish with Reply of {subjects.quote(message.reply)}")
             return
-        self._send_ok(session)
+        if session.options.verbose:
+            session.send(_OK)
         is_accepted = False
         if sinks is None:
             sinks = self.routes.match(message.subject)

@@ -175,9 +175,10 @@ class NatsListener:
         try:
             self.nats_server.receive(session, self.buffer, count)
         finally:
-            # Deliver messages first; other work follows.
-            self.server.listeners_to_flush.pop(self, None)
-            self.flush_clients()
+            if self in self.server.listeners_to_flush:
+                # Deliver messages first; other work follows.
+                del self.server.listeners_to_flush[self]
+                self.flush_clients()
             self.server.flush_ready()
 
     @property
@@ -255,7 +256,7 @@ class NatsListener:
         if self._state_changed:
             self._state_changed.unpark_all()
         front, connections = self.nats_server, self.connections
-        if front.slow_consumer_monitor.has_new_slow:
+        if front.slow_consumer_monitor.new_slow_sessions:
             self.server.throttles[self] = None
         for session in front.drain_ready():
             if session.client_id in connections:
@@ -285,10 +286,12 @@ class NatsListener:
 
     @property
     def tick_number(self) -> int:
-        return self.server.tick_number
+        return self.server.broker.clock.tick
 
     def should_delay_read(self, session: NatsSession) -> bool:
-        return session.stall is not None or self.nats_server.rate_limits.is_paused(session)
+        return session.stall is not None or (
+            bool(session.token_buckets) and self.nats_server.rate_limits.is_paused(session)
+        )
 
     def is_blocking_publishers(self, session: NatsSession) -> bool:
         self.nats_server.now = trio.current_time()
@@ -335,7 +338,7 @@ class NatsListener:
         is True, the caller awaits `delay`.
         """
         pace, self._delay = self.nats_server.slow_consumer_monitor, None
-        if pace.has_new_slow:
+        if pace.new_slow_sessions:
             pace.now = trio.current_time()
             self._delay = pace.create_stall(has_fast_receivers=has_other_consumers)
         return self._delay is not None

@@ -118,7 +118,9 @@ class SubscriptionIndex(Generic[T]):
         channel. Wildcards in the name are ordinary characters; a name with an empty segment matches
         nothing.
         """
-        result = self._cache.get(name)
+        result = self._cache.recent.get(name)
+        if result is None:
+            result = self._cache.get(name)
         if result is None:
             result = self._search(name)
             self._cache.put(name, result)
@@ -200,12 +202,13 @@ class _MatchCache(Generic[K, T]):
     def __init__(self, *, names: int, values: int) -> None:
         self._names_max = names // 2
         self._values_max = values // 2
-        self._recent: dict[K, tuple[T, ...]] = {}
+        self.recent: dict[K, tuple[T, ...]] = {}
+        """The half with the latest entries, for a search that needs no call."""
         self._recent_values = 0
         self._older: dict[K, tuple[T, ...]] = {}
 
     def get(self, name: K) -> tuple[T, ...] | None:
-        result = self._recent.get(name)
+        result = self.recent.get(name)
         if result is None:
             result = self._older.pop(name, None)
             if result is not None:
@@ -217,27 +220,27 @@ class _MatchCache(Generic[K, T]):
         if len(result) > self._values_max or not self._names_max:
             return
         values = self._recent_values + len(result)
-        if values > self._values_max or len(self._recent) >= self._names_max:
-            self._older, self._recent, values = self._recent, {}, len(result)
-        self._recent[name] = result
+        if values > self._values_max or len(self.recent) >= self._names_max:
+            self._older, self.recent, values = self.recent, {}, len(result)
+        self.recent[name] = result
         self._recent_values = values
 
     def forget(self, name: K) -> None:
-        self._recent_values -= len(self._recent.pop(name, ()))
+        self._recent_values -= len(self.recent.pop(name, ()))
         self._older.pop(name, None)
 
     def clear(self) -> None:
-        self._recent.clear()
+        self.recent.clear()
         self._recent_values = 0
         self._older.clear()
 
     def results(self) -> list[tuple[T, ...]]:
-        return [*self._recent.values(), *self._older.values()]
+        return [*self.recent.values(), *self._older.values()]
 
     def check(self) -> None:
-        assert self._recent_values == sum(map(len, self._recent.values())), self._recent_values
-        assert self._recent.keys().isdisjoint(self._older)
-        for half in (self._recent, self._older):
+        assert self._recent_values == sum(map(len, self.recent.values())), self._recent_values
+        assert self.recent.keys().isdisjoint(self._older)
+        for half in (self.recent, self._older):
             assert len(half) <= self._names_max, (len(half), self._names_max)
             assert sum(map(len, half.values())) <= self._values_max
 

@@ -7,5 +7,26 @@ Reading order:
     bus_to_nats  messages of binary clients are delivered to NATS subscriptions
     acked        acked subscriptions: parsing `$SB.SUB.` subjects, deliveries, ack payloads
 
+Calls for one PUB on a bound subject. The frame is built once, and nothing decodes it on the way:
+
+    server  Connection.run                     reads the client's bytes
+              NatsListener.receive             sets the clock
+    nats        NatsServer.receive
+                  NatsParser.receive           returns the message
+                  NatsServer._publish          checks the client's permission for the subject
+                    SubjectRoutes.match        returns the cached sinks of the subject
+                    SubjectBinding.deliver
+                      MessageConverter.convert_message   returns channel and frame
+    core              Broker.publish_encoded
+                        Store.publish_one      makes the row of the channel; checks permission for
+                                               the class, rate limit and full-class policy
+                          Ring.append_one
+                          log_stored_messages  with a journal only
+                          Store.notify_subscribers
+    server      Server.flush_ready             sends to subscribers, and wakes the journal's writer
+
+Many messages of one read take `SubjectBinding.deliver_batch`, `Broker.apply_event` and
+`Store.publish`, which gets the channels as `EnvelopeColumns`.
+
 May import `core`, the modules of `nats` except `nats_server`, `nats.protocol` and `nats.server`.
 """

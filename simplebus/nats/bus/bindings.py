@@ -11,11 +11,12 @@ from typing import Protocol
 
 import numpy as np
 
-from simplebus.core.message_class.subject_bindings import (
-    RESERVED_SUBJECT_PREFIXES,
-    ClassSubjectBindings,
-)
-from simplebus.nats.bus.convert import MessageBatch, MessageConverter
+from simplebus.core.broker.broker import Broker
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.message_class.subject_bindings import RESERVED_SUBJECT_PREFIXES
+from simplebus.core.protocol.events import PublishedBatch
+from simplebus.core.session.session import Session
+from simplebus.nats.bus.convert import MessageBatch, MessageConverter, RefusedMessages
 from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch
 from simplebus.nats.server.routes import SubjectRoutes
 from simplebus.nats.server.session import NatsSession
@@ -23,16 +24,20 @@ from simplebus.nats.server.session import NatsSession
 _RESERVED = tuple(start.encode() for start in RESERVED_SUBJECT_PREFIXES)
 
 
-class MessageStore(Protocol):
-    """Stores converted messages of NATS clients in classes."""
+class Publishers(Protocol):
+    """NATS clients that publish to classes."""
 
-    def store_message(
-        self, session: NatsSession, class_id: int, message: Pub, converter: MessageConverter
-    ) -> bool:
-        """Store a message. Returns False if it was refused."""
+    def open_local_session(self, session: NatsSession) -> Session:
+        """Return the session of a client at the broker; opens it the first time."""
 
-    def store_batch(self, session: NatsSession, class_id: int, messages: MessageBatch) -> None:
-        """Store a batch, and tell the publisher which messages were refused."""
+    def refuse(self, session: NatsSession, refused: RefusedMessages) -> None:
+        """Count messages that cannot be stored, and tell the client."""
+
+    def disconnect(self, session: NatsSession, error: RemoteProtocolError) -> None:
+        """Disconnect a client for which too much waits."""
+
+    def add_read_cost(self, cost_bytes: int) -> None:
+        """Add the cost of work for the current read, as bytes of output."""
 
 
 class SubjectBinding:
@@ -42,16 +47,19 @@ class SubjectBinding:
         self,
         class_id: int,
         subject_names: list[bytes],
-        store: MessageStore,
-        converter: MessageConverter,
+        broker: Broker,
+        publishers: Publishers,
     ) -> None:
         """`subject_names` are the subjects by number."""
         self.class_id = class_id
         self.subjects: dict[bytes, None] = {}
         """Subjects bound to the class."""
         self._subject_names = subject_names
-        self._store = store
-        self._converter = converter
+        self._broker = broker
+        self._publishers = publishers
+        self._converter = MessageConverter(
+            class_id, frame_bytes_max=broker.settings.limits.frame_bytes
+        )
 
     @property
     def is_ordered(self) -> bool:
@@ -61,7 +69,18 @@ class SubjectBinding:
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         if origin is None or message.subject.startswith(_RESERVED):
             return False
-        return self._store.store_message(origin, self.class_id, message, self._converter)
+        try:
+            channel, frame = self._converter.convert_message(message)
+        except RemoteProtocolError as error:
+            refused = RefusedMessages(error.reason, error.sentence, message.subject, 1)
+            self._publishers.refuse(origin, refused)
+            return False
+        local_session = origin.local_session or self._publishers.open_local_session(origin)
+        try:
+            self._broker.publish_encoded(local_session, self.class_id, channel, memoryview(frame))
+        except RemoteProtocolError as error:
+            self._publishers.disconnect(origin, error)
+        return True
 
     def deliver_batch(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
@@ -76,7 +95,20 @@ class SubjectBinding:
             if not rows.size:
                 return
         batch = self._converter.convert_batch(messages, rows, self._subject_names)
-        self._store.store_batch(origin, self.class_id, batch)
+        self._store_batch(origin, batch)
+
+    def _store_batch(self, origin: NatsSession, messages: MessageBatch) -> None:
+        """Store a batch, and tell the publisher which messages were refused."""
+        self._publishers.add_read_cost(messages.cost_bytes)
+        for refused in messages.refused:
+            self._publishers.refuse(origin, refused)
+        if messages.frames is None:
+            return
+        published = PublishedBatch(self.class_id, messages.frames, messages.columns)
+        try:
+            self._broker.apply_event(self._publishers.open_local_session(origin), published)
+        except RemoteProtocolError as error:
+            self._publishers.disconnect(origin, error)
 
     def _without_reserved(self, messages: MixedBatch, rows: Indexes | None) -> Indexes:
         numbers = messages.subject_numbers if rows is None else messages.subject_numbers[rows]
@@ -90,22 +122,15 @@ class SubjectBinding:
 class SubjectBindings:
     """Bindings of all classes, kept in step with the broker."""
 
-    def __init__(
-        self,
-        routes: SubjectRoutes,
-        bound: ClassSubjectBindings,
-        *,
-        store: MessageStore,
-        frame_bytes_max: int,
-    ) -> None:
+    def __init__(self, routes: SubjectRoutes, broker: Broker, publishers: Publishers) -> None:
         self._routes = routes
-        self._store = store
-        self._frame_bytes_max = frame_bytes_max
+        self._broker = broker
+        self._publishers = publishers
         self._by_class_id: dict[int, SubjectBinding] = {}
         """Bindings by class id."""
         self.change_count = 0
         """Number of changes of the bindings."""
-        bound.add_observer(self._on_change)
+        broker.store.subject_bindings.add_observer(self._on_change)
 
     def __len__(self) -> int:
         """Return the number of pairs of class and subject."""
@@ -114,8 +139,9 @@ class SubjectBindings:
     def _on_change(self, class_id: int, subject: str, is_bound: bool) -> None:
         binding = self._by_class_id.get(class_id)
         if binding is None:
-            converter = MessageConverter(class_id, frame_bytes_max=self._frame_bytes_max)
-            binding = SubjectBinding(class_id, self._routes.table.names, self._store, converter)
+            binding = SubjectBinding(
+                class_id, self._routes.table.names, self._broker, self._publishers
+            )
             self._by_class_id[class_id] = binding
         name = subject.encode()
         self.change_count += 1

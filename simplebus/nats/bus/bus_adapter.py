@@ -21,7 +21,6 @@ from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.events import (
     AckedRange,
     NackReceived,
-    PublishedBatch,
     SubscribeRequested,
     TerminateReceived,
     UnsubscribeRequested,
@@ -43,7 +42,7 @@ from simplebus.nats.bus.acked import (
 )
 from simplebus.nats.bus.bindings import SubjectBinding, SubjectBindings
 from simplebus.nats.bus.bus_to_nats import BusToNats, Deliver
-from simplebus.nats.bus.convert import MessageBatch, MessageConverter
+from simplebus.nats.bus.convert import RefusedMessages
 from simplebus.nats.class_requests import REQUEST_PREFIX, SUBSCRIBE_PREFIX
 from simplebus.nats.errors import NatsError, error_line
 from simplebus.nats.limits import ACK_COST_BYTES
@@ -92,7 +91,7 @@ class BusAdapter:
         self._refusal_counts = broker.refusal_counts
         self._deliver = deliver
         """Delivers a message to the subscriptions of its subject."""
-        self._add_read_cost = add_read_cost
+        self.add_read_cost = add_read_cost
         """Called with the cost of work, as bytes of output; expensive clients are read less."""
         self._disconnect = disconnect
         """Called to disconnect a session."""
@@ -100,12 +99,7 @@ class BusAdapter:
         """Called with internal errors in the delivery of stored messages."""
         self._ack_sink = _AckSink(self, routes.table.names)
         routes.add(ACK_SUBJECT_PATTERN, self._ack_sink)
-        self.bindings = SubjectBindings(
-            routes,
-            broker.store.subject_bindings,
-            store=self,
-            frame_bytes_max=broker.settings.limits.frame_bytes,
-        )
+        self.bindings = SubjectBindings(routes, broker, self)
         self._bus_to_nats = BusToNats(
             broker.store,
             broker.delayed_wakeups,
@@ -163,7 +157,7 @@ class BusAdapter:
 
     # Local sessions ------------------------------------------------------------------------------
 
-    def _open_local_session(self, session: NatsSession) -> AckedDeliveries:
+    def _open_deliveries(self, session: NatsSession) -> AckedDeliveries:
         """Return the acked deliveries of a client; opens its local session the first time."""
         deliveries = self._deliveries.get(session)
         if deliveries is None:
@@ -202,36 +196,18 @@ class BusAdapter:
 
     # Publishing ----------------------------------------------------------------------------------
 
-    def store_message(
-        self, session: NatsSession, class_id: int, message: Pub, converter: MessageConverter
-    ) -> bool:
-        """Store a message in a class. Returns False if it was refused."""
-        try:
-            channel, frame = converter.convert_message(message)
-        except RemoteProtocolError as error:
-            self._refusal_counts[error.reason] += 1
-            self._send_refusal(session, "Publish", message.subject, error.sentence)
-            return False
-        local_session = session.local_session or self._open_local_session(session).local_session
-        try:
-            self.broker.publish_encoded(local_session, class_id, channel, memoryview(frame))
-        except RemoteProtocolError as error:
-            self._disconnect(session, NatsError(error.reason, error.sentence))
-        return True
+    def open_local_session(self, session: NatsSession) -> Session:
+        """Return the local session of a client; opens it the first time."""
+        return self._open_deliveries(session).local_session
 
-    def store_batch(self, session: NatsSession, class_id: int, messages: MessageBatch) -> None:
-        """Store a batch in a class, and tell the publisher which messages were refused."""
-        self._add_read_cost(messages.cost_bytes)
-        for refused in messages.refused:
-            self._refusal_counts[refused.reason] += refused.count
-            self._send_refusal(session, "Publish", refused.subject, refused.sentence)
-        if messages.frames is None:
-            return
-        published = PublishedBatch(class_id, messages.frames, messages.columns)
-        try:
-            self.broker.apply_event(self._open_local_session(session).local_session, published)
-        except RemoteProtocolError as error:
-            self._disconnect(session, NatsError(error.reason, error.sentence))
+    def refuse(self, session: NatsSession, refused: RefusedMessages) -> None:
+        """Count messages that cannot be stored, and tell the client."""
+        self._refusal_counts[refused.reason] += refused.count
+        self._send_refusal(session, "Publish", refused.subject, refused.sentence)
+
+    def disconnect(self, session: NatsSession, error: RemoteProtocolError) -> None:
+        """Disconnect a client for which too much waits."""
+        self._disconnect(session, NatsError(error.reason, error.sentence))
 
     @staticmethod
     def _send_refusal(session: NatsSession, action: str, subject: bytes, reason: str) -> None:
@@ -257,7 +233,7 @@ class BusAdapter:
             request = parse_subscribe(event.subject, event.queue)
             self._check_class_permission(session, event.queue, request)
             _check_denied_patterns(session, event.queue, request)
-            deliveries = self._open_local_session(session)
+            deliveries = self._open_deliveries(session)
             check_subscribe(deliveries.local_session, request.class_ref, store.class_registry)
             classes = store.class_registry.resolve_ids([request.class_ref])
             broker.subscription_manager.quotas.check_class_quota(deliveries.local_session, classes)
@@ -317,7 +293,7 @@ class BusAdapter:
         """Handle an ack. Returns True if it is valid; otherwise a requester learns that there is
         no responder.
         """
-        self._add_read_cost(ACK_COST_BYTES)
+        self.add_read_cost(ACK_COST_BYTES)
         session.ack_count += 1
         session.ack_bytes += len(message.body)
         deliveries, ack = self._deliveries.get(session), parse_ack_subject(message.subject)

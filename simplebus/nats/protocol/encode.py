@@ -33,11 +33,12 @@ SubscriptionRows: TypeAlias = tuple[bytes, Indexes | None]
 
 def encode_message(message: Pub, sid: bytes, *, headers: bool) -> bytes:
     """Return a message for a subscription. Without `headers`, the headers are left out."""
-    if not (message.reply or message.header_size):  # Fast path.
-        fields = (_VERB, message.subject, b" ", sid, b" ", message.size, _CR_LF)
-        return b"".join((*fields, message.body, _CR_LF))
-    line, skipped = _message_line(message, sid, headers=headers)
-    return b"".join([line, message.body[skipped:], _CR_LF])
+    if message.header_size:
+        line, skipped = _message_line(message, sid, headers=headers)
+        return b"".join((line, message.body[skipped:], _CR_LF))
+    reply = message.reply and message.reply + b" "
+    fields = (_VERB, message.subject, b" ", sid, b" ", reply, message.size, _CR_LF)
+    return b"".join((*fields, message.body, _CR_LF))
 
 
 def no_responders_message(message: Pub) -> Pub:

@@ -8,7 +8,7 @@ front of the next read, a long one grows until it is complete, and neither is se
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 
 import numpy as np
 
@@ -64,8 +64,8 @@ class NatsParser:
         """Bytes of the incomplete command."""
         return len(self._tail)
 
-    def receive(self, buffer: ReceiveBuffer, count: int) -> Iterator[ClientEvent]:
-        """Yield the events completed by `count` new bytes in the buffer.
+    def receive(self, buffer: ReceiveBuffer, count: int) -> Iterable[ClientEvent]:
+        """Return the events completed by `count` new bytes in the buffer, which may be an iterator.
 
         Apply each event before requesting the next one. Events refer to the buffer and are valid
         until it is filled again. Exhaust the iterator, or drop the connection.
@@ -73,8 +73,20 @@ class NatsParser:
         Raises:
             NatsError: The client violated the protocol; events before the violation were yielded.
         """
-        first, last = HEADROOM_BYTES, HEADROOM_BYTES + count
+        last = HEADROOM_BYTES + count
+        end = -1
+        if not self._tail:
+            end = self._line_parser.parse_command(buffer.raw, HEADROOM_BYTES, last)
+            if end == last:  # One command, the usual case at low load.
+                event = self._line_parser.pop_event()
+                return () if event is None else (event,)
+        return self._iter_events(buffer, last, end)
+
+    def _iter_events(self, buffer: ReceiveBuffer, last: int, end: int) -> Iterator[ClientEvent]:
+        """Yield the events of `receive`. Without a tail, the first command ends at `end`."""
+        first = HEADROOM_BYTES
         if self._tail:
+            count = last - first
             need = self._line_parser.required_bytes
             if len(self._tail) + count < need:
                 self._tail += buffer.view[first:last]
@@ -90,12 +102,8 @@ class NatsParser:
                     event = None
                 if first == last:
                     return
+            end = self._line_parser.parse_command(buffer.raw, first, last)
         reader = self._line_parser
-        end = reader.parse_command(buffer.raw, first, last)
-        if end == last:
-            if (event := reader.pop_event()) is not None:
-                yield event
-            return
         offset = yield from self._parse_complete(buffer.raw, first, end, last)
         if offset < last:
             self._searched_bytes = 0

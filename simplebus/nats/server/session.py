@@ -178,8 +178,10 @@ class NatsSession:
     @property
     def next_read_bytes(self) -> int:
         """Size of the next read."""
-        max_bytes = TRICKLE_BYTES if self.is_reading_paused else self._max_read_bytes
-        return min(self._next_read_bytes, max_bytes)
+        local_session = self.local_session
+        if local_session is not None and local_session.is_reading_paused:
+            return min(self._next_read_bytes, TRICKLE_BYTES)
+        return min(self._next_read_bytes, self._max_read_bytes)
 
     @property
     def can_free_space(self) -> bool:
@@ -346,10 +348,15 @@ class NatsSubscription:
         )
 
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
-        if not self.accepts(message.subject, origin):
-            return False
         session = self.session
-        session.send(encode.encode_message(message, self.sid, headers=session.accepts_headers))
+        if (
+            self.has_ended
+            or session.is_disconnecting
+            or (origin is session and not session.options.echo)
+            or (self.denied_subjects and self.denied_subjects.get(message.subject))
+        ):
+            return False
+        session.send(encode.encode_message(message, self.sid, headers=session.options.headers))
         if message.reply and session.open_replies is not None:
             session.open_replies.add(message.reply)
         self._count_delivered(1)

@@ -58,12 +58,13 @@ class NatsRateLimits:
         session.set_token_buckets(self._rate_limits.token_buckets_for(shared, session.address))
 
     def charge(self, session: NatsSession) -> None:
-        """Charge what the session published since the last call and compute its pause."""
-        if session.token_buckets:
-            rate_limit.consume(session.token_buckets, *session.drain_published())
-            session.rate_limited_until = rate_limit.next_available(
-                session.token_buckets, self._clock.now
-            )
+        """Charge what a session with a rate limit published since the last call, and compute its
+        pause.
+        """
+        rate_limit.consume(session.token_buckets, *session.drain_published())
+        session.rate_limited_until = rate_limit.next_available(
+            session.token_buckets, self._clock.now
+        )
 
     def is_paused(self, session: NatsSession) -> bool:
         """Return True while the session exceeds its rate limit."""
@@ -107,7 +108,8 @@ class SlowConsumerMonitor:
         """Current time; set by NatsServer before each call."""
         self._tracked_sessions: dict[NatsSession, None] = {}
         """Sessions with pending bytes at the last tick or since."""
-        self._new_slow_sessions: dict[NatsSession, None] = {}
+        self.new_slow_sessions: dict[NatsSession, None] = {}
+        """Sessions that became slow since the last `create_stall`."""
         self._partial_command_bytes = UncountedPendingBytes()
 
     def set_limits(self, limits: NatsLimits, *, total_pending_bytes: int) -> None:
@@ -122,7 +124,7 @@ class SlowConsumerMonitor:
         """Note a session that became slow. Returns the error if it must be disconnected."""
         pending_bytes, max_pending = session.pending_bytes, self._limits.max_pending
         if pending_bytes <= max_pending:
-            self._new_slow_sessions[session] = None
+            self.new_slow_sessions[session] = None
             return None
         return NatsError(
             Reason.SLOW_CONSUMER,
@@ -141,11 +143,11 @@ class SlowConsumerMonitor:
             has_fast_receivers: True if other receivers would be delayed by the stall.
             is_exclusive: True if there were no other receivers for some time.
         """
-        if not self._new_slow_sessions:
+        if not self.new_slow_sessions:
             return None
         seconds = STALL_SECONDS_EXCLUSIVE if is_exclusive else STALL_SECONDS_MAX
-        stall = PublisherStall(list(self._new_slow_sessions), has_fast_receivers, seconds)
-        self._new_slow_sessions.clear()
+        stall = PublisherStall(list(self.new_slow_sessions), has_fast_receivers, seconds)
+        self.new_slow_sessions.clear()
         return stall if self.is_stall_needed(stall) else None
 
     def create_session_stall(
@@ -202,11 +204,6 @@ class SlowConsumerMonitor:
             session.outbox.sent_bytes == session.stuck_sent_bytes
             and self.now - session.stuck_since > STUCK_SECONDS
         )
-
-    @property
-    def has_new_slow(self) -> bool:
-        """True if sessions became slow since the last `create_stall`."""
-        return bool(self._new_slow_sessions)
 
     def stall_timed_out(self, stall: PublisherStall, publisher: StallablePublisher) -> None:
         """Note that a stall lasted its full duration; sessions without progress are not waited for
