@@ -1,7 +1,8 @@
 """`simplebus systemd-unit`: prints systemd units that run this installation.
 
 Problems that would keep the service from running are printed to standard error; the unit is printed
-anyway, because they can be fixed later.
+anyway, because they can be fixed later. Invalid options or an invalid configuration end the command
+without a unit, because the unit depends on their values.
 """
 
 from __future__ import annotations
@@ -218,9 +219,11 @@ HELP = (
     "Options of [bold]simplebus serve[/bold] may follow and become part of the unit. With --socket "
     "the command prints the socket unit for the same options: with both units, clients can connect "
     "while the service restarts.\n\n\b\n"
-    "  simplebus systemd-unit > /etc/systemd/system/simplebus.service\n"
-    "  simplebus systemd-unit --socket > /etc/systemd/system/simplebus.socket\n"
-    "  simplebus systemd-unit --host 0.0.0.0 --max-memory 4GiB"
+    "  simplebus systemd-unit > simplebus.service\n"
+    "  simplebus systemd-unit --socket > simplebus.socket\n"
+    "  simplebus systemd-unit --host 0.0.0.0 --max-memory 4GiB\n\n"
+    "If the command succeeds, copy the file to /etc/systemd/system. With invalid options or an "
+    "invalid configuration it prints no unit, so do not redirect its output to an installed unit."
 )
 
 
