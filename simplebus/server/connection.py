@@ -153,6 +153,7 @@ class Connection(Generic[SessionT]):
         self._resumed = trio.Event()
         self._is_writing = False
         self._disconnect_error: RemoteProtocolError | None = None
+        self._is_disconnecting = False
 
     def make_evictable(self) -> None:
         """Allow the listener to close this connection for a newer one until it is authenticated."""
@@ -177,7 +178,7 @@ class Connection(Generic[SessionT]):
                     else:
                         await trio.lowlevel.wait_readable(sock)
                     # The session may have been closed while the task was waiting.
-                    if session.is_closed or self._cancel_scope.cancel_called:
+                    if session.is_closed or self._is_disconnecting:
                         break
                     try:
                         count = transport.recv_into(space[: session.next_read_bytes])
@@ -264,7 +265,7 @@ class Connection(Generic[SessionT]):
 
     def disconnect(self, error: RemoteProtocolError | None = None) -> None:
         """Close the connection, with `error` as the reason."""
-        self._disconnect_error = error
+        self._disconnect_error, self._is_disconnecting = error, True
         self.preauth.cancel_in_turn(self._cancel_scope)
 
     def _send_final_bytes(self) -> bool:

@@ -46,6 +46,8 @@ log = logging.getLogger("simplebus.server")
 _UNACKED_SECONDS_MAX = 30.0
 _UNACKED_CHECK_TICKS = 5
 _BULK_BYTES = 64 * 1024
+# A wakeup is postponed only when it is this close: moving a timer takes time.
+_WAKEUP_MARGIN_SECONDS = 0.0025
 
 
 class PublisherThrottle(Protocol):
@@ -172,12 +174,15 @@ class Server:
         """True if the latest messages also went to consumers that are not behind."""
         self._nursery: trio.Nursery | None = None
         self.has_ended = False
-        self._state_changed = trio.Event()
+        self._drain_check: trio.Event | None = None
+        """Set after each change of the broker while `wait_drained` waits."""
         self._logged_counts: Counter[tuple[str, ...]] = Counter()
         self._delayed_reads = trio.lowlevel.ParkingLot()
         self._clock_offset = 0.0
         """Offset from the event loop's clock to Unix time, in seconds."""
         self._wakeup_scope = trio.CancelScope()
+        self._scheduled_wakeup = math.inf
+        """Time for which `_run_wakeups` is scheduled, by the broker's clock."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Each connection runs as a task of this nursery."""
@@ -219,7 +224,7 @@ class Server:
 
     def _update_wakeup_deadline(self) -> None:
         """Wake `_run_wakeups` when the broker's next delayed message is due."""
-        due = self.broker.next_wakeup
+        due = self._scheduled_wakeup = self.broker.next_wakeup
         at = due - self._clock_offset if due < math.inf else math.inf
         if at != self._wakeup_scope.deadline:
             self._wakeup_scope.deadline = at
@@ -283,8 +288,8 @@ class Server:
     async def wait_drained(self) -> None:
         """Wait until stored messages are acknowledged. Returns at once if a journal keeps them."""
         while not self.is_drained:
-            self._state_changed = trio.Event()
-            await self._state_changed.wait()
+            self._drain_check = trio.Event()
+            await self._drain_check.wait()
 
     async def delay_read(self, session: Session) -> None:
         """Wait for consumers that are behind, or until the shared end of a short read delay.
@@ -462,7 +467,8 @@ class Server:
         """Send what became ready, on every listener, and resume publishers whose messages are
         stored.
         """
-        self._state_changed.set()
+        if self._drain_check is not None:
+            self._drain_check.set()
         broker = self.broker
         if self.latency is not None and self.latency.pending_batches:
             self.latency.record_durable()
@@ -475,7 +481,11 @@ class Server:
                 listener.flush_clients()
         for session, error in broker.drain_closing():
             self._disconnect(session, error)
-        self._update_wakeup_deadline()
+        if (due := broker.next_wakeup) != self._scheduled_wakeup and (
+            due < self._scheduled_wakeup
+            or self._scheduled_wakeup < broker.clock.now + _WAKEUP_MARGIN_SECONDS
+        ):
+            self._update_wakeup_deadline()
         for session in broker.drain_resumed():
             if connection := self._find_session_owner(session.session_id):
                 connection.resume_reading()

@@ -148,7 +148,6 @@ class Broker:
             commit_log,
             self.refusal_counts,
             self.clock,
-            self.delayed_wakeups,
         )
         self._confirm_stored = self.publisher_confirms.confirm_stored
         self.subscription_manager = SubscriptionManager(
@@ -621,13 +620,14 @@ class Broker:
     @property
     def next_wakeup(self) -> float:
         """Time of the next call of `run_due_wakeups`; infinite if there is none."""
-        return self.delayed_wakeups.next_wakeup
+        return min(self.delayed_wakeups.next_wakeup, self.publisher_confirms.next_wakeup)
 
     def run_due_wakeups(self) -> None:
-        """Send messages whose delay has passed."""
+        """Send the messages whose delay has passed, and the Confirms that have waited."""
         for target in self.delayed_wakeups.run_due_wakeups():
             if isinstance(target, Position):
                 self.classes[target.class_id].enqueue_position(target)
+        self.publisher_confirms.release_due()
 
     def can_delay_read(self, session: Session) -> bool:
         """Return True if the next read of a session may be delayed so that acks arrive in batches.

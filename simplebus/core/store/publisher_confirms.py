@@ -21,7 +21,7 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.requests import ErrorReply
 from simplebus.core.session.session import Session
-from simplebus.core.subscription.delayed_wakeups import NEVER, DelayedWakeups
+from simplebus.core.subscription.delayed_wakeups import NEVER
 
 
 class PublisherConfirms:
@@ -32,19 +32,14 @@ class PublisherConfirms:
         commit_log: CommitLog | None,
         refusal_counts: Counter[Reason],
         clock: BrokerClock,
-        delayed_wakeups: DelayedWakeups,
     ) -> None:
         self._commit_log = commit_log
         self._refusal_counts = refusal_counts
         self._waiting_sessions: dict[Session, None] = {}
         """Sessions with confirms or replies that wait for the commit log."""
         self._clock = clock
-        self._delayed_wakeups = delayed_wakeups
         self._held_since: dict[Session, float] = {}
         """Sessions whose outbox may hold a confirm that can wait, and since when; oldest first."""
-        self.next_wakeup = NEVER
-        """Time at which held confirms are sent. With `scanned_count`, a `WakeupTarget`."""
-        self.scanned_count = 0
 
     def confirm_stored(self, session: Session) -> None:
         """Confirm what a version 2 session has published so far, now or when it is durable."""
@@ -151,18 +146,16 @@ class PublisherConfirms:
         session.outbox.hold_confirm(number, durability)
         self._held_since.pop(session, None)
         self._held_since[session] = self._clock.now
-        if self.next_wakeup == NEVER:
-            self.next_wakeup = self._clock.now + CONFIRM_WAIT_SECONDS
-            self._delayed_wakeups.schedule_wakeup(self.next_wakeup, self)
 
-    def handle_wakeup(self) -> bool:
-        """Send the confirms that have waited long enough. Returns False: nothing is left to do."""
-        self.next_wakeup = NEVER
-        for session, since in list(self._held_since.items()):
-            if since + CONFIRM_WAIT_SECONDS > self._clock.now:
-                self.next_wakeup = since + CONFIRM_WAIT_SECONDS
-                break
+    @property
+    def next_wakeup(self) -> float:
+        """Time at which `release_due` is to be called; infinite if no confirm is held."""
+        return next(iter(self._held_since.values()), NEVER) + CONFIRM_WAIT_SECONDS
+
+    def release_due(self) -> None:
+        """Send the confirms that have waited long enough."""
+        while self.next_wakeup <= self._clock.now:
+            session = next(iter(self._held_since))
             del self._held_since[session]
             if not session.is_closed:
                 session.outbox.release_confirm()
-        return False

@@ -53,7 +53,7 @@ from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.redelivery.failure_reasons import FailureReasons
-from simplebus.core.ring.columns import MessageRow, MessageRows
+from simplebus.core.ring.columns import NO_DELAY, MessageRow, MessageRows
 from simplebus.core.session import version2
 from simplebus.core.session.session import Session
 from simplebus.core.settings import FullPolicy, Settings
@@ -191,7 +191,7 @@ class Store:
                 self.commit_log, session, class_id, first, 1, bytes(frame), self.clock.now
             )
         on_stored = self.on_stored or (
-            self.on_timed_stored if cls.ring.timed_until > first else None
+            self.on_timed_stored if row is not None and row.not_before != NO_DELAY else None
         )
         if on_stored is not None:
             on_stored(session, cls, first, first + 1)
