@@ -349,7 +349,7 @@ class SubscriptionManager:
                     subscribe_options.build_delivery_policy(request, cls, self._settings),
                 )
             if request.idle_seconds is not None:
-                position.idle_seconds = request.idle_seconds
+                position.set_idle_seconds(request.idle_seconds)
         self._idle_since.pop(position, None)
         if isinstance(position, Group):
             session.subscriptions[number] = position.add_member(
@@ -482,7 +482,7 @@ class SubscriptionManager:
         position = self._create_position(
             kind, cls, names, channel_filter, delivery_policy, window, spans
         )
-        position.idle_seconds = kept.idle_seconds
+        position.set_idle_seconds(kept.idle_seconds)
         self.quotas.assign_owner(position, kept.owner)
         # The clock may have been set back; delays must not grow because of that.
         taken_at = min(kept.taken_at, self._store.clock.now)
@@ -514,12 +514,13 @@ class SubscriptionManager:
             timer_index_modulus=self._settings.ack_timeout,
             clock=store.clock,
             channel_filter=channel_filter,
+            durable=durable,
+            group=group,
             changes=store.position_changes,
             delayed_wakeups=self._delayed_wakeups,
             failure_reasons=store.failure_reasons,
             redeliveries=spans,
         )
-        position.durable, position.group = durable, group
         self.quotas.add_position(position)
         cls.add_position(position)
         self._set_delivery_policy(cls, position, delivery_policy)
@@ -529,9 +530,10 @@ class SubscriptionManager:
     def _log_position_change(self, position: Position) -> None:
         """Record in the commit log that a durable was created or is being removed."""
         if position.durable and self._store.commit_log is not None:
-            position.log_position = self._store.commit_log.append_durable_change(
+            log_position = self._store.commit_log.append_durable_change(
                 position.class_id, position.durable, position.group
             )
+            position.mark_logged(log_position)
 
     def _replace_position(
         self,
@@ -544,7 +546,7 @@ class SubscriptionManager:
         between.
         """
         position = self._open_position(cls, request, scope)
-        position.idle_seconds = former.idle_seconds
+        position.set_idle_seconds(former.idle_seconds)
         self.quotas.assign_owner(position, former.owner)
         self.end_position(former)
         return position
@@ -552,7 +554,7 @@ class SubscriptionManager:
     def _set_delivery_policy(
         self, cls: MessageClass, position: Position, delivery_policy: DeliveryPolicy
     ) -> None:
-        position.delivery_policy = delivery_policy
+        position.set_delivery_policy(delivery_policy)
         cls.limited_positions.pop(position, None)
         if delivery_policy.pending_max is not None:
             cls.limited_positions[position] = None
@@ -637,7 +639,7 @@ class SubscriptionManager:
     def _mark_if_unattended(self, position: Position) -> None:
         """Record since when a durable has no connected subscription."""
         if not position.has_consumer:
-            position.unattended_since = self._store.clock.now
+            position.mark_unattended(self._store.clock.now)
             if position.idle_seconds is not None:
                 self._idle_since[position] = position.unattended_since
 
@@ -659,7 +661,7 @@ class SubscriptionManager:
         for the next subscription.
         """
         if len(self._store.classes[position.class_id].positions) > 1:
-            position.undelivered_counts[Reason.SLOW_CONSUMER] += position.count_pending()
+            position.count_undelivered(Reason.SLOW_CONSUMER, position.count_pending())
         self.end_position(position)
 
     def end_position(self, position: Position) -> None:

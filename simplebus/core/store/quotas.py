@@ -104,14 +104,14 @@ class Quotas:
     def assign_owner(self, position: Position, user: str) -> None:
         """Make `user` the owner of a position that has none."""
         if user and not position.owner:
-            position.owner = user
+            position.set_owner(user)
             if position.durable or position.group:
                 self.position_count_by_user[user] += 1
 
     def change_owner(self, position: Position, user: str) -> None:
         """Make `user` the owner of a position; an empty name removes the owner."""
         self._uncount_owner(position)
-        position.owner = ""
+        position.set_owner("")
         self.assign_owner(position, user)
 
     def remove_position(self, position: Position) -> None:

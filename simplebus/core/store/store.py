@@ -123,6 +123,8 @@ class Store:
         """Called with all stored messages, if set."""
         self.on_timed_stored: OnStored | None = None
         """Called with stored messages that are delayed or expire, if set and `on_stored` is not."""
+        self._slow_positions: dict[Position, None] = {}
+        """Positions whose consumer must be disconnected because their backlog is too long."""
         self.position_changes = PositionChanges()
         """Classes to trim, and positions with messages to dead-letter."""
         self.positions_with_pending_dead_letters: dict[MessageClass, dict[Position, None]] = {}
@@ -471,8 +473,8 @@ class Store:
         for position in list(cls.limited_positions):
             position.count_backlog(min(scan_budget, REDELIVERY_MESSAGES))
             if position.delivery_policy.slow_policy == "disconnect":
-                if not position.is_too_slow and position.is_over_pending_limit():
-                    position.is_too_slow = True
+                if position not in self._slow_positions and position.is_over_pending_limit():
+                    self._slow_positions[position] = None
                     # The position is ended later, by `apply_position_changes`.
                     self.position_changes.record_moved(position)
             elif position.enforce_pending_limit():
@@ -677,8 +679,10 @@ class Store:
             self.append_given_up()
             class_id, _ = changes.class_ids.popitem()
             cls = self.classes[class_id]
-            for position in [p for p in cls.limited_positions if p.is_too_slow]:
-                self._on_slow_consumer(position)
+            for position in [p for p in self._slow_positions if p.class_id == class_id]:
+                del self._slow_positions[position]
+                if position in cls.limited_positions:
+                    self._on_slow_consumer(position)
             self.trim_class(cls)
 
     # Time ----------------------------------------------------------------------------------------

@@ -112,12 +112,29 @@ class Position:
         timer_index_modulus: int = 0,
         clock: BrokerClock | None = None,
         channel_filter: ChannelFilter | None = None,
+        durable: str = "",
+        group: str = "",
         changes: PositionChanges | None = None,
         delayed_wakeups: DelayedWakeups | None = None,
         failure_reasons: FailureReasons | None = None,
         redeliveries: Iterable[Span] = (),
     ) -> None:
-        """Create a position. `redeliveries` are the spans that its window has in flight."""
+        """Create a position.
+
+        Args:
+            ring: Messages of the class.
+            window: Ack window, for example of a predecessor.
+            delivery_policy: Limits and delays.
+            timer_index_modulus: Modulus of timer indexes, the same for the whole class.
+            clock: Current time and tick.
+            channel_filter: Channels that it receives; None for all.
+            durable: Name of the durable; empty if the position ends with its session.
+            group: Name of the queue group; empty for none.
+            changes: Record of changes, for the store.
+            delayed_wakeups: Wakeups at the end of delays.
+            failure_reasons: Reasons of nacks.
+            redeliveries: Spans that the window has in flight.
+        """
         self.class_id = ring.class_id
         self.class_ring = ring
         """Messages of the class that are in memory."""
@@ -126,16 +143,13 @@ class Position:
         self.window = window
         self.delivery_policy = delivery_policy
         self.channel_filter = channel_filter
-        """Channels it receives; None for all."""
-        self.durable = ""
-        """Name of the durable; empty if the position ends with its session."""
+        self.durable, self.group = durable, group
         self.owner = ""
         """User that created it; empty if unknown."""
         self.log_position = 0
         """Log position of the entry that created or removed it; 0 if it is not journaled."""
         self.idle_seconds: float | None = None
         """Seconds it is kept while no session is attached; None for unlimited."""
-        self.group = ""
         self.session_id = -1
         """Session that receives the messages; -1 for none, and for a group."""
         self.subscription_number = 0
@@ -151,8 +165,6 @@ class Position:
         self.dropped_count = 0
         self.scanned_count = 0
         """Messages that the last call scanned, if it is limited."""
-        self.is_too_slow = False
-        """True if the consumer must be disconnected because its backlog is too long."""
         self._slow_check_tick = -1
         """Tick in which `is_over_pending_limit` inspected messages last."""
         self.undelivered_counts: Counter[Reason] = Counter()
@@ -483,7 +495,7 @@ class Position:
         self._mark_skipped(skipped)
         if skipped:
             self._changes.record_moved(self)
-        self._count_undelivered(
+        self.count_undelivered(
             Reason.EXPIRED,
             selection.count_sequences(selection.ranges_before(selected.expired, end_sequence)),
         )
@@ -744,7 +756,7 @@ class Position:
         """Drop everything that is stored for this subscription."""
         dropped_before = self.dropped_count
         self.skip_to(self.class_ring.head)
-        self._count_undelivered(reason, self.dropped_count - dropped_before)
+        self.count_undelivered(reason, self.dropped_count - dropped_before)
 
     def purge(self, first: int, last: int) -> None:
         """Remove the stored messages first..last-1 from this subscription."""
@@ -864,7 +876,7 @@ class Position:
             elif self.delivery_policy.slow_policy == "drop_newest":
                 dropped = self._drop_newest(excess, self._backlog_counter)
         self.dropped_count += dropped
-        self._count_undelivered(Reason.SLOW_CONSUMER, dropped)
+        self.count_undelivered(Reason.SLOW_CONSUMER, dropped)
         return dropped
 
     def _drop_oldest(self, count: int, backlog_counter: BacklogCounter) -> int:
@@ -917,7 +929,7 @@ class Position:
         if cursor < last:
             self._advance_past([(cursor, first)] * (cursor < first), last)
             lost_count += last - max(cursor, first)
-        self._count_undelivered(reason, lost_count)
+        self.count_undelivered(reason, lost_count)
         self._changes.record_moved(self)
 
     def drop_expired(self, scan_max: int) -> bool:
@@ -961,7 +973,7 @@ class Position:
         self.scanned_count += max(0, last - first)
         if floor <= first:
             return False
-        self._count_undelivered(
+        self.count_undelivered(
             Reason.EXPIRED,
             selection.count_sequences(selection.ranges_before(selected.expired, floor)),
         )
@@ -1048,7 +1060,7 @@ class Position:
         if not ranges:
             return
         self.scanned_count += self.scan_limit
-        self._count_undelivered(reason, selection.count_sequences(ranges))
+        self.count_undelivered(reason, selection.count_sequences(ranges))
         self._advance_cursor(max(self.window.cursor, ranges[-1][1]))
         self._remove_from_waiting(ranges)
         if not self.pending_dead_letters:  # Otherwise the earlier ones wait for space.
@@ -1100,7 +1112,8 @@ class Position:
         for waiting in (self._unsent_sequences, self._resend_sequences):
             waiting.remove(first, last)
 
-    def _count_undelivered(self, reason: Reason, count: int) -> None:
+    def count_undelivered(self, reason: Reason, count: int) -> None:
+        """Count messages that it was never sent, or not again."""
         if count:
             self.undelivered_counts[reason] += count
 
@@ -1128,6 +1141,26 @@ class Position:
             self._redelivery_queue.append(span)
         else:
             self._nack_timer.schedule(due_tick, span.first, span.last, span.attempts)
+
+    def mark_unattended(self, now: float) -> None:
+        """Record that no session is attached any more."""
+        self.unattended_since = now
+
+    def mark_logged(self, log_position: int) -> None:
+        """Record the log position of the entry that created or removes it."""
+        self.log_position = log_position
+
+    def set_owner(self, user: str) -> None:
+        """Set the user that it belongs to; empty for none."""
+        self.owner = user
+
+    def set_idle_seconds(self, idle_seconds: float | None) -> None:
+        """Set how long it is kept while no session is attached; None for unlimited."""
+        self.idle_seconds = idle_seconds
+
+    def set_delivery_policy(self, delivery_policy: DeliveryPolicy) -> None:
+        """Set the limits and delays for a new consumer."""
+        self.delivery_policy = delivery_policy
 
     def mark_removed(self) -> None:
         """Cancel wakeups and forget the failure reasons of a removed position."""

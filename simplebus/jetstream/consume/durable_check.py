@@ -84,12 +84,13 @@ class DurableCheck:
             metadata = msgspec.json.decode(encoded, type=_PolicyMetadata)
         except (msgspec.DecodeError, RecursionError):
             return
-        position.delivery_policy = replace(
+        policy = replace(
             position.delivery_policy,
             ack_timeout_ticks=self._ticks(metadata.ack),
             deliveries_max=metadata.deliveries,
             backoff_ticks=tuple(map(self._ticks, metadata.backoff)),
         )
+        position.set_delivery_policy(policy)
 
     def _ticks(self, seconds: float) -> int:
         return max(1, round(seconds / self._broker.settings.tick_seconds))
