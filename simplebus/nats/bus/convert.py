@@ -41,7 +41,7 @@ from simplebus.core.protocol.envelope import (
     stuff,
 )
 from simplebus.core.protocol.envelope_batch import Envelope, EnvelopeColumns, decode, encode
-from simplebus.core.protocol.frames import DELIMITER, HEADER, FrameBatch
+from simplebus.core.protocol.frames import DELIMITER, HEADER, FrameBatch, Integers
 from simplebus.nats import subjects
 from simplebus.nats.limits import BATCHED_STORE_COST_BYTES, SINGLE_STORE_COST_BYTES
 from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch, iter_messages
@@ -229,57 +229,76 @@ class MessageConverter:
     def _convert_mixed(
         self, messages: MixedBatch, rows: Indexes | None, names: list[bytes]
     ) -> MessageBatch:
-        row_numbers = range(messages.count) if rows is None else rows.tolist()
-        numbers, bodies = messages.subject_numbers.tolist(), messages.body_starts.tolist()
-        ends, data = (messages.bounds[1:] - 2).tolist(), messages.data.data
-        parts: list[bytes | memoryview] = []
-        lengths: list[int] = []
-        channels = _ChannelNumbers()
-        for row in row_numbers:
-            subject = names[numbers[row]]
-            try:
-                channel, prefix = _subjects.get(subject) or _encode_subject(subject)
-            except RemoteProtocolError:
-                break
-            payload = data[bodies[row] : ends[row]]
-            length = HEADER_BYTES + len(prefix) + len(payload) + DELIMITER_BYTES
-            if length > self._frame_bytes_max:
-                break
-            parts += (self._frame_header, prefix, payload, DELIMITER)
-            lengths.append(length)
-            channels.append(channel)
-        else:
-            whole = b"".join(parts)
-            if whole.count(_DELIMITER_START) == len(lengths):
-                batch = _frame_batch(whole, lengths) if lengths else None
-                return MessageBatch(
-                    batch,
-                    channels.build_columns(),
-                    cost_bytes=BATCHED_STORE_COST_BYTES * len(lengths),
-                )
+        numbers, begins = messages.subject_numbers, messages.body_starts
+        ends = messages.bounds[1:] - 2
+        if rows is not None:
+            numbers, begins, ends = numbers[rows], begins[rows], ends[rows]
+        count = numbers.size
+        if not count:
+            return MessageBatch(None)
+        used, channels = np.unique(numbers, return_inverse=True)
+        try:
+            subjects = [
+                _subjects.get(names[number]) or _encode_subject(names[number])
+                for number in used.tolist()
+            ]
+        except RemoteProtocolError:
+            return self._convert_rows_singly(messages, rows, names)
+        starts = [self._frame_header + prefix for _, prefix in subjects]
+        start_bytes = np.array([len(start) for start in starts], np.int64)
+        lengths = start_bytes[channels] + (ends - begins) + DELIMITER_BYTES
+        if lengths.max() > self._frame_bytes_max:
+            return self._convert_rows_singly(messages, rows, names)
+        data, parts = messages.data.data, list[bytes | memoryview]()
+        for channel, begin, end in zip(
+            channels.tolist(), begins.tolist(), ends.tolist(), strict=True
+        ):
+            parts += (starts[channel], data[begin:end], DELIMITER)
+        whole = b"".join(parts)
+        if whole.count(_DELIMITER_START) != count:  # A message needs byte stuffing.
+            return self._convert_rows_singly(messages, rows, names)
+        columns = EnvelopeColumns(
+            count,
+            [channel for channel, _ in subjects],
+            channels.astype(np.uint32) if len(subjects) > 1 else 0,
+        )
+        batch = _frame_batch(whole, lengths)
+        return MessageBatch(batch, columns, cost_bytes=BATCHED_STORE_COST_BYTES * count)
+
+    def _convert_rows_singly(
+        self, messages: MixedBatch, rows: Indexes | None, names: list[bytes]
+    ) -> MessageBatch:
         all_messages = list(iter_messages(messages, names))
-        return self._convert_singly([all_messages[row] for row in row_numbers])
+        if rows is None:
+            return self._convert_singly(all_messages)
+        return self._convert_singly([all_messages[row] for row in rows.tolist()])
 
     def _convert_singly(self, messages: Iterable[Pub]) -> MessageBatch:
         """Convert messages one by one."""
         encoded: list[bytes] = []
-        channels = _ChannelNumbers()
+        number_by_channel: dict[str, int] = {}
+        numbers: list[int] = []
         refused: dict[tuple[Reason, bytes], RefusedMessages] = {}
         for message in messages:
             try:
                 channel, frame = self.convert_message(message)
-                encoded.append(frame)
-                channels.append(channel)
             except RemoteProtocolError as error:
                 key = error.reason, message.subject
                 if key not in refused:
                     refused[key] = RefusedMessages(error.reason, error.sentence, message.subject, 0)
                 refused[key].count += 1
-        lengths = [len(frame) for frame in encoded]
-        batch = _frame_batch(b"".join(encoded), lengths) if encoded else None
-        count = len(encoded) + sum(each.count for each in refused.values())
-        cost_bytes = SINGLE_STORE_COST_BYTES * count
-        return MessageBatch(batch, channels.build_columns(), list(refused.values()), cost_bytes)
+                continue
+            encoded.append(frame)
+            numbers.append(number_by_channel.setdefault(channel, len(number_by_channel)))
+        cost_bytes = SINGLE_STORE_COST_BYTES * len(encoded)
+        cost_bytes += SINGLE_STORE_COST_BYTES * sum(each.count for each in refused.values())
+        if not encoded:
+            return MessageBatch(None, None, list(refused.values()), cost_bytes)
+        channels = np.array(numbers, np.uint32) if len(number_by_channel) > 1 else 0
+        columns = EnvelopeColumns(len(encoded), list(number_by_channel), channels)
+        lengths = np.array([len(frame) for frame in encoded], np.int64)
+        batch = _frame_batch(b"".join(encoded), lengths)
+        return MessageBatch(batch, columns, list(refused.values()), cost_bytes)
 
     def _build_too_long_error(self, length: int) -> RemoteProtocolError:
         return RemoteProtocolError(
@@ -287,22 +306,6 @@ class MessageConverter:
             f"the message has {length} bytes as a frame, at most {self._frame_bytes_max} "
             "are accepted",
         )
-
-
-class _ChannelNumbers:
-    """Columns of envelopes that are encoded one after the other."""
-
-    def __init__(self) -> None:
-        self._number_by_name: dict[str, int] = {}
-        self._numbers: list[int] = []
-
-    def append(self, channel: str) -> None:
-        self._numbers.append(self._number_by_name.setdefault(channel, len(self._number_by_name)))
-
-    def build_columns(self) -> EnvelopeColumns:
-        names = list(self._number_by_name)
-        channels = np.array(self._numbers, np.uint32) if len(names) > 1 else 0
-        return EnvelopeColumns(len(self._numbers), names, channels)
 
 
 def _to_channel(subject: bytes) -> str:
@@ -369,9 +372,10 @@ def _encode_headers(message: Pub) -> bytes:
     raise RemoteProtocolError(Reason.BAD_ENVELOPE, sentence)
 
 
-def _frame_batch(whole: bytes, lengths: list[int]) -> FrameBatch:
-    bounds = np.cumsum([0, *lengths], dtype=np.int64)
-    stride = lengths[0] if len(set(lengths)) == 1 else 0
+def _frame_batch(whole: bytes, lengths: Integers) -> FrameBatch:
+    bounds = np.zeros(lengths.size + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    stride = int(lengths[0]) if (lengths == lengths[0]).all() else 0
     return FrameBatch(np.frombuffer(whole, np.uint8), bounds, stride)
 
 
