@@ -193,7 +193,7 @@ def printable(text: str) -> str:
 
 
 def _bus(info: BusInfo) -> Iterator[Line]:
-    from simplebus.core.broker.wait_reasons import format_bytes, format_message_count
+    from simplebus.core.broker.wait_reasons import format_bytes, format_count, format_message_count
 
     yield (
         0,
@@ -209,9 +209,9 @@ def _bus(info: BusInfo) -> Iterator[Line]:
     for line in info.classes:
         stored = [] if line.is_elsewhere else [format_message_count(line.stored)]
         text = f"{_class_name(line.class_id, line.name)}: "
-        text += ", ".join([*stored, _format_count(line.positions, "subscription")])
+        text += ", ".join([*stored, format_count(line.positions, "subscription")])
         if line.publishers:
-            text += f", {_format_count(line.publishers, 'publisher')} waiting for room"
+            text += f", {format_count(line.publishers, 'publisher')} waiting for room"
         yield 2, text + (f", {line.dropped:,} dropped" if line.dropped else "")
     yield from _heading(1, "sessions", info.sessions, info.sessions_left_out)
     for session in info.sessions:
@@ -292,6 +292,7 @@ def _position(depth: int, info: PositionInfo, *, of_class: bool = False) -> Iter
     from simplebus.core.broker.wait_reasons import (
         complete_sentence,
         format_bytes,
+        format_count,
         format_duration,
         format_message_count,
     )
@@ -351,11 +352,11 @@ def _position(depth: int, info: PositionInfo, *, of_class: bool = False) -> Iter
             ),
         )
     if info.members_left_out:
-        yield depth, f"and {_format_count(info.members_left_out, 'member')} more"
+        yield depth, f"and {format_count(info.members_left_out, 'member')} more"
 
 
 def _channel(info: ChannelInfo) -> Iterator[Line]:
-    from simplebus.core.broker.wait_reasons import format_message_count
+    from simplebus.core.broker.wait_reasons import format_count, format_message_count
 
     yield 0, f"channel {info.channel}"
     for cls in info.classes:
@@ -371,9 +372,9 @@ def _channel(info: ChannelInfo) -> Iterator[Line]:
         for match in cls.near:
             yield 2, f"does not go to {_match(match)}: {match.why_not}"
         if cls.left_out:
-            yield 2, f"and {_format_count(cls.left_out, 'subscription')} more may get it"
+            yield 2, f"and {format_count(cls.left_out, 'subscription')} more may get it"
     if info.classes_left_out:
-        yield 1, f"and {_format_count(info.classes_left_out, 'class')} more"
+        yield 1, f"and {format_count(info.classes_left_out, 'class')} more"
     for listener in info.listeners:
         target = f"queue group {listener.queue!r} of {listener.members}" if listener.queue else ""
         yield 1, f"NATS: {target or listener.peer} by {listener.pattern}"
@@ -443,8 +444,3 @@ def _version(version: int) -> str:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
-
-
-def _format_count(count: int, noun: str) -> str:
-    plural = "es" if noun.endswith("s") else "s"
-    return f"{count:,} {noun}{'' if count == 1 else plural}"

@@ -13,6 +13,7 @@ from typing import Any
 
 import trio
 
+from simplebus.core.broker.wait_reasons import format_waiting_count
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.message_class.remote_storage import RemoteCountOutcome, RemoteInventory
 from simplebus.core.subscription.position import Position
@@ -85,7 +86,7 @@ class StreamBacklog:
         for position, own in self._inboxes.consumer_names.items():
             if own == name and position.class_id == class_id:
                 return position
-        waits = f"{api.backlog_count(info):,} messages wait for it"
+        waits = f"{format_waiting_count(api.backlog_count(info))} for it"
         if api.kind_of(info) == "durable" and name[:2] == "d-":
             is_held = await self._peers.is_consumer_held(class_id, name)
             where = "held by another server" if is_held else "held by no server"

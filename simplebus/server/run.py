@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from simplebus.core.broker.broker import Settings
+from simplebus.core.broker.wait_reasons import format_count, format_message_count
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import BusError
 from simplebus.core.protocol.durability import Durability
@@ -531,14 +532,14 @@ def _log_lost_messages(server: Server) -> None:
         name = cls.name or str(cls.class_id)
         if server.journal_pump is None and cls.ring.message_count + cls.parked:
             log.warning(
-                "class %s: lost %d stored messages, because the server has no --data-dir",
+                "class %s: lost %s, because the server has no --data-dir",
                 name,
-                cls.ring.message_count + cls.parked,
+                format_count(cls.ring.message_count + cls.parked, "stored message"),
             )
         elif cls.parked:
             log.warning(
-                "class %s: lost %d messages that waited for space in the class",
+                "class %s: lost %s that waited for space in the class",
                 name,
-                cls.parked,
+                format_message_count(cls.parked),
             )
     notify("STATUS=stopped")

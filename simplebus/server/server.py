@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import trio
 
 from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.broker.wait_reasons import format_count
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import ACK_READ_DELAY_SECONDS
@@ -176,7 +177,7 @@ class Server:
         self.has_ended = False
         self._drain_check: trio.Event | None = None
         """Set after each change of the broker while `wait_drained` waits."""
-        self._logged_counts: Counter[tuple[str, ...]] = Counter()
+        self._logged_counts: Counter[tuple[str, str, str, str]] = Counter()
         self._delayed_reads = trio.lowlevel.ParkingLot()
         self._clock_offset = 0.0
         """Offset from the event loop's clock to Unix time, in seconds."""
@@ -266,16 +267,17 @@ class Server:
 
     def _log_losses(self) -> None:
         """Log one line per reason for frames and messages dropped since the previous tick."""
-        counts: Counter[tuple[str, ...]] = Counter()
+        counts: Counter[tuple[str, str, str, str]] = Counter()
         for reason, count in self.broker.refusal_counts.items():
             is_ack = reason.startswith("ack_")
-            counts["ignored %d acks (%s)" if is_ack else "refused %d frames (%s)", reason] = count
+            verb, noun = ("ignored", "ack") if is_ack else ("refused", "frame")
+            counts[verb, noun, "", reason] = count
         for cls in self.broker.classes.values():
             for reason, count in cls.count_undelivered().items():
-                text = "dropped %d messages of class %s (%s)"
-                counts[text, cls.name or str(cls.class_id), reason] = count
-        for (text, *arguments), count in (counts - self._logged_counts).items():
-            log.warning(text, count, *arguments)
+                origin = f" of class {cls.name or cls.class_id}"
+                counts["dropped", "message", origin, reason] = count
+        for (verb, noun, origin, cause), count in (counts - self._logged_counts).items():
+            log.warning("%s %s%s (%s)", verb, format_count(count, noun), origin, cause)
         self._logged_counts = counts
 
     @property

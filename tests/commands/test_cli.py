@@ -341,7 +341,7 @@ async def test_sigterm_waits_for_drain_timeout_at_most() -> None:
             it.signal(signal.SIGTERM)
             status, _, complained = await trio.to_thread.run_sync(it.wait)
     assert status == 0
-    assert "class 1: lost 1 stored messages" in complained
+    assert "class 1: lost 1 stored message," in complained
 
 
 async def test_shutdown_names_classes_that_lose_messages() -> None:
@@ -350,7 +350,7 @@ async def test_shutdown_names_classes_that_lose_messages() -> None:
             await bus.publish(b"important", class_id="orders")
         it.signal(signal.SIGTERM)
         _, _, complained = await trio.to_thread.run_sync(it.wait)
-    assert "class orders: lost 1 stored messages" in complained
+    assert "class orders: lost 1 stored message," in complained
 
 
 def test_systemd_receives_status(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ async def test_dropped_messages_and_ignored_acks_are_logged(
         peer = await connect(server, [1])
         await peer.send(message(b"x") * 250 + ack(0, 1, class_id=9))
         await wait_until(lambda: "dropped 150 messages of class 1 (drop_newest)" in caplog.text)
-        await wait_until(lambda: "ignored 1 acks (ack_unsubscribed)" in caplog.text)
+        await wait_until(lambda: "ignored 1 ack (ack_unsubscribed)" in caplog.text)
 
 
 async def test_subscriptions_to_unnamed_classes_are_limited_and_removed() -> None:

@@ -28,6 +28,7 @@ from simplebus.core.broker.wait_reasons import (
     format_bytes,
     format_duration,
     format_message_count,
+    format_waiting_count,
 )
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
@@ -332,7 +333,7 @@ class InquiryHandler:
         if not inventory.message_count:
             return "nothing is stored"
         if inventory.is_oldest_in_backlog:
-            return f"{format_message_count(inventory.backlog_count)} wait for a first subscription"
+            return f"{format_waiting_count(inventory.backlog_count)} for a first subscription"
         holder = inventory.floor_holder
         if not holder:
             return "the stored messages are kept by retention"
@@ -360,10 +361,8 @@ class InquiryHandler:
         """Explain why the oldest message is kept, and if publishers wait, why the class is full."""
         if cls.first_sequence == cls.ring.head:
             floor_reason = "nothing is stored"
-        elif not cls.positions:
-            floor_reason = (
-                f"{format_message_count(_count_backlog(cls))} wait for a first subscription"
-            )
+        elif not cls.positions and (backlog_count := _count_backlog(cls)):
+            floor_reason = f"{format_waiting_count(backlog_count)} for a first subscription"
         else:
             holders = [each for each in positions if each.floor == cls.first_sequence]
             if holders:
@@ -374,9 +373,11 @@ class InquiryHandler:
                 floor_reason += f"; {complete_sentence(first.waits, first.waits_for)}"
             elif cls.backlog_window.floor == cls.first_sequence < cls.backlog_window.cursor:
                 floor_reason = (
-                    f"{format_message_count(cls.backlog_window.in_flight_count)} wait for a "
+                    f"{format_waiting_count(cls.backlog_window.in_flight_count)} for a "
                     "subscription with start 'waiting'"
                 )
+            elif cls.has_last_values and not _describe_retention(cls.retention):
+                floor_reason = "the stored messages are kept as last values"
             else:
                 floor_reason = "the stored messages are kept by retention"
         return self._prepend_blocked_publishers(cls, floor_reason)
@@ -388,7 +389,7 @@ class InquiryHandler:
         if not cls.blocked_sessions:
             return floor_reason
         count = len(cls.blocked_sessions)
-        publishers = f"{count} publisher{'' if count == 1 else 's'} wait{'s' * (count == 1)}"
+        publishers = format_waiting_count(count, "publisher")
         return f"{publishers} for space: {self._explain_full(cls)}; {floor_reason}"
 
     def _explain_full(self, cls: MessageClass) -> str:
@@ -462,15 +463,17 @@ class InquiryHandler:
             cls = self._store.classes[class_id]
             name = repr(cls.name) if cls.name else str(class_id)
             waited = format_duration(self._position_reporter.ticks_to_seconds(session.parked_ticks))
+            have = "has" if parked_count == 1 else "have"
+            parked_messages = f"{format_message_count(parked_count)} {have}"
             if session in self._store.publish_queue.rate_queue.waiting_sessions:
                 reasons.append(
-                    f"{format_message_count(parked_count)} have waited for {waited}: the rate "
-                    "limit of its user or address is exceeded"
+                    f"{parked_messages} waited for {waited}: the rate limit of its user or "
+                    "address is exceeded"
                 )
             else:
                 reasons.append(
-                    f"{format_message_count(parked_count)} have waited for {waited} for space in "
-                    f"class {name}: {self._explain_full(cls)}"
+                    f"{parked_messages} waited for {waited} for space in class {name}: "
+                    f"{self._explain_full(cls)}"
                 )
         if session.has_write_backlog and commit_log is not None:
             cause = (

@@ -87,9 +87,7 @@ def _explain_delivery_wait(facts: WaitFacts) -> tuple[WaitReason, str]:
     ready, delayed = facts.ready_count, facts.delayed_count
     if not facts.has_consumer:
         count = ready + delayed + facts.in_flight_count + facts.key_blocked_count
-        backlog = (
-            f"{format_message_count(count)} wait{'s' * (count == 1)}" if count else "nothing waits"
-        )
+        backlog = format_waiting_count(count) if count else "nothing waits"
         return (
             WaitReason.NOBODY,
             "no subscription has been connected for "
@@ -162,8 +160,8 @@ def _describe_in_flight(facts: WaitFacts) -> str:
     text = f"{text}, {facts.holder_label}" if facts.holder_label else text
     if facts.key_blocked_count:
         text += (
-            f"; {format_message_count(facts.key_blocked_count)} "
-            f"wait{'s' * (facts.key_blocked_count == 1)} for earlier messages with the same key"
+            f"; {format_waiting_count(facts.key_blocked_count)} for earlier messages with the "
+            "same key"
         )
     return text
 
@@ -174,8 +172,19 @@ def _describe_send_blocked(facts: WaitFacts) -> str:
     return f", which has read nothing for {format_duration(facts.send_blocked_seconds)}"
 
 
+def format_count(count: int, noun: str) -> str:
+    """Format a count and its noun: "1 message", "2,000 messages", "2 classes"."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
+
+
 def format_message_count(count: int) -> str:
-    return f"{count:,} message{'' if count == 1 else 's'}"
+    return format_count(count, "message")
+
+
+def format_waiting_count(count: int, noun: str = "message") -> str:
+    """Format a count and its noun with the verb: "1 message waits", "2 messages wait"."""
+    return f"{format_count(count, noun)} wait{'s' if count == 1 else ''}"
 
 
 def format_duration(seconds: float) -> str:

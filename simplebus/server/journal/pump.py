@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import trio
 
 from simplebus.core.broker.broker import Broker
+from simplebus.core.broker.wait_reasons import format_message_count
 from simplebus.core.checkpoint import Checkpointer
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.histogram import HistogramSnapshot
@@ -241,4 +242,5 @@ def load(broker: Broker, directory: JournalDirectory) -> None:
     except OSError as error:
         raise JournalError(f"cannot use {directory.path} as a journal: {error.strerror}") from None
     if found.last_batch_number:
-        log.info("recovered %d messages from %s", found.message_count, directory.path)
+        recovered = format_message_count(found.message_count)
+        log.info("recovered %s from %s", recovered, directory.path)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from simplebus.core.broker.wait_reasons import format_message_count
 from simplebus.core.commit_log import WriteBatch
 from simplebus.core.errors import Reason
 from simplebus.core.histogram import Histogram
@@ -168,7 +169,8 @@ class JournalWriter:
                     continue
                 if self._is_stopping.wait(_RETRY_SECONDS):
                     count = sum(entry.message_count for batch in batches for entry in batch.entries)
-                    log.error("lost %d messages: %s", count, _describe_failure(error)[1])
+                    lost = format_message_count(count)
+                    log.error("lost %s: %s", lost, _describe_failure(error)[1])
                     return False
             else:
                 self.write_seconds.observe(time.perf_counter() - started_at)

@@ -21,7 +21,7 @@ from simplebus.core.protocol.inquiry import (
     SessionInquiry,
     decode_reply,
 )
-from simplebus.core.settings import Retention, Settings
+from simplebus.core.settings import ClassSettings, Retention, Settings
 from tests.behaviour import wire_peer
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
@@ -296,6 +296,20 @@ def test_class_without_subscriptions_reports_its_backlog() -> None:
     reader.send(ack(5, 0, 4))
     assert class_report(bus).waits_for == "the stored messages are kept by retention"
     assert class_report(bus).stored == 2
+    reader.disconnect()
+    assert class_report(bus).waits_for == "the stored messages are kept by retention"
+
+
+def test_last_values_are_reported_as_the_reason_of_stored_messages() -> None:
+    bus = BrokerHarness(Settings(classes={1: ClassSettings(last_values=True)}))
+    envelope = channel_envelope("lamp", b"20")
+    connect_version2(bus, publish_envelopes(1, 0, envelope))
+    assert class_report(bus).waits_for == "1 message waits for a first subscription"
+    reader = connect_version2(bus, subscribe(1, 5))
+    reader.receive_message_ids()
+    reader.send(ack(5, 0, 1))
+    reader.disconnect()
+    assert class_report(bus).waits_for == "the stored messages are kept as last values"
 
 
 def test_report_lists_the_positions_furthest_behind() -> None:

@@ -8,7 +8,9 @@ from simplebus.core.broker.wait_reasons import (
     WaitFacts,
     explain_wait,
     format_bytes,
+    format_count,
     format_duration,
+    format_waiting_count,
 )
 from simplebus.core.channel.near_miss import explain
 from simplebus.core.protocol.inquiry import InFlightInfo
@@ -73,6 +75,11 @@ SENTENCES = {
         "nobody",
         "no subscription has been connected for 2 h; 1,200 messages wait",
     ),
+    "nobody is there for one message": (
+        WaitFacts(ready_count=1, has_consumer=False, unattended_seconds=8.25),
+        "nobody",
+        "no subscription has been connected for 8.2 s; 1 message waits",
+    ),
     "nobody is there, and there is nothing": (
         WaitFacts(has_consumer=False, unattended_seconds=8.25),
         "nobody",
@@ -105,6 +112,19 @@ SENTENCES = {
 def test_explain_wait(what: str) -> None:
     facts, word, sentence = SENTENCES[what]
     assert explain_wait(facts) == (word, sentence)
+
+
+def test_format_counts_in_singular_and_plural() -> None:
+    assert [format_count(count, "frame") for count in (0, 1, 2000)] == [
+        "0 frames",
+        "1 frame",
+        "2,000 frames",
+    ]
+    assert format_count(2, "class") == "2 classes"
+    assert [format_waiting_count(count) for count in (1, 2)] == [
+        "1 message waits",
+        "2 messages wait",
+    ]
 
 
 def test_format_durations_and_sizes() -> None:

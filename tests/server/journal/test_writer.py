@@ -210,7 +210,7 @@ def test_stop_with_failing_writes_logs_the_lost_messages(
     harness.wait_events(1)
     with caplog.at_level(logging.ERROR):
         harness.writer.stop()
-    assert "lost 1 messages: cannot write the journal: No space" in caplog.text
+    assert "lost 1 message: cannot write the journal: No space" in caplog.text
 
 
 def test_internal_writer_error_refuses_publishers_and_is_logged(
