@@ -132,14 +132,15 @@ class BaseSubscription(SubscriptionState[T]):
             self.prepare_messages()
 
     async def take(self, most: int, timeout: float | None = None) -> list[Message[T]]:
-        """Return the messages that have arrived. Acknowledges those returned before.
+        """Return messages that have arrived together. Acknowledges those returned before.
 
         Args:
             most: Maximum number of messages, at least 1.
             timeout: Seconds to wait if none has arrived. None waits forever.
 
         Returns:
-            Up to `most` messages; an empty list if none arrived in time.
+            Up to `most` messages that one read of the connection has brought; an empty list if none
+            arrived in time.
 
         Raises:
             ValueError: `most` is less than 1.

@@ -68,7 +68,8 @@ class ConnectionWaiters:
         if threading.get_ident() != self._thread:
             raise LocalProtocolError(
                 "this bus belongs to the event loop in which it was connected, and this is another "
-                "thread; from here call anyio.from_thread.run(bus.publish, …), or connect anew"
+                "thread; in a thread of anyio.to_thread call "
+                "anyio.from_thread.run(functools.partial(bus.publish, …)), or connect anew"
             )
 
     def wake_answered(self) -> None:
