@@ -141,6 +141,8 @@ class MessageBuilder:
 
     def encode_payload(self, value: object) -> bytes:
         """Return the payload of a value, by the codec of its type; bytes are unchanged."""
+        if type(value) is bytes:
+            return value
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
         return self._registry.bindings[type(value)].encode(value)

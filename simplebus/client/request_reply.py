@@ -18,6 +18,7 @@ import math
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from simplebus.client.codecs import DecodeError
@@ -39,6 +40,9 @@ Handler = Callable[[Any], Awaitable[object] | object]
 EMPTY_REPLIES_UNTIL_IDLE = 2
 
 
+_UNRUN_TYPES = (CoroutineType, GeneratorType, AsyncGeneratorType)
+
+
 def check_handler(handler: Handler, *, is_async_allowed: bool) -> None:
     """Raise TypeError if `handler` is not a handler function."""
     if not callable(handler):
@@ -57,12 +61,10 @@ def check_handler(handler: Handler, *, is_async_allowed: bool) -> None:
 
 def check_handler_result(result: object) -> None:
     """Raise TypeError if a handler returned a coroutine or generator that nothing runs."""
-    if result is None:
+    if not isinstance(result, _UNRUN_TYPES):
         return
-    if inspect.iscoroutine(result):
+    if isinstance(result, CoroutineType):
         result.close()  # Prevents the warning that it was never awaited.
-    elif not (inspect.isgenerator(result) or inspect.isasyncgen(result)):
-        return
     raise TypeError(
         f"the handler returned {result!r}, which is never run; expected a handler that does its "
         "work before it returns"

@@ -191,12 +191,15 @@ class BaseSubscription(SubscriptionState[T]):
         try:
             connection.writer.write_now()  # Acknowledgements leave before we wait.
             connection.changed.set()
-            while inbox.is_empty:
+            while True:
                 connection.check_open()
                 await self._messages_arrived.wait()
+                if not inbox.is_empty:
+                    break
         finally:
             inbox.has_waiting_consumer = False
-        inbox.settle_previous(loop)  # Other tasks may have taken some meanwhile.
+        if self._auto_ack or inbox.has_unsettled:  # Other tasks may have taken some meanwhile.
+            inbox.settle_previous(loop)
 
     def receive_in_reader(self, on_message: Callable[[Message[T]], None]) -> None:
         """Call `on_message` in the reader of the connection, and acknowledge the message. Internal.

@@ -123,6 +123,7 @@ class SocketTransport:
     def __init__(self, sock: socket.socket, tls: TlsSocket | None = None) -> None:
         self.socket = sock
         """The socket, below TLS if there is any."""
+        self._tls = tls
         self._stream: socket.socket | TlsSocket = tls or sock
         fork_safety.register(self)
 
@@ -133,7 +134,7 @@ class SocketTransport:
             return 0
 
     def flush(self) -> bool:
-        return is_flushed(self._stream)
+        return self._tls is None or is_flushed(self._tls)
 
     async def wait_sendable(self) -> None:
         await anyio.wait_writable(self.socket)
@@ -160,7 +161,7 @@ class SocketTransport:
     @property
     def has_unread(self) -> bool:
         """True if data may be received although the socket is not readable."""
-        return has_unread(self._stream)
+        return self._tls is not None and has_unread(self._tls)
 
     def send_eof(self) -> None:
         self._stream.shutdown(socket.SHUT_WR)

@@ -156,6 +156,11 @@ class PublishBuffer:
         return self.unconfirmed_bytes - self.in_flight_bytes
 
     @property
+    def has_unreleased(self) -> bool:
+        """True if any messages were not released for sending on this connection."""
+        return self._released_position != self.published_position
+
+    @property
     def released_position(self) -> int:
         """All messages below this position were released for sending."""
         return self._released_position
@@ -589,7 +594,7 @@ class PublishBuffer:
 
     def require_credit(self) -> bool:
         """Return True, once, if messages wait for credit that a late Confirm brings."""
-        if not self._is_confirm_late or self._released_position == self.published_position:
+        if not self._is_confirm_late or not self.has_unreleased:
             return False
         self._is_confirm_late = False
         return self.in_flight_bytes > 0

@@ -34,6 +34,10 @@ class OutgoingFrames(Protocol):
         """Bytes that were not released."""
 
     @property
+    def has_unreleased(self) -> bool:
+        """True if any messages were not released."""
+
+    @property
     def released_position(self) -> int:
         """All messages below this position were released."""
 
@@ -95,6 +99,12 @@ class SendQueue:
 
     def peek(self) -> memoryview:
         """Return the next bytes to send; empty if there are none."""
+        if (
+            not self._ready_bytes
+            and not self.ack_sink.pending_count
+            and not self._source.has_unreleased
+        ):
+            return _EMPTY
         if self.is_open and self.ack_sink.pending_count:
             self._prepend_acks()
         if self._priority_frames:

@@ -48,6 +48,10 @@ class FakeSource:
         self.released_position = batch.end_position
         return batch
 
+    @property
+    def has_unreleased(self) -> bool:
+        return bool(self.batches)
+
     def require_credit(self) -> bool:
         return False
 
