@@ -73,7 +73,7 @@ _SUBJECT_BYTES_MAX = 256
 _subjects: dict[bytes, tuple[str, bytes]] = {}
 
 # Up to this many messages are converted one by one: arrays cost more.
-_SINGLE_MESSAGES_MAX = 8
+_SINGLE_MESSAGES_MAX = 4
 
 
 # Headers -----------------------------------------------------------------------------------------
