@@ -24,7 +24,12 @@ from simplebus.core.histogram import HistogramSnapshot
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
 from simplebus.core.protocol.durability import Durability
 from simplebus.server.journal.spill_read_thread import SpillReadThread
-from simplebus.server.journal.writer import JournalWriter, SegmentFloors, WriteFailure
+from simplebus.server.journal.writer import (
+    DIRECT_WRITE_BYTES_MAX,
+    JournalWriter,
+    SegmentFloors,
+    WriteFailure,
+)
 from simplebus.storage.directory import JournalDirectory
 from simplebus.storage.disk_reserve import DiskReserve
 from simplebus.storage.errors import JournalError
@@ -148,15 +153,18 @@ class JournalPump:
         return self._checkpointer.next_full_scan
 
     def submit_pending(self) -> int:
-        """Give new entries and reads to the threads, unless enough batches are in flight.
+        """Write new entries, or give them and reads to the threads, unless enough are in flight.
 
         Returns:
-            The number of submitted batches and reads.
+            The number of batches and reads that were given to the threads.
         """
         submitted_count = 0
         if self._commit_log.last_batch_number - self._last_written < _BATCHES_IN_FLIGHT_MAX:
+            is_small = self._commit_log.next_batch_bytes <= DIRECT_WRITE_BYTES_MAX
             batch = self._checkpointer.build_write_batch()
-            if batch is not None:
+            if batch is not None and is_small and self._writer.write_directly(batch):
+                self._on_durable(batch.number, has_space=True)
+            elif batch is not None:
                 self._writer.put(batch)
                 submitted_count += 1
         if self._spill_manager is not None:

@@ -1,5 +1,9 @@
 """Thread that writes and syncs the journal, so that the event loop never waits for a disk.
 
+While the thread has nothing to do, the event loop writes small batches itself if no sync is needed:
+waking a thread takes longer than copying some bytes to the system. A slow or failed write returns
+the work to the thread.
+
 Write batches are written in order; batches that arrive during a sync share the next one. A failed
 write is retried every second, so no accepted entry is skipped.
 
@@ -21,6 +25,7 @@ from simplebus.core.broker.wait_reasons import format_message_count
 from simplebus.core.commit_log import WriteBatch
 from simplebus.core.errors import Reason
 from simplebus.core.histogram import Histogram
+from simplebus.core.protocol.durability import Durability
 from simplebus.storage.append_file import DISK_FULL_ERRORS
 from simplebus.storage.disk_reserve import DiskReserve
 from simplebus.storage.journal import Journal
@@ -28,6 +33,11 @@ from simplebus.storage.journal import Journal
 log = logging.getLogger("simplebus.server")
 
 _RETRY_SECONDS = 1.0
+DIRECT_WRITE_BYTES_MAX = 16 * 1024
+"""Size of the largest batch that the event loop writes itself."""
+# A write in the event loop that takes longer is not repeated there for the pause after it.
+_DIRECT_WRITE_SECONDS_MAX = 0.002
+_DIRECT_WRITE_PAUSE_SECONDS = 10.0
 
 WriteFailure = tuple[Reason, str]
 
@@ -82,6 +92,14 @@ class JournalWriter:
         """Write batches written so far."""
         self.write_seconds = Histogram()
         """Time to write and sync the batches that were written together."""
+        self._put_count = 0
+        """Items that were queued."""
+        self._done_count = -1
+        """Items that the thread has finished; -1 until the thread is ready."""
+        self._has_unsynced = False
+        """True if a failed write must be discarded before the next one."""
+        self._direct_write_at = 0.0
+        """Time of the monotonic clock from which on the event loop may write."""
         self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="simplebus journal", daemon=True)
 
@@ -92,7 +110,45 @@ class JournalWriter:
 
     def put(self, item: WriteBatch | SegmentFloors) -> None:
         """Queue a write batch, or new floors for the removal of segments."""
+        self._put_count += 1
         self._queue.put(item)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the thread has finished everything that was queued."""
+        return self._done_count == self._put_count
+
+    def write_directly(self, batch: WriteBatch) -> bool:
+        """Write a small batch in the calling thread, which is the one that calls `put`.
+
+        Returns:
+            True if the batch has the durability that a confirm promises. False if it was not
+            written: pass it to `put`.
+        """
+        started_at = time.monotonic()
+        if (
+            self._journal.durability is not Durability.OS
+            or batch.snapshot
+            or len(batch.changes) > DIRECT_WRITE_BYTES_MAX
+            or not self.is_idle
+            or self._is_space_low
+            or started_at < self._direct_write_at
+        ):
+            return False
+        try:
+            self._journal.write(batch)
+            self._journal.sync()
+        except OSError:
+            self._has_unsynced = True  # The thread repeats the write and reports the error.
+            self._direct_write_at = started_at + _DIRECT_WRITE_PAUSE_SECONDS
+            return False
+        seconds = time.monotonic() - started_at
+        if seconds > _DIRECT_WRITE_SECONDS_MAX:
+            self._direct_write_at = started_at + _DIRECT_WRITE_PAUSE_SECONDS
+        self.write_seconds.observe(seconds)
+        self.written_batch_count += 1
+        self._last_written = batch.number
+        return True
 
     def stop(self) -> None:
         """Write all queued batches and end the thread; blocks. Messages that cannot be written are
@@ -106,6 +162,7 @@ class JournalWriter:
         if self._reserve is not None and not self._reserve.reserve() and self._reserve.is_disk_full:
             self._is_space_low = True
             self._on_failure((Reason.DISK_FULL, "cannot reserve disk space for the journal"))
+        self._done_count = 0
         try:
             while self._write_pending():
                 pass
@@ -137,6 +194,7 @@ class JournalWriter:
             self._remove_segments()
         if self._is_space_low and self._refill_reserve():
             self._on_durable(self._last_written, True)
+        self._done_count += len(items)
         return None not in items
 
     def _refill_reserve(self) -> bool:
@@ -146,18 +204,17 @@ class JournalWriter:
 
     def _write_batches(self, batches: list[WriteBatch]) -> bool:
         """Write and sync batches, with retries. Returns False if stopped before it succeeded."""
-        is_clean = True
         while True:
             try:
-                if not is_clean:
+                if self._has_unsynced:
                     self._journal.discard_unsynced()
-                    is_clean = True
+                    self._has_unsynced = False
                 started_at = time.perf_counter()
                 for batch in batches:
                     self._journal.write(batch)
                 self._journal.sync()
             except OSError as error:
-                is_clean = False
+                self._has_unsynced = True
                 self.failure_count += 1
                 self._on_failure(_describe_failure(error))
                 if (

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
+import os
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from simplebus.core.commit_log import CommitLog
+from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.commit_log import CommitLog, WriteBatch
 from simplebus.core.errors import Reason
 from simplebus.core.protocol.durability import Durability
+from simplebus.core.protocol.frames import MESSAGE
 from simplebus.core.snapshot import StateChanges
 from simplebus.server.journal import writer as module
 from simplebus.server.journal.writer import JournalWriter, SegmentFloors, WriteFailure
 from simplebus.storage.directory import lock_directory
 from simplebus.storage.disk_reserve import DiskReserve
 from simplebus.storage.journal import Journal
+from simplebus.storage.recovery import recover
+from tests.support.oracles import build_frame
 
 PATIENCE_SECONDS = 60.0
 
@@ -227,3 +234,118 @@ def test_internal_writer_error_refuses_publishers_and_is_logged(
     ]
     harness.writer.stop()
     assert "ZeroDivisionError" in caplog.text
+
+
+class DirectWriteHarness:
+    """Journal writer with durability `os`, whose thread is ready."""
+
+    def __init__(self, path: Path) -> None:
+        self.directory = lock_directory(path, new_bus="here")
+        self.journal = Journal(self.directory, durability=Durability.OS)
+        self.durable_batches: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.failures: list[WriteFailure] = []
+        self.commit_log = CommitLog(Durability.OS)
+        self.writer = JournalWriter(
+            self.journal,
+            on_durable=lambda number, has_space: self.durable_batches.put(number),
+            on_failure=self.failures.append,
+            on_snapshot_needed=lambda: None,
+        )
+        self.writer.start()
+        self.writer.put(self.next_batch(snapshot=StateChanges().encode()))
+        assert self.durable_batches.get(timeout=PATIENCE_SECONDS) == 1
+        self.wait_until_idle()
+
+    def next_batch(self, snapshot: bytes = b"") -> WriteBatch:
+        """Return a batch with one message."""
+        sequence = self.commit_log.last_batch_number
+        frame = build_frame(MESSAGE, class_id=1, content=b"%04d" % sequence)
+        self.commit_log.append_messages(1, sequence, 1, frame, "", 1.0)
+        batch = self.commit_log.pop_write_batch(snapshot=snapshot)
+        assert batch is not None
+        return batch
+
+    def wait_until_idle(self) -> None:
+        """Wait for the thread to finish its last item, which it reports a moment earlier."""
+        self.writer.put(SegmentFloors({}, ()))
+        while not self.writer.is_idle:
+            os.sched_yield()
+
+    def stop(self) -> int:
+        """Stop, and return the number of messages in the journal."""
+        self.writer.stop()
+        self.directory.close()
+        broker = Broker(Settings(), commit_log=CommitLog(Durability.OS))
+        with contextlib.closing(lock_directory(self.directory.path, new_bus="")) as directory:
+            found = recover(directory, broker)
+        assert found.problems == []
+        ring = broker.classes[1].ring
+        frames = [ring.copy_frame(n)[-8:-4] for n in range(ring.floor, ring.head)]
+        assert frames == [b"%04d" % n for n in range(len(frames))], frames
+        return len(frames)
+
+
+def test_small_batch_is_written_directly_while_the_thread_is_idle(tmp_path: Path) -> None:
+    harness = DirectWriteHarness(tmp_path)
+    assert harness.writer.write_directly(harness.next_batch())
+    assert harness.writer.write_directly(harness.next_batch())
+    assert harness.stop() == 3
+    assert harness.durable_batches.empty()
+
+
+def test_no_batch_is_written_directly_before_queued_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = DirectWriteHarness(tmp_path)
+    may_write = threading.Semaphore(0)
+    write = Journal.write
+
+    def wait_and_write(journal: Journal, batch: WriteBatch) -> None:
+        assert may_write.acquire(timeout=PATIENCE_SECONDS)
+        write(journal, batch)
+
+    monkeypatch.setattr(Journal, "write", wait_and_write)
+    harness.writer.put(harness.next_batch())
+    second = harness.next_batch()
+    assert not harness.writer.write_directly(second)
+    harness.writer.put(second)
+    may_write.release(2)
+    assert harness.stop() == 3
+
+
+def test_thread_repeats_a_failed_direct_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = DirectWriteHarness(tmp_path)
+    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
+    write = Journal.write
+
+    def write_and_fail(journal: Journal, batch: WriteBatch) -> None:
+        write(journal, batch)
+        raise OSError(errno.EIO, "I/O error")
+
+    batch = harness.next_batch()
+    monkeypatch.setattr(Journal, "write", write_and_fail)
+    assert not harness.writer.write_directly(batch)
+    monkeypatch.setattr(Journal, "write", write)
+    harness.writer.put(batch)
+    assert harness.durable_batches.get(timeout=PATIENCE_SECONDS) == 2
+    harness.wait_until_idle()
+    later = harness.next_batch()
+    assert not harness.writer.write_directly(later), "a failed write does not pause direct writes"
+    harness.writer.put(later)
+    assert harness.stop() == 3
+
+
+def test_slow_direct_write_is_the_last_one_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = DirectWriteHarness(tmp_path)
+    times = iter([0.0, 5.0, 5.1, 10.1, 10.1])
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
+    assert harness.writer.write_directly(harness.next_batch())
+    later = harness.next_batch()
+    assert not harness.writer.write_directly(later)
+    assert harness.writer.write_directly(later)
+    monkeypatch.undo()
+    assert harness.stop() == 3
