@@ -2,6 +2,8 @@
 
 One index holds all subscriptions. Results are cached by subject number until something changes.
 Subjects with the same sinks share a result, so a batch is split by results and not by subjects.
+Every ack has a subject of its own, which no cache contains: all of them share the result of one
+stand-in, unless a pattern matches only some of them.
 """
 
 from __future__ import annotations
@@ -55,6 +57,8 @@ SubjectSinks: TypeAlias = tuple[SubjectSink, ...]
 _UNKNOWN = -1
 _NO_GENERATION = (-1, -1)
 _SAMPLED_RESULTS = 4096
+_ACK_PREFIX = b"$JS.ACK."
+_ACK_STAND_IN = _ACK_PREFIX + b"stand-in"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,8 @@ class SubjectRoutes:
             check=lambda pattern: pattern
         )
         self._groups: dict[tuple[bytes, bytes], QueueGroup] = {}
+        self._partial_ack_patterns = 0
+        """Pairs whose pattern may match some ack subjects but not all."""
         self._abandoned: deque[NatsSubscription] = deque()
         self._merged_groups: dict[tuple[QueueGroup, ...], MergedQueueGroup] = {}
         self._results: dict[SubjectSinks, int] = {}
@@ -126,11 +132,13 @@ class SubjectRoutes:
 
     def add(self, subject: bytes, sink: SubjectSink) -> None:
         """Route messages that match a legal subject to the sink."""
-        self._sublist.insert(subjects.index_key(subject), sink)
+        if self._sublist.insert(subjects.index_key(subject), sink):
+            self._partial_ack_patterns += _matches_some_acks(subject)
 
     def remove(self, subject: bytes, sink: SubjectSink) -> None:
         """Remove a route."""
         self._sublist.remove(subjects.index_key(subject), sink)
+        self._partial_ack_patterns -= _matches_some_acks(subject)
 
     def subscribe(self, subscription: NatsSubscription) -> bool:
         """Add a subscription. Returns False if the memory limit is reached."""
@@ -206,6 +214,12 @@ class SubjectRoutes:
 
     def match(self, subject: bytes) -> SubjectSinks:
         """Return the sinks of a subject."""
+        if (
+            subject.startswith(_ACK_PREFIX)
+            and not self._partial_ack_patterns
+            and subjects.is_legal(subject)
+        ):
+            subject = _ACK_STAND_IN
         sinks = self._sublist.match(subjects.index_key(subject))
         if self.has_repeated_sinks:
             sinks = tuple(dict.fromkeys(sinks))
@@ -311,6 +325,15 @@ class SubjectRoutes:
             number = self._results[sinks] = len(self._sinks)
             self._sinks.append(sinks)
         return number
+
+
+def _matches_some_acks(pattern: bytes) -> bool:
+    """Return False if the pattern matches all ack subjects or none."""
+    tokens = pattern.split(b".")
+    for token, ack_token in zip(tokens, (b"$JS", b"ACK"), strict=False):
+        if token not in (b"*", ack_token):  # Another token matches none of them, `>` all.
+            return False
+    return tokens[2:] != [b">"]
 
 
 class ChannelListeners:

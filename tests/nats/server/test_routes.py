@@ -7,15 +7,17 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.nats.limits import MERGED_GROUPS_MAX
 from simplebus.nats.server.queue_group import MergedQueueGroup, QueueGroup, RandomNumbers
 from simplebus.nats.server.routes import SubjectRoutes, SubjectSink
 from simplebus.nats.server.session import NatsSubscription
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.subject_permissions import SubjectPermissions
+from simplebus.nats.subjects import index_key
 from simplebus.nats.users import NatsAuth, NatsUser
 from tests.nats.protocol.numbered_subjects import numbered
 from tests.nats.server.nats_peer import Client, NatsServerHarness
@@ -61,6 +63,45 @@ def test_batch_routes_equal_single_routes(
             assert row not in found
             found[row] = sinks
     assert [found[row] for row in range(len(names))] == [routes.match(name) for name in names]
+
+
+ACK_WORDS = st.sampled_from(["$JS", "ACK", "*", "a", "API", "b"])
+ACK_PATTERNS = st.tuples(st.lists(ACK_WORDS, max_size=4), st.sampled_from([">", "*", "a"])).map(
+    lambda parts: ".".join([*parts[0], parts[1]]).encode()
+)
+ACK_SUBJECTS = st.lists(st.sampled_from(["a", "b", "*", "#", ">", ""]), max_size=5).map(
+    lambda words: ".".join(["$JS", "ACK", *words]).encode()
+)
+
+
+@given(
+    st.lists(ACK_PATTERNS, max_size=6),
+    st.lists(ACK_SUBJECTS, min_size=1, max_size=6),
+    st.integers(0, 6),
+)
+@example([b"$JS.ACK.*.b"], [b"$JS.ACK.a.b", b"$JS.ACK.a.a"], 0)
+@example([b"$JS.ACK.a"], [b"$JS.ACK.a", b"$JS.ACK.b"], 1)
+def test_ack_subjects_are_matched_like_others(
+    patterns: list[bytes], names: list[bytes], removed_count: int
+) -> None:
+    routes, oracle = (
+        SubjectRoutes(np.random.default_rng(0)),
+        SubscriptionIndex[SubjectSink](check=lambda pattern: pattern),
+    )
+    session = NatsServerHarness().client(QUIET).session
+    subscriptions = [
+        NatsSubscription(session, pattern, b"", b"%d" % number)
+        for number, pattern in enumerate([b"$JS.ACK.>", *patterns])
+    ]
+    for subscription in subscriptions:
+        routes.subscribe(subscription)
+        oracle.insert(index_key(subscription.subject), subscription)
+    for subscription in [None, *subscriptions[:removed_count]]:
+        if subscription is not None:
+            routes.unsubscribe(subscription)
+            oracle.remove(index_key(subscription.subject), subscription)
+        for name in names:
+            assert routes.match(name) == oracle.match(index_key(name))
 
 
 def test_cached_results_are_dropped_after_a_change() -> None:
