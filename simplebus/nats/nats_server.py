@@ -129,13 +129,7 @@ class NatsServer:
         self.rate_limits = NatsRateLimits(broker)
         if broker is not None:
             self.bus_adapter = BusAdapter(
-                broker,
-                self.routes,
-                deliver=self.deliver,
-                add_read_cost=self._add_read_cost,
-                disconnect=self.disconnect,
-                on_error=self._on_error,
-                subject_classes=subject_classes,
+                broker, self.routes, clients=self, subject_classes=subject_classes
             )
             broker.connection_limits.external_counters.append(
                 partial(count_user_connections, self.sessions)
@@ -180,10 +174,7 @@ class NatsServer:
             NatsParser(settings.limits, self.routes.table),
             peer=peer,
             slow_pending_bytes=self.slow_consumer_monitor.slow_pending_bytes,
-            on_ready=self._on_ready,
-            on_gathering=self._gathering_sessions.append,
-            on_subscription_complete=self._end_subscription,
-            on_slow=self._on_slow,
+            owner=self,
         )
         session.is_identified = not authenticator.auth.is_required
         self.rate_limits.start_session(session)
@@ -315,7 +306,7 @@ class NatsServer:
         errors, self._errors = self._errors, []
         return errors
 
-    def _on_error(self, error: Exception) -> None:
+    def report_error(self, error: Exception) -> None:
         """Note an internal error in a batch. The rest of the batch is not delivered."""
         self._errors.append(error)
         self._on_pending()
@@ -395,7 +386,8 @@ class NatsServer:
         self._on_pending()
         self._end_all_subscriptions(session)
 
-    def _on_slow(self, session: NatsSession) -> None:
+    def handle_slow(self, session: NatsSession) -> None:
+        """Let publishers wait for a session with many pending bytes, or disconnect it."""
         error = self.slow_consumer_monitor.add_slow(session)
         if error is not None:
             self._disconnect_slow_consumer(session, error)
@@ -406,10 +398,15 @@ class NatsServer:
         session.discard_output()
         self.disconnect(session, error)
 
-    def _on_ready(self, session: NatsSession) -> None:
+    def mark_ready(self, session: NatsSession) -> None:
+        """Record that the outbox of a session has new bytes."""
         if not self._ready_sessions:
             self._on_pending()
         self._ready_sessions[session] = None
+
+    def mark_gathering(self, session: NatsSession) -> None:
+        """Record that a session has gathered the first messages of the current batch."""
+        self._gathering_sessions.append(session)
 
     # Events --------------------------------------------------------------------------------------
 
@@ -589,7 +586,7 @@ class NatsServer:
                 sink.deliver_batch(messages, rows, None)
             self._write_gathered(messages)
 
-    def _add_read_cost(self, output_bytes: int) -> None:
+    def add_read_cost(self, output_bytes: int) -> None:
         """Add the cost of the current event, in bytes of output."""
         self._output_bytes += output_bytes
 
@@ -662,10 +659,10 @@ class NatsServer:
         if subscription is not None:
             subscription.max_messages = event.max_messages
             if event.max_messages <= subscription.delivered_count:
-                self._end_subscription(subscription)
+                self.end_subscription(subscription)
         self._send_ok(session)
 
-    def _end_subscription(self, subscription: NatsSubscription) -> None:
+    def end_subscription(self, subscription: NatsSubscription) -> None:
         """Remove a subscription."""
         if subscription.session.subscriptions.pop(subscription.sid, None) is None:
             return
@@ -683,7 +680,7 @@ class NatsServer:
             if is_deferred and not isinstance(subscription, AckedSubscription):
                 self.routes.abandon(subscription)
             else:
-                self._end_subscription(subscription)
+                self.end_subscription(subscription)
         session.subscriptions.clear()
 
 

@@ -23,7 +23,7 @@ Calls for one PUB on a bound subject. The frame is built once, and nothing decod
                           Ring.append_one
                           log_stored_messages  with a journal only
                           Store.notify_subscribers
-    server      Server.flush_ready             sends to subscribers, and wakes the journal's writer
+    server      Server.flush_ready             sends to subscribers, submits to the journal
 
 Many messages of one read take `SubjectBinding.deliver_batch`, `Broker.apply_event` and
 `Store.publish`, which gets the channels as `EnvelopeColumns`.

@@ -9,8 +9,7 @@ here: bindings store, `BusToNats` observes stored messages, and the broker handl
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from simplebus.core.authorization.session_permissions import check_subscribe
 from simplebus.core.broker.broker import Broker
@@ -41,7 +40,7 @@ from simplebus.nats.bus.acked import (
     parse_subscribe,
 )
 from simplebus.nats.bus.bindings import SubjectBinding, SubjectBindings
-from simplebus.nats.bus.bus_to_nats import BusToNats, Deliver
+from simplebus.nats.bus.bus_to_nats import BusToNats
 from simplebus.nats.bus.convert import RefusedMessages
 from simplebus.nats.class_requests import REQUEST_PREFIX, SUBSCRIBE_PREFIX
 from simplebus.nats.errors import NatsError, error_line
@@ -60,6 +59,22 @@ from simplebus.nats.server.session import NatsSession, NatsSubscription
 from simplebus.nats.subjects import quote
 
 
+class NatsClients(Protocol):
+    """The NATS server, as the adapter uses it."""
+
+    def deliver(self, messages: Pub | UniformBatch | MixedBatch) -> None:
+        """Deliver messages to the subscriptions of their subjects."""
+
+    def add_read_cost(self, output_bytes: int) -> None:
+        """Add the cost of work, as bytes of output; expensive clients are read less."""
+
+    def disconnect(self, session: NatsSession, error: NatsError) -> None:
+        """Schedule a session for closing."""
+
+    def report_error(self, error: Exception) -> None:
+        """Note an internal error in the delivery of stored messages."""
+
+
 class BusAdapter:
     """Adapter of one NATS server to one broker."""
 
@@ -68,10 +83,7 @@ class BusAdapter:
         broker: Broker,
         routes: SubjectRoutes,
         *,
-        deliver: Deliver,
-        add_read_cost: Callable[[int], None],
-        disconnect: Callable[[NatsSession, NatsError], None],
-        on_error: Callable[[Exception], None],
+        clients: NatsClients,
         subject_classes: SubjectClasses,
     ) -> None:
         self.broker = broker
@@ -89,14 +101,7 @@ class BusAdapter:
         """Acked deliveries of the clients that use classes."""
         self._routes = routes
         self._refusal_counts = broker.refusal_counts
-        self._deliver = deliver
-        """Delivers a message to the subscriptions of its subject."""
-        self.add_read_cost = add_read_cost
-        """Called with the cost of work, as bytes of output; expensive clients are read less."""
-        self._disconnect = disconnect
-        """Called to disconnect a session."""
-        self._on_error = on_error
-        """Called with internal errors in the delivery of stored messages."""
+        self._clients = clients
         self._ack_sink = _AckSink(self, routes.table.names)
         routes.add(ACK_SUBJECT_PATTERN, self._ack_sink)
         self.bindings = SubjectBindings(routes, broker, self)
@@ -105,7 +110,7 @@ class BusAdapter:
             broker.delayed_wakeups,
             routes,
             has_subscriber=self._has_subscriber,
-            deliver=deliver,
+            deliver=clients.deliver,
             subject_classes=subject_classes,
         )
         broker.store.on_timed_stored = self._report_errors(self._bus_to_nats.on_delayed_stored)
@@ -126,7 +131,7 @@ class BusAdapter:
             try:
                 observer(*stored)
             except Exception as error:
-                self._on_error(error)
+                self._clients.report_error(error)
 
         return observe
 
@@ -207,7 +212,11 @@ class BusAdapter:
 
     def disconnect(self, session: NatsSession, error: RemoteProtocolError) -> None:
         """Disconnect a client for which too much waits."""
-        self._disconnect(session, NatsError(error.reason, error.sentence))
+        self._clients.disconnect(session, NatsError(error.reason, error.sentence))
+
+    def add_read_cost(self, cost_bytes: int) -> None:
+        """Add the cost of work for the current read, as bytes of output."""
+        self._clients.add_read_cost(cost_bytes)
 
     @staticmethod
     def _send_refusal(session: NatsSession, action: str, subject: bytes, reason: str) -> None:
@@ -293,7 +302,7 @@ class BusAdapter:
         """Handle an ack. Returns True if it is valid; otherwise a requester learns that there is
         no responder.
         """
-        self.add_read_cost(ACK_COST_BYTES)
+        self._clients.add_read_cost(ACK_COST_BYTES)
         session.ack_count += 1
         session.ack_bytes += len(message.body)
         deliveries, ack = self._deliveries.get(session), parse_ack_subject(message.subject)
@@ -350,7 +359,7 @@ class BusAdapter:
         """
         message = Pub(reply, b"", b"0", b"", 0, memoryview(b""))
         if session.subject_grants is None or session.subject_grants.publish_cache.get(reply):
-            self._deliver(message)
+            self._clients.deliver(message)
             return
         for sink in self._routes.match(reply):
             if (

@@ -7,7 +7,7 @@ is gathered per client and encoded once, in publication order across the client'
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -45,6 +45,22 @@ def _no_session() -> None:
     return None
 
 
+class NatsSessionOwner(Protocol):
+    """Server of a session, which learns what happens to the session's client."""
+
+    def mark_ready(self, session: NatsSession) -> None:
+        """Record that the outbox has new bytes."""
+
+    def mark_gathering(self, session: NatsSession) -> None:
+        """Record that the session has gathered the first messages of a batch."""
+
+    def handle_slow(self, session: NatsSession) -> None:
+        """Note that many bytes are pending for the client."""
+
+    def end_subscription(self, subscription: NatsSubscription) -> None:
+        """Remove a subscription, for example because it reached its `max_messages`."""
+
+
 class NatsSession:
     """Protocol state of one connection, from accept to close."""
 
@@ -55,10 +71,7 @@ class NatsSession:
         *,
         peer: str,
         slow_pending_bytes: int,
-        on_ready: Callable[[NatsSession], None],
-        on_gathering: Callable[[NatsSession], None],
-        on_subscription_complete: Callable[[NatsSubscription], None],
-        on_slow: Callable[[NatsSession], None],
+        owner: NatsSessionOwner,
     ) -> None:
         self.client_id = info.client_id
         self.peer = peer
@@ -140,15 +153,9 @@ class NatsSession:
         """The part of `in_messages` and `in_bytes` that are acks."""
         self.out_messages = 0
         """Messages sent or pending."""
-        self.on_subscription_complete = on_subscription_complete
-        """Called with a subscription that reached its `max_messages`."""
-        self._on_ready = on_ready
-        """Called when the outbox has new bytes."""
-        self._on_slow = on_slow
-        """Called when more than `_slow_pending_bytes` are pending."""
+        self._owner = owner
         self._slow_pending_bytes = slow_pending_bytes
-        self._on_gathering = on_gathering
-        """Called with the first gathered messages of a batch."""
+        """The owner handles a session with more pending bytes as slow."""
         self._gathered_bytes = 0
         self._gathered: GatheredRows = []
         self._counted_messages = self._counted_bytes = 0
@@ -234,19 +241,23 @@ class NatsSession:
         if self.is_disconnecting:
             return
         self.outbox.append(piece)
-        self._on_ready(self)
+        self._owner.mark_ready(self)
         if self.outbox.pending_bytes > self._slow_pending_bytes:
-            self._on_slow(self)
+            self._owner.handle_slow(self)
 
     def gather(self, sid: bytes, rows: Indexes | None, size: int) -> None:
         """Gather messages of the current batch for a subscription, about `size` bytes."""
         if not self._gathered:
-            self._on_gathering(self)
+            self._owner.mark_gathering(self)
         self._gathered_bytes += size
         self._gathered.append((sid, rows))
-        self._on_ready(self)
+        self._owner.mark_ready(self)
         if self.outbox.pending_bytes + self._gathered_bytes > self._slow_pending_bytes:
-            self._on_slow(self)
+            self._owner.handle_slow(self)
+
+    def end_subscription(self, subscription: NatsSubscription) -> None:
+        """End a subscription of the client."""
+        self._owner.end_subscription(subscription)
 
     def discard_output(self) -> None:
         """Discard all pending output."""
@@ -416,7 +427,7 @@ class NatsSubscription:
         self.delivered_count += count
         self.session.out_messages += count
         if self.max_messages and self.delivered_count >= self.max_messages:
-            self.session.on_subscription_complete(self)
+            self.session.end_subscription(self)
 
 
 class PublisherStall:
