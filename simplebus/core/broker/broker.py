@@ -279,7 +279,8 @@ class Broker:
                 self._receive_batches(session, buffer, count, handled_bytes)
         finally:
             self._confirm_stored(session)
-        check_session_pending(session, self.settings.limits)
+        if session.version2 is not None or session.parked_messages or handled_bytes < count:
+            check_session_pending(session, self.settings.limits)
 
     def _receive_batches(
         self, session: Session, buffer: ReceiveBuffer, count: int, handled_bytes: int

@@ -25,6 +25,7 @@ from simplebus.core.limits import (
     RING_BYTES_MIN,
     RING_FREED_SEGMENTS_MAX,
     RING_IDLE_TICKS,
+    RING_RESTART_BYTES,
     RING_SEGMENT_BYTES_MAX,
     RING_SLOTS_MIN,
     SEQUENCE_MAX,
@@ -214,10 +215,16 @@ class Ring:
         head, segment, size = self.head, self._last, len(frame)
         if segment is None:
             return False
-        if head == self.floor and segment.count and size <= segment.capacity:
-            self._restart_last()
+        free_bytes = segment.capacity - segment.used_bytes
         if (
-            size > segment.capacity - segment.used_bytes
+            head == self.floor
+            and (segment.used_bytes >= RING_RESTART_BYTES or size > free_bytes)
+            and size <= segment.capacity
+        ):
+            self._restart_last()
+            free_bytes = segment.capacity
+        if (
+            size > free_bytes
             or segment.count >= segment.slot_count
             or head - self.floor >= self.messages_max
             or (row is not None and segment.columns.is_missing_column_for(row))
