@@ -159,7 +159,7 @@ class BacklogBroker:
     def drain(self) -> int:
         """Read all bytes for the subscriber. Return their number."""
         outbox, total = self.subscriber.outbox, 0
-        self.core.drain_ready()
+        self.core.end_turn()
         while piece := outbox.peek(self.core.tick_number):
             total += len(piece)
             outbox.mark_sent(len(piece), self.core.tick_number)

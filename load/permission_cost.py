@@ -144,7 +144,7 @@ class _PermissionCase:
 
     def _receive(self, session: Session) -> bytes:
         received = []
-        self._broker.drain_ready()
+        self._broker.end_turn()
         while not session.outbox.is_idle:
             piece = session.outbox.peek(self._broker.tick_number)
             received.append(bytes(piece))

@@ -31,7 +31,7 @@ from simplebus.client.aio.transport import Endpoint
 from simplebus.client.context_guard import guarded_async_context, not_entered_error
 from simplebus.client.handler_errors import HandlerErrors
 from simplebus.client.message_types import DEFAULT_REGISTRY, Registry
-from simplebus.core.broker.broker import Broker
+from simplebus.core.broker.broker import NO_ACTIONS, Broker
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.limits import READ_BYTES, RING_IDLE_TICKS
@@ -268,13 +268,13 @@ class InProcessServer:
     def wake_clients(self) -> None:
         """Wake the readers that have bytes to read, and close the sessions that ended."""
         broker, transports = self.broker, self._transports
-        while ready := broker.drain_ready():
-            for session_id in ready:
+        # All clients are always read, because their credit bounds them: none is resumed.
+        while (actions := broker.end_turn()) is not NO_ACTIONS:
+            for session_id in actions.flush:
                 if session_id in transports:
                     transports[session_id].wake()
-        for session, _ in broker.drain_closing():
-            self.close(self._transports[session.session_id])
-        broker.drain_resumed()  # All clients are always read: their credit bounds them.
+            for session, _ in actions.close:
+                self.close(transports[session.session_id])
         if self._journal is not None:
             self._journal.submit_pending()
         self._schedule_wakeup()

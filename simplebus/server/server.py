@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import trio
 
-from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.broker.broker import NO_ACTIONS, Broker, Settings
 from simplebus.core.broker.wait_reasons import format_count
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
@@ -474,23 +474,23 @@ class Server:
         broker = self.broker
         if self.latency is not None and self.latency.pending_batches:
             self.latency.record_durable()
-        while (ready := broker.drain_ready()) or self.listeners_to_flush:
-            for session_id in ready:
+        while (actions := broker.end_turn()) is not NO_ACTIONS or self.listeners_to_flush:
+            for session_id in actions.flush:
                 if connection := self._find_session_owner(session_id):
                     connection.flush()
-            if not ready:  # Flushing the listener's clients may change the broker.
+            for session, error in actions.close:
+                self._disconnect(session, error)
+            for session in actions.resume:
+                if connection := self._find_session_owner(session.session_id):
+                    connection.resume_reading()
+            if not actions.flush and self.listeners_to_flush:  # This may change the broker.
                 listener, _ = self.listeners_to_flush.popitem()
                 listener.flush_clients()
-        for session, error in broker.drain_closing():
-            self._disconnect(session, error)
         if (due := broker.next_wakeup) != self._scheduled_wakeup and (
             due < self._scheduled_wakeup
             or self._scheduled_wakeup < broker.clock.now + _WAKEUP_MARGIN_SECONDS
         ):
             self._update_wakeup_deadline()
-        for session in broker.drain_resumed():
-            if connection := self._find_session_owner(session.session_id):
-                connection.resume_reading()
         if self.journal_pump is not None:
             self.journal_pump.submit_pending()
         if self.jetstream is not None and self.jetstream.end_turn():

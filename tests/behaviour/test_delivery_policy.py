@@ -206,7 +206,7 @@ def test_nacked_and_overdue_messages_are_redelivered_in_order(group: str | None)
     assert peer.receive_message_ids() == [0, 1, 2]
     peer.send(nack(5, 0, 1), nack(5, 2, 3))
     bus.tick(6)
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     assert peer.receive_message_ids() == [0, 1, 2]
 
 
@@ -351,7 +351,7 @@ def test_terminating_many_ranges_yields_to_others() -> None:
     for _ in range(count // 2):  # One range per turn.
         bus.broker.run_due_wakeups()
     assert peer.receive_message_ids() == []
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     bus.broker.check_invariants()
     assert bus.statistics(1).dropped == {Reason.TERMINATED: count // 2}
 

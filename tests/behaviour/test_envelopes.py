@@ -59,7 +59,7 @@ def test_unmatched_messages_are_released() -> None:
         writer.send(publish_envelopes(1, number, *[channel_envelope("b", b"x")] * 7))
         number += 7
         assert reader.receive_message_ids() == []
-        bus.broker.drain_ready()
+        bus.broker.end_turn()
         assert not writer.session.parked_messages
     assert bus.statistics(1).ring.message_count == 0
 
@@ -96,7 +96,7 @@ def test_expired_message_is_not_delivered(count: int) -> None:
     assert [s.undelivered for s in bus.statistics(1).subscriptions] == [{Reason.EXPIRED: count}] * 2
     for reader in (in_time, late):
         reader.send(ack(5, count, count + 1))
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     assert bus.statistics(1).ring.message_count == 0
 
 
@@ -230,11 +230,11 @@ def test_expired_messages_do_not_count_towards_pending_limit() -> None:
     assert reader.receive_message_ids() == [0]
     advance_clock(bus, 51.0)
     writer.send(publish(1, 5, b"y", b"y"))  # Five pending messages, and two expired ones.
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     assert reader.receive_error_codes() == []
     writer.send(publish(1, 7, b"z"))
     bus.tick()
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     assert reader.receive_error_codes() == ["slow_consumer"]
 
 
@@ -381,11 +381,11 @@ def test_uncarriable_payload_is_counted_and_skipped(others: int) -> None:
     assert bus.statistics(1).dropped == {Reason.UNCARRIABLE: 1}
     if heard:
         old.send(wire_peer.ack(1, 0, others), wire_peer.ack(1, others + 1, 2 * others + 1))
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     assert bus.statistics(1).ring.message_count == 0
     writer.send(publish_envelopes(1, 2 * others + 1, bad, b"\0next"))
     heard = old.receive_messages()
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     assert [m.payload for m in heard + old.receive_messages()] == [b"next"]
 
 
@@ -484,7 +484,7 @@ def test_messages_wait_without_memory_for_channels(step: int) -> None:
         assert heard > 0 or len(ids) > 1000
         heard += len(ids)
         reader.send(ack(5, ids[0], heard))
-        bus.broker.drain_ready()
+        bus.broker.end_turn()
         bus.check_invariants()
     assert heard == total
     assert writer.receive_replies()[-1].message_id == total
@@ -510,12 +510,12 @@ def test_unused_channels_do_not_block_other_classes() -> None:
     writer = connect_version2(bus, messages_on_new_channels(0, 2500), classes=(1, 2))
     assert len(reader.receive_message_ids()) == 2500
     reader.send(ack(5, 0, 2500))
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     assert len(bus.broker.classes[1].channels) > 2000
     writer.send(messages_on_new_channels(2500, 2500, class_id=2))
     assert writer.session.parked_messages
     bus.tick(RING_IDLE_TICKS * 2)
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     assert not writer.session.parked_messages
     assert len(bus.broker.classes[1].channels) == 0
     assert bus.statistics(2).published == 2500

@@ -194,7 +194,7 @@ def test_message_expired_after_assignment_is_not_sent() -> None:
     bus.broker.clock.now = 51.0
     assert only.receive_message_ids() == [1]
     only.send(ack(5, 1, 2))
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 1}
     assert bus.statistics(1).ring.message_count == 0
 
@@ -222,7 +222,7 @@ def test_filtered_group_skips_unmatched_messages() -> None:
     assert sorted(one.receive_message_ids() + two.receive_message_ids()) == list(range(0, 100, 2))
     for member in (one, two):
         member.send(ack(5, 0, 100))
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     assert bus.statistics(1).ring.message_count == 0
 
 

@@ -122,7 +122,7 @@ def test_terminated_message_becomes_dead_letter(group: str | None) -> None:
     assert local.receive_message_ids() == [1]
     bus.broker.apply_event(local.session, TerminateReceived(5, 1, 2))
     bus.broker.apply_event(local.session, TerminateReceived(5, 1, 2))
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     bus.check_invariants()
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
     dead = bus.statistics(DEAD_1)
@@ -134,7 +134,7 @@ def test_terminated_message_becomes_dead_letter(group: str | None) -> None:
     assert ("dead-attempts", "2") in read.headers
     bus.broker.apply_event(local.session, AckedRange(5, 0, 1))
     bus.broker.apply_event(local.session, AckedRange(5, 2, 3))
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     assert bus.statistics(1).ring.message_count == 0
     bus.tick(100)
     assert local.receive_message_ids() == []

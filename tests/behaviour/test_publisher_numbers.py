@@ -223,10 +223,10 @@ def test_parked_messages_are_confirmed_when_stored() -> None:
     assert receive_confirms(peer) == [10]
     assert reader.receive_message_ids() == list(range(10))
     reader.send(ack(5, 0, 3))
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     assert receive_confirms(peer) == [13]
     reader.send(ack(5, 3, 4))
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     assert receive_confirms(peer) == [14]
 
 
@@ -265,7 +265,7 @@ def test_parked_messages_are_stored_once_after_reconnect(count: int) -> None:
     again, following = reconnect(bus, 1, 2)
     assert [following] == told
     assert following < count
-    assert bus.broker.drain_closing()[0][1].reason is Reason.TAKEN_OVER
+    assert bus.broker.end_turn().close[0][1].reason is Reason.TAKEN_OVER
     assert len(reader.receive_message_ids()) == count
     reader.send(ack(5, 0, count))
     for _ in range(2):  # The publisher sends it twice, with a reconnect in between.
@@ -361,8 +361,8 @@ def test_parked_batches_are_confirmed_in_order() -> None:
             heard += 1
             number = 5 if message.class_id == 1 else 6
             reader.send(ack(number, message.message_id, message.message_id + 1))
-        bus.broker.drain_ready()
-        bus.broker.drain_resumed()
+        bus.broker.end_turn()
+        bus.broker.end_turn()
         for confirmed in receive_confirms(peer):
             assert confirmed > highest
             highest = confirmed

@@ -347,16 +347,16 @@ def test_session_is_reported_ready_once() -> None:
     bus = BrokerHarness()
     one, two = (bus.peer(connect(1), subscribe(1)) for _ in range(2))
     ids = [one.session.session_id, two.session.session_id]
-    assert bus.broker.drain_ready() == ids
-    assert bus.broker.drain_ready() == []
+    assert bus.broker.end_turn().flush == ids
+    assert bus.broker.end_turn().flush == []
     bus.peer(publish(1, b"a"), publish(1, b"b"))
-    assert bus.broker.drain_ready() == ids
+    assert bus.broker.end_turn().flush == ids
     assert one.receive_ids(1) == two.receive_ids(1) == [0, 1]
     two.send(ack(1, 0, 2))
     bus.tick(5)
-    assert bus.broker.drain_ready() == []
+    assert bus.broker.end_turn().flush == []
     bus.tick()
-    assert bus.broker.drain_ready() == ids[:1]
+    assert bus.broker.end_turn().flush == ids[:1]
 
 
 def test_silent_session_is_reported_by_tick() -> None:
@@ -375,7 +375,7 @@ def test_close_session_is_idempotent() -> None:
     peer.disconnect()
     assert bus.broker.statistics().sessions == 0
     bus.peer(connect(9), publish(9, b"x"))
-    assert bus.broker.drain_ready() == [1]
+    assert bus.broker.end_turn().flush == [1]
 
 
 def test_statistics_include_removed_subscriptions() -> None:

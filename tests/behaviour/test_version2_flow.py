@@ -45,7 +45,7 @@ def test_delayed_nack_frees_in_flight_capacity() -> None:
     connect_version2(bus, publish(1, 0, *numbered(10)))
     assert reader.receive_message_ids() == [0, 1]
     reader.send(nack(5, 0, 2, 60_000))
-    assert bus.broker.drain_ready()
+    assert bus.broker.end_turn().flush
     assert reader.receive_message_ids() == [2, 3]
     bus.broker.clock.now += 61
     bus.broker.run_due_wakeups()
@@ -121,7 +121,7 @@ def test_unmatched_messages_do_not_count_towards_pending_limit(slow: str) -> Non
     writer = connect_version2(bus, publish_envelopes(1, 0, *contents))
     assert reader.receive_message_ids() == [0, 10]
     writer.send(publish_envelopes(1, 20, *contents[:10]))
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     if slow == "disconnect":
         assert reader.receive_error_codes() == ["slow_consumer"]
         return
@@ -138,7 +138,7 @@ def test_disconnect_error_names_subscribe_request() -> None:
     writer = connect_version2(bus, publish(1, 0, *numbered(4)))
     assert len(reader.receive_deliveries()) == 4
     writer.send(publish(1, 4, b"x"))
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     [error] = reader.receive_replies()
     assert (error.class_id, error.message_id, error.last_field) == (1, 77, SUBSCRIBE)
     assert (error.content["code"], error.content["fatal"]) == ("slow_consumer", False)
@@ -156,7 +156,7 @@ def test_disconnected_slow_consumer_drops_its_messages(
         reader, other = connect_version2(bus, subscribe(1, 5, **terms)), connect_version2(bus)
         other.send(*[subscribe(1, 6)] * others)
         connect_version2(bus, publish(1, 0, *numbered(6)))
-        bus.broker.drain_ready()
+        bus.broker.end_turn()
         assert reader.receive_error_codes() == ["slow_consumer"]
         assert bus.statistics(1).dropped == ({Reason.SLOW_CONSUMER: 6} if others else {})
         assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == (
@@ -173,13 +173,13 @@ def test_two_slow_consumers_are_disconnected_while_publisher_is_blocked() -> Non
     writer = connect_version2(
         bus, publish(1, 0, *numbered(5)), publish(1, 5, *numbered(7, start=5))
     )
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     assert [peer.receive_error_codes() for peer in slow] == [["slow_consumer"]] * 2
     heard: list[bytes] = []
     while messages := other.receive_deliveries():
         heard += [message.content for message in messages]
         other.send(ack(5, messages[0].message_id, messages[-1].message_id + 1))
-        bus.broker.drain_ready()
+        bus.broker.end_turn()
     assert heard == numbered(12)
     assert not writer.session.parked_messages
 
@@ -227,7 +227,7 @@ def test_concurrent_fetches_use_memory_of_one() -> None:
     peer.send(publish(1, 0, *[b"x" * 90_000] * 15))
     peer.receive_replies()
     peer.send(b"".join(json_request(FETCH, 1, n) for n in range(100)))
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     outbox, at, most = peer.session.outbox, bytearray(), 0
     while piece := outbox.peek(0):
         most = max(most, outbox.pending_bytes)
@@ -272,10 +272,10 @@ def test_total_pending_limit_is_checked_before_next_tick() -> None:
     peers = [connect_version2(bus) for _ in range(6)]
     for peer in peers:
         peer.send(b"1" * 400_000)
-    assert bus.broker.drain_closing() == []
+    assert bus.broker.end_turn().close == []
     for peer in peers:
         peer.send(b"1" * 90_000)
-    cut = bus.broker.drain_closing()
+    cut = bus.broker.end_turn().close
     assert {error.reason for _, error in cut} == {Reason.PENDING_LIMIT}
     assert {session for session, _ in cut} <= {peer.session for peer in peers}
 

@@ -62,7 +62,7 @@ def give_up(bus: BrokerHarness, *frames: bytes, count: int, **options: object) -
         peer.send(nack(5, 0, count, 0))
     while not peer.session.outbox.is_idle:
         assert peer.receive_message_ids() == []
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     return peer
 
 
@@ -245,7 +245,7 @@ def test_orphaned_messages_are_dropped_when_dead_letters_hold_the_memory() -> No
     dying.receive_deliveries()
     dying.send(nack(5, 0, 1, 0))
     dying.receive_deliveries()
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     bus.tick(70)
     peer = bus.peer(connect1(1), subscribe1(1), publish1(1, *numbered(4)))
     bus.peer(publish1(1, *numbered(4, size=99_000))).disconnect()
@@ -297,7 +297,7 @@ def test_many_dead_letters_are_written_in_several_turns(options: dict[str, objec
         other.send(publish(2, turns - 1, b"x"))
         peer.session.outbox.peek(bus.broker.tick_number)
         bus.broker.run_due_wakeups()
-        bus.broker.drain_ready()
+        bus.broker.end_turn()
         assert other.receive_message_ids() == [turns - 1]
         assert ring.floor - floor <= 2 * DEAD_LETTER_BATCH_MESSAGES
     assert turns >= 2

@@ -215,7 +215,7 @@ def replay(examples: list[Example]) -> None:
                 peer.send(example.data)
             except RemoteProtocolError as error:
                 broker.send_fatal_error(peer.session, error)
-        while broker.drain_ready():
+        while broker.end_turn().flush:
             pass
         received += map(without_variable_keys, peer.receive_frames())
     assert received == expected

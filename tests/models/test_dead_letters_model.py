@@ -99,7 +99,7 @@ class DeadLetterModel:
     def settle(self) -> None:
         for _ in range(200):
             self.receive_and_decide(["again"])
-            self.bus.broker.drain_ready()
+            self.bus.broker.end_turn()
             if not len(self.bus.broker.classes[1].ring):
                 return
         raise AssertionError("never given up")

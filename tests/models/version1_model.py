@@ -568,11 +568,12 @@ class Version1Model:
     def check_notifications(self) -> None:
         """Check that the broker reported every writable session and every resumed session."""
         ids = {model_peer.session_id for model_peer in self.peers}
-        self.writable.update(self.broker.drain_ready())
+        actions = self.broker.end_turn()
+        self.writable.update(actions.flush)
         assert self.writable <= ids
         for model_peer in self.peers:
             assert model_peer.peer.session.outbox.is_idle or model_peer.session_id in self.writable
-        unblocked = {session.session_id for session in self.broker.drain_resumed()}
+        unblocked = {session.session_id for session in actions.resume}
         blocked = {model_peer.session_id for model_peer in self.peers if model_peer.unstored_bytes}
         assert not unblocked & blocked
         assert self.blocked & ids - blocked <= unblocked <= ids

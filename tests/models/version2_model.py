@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from simplebus.core.broker.broker import Settings
+from simplebus.core.broker.broker import NO_ACTIONS, Settings
 from simplebus.core.limits import Limits
 from simplebus.core.protocol.envelope_batch import decode
 from simplebus.core.protocol.requests import SubscribeRequest
@@ -168,7 +168,7 @@ class Version2Model:
             connect_request(*CLASSES, name=author.name, instance=author.name, **known)
         )
         if former is not None:  # It was taken over from.
-            assert self.broker.drain_closing()[0][0] is former.peer.session
+            assert self.broker.end_turn().close[0][0] is former.peer.session
             self.forget_peer(former)
         [reply] = [
             received for received in model_peer.peer.receive_replies() if received.kind == "connect"
@@ -596,9 +596,8 @@ class Version2Model:
 
     def observe(self) -> None:
         """Process the broker's notifications as the server does, and check its invariants."""
-        while self.broker.drain_ready():
+        while self.broker.end_turn() is not NO_ACTIONS:
             pass
-        self.broker.drain_resumed()
         self.bus.check_invariants()
 
     # The end -------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class SocketlessBroker:
     def receive(self, session: Session, data: bytes) -> None:
         self.buffer.writable[: len(data)] = data
         self.broker.receive(session, self.buffer, len(data))
-        while self.broker.drain_ready():
+        while self.broker.end_turn().flush:
             for each in self.broker.sessions.values():
                 while piece := each.outbox.peek(0):
                     each.outbox.mark_sent(len(piece), 0)

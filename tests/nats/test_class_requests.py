@@ -102,7 +102,7 @@ def test_naming_a_class_applies_deny_patterns_to_its_id() -> None:
     boss.pub("paid", b"x")
     assert len(client.messages()) == 1
     harness.broker.store.class_registry.declare_classes([NamedClass(id=77, name="payroll")])
-    assert [error.reason for _, error in harness.broker.drain_closing()] == [Reason.UNAUTHORIZED]
+    assert [error.reason for _, error in harness.broker.end_turn().close] == [Reason.UNAUTHORIZED]
     boss.pub("paid", b"x")
     assert client.messages() == []
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from unittest import mock
 
-from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.broker.broker import NO_ACTIONS, Broker, Settings
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.message_class.message_class import MessageClass
@@ -360,22 +360,22 @@ class SimulatedServer(Endpoint):
     def settle(self) -> None:
         """Do what the server does at the end of each turn."""
         broker = self.broker
-        while ready := broker.drain_ready():
-            for session_id in ready:
+        while (actions := broker.end_turn()) is not NO_ACTIONS:
+            for session_id in actions.flush:
                 line = self._lines.get(session_id)
                 if line is not None:
                     self._flush(line)
-        for session, error in broker.drain_closing():
-            self._cut(session, error)
+            for session, error in actions.close:
+                self._cut(session, error)
+            for session in actions.resume:
+                line = self._lines.get(session.session_id)
+                if line is not None:
+                    self.world.call_soon(self.while_process_lives(self._read), line)
         due = broker.next_wakeup
         if due < self._alarm:
             self._alarm = due
             self.world.call_later(
                 max(0.0, due - self._epoch - self.world.now), self.while_process_lives(self._wake)
             )
-        for session in broker.drain_resumed():
-            line = self._lines.get(session.session_id)
-            if line is not None:
-                self.world.call_soon(self.while_process_lives(self._read), line)
         if self.journal_pump is not None:
             self.journal_pump.submit_pending()

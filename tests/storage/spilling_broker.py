@@ -44,7 +44,7 @@ class SpilledBus(KeptBus):
         spilling = self.broker.spill_manager
         assert spilling is not None
         while True:
-            self.broker.drain_ready()
+            self.broker.end_turn()
             reads = spilling.drain_reads()
             if not reads:
                 break

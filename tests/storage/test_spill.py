@@ -178,7 +178,7 @@ def test_closing_lagging_subscription_frees_memory(tmp_path: Path) -> None:
     connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
     fill(bus, connect_version2(bus), 300)
     reader = connect_version2(bus, subscribe(1, 5, durable="d"), subscribe(1, 6, start="new"))
-    bus.broker.drain_ready()  # Something is being read.
+    bus.broker.end_turn()  # Something is being read.
     reader.send(unsubscribe(5, forget=True))
     bus.bring()
     assert bus.statistics(1).spilled == 0
@@ -384,7 +384,7 @@ def test_inquiry_reports_spilled_messages_and_holder(tmp_path: Path) -> None:
     connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=1)).disconnect()
     fill(bus, connect_version2(bus), 600)
     connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=1))
-    bus.broker.drain_ready()  # It is being read for.
+    bus.broker.end_turn()  # It is being read for.
     said = bus.broker.inquiry_handler.build_report(ClassInquiry(1))
     assert isinstance(said, ClassInfo)
     assert (said.floor, said.head) == (0, said.stored)

@@ -5,7 +5,7 @@ bytes are taken from an outbox. The driver moves bytes between sockets and sessi
 calls `tick`, and sends what outboxes contain.
 
     publish    bytes ─► Session ─► events ─► Broker ─► Store ─► Ring
-    notify     Store ─► Outbox.enqueue(subscription) ─► session is listed by `drain_ready`
+    notify     Store ─► Outbox.enqueue(subscription) ─► session is listed by `end_turn`
     send       bytes ◄─ Outbox.peek ◄─ Subscription ◄─ Ring, when the socket can send
 
 The outbox pulls frames from its subscriptions. They are not pushed into it.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from typing import NamedTuple
 
 from simplebus.core.authorization.durable_owners import DurableOwners
 from simplebus.core.authorization.session_permissions import check_right, mask_unknown_class
@@ -93,6 +94,20 @@ _FRAME_TYPE_BY_REQUEST: dict[type[RequestEvent], int] = {
 
 _EXPENSIVE_EVENTS = (SubscribeRequested, ConnectRequested, Version1Connected)
 """Events that may take long; a read brings only a few of them."""
+
+
+class DriverActions(NamedTuple):
+    """What the driver must do at the end of a turn, in this order."""
+
+    flush: list[int]
+    """Ids of the sessions whose outboxes have something new."""
+    close: list[tuple[Session, RemoteProtocolError]]
+    """Sessions to close, each with the reason."""
+    resume: list[Session]
+    """Sessions to read from again: none of their messages wait for space."""
+
+
+NO_ACTIONS = DriverActions([], [], [])
 
 
 class Broker:
@@ -345,12 +360,11 @@ class Broker:
         if producer.session_id == session.session_id:
             producer_states.mark_disconnected(producer, self.clock.now)
 
-    def drain_ready(self) -> list[int]:
-        """Return the ids of sessions whose outboxes have something new, each once.
+    def end_turn(self) -> DriverActions:
+        """Finish what the calls since the previous turn have begun, and return what is to be done.
 
-        First trims classes whose positions have moved, advances spill readers, and sends confirms
-        for parked messages that were stored: all three can make sessions ready. Call it until it
-        returns an empty list.
+        Trims classes whose positions have moved, advances spill readers, and confirms messages that
+        were stored late. The driver calls it again after it has flushed, until nothing is left.
         """
         if self._changed_class_ids:
             self.store.apply_position_changes()
@@ -358,23 +372,21 @@ class Broker:
             self.spill_manager.advance_readers()
         if self._progressed_sessions:
             self._confirm_progressed()
-        ready = list(self._ready_session_ids)
+        if not (self._ready_session_ids or self._closing_sessions or self._resumed_sessions):
+            return NO_ACTIONS
+        actions = DriverActions(
+            list(self._ready_session_ids),
+            self._closing_sessions,
+            [s for s in self._resumed_sessions if not (s.parked_messages or s.is_closed)],
+        )
+        self._closing_sessions = []
         self._ready_session_ids.clear()
-        return ready
+        self._resumed_sessions.clear()
+        return actions
 
     def has_other_ready_sessions(self, session_id: int) -> bool:
         """Return True if the outbox of another session has something new."""
         return any(ready != session_id for ready in self._ready_session_ids)
-
-    def drain_resumed(self) -> list[Session]:
-        """Return sessions that may be read again, because none of their messages wait for space."""
-        if self._progressed_sessions:
-            self._confirm_progressed()
-        if not self._resumed_sessions:
-            return []
-        resumed = [s for s in self._resumed_sessions if not (s.parked_messages or s.is_closed)]
-        self._resumed_sessions.clear()
-        return resumed
 
     def _confirm_progressed(self) -> None:
         """Confirm messages that were stored late, and find the sessions that may be read again."""
@@ -411,11 +423,6 @@ class Broker:
         if self.commit_log.write_error is None:
             self.publisher_confirms.journal_failed(reason, detail)
         self.commit_log.write_error = reason, detail
-
-    def drain_closing(self) -> list[tuple[Session, RemoteProtocolError]]:
-        """Return sessions that must be closed, each with the reason."""
-        closing, self._closing_sessions = self._closing_sessions, []
-        return closing
 
     def _end_session(self, session_id: int, error: RemoteProtocolError) -> None:
         """Close a session whose publisher name the same program uses again."""

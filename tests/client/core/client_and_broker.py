@@ -67,7 +67,7 @@ class ClientAndBroker:
         self, inboxes_to_wake: dict[Inbox, None] | None = None, max_bytes: int | None = None
     ) -> bool:
         """Transfer one chunk to the client. Return False if there is none."""
-        self.broker.drain_ready()
+        self.broker.end_turn()
         outbox, tick = self.session.outbox, self.broker.tick_number
         data = bytes(outbox.peek(tick)[: max_bytes or self.chunk_bytes])
         if not data:

@@ -151,7 +151,7 @@ def test_naming_a_class_reapplies_permissions(bus: BrokerHarness) -> None:
     boss = connect_version2(bus, classes=[{"id": 7, "name": "secret7"}, 8], auth={"token": "boss"})
     boss.send(publish(7, 0, b"TOPSECRET"))
     assert listener.receive_deliveries() == []
-    ((cut, error),) = bus.broker.drain_closing()
+    ((cut, error),) = bus.broker.end_turn().close
     assert cut is listener.session
     assert error.reason is Reason.UNAUTHORIZED
 
@@ -170,7 +170,7 @@ def test_denied_class_denies_its_dead_letters(
     early.send(subscribe(dead_of_7, 1))
     assert [told.kind for told in early.receive_replies()] == ["subscribe"]
     connect_version2(bus, classes=[{"id": 7, "name": "orders"}], auth={"token": "boss"})
-    ((cut, error),) = bus.broker.drain_closing()
+    ((cut, error),) = bus.broker.end_turn().close
     assert (cut, error.sentence) == (early.session, "class 7 has the name 'orders' now")
     connect_version2(bus, classes=["dead.orders"], auth={"token": "boss"})
     for who in ("by-id", "by-name"):

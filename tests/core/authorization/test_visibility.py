@@ -136,4 +136,4 @@ def test_wildcard_subscriber_is_closed_when_class_becomes_private(bus: BrokerHar
     declare_replies_class(bus)
     boss.send(publish_envelopes(9, 0, channel_envelope(TO_ADA, b"x")))
     assert (spy.receive_deliveries(), len(fine.receive_deliveries())) == ([], 1)
-    assert [session for session, _ in bus.broker.drain_closing()] == [spy.session]
+    assert [session for session, _ in bus.broker.end_turn().close] == [spy.session]

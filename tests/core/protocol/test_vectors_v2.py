@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from simplebus.core.broker.broker import Settings
+from simplebus.core.broker.broker import NO_ACTIONS, Settings
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import PLAIN_FRAMES_MAX, RECEIVE_PADDING_BYTES, Limits
 from simplebus.core.protocol import envelope_batch, frames, inquiry, requests
@@ -269,11 +269,10 @@ class DialogueServer:
 
     def process(self) -> None:
         broker = self.bus.broker
-        while broker.drain_ready():
-            pass
-        for session, _ in broker.drain_closing():
-            self.peer_of(session).receive()
-            self.peer_of(session).is_closed = True
+        while (actions := broker.end_turn()) is not NO_ACTIONS:
+            for session, _ in actions.close:
+                self.peer_of(session).receive()
+                self.peer_of(session).is_closed = True
 
     def peer_of(self, session: object) -> DialoguePeer:
         (found,) = [one for one in self.peers.values() if one.peer.session is session]

@@ -127,9 +127,9 @@ def test_delayed_version_1_subscription_does_not_hold_back_others() -> None:
     reconnect_version1(bus)
     reconnect_version1(bus)
     heir = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
-    heir.receive_messages(), writer.read_bytes(1 << 20), bus.broker.drain_ready()
+    heir.receive_messages(), writer.read_bytes(1 << 20), bus.broker.end_turn().flush
     writer.send(publish(1, 1, b"b"))
-    assert bus.broker.drain_ready() == [writer.session.session_id]
+    assert bus.broker.end_turn().flush == [writer.session.session_id]
 
 
 def test_reconnecting_during_the_delay_changes_nothing() -> None:

@@ -22,10 +22,10 @@ def test_block_queues_messages_until_there_is_space() -> None:
     assert peer.receive_ids(1) == list(range(10))
     peer.send(ack(1, 0, 3))
     assert peer.receive_ids(1) == [10, 11, 12]
-    assert bus.broker.drain_resumed() == []
+    assert bus.broker.end_turn().resume == []
     peer.send(ack(1, 3, 4))
-    assert bus.broker.drain_resumed() == [publisher.session]
-    assert bus.broker.drain_resumed() == []
+    assert bus.broker.end_turn().resume == [publisher.session]
+    assert bus.broker.end_turn().resume == []
     assert peer.receive_ids(1) == [13]
     assert bus.broker.statistics().parked_bytes == 0
 
@@ -57,7 +57,7 @@ def test_blocked_publisher_waits_with_messages_for_other_classes() -> None:
         (1, b"10."),
         (2, b"behind"),
     }
-    assert bus.broker.drain_resumed() == [blocked.session]
+    assert bus.broker.end_turn().resume == [blocked.session]
     assert not other.session.parked_messages
 
 
@@ -74,7 +74,7 @@ def test_session_waits_for_two_full_classes_in_order() -> None:
     assert [c.blocked_sessions for c in bus.broker.statistics().classes] == [1, 0]
     peer.send(ack(1, 1, 2))
     assert [m.payload for m in peer.receive_messages()] == [b"three"]
-    assert bus.broker.drain_resumed() == [both.session]
+    assert bus.broker.end_turn().resume == [both.session]
 
 
 def test_acks_behind_blocked_messages_are_applied_at_once() -> None:
@@ -94,9 +94,9 @@ def test_session_blocked_again_in_the_same_read_is_not_resumed() -> None:
     again = publish(1, b"a") + ack(1, 0, 1) + publish(1, b"b") + ack(1, 1, 2) + publish(1, b"c")
     peer.send(again)
     assert peer.session.parked_messages
-    assert bus.broker.drain_resumed() == []
+    assert bus.broker.end_turn().resume == []
     peer.send(ack(1, 2, 3))
-    assert bus.broker.drain_resumed() == [peer.session]
+    assert bus.broker.end_turn().resume == [peer.session]
 
 
 def test_pending_limit_ends_the_session_but_keeps_its_messages() -> None:
@@ -124,7 +124,7 @@ def test_messages_of_a_closed_session_are_stored_when_there_is_space() -> None:
     assert peer.receive_ids(1) == list(range(10))
     peer.send(ack(1, 0, 10))
     assert peer.receive_ids(1) == [10, 11, 12]
-    assert bus.broker.drain_resumed() == []
+    assert bus.broker.end_turn().resume == []
     assert bus.broker.budget.used_bytes < used
 
 
@@ -195,10 +195,10 @@ def test_closed_session_is_neither_writable_nor_resumed() -> None:
     leaving = bus.peer(subscribe(1), subscribe(2), publish(1, *numbered(11)) + publish(2, b"two"))
     assert len(other.receive_messages()) == 10
     other.send(ack(1, 0, 10))
-    bus.broker.drain_ready()
+    bus.broker.end_turn()
     leaving.disconnect()
-    assert bus.broker.drain_ready() == [other.session.session_id]
-    assert bus.broker.drain_resumed() == []
+    assert bus.broker.end_turn().flush == [other.session.session_id]
+    assert bus.broker.end_turn().resume == []
     assert other.receive_ids(1) == [10]
     assert bus.peer(subscribe(2)).receive_payloads() == [b"two"]
 

@@ -59,7 +59,7 @@ def test_confirm_that_may_wait_is_sent_alone_after_a_time() -> None:
     assert bus.broker.next_wakeup == bus.broker.clock.now + CONFIRM_WAIT_SECONDS
     bus.broker.clock.now += CONFIRM_WAIT_SECONDS
     bus.broker.run_due_wakeups()
-    assert peer.session.session_id in bus.broker.drain_ready()
+    assert peer.session.session_id in bus.broker.end_turn().flush
     assert confirmed_numbers(peer) == [2]
 
 

@@ -176,7 +176,7 @@ def test_dead_letters_survive_memory_exhaustion() -> None:
         peer.send(nack(5, 0, 200, "terminate"))
         found += purge_dead_letters(bus)
         peer.receive_message_ids()
-        bus.broker.drain_resumed()
+        bus.broker.end_turn()
         if len(found) == 200:
             break
     assert [int(sequence) for sequence in found] == list(range(200))
@@ -193,7 +193,7 @@ def test_dead_letters_of_other_classes_are_kept_without_memory() -> None:
         peer.send(nack(5, 0, 100, "terminate"))
         while not peer.session.outbox.is_idle:
             peer.receive_deliveries()
-        bus.broker.drain_ready()
+        bus.broker.end_turn()
     store = bus.broker.store
     assert store.class_registry.dead_letter_budget.used_bytes <= 1 << 20
     for class_id in range(1, 5):

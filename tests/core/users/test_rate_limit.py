@@ -93,8 +93,8 @@ def build_limited_bus(rate: RateLimit, *names: str) -> BrokerHarness:
 def set_time(bus: BrokerHarness, now: float) -> None:
     bus.broker.clock.now = now
     bus.broker.run_due_wakeups()
-    bus.broker.drain_ready()
-    bus.broker.drain_resumed()
+    bus.broker.end_turn()
+    bus.broker.end_turn()
     bus.check_invariants()
 
 

@@ -260,7 +260,7 @@ def test_publisher_to_a_full_class_waits_while_its_other_commands_are_handled() 
             client.pub(message.reply, b"+ACK")
         acked = client.messages()
     assert heard == [b"0", b"1", b"2", b"3", b"4"]
-    assert harness.broker.drain_resumed() == [publisher.session.local_session]  # type: ignore[union-attr]
+    assert harness.resumed == [publisher.session.local_session]
     assert not publisher.session.is_reading_paused
 
 

@@ -144,7 +144,7 @@ def test_all_subscribers_receive_all_messages_in_order(
     assert by_publisher(world.listened) == expected
     assert by_publisher(world.binary_got) == expected
     assert world.binary_got == world.first, "accepted in one order, delivered in another"
-    world.harness.broker.drain_ready()
+    world.harness.broker.end_turn()
     assert world.harness.statistics(1).ring.message_count == 0
     assert not world.publisher.session.is_reading_paused
     assert world.harness.broker.refusal_counts == {}

@@ -46,6 +46,8 @@ class NatsBrokerHarness(BrokerHarness):
         super().__init__(settings, **limits)
         self.nats_server = NatsServer(nats, broker=self.broker, on_pending=self._request_flush)
         self.nats_buffer = ReceiveBuffer()
+        self.resumed: list[Session] = []
+        """Sessions that the driver was told to resume."""
         self.is_flush_requested = False
         """True if the NATS server has asked its driver to send something."""
 
@@ -94,7 +96,7 @@ class Client:
             buffer = self.harness.nats_buffer
             self.harness.nats_server.receive(self.session, buffer, buffer.fill(data))
             self.harness.check_invariants()
-            self.harness.broker.drain_ready()
+            self.harness.resumed += self.harness.broker.end_turn().resume
             self.harness.check_invariants()
             self.harness.flush()
 
