@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Acks of messages that the reader passes on are sent together, up to this number.
+_READER_ACKS = 64
+
 
 class BaseSubscription(SubscriptionState[T]):
     """Messages of one class for one consumer. Made by `Bus.subscribe`; it begins with its block.
@@ -204,8 +207,9 @@ class BaseSubscription(SubscriptionState[T]):
     def receive_in_reader(self, on_message: Callable[[Message[T]], None]) -> None:
         """Call `on_message` in the reader of the connection, and acknowledge the message. Internal.
 
-        The acks are written together with other bytes, or by the ack timer.
+        The acks are collected, and written by the ack timer at the latest.
         """
+        self.inbox.set_ack_batch(_READER_ACKS)
         self._connection.add_inbox(self.inbox, partial(self._pass_arrived, on_message))
         self._pass_arrived(on_message)
 

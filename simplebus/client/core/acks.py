@@ -97,6 +97,8 @@ class AckBuffer:
     redelivery in between, see `AckToken.arrival_index`. After the first deliveries 3, 7 and 12,
     acking all three sends `3-13`; if 7 was redelivered in between, it sends `3-4`, `7-8` and
     `12-13`. A range never crosses the wrap.
+
+    Outcomes are offered for sending when there are `batch_messages` of them, and by `offer`.
     """
 
     def __init__(
@@ -106,8 +108,10 @@ class AckBuffer:
         *,
         is_auto_ack: bool = True,
         can_span_gaps: bool,
+        batch_messages: int = 1,
     ) -> None:
         self.ack_sink = ack_sink
+        self.batch_messages = batch_messages
         self.is_auto_ack = is_auto_ack
         """True if messages that the program does not settle itself are settled for it."""
         self.is_open = True
@@ -124,17 +128,28 @@ class AckBuffer:
         self._is_attached = False
         """True if the server has confirmed the subscription on this connection."""
         self._entries: list[_AckEntry] = []
+        self._is_offered = False
+        """True if the outcomes are among the pending ones of the sink."""
+        self._waiting_count = 0
+        """Messages whose outcome is not offered yet."""
 
     def attach(self) -> None:
         """Allow sending, because the server has confirmed the subscription."""
         self._is_attached = True
-        if self._entries:
-            self.ack_sink.ack_buffers.append(self)
-            self.ack_sink.pending_count += self._count_messages()
+        self._waiting_count = self._count_messages()
+        self.offer()
 
     def detach(self) -> None:
         """Keep outcomes that are not encoded for the next connection."""
-        self._is_attached = False
+        self._is_attached = self._is_offered = False
+
+    def offer(self) -> None:
+        """Let the sink send all outcomes."""
+        if self._is_attached and not self._is_offered and self._entries:
+            self._is_offered = True
+            self.ack_sink.ack_buffers.append(self)
+            self.ack_sink.pending_count += self._waiting_count
+            self._waiting_count = 0
 
     @property
     def has_held_acks(self) -> bool:
@@ -150,7 +165,7 @@ class AckBuffer:
         self.is_open = False
         self.undecided_out_of_order.clear()
         self.dropped_redeliveries.clear()
-        if self._is_attached:
+        if self._is_offered:
             self.ack_sink.pending_count -= self._count_messages()
         self._entries.clear()
 
@@ -167,10 +182,12 @@ class AckBuffer:
                 entries.append(_AckEntry(outcome, ack_token, first, last))
         else:
             entries.append(_AckEntry(outcome, ack_token, first, last))
-            if self._is_attached:
-                self.ack_sink.ack_buffers.append(self)
-        if self._is_attached:
+        if self._is_offered:
             self.ack_sink.pending_count += last - first
+        else:
+            self._waiting_count += last - first
+            if self._waiting_count >= self.batch_messages:
+                self.offer()
 
     def acked_sequences(self) -> MessageIds:
         """Return the acknowledged sequences whose ack is not encoded yet."""
@@ -186,6 +203,7 @@ class AckBuffer:
 
     def encode_pending(self) -> bytes:
         """Return the frames for all outcomes and empty the buffer."""
+        self._is_offered = False
         if len(self._entries) == 1 and not self.dropped_redeliveries:
             entry = self._entries[0]
             if entry.outcome is ACKED and entry.last - entry.first == 1:

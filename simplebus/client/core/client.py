@@ -372,6 +372,7 @@ class ClientCore:
         has_unsettled = False
         for inbox in self._inboxes:
             inbox.settle(include_last=False)
+            inbox.offer_acks()
             has_unsettled |= inbox.has_unsettled
         return has_unsettled
 

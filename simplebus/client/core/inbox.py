@@ -96,6 +96,8 @@ class Inbox:
         self._has_handler = False
         """True if a handler processes the messages."""
         self._ack_sink = ack_sink
+        self._ack_batch_messages = 1
+        """Acks that are collected before they are sent."""
         self._ack_buffer = self._create_ack_buffer()
         self._next_sequence: int | None = None
         """One more than the highest received sequence; None before the first Subscribe reply."""
@@ -134,11 +136,20 @@ class Inbox:
             self.subscription_number,
             is_auto_ack=self.auto_ack or self._has_handler,
             can_span_gaps=can_span_gaps,
+            batch_messages=self._ack_batch_messages,
         )
 
     def set_handled(self) -> None:
         """Note that a handler processes the messages, and which of them it settles itself."""
         self._has_handler = self._ack_buffer.is_auto_ack = True
+
+    def set_ack_batch(self, messages: int) -> None:
+        """Collect so many acks before they are sent, unless `offer_acks` is called before."""
+        self._ack_batch_messages = self._ack_buffer.batch_messages = messages
+
+    def offer_acks(self) -> None:
+        """Let the server get the acks of all settled messages."""
+        self._ack_buffer.offer()
 
     @property
     def has_kept_position(self) -> bool:
@@ -516,6 +527,7 @@ class Inbox:
         else:
             self.nack_last()
         self._settle_suspended(ACKED if is_processed else NACKED)
+        self.offer_acks()
 
     def leave(self, unsubscribe_request: OpenRequest) -> None:
         """End the subscription. Messages that were not handed out return to the server."""

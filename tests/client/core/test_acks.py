@@ -34,8 +34,16 @@ class Subscriber:
     decode = None
 
 
-def create_buffer(*, is_auto_ack: bool = True, can_span_gaps: bool = True) -> AckBuffer:
-    ack_buffer = AckBuffer(AckSink(), 7, is_auto_ack=is_auto_ack, can_span_gaps=can_span_gaps)
+def create_buffer(
+    *, is_auto_ack: bool = True, can_span_gaps: bool = True, batch_messages: int = 1
+) -> AckBuffer:
+    ack_buffer = AckBuffer(
+        AckSink(),
+        7,
+        is_auto_ack=is_auto_ack,
+        can_span_gaps=can_span_gaps,
+        batch_messages=batch_messages,
+    )
     ack_buffer.attach()
     return ack_buffer
 
@@ -296,6 +304,66 @@ def test_outcomes_wait_until_the_subscription_is_attached() -> None:
     create_token(ack_buffer, range(6)).settle(ACKED, 2, 4)
     assert ack_buffer.ack_sink.pending_count == 4
     assert encoded_acks(ack_buffer) == ["0-4"]
+
+
+def test_acks_are_collected_until_there_are_enough() -> None:
+    ack_buffer = create_buffer(batch_messages=3)
+    token = create_token(ack_buffer, range(9))
+    for index in range(2):
+        token.settle(ACKED, index, index + 1)
+    assert (ack_buffer.ack_sink.pending_count, encoded_acks(ack_buffer)) == (0, [])
+    token.settle(ACKED, 2, 3)
+    token.settle(ACKED, 3, 4)
+    assert ack_buffer.ack_sink.pending_count == 4
+    assert encoded_acks(ack_buffer) == ["0-4"]
+    token.settle(ACKED, 4, 5)
+    ack_buffer.offer()
+    ack_buffer.offer()
+    assert encoded_acks(ack_buffer) == ["4-5"]
+
+
+def test_collected_acks_are_offered_on_the_next_connection() -> None:
+    ack_buffer = create_buffer(batch_messages=3)
+    create_token(ack_buffer, range(9)).settle(ACKED, 0, 1)
+    ack_buffer.detach()
+    ack_buffer.offer()
+    assert encoded_acks(ack_buffer) == []
+    ack_buffer.attach()
+    assert encoded_acks(ack_buffer) == ["0-1"]
+
+
+@given(st.data())
+def test_pending_count_is_that_of_the_offered_outcomes(data: st.DataObject) -> None:
+    ack_buffer = create_buffer(batch_messages=data.draw(st.sampled_from([1, 3])))
+    sink, token = ack_buffer.ack_sink, create_token(ack_buffer, range(100))
+    settled = encoded = 0
+    for _ in range(data.draw(st.integers(1, 20))):
+        match data.draw(st.sampled_from("sssoeda")):
+            case "s":
+                count = data.draw(st.integers(1, 4))
+                token.settle(ACKED, settled, settled + count)
+                settled += count
+            case "o":
+                ack_buffer.offer()
+            case "e":
+                before = sink.pending_count
+                acked = [tuple(map(int, each.split("-"))) for each in encoded_acks(ack_buffer)]
+                assert sum(last - first for first, last in acked) == before
+                encoded += before
+            case "d":
+                sink.clear()
+                ack_buffer.detach()
+            case "a":
+                sink.clear()
+                ack_buffer.detach()
+                ack_buffer.attach()
+        assert sink.pending_count in (0, settled - encoded)
+    ack_buffer.detach()
+    sink.clear()
+    ack_buffer.attach()
+    assert sink.pending_count == settled - encoded
+    ack_buffer.discard()
+    assert sink.pending_count == 0
 
 
 def test_closed_buffer_ignores_outcomes() -> None:
