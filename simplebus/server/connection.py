@@ -370,7 +370,7 @@ class Connection(Generic[SessionT]):
                 if count < len(data):
                     return False
                 if outbox.is_idle:
-                    return self._is_flushed()
+                    return self.tls is None or self._is_flushed()
         except BlockingIOError:
             return False
         except OSError:
@@ -379,7 +379,7 @@ class Connection(Generic[SessionT]):
         return outbox.is_idle and self._is_flushed()
 
     def _is_flushed(self) -> bool:
-        """Return True if the TLS layer holds no unsent bytes."""
+        """Return True if the TLS layer, if any, holds no unsent bytes."""
         if self.tls is None:
             return True
         self.tls.flush()

@@ -435,7 +435,7 @@ class Server:
 
     @property
     def tick_number(self) -> int:
-        return self.broker.tick_number
+        return self.broker.clock.tick
 
     def should_delay_read(self, session: Session) -> bool:
         rests = self.broker.can_delay_read(session)
@@ -476,8 +476,9 @@ class Server:
             self.latency.record_durable()
         while (actions := broker.end_turn()) is not NO_ACTIONS or self.listeners_to_flush:
             for session_id in actions.flush:
-                if connection := self._find_session_owner(session_id):
-                    connection.flush()
+                owner = self.connections.get(session_id) or self._find_session_owner(session_id)
+                if owner is not None:
+                    owner.flush()
             for session, error in actions.close:
                 self._disconnect(session, error)
             for session in actions.resume:

@@ -294,7 +294,11 @@ class Broker:
                 self._receive_batches(session, buffer, count, handled_bytes)
         finally:
             self._confirm_stored(session)
-        if session.version2 is not None or session.parked_messages or handled_bytes < count:
+        if (
+            handled_bytes < count
+            or session.parked_messages
+            or session.outbox.pending_bytes > self.settings.limits.pending_bytes
+        ):
             check_session_pending(session, self.settings.limits)
 
     def _receive_batches(

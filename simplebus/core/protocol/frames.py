@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -105,25 +104,27 @@ def encode_ack(*, class_id: int, timer_index: int, first: int, last: int) -> byt
     return HEADER.pack(ACK, class_id, 0, timer_index) + content + DELIMITER
 
 
-@dataclass(frozen=True, slots=True)
 class FrameBatch:
     """Whole frames, back to back.
 
-    A batch is a view: it is valid until the underlying buffer is written again.
+    A batch is a view: it is valid until the underlying buffer is written again. Nobody changes it.
     """
 
-    data: Bytes
-    """Bytes of the frames."""
-    bounds: Integers
-    """Shape (count+1,): frame n is data[bounds[n] : bounds[n+1]]."""
-    stride: int
-    """Length of every frame if all are equal, else 0."""
-    known_keys: Words | None = None
-    """Result of `keys`, in KEY_BITS, if the splitter has computed it."""
+    __slots__ = ("bounds", "count", "data", "known_keys", "stride")
 
-    @property
-    def count(self) -> int:
-        return self.bounds.size - 1
+    def __init__(
+        self, data: Bytes, bounds: Integers, stride: int, known_keys: Words | None = None
+    ) -> None:
+        self.data = data
+        """Bytes of the frames."""
+        self.bounds = bounds
+        """Shape (count+1,): frame n is data[bounds[n] : bounds[n+1]]."""
+        self.count = bounds.size - 1
+        """Number of frames."""
+        self.stride = stride
+        """Length of every frame if all are equal, else 0."""
+        self.known_keys = known_keys
+        """Result of `keys`, in KEY_BITS, if the splitter has computed it."""
 
     @property
     def starts(self) -> Integers:
@@ -202,7 +203,7 @@ class FrameBatch:
         assert (self.lengths >= FRAME_BYTES_MIN).all()
         assert self.stride == 0 or (self.lengths == self.stride).all()
         if self.known_keys is not None:
-            assert (self.keys() == replace(self, known_keys=None).keys()).all()
+            assert (self.keys() == FrameBatch(self.data, self.bounds, self.stride).keys()).all()
 
 
 def _lengths_to_bounds(lengths: Integers) -> Integers:

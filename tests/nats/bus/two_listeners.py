@@ -13,6 +13,7 @@ from typing import NamedTuple
 from simplebus.core.broker.broker import Settings
 from simplebus.core.protocol.envelope_batch import Envelope, decode
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.session.session import Session
 from simplebus.nats.nats_server import NatsServer
 from simplebus.nats.server.session import NatsSession
 from simplebus.nats.settings import NatsSettings
