@@ -310,11 +310,12 @@ def log_stored_messages(
         commit_log.append_messages(class_id, first, count, frames, "", now)
         return
     commit_log.append_messages(class_id, first, count, frames, session.producer_key, now)
-    session.last_log_position = commit_log.log_position
+    log_position = commit_log.log_position
+    session.record_log_position(log_position)
     if commit_log.is_remote and session.producer is not None:
-        session.producer.remote_positions[class_id] = session.last_log_position
+        session.producer.remote_positions[class_id] = log_position
     if commit_log.is_backlogged and not session.has_confirms:
-        session.has_write_backlog = True
+        session.pause_for_journal()
         commit_log.paused_sessions[session] = None
 
 

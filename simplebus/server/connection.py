@@ -64,11 +64,13 @@ class ConnectionSession(Protocol):
 
     peer: str
     address: str
-    admission_error: RemoteProtocolError | None
-    """Error that refuses the client, whatever its credentials are."""
-    is_authenticating: bool
-    """True while the client's credentials are being checked: it waits for the server."""
     is_closed: bool
+
+    def begin_authentication(self) -> None:
+        """Record that the client's credentials are being checked: it waits for the server."""
+
+    def end_authentication(self, error: RemoteProtocolError | None) -> None:
+        """Record the error that refuses the client, or None if its credentials are right."""
 
     @property
     def outbox(self) -> ConnectionOutbox: ...
@@ -241,13 +243,14 @@ class Connection(Generic[SessionT]):
                 greeting.data += space[:received_bytes]
                 is_complete, auth = listener.parse_greeting(greeting)
                 greeting_buffers.enforce_limit(greeting)
-            session.is_authenticating = True
+            session.begin_authentication()
+            refusal: RemoteProtocolError | None = None
             try:
                 await auth_worker.check(auth, session.address, listener.is_valid_auth)
             except RemoteProtocolError as error:
-                session.admission_error = error  # The session replies in its own protocol.
+                refusal = error  # The session replies in its own protocol.
             await preauth.wait_turn()  # Many checks may finish at the same time.
-            session.is_authenticating = False
+            session.end_authentication(refusal)
         finally:
             greeting_buffers.close(greeting)
         if session.is_closed:

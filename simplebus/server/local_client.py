@@ -42,9 +42,7 @@ class LocalEndpoint:
             raise BusConnectionError("this server has ended")
         self.server.update_clock()
         broker = self.server.broker
-        session = broker.open_session(self._name)
-        session.is_authenticated = session.is_internal = True
-        session.receiver.frame_bytes_max = broker.settings.limits.frame_bytes
+        session = broker.open_internal_session(self._name)
         client = self.server.local_clients[session.session_id] = LocalClient(self.server, session)
         return client
 

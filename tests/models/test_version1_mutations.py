@@ -75,15 +75,11 @@ def numbers_wrongly(patch: Patch) -> None:
 
 
 def stores_in_another_order(patch: Patch) -> None:
-    def park(self: PublishQueue, session: Session, cls: MessageClass, batch: FrameBatch) -> None:
-        if not session.parked_messages:
-            self._block_session(session, cls)
-            session.parked_messages.append((cls.class_id, batch.copy()))
-        else:
-            session.parked_messages.insert(1, (cls.class_id, batch.copy()))
-        session.parked_bytes += batch.data.size
+    def add_parked(self: Session, class_id: int, batch: FrameBatch) -> None:
+        self.parked_messages.insert(1, (class_id, batch.copy()))
+        self.parked_bytes += batch.data.size
 
-    patch.setattr(PublishQueue, "park", park)
+    patch.setattr(Session, "add_parked", add_parked)
 
 
 def never_waits_longer(patch: Patch) -> None:

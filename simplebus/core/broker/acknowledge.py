@@ -37,7 +37,7 @@ class AckHandler:
         """Acknowledge many ranges of message ids."""
         subscription = session.subscriptions.get(event.subscription_number)
         if isinstance(subscription, GroupMember):
-            session.recent_ack_count += int((event.lasts - event.firsts).sum())
+            session.record_acked(int((event.lasts - event.firsts).sum()))
             self._ack_member_ranges(subscription, event)
             return
         if event.firsts.size <= PLAIN_FRAMES_MAX:
@@ -47,7 +47,7 @@ class AckHandler:
         if subscription is None:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += event.firsts.size
             return
-        session.recent_ack_count += int((event.lasts - event.firsts).sum())
+        session.record_acked(int((event.lasts - event.firsts).sum()))
         position, window = subscription.position, subscription.window
         firsts, lasts = window.ids_to_sequences(event.firsts, event.lasts)
         unsent = int(np.count_nonzero(lasts > window.cursor))
@@ -68,7 +68,7 @@ class AckHandler:
 
     def ack_range(self, session: Session, key: int, first_id: int, last_id: int) -> None:
         """Acknowledge the message ids first_id..last_id-1."""
-        session.recent_ack_count += last_id - first_id
+        session.record_acked(last_id - first_id)
         subscription = session.subscriptions.get(key)
         if subscription is None:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1

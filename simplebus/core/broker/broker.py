@@ -28,7 +28,6 @@ from simplebus.core.commit_log import CommitLog, log_refusal
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     ACK_READ_DELAY_MESSAGES_MAX,
-    HANDSHAKE_FRAME_BYTES_MAX,
     MESSAGE_ID_MASK,
     RECENT_PUBLISH_TICKS,
 )
@@ -217,14 +216,10 @@ class Broker:
             known_classes=self.classes.keys(),
             ready=self._ready_session_ids,
             peer=peer or f"session {session_id}",
+            address=address,
+            token_buckets=self.rate_limits.token_buckets_for(None, address),
+            must_authenticate=self.users is not None,
         )
-        session.address = address
-        session.token_buckets = self.rate_limits.token_buckets_for(None, address)
-        if self.users is not None:
-            session.is_authenticated = False
-            session.receiver.frame_bytes_max = min(
-                HANDSHAKE_FRAME_BYTES_MAX, self.settings.limits.frame_bytes
-            )
         self.sessions[session.session_id] = session
         return session
 
@@ -238,8 +233,13 @@ class Broker:
         session.
         """
         session = self.open_session(peer)
-        session.is_authenticated, session.user, session.grants = True, user, grants
-        session.mark_local()
+        session.mark_local(user, grants)
+        return session
+
+    def open_internal_session(self, peer: str) -> Session:
+        """Create a session for a part of the server, which has all permissions."""
+        session = self.open_session(peer)
+        session.mark_internal(frame_bytes_max=self.settings.limits.frame_bytes)
         return session
 
     def apply_event(self, session: Session, event: Event) -> None:
@@ -266,9 +266,8 @@ class Broker:
         Raises:
             RemoteProtocolError: As `apply_event`.
         """
-        session.last_publish_tick = self.clock.tick
         is_stored = self.store.publish_one(session, class_id, frame, channel)
-        session.handled_count += 1
+        session.record_published(self.clock.tick, 1)
         if not is_stored:
             check_session_pending(session, self.settings.limits)
 
@@ -313,9 +312,13 @@ class Broker:
                 expensive_count += event.slow_event_count
             if not session.is_authenticated:
                 admit_session(
-                    self.users, session, event, self.connection_limits, self.refusal_counts
+                    self.users,
+                    session,
+                    event,
+                    self.connection_limits,
+                    self.refusal_counts,
+                    frame_bytes_max=self.settings.limits.frame_bytes,
                 )
-                session.receiver.frame_bytes_max = self.settings.limits.frame_bytes
             self._dispatch_event(session, event)
             if session.outbox.pending_bytes > limit:
                 break  # A small request can produce a large reply.
@@ -347,7 +350,7 @@ class Broker:
         if session.version2 is not None:
             self._release_producer(session, session.version2)
         self.subscription_manager.close_session(session)  # Parked messages may get the space.
-        session.is_closed = True
+        session.close()
         self.store.publish_queue.orphan(session)
         self._ready_session_ids.pop(session.session_id, None)
 
@@ -417,7 +420,7 @@ class Broker:
             self.store.publish_queue.retry(cls)  # Written messages can be evicted.
         if not commit_log.is_backlogged:
             for session in commit_log.paused_sessions:
-                session.has_write_backlog = False
+                session.resume_after_journal()
                 self._resumed_sessions[session] = None
             commit_log.paused_sessions.clear()
 
@@ -440,17 +443,15 @@ class Broker:
     def _dispatch_event(self, session: Session, event: Event) -> None:
         match event:
             case PublishedFrame():
-                session.last_publish_tick = self.clock.tick
                 self.store.publish_one(session, event.class_id, event.frame)
-                session.handled_count += 1
+                session.record_published(self.clock.tick, 1)
             case AckedRange():
                 self._ack_handler.ack_range(
                     session, event.subscription_number, event.first, event.last
                 )
             case PublishedBatch():
-                session.last_publish_tick = self.clock.tick
                 self.store.publish(session, event.class_id, event.frames, event.columns)
-                session.handled_count += event.frames.count
+                session.record_published(self.clock.tick, event.frames.count)
             case AckedRanges():
                 self._ack_handler.ack_ranges(session, event)
             case Version1Connected():
@@ -467,7 +468,7 @@ class Broker:
                 self._handle_request(session, event)
             case FrameRefused():
                 self._send_refusal(session, mask_unknown_class(session, event))
-                session.handled_count += event.published_count
+                session.record_handled(event.published_count)
 
     def _handle_greeting(self, session: Session, greeting: ConnectRequested) -> None:
         decoder = session.version2
@@ -538,7 +539,7 @@ class Broker:
         """Tell a version 2 session that a frame had no effect."""
         if not refused.is_repeated:
             self.refusal_counts[refused.reason] += refused.count
-            session.refusal_counts[refused.reason] += refused.count
+            session.record_refused(refused.reason, refused.count)
             log_refusal(
                 self.commit_log, self.subscription_manager.producer_states, session, refused
             )
@@ -647,9 +648,8 @@ class Broker:
         That is so for a peer that acks few messages at a time, has not published lately, and blocks
         no full class. Call it after each read.
         """
-        acknowledged, session.recent_ack_count = session.recent_ack_count, 0
         return (
-            0 < acknowledged <= ACK_READ_DELAY_MESSAGES_MAX
+            0 < session.pop_recent_ack_count() <= ACK_READ_DELAY_MESSAGES_MAX
             and self.clock.tick - session.last_publish_tick >= RECENT_PUBLISH_TICKS
             and not self.is_blocking_publishers(session)
         )

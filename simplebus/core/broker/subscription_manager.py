@@ -193,12 +193,13 @@ class SubscriptionManager:
                     self._log_producer(producer)
                 if store.commit_log is not None and producer.stored_ahead is not None:
                     # The former connection ended before these were durable: they are sent again.
-                    session.last_log_position = store.commit_log.log_position
-            decoder.start_producer(producer, can_skip_numbers=request.first is not None)
-            session.confirmed_number = session.promised_number = producer.next_number
-            session.heartbeat_seconds = self._negotiate_heartbeat(request.heartbeat)
-            if request.client:
-                session.peer = f"{session.peer} ({request.client!r})"
+                    session.record_log_position(store.commit_log.log_position)
+            session.start_producer(
+                producer,
+                can_skip_numbers=request.first is not None,
+                heartbeat_seconds=self._negotiate_heartbeat(request.heartbeat),
+                client=request.client,
+            )
         found = store.class_registry.declare_classes(classes, creator=session.user)
         settings = self._settings
         reply = ConnectReply(

@@ -66,6 +66,10 @@ class FrameReceiver:
         """Bytes of the incomplete frame; 0 between frames."""
         return len(self._tail)
 
+    def set_frame_bytes_max(self, frame_bytes_max: int) -> None:
+        """Change the length of the longest frame that is accepted."""
+        self.frame_bytes_max = frame_bytes_max
+
     def receive_single_frame(self, buffer: ReceiveBuffer, count: int) -> bool:
         """Count the `count` new bytes as a frame and return True if they are exactly one."""
         first = HEADROOM_BYTES

@@ -47,13 +47,18 @@ def admit_session(
     first_event: Event,
     connection_limits: ConnectionLimits,
     refusal_counts: Counter[Reason],
+    *,
+    frame_bytes_max: int,
 ) -> None:
     """Authenticate a session by its first event. Without `users` everyone is admitted.
+
+    An admitted session may send frames of up to `frame_bytes_max` bytes.
 
     Raises:
         RemoteProtocolError: unauthorized, too_many_connections or too_many_attempts. Each refusal
             is counted in `refusal_counts`.
     """
+    user_name, grants, token_buckets = session.user, session.grants, session.token_buckets
     if users is not None:
         version, auth = 1, None
         if isinstance(first_event, ConnectRequested):
@@ -68,8 +73,6 @@ def admit_session(
         except RemoteProtocolError as error:
             refusal_counts[error.reason] += 1
             raise
-        session.user, session.grants = user.name, users.get_grants(user)
-        session.token_buckets = connection_limits.rate_limits.token_buckets_for(
-            user, session.address
-        )
-    session.is_authenticated = True
+        user_name, grants = user.name, users.get_grants(user)
+        token_buckets = connection_limits.rate_limits.token_buckets_for(user, session.address)
+    session.authenticate(user_name, grants, token_buckets, frame_bytes_max=frame_bytes_max)

@@ -25,7 +25,9 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     EXPENSIVE_EVENTS_MAX,
     EXPENSIVE_EVENTS_READ_BYTES,
+    HANDSHAKE_FRAME_BYTES_MAX,
     HEARTBEATS_MISSED_MAX,
+    PARKED_BATCH_BYTES,
     RECEIVE_BYTES,
     RECENT_PUBLISH_TICKS,
     SMALL_EVENT_BYTES,
@@ -64,17 +66,32 @@ class Session:
         frame_bytes_max: int,
         known_classes: Container[int],
         peer: str,
+        address: str = "",
+        token_buckets: tuple[RateLimiter, ...] = (),
+        must_authenticate: bool = False,
         ready: dict[int, None] | None = None,
     ) -> None:
-        """Create the state of a new connection. For `ready`, see `Outbox`."""
+        """Create the state of a new connection.
+
+        Args:
+            session_id: Id of the session.
+            frame_bytes_max: Longest frame that is accepted, in bytes. Before authentication,
+                frames must also be short enough for a handshake.
+            known_classes: Ids of the existing classes; the caller updates them.
+            peer: Name of the peer for logs.
+            address: Address of the peer without the port; empty for an in-process session.
+            token_buckets: Rate limits of its messages; empty for unlimited.
+            must_authenticate: True if the peer must authenticate.
+            ready: See `Outbox`.
+        """
         self.session_id = session_id
         self.peer = peer
         """Name of the peer for logs."""
-        self.address = ""
+        self.address = address
         """IP address of the peer without the port; empty for an in-process session."""
         self.certificate_names: tuple[str, ...] = ()
         """Names in the client certificate."""
-        self.is_authenticated = True
+        self.is_authenticated = not must_authenticate
         """True if the peer has authenticated, or need not."""
         self.user = ""
         """User name; empty if the bus has no users."""
@@ -84,9 +101,13 @@ class Session:
         """Error with which the peer is refused, whatever its credentials."""
         self.is_authenticating = False
         """True while its credentials are being checked."""
-        self.token_buckets: tuple[RateLimiter, ...] = ()
+        self.token_buckets = token_buckets
         """Rate limits of its messages; empty for unlimited."""
-        self.receiver = FrameReceiver(frame_bytes_max=frame_bytes_max)
+        self.receiver = FrameReceiver(
+            frame_bytes_max=min(HANDSHAKE_FRAME_BYTES_MAX, frame_bytes_max)
+            if must_authenticate
+            else frame_bytes_max
+        )
         self.outbox = Outbox(session_id, ready)
         self.decoder: Version1Decoder | Version2Decoder | None = None
         """Decoder of the peer's protocol version; None until its first frame."""
@@ -107,8 +128,6 @@ class Session:
         """True for a local session: another listener decodes the bytes and encodes the frames."""
         self.is_internal = False
         """True for a part of the server, which has all permissions."""
-        self.handled_count = 0
-        """Messages that were stored, parked or refused."""
         self.confirmed_number = 0
         """Version 2: all numbers below are confirmed to the peer. See the module."""
         self.promised_number = 0
@@ -143,6 +162,167 @@ class Session:
         self._last_sent_bytes = 0
         self._known_classes = known_classes
         self._next_read_bytes = TRICKLE_BYTES
+
+    # Authentication ------------------------------------------------------------------------------
+
+    def set_certificate_names(self, names: tuple[str, ...]) -> None:
+        """Set the names in the client certificate."""
+        self.certificate_names = names
+
+    def begin_authentication(self) -> None:
+        """Record that the peer's credentials are being checked, which may take long."""
+        self.is_authenticating = True
+
+    def end_authentication(self, error: RemoteProtocolError | None) -> None:
+        """Record the result of the check: the error with which the peer is refused, or None."""
+        self.is_authenticating, self.admission_error = False, error
+
+    def authenticate(
+        self,
+        user: str,
+        grants: Grants | None,
+        token_buckets: tuple[RateLimiter, ...],
+        *,
+        frame_bytes_max: int,
+    ) -> None:
+        """Admit the peer as this user. Its frames may have up to `frame_bytes_max` bytes now."""
+        self.is_authenticated = True
+        self.user, self.grants, self.token_buckets = user, grants, token_buckets
+        self.receiver.set_frame_bytes_max(frame_bytes_max)
+
+    def mark_internal(self, *, frame_bytes_max: int) -> None:
+        """Make this the session of a part of the server, which needs no authentication."""
+        self.is_internal = True
+        self.authenticate("", None, self.token_buckets, frame_bytes_max=frame_bytes_max)
+
+    def mark_local(self, user: str, grants: Grants | None) -> None:
+        """Make this a local session, for a client that another listener has authenticated."""
+        self.is_authenticated, self.user, self.grants = True, user, grants
+        self.is_local = self.outbox.has_deliver_frames = True
+        self.decoder = Version1Decoder(self._known_classes)
+
+    def set_token_buckets(self, token_buckets: tuple[RateLimiter, ...]) -> None:
+        """Replace the rate limits of its messages."""
+        self.token_buckets = token_buckets
+
+    def start_producer(
+        self,
+        producer: ProducerState,
+        *,
+        can_skip_numbers: bool,
+        heartbeat_seconds: float,
+        client: str,
+    ) -> None:
+        """Start a version 2 session: continue the messages of a publisher.
+
+        Args:
+            producer: State of the publisher.
+            can_skip_numbers: True if the publisher may skip numbers.
+            heartbeat_seconds: Longest silence of either side; 0 for unlimited.
+            client: Name of the client library for logs; may be empty.
+        """
+        assert self.version2 is not None
+        self.version2.start_producer(producer, can_skip_numbers=can_skip_numbers)
+        self.confirmed_number = self.promised_number = producer.next_number
+        self.heartbeat_seconds = heartbeat_seconds
+        if client:
+            self.peer = f"{self.peer} ({client!r})"
+
+    def close(self) -> None:
+        """Record that the connection has ended."""
+        self.is_closed = True
+
+    # Messages and acks ---------------------------------------------------------------------------
+
+    @property
+    def handled_count(self) -> int:
+        """Messages that were stored, parked or refused."""
+        return 0 if self.decoder is None else self.decoder.handled_count
+
+    def record_published(self, tick: int, count: int) -> None:
+        """Record messages that were stored, parked or refused by the store."""
+        assert self.decoder is not None
+        self.last_publish_tick = tick
+        self.decoder.record_handled(count)
+
+    def record_handled(self, count: int) -> None:
+        """Record messages that were refused before they reached the store."""
+        assert self.decoder is not None
+        self.decoder.record_handled(count)
+
+    def record_refused(self, reason: Reason, count: int) -> None:
+        """Count refused frames of a version 2 peer."""
+        self.refusal_counts[reason] += count
+
+    def record_acked(self, count: int) -> None:
+        """Count messages that an ack has named."""
+        self.recent_ack_count += count
+
+    def pop_recent_ack_count(self) -> int:
+        """Return the messages that acks have named since the last call."""
+        count, self.recent_ack_count = self.recent_ack_count, 0
+        return count
+
+    def add_parked(self, class_id: int, batch: FrameBatch) -> None:
+        """Append messages that must wait. They are copied."""
+        self.parked_bytes += batch.data.size
+        if self.parked_messages and self.parked_messages[-1][0] == class_id:
+            last = self.parked_messages[-1][1]
+            is_same_type = last.data[0] == batch.data[0]
+            if is_same_type and last.data.size < PARKED_BATCH_BYTES:
+                self.parked_messages[-1] = (class_id, last.concatenate(batch))
+                return
+        assert self.decoder is not None
+        self.decoder.mark_parked(batch)
+        self.parked_messages.append((class_id, batch.copy()))
+
+    def remove_parked(self, count: int) -> None:
+        """Remove the first `count` messages of the first parked batch: they were handled."""
+        class_id, batch = self.parked_messages[0]
+        assert self.decoder is not None
+        self.parked_bytes -= int(batch.bounds[count])
+        self.decoder.mark_unparked(batch, count)
+        if count < batch.count:
+            self.parked_messages[0] = (class_id, batch.slice(count, batch.count))
+        else:
+            self.parked_messages.popleft()
+
+    def discard_parked(self) -> None:
+        """Remove all parked messages."""
+        self.parked_messages.clear()
+        self.parked_bytes = 0
+
+    # Confirms and the journal --------------------------------------------------------------------
+
+    def promise(self, number: int, log_position: int) -> None:
+        """Record that numbers below `number` are confirmed when `log_position` is durable."""
+        self.promised_number = number
+        if self.pending_confirms and self.pending_confirms[-1][0] == log_position:
+            self.pending_confirms.pop()
+        self.pending_confirms.append((log_position, number))
+
+    def confirm(self, number: int) -> None:
+        """Record that numbers below `number`, which were promised, are confirmed to the peer."""
+        self.confirmed_number = number
+
+    def confirm_at_once(self, number: int) -> None:
+        """Promise numbers below `number` and confirm them, in place of all earlier promises."""
+        self.confirmed_number = self.promised_number = number
+        self.pending_confirms.clear()
+
+    def record_log_position(self, log_position: int) -> None:
+        """Set the log position of its last message."""
+        self.last_log_position = log_position
+
+    def pause_for_journal(self) -> None:
+        """Stop reading because too much waits to be written to the journal."""
+        self.has_write_backlog = True
+
+    def resume_after_journal(self) -> None:
+        """Read again: the journal has written enough."""
+        self.has_write_backlog = False
+
+    # Reading -------------------------------------------------------------------------------------
 
     @property
     def pending_bytes(self) -> int:
@@ -206,11 +386,6 @@ class Session:
         """True if reading must pause. A version 2 peer is limited by its credit instead."""
         return self.has_write_backlog or (bool(self.parked_messages) and not self.has_confirms)
 
-    def mark_local(self) -> None:
-        """Make this a local session, for a client of another listener."""
-        self.is_local = self.outbox.has_deliver_frames = True
-        self.decoder = Version1Decoder(self._known_classes)
-
     def receive(
         self, buffer: ReceiveBuffer, received_bytes: int, *, skipped_bytes: int = 0
     ) -> Iterator[Event]:
@@ -268,7 +443,7 @@ class Session:
             return
         opening = batch.slice(first, first + 1)
         if version2.is_version2_connect(opening):
-            self.version2 = Version2Decoder(self._known_classes, lambda: self.handled_count)
+            self.version2 = Version2Decoder(self._known_classes)
             self.decoder = self.version2
             self.outbox.has_deliver_frames = True
             yield version2.parse_connect(opening)

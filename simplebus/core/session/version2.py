@@ -65,12 +65,8 @@ class Version2Decoder(Version1Decoder):
 
     EXPECTED_TYPES = "one of 0 to 5, 8, 9, U, F, P or I"
 
-    def __init__(
-        self, known_classes: Container[int], handled_count: Callable[[], int] = lambda: 0
-    ) -> None:
-        """Create a decoder. `handled_count` returns how many of its messages were handled."""
+    def __init__(self, known_classes: Container[int]) -> None:
         super().__init__(known_classes)
-        self._handled_count = handled_count
         self.is_greeted = False
         self.producer = ProducerState()
         """State of the publisher whose messages they are."""
@@ -81,7 +77,7 @@ class Version2Decoder(Version1Decoder):
         self.may_confirm_wait = False
         """True if the Confirm of the latest message may wait for other bytes to the peer."""
         self.duplicate_count = 0
-        """Duplicates since the counter was last reset."""
+        """Duplicates since `pop_duplicate_count` was last called."""
         self._parked_numbers: deque[int] = deque()
         """First numbers of the waiting batches, ascending, without those followed by a lower one.
 
@@ -94,6 +90,11 @@ class Version2Decoder(Version1Decoder):
         self.can_skip_numbers = can_skip_numbers
         self.next_number = producer.next_number
         self.is_greeted = True
+
+    def pop_duplicate_count(self) -> int:
+        """Return the duplicates since the last call."""
+        count, self.duplicate_count = self.duplicate_count, 0
+        return count
 
     @property
     def stored_before(self) -> int:
@@ -229,7 +230,7 @@ class Version2Decoder(Version1Decoder):
         If the caller stops early, the numbers of unhandled messages are expected again. Later ones
         may be stored already, because the messages of one class are handled in one piece.
         """
-        handled_before = self._handled_count()
+        handled_before = self.handled_count
         yielded: list[PublishedBatch | FrameRefused] = []
         try:
             for event in super().decode_events(batch):
@@ -237,7 +238,7 @@ class Version2Decoder(Version1Decoder):
                     yielded.append(event)
                 yield event
         except BaseException:
-            handled = self._handled_count() - handled_before
+            handled = self.handled_count - handled_before
             if handled < numbers.size:
                 self._rewind_to_unhandled(
                     numbers,

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 
 from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
-from simplebus.core.limits import PARKED_BATCH_BYTES
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.ring.memory_budget import MemoryBudget
@@ -63,16 +62,7 @@ class PublishQueue:
         """Park messages that must wait for space in their class, or for the rate limit."""
         if not session.parked_messages:
             self._block_session(session, self.rate_queue if is_rate_limited else cls)
-        session.parked_bytes += batch.data.size
-        if session.parked_messages and session.parked_messages[-1][0] == cls.class_id:
-            last = session.parked_messages[-1][1]
-            is_same_type = last.data[0] == batch.data[0]
-            if is_same_type and last.data.size < PARKED_BATCH_BYTES:
-                session.parked_messages[-1] = (cls.class_id, last.concatenate(batch))
-                return
-        assert session.decoder is not None
-        session.decoder.mark_parked(batch)
-        session.parked_messages.append((cls.class_id, batch.copy()))
+        session.add_parked(cls.class_id, batch)
 
     def retry(self, cls: MessageClass) -> None:
         """Store parked messages of a class that may have space now."""
@@ -160,19 +150,14 @@ class PublishQueue:
                 return self.rate_queue
             handled = self._append_batch(cls, batch.slice(0, allowed), session)
             stored_bytes = int(batch.bounds[handled])
-            session.parked_bytes -= stored_bytes
             consume(session.token_buckets, handled, stored_bytes)
             if handled:
                 self.progressed_sessions[session] = None
-                assert session.decoder is not None
-                session.decoder.mark_unparked(batch, handled)
+                session.remove_parked(handled)
             if session.is_closed:
                 self._budget.release(stored_bytes)
             if handled < batch.count:
-                if handled:
-                    session.parked_messages[0] = (class_id, batch.slice(handled, batch.count))
                 return cls if handled < allowed else self.rate_queue
-            session.parked_messages.popleft()
         return None
 
     def _discard_orphan(self, cls: MessageClass) -> bool:
@@ -204,5 +189,4 @@ class PublishQueue:
     def _drop_parked(self, session: Session) -> None:
         for class_id, batch in session.parked_messages:
             self._classes[class_id].dropped_counts[Reason.UNDELIVERED_AT_CLOSE] += batch.count
-        session.parked_messages.clear()
-        session.parked_bytes = 0
+        session.discard_parked()

@@ -52,11 +52,9 @@ class PublisherConfirms:
                 session.outbox.release_confirm()
             return
         if decoder.duplicate_count:
-            self._refusal_counts[Reason.DUPLICATE] += decoder.duplicate_count
-            decoder.duplicate_count = 0
-        session.promised_number = stored_before
+            self._refusal_counts[Reason.DUPLICATE] += decoder.pop_duplicate_count()
         if commit_log is None or not commit_log.must_defer_confirms:
-            session.pending_confirms.clear()
+            session.confirm_at_once(stored_before)
             self._send_confirm(session, stored_before)
             return
         # Messages refused because of the write error do not wait for the journal.
@@ -64,12 +62,10 @@ class PublisherConfirms:
             commit_log.log_position if commit_log.write_error is None else session.last_log_position
         )
         if commit_log.is_producer_durable(position, decoder.producer.remote_positions):
-            session.pending_confirms.clear()
+            session.confirm_at_once(stored_before)
             self._send_confirm(session, stored_before)
             return
-        if session.pending_confirms and session.pending_confirms[-1][0] == position:
-            session.pending_confirms.pop()
-        session.pending_confirms.append((position, stored_before))
+        session.promise(stored_before, position)
         self._waiting_sessions[session] = None
 
     def reply_when_durable(
@@ -114,6 +110,7 @@ class PublisherConfirms:
             if session.is_closed or not (pending_confirms or pending_replies):
                 del self._waiting_sessions[session]
             if number is not None and not session.is_closed:
+                session.confirm(number)
                 self._send_confirm(session, number)
 
     def journal_failed(self, reason: Reason, detail: str) -> None:
@@ -137,7 +134,6 @@ class PublisherConfirms:
                 outbox.resume(feed)
 
     def _send_confirm(self, session: Session, number: int) -> None:
-        session.confirmed_number = number
         durability = Durability.MEMORY if self._commit_log is None else self._commit_log.durability
         decoder = session.version2
         if decoder is None or not decoder.may_confirm_wait:

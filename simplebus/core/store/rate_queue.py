@@ -74,6 +74,6 @@ class RateQueue:
         is_waiting = session in self.waiting_sessions
         if is_waiting:
             self.remove(session)
-        session.token_buckets = token_buckets
+        session.set_token_buckets(token_buckets)
         if is_waiting:
             self.add(session)

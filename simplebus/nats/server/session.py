@@ -200,6 +200,14 @@ class NatsSession:
         """True: pending bytes are sent before closing."""
         return True
 
+    def begin_authentication(self) -> None:
+        """Record that the client's credentials are being checked, which may take long."""
+        self.is_authenticating = True
+
+    def end_authentication(self, error: RemoteProtocolError | None) -> None:
+        """Record the result of the check: the error that refuses the client, or None."""
+        self.is_authenticating, self.admission_error = False, error
+
     def set_token_buckets(self, token_buckets: tuple[RateLimiter, ...]) -> None:
         """Set the rate limits of the client's publications."""
         self.drain_published()

@@ -119,5 +119,5 @@ class TlsConnection(Connection[Session]):
             self._is_plaintext_client = _PLAINTEXT_CONNECT.match(error.first_bytes) is not None
             why = _PLAINTEXT_MESSAGE if self._is_plaintext_client else f"the TLS handshake {error}"
             raise RemoteProtocolError(Reason.TLS_HANDSHAKE, why) from None
-        self.session.certificate_names = certificate_names(tls.certificate() or {})
+        self.session.set_certificate_names(certificate_names(tls.certificate() or {}))
         self.transport = self.tls = tls
