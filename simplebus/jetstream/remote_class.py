@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.group.group import AnyGroup
 from simplebus.core.message_class.message_class import MessageClass, TimeIndex
 from simplebus.core.message_class.remote_storage import (
     RemoteCountOutcome,
@@ -217,8 +218,8 @@ class RemoteClass(MessageClass):
         self._start = start
         return AckWindow(floor=0), PositionHandover()
 
-    def add_position(self, position: Position) -> None:
-        super().add_position(position)
+    def add_position(self, position: Position, group: AnyGroup | None = None) -> None:
+        super().add_position(position, group)
         is_seek, self._is_seek = self._is_seek, False
         self._open_position(self, position, self._start, is_seek)
 

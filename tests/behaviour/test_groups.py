@@ -287,12 +287,12 @@ def test_member_acks_only_its_own_messages(monkeypatch: pytest.MonkeyPatch) -> N
     one, two = join_members(bus, 2, max_in_flight=1000)
     connect_version2(bus, publish(1, 0, *numbered(1000)))
     mine = one.receive_message_ids()
-    group = next(iter(bus.broker.classes[1].groups))
+    group = next(iter(bus.broker.classes[1].groups.values()))
     holder, other = group.members
     assert (holder.assigned_count, other.assigned_count) == (500, 500)
     two.receive_message_ids()
     monkeypatch.setattr(
-        holder, "ack_timer", None
+        holder, "_ack_timer", None
     )  # Calls of `two` must not use the timer of `one`.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bus, "skips_checks", True)
@@ -311,7 +311,7 @@ def test_group_scans_backlog_in_turns() -> None:
         bus, publish(1, 0, *[b""] * count), publish_envelopes(1, count, channel_envelope("x", b"!"))
     )
     peer = connect_version2(bus, subscribe(1, 5, group="g", channels=["x"], start="earliest"))
-    group = next(iter(bus.broker.classes[1].groups))
+    group = next(iter(bus.broker.classes[1].groups.values()))
     turns, before = 0, 0
     while bus.broker.next_wakeup <= bus.broker.clock.now:
         assert 0 < group.window.cursor - before <= 2 * REDELIVERY_MESSAGES
@@ -334,7 +334,7 @@ def test_group_scans_are_limited_per_turn_and_all_finish() -> None:
     peer = connect_version2(
         bus, *[subscribe(1, n, group=f"g{n}", **options) for n in range(1, number + 1)]
     )
-    groups = list(bus.broker.classes[1].groups)
+    groups = list(bus.broker.classes[1].groups.values())
     for _ in range(2):
         before = [group.window.cursor for group in groups]
         bus.broker.run_due_wakeups()
@@ -342,7 +342,7 @@ def test_group_scans_are_limited_per_turn_and_all_finish() -> None:
         assert 0 < moved <= most
     while bus.broker.next_wakeup <= bus.broker.clock.now:
         bus.broker.run_due_wakeups()
-    assert {group.window.cursor for group in groups} == {groups[0].ring.head}
+    assert {group.window.cursor for group in groups} == {groups[0].position.ring.head}
     writer.send(publish_envelopes(1, 3 * REDELIVERY_MESSAGES, channel_envelope("x", b"")))
     assert len(peer.receive_deliveries()) == number
 

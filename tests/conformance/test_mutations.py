@@ -51,7 +51,7 @@ BROKEN = {
         "test_redelivers_unacknowledged_messages_with_growing_backoff",
     ),
     "delayed messages are lost": (
-        (Position, "_delay_span"),
+        (Position, "delay_span"),
         "test_delayed_message_is_delivered_after_its_delay",
     ),
     "messages of a leaving member are lost": (

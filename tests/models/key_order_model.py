@@ -96,7 +96,7 @@ class KeyOrderModel:
 
     @property
     def group(self) -> KeyOrderedGroup:
-        (group,) = self.bus.broker.classes[1].groups
+        (group,) = self.bus.broker.classes[1].groups.values()
         assert isinstance(group, KeyOrderedGroup)
         return group
 
@@ -192,7 +192,7 @@ class KeyOrderModel:
         """Restore the position from its snapshot with a new group."""
         for member in list(self.members):
             self.leave(member)
-        broker, former = self.bus.broker, self.group
+        broker, former = self.bus.broker, self.group.position
         checkpointer = Checkpointer(Broker(broker.settings, commit_log=CommitLog()))
         checkpointer._broker = broker
         cls, snapshot = broker.classes[1], checkpointer._snapshot_position(former)
@@ -214,7 +214,7 @@ class KeyOrderModel:
 
     def _holds(self, member: Version2Peer, sequence: int) -> bool:
         held = member.session.subscriptions.get(5)
-        return held is not None and held.has_in_flight(sequence, sequence + 1, 0)  # type: ignore[union-attr]
+        return held is not None and held.has_in_flight(sequence, sequence + 1, 0)
 
     def _was_sent(self, member: Version2Peer, message: Message, attempt: int) -> None:
         assert member in self.members

@@ -107,7 +107,7 @@ def lets_every_member_decide(patch: Patch) -> None:
     leave = Group.remove_member
 
     def leave_for_all(self: Group, member: GroupMember) -> None:
-        self._redelivery_queue += member.remove_in_flight(0, self.window.cursor)
+        self.position.requeue(member.remove_in_flight(0, self.window.cursor))
         leave(self, member)
 
     patch.setattr(GroupMember, "remove_in_flight", lose_all)

@@ -21,8 +21,6 @@ from simplebus.core.protocol.events import (
 from simplebus.core.redelivery.ack_window import AckWindow, nearest_sequence
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.position import Position
-from simplebus.core.subscription.subscription import BrokerSubscription
 
 
 class AckHandler:
@@ -64,7 +62,7 @@ class AckHandler:
         if window.floor != before:
             self._store.trim_class(self._store.classes[subscription.class_id])
         if position.delivery_policy.in_flight_max is not None:
-            self._resume_delivery(subscription)
+            subscription.resume_delivery()
 
     def ack_range(self, session: Session, key: int, first_id: int, last_id: int) -> None:
         """Acknowledge the message ids first_id..last_id-1."""
@@ -91,31 +89,30 @@ class AckHandler:
             if window.floor != before:
                 self._store.trim_class(self._store.classes[subscription.class_id])
         if position.delivery_policy.in_flight_max is not None:
-            self._resume_delivery(subscription)
+            subscription.resume_delivery()
 
     def _ack_member_range(self, member: GroupMember, first_id: int, last_id: int) -> None:
-        group = member.group
-        first, last = self._to_sequences(group, first_id, last_id)
-        before = group.window.floor
-        if not group.ack_member_range(member, first, last):
-            self._count_late_ack(group.window, first, last)
-        if group.window.floor != before:
-            self._store.trim_class(self._store.classes[group.class_id])
-        group.distribute_messages()
+        window = member.window
+        first, last = self._to_sequences(window, first_id, last_id)
+        before = window.floor
+        if not member.ack_range(first, last):
+            self._count_late_ack(window, first, last)
+        if window.floor != before:
+            self._store.trim_class(self._store.classes[member.class_id])
+        member.resume_delivery()
 
     def _ack_member_ranges(self, member: GroupMember, event: AckedRanges) -> None:
-        group = member.group
-        window, before = group.window, group.window.floor
+        window, before = member.window, member.window.floor
         firsts, lasts = window.ids_to_sequences(event.firsts, event.lasts)
         unsent = int(np.count_nonzero(lasts > window.cursor))
         if unsent:
             self._refusal_counts[Reason.ACK_UNSENT] += unsent
         firsts, lasts = np.maximum(firsts, before), np.minimum(lasts, window.cursor)
-        for first, last in group.ack_member_ranges(member, firsts, lasts):
+        for first, last in member.ack_ranges(firsts, lasts):
             self._count_late_ack(window, first, last)
         if window.floor != before:
-            self._store.trim_class(self._store.classes[group.class_id])
-        group.distribute_messages()
+            self._store.trim_class(self._store.classes[member.class_id])
+        member.resume_delivery()
 
     def handle_nack_or_working(
         self, session: Session, event: NackReceived | WorkingReceived | TerminateReceived
@@ -125,37 +122,20 @@ class AckHandler:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
             return
         tick, attempt = self._store.clock.tick, event.attempt
-        position = subscription.position
-        first, last = self._to_sequences(position, event.first, event.last)
+        first, last = self._to_sequences(subscription.window, event.first, event.last)
         is_end = isinstance(event, TerminateReceived)
         if not subscription.has_in_flight(first, last, attempt, include_waiting=is_end):
-            self._count_late_ack(position.window, first, last)
-            return
-        if isinstance(subscription, GroupMember):
-            group = subscription.group
-            match event:
-                case NackReceived(delay=delay, error=error):
-                    group.nack_member_range(
-                        subscription, first, last, delay, tick, attempt=attempt, error=error
-                    )
-                case TerminateReceived(error=error):
-                    group.terminate_member_range(
-                        subscription, first, last, attempt=attempt, error=error
-                    )
-                    self._store.append_given_up()
-                case WorkingReceived():
-                    group.extend_member_ack_timeout(subscription, first, last, tick, attempt)
-            group.distribute_messages()
+            self._count_late_ack(subscription.window, first, last)
             return
         match event:
             case NackReceived(delay=delay, error=error):
-                position.nack(first, last, delay, tick, attempt=attempt, error=error)
+                subscription.nack(first, last, delay, tick, attempt=attempt, error=error)
             case TerminateReceived(error=error):
-                position.terminate(first, last, attempt=attempt, error=error)
+                subscription.terminate(first, last, attempt=attempt, error=error)
                 self._store.append_given_up()
             case WorkingReceived():
-                position.extend_ack_timeout(first, last, tick, attempt)
-        self._resume_delivery(subscription)
+                subscription.extend_ack_timeout(first, last, tick, attempt)
+        subscription.resume_delivery()
 
     def _count_late_ack(self, window: AckWindow, first: int, last: int) -> None:
         """Count an acknowledgement of unacked messages that are not in flight to its sender.
@@ -165,17 +145,11 @@ class AckHandler:
         if window.unacked_ranges(first, min(last, first + REDELIVERY_MESSAGES)):
             self._refusal_counts[Reason.ACK_LATE] += 1
 
-    def _to_sequences(self, position: Position, first_id: int, last_id: int) -> tuple[int, int]:
+    def _to_sequences(self, window: AckWindow, first_id: int, last_id: int) -> tuple[int, int]:
         """Return a range of message ids as sequences, limited to those that were sent."""
-        window = position.window
         first = nearest_sequence(first_id, window.floor)
         last = first + last_id - first_id
         if last > window.cursor:
             self._refusal_counts[Reason.ACK_UNSENT] += 1
             last = window.cursor
         return max(first, window.floor), last
-
-    def _resume_delivery(self, subscription: BrokerSubscription) -> None:
-        """Continue delivery if messages may be sent now, because others were acked or rejected."""
-        if not subscription.is_queued and subscription.has_work:
-            subscription.outbox.enqueue(subscription)

@@ -26,6 +26,7 @@ from simplebus.core.broker.subscription_manager import SubscriptionManager
 from simplebus.core.clock import BrokerClock
 from simplebus.core.commit_log import CommitLog, log_refusal
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.group.group import BaseGroup
 from simplebus.core.limits import (
     ACK_READ_DELAY_MESSAGES_MAX,
     MESSAGE_ID_MASK,
@@ -609,7 +610,8 @@ class Broker:
                     subscription.outbox.enqueue(subscription)
                 if subscription.is_queued:
                     subscription.outbox.mark_ready()
-            for group in cls.groups:
+            for group in cls.groups.values():
+                group.tick(self.clock.tick)
                 group.distribute_messages()
         self.store.tick()
         self.subscription_manager.tick()
@@ -640,6 +642,8 @@ class Broker:
         for target in self.delayed_wakeups.run_due_wakeups():
             if isinstance(target, Position):
                 self.classes[target.class_id].enqueue_position(target)
+            elif isinstance(target, BaseGroup):
+                target.distribute_messages()
         self.publisher_confirms.release_due()
 
     def can_delay_read(self, session: Session) -> bool:
@@ -688,6 +692,8 @@ class Broker:
                 position.check_invariants()
             for subscription in cls.subscriptions.values():
                 subscription.check_invariants()
+            for group in cls.groups.values():
+                group.check_invariants()
             for session in cls.blocked_sessions:
                 assert session.parked_messages
                 assert session.parked_messages[0][0] == cls.class_id

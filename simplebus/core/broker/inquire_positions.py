@@ -11,7 +11,7 @@ from heapq import nsmallest
 from simplebus.core import dead_letters
 from simplebus.core.broker.wait_reasons import WaitFacts, explain_wait
 from simplebus.core.errors import DEAD_LETTER_REASONS, Reason
-from simplebus.core.group.group import Group, GroupMember
+from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import (
     IN_FLIGHT_BYTES,
     INQUIRY_MEMBERS_MAX,
@@ -47,11 +47,12 @@ class PositionReporter:
     def describe_position(self, cls: MessageClass, position: Position) -> PositionInfo:
         """Return the report on a position of a class."""
         window, ring, policy = position.window, position.class_ring, position.delivery_policy
-        state = position.build_delivery_state()
-        members = list(position.members) if isinstance(position, Group) else []
+        state = cls.group_or_position(position).build_delivery_state()
+        group = cls.groups.get(position)
+        members = list(group.members) if group is not None else []
         put_off = delivery_state.count_delayed(state, window)
         member_reports: list[MemberSaid] = []
-        if isinstance(position, Group):
+        if group is not None:
             in_flight = sum(member.assigned_count for member in members)
             in_flight_bytes = sum(member.assigned_bytes for member in members)
             limit = sum(member.in_flight_max for member in members)
@@ -179,13 +180,12 @@ class PositionReporter:
         )
 
     def _describe_member(self, member: GroupMember) -> MemberSaid:
-        group = member.group
-        cls = self._store.classes[group.class_id]
+        cls, policy = self._store.classes[member.class_id], member.position.delivery_policy
         sets = member.in_flight_sets()
         oldest = self._describe_in_flight(
             cls,
             delivery_state.find_oldest_in_flight(
-                sets, group.window, group.delivery_policy.redelivery_delay_ticks
+                sets, member.window, policy.redelivery_delay_ticks
             ),
         )
         session_id = member.outbox.session_id
@@ -201,7 +201,7 @@ class PositionReporter:
                 oldest=oldest,
                 is_at_in_flight_limit=not member.free_count and not unsent,
                 send_blocked_seconds=self._send_blocked_seconds(session_id),
-                other_members_count=group.window.in_flight_count - member.assigned_count,
+                other_members_count=member.window.in_flight_count - member.assigned_count,
             )
         )
         session = self._sessions.get(session_id)
@@ -253,8 +253,9 @@ class PositionReporter:
             names = [f"durable {position.durable!r}"] if position.durable else []
             names += [f"group {position.group!r}"] if position.group else []
             label = ", ".join(names)
-            if isinstance(position, Group):
-                count = len(position.members)
+            group = self._store.classes[position.class_id].groups.get(position)
+            if group is not None:
+                count = len(group.members)
                 return f"{label}, {count} member{'' if count == 1 else 's'}"
             if not position.has_consumer:
                 return f"{label}, not connected"

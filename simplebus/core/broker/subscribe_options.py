@@ -8,14 +8,11 @@ from dataclasses import replace
 from simplebus.core.channel.pattern import check_pattern
 from simplebus.core.dead_letters import is_dead_letter_class
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.group.group import Group
-from simplebus.core.group.key_ordered_group import KeyOrderedGroup
 from simplebus.core.limits import IN_FLIGHT_MESSAGES
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.requests import SubscribeRequest
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy, seconds_to_ticks
 from simplebus.core.settings import Settings
-from simplebus.core.subscription.position import Position
 
 _SLOW_POLICIES = ("block", "drop_oldest", "drop_newest", "disconnect")
 
@@ -93,10 +90,3 @@ def build_delivery_policy(
         slow_policy=request.slow,
         accepts_envelopes=True,
     )
-
-
-def choose_position_type(group: str | None, *, by_key: bool) -> type[Position]:
-    """Return the class of a position with this group."""
-    if not group:
-        return Position
-    return KeyOrderedGroup if by_key else Group

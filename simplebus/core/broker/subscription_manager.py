@@ -15,7 +15,8 @@ from simplebus.core.authorization.durable_owners import DurableOwners
 from simplebus.core.authorization.session_permissions import check_class_references, visible_scope
 from simplebus.core.broker import subscribe_options
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.group.group import Group, GroupMember
+from simplebus.core.group.group import AnyGroup, Group, GroupMember
+from simplebus.core.group.key_ordered_group import KeyOrderedGroup
 from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.purge import apply_purges
@@ -352,8 +353,8 @@ class SubscriptionManager:
             if request.idle_seconds is not None:
                 position.set_idle_seconds(request.idle_seconds)
         self._idle_since.pop(position, None)
-        if isinstance(position, Group):
-            session.subscriptions[number] = position.add_member(
+        if (group := cls.groups.get(position)) is not None:
+            session.subscriptions[number] = group.add_member(
                 session.outbox,
                 number,
                 event.request_number,
@@ -455,13 +456,20 @@ class SubscriptionManager:
                 cls.channels.remove_filter(channel_filter)
             raise RemoteProtocolError(Reason.BAD_REQUEST, str(error)) from None
         names = (request.durable or "", request.group or "")
-        kind = subscribe_options.choose_position_type(request.group, by_key=request.by_key)
         policy, spans = (
             subscribe_options.build_delivery_policy(request, cls, self._settings),
             handover.passed_spans(window),
         )
-        position = self._create_position(kind, cls, names, channel_filter, policy, window, spans)
-        position.apply_handover(handover, self._settings.tick_seconds)
+        position = self._create_position(
+            cls,
+            names,
+            channel_filter,
+            policy,
+            window,
+            spans,
+            is_key_ordered=bool(request.group and request.by_key),
+        )
+        cls.group_or_position(position).apply_handover(handover, self._settings.tick_seconds)
         if cls.purged_sequences:
             apply_purges(cls, position)
         return position
@@ -479,15 +487,20 @@ class SubscriptionManager:
         if kept.patterns and channel_filter is None:
             return None
         names = (kept.durable, kept.group)
-        kind = subscribe_options.choose_position_type(kept.group, by_key=kept.is_key_ordered)
         position = self._create_position(
-            kind, cls, names, channel_filter, delivery_policy, window, spans
+            cls,
+            names,
+            channel_filter,
+            delivery_policy,
+            window,
+            spans,
+            is_key_ordered=bool(kept.group and kept.is_key_ordered),
         )
         position.set_idle_seconds(kept.idle_seconds)
         self.quotas.assign_owner(position, kept.owner)
         # The clock may have been set back; delays must not grow because of that.
         taken_at = min(kept.taken_at, self._store.clock.now)
-        position.delay_redeliveries(
+        cls.group_or_position(position).delay_redeliveries(
             (first, last, taken_at + delay) for first, last, delay in kept.delays
         )
         if kept.pending_dead_letters:
@@ -498,17 +511,18 @@ class SubscriptionManager:
 
     def _create_position(
         self,
-        kind: type[Position],
         cls: MessageClass,
         durable_and_group: tuple[str, str],
         channel_filter: ChannelFilter | None,
         delivery_policy: DeliveryPolicy,
         window: AckWindow,
         spans: list[Span],
+        *,
+        is_key_ordered: bool,
     ) -> Position:
-        """Create a position of the class `kind` and add it to `cls`."""
-        store, (durable, group) = self._store, durable_and_group
-        position = kind(
+        """Create a position, and the group that shares it, and add both to `cls`."""
+        store, (durable, group_name) = self._store, durable_and_group
+        position = Position(
             ring=cls.ring_for_new_position(),
             window=window,
             delivery_policy=delivery_policy,
@@ -516,14 +530,20 @@ class SubscriptionManager:
             clock=store.clock,
             channel_filter=channel_filter,
             durable=durable,
-            group=group,
+            group=group_name,
+            is_key_ordered=is_key_ordered,
             changes=store.position_changes,
             delayed_wakeups=self._delayed_wakeups,
             failure_reasons=store.failure_reasons,
             redeliveries=spans,
         )
+        group: AnyGroup | None = None
+        if is_key_ordered:
+            group = KeyOrderedGroup(position, store.clock, self._delayed_wakeups)
+        elif group_name:
+            group = Group(position, store.clock, self._delayed_wakeups)
         self.quotas.add_position(position)
-        cls.add_position(position)
+        cls.add_position(position, group)
         self._set_delivery_policy(cls, position, delivery_policy)
         self._log_position_change(position)
         return position
@@ -569,7 +589,7 @@ class SubscriptionManager:
             waiting.pop(session, None)
             if not waiting:
                 self._early_subscribers.pop(class_id, None)
-        groups: dict[Group, None] = {}
+        groups: dict[AnyGroup, None] = {}
         for held in session.subscriptions.values():
             if isinstance(held, GroupMember):
                 held.group.remove_member(held)
@@ -610,18 +630,18 @@ class SubscriptionManager:
         )
         self._reply_when_durable(session, reply, position.log_position if forget else 0, None)
 
-    def _update_group_after_leave(self, group: Group, *, forget: bool) -> None:
+    def _update_group_after_leave(self, group: AnyGroup, *, forget: bool) -> None:
         """End a group without members if it has no durable name or must be forgotten, else continue
         it.
         """
-        cls = self._store.classes[group.class_id]
-        if not group.members and (forget or not group.durable or cls.is_remote):
+        position, cls = group.position, self._store.classes[group.class_id]
+        if not group.members and (forget or not position.durable or cls.is_remote):
             if forget:
-                cls.forget_position(group)
-            self.end_position(group)
+                cls.forget_position(position)
+            self.end_position(position)
         else:
-            self._mark_if_unattended(group)
-            self.notify_position(group)
+            self._mark_if_unattended(position)
+            group.distribute_messages()
 
     def _detach_subscription(self, subscription: BrokerSubscription, *, forget: bool) -> None:
         """Remove a subscription. Its position ends, unless it is a durable that stays."""

@@ -5,6 +5,8 @@
 - The present members decide which member serves a partition (see `key_assignment`). A member that
   cannot accept messages delays only its own partitions. A member that does not read in time loses
   its partitions until it reads again.
+- All partitions share one position: a durable is stored with one ack window, and there are so many
+  partitions that different keys rarely wait for each other.
 - The cursor passes each message once. The number of messages that wait behind the cursor is
   limited; at the limit the group stops scanning.
 
@@ -19,12 +21,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import accumulate, islice
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from simplebus.core.clock import BrokerClock
 from simplebus.core.group import key_hash
-from simplebus.core.group.group import MESSAGES_PER_TURN_MAX, Group, GroupMember
+from simplebus.core.group.group import (
+    FIRST_SCAN_MAX,
+    MESSAGES_PER_TURN_MAX,
+    BaseGroup,
+    GroupMember,
+)
 from simplebus.core.group.key_assignment import HASH_BUCKET_MASK, KeyAssignment
 from simplebus.core.group.keys_in_flight import KeyOrderedInFlight
 from simplebus.core.group.partition_queues import PartitionQueues
@@ -44,7 +52,8 @@ from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.statistics import SubscriptionStatistics
 from simplebus.core.subscription import selection
-from simplebus.core.subscription.backlog import BacklogCounter
+from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
+from simplebus.core.subscription.position import Position
 
 # Up to this many messages a loop is faster than arrays.
 _SCALAR_MESSAGES_MAX = 4
@@ -76,8 +85,6 @@ class AssignedBatch(NamedTuple):
 class KeyOrderedMember(GroupMember):
     """One session's membership in a key-ordered group."""
 
-    group: KeyOrderedGroup
-
     def __init__(
         self,
         group: KeyOrderedGroup,
@@ -88,6 +95,7 @@ class KeyOrderedMember(GroupMember):
         identity: str,
     ) -> None:
         super().__init__(group, outbox, subscription_number, request_number, in_flight_max)
+        self._group = group
         self.identity = identity
         """Name from which its partitions are derived."""
         self.ready_sequences: deque[int] = deque()
@@ -105,20 +113,21 @@ class KeyOrderedMember(GroupMember):
         return bool(self._assigned_batches)
 
     def iter_spans(self) -> Iterator[Span]:
-        yield from self.group.build_spans(
+        yield from self._group.build_spans(
             sequence for batch in self._assigned_batches for sequence in batch.sequences
         )
-        yield from self.group.build_spans(self._in_flight.held_messages)
+        yield from self._group.build_spans(self._in_flight.held_messages)
 
     def has_in_flight(
         self, first: int, last: int, attempt: int, *, include_waiting: bool = False
     ) -> bool:
         return self._in_flight.has_in_flight(first, last, attempt)
 
-    def assign_batch(self, batch: AssignedBatch, tick: int) -> None:
-        """Queue a batch for sending to this member."""
+    def assign_batch(self, batch: AssignedBatch, turn: int, tick: int) -> None:
+        """Queue a batch for sending to this member, in the given turn of the group."""
         if not self._assigned_batches:
             self.assigned_tick = tick
+        self.last_assigned_turn = turn
         self._assigned_batches.append(batch)
         self._adjust_counts(len(batch.sequences), sum(batch.sizes))
         self.outbox.enqueue(self)
@@ -127,11 +136,11 @@ class KeyOrderedMember(GroupMember):
         """Add `count` messages with `size_bytes` bytes; both may be negative."""
         self.assigned_count += count
         self.assigned_bytes += size_bytes
-        self.group.update_availability(self)
+        self._group.update_availability(self)
 
     def pop_unsent(self) -> list[Span]:
         unsent = self._pop_assigned(lambda sequence: True)
-        return self.group.build_spans(unsent)
+        return self._group.build_spans(unsent)
 
     def _pop_assigned(self, predicate: Callable[[int], bool]) -> list[int]:
         """Remove and return the unsent messages for which `predicate` is true."""
@@ -158,7 +167,7 @@ class KeyOrderedMember(GroupMember):
         for sequence, (due, _) in self._in_flight.held_messages.items():
             by_due.setdefault(due, []).append(sequence)
         for due, sequences in by_due.items():
-            yield from ((due, span) for span in self.group.build_spans(sequences))
+            yield from ((due, span) for span in self._group.build_spans(sequences))
 
     def pop_in_flight(self) -> list[tuple[int, Span]]:
         spans = list(self.iter_in_flight())
@@ -166,7 +175,7 @@ class KeyOrderedMember(GroupMember):
         return spans
 
     def remove_in_flight(self, first: int, last: int, attempt: int = 0) -> list[Span]:
-        return self.group.build_spans(self.remove_in_flight_range(first, last, attempt))
+        return self._group.build_spans(self.remove_in_flight_range(first, last, attempt))
 
     def remove_in_flight_range(self, first: int, last: int, attempt: int = 0) -> list[int]:
         """Remove first..last-1 from the messages in flight and return the removed sequences.
@@ -179,7 +188,7 @@ class KeyOrderedMember(GroupMember):
         """Remove `sequences` from the messages in flight and return those that were."""
         return self._record_removed(*self._in_flight.remove_sequences(sequences))
 
-    def remove_in_flight_ranges(self, firsts: Integers, lasts: Integers) -> list[int]:
+    def _remove_in_flight_ranges(self, firsts: Integers, lasts: Integers) -> list[int]:
         """Remove many ranges from the messages in flight and return the removed sequences."""
         if ((lasts - firsts) == 1).all():
             return self.remove_in_flight_sequences(firsts.tolist())
@@ -197,23 +206,33 @@ class KeyOrderedMember(GroupMember):
         return sequences
 
     def pop_overdue(self, tick: int) -> list[Span]:
-        return self.group.build_spans(
+        return self._group.build_spans(
             self.remove_in_flight_sequences(self._in_flight.find_overdue(tick))
         )
 
-    def extend_ack_timeouts(self, first: int, last: int, tick: int, attempt: int) -> None:
-        """Restart the ack timeout of the messages in flight of first..last-1."""
-        pause = self.group.delivery_policy.redelivery_delay_ticks
-        self._in_flight.extend_timeouts(
-            first, last, lambda attempts: tick + pause(attempts), attempt
-        )
-
-    def skip_to(self, floor: int) -> None:
-        self.purge(0, floor)
-
-    def purge(self, first: int, last: int) -> None:
+    def discard_range(self, first: int, last: int) -> None:
         self.remove_in_flight_range(first, last)
         self._pop_assigned(lambda sequence: first <= sequence < last)
+
+    def ack_range(self, first: int, last: int) -> bool:
+        acked = self.remove_in_flight_range(first, last)
+        self._group.mark_acked(acked)
+        return bool(acked)
+
+    def ack_ranges(self, firsts: Integers, lasts: Integers) -> list[tuple[int, int]]:
+        acked = self._remove_in_flight_ranges(firsts, lasts)
+        self._group.mark_acked(acked)
+        sorted_acked = np.sort(np.array(acked, np.int64))
+        missed = np.flatnonzero(
+            sorted_acked.searchsorted(lasts) <= sorted_acked.searchsorted(firsts)
+        )
+        return list(zip(firsts[missed].tolist(), lasts[missed].tolist(), strict=True))
+
+    def extend_ack_timeout(self, first: int, last: int, tick: int, attempt: int = 0) -> None:
+        delay_ticks = self.position.delivery_policy.redelivery_delay_ticks
+        self._in_flight.extend_timeouts(
+            first, last, lambda attempts: tick + delay_ticks(attempts), attempt
+        )
 
     @property
     def unsent_count(self) -> int:
@@ -222,7 +241,7 @@ class KeyOrderedMember(GroupMember):
     def in_flight_sets(self) -> ScheduledSets:
         sets: dict[tuple[int, int], SequenceSet] = {}
         for sequence, (due, _) in islice(self._in_flight.held_messages.items(), INQUIRY_SPANS_MAX):
-            key = (due, self.group.attempts_by_sequence.get(sequence, 0))
+            key = (due, self._group.attempts_by_sequence.get(sequence, 0))
             sets.setdefault(key, SequenceSet()).add(sequence, sequence + 1)
         return [(*key, sequences) for key, sequences in sets.items()]
 
@@ -237,7 +256,7 @@ class KeyOrderedMember(GroupMember):
 
     def _copy_next_batch(self, tick: int) -> bytes:
         """Return the frames of the oldest assigned batch, or of its front if the batch is large."""
-        group, batch = self.group, self._assigned_batches.popleft()
+        group, batch = self._group, self._assigned_batches.popleft()
         if sum(batch.sizes) > REDELIVERY_BYTES:
             batch, rest = batch.split_at(REDELIVERY_BYTES)
             if rest.sequences:
@@ -262,19 +281,22 @@ class KeyOrderedMember(GroupMember):
     def _mark_responsive(self) -> None:
         if self.is_unresponsive:
             super()._mark_responsive()
-            self.group.restore_member(self)
+            self._group.restore_member(self)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless the messages in flight are indexed correctly."""
+        super().check_invariants()
         self._in_flight.check_invariants()
 
 
-class KeyOrderedGroup(Group):
-    """Queue group that keeps the order of messages with the same key."""
+class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
+    """Queue group that keeps the order of messages with the same key.
 
-    is_key_ordered = True
+    It is a `MessageHolder` of its position: it holds the messages that wait in partitions.
+    """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self, position: Position, clock: BrokerClock, delayed_wakeups: DelayedWakeups
+    ) -> None:
         self._partitions = PartitionQueues()
         """Unfinished messages behind the cursor, except delayed ones."""
         self.attempts_by_sequence: dict[int, int] = {}
@@ -293,12 +315,40 @@ class KeyOrderedGroup(Group):
         """True if a wakeup is scheduled to assign ready messages."""
         self._stale_ready_count = 0
         """Approximate number of finished messages in the ready queues."""
-        super().__init__(**options)
-        self._has_unsorted_redeliveries = bool(self._redelivery_queue)
+        self._sorted_requeue_count = -1
+        """The position's `requeue_count` when its redelivery queue was sorted last."""
+        super().__init__(position, clock, delayed_wakeups)
+        position.add_holder(self)
+        position.collect_finished()
+
+    # Messages that wait in partitions ------------------------------------------------------------
 
     @property
-    def can_suspend_reading(self) -> bool:
-        return not len(self._partitions)
+    def has_messages(self) -> bool:
+        self._dequeue_finished()
+        return bool(len(self._partitions))
+
+    def iter_spans(self) -> Iterator[Span]:
+        """Yield the spans of the messages in partitions that are not assigned."""
+        self._dequeue_finished()
+        yield from self.build_spans(self._unassigned_sequences)
+
+    def iter_in_flight(self) -> Iterator[tuple[int, Span]]:
+        """Yield nothing: only members have messages in flight."""
+        yield from ()
+
+    def pop_overdue(self, tick: int) -> list[Span]:
+        """Return nothing: only members have messages in flight."""
+        return []
+
+    def discard_range(self, first: int, last: int) -> None:
+        """Assign the messages behind first..last-1 soon. `_dequeue_finished` removes those."""
+        self._request_distribution()
+
+    def _dequeue_finished(self) -> None:
+        """Remove the messages from their partitions that finished without an ack."""
+        for first, last in self.position.pop_finished():
+            self._dequeue(self._enqueued_in_range(first, last))
 
     # Called by members ---------------------------------------------------------------------------
 
@@ -316,7 +366,7 @@ class KeyOrderedGroup(Group):
 
     def find_expired(self, sequences: list[int]) -> list[int]:
         """Return those of `sequences` that have expired."""
-        ring = self.ring
+        ring = self.position.ring
         if min(sequences) >= ring.timed_until:
             return []
         numbers = np.array(sequences)
@@ -328,15 +378,13 @@ class KeyOrderedGroup(Group):
 
     def skip_expired(self, expired: list[int]) -> None:
         """Skip ascending, expired messages that no member holds. Others may follow them."""
-        ranges = _to_ranges(expired)
-        self._skip_unsendable(
-            selection.MessageSelection([], [], ranges, ranges), expired[-1] + 1, attempts=0
-        )
+        self.position.skip_expired(_to_ranges(expired))
+        self._dequeue_finished()
         self._request_distribution()
 
     def copy_messages(self, sequences: list[int], attempts: int, tick: int) -> tuple[bytes, int]:
         """Return the frames of messages with `attempts` attempts, and their due tick."""
-        ring, timer_index = self.ring, tick % self._timer_index_modulus
+        ring, timer_index = self.position.ring, self.position.timer_index(tick)
         if len(sequences) == 1:
             ring.set_timer_index(sequences[0], sequences[0] + 1, timer_index)
             data = ring.copy_frame(sequences[0])
@@ -344,11 +392,8 @@ class KeyOrderedGroup(Group):
             data = ring.copy_frames(np.array(sequences), timer_index)
         attempt = max(attempts + 1, 1)
         self.attempts_by_sequence.update(dict.fromkeys(sequences, attempt))
-        if attempts > 0:
-            self.redelivered_count += len(sequences)
-        else:
-            self.delivered_count += len(sequences)
-        return data, tick + self.delivery_policy.redelivery_delay_ticks(attempt)
+        self.position.count_sent(len(sequences), attempts)
+        return data, tick + self.position.delivery_policy.redelivery_delay_ticks(attempt)
 
     # Members -------------------------------------------------------------------------------------
 
@@ -359,7 +404,7 @@ class KeyOrderedGroup(Group):
         request_number: int,
         in_flight_max: int,
         name: str,
-    ) -> GroupMember:
+    ) -> KeyOrderedMember:
         self._joined_count += 1
         identity = f"{name}/{subscription_number}" if name else f"{self._joined_count}"
         member = KeyOrderedMember(
@@ -368,16 +413,13 @@ class KeyOrderedGroup(Group):
         self._assign_partitions(member)
         return member
 
-    def remove_member(self, member: GroupMember) -> None:
-        assert isinstance(member, KeyOrderedMember)
+    def remove_member(self, member: KeyOrderedMember) -> None:
         super().remove_member(member)
         self.update_availability(member)
         self._unassign_partitions(member)
 
-    def _reclaim_unsent(self, member: GroupMember) -> None:
-        assert isinstance(member, KeyOrderedMember)
+    def _reclaim_unsent(self, member: KeyOrderedMember) -> None:
         super()._reclaim_unsent(member)
-        self._has_unsorted_redeliveries = True
         self._unassign_partitions(member)
 
     def _unassign_partitions(self, member: KeyOrderedMember) -> None:
@@ -392,11 +434,6 @@ class KeyOrderedGroup(Group):
             self._assign_partitions(member)
             self._request_distribution()
 
-    def _iter_members(self) -> Iterator[KeyOrderedMember]:
-        for member in self.members:
-            assert isinstance(member, KeyOrderedMember)
-            yield member
-
     def _assign_partitions(self, member: KeyOrderedMember) -> None:
         """Add a member to the assignment. Ready messages of former owners are routed again."""
         for former_owner in self._assignment.add_member(member, member.identity):
@@ -407,9 +444,8 @@ class KeyOrderedGroup(Group):
         member.ready_sequences.clear()
         self._members_to_serve.pop(member, None)
 
-    def update_availability(self, member: GroupMember) -> None:
+    def update_availability(self, member: KeyOrderedMember) -> None:
         super().update_availability(member)
-        assert isinstance(member, KeyOrderedMember)
         if member.ready_sequences and member.free_count and member in self.members:
             self._members_to_serve[member] = None
         else:
@@ -417,24 +453,25 @@ class KeyOrderedGroup(Group):
 
     # Assigning messages --------------------------------------------------------------------------
 
-    def distribute_messages(self) -> list[GroupMember]:
-        assigned_members: dict[GroupMember, None] = {}
+    def distribute_messages(self) -> list[KeyOrderedMember]:
+        assigned_members: dict[KeyOrderedMember, None] = {}
         if self._is_scan_unfinished or not self.members:
             return []
-        self.scanned_count = 0
+        position = self.position
+        self._dequeue_finished()
+        position.begin_scan(self._scan_limit)
         self._distribute_ready(assigned_members)
-        while self.scanned_count < self.scan_limit:
-            if self._can_requeue:
+        while not position.is_scan_limit_reached:
+            if self._can_requeue():
                 self._enqueue_redeliveries()
-            elif self._can_enqueue_new:
+            elif self._can_enqueue_new():
                 self._enqueue_new()
             else:
                 break
             self._distribute_ready(assigned_members)
-        self.scan_limit = type(self).scan_limit
-        if self._can_requeue or self._can_enqueue_new:
-            self._is_scan_unfinished = True
-            self._delayed_wakeups.schedule_wakeup(self._clock.now, self)
+        self._scan_limit = FIRST_SCAN_MAX
+        if self._can_requeue() or self._can_enqueue_new():
+            self._continue_later()
         return list(assigned_members)
 
     def _request_distribution(self) -> None:
@@ -447,6 +484,10 @@ class KeyOrderedGroup(Group):
     def next_wakeup(self) -> float:
         return self._clock.now if self._is_distribution_requested else super().next_wakeup
 
+    def handle_wakeup(self) -> bool:
+        self._is_distribution_requested = False
+        return super().handle_wakeup()
+
     @property
     def _queue_space(self) -> int:
         """Messages that may still be added behind the cursor; 0 if no member accepts messages."""
@@ -456,31 +497,27 @@ class KeyOrderedGroup(Group):
             else 0
         )
 
-    @property
     def _can_enqueue_new(self) -> bool:
+        position = self.position
         return (
-            not self._redelivery_queue
-            and self.window.cursor < self.ring.head
-            and self._queue_space > 0
+            position.next_redelivery is None and position.has_new_messages and self._queue_space > 0
         )
 
-    @property
     def _can_requeue(self) -> bool:
-        if not self._redelivery_queue:
+        position = self.position
+        if position.next_redelivery is None:
             return False
-        if self._has_unsorted_redeliveries:
-            self._redelivery_queue = deque(
-                sorted(self._redelivery_queue, key=self._redelivery_order)
-            )
-            self._has_unsorted_redeliveries = False
-        return self._is_enqueued(self._redelivery_queue[0]) or self._queue_space > 0
+        if position.requeue_count != self._sorted_requeue_count:
+            position.sort_redeliveries(key=self._redelivery_order)
+            self._sorted_requeue_count = position.requeue_count
+        return self._is_enqueued(position.next_redelivery) or self._queue_space > 0
 
     def _is_enqueued(self, span: Span) -> bool:
         """Return True if the unfinished messages of a span are in their partitions."""
         sequence = max(span.first, self.window.floor)
         while sequence < span.last and sequence not in self._partitions:
             end = min(span.last, sequence + REDELIVERY_MESSAGES)
-            unacked = self._unsettled_ranges(sequence, end)
+            unacked = self.position.unsettled_ranges(sequence, end)
             if unacked:
                 return unacked[0][0] in self._partitions
             sequence = end
@@ -492,15 +529,17 @@ class KeyOrderedGroup(Group):
 
     def _enqueue_redeliveries(self) -> None:
         """Make redelivered messages ready, and add new ones behind the cursor to partitions."""
-        redeliveries = self._select_redeliveries(
+        redeliveries = self.position.select_redeliveries(
             min(max(self._queue_space, 1), REDELIVERY_MESSAGES)
         )
         if redeliveries is None:
+            self._dequeue_finished()
             return
         span, last, selected = redeliveries
         is_in_partition = selected.sendable[0][0] in self._partitions
         attempts = span.attempts
-        self._consume_redeliveries(span, last, selected)
+        self.position.consume_redeliveries(span, last, selected)
+        self._dequeue_finished()
         for begin, end in selected.sendable:
             if is_in_partition:
                 self._unassigned_sequences.update(dict.fromkeys(range(begin, end)))
@@ -512,9 +551,8 @@ class KeyOrderedGroup(Group):
         """Advance the cursor over as many messages as can be assigned soon."""
         free_count = self._available_members.least_loaded().free_count
         scan_count = min(max(len(self.members) * free_count, _SCAN_MIN), REDELIVERY_MESSAGES)
-        selected, last = self._select_new(scan_count, self._queue_space)
-        self._advance_cursor(last)
-        self._skip_unsendable(selected, last, attempts=0)
+        selected, last = self.position.select_new(scan_count, self._queue_space)
+        self.position.pass_new(selected, last)
         for begin, end in selected.sendable:
             self._enqueue_range(begin, end, 0)
 
@@ -524,9 +562,8 @@ class KeyOrderedGroup(Group):
         if attempts:
             self.attempts_by_sequence.update(dict.fromkeys(sequences, attempts))
         self._unassigned_sequences.update(dict.fromkeys(sequences))
-        self._mark_ready(
-            self._partitions.enqueue(sequences, key_hash.stored_partitions(self.ring, first, last))
-        )
+        partitions = key_hash.stored_partitions(self.position.ring, first, last)
+        self._mark_ready(self._partitions.enqueue(sequences, partitions))
 
     def _mark_ready(self, sequences: Iterable[int], *, at_front: bool = False) -> None:
         """Add waiting messages to the ready queues."""
@@ -552,7 +589,7 @@ class KeyOrderedGroup(Group):
         for owner in owners:
             self.update_availability(owner)
 
-    def _distribute_ready(self, served_members: dict[GroupMember, None]) -> None:
+    def _distribute_ready(self, served_members: dict[KeyOrderedMember, None]) -> None:
         """Assign ready messages to members that can accept them."""
         if self._unrouted_ready and self._assignment:
             unrouted, self._unrouted_ready = self._unrouted_ready, []
@@ -569,7 +606,6 @@ class KeyOrderedGroup(Group):
         while keyless_ready and available_members:
             member = available_members.least_loaded()
             fair_share = -(-len(keyless_ready) // len(available_members))
-            assert isinstance(member, KeyOrderedMember)
             self._assign_ready(
                 member,
                 keyless_ready,
@@ -582,7 +618,7 @@ class KeyOrderedGroup(Group):
         member: KeyOrderedMember,
         ready: deque[int],
         max_count: int,
-        served_members: dict[GroupMember, None],
+        served_members: dict[KeyOrderedMember, None],
     ) -> None:
         """Assign up to `max_count` ready messages to a member, at least one if any is left."""
         sequences: list[int] = []
@@ -602,10 +638,10 @@ class KeyOrderedGroup(Group):
         if not sequences:
             self.update_availability(member)
             return
-        self.scanned_count -= len(batch.sequences)
-        self._record_turn(member)
+        self.position.adjust_scanned_count(-len(batch.sequences))
+        self._turn_count += 1
         for part in self._split_by_attempts(batch):
-            member.assign_batch(part, self._clock.tick)
+            member.assign_batch(part, self._turn_count, self._clock.tick)
         served_members[member] = None
 
     def _split_by_attempts(self, batch: AssignedBatch) -> list[AssignedBatch]:
@@ -624,7 +660,7 @@ class KeyOrderedGroup(Group):
         return sorted(parts.values(), key=lambda part: -part.attempts)
 
     def _message_sizes(self, sequences: list[int]) -> list[int]:
-        ring = self.ring
+        ring = self.position.ring
         if len(sequences) <= _SCALAR_MESSAGES_MAX:
             return [ring.range_bytes(sequence, sequence + 1) for sequence in sequences]
         sizes: list[int] = ring.frame_sizes(np.array(sequences)).tolist()
@@ -632,25 +668,7 @@ class KeyOrderedGroup(Group):
 
     # Acknowledgements and redelivery -------------------------------------------------------------
 
-    def ack_member_range(self, member: GroupMember, first: int, last: int) -> bool:
-        assert isinstance(member, KeyOrderedMember)
-        acked = member.remove_in_flight_range(first, last)
-        self._mark_acked(acked)
-        return bool(acked)
-
-    def ack_member_ranges(
-        self, member: GroupMember, firsts: Integers, lasts: Integers
-    ) -> list[tuple[int, int]]:
-        assert isinstance(member, KeyOrderedMember)
-        acked = member.remove_in_flight_ranges(firsts, lasts)
-        self._mark_acked(acked)
-        sorted_acked = np.sort(np.array(acked, np.int64))
-        missed = np.flatnonzero(
-            sorted_acked.searchsorted(lasts) <= sorted_acked.searchsorted(firsts)
-        )
-        return list(zip(firsts[missed].tolist(), lasts[missed].tolist(), strict=True))
-
-    def _mark_acked(self, sequences: list[int]) -> None:
+    def mark_acked(self, sequences: list[int]) -> None:
         """Acknowledge messages and make those behind them ready."""
         if len(sequences) > PLAIN_FRAMES_MAX:
             numbers = np.array(sequences)
@@ -660,56 +678,6 @@ class KeyOrderedGroup(Group):
                 self.window.ack_range(sequence, sequence + 1)
         self._dequeue(sequences)
 
-    def nack_member_range(
-        self,
-        member: GroupMember,
-        first: int,
-        last: int,
-        delay_seconds: float | None,
-        tick: int,
-        *,
-        attempt: int = 0,
-        error: str = "",
-    ) -> None:
-        super().nack_member_range(
-            member, first, last, delay_seconds, tick, attempt=attempt, error=error
-        )
-        self._has_unsorted_redeliveries = True
-
-    def extend_member_ack_timeout(
-        self, member: GroupMember, first: int, last: int, tick: int, attempt: int = 0
-    ) -> None:
-        assert isinstance(member, KeyOrderedMember)
-        member.extend_ack_timeouts(first, last, tick, attempt)
-
-    def tick(self, tick: int) -> None:
-        super().tick(tick)
-        self._has_unsorted_redeliveries = True
-
-    def handle_wakeup(self) -> bool:
-        was_requested, self._is_distribution_requested = self._is_distribution_requested, False
-        self._has_unsorted_redeliveries = True
-        return super().handle_wakeup() or was_requested
-
-    def ack(self, first: int, last: int) -> None:
-        for span in self._find_sent_spans(first, last):
-            self._mark_done(span.first, span.last)
-
-    def terminate(self, first: int, last: int, *, attempt: int = 0, error: str = "") -> None:
-        self._terminate_spans(self._find_sent_spans(first, last), error)
-        self._has_unsorted_redeliveries = True
-
-    def _find_sent_spans(self, first: int, last: int) -> list[Span]:
-        """Return the messages of first..last-1 that were sent and are not acknowledged."""
-        return [
-            Span(begin, end, span.attempts)
-            for span in list(self._iter_spans())
-            if span.attempts > 0
-            for begin, end in self.window.unacked_ranges(
-                max(first, span.first), min(last, span.last)
-            )
-        ]
-
     def delay_redeliveries(self, delays: Iterable[tuple[int, int, float]]) -> None:
         """Delay redeliveries.
 
@@ -717,15 +685,14 @@ class KeyOrderedGroup(Group):
         not in memory are not delayed: their partition is unknown, and they are redelivered before
         the messages behind them in any case.
         """
-        ring = self.ring
+        position, ring = self.position, self.position.ring
         in_memory = [
             (max(start, ring.floor), min(stop, ring.head), due) for start, stop, due in delays
         ]
-        super().delay_redeliveries(
+        position.delay_redeliveries(
             (start, stop, due) for start, stop, due in in_memory if start < stop
         )
-        delayed_spans, self._delayed_spans = sorted(self._delayed_spans), []
-        for due, _, span in delayed_spans:
+        for due, span in position.pop_delayed_spans():
             for begin, end in self.window.unacked_ranges(span.first, span.last):
                 sequences = range(begin, end)
                 self.attempts_by_sequence.update(dict.fromkeys(sequences, span.attempts))
@@ -734,21 +701,12 @@ class KeyOrderedGroup(Group):
                 )
                 self._unassigned_sequences.update(dict.fromkeys(set(sequences).difference(first)))
                 for sequence in first:
-                    self._delay_span(due, Span(sequence, sequence + 1, span.attempts))
+                    position.delay_span(due, Span(sequence, sequence + 1, span.attempts))
 
     def apply_handover(self, handover: PositionHandover, tick_seconds: float) -> None:
         now = self._clock.now
         pauses = handover.remaining_delays(self._clock, tick_seconds)
         self.delay_redeliveries((first, last, now + pause) for first, last, pause in pauses)
-
-    def _mark_done(self, first: int, last: int) -> None:
-        super()._mark_done(first, last)
-        self._dequeue(self._enqueued_in_range(first, last))
-
-    def _remove_from_waiting(self, ranges: selection.Ranges) -> None:
-        super()._remove_from_waiting(ranges)
-        for first, last in ranges:  # Messages behind them in their partitions may follow.
-            self._dequeue(self._enqueued_in_range(first, last))
 
     def _enqueued_in_range(self, first: int, last: int) -> list[int]:
         """Return the messages of first..last-1 that are in a partition."""
@@ -777,7 +735,7 @@ class KeyOrderedGroup(Group):
         unassigned = self._unassigned_sequences
         for ready in (
             self._keyless_ready,
-            *(member.ready_sequences for member in self._iter_members()),
+            *(member.ready_sequences for member in self.members),
         ):
             current = [sequence for sequence in ready if sequence in unassigned]
             ready.clear()
@@ -786,59 +744,53 @@ class KeyOrderedGroup(Group):
             sequence for sequence in self._unrouted_ready if sequence in unassigned
         ]
 
-    # Purging, expiry and dropping ----------------------------------------------------------------
-
-    def purge(self, first: int, last: int) -> None:
-        super().purge(first, last)
-        self._request_distribution()
-
-    def _skip_below(self, floor: int) -> int:
-        skipped = self._enqueued_in_range(self.window.floor, floor)
-        lost_count = super()._skip_below(floor)
-        self._dequeue(skipped)
-        return lost_count
+    # Expiry and dropping -------------------------------------------------------------------------
 
     def drop_expired(self, scan_max: int) -> bool:
-        floor_before = self.window.floor
+        position, floor_before = self.position, self.window.floor
         super().drop_expired(scan_max)
+        self._dequeue_finished()
         unassigned = self._unassigned_sequences
-        if unassigned and self.window.floor < self.ring.timed_until:
-            self.scanned_count += len(unassigned)
+        if unassigned and self.window.floor < position.ring.timed_until:
+            position.adjust_scanned_count(len(unassigned))
             expired = self.find_expired(list(unassigned))
             if expired:
                 self.skip_expired(sorted(expired))
         return self.window.floor > floor_before
 
-    def _drop_oldest(self, count: int, backlog_counter: BacklogCounter) -> int:
-        never_sent = (s for s in self._unassigned_sequences if s not in self.attempts_by_sequence)
-        dropped = self._drop_unsent(list(islice(never_sent, count)))
-        if dropped < count:
-            dropped += super()._drop_oldest(count - dropped, backlog_counter)
+    def enforce_pending_limit(self) -> int:
+        position, dropped = self.position, 0
+        excess = position.count_excess()
+        if excess and position.delivery_policy.slow_policy == "drop_oldest":
+            dropped = self._drop_unassigned(excess)
+            if dropped < excess:
+                dropped += position.drop_oldest(excess - dropped)
+        elif excess and position.delivery_policy.slow_policy == "drop_newest":
+            dropped = position.drop_newest(excess)
+            if dropped < excess and not position.has_new_messages:
+                dropped += self._drop_unassigned(excess - dropped, are_newest_first=True)
+        position.count_dropped(dropped)
         return dropped
 
-    def _drop_newest(self, count: int, backlog_counter: BacklogCounter) -> int:
-        dropped = super()._drop_newest(count, backlog_counter)
-        if dropped < count and self.window.cursor == self.ring.head:
-            never_sent = (
-                s
-                for s in reversed(self._unassigned_sequences)
-                if s not in self.attempts_by_sequence
-            )
-            dropped += self._drop_unsent(list(islice(never_sent, count - dropped)))
-        return dropped
-
-    def _drop_unsent(self, sequences: list[int]) -> int:
-        """Drop messages that were never sent. Returns their number."""
-        for sequence in sequences:
-            self.window.ack_range(sequence, sequence + 1)
-        self._skipped_count += len(sequences)
-        self._dequeue(sequences)
-        self._changes.record_moved(self)
+    def _drop_unassigned(self, count_max: int, *, are_newest_first: bool = False) -> int:
+        """Drop messages in partitions that were never sent. Returns their number."""
+        self._dequeue_finished()
+        waiting = (
+            reversed(self._unassigned_sequences)
+            if are_newest_first
+            else iter(self._unassigned_sequences)
+        )
+        never_sent = (s for s in waiting if s not in self.attempts_by_sequence)
+        sequences = list(islice(never_sent, count_max))
+        if sequences:
+            self.position.skip_unsent(sequences)
+            self._dequeue(sequences)
         return len(sequences)
 
     # Statistics and checks -----------------------------------------------------------------------
 
     def build_delivery_state(self) -> DeliveryState:
+        self._dequeue_finished()
         return (
             super()
             .build_delivery_state()
@@ -846,21 +798,18 @@ class KeyOrderedGroup(Group):
         )
 
     def statistics(self) -> SubscriptionStatistics:
+        self._dequeue_finished()
         result, waiting = super().statistics(), len(self._unassigned_sequences)
         return replace(
             result, in_flight=result.in_flight - waiting, waiting=result.waiting + waiting
         )
 
-    def _iter_spans(self) -> Iterator[Span]:
-        yield from super()._iter_spans()
-        yield from self.build_spans(self._unassigned_sequences)
-
     def check_invariants(self) -> None:
+        self._dequeue_finished()
         super().check_invariants()
         self._partitions.check_invariants()
         assigned: list[int] = []
-        for member in self._iter_members():
-            member.check_invariants()
+        for member in self.members:
             assigned += [s for span in member.iter_spans() for s in range(span.first, span.last)]
             ready = [
                 sequence
@@ -875,7 +824,9 @@ class KeyOrderedGroup(Group):
                 member.ready_sequences and member.free_count
             )
             assert (member in self._assignment) == (not member.is_unresponsive)
-        redelivery_spans = [span for span in super()._iter_spans() if self._is_enqueued(span)]
+        redelivery_spans = [
+            span for span in self.position.iter_own_spans() if self._is_enqueued(span)
+        ]
         assigned += [
             s
             for span in redelivery_spans
@@ -892,7 +843,7 @@ class KeyOrderedGroup(Group):
         queues = (
             self._keyless_ready,
             self._unrouted_ready,
-            *(m.ready_sequences for m in self._iter_members()),
+            *(m.ready_sequences for m in self.members),
         )
         ready = sorted(s for queue in queues for s in queue if s in self._unassigned_sequences)
         assert ready == sorted(

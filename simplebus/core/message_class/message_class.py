@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.group.group import Group, GroupMember
+from simplebus.core.group.group import AnyGroup, GroupMember
 from simplebus.core.histogram import Histogram
 from simplebus.core.limits import (
     DELIMITER_BYTES,
@@ -86,7 +86,8 @@ class MessageClass:
         self._floor_index = FloorIndex()
         self.subscriptions: dict[Position, BrokerSubscription] = {}
         """Subscriptions by position, without groups."""
-        self.groups: dict[Group, None] = {}
+        self.groups: dict[Position, AnyGroup] = {}
+        """Groups by position."""
         self.limited_positions: dict[Position, None] = {}
         """Positions that limit their own backlog."""
         self.named_positions: dict[tuple[str, str], Position] = {}
@@ -139,8 +140,8 @@ class MessageClass:
     def has_lagging_consumer(self) -> bool:
         """True if a connected position has unacknowledged messages."""
         head = self.ring.head
-        active = (*self.subscriptions, *(group for group in self.groups if group.members))
-        return any(position.window.floor < head for position in active)
+        groups = (group.position for group in self.groups.values() if group.members)
+        return any(position.window.floor < head for position in (*self.subscriptions, *groups))
 
     def floor(self) -> int:
         """Return the lowest sequence that a position or the backlog needs."""
@@ -260,30 +261,37 @@ class MessageClass:
         """Return the key in `named_positions`: a durable's own name, else the group's."""
         return (durable, "") if durable else ("", group)
 
-    def add_position(self, position: Position) -> None:
-        """Add a position. A position with the same name must be removed afterwards."""
+    def add_position(self, position: Position, group: AnyGroup | None = None) -> None:
+        """Add a position, and the group that shares it.
+
+        A position with the same name must be removed afterwards.
+        """
         self.positions[position] = None
         self._floor_index.add(position)
         if self.spill is not None:
             self.spill.add_position(position)
-        if isinstance(position, Group):
-            self.groups[position] = None
+        if group is not None:
+            self.groups[position] = group
         if position.durable or position.group:
             self.named_positions[self.position_key(position.durable, position.group)] = position
 
     def enqueue_position(self, position: Position) -> None:
         """Queue the messages of a position for sending."""
-        if isinstance(position, Group):
-            position.distribute_messages()
+        if (group := self.groups.get(position)) is not None:
+            group.distribute_messages()
         elif (subscription := self.subscriptions.get(position)) is not None:
             subscription.outbox.enqueue(subscription)
 
     def find_subscriptions(self, position: Position) -> list[BrokerSubscription | GroupMember]:
         """Return the subscription of a position, or the members of a group."""
-        if isinstance(position, Group):
-            return list(position.members)
+        if (group := self.groups.get(position)) is not None:
+            return list(group.members)
         subscription = self.subscriptions.get(position)
         return [] if subscription is None else [subscription]
+
+    def group_or_position(self, position: Position) -> AnyGroup | Position:
+        """Return the group that shares a position, or the position itself if there is none."""
+        return self.groups.get(position, position)
 
     def remove_position(self, position: Position) -> None:
         """Remove a position for good. Its totals are kept.
@@ -295,8 +303,8 @@ class MessageClass:
         if self.spill is not None:
             self.spill.remove_position(position)
         self.limited_positions.pop(position, None)
-        if isinstance(position, Group):
-            del self.groups[position]
+        if (group := self.groups.pop(position, None)) is not None:
+            group.cancel_wakeups()
         key = self.position_key(position.durable, position.group)
         if self.named_positions.get(key) is position:
             del self.named_positions[key]
@@ -407,7 +415,9 @@ class MessageClass:
             )
 
     def statistics(self, now: float = 0.0) -> ClassStatistics:
-        subscriptions = tuple(s.statistics() for s in self.positions)
+        subscriptions = tuple(
+            self.group_or_position(position).statistics() for position in self.positions
+        )
         return ClassStatistics(
             class_id=self.class_id,
             name=self.name,

@@ -5,14 +5,14 @@ Steps of a redelivery, all in `core.subscription`:
        its backoff, for a later `tick` or `handle_wakeup`; with a delay of 0 it is queued at once).
     2. Its span is appended to `Position._redelivery_queue`, and the caller queues the subscription
        in its outbox.
-    3. The outbox asks for frames: `Position._select_redeliveries` takes the next span.
+    3. The outbox asks for frames: `Position.select_redeliveries` takes the next span.
     4. A span below its delivery limit is sent again and scheduled in `Position._ack_timer`.
-       A span at the limit becomes dead letters: `_give_up_leading` → `_give_up_ranges` →
-       `Store.dead_letter`. Without space they stay in `Position.pending_dead_letters`.
+       A span at the limit becomes dead letters: `_give_up_leading` moves it to
+       `Position.pending_dead_letters`, and the store appends those when there is space.
        `terminate` goes to `_give_up_leading` at once.
 
 A message at its limit is given up in step 3 only, so not while a durable has no session. In a
-group each member has its own ack timer; `Group.tick` moves overdue messages to the group's queue.
+group each member has its own ack timer; `Position.tick` queues the overdue messages of all members.
 
 Modules in reading order:
     sequence_set       sets of sequences, stored as ranges

@@ -462,7 +462,7 @@ class Store:
         """Mark the subscriptions of a class as having something to send."""
         for subscription in cls.subscriptions.values():
             subscription.outbox.enqueue(subscription)
-        for group in cls.groups:
+        for group in cls.groups.values():
             group.distribute_messages()
         if cls.limited_positions:
             self._enforce_pending_limits(cls)
@@ -477,7 +477,7 @@ class Store:
                     self._slow_positions[position] = None
                     # The position is ended later, by `apply_position_changes`.
                     self.position_changes.record_moved(position)
-            elif position.enforce_pending_limit():
+            elif cls.group_or_position(position).enforce_pending_limit():
                 self.position_changes.record_moved(position)
             if position.scanned_count:
                 scan_budget = max(0, scan_budget - position.scanned_count)
@@ -726,7 +726,8 @@ class Store:
         message_budget -= count
         changed = count > 0
         for position in cls.positions:
-            changed |= position.drop_expired(max(message_budget, REDELIVERY_MESSAGES))
+            messages_max = max(message_budget, REDELIVERY_MESSAGES)
+            changed |= cls.group_or_position(position).drop_expired(messages_max)
             message_budget -= position.scanned_count
         if changed:
             self.trim_class(cls)

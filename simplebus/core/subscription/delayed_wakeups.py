@@ -19,8 +19,9 @@ NEVER = float("inf")
 class WakeupTarget(Protocol):
     """Object that delayed part of its work until a time."""
 
-    scanned_count: int
-    """Messages that were scanned since `handle_wakeup` was called."""
+    @property
+    def scanned_count(self) -> int:
+        """Messages that were scanned since `handle_wakeup` was called."""
 
     @property
     def next_wakeup(self) -> float:

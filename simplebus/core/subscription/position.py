@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
+from typing import Any, Protocol
 
 from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
@@ -91,17 +92,32 @@ class PositionChanges:
         self.class_ids[position.class_id] = self.given_up[position] = None
 
 
+class MessageHolder(Protocol):
+    """Part of a group that holds messages of the group's position, for example a member."""
+
+    @property
+    def has_messages(self) -> bool:
+        """True if it holds any."""
+
+    def iter_spans(self) -> Iterator[Span]:
+        """Yield the spans of all messages that it holds."""
+
+    def iter_in_flight(self) -> Iterator[tuple[int, Span]]:
+        """Yield the spans in flight, each with the tick at which it is overdue."""
+
+    def pop_overdue(self, tick: int) -> list[Span]:
+        """Remove and return the spans that are overdue at `tick`."""
+
+    def discard_range(self, first: int, last: int) -> None:
+        """Remove first..last-1, which are skipped or purged. They are still stored."""
+
+
 class Position:
     """Delivery state of one consumer: a subscription, a durable or a group.
 
-    A durable keeps its position while no session is attached.
+    A durable keeps its position while no session is attached. The position of a group is shared by
+    members, which hold the messages that were assigned to them.
     """
-
-    is_key_ordered = False
-    """True for a group whose members each get the messages of some keys."""
-
-    scan_limit = SCAN_MESSAGES_MAX
-    """Approximate number of messages scanned in one turn if none of them matches."""
 
     def __init__(
         self,
@@ -114,6 +130,7 @@ class Position:
         channel_filter: ChannelFilter | None = None,
         durable: str = "",
         group: str = "",
+        is_key_ordered: bool = False,
         changes: PositionChanges | None = None,
         delayed_wakeups: DelayedWakeups | None = None,
         failure_reasons: FailureReasons | None = None,
@@ -130,6 +147,7 @@ class Position:
             channel_filter: Channels that it receives; None for all.
             durable: Name of the durable; empty if the position ends with its session.
             group: Name of the queue group; empty for none.
+            is_key_ordered: True for a group that keeps the order of messages with the same key.
             changes: Record of changes, for the store.
             delayed_wakeups: Wakeups at the end of delays.
             failure_reasons: Reasons of nacks.
@@ -143,7 +161,9 @@ class Position:
         self.window = window
         self.delivery_policy = delivery_policy
         self.channel_filter = channel_filter
-        self.durable, self.group = durable, group
+        self.durable, self.group, self.is_key_ordered = durable, group, is_key_ordered
+        self._holders: dict[MessageHolder, None] = {}
+        """Parts of a group that hold messages."""
         self.owner = ""
         """User that created it; empty if unknown."""
         self.log_position = 0
@@ -165,6 +185,8 @@ class Position:
         self.dropped_count = 0
         self.scanned_count = 0
         """Messages that the last call scanned, if it is limited."""
+        self._scan_limit = SCAN_MESSAGES_MAX
+        """Approximate number of messages scanned in one turn if none of them matches."""
         self._slow_check_tick = -1
         """Tick in which `is_over_pending_limit` inspected messages last."""
         self.undelivered_counts: Counter[Reason] = Counter()
@@ -197,6 +219,10 @@ class Position:
         """Messages behind the cursor that were never sent."""
         self._resend_sequences = SequenceSet()
         """Messages that wait to be redelivered; kept only if messages in flight are limited."""
+        self.requeue_count = 0
+        """Incremented whenever spans are added to the redelivery queue."""
+        self._finished_sequences: SequenceSet | None = None
+        """Messages that finished without an ack, if the group asks for them."""
         self.pending_dead_letters = PendingDeadLetters()
         """Messages given up that wait for space in the dead letters."""
         self.inherited_delays: list[tuple[int, int, int]] = []
@@ -218,6 +244,11 @@ class Position:
         if self.is_filtered:
             return self.window.cursor >= self._zero_copy_end
         return self.window.cursor < self.ring.special_until and self.has_to_inspect
+
+    @property
+    def is_shared(self) -> bool:
+        """True for the position of a group."""
+        return bool(self.group)
 
     @property
     def is_filtered(self) -> bool:
@@ -298,7 +329,7 @@ class Position:
         )
         return self.window.in_flight_count - waiting
 
-    def _unsettled_ranges(self, first: int, last: int) -> Ranges:
+    def unsettled_ranges(self, first: int, last: int) -> Ranges:
         """Return the ranges of first..last-1 that are neither acknowledged nor given up."""
         ranges = self.window.unacked_ranges(first, last)
         return (
@@ -323,7 +354,7 @@ class Position:
 
     def copy_frames(self, tick: int) -> CopiedFrames:
         """Return copies of the next frames, which count as sent. There may be none."""
-        self.scanned_count = 0
+        self.begin_scan(SCAN_MESSAGES_MAX)
         if self.ring.head - self.window.cursor == 1 and not self._redelivery_queue:
             single = self._copy_single(tick)
             if single is not None:
@@ -335,10 +366,23 @@ class Position:
             and self.has_to_inspect
             and self.has_work
         ):
-            if self.scanned_count >= self.scan_limit or self._extend_zero_copy():
+            if self.scanned_count >= self._scan_limit or self._extend_zero_copy():
                 break
             copied = self._copy_new(tick)
         return copied
+
+    def begin_scan(self, scan_limit: int) -> None:
+        """Begin a turn, which may scan about `scan_limit` messages."""
+        self._scan_limit, self.scanned_count = scan_limit, 0
+
+    @property
+    def is_scan_limit_reached(self) -> bool:
+        """True if no more messages are scanned in this turn."""
+        return self.scanned_count >= self._scan_limit
+
+    def adjust_scanned_count(self, change: int) -> None:
+        """Count more scanned messages, or fewer, because some of them are sent."""
+        self.scanned_count += change
 
     def _extend_zero_copy(self) -> bool:
         """Return True if the next messages all match, so that they can be sent without a copy.
@@ -362,34 +406,31 @@ class Position:
             REDELIVERY_PLAIN_BYTES if self._is_next_redelivery_plain() else REDELIVERY_BYTES
         )
         while not pieces.count and (capacity := self._in_flight_capacity()):
-            redeliveries = self._select_redeliveries(capacity)
+            redeliveries = self.select_redeliveries(capacity)
             if redeliveries is None:
                 break
             span, last, selected = redeliveries
             first, attempts = selected.sendable[0][0], span.attempts
             pieces.attempt = span.next_attempt
             last = self._copy_ranges(selected.sendable, last, pieces, tick)
-            self._consume_redeliveries(span, last, selected)
+            self.consume_redeliveries(span, last, selected)
             if pieces.count:
                 # One span for all; messages acknowledged meanwhile are left out when it is due.
                 delayed = selection.ranges_before(selected.delayed, last)
                 self._start_ack_timeout_except(delayed, first, last, max(attempts + 1, 1), tick)
-                if attempts > 0:
-                    self.redelivered_count += pieces.count
-                else:
-                    self.delivered_count += pieces.count
+                self.count_sent(pieces.count, attempts)
         return pieces
 
-    def _select_redeliveries(self, max_count: int) -> tuple[Span, int, MessageSelection] | None:
+    def select_redeliveries(self, max_count: int) -> tuple[Span, int, MessageSelection] | None:
         """Select messages from the front of the redelivery queue.
 
-        `_consume_redeliveries` must be called next.
+        `consume_redeliveries` must be called next.
 
         Returns:
             The first span, the end of the selected part, and a selection with one to `max_count`
             sendable messages. None if nothing can be sent now, or the scan limit was reached.
         """
-        while self._redelivery_queue and self.scanned_count < self.scan_limit:
+        while self._redelivery_queue and self.scanned_count < self._scan_limit:
             span = self._redelivery_queue[0]
             first = max(span.first, self.window.floor)
             if first >= self.ring.head:
@@ -398,7 +439,7 @@ class Position:
             is_plain = self._is_next_redelivery_plain()
             scan_count = REDELIVERY_PLAIN_MESSAGES if is_plain else REDELIVERY_MESSAGES
             last = min(span.last, first + scan_count, self.ring.head)
-            ranges = self._unsettled_ranges(first, last)
+            ranges = self.unsettled_ranges(first, last)
             if len(ranges) > REDELIVERY_PIECES:
                 last = ranges[REDELIVERY_PIECES][0]
                 del ranges[REDELIVERY_PIECES:]
@@ -417,7 +458,7 @@ class Position:
             )
             if selected.sendable:
                 return span, last, selected
-            self._consume_redeliveries(span, last, selected)
+            self.consume_redeliveries(span, last, selected)
         return None
 
     def _is_next_redelivery_plain(self) -> bool:
@@ -427,7 +468,7 @@ class Position:
             and self._redelivery_queue[0].first >= self.ring.special_until
         )
 
-    def _consume_redeliveries(
+    def consume_redeliveries(
         self, span: Span, end_sequence: int, selection: MessageSelection
     ) -> None:
         """Remove the front of the redelivery queue up to `end_sequence`."""
@@ -460,7 +501,7 @@ class Position:
         """Return the frames of the next new messages that match."""
         pieces = CopiedFrames(REDELIVERY_BYTES)
         first = self.window.cursor
-        selected, last = self._select_new(REDELIVERY_MESSAGES, self._in_flight_capacity())
+        selected, last = self.select_new(REDELIVERY_MESSAGES, self._in_flight_capacity())
         last = self._copy_ranges(selected.sendable, last, pieces, tick)
         self._advance_cursor(last)
         delayed = selection.ranges_before(selected.delayed, last)
@@ -470,7 +511,7 @@ class Position:
             self._start_ack_timeout_except(delayed, first, last, 1, tick)
         return pieces
 
-    def _select_new(self, scan_count: int, max_count: int) -> tuple[MessageSelection, int]:
+    def select_new(self, scan_count: int, max_count: int) -> tuple[MessageSelection, int]:
         """Select up to `max_count` of the next `scan_count` new messages.
 
         Returns:
@@ -503,7 +544,7 @@ class Position:
             self._mark_waiting(Span(begin, end, attempts))
             for due, first, last in selection.due_times(self.ring, begin, end):
                 self.scanned_count += SCAN_COST_OF_COPY
-                self._delay_span(due, Span(first, last, attempts))
+                self.delay_span(due, Span(first, last, attempts))
 
     def _copy_ranges(
         self, ranges: Ranges, end_sequence: int, pieces: CopiedFrames, tick: int
@@ -540,6 +581,10 @@ class Position:
                 begin = piece_end
         return end_sequence
 
+    def timer_index(self, tick: int) -> int:
+        """Return the timer index of frames that are sent at `tick`."""
+        return tick % self._timer_index_modulus
+
     def view_run(self, tick: int) -> tuple[memoryview, int]:
         """Return the next new messages that need no copy, as frames in one piece.
 
@@ -562,6 +607,37 @@ class Position:
         piece, last = ring.view_frames(first, last, SEND_BYTES)
         ring.set_timer_index(first, last, tick % self._timer_index_modulus)
         return piece, last
+
+    def count_sent(self, count: int, attempts: int) -> None:
+        """Count sent messages that had `attempts` delivery attempts before."""
+        if attempts > 0:
+            self.redelivered_count += count
+        else:
+            self.delivered_count += count
+
+    def pass_new(self, selected: MessageSelection, last: int) -> None:
+        """Move the cursor past the result of `select_new`, up to `last`."""
+        self._advance_cursor(last)
+        self._skip_unsendable(selected, last, attempts=0)
+
+    def copy_assigned(self, span: Span, pieces: CopiedFrames, tick: int) -> Ranges:
+        """Copy the front of a span that is assigned to a member, without expired messages.
+
+        The front is removed from the span.
+
+        Returns:
+            The copied ranges. The other messages of the front need not be sent.
+        """
+        ranges = self.window.unacked_ranges(span.first, span.last)
+        selected = selection.select_from_ranges(
+            self.ring, ranges, self.channel_filter, self._clock.now
+        )
+        count_before, pieces.attempt = pieces.count, span.next_attempt
+        end = self._copy_ranges(selected.sendable, span.last, pieces, tick)
+        self._skip_unsendable(selected, end, attempts=span.attempts)
+        self.count_sent(pieces.count - count_before, span.attempts)
+        span.first = end
+        return selection.ranges_before(selected.sendable, end)
 
     def mark_sent(self, last: int, tick: int) -> None:
         """Record that the new messages below `last` were sent."""
@@ -609,6 +685,10 @@ class Position:
 
     def ack(self, first: int, last: int) -> None:
         """Acknowledge the messages of first..last-1 that were sent."""
+        if self.is_shared:
+            for begin, end in self._find_sent_ranges(first, last):
+                self._mark_done(begin, end)
+            return
         if not self.has_waiting_redeliveries:
             self.window.ack_range(first, last)
             return
@@ -618,6 +698,15 @@ class Position:
             self._resend_sequences.remove(begin, end)
             self.pending_dead_letters.remove(begin, end)
             self.window.ack_range(begin, end)
+
+    def _find_sent_ranges(self, first: int, last: int) -> Ranges:
+        """Return the messages of first..last-1 that were sent and are not acknowledged."""
+        return [
+            part
+            for span in list(self._iter_spans())
+            if not self._is_unsent(span)
+            for part in self.window.unacked_ranges(max(first, span.first), min(last, span.last))
+        ]
 
     def has_in_flight(
         self, first: int, last: int, attempt: int, *, include_waiting: bool = False
@@ -675,30 +764,26 @@ class Position:
         """
         for span in self._ack_timer.remove(first, last, attempt):
             self._mark_waiting(span)
-            self._schedule_redelivery(span, delay_seconds, tick, error)
+            self.reject_span(span, delay_seconds, tick, error)
 
-    def _schedule_redelivery(
-        self, span: Span, delay_seconds: float | None, tick: int, error: str
-    ) -> None:
-        """Schedule the redelivery of a rejected span after its backoff or after `delay_seconds`."""
+    def reject_span(self, span: Span, delay_seconds: float | None, tick: int, error: str) -> None:
+        """Schedule the redelivery of a rejected span, which is not in flight any more.
+
+        See `nack`.
+        """
         self._failure_reasons.record(self, span.first, span.last, error)
         self.nack_count += 1
         if delay_seconds is None:
             due = tick + self.delivery_policy.nack_delay_ticks(span.attempts)
             self._nack_timer.schedule(due, span.first, span.last, span.attempts)
         elif delay_seconds <= 0:
-            self._redelivery_queue.append(span)
+            self.requeue([span])
         else:
-            self._delay_span(self._clock.now + delay_seconds, span)
+            self.delay_span(self._clock.now + delay_seconds, span)
 
     def extend_ack_timeout(self, first: int, last: int, tick: int, attempt: int = 0) -> None:
         """Restart the ack timeout of first..last-1."""
-        self._postpone_timeouts(self._ack_timer, first, last, tick, attempt)
-
-    def _postpone_timeouts(
-        self, ack_timer: TimerWheel, first: int, last: int, tick: int, attempt: int
-    ) -> None:
-        ack_timer.reschedule(
+        self._ack_timer.reschedule(
             first,
             last,
             lambda attempts: tick + self.delivery_policy.redelivery_delay_ticks(attempts),
@@ -707,12 +792,16 @@ class Position:
 
     def tick(self, tick: int) -> None:
         """Queue the redelivery of everything that is overdue at `tick`."""
+        for holder in self._holders:
+            for span in holder.pop_overdue(tick):  # The timer merges and sorts the spans of all.
+                self._ack_timer.schedule(tick, span.first, span.last, span.attempts)
         due = [span for span in self._ack_timer.pop_due(tick) if span.last > self.window.floor]
         for span in due:
             self._mark_waiting(span)
         if self._nack_timer and (rejected := self._nack_timer.pop_due(tick)):
             due = sorted(due + rejected, key=lambda span: span.first)
-        self._redelivery_queue += due
+        if due:
+            self.requeue(due)
         self.window.release_memory()
 
     @property
@@ -724,18 +813,24 @@ class Position:
         """Queue delayed messages whose time has come. Returns True if there is work to do."""
         self.scanned_count = 0
         while self._delayed_spans and self._delayed_spans[0][0] <= self._clock.now:
-            self._redelivery_queue.append(heapq.heappop(self._delayed_spans)[2])
+            self.requeue([heapq.heappop(self._delayed_spans)[2]])
         return bool(self._redelivery_queue)
 
-    def _delay_span(self, due_time: float, span: Span) -> None:
+    def delay_span(self, due_time: float, span: Span) -> None:
+        """Queue a span when its time has come."""
         heapq.heappush(self._delayed_spans, (due_time, span.first, span))
         self._delayed_wakeups.schedule_wakeup(due_time, self)
 
     def _mark_waiting(self, span: Span) -> None:
-        """Record that a span waits to be sent, for the first time or again."""
+        """Record that a span waits to be sent, for the first time or again.
+
+        In a group that is not needed: only messages that a member holds can be acknowledged.
+        """
+        if self.is_shared:
+            return
         waiting = self._unsent_sequences if self._is_unsent(span) else self._resend_sequences
         if waiting is self._unsent_sequences or self.delivery_policy.in_flight_max is not None:
-            for first, last in self._unsettled_ranges(span.first, span.last):
+            for first, last in self.unsettled_ranges(span.first, span.last):
                 waiting.add(first, last)
 
     def _is_unsent(self, span: Span) -> bool:
@@ -760,6 +855,8 @@ class Position:
 
     def purge(self, first: int, last: int) -> None:
         """Remove the stored messages first..last-1 from this subscription."""
+        for holder in self._holders:
+            holder.discard_range(first, last)
         window = self.window
         first, cursor, in_flight_before = (
             max(first, window.floor),
@@ -789,8 +886,9 @@ class Position:
         for begin, last in kept_ranges:
             if position < begin:
                 self.window.ack_range(position, begin)
-            self._redelivery_queue.append(Span(begin, last, 0))
-            self._mark_waiting(self._redelivery_queue[-1])
+            kept = Span(begin, last, 0)
+            self.requeue([kept])
+            self._mark_waiting(kept)
             position = last
         self.window.ack_range(position, end)
 
@@ -803,8 +901,9 @@ class Position:
         self._advance_cursor(head)
         for begin, last, count in ((cursor, first, 0), (max(cursor, first), head, attempts)):
             if begin < last:
-                self._redelivery_queue.append(Span(begin, last, count))
-                self._mark_waiting(self._redelivery_queue[-1])
+                span = Span(begin, last, count)
+                self.requeue([span])
+                self._mark_waiting(span)
 
     def _skip_below(self, floor: int) -> int:
         """Skip everything below `floor`.
@@ -812,6 +911,10 @@ class Position:
         Returns:
             The number of skipped messages behind the cursor.
         """
+        for holder in self._holders:
+            holder.discard_range(0, floor)
+        if self._finished_sequences is not None:
+            self._finished_sequences.add(self.window.floor, floor)
         unsent = max(0, floor - self.window.cursor)
         if unsent:
             self._advance_cursor(floor)
@@ -870,17 +973,23 @@ class Position:
     def enforce_pending_limit(self) -> int:
         """Apply the policy for slow consumers. Returns the number of dropped messages."""
         excess, dropped = self.count_excess(), 0
-        if excess and self._backlog_counter is not None:
-            if self.delivery_policy.slow_policy == "drop_oldest":
-                dropped = self._drop_oldest(excess, self._backlog_counter)
-            elif self.delivery_policy.slow_policy == "drop_newest":
-                dropped = self._drop_newest(excess, self._backlog_counter)
-        self.dropped_count += dropped
-        self.count_undelivered(Reason.SLOW_CONSUMER, dropped)
+        if excess and self.delivery_policy.slow_policy == "drop_oldest":
+            dropped = self.drop_oldest(excess)
+        elif excess and self.delivery_policy.slow_policy == "drop_newest":
+            dropped = self.drop_newest(excess)
+        self.count_dropped(dropped)
         return dropped
 
-    def _drop_oldest(self, count: int, backlog_counter: BacklogCounter) -> int:
-        """Drop the oldest messages that were never sent. Messages in flight stay."""
+    def count_dropped(self, count: int) -> None:
+        """Count messages that were dropped because the consumer is too slow."""
+        self.dropped_count += count
+        self.count_undelivered(Reason.SLOW_CONSUMER, count)
+
+    def drop_oldest(self, count: int) -> int:
+        """Drop the oldest messages ahead of the cursor. Returns their number."""
+        backlog_counter = self._backlog_counter
+        if backlog_counter is None:
+            return 0
         first = self.window.cursor
         last = min(backlog_counter.counted_end, first + backlog_counter.last_scan_max)
         self.scanned_count += min(backlog_counter.last_backlog_max, last - first)
@@ -893,8 +1002,11 @@ class Position:
         self._changes.record_moved(self)
         return dropped_count
 
-    def _drop_newest(self, count: int, backlog_counter: BacklogCounter) -> int:
-        """Drop the newest messages that were never sent."""
+    def drop_newest(self, count: int) -> int:
+        """Drop the newest messages ahead of the cursor. Returns their number."""
+        backlog_counter = self._backlog_counter
+        if backlog_counter is None:
+            return 0
         first, head = self.window.cursor, backlog_counter.counted_end
         if head - first > backlog_counter.last_scan_max:
             if not backlog_counter.last_backlog_max:
@@ -932,6 +1044,18 @@ class Position:
         self.count_undelivered(reason, lost_count)
         self._changes.record_moved(self)
 
+    def skip_expired(self, ranges: Ranges) -> None:
+        """Skip ascending ranges of expired messages that no member holds."""
+        expired = MessageSelection([], [], ranges, ranges)
+        self._skip_unsendable(expired, ranges[-1][1], attempts=0)
+
+    def skip_unsent(self, sequences: list[int]) -> None:
+        """Skip messages behind the cursor that were never sent and that nobody holds any more."""
+        for sequence in sequences:
+            self.window.ack_range(sequence, sequence + 1)
+        self._skipped_count += len(sequences)
+        self._changes.record_moved(self)
+
     def drop_expired(self, scan_max: int) -> bool:
         """Drop expired messages at the front, except those in flight.
 
@@ -943,7 +1067,7 @@ class Position:
         """
         floor_before, self.scanned_count = self.window.floor, 0
         if self.has_consumer and self._redelivery_queue:
-            self._select_redeliveries(1)  # Skips redeliveries that cannot be sent.
+            self.select_redeliveries(1)  # Skips redeliveries that cannot be sent.
         drop_step = (
             self._drop_expired_unsent if self.has_consumer else self._drop_expired_unattended
         )
@@ -1013,7 +1137,7 @@ class Position:
                 for span in self._iter_spans()
                 if span.first < last and first < span.last and not self._is_unsent(span)
             ]
-        self._terminate_spans(spans, error)
+        self.terminate_spans(spans, error)
 
     def _find_attempts(self, sequence: int) -> int:
         """Return the attempts of a waiting message, or 1 if a limited search does not find it."""
@@ -1022,13 +1146,13 @@ class Position:
                 return span.attempts
         return 1
 
-    def _terminate_spans(self, spans: list[Span], error: str) -> None:
-        """Give up spans: some now, the rest in later turns."""
+    def terminate_spans(self, spans: list[Span], error: str) -> None:
+        """Give up spans that are not in flight any more: some now, the rest in later turns."""
         remaining = DEAD_LETTER_BATCH_MESSAGES
         for span in spans:
             self._failure_reasons.record(self, span.first, span.last, error)
             if remaining > 0:
-                ranges = self._unsettled_ranges(span.first, span.last)
+                ranges = self.unsettled_ranges(span.first, span.last)
                 remaining -= selection.count_sequences(ranges)
                 span.first = self._give_up_leading(
                     ranges, span.last, span.attempts, Reason.TERMINATED
@@ -1036,7 +1160,7 @@ class Position:
             if span.first < span.last:
                 rest = Span(span.first, span.last, span.attempts, Reason.TERMINATED)
                 self._mark_waiting(rest)
-                self._redelivery_queue.append(rest)
+                self.requeue([rest])
 
     def _give_up_leading(
         self, ranges: Ranges, end_sequence: int, attempts: int, reason: Reason
@@ -1059,7 +1183,7 @@ class Position:
         """Keep `ranges` until they are dead-lettered. Ends this turn's scan."""
         if not ranges:
             return
-        self.scanned_count += self.scan_limit
+        self.scanned_count += self._scan_limit
         self.count_undelivered(reason, selection.count_sequences(ranges))
         self._advance_cursor(max(self.window.cursor, ranges[-1][1]))
         self._remove_from_waiting(ranges)
@@ -1072,11 +1196,13 @@ class Position:
         for first, last in ranges:
             for waiting in (self._unsent_sequences, self._resend_sequences):
                 waiting.remove(first, last)
+            if self._finished_sequences is not None:
+                self._finished_sequences.add(first, last)
 
     def restore_pending_dead_letters(self, rows: Iterable[tuple[int, int, int, str]]) -> None:
         """Restore the result of `PendingDeadLetters.to_rows`, without acknowledged messages."""
         for first, last, attempts, reason in rows:
-            ranges = self._unsettled_ranges(first, last)
+            ranges = self.unsettled_ranges(first, last)
             self._remove_from_waiting(ranges)
             self.pending_dead_letters.add(ranges, Reason(reason), attempts)
 
@@ -1109,8 +1235,7 @@ class Position:
         """Remove first..last-1 from all sets."""
         self.window.ack_range(first, last)
         self.pending_dead_letters.remove(first, last)
-        for waiting in (self._unsent_sequences, self._resend_sequences):
-            waiting.remove(first, last)
+        self._remove_from_waiting([(first, last)])
 
     def count_undelivered(self, reason: Reason, count: int) -> None:
         """Count messages that it was never sent, or not again."""
@@ -1128,17 +1253,64 @@ class Position:
         self.has_consumer, self.session_id = False, -1
         for due, span in self._ack_timer.pop_all():
             self._mark_waiting(span)
-            self._requeue_unacked(span, due)
+            self.requeue_unacked(span, due)
         redeliveries = sorted(
             (*self._redelivery_queue, *self._spilled_redeliveries), key=lambda span: span.first
         )
         self._redelivery_queue = deque(redeliveries)
         self._spilled_redeliveries.clear()
 
-    def _requeue_unacked(self, span: Span, due_tick: int) -> None:
+    def requeue(self, spans: Iterable[Span]) -> None:
+        """Append spans to the redelivery queue."""
+        self._redelivery_queue.extend(spans)
+        self.requeue_count += 1
+
+    def sort_redeliveries(self, key: Callable[[Span], Any]) -> None:
+        """Sort the redelivery queue."""
+        self._redelivery_queue = deque(sorted(self._redelivery_queue, key=key))
+
+    @property
+    def has_new_messages(self) -> bool:
+        """True if messages are stored ahead of the cursor."""
+        return self.window.cursor < self.ring.head
+
+    @property
+    def next_redelivery(self) -> Span | None:
+        """First span of the redelivery queue."""
+        return self._redelivery_queue[0] if self._redelivery_queue else None
+
+    def count_unassigned(self, spans_max: int) -> int:
+        """Return the number of messages to be sent, of at most `spans_max` redelivered spans."""
+        redelivered = islice(self._redelivery_queue, spans_max)
+        return self.ring.head - self.window.cursor + sum(s.last - s.first for s in redelivered)
+
+    def add_holder(self, holder: MessageHolder) -> None:
+        """Add a part of a group that holds messages."""
+        self._holders[holder] = None
+
+    def remove_holder(self, holder: MessageHolder) -> None:
+        """Remove a holder. Its messages must be queued again."""
+        del self._holders[holder]
+
+    def set_has_consumer(self, has_consumer: bool) -> None:
+        """Record whether a group has members."""
+        self.has_consumer = has_consumer
+
+    def collect_finished(self) -> None:
+        """Collect the messages that finish without an ack from now on, for `pop_finished`."""
+        self._finished_sequences = SequenceSet()
+
+    def pop_finished(self) -> Ranges:
+        """Return the messages that finished without an ack since the last call."""
+        if not self._finished_sequences:
+            return []
+        finished, self._finished_sequences = self._finished_sequences, SequenceSet()
+        return list(finished)
+
+    def requeue_unacked(self, span: Span, due_tick: int) -> None:
         """Queue the redelivery of a span whose consumer is gone. It was due at `due_tick`."""
         if span.attempts < 2:
-            self._redelivery_queue.append(span)
+            self.requeue([span])
         else:
             self._nack_timer.schedule(due_tick, span.first, span.last, span.attempts)
 
@@ -1193,7 +1365,7 @@ class Position:
     @property
     def can_suspend_reading(self) -> bool:
         """True if its ring may be empty while no session is attached."""
-        return True
+        return not any(holder.has_messages for holder in self._holders)
 
     def switch_ring(self, ring: Ring) -> None:
         """Send from `ring` from now on."""
@@ -1210,8 +1382,13 @@ class Position:
 
     def requeue_spilled(self) -> None:
         """Queue the redeliveries that were read back from disk, before all others."""
+        if not self._spilled_redeliveries:
+            return
         self._redelivery_queue.extendleft(reversed(self._spilled_redeliveries))
         self._spilled_redeliveries.clear()
+        self.requeue_count += 1
+        if self.is_shared:
+            self.sort_redeliveries(key=_span_start)
 
     def list_attempts(self) -> list[tuple[int, int, int]]:
         """Return ascending (first, last, attempts) of unacknowledged messages, unless sent once."""
@@ -1249,6 +1426,8 @@ class Position:
             if attempts > 1:
                 for first, last in sequences:
                     yield due, Span(first, last, attempts)
+        for holder in self._holders:
+            yield from ((due, span) for due, span in holder.iter_in_flight() if span.attempts > 1)
 
     def delay_redeliveries(self, delays: Iterable[tuple[int, int, float]]) -> None:
         """Delay redeliveries: rows (first, last, due) with `due` in seconds since 1970."""
@@ -1258,7 +1437,13 @@ class Position:
             if due is None:
                 self._redelivery_queue.append(span)
             else:
-                self._delay_span(due, span)
+                self.delay_span(due, span)
+
+    def pop_delayed_spans(self) -> list[tuple[float, Span]]:
+        """Remove and return the delayed spans, each with the time when it is due, by time."""
+        delayed = [(due, span) for due, _, span in sorted(self._delayed_spans)]
+        self._delayed_spans = []
+        return delayed
 
     def apply_handover(self, handover: PositionHandover, tick_seconds: float) -> None:
         """Continue the delays of a predecessor."""
@@ -1275,6 +1460,12 @@ class Position:
 
     def _iter_spans(self) -> Iterator[Span]:
         """Yield all unacknowledged spans."""
+        yield from self.iter_own_spans()
+        for holder in self._holders:
+            yield from holder.iter_spans()
+
+    def iter_own_spans(self) -> Iterator[Span]:
+        """Yield the unacknowledged spans that no part of a group holds."""
         yield from self._redelivery_queue
         yield from self._spilled_redeliveries
         yield from self._ack_timer
@@ -1293,7 +1484,7 @@ class Position:
         for span in spans:
             if span.give_up_reason:
                 given_up.add(span.first, span.last)
-        unsettled = self._unsettled_ranges(window.floor, window.cursor)
+        unsettled = self.unsettled_ranges(window.floor, window.cursor)
         remaining = [
             part for first, last in unsettled for part in given_up.missing_ranges(first, last)
         ]
@@ -1305,6 +1496,10 @@ class Position:
 
     def _check_waiting_sequences(self) -> None:
         """Raise AssertionError unless the waiting sequences match the waiting spans."""
+        if self.is_shared:
+            assert not self._unsent_sequences
+            assert not self._resend_sequences
+            return
         unsent, resend = SequenceSet(), SequenceSet()
         delayed = (span for _, _, span in self._delayed_spans)
         for span in (
@@ -1313,7 +1508,7 @@ class Position:
             *self._nack_timer,
             *delayed,
         ):
-            for first, last in self._unsettled_ranges(span.first, span.last):
+            for first, last in self.unsettled_ranges(span.first, span.last):
                 (unsent if self._is_unsent(span) else resend).add(first, last)
         assert list(self._unsent_sequences) == list(unsent), (
             list(self._unsent_sequences),
@@ -1329,3 +1524,7 @@ class Position:
 def _first_sendable(selected: MessageSelection, last: int) -> int:
     """Return the first message to be sent now or later, or `last`."""
     return min([first for first, _ in selected.sendable + selected.delayed], default=last)
+
+
+def _span_start(span: Span) -> int:
+    return span.first

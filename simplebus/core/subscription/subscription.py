@@ -69,6 +69,32 @@ class BrokerSubscription:
         """Return True if any of first..last-1 is in flight. See `Position.has_in_flight`."""
         return self.position.has_in_flight(first, last, attempt, include_waiting=include_waiting)
 
+    def nack(
+        self,
+        first: int,
+        last: int,
+        delay_seconds: float | None,
+        tick: int,
+        *,
+        attempt: int = 0,
+        error: str = "",
+    ) -> None:
+        """Reject messages of first..last-1 that are in flight. See `Position.nack`."""
+        self.position.nack(first, last, delay_seconds, tick, attempt=attempt, error=error)
+
+    def terminate(self, first: int, last: int, *, attempt: int = 0, error: str = "") -> None:
+        """Give up messages of first..last-1. See `Position.terminate`."""
+        self.position.terminate(first, last, attempt=attempt, error=error)
+
+    def extend_ack_timeout(self, first: int, last: int, tick: int, attempt: int = 0) -> None:
+        """Restart the ack timeout of first..last-1."""
+        self.position.extend_ack_timeout(first, last, tick, attempt)
+
+    def resume_delivery(self) -> None:
+        """Continue to send, after messages were acknowledged or rejected."""
+        if not self.is_queued and self.has_work:
+            self.outbox.enqueue(self)
+
     def check_invariants(self) -> None:
         """Raise AssertionError unless the subscription is queued while there is work."""
         assert self.is_queued or not self.has_work, "a subscription with messages is not queued"

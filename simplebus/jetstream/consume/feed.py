@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simplebus.core.group.group import Group
 from simplebus.core.limits import GROUP_IN_FLIGHT_MESSAGES
 from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.frames import Flags, FrameBatch, Integers
@@ -285,8 +284,8 @@ class ConsumerFeed:
         """Return how many more messages the feed can accept."""
         position = self.position
         most = position.delivery_policy.in_flight_max or FETCH_MESSAGES_MAX
-        if isinstance(position, Group):
-            limits = [member.in_flight_max for member in position.members]
+        if (group := self.cls.groups.get(position)) is not None:
+            limits = [member.in_flight_max for member in group.members]
             most = max(sum(limits), GROUP_IN_FLIGHT_MESSAGES)
         most = min(most, FETCH_MESSAGES_MAX)
         used = self.outstanding - self.position.delayed_count + self._pending_count
