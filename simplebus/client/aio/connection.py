@@ -227,7 +227,7 @@ class ClientConnection(ConnectionWaiters):
             self.confirms.update(core.confirmed_position, {})
         if self.pending_requests:
             self.wake_answered()
-        if core.send_queue.queued_bytes:  # A confirm has made room, or something was asked for.
+        if core.send_queue.has_queued:  # A confirm has made room, or something was asked for.
             self.writer.write_now()
         self.changed.set()
 

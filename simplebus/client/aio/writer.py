@@ -104,7 +104,8 @@ class TransportWriter:
     @property
     def has_room(self) -> bool:
         """True if a publisher that writes at once may append a message."""
-        return self._core.send_queue.queued_bytes < WRITE_BUFFER_BYTES
+        outgoing = self._core.send_queue
+        return not outgoing.has_queued or outgoing.queued_bytes < WRITE_BUFFER_BYTES
 
     def check_room(self) -> bool:
         """Return True if a publisher may append one more message, which is written soon."""

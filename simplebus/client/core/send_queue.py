@@ -80,6 +80,11 @@ class SendQueue:
         return self._ready_bytes + self._source.unreleased_bytes
 
     @property
+    def has_queued(self) -> bool:
+        """True if `queued_bytes` is not 0."""
+        return self._ready_bytes > 0 or self._source.has_unreleased
+
+    @property
     def is_idle(self) -> bool:
         """True if no bytes can be sent now."""
         return not self._ready_bytes
