@@ -524,9 +524,7 @@ class Group(BaseGroup[GroupMember]):
             position.consume_redeliveries(span, last, selected)
             return [Span(begin, end, span.attempts) for begin, end in selected.sendable]
         scan_count = max(max_count, self._scan_limit // 8)
-        while position.has_new_messages and position.next_redelivery is None:
-            if position.is_scan_limit_reached:
-                break
+        while position.can_select_new:
             selected, last = self._fit_selection(
                 *position.select_new(scan_count, max_count), space_bytes
             )

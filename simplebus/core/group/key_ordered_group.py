@@ -460,18 +460,20 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         position = self.position
         self._dequeue_finished()
         position.begin_scan(self._scan_limit)
-        self._distribute_ready(assigned_members)
-        while not position.is_scan_limit_reached:
-            if self._can_requeue():
-                self._enqueue_redeliveries()
-            elif self._can_enqueue_new():
-                self._enqueue_new()
-            else:
-                break
-            self._distribute_ready(assigned_members)
         self._scan_limit = FIRST_SCAN_MAX
-        if self._can_requeue() or self._can_enqueue_new():
-            self._continue_later()
+        self._distribute_ready(assigned_members)
+        while True:
+            can_requeue = self._can_requeue()
+            if not can_requeue and not self._can_enqueue_new():
+                break
+            if position.is_scan_limit_reached:
+                self._continue_later()
+                break
+            if can_requeue:
+                self._enqueue_redeliveries()
+            else:
+                self._enqueue_new()
+            self._distribute_ready(assigned_members)
         return list(assigned_members)
 
     def _request_distribution(self) -> None:
@@ -498,10 +500,8 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         )
 
     def _can_enqueue_new(self) -> bool:
-        position = self.position
-        return (
-            position.next_redelivery is None and position.has_new_messages and self._queue_space > 0
-        )
+        """Return True if new messages can be added now, behind all redeliveries."""
+        return self.position.has_new_messages and self._queue_space > 0
 
     def _can_requeue(self) -> bool:
         position = self.position

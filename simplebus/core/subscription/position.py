@@ -532,14 +532,12 @@ class Position:
         self, selected: MessageSelection, end_sequence: int, *, attempts: int
     ) -> None:
         """Skip messages that do not match or have expired, and delay those that are not due."""
-        skipped = selection.ranges_before(selected.skipped, end_sequence)
-        self._mark_skipped(skipped)
-        if skipped:
+        if selected.skipped:
+            self._mark_skipped(selection.ranges_before(selected.skipped, end_sequence))
             self._changes.record_moved(self)
-        self.count_undelivered(
-            Reason.EXPIRED,
-            selection.count_sequences(selection.ranges_before(selected.expired, end_sequence)),
-        )
+        if selected.expired:
+            expired = selection.ranges_before(selected.expired, end_sequence)
+            self.count_undelivered(Reason.EXPIRED, selection.count_sequences(expired))
         for begin, end in selection.ranges_before(selected.delayed, end_sequence):
             self._mark_waiting(Span(begin, end, attempts))
             for due, first, last in selection.due_times(self.ring, begin, end):
@@ -1275,14 +1273,25 @@ class Position:
         return self.window.cursor < self.ring.head
 
     @property
+    def can_select_new(self) -> bool:
+        """True if new messages may be selected in this turn: no redelivery must be sent before."""
+        return (
+            not self._redelivery_queue
+            and self.window.cursor < self.ring.head
+            and self.scanned_count < self._scan_limit
+        )
+
+    @property
     def next_redelivery(self) -> Span | None:
         """First span of the redelivery queue."""
         return self._redelivery_queue[0] if self._redelivery_queue else None
 
     def count_unassigned(self, spans_max: int) -> int:
         """Return the number of messages to be sent, of at most `spans_max` redelivered spans."""
-        redelivered = islice(self._redelivery_queue, spans_max)
-        return self.ring.head - self.window.cursor + sum(s.last - s.first for s in redelivered)
+        count = self.ring.head - self.window.cursor
+        if self._redelivery_queue:
+            count += sum(s.last - s.first for s in islice(self._redelivery_queue, spans_max))
+        return count
 
     def add_holder(self, holder: MessageHolder) -> None:
         """Add a part of a group that holds messages."""
