@@ -17,6 +17,10 @@ from simplebus.core.errors import RefusedError
 _UNCLAIMED_MAX = 100
 
 
+def _do_nothing() -> None:
+    """Replace a function that was called, whose closure may refer to its waiter."""
+
+
 @dataclass(slots=True, eq=False)
 class ConfirmWaiter:
     """Waiter for the confirms of the positions first..last."""
@@ -69,6 +73,7 @@ class PendingConfirms:
                 self._claim(waiter)
             waiter.is_done = True
             waiter.on_done()
+            waiter.on_done = _do_nothing
         if self._refusal_by_position:
             active = (waiter.first for waiter in waiters if not waiter.is_cancelled)
             first_awaited = next(active, confirmed_position)
@@ -77,6 +82,7 @@ class PendingConfirms:
     def cancel(self, waiter: ConfirmWaiter) -> None:
         """Stop waiting. The waiter's refusals are kept as unclaimed."""
         waiter.is_cancelled = True
+        waiter.on_done = _do_nothing
         for error in waiter.refusals:
             self._keep_unclaimed(error)
 

@@ -79,9 +79,10 @@ class AckSink:
 
     def encode_pending(self) -> bytes:
         """Return the frames for all pending outcomes."""
-        encoded = b"".join([ack_buffer.encode_pending() for ack_buffer in self.ack_buffers])
-        self.clear()
-        return encoded
+        ack_buffers, self.ack_buffers, self.pending_count = self.ack_buffers, [], 0
+        if len(ack_buffers) == 1:
+            return ack_buffers[0].encode_pending()
+        return b"".join([ack_buffer.encode_pending() for ack_buffer in ack_buffers])
 
     def clear(self) -> None:
         """Remove all pending outcomes from the send order; the buffers keep theirs."""

@@ -534,7 +534,7 @@ class PublishBuffer:
             prefix,
             content,
             position=first,
-            number=self._number_of(first),
+            number=(self._base_number + first) & MESSAGE_ID_MASK,
             has_late_confirm=self._allows_late_confirm(),
         )
 
