@@ -525,7 +525,10 @@ class Ring:
             capacity = -(-capacity // longest_next) * longest_next
         frame_bytes = max(FRAME_BYTES_MIN, batch.data.size // batch.count)
         row_bytes = 0 if rows is None else rows.row_bytes
-        slot_count = max(RING_SLOTS_MIN, capacity // frame_bytes)
+        slot_count = capacity // frame_bytes
+        if capacity == smallest:  # Most classes hold few messages.
+            slot_count = min(slot_count, 4 * max(len(self), batch.count))
+        slot_count = max(RING_SLOTS_MIN, slot_count)
         if memory_bytes_of(capacity, slot_count, row_bytes) > room:
             per_frame = frame_bytes + OFFSET_BYTES + row_bytes
             slot_count = max(RING_SLOTS_MIN, room // per_frame)
