@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 
 from simplebus.core.errors import Reason
 from simplebus.core.limits import COMMIT_LOG_BYTES_MAX, TIME_INDEX_STEP_SECONDS
-from simplebus.core.producer_state import ProducerStates
-from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.session.session import Session
@@ -324,22 +322,3 @@ def publish_error(commit_log: CommitLog | None, session: Session) -> tuple[Reaso
     if commit_log is None or not session.has_confirms:
         return None
     return commit_log.write_error
-
-
-def log_refusal(
-    commit_log: CommitLog | None,
-    producer_states: ProducerStates,
-    session: Session,
-    refused: FrameRefused,
-) -> None:
-    """Record the refusal of a message of a named publisher.
-
-    The message number is used. The publisher gets the refusal again after a reconnect in case it
-    did not receive it.
-    """
-    if refused.frame_type in (frames.MESSAGE, frames.ENVELOPE):
-        producer = session.producer
-        if producer is not None and producer.key:
-            producer_states.add_refusal(producer, refused)
-            if commit_log is not None:
-                commit_log.append_refusal(producer.key, refused)

@@ -364,7 +364,8 @@ class Server:
 
     def replace_users(self, users: Users | None) -> None:
         """Apply a new user table and disconnect sessions whose user was removed or changed."""
-        before, self.broker.users = self.broker.users, users
+        before = self.broker.users
+        self.broker.user_directory.replace_users(users)
         if users is not None:
             users.resolve_class_name = self.broker.store.class_registry.find_dead_letter_sources
         if users is not None and self.auth_worker is not None:
@@ -394,18 +395,18 @@ class Server:
                 token_buckets = broker.rate_limits.token_buckets_for(
                     self.find_user(session.user), session.address
                 )
-                broker.store.publish_queue.rate_queue.set_token_buckets(session, token_buckets)
+                broker.store.publish_queue.set_token_buckets(session, token_buckets)
 
     def remove_rate_limits(self) -> None:
         """Lift all publish rate limits and resume the publishers that wait for them."""
         self.broker.rate_limits.remove_limits()
         self.update_clock()
-        self.broker.store.publish_queue.rate_queue.handle_wakeup()
+        self.broker.store.publish_queue.handle_wakeup()
         self.flush_ready()
 
     def find_user(self, name: str) -> User | None:
         """Return the user with this name, or None."""
-        return self.broker.users.find_by_name(name) if self.broker.users is not None else None
+        return self.broker.user_directory.find_by_name(name)
 
     def parse_greeting(self, greeting: Greeting) -> tuple[bool, Auth | None]:
         return parse_greeting(greeting)

@@ -159,7 +159,7 @@ class WirePeer:
             taken += piece[:count]
             outbox.mark_sent(count, tick)
             self.bus.check_invariants()
-        self.bus.broker.store.apply_position_changes()  # Every driver flushes after sending.
+        self.bus.broker.apply_position_changes()  # Every driver flushes after sending.
         return bytes(taken)
 
     def receive_frames(self) -> list[bytes]:

@@ -220,7 +220,7 @@ def test_durable_recreated_in_group_survives_crash(tmp_path: Path) -> None:
 def test_quota_usage_survives_crash(tmp_path: Path) -> None:
     users = Users([User("till", token=hash_token("till"), permissions=Permissions())])
     bus = KeptBus(tmp_path)
-    bus.broker.users = users
+    bus.broker.user_directory.replace_users(users)
     connect_version2(
         bus, subscribe(1, 5, durable="d"), classes=[1, "orders"], auth={"token": "till"}
     )

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from simplebus.core.authorization.session_permissions import can_use_wildcards
 from simplebus.core.authorization.visibility import (
@@ -25,7 +25,7 @@ from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.session.session import Session
 from simplebus.core.subscription.position import Position
 from simplebus.core.users.permissions import AdminRight, ClassAccess, ClassPermissions
-from simplebus.core.users.users import Users
+from simplebus.core.users.user_directory import UserDirectory
 
 _EMPTY_SCOPE = ClassPermissions(everything=False, allow=(), nothing=True, deny=())
 
@@ -35,14 +35,20 @@ class DurableOwners:
 
     def __init__(
         self,
-        get_users: Callable[[], Users | None],
+        user_directory: UserDirectory,
         sessions: Mapping[int, Session],
-        close_session: Callable[[Session, RemoteProtocolError], None],
+        closing_sessions: list[tuple[Session, RemoteProtocolError]],
     ) -> None:
-        """Create the checks. `get_users` returns the current users; None if the bus has none."""
-        self.get_users = get_users
+        """Create the checks.
+
+        Args:
+            user_directory: The users, who own durables and groups.
+            sessions: Open sessions by id.
+            closing_sessions: Receives the sessions that must be closed, each with the reason.
+        """
+        self._user_directory = user_directory
         self._sessions = sessions
-        self._close_session = close_session
+        self._closing_sessions = closing_sessions
 
     def check_can_resume(
         self,
@@ -114,7 +120,9 @@ class DurableOwners:
                 position.set_channel_filter(create_effective_filter(cls, patterns, allowed))
                 if former_filter is not None:
                     cls.channels.remove_filter(former_filter)
-                self._close_session(session, RemoteProtocolError(Reason.UNAUTHORIZED, reason))
+                self._closing_sessions.append(
+                    (session, RemoteProtocolError(Reason.UNAUTHORIZED, reason))
+                )
 
     @staticmethod
     def _is_owner_or_unrestricted(session: Session, position: Position) -> bool:
@@ -127,9 +135,7 @@ class DurableOwners:
 
     def _owner_scope(self, cls: MessageClass, position: Position) -> ClassPermissions | None:
         """Return the part of the class that the owner may see now; None for everything."""
-        users = self.get_users()
-        user = users.find_by_name(position.owner) if users is not None else None
-        grants = users.get_grants(user) if users is not None and user is not None else None
+        grants = self._user_directory.get_grants(position.owner)
         if grants is None:
             return None
         scope = grants.subscribe_permissions(cls.class_id, cls.name)

@@ -13,7 +13,6 @@ The outbox pulls frames from its subscriptions. They are not pushed into it.
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from simplebus.core.broker.fetch import FetchHandler
 from simplebus.core.broker.inquire import InquiryHandler
 from simplebus.core.broker.subscription_manager import SubscriptionManager
 from simplebus.core.clock import BrokerClock
-from simplebus.core.commit_log import CommitLog, log_refusal
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import BaseGroup
 from simplebus.core.limits import (
@@ -33,6 +32,7 @@ from simplebus.core.limits import (
     RECENT_PUBLISH_TICKS,
 )
 from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.producer_state import ProducerStates
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import (
     AckedRange,
@@ -67,10 +67,13 @@ from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.statistics import BrokerStatistics
 from simplebus.core.store.publisher_confirms import PublisherConfirms
+from simplebus.core.store.quotas import Quotas
+from simplebus.core.store.refusal_sender import RefusalSender
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
 from simplebus.core.subscription.position import Position
 from simplebus.core.users.permissions import AdminRight, Grants
+from simplebus.core.users.user_directory import UserDirectory
 from simplebus.core.users.users import Users
 
 __all__ = ["Broker", "FullPolicy", "MessageClass", "Settings"]
@@ -139,8 +142,7 @@ class Broker:
                 "the policy spill stores messages on disk and needs a journal; set data_dir or "
                 "use another policy"
             )
-        self.users: Users | None = None
-        """Users that may connect; None without authentication: everybody may do everything."""
+        self.user_directory = UserDirectory()
         self.clock = BrokerClock()
         """The driver sets `now` before each call."""
         self.sessions: dict[int, Session] = {}
@@ -148,16 +150,14 @@ class Broker:
         """Sessions that the driver must flush. Outboxes enter themselves."""
         self.rate_limits = SessionRateLimits(self.clock)
         self.connection_limits = ConnectionLimits(self.sessions, self.rate_limits)
-        self.refusal_counts: Counter[Reason] = Counter()
         self.delayed_wakeups = DelayedWakeups(self.clock)
+        producer_states = ProducerStates()
+        self._refusal_sender = RefusalSender(commit_log, producer_states)
+        self._send_refusal = self._refusal_sender.send_refusal
+        self.refusal_counts = self._refusal_sender.refusal_counts
         self.store = Store(
-            self.settings,
-            self.clock,
-            on_refused=self._send_refusal,
-            on_slow_consumer=self._end_slow_consumer,
-            commit_log=commit_log,
+            self.settings, self.clock, self._refusal_sender, self.delayed_wakeups, commit_log
         )
-        self.store.publish_queue.rate_queue.schedule_wakeup = self.delayed_wakeups.schedule_wakeup
         self.commit_log = commit_log
         self.publisher_confirms = PublisherConfirms(
             commit_log,
@@ -165,24 +165,24 @@ class Broker:
             self.clock,
         )
         self._confirm_stored = self.publisher_confirms.confirm_stored
+        self._closing_sessions: list[tuple[Session, RemoteProtocolError]] = []
         self.subscription_manager = SubscriptionManager(
             self.store,
             identity=identity,
             run_id=run_id or identity,
             delayed_wakeups=self.delayed_wakeups,
-            end_session=self._end_session,
+            producer_states=producer_states,
             durable_owners=DurableOwners(
-                lambda: self.users,
-                self.sessions,
-                lambda *closing: self._closing_sessions.append(closing),
+                self.user_directory, self.sessions, self._closing_sessions
             ),
-            reply_when_durable=self.publisher_confirms.reply_when_durable,
+            quotas=Quotas(self.user_directory, self.store),
+            publisher_confirms=self.publisher_confirms,
         )
         self.inquiry_handler = InquiryHandler(
             self.store, self.sessions, self.refusal_counts, identity=identity
         )
         self._ack_handler = AckHandler(self.store, self.refusal_counts)
-        self.fetch_handler = FetchHandler(self.store, self.subscription_manager.notify_position)
+        self.fetch_handler = FetchHandler(self.store)
         self.classes = self.store.classes
         self.budget = self.store.budget
         self.spill_manager = self.store.spill_manager
@@ -190,13 +190,17 @@ class Broker:
         self._progressed_sessions = self.store.publish_queue.progressed_sessions
         self._next_session_id = 0
         self._resumed_sessions: dict[Session, None] = {}
-        self._closing_sessions: list[tuple[Session, RemoteProtocolError]] = []
         self._uncounted_pending = UncountedPendingBytes()
 
     @property
     def tick_number(self) -> int:
         """Ticks of the ack timer so far."""
         return self.clock.tick
+
+    @property
+    def users(self) -> Users | None:
+        """Users that may connect; None without authentication: everybody may do everything."""
+        return self.user_directory.users
 
     # Sessions ------------------------------------------------------------------------------------
 
@@ -375,7 +379,7 @@ class Broker:
         were stored late. The driver calls it again after it has flushed, until nothing is left.
         """
         if self._changed_class_ids:
-            self.store.apply_position_changes()
+            self.apply_position_changes()
         if self.spill_manager is not None and self.spill_manager.readers:
             self.spill_manager.advance_readers()
         if self._progressed_sessions:
@@ -384,13 +388,19 @@ class Broker:
             return NO_ACTIONS
         actions = DriverActions(
             list(self._ready_session_ids),
-            self._closing_sessions,
+            self._closing_sessions.copy(),
             [s for s in self._resumed_sessions if not (s.parked_messages or s.is_closed)],
         )
-        self._closing_sessions = []
         self._ready_session_ids.clear()
+        self._closing_sessions.clear()
         self._resumed_sessions.clear()
         return actions
+
+    def apply_position_changes(self) -> None:
+        """Trim classes whose positions have moved, and end positions that exceed their limit."""
+        while self._changed_class_ids:
+            for position in self.store.apply_position_changes():
+                self._end_slow_consumer(position)
 
     def has_other_ready_sessions(self, session_id: int) -> bool:
         """Return True if the outbox of another session has something new."""
@@ -432,9 +442,11 @@ class Broker:
             self.publisher_confirms.journal_failed(reason, detail)
         self.commit_log.write_error = reason, detail
 
-    def _end_session(self, session_id: int, error: RemoteProtocolError) -> None:
+    def _end_taken_over_session(self, session: Session) -> None:
         """Close a session whose publisher name the same program uses again."""
-        session = self.sessions[session_id]
+        error = RemoteProtocolError(
+            Reason.TAKEN_OVER, "this program has connected again under the same name"
+        )
         self.send_fatal_error(session, error)
         self._closing_sessions.append((session, error))
         self.close_session(session)
@@ -475,7 +487,10 @@ class Broker:
         decoder = session.version2
         assert decoder is not None
         try:
-            self.subscription_manager.connect_v2(session, greeting)
+            claim = self.subscription_manager.claim_producer(session, greeting)
+            if claim is not None and claim.former_session_id is not None:
+                self._end_taken_over_session(self.sessions[claim.former_session_id])
+            self.subscription_manager.connect_v2(session, greeting, claim)
         except RemoteProtocolError as error:
             if not decoder.is_greeted:
                 raise
@@ -534,30 +549,6 @@ class Broker:
                 class_id=getattr(request, "class_id", 0),
                 refers_to=request.request_number,
             ),
-        )
-
-    def _send_refusal(self, session: Session, refused: FrameRefused) -> None:
-        """Tell a version 2 session that a frame had no effect."""
-        if not refused.is_repeated:
-            self.refusal_counts[refused.reason] += refused.count
-            session.record_refused(refused.reason, refused.count)
-            log_refusal(
-                self.commit_log, self.subscription_manager.producer_states, session, refused
-            )
-        concerns_messages = refused.frame_type in (frames.MESSAGE, frames.ENVELOPE)
-        reply = ErrorReply(
-            code=refused.reason,
-            message=refused.message,
-            count=refused.count if concerns_messages else 0,
-        )
-        session.outbox.queue_reply(
-            frames.encode(
-                frames.ERROR,
-                class_id=refused.class_id,
-                message_id=refused.refers_to,
-                timer_index=refused.frame_type,  # See `frames.HEADER`.
-                content=reply.encode(),
-            )
         )
 
     def _end_slow_consumer(self, position: Position) -> None:
@@ -676,7 +667,7 @@ class Broker:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the invariants hold."""
-        self.store.apply_position_changes()
+        self.apply_position_changes()
         memory = 0
         for cls in self.classes.values():
             cls.ring.check()

@@ -24,7 +24,6 @@ from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.position import Position
 from simplebus.core.users.permissions import AdminRight
 
 PieceT = TypeVar("PieceT")
@@ -227,15 +226,9 @@ def _build_reply(
 class FetchHandler:
     """Handles Fetch and Purge requests. Raises RemoteProtocolError (unknown_class)."""
 
-    def __init__(
-        self,
-        store: Store,
-        notify_position: Callable[[Position], None],
-    ) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._fetcher = StoredMessageReader(store)
-        self._notify_position = notify_position
-        """Called with positions that may have something new."""
 
     def fetch(
         self,
@@ -294,7 +287,7 @@ class FetchHandler:
         count = purge_messages(cls, event.body.first, end, store.commit_log)
         store.trim_class(cls)
         for position in cls.positions:
-            self._notify_position(position)
+            cls.enqueue_position(position)
         reply = PurgeReply(purged=count)
         self._send_reply(
             session,

@@ -7,7 +7,6 @@ request that describes the same names differently is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from simplebus.core.authorization import visibility
@@ -21,7 +20,6 @@ from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.purge import apply_purges
 from simplebus.core.message_class.remote_storage import CatchUpBarrier, RemoteStorage
-from simplebus.core.outbox import SendSource
 from simplebus.core.producer_state import NameClaim, ProducerState, ProducerStates
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import (
@@ -41,6 +39,7 @@ from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.session.session import Session
 from simplebus.core.settings import Settings
 from simplebus.core.snapshot import PositionSnapshot
+from simplebus.core.store.publisher_confirms import PublisherConfirms
 from simplebus.core.store.quotas import Quotas
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.channel_filter import ChannelFilter
@@ -109,23 +108,21 @@ class SubscriptionManager:
         identity: str,
         run_id: str,
         delayed_wakeups: DelayedWakeups,
-        end_session: Callable[[int, RemoteProtocolError], None],
+        producer_states: ProducerStates,
         durable_owners: DurableOwners,
-        reply_when_durable: Callable[[Session, bytes, int, SendSource | None], None],
+        quotas: Quotas,
+        publisher_confirms: PublisherConfirms,
     ) -> None:
         self.identity = identity
         self.run_id = run_id
-        self.producer_states = ProducerStates()
+        self.producer_states = producer_states
         self._store = store
         store.class_registry.on_class_created = self._start_early_subscribers
         store.class_registry.on_renamed = durable_owners.reapply_permissions
         self._delayed_wakeups = delayed_wakeups
-        self._end_session = end_session
-        """Called with the id of a session that must end, and the reason."""
-        self._reply_when_durable = reply_when_durable
-        """See `PublisherConfirms.reply_when_durable`."""
+        self._publisher_confirms = publisher_confirms
         self.durable_owners = durable_owners
-        self.quotas = Quotas(durable_owners.get_users, store)
+        self.quotas = quotas
         self._early_subscribers: dict[int, dict[Session, None]] = {}
         """Version 1 sessions that subscribed to classes that do not exist yet."""
         self._idle_since: dict[Position, float] = {}
@@ -158,30 +155,48 @@ class SubscriptionManager:
             except RemoteProtocolError:  # The new class is not permitted; v1 has no error reply.
                 self._store.classes[class_id].dropped_counts[Reason.UNAUTHORIZED] += 1
 
-    def connect_v2(self, session: Session, greeting: ConnectRequested) -> None:
-        """Handle a version 2 Connect: declare classes, resume the producer, and reply."""
+    def claim_producer(self, session: Session, greeting: ConnectRequested) -> NameClaim | None:
+        """Check a version 2 Connect, and claim the publisher name of the first one.
+
+        The caller ends the former session of the claim, which settles which of its messages are
+        stored, and then calls `connect_v2`.
+
+        Returns:
+            The claim; None without a name, and for a later Connect.
+        """
+        decoder, request = session.version2, greeting.body
+        assert decoder is not None
+        class_registry = self._store.class_registry
+        check_first_number(request, class_registry)
+        classes = class_registry.deduplicate(request.classes)
+        named, _ = class_registry.check_declaration(classes)
+        check_class_references(session, classes, class_registry)
+        self.quotas.check_class_quota(session, named)
+        if decoder.is_greeted or request.name is None:
+            return None
+        return self.producer_states.claim_name(
+            request.name, request.instance or "", session.session_id, user=session.user
+        )
+
+    def connect_v2(
+        self, session: Session, greeting: ConnectRequested, claim: NameClaim | None
+    ) -> None:
+        """Handle a version 2 Connect: declare classes, resume the producer, and reply.
+
+        Args:
+            session: Session of the peer.
+            greeting: The Connect.
+            claim: Result of `claim_producer`.
+        """
         decoder, request = session.version2, greeting.body
         assert decoder is not None
         store = self._store
-        check_first_number(request, store.class_registry)
         classes = store.class_registry.deduplicate(request.classes)
-        named, _ = store.class_registry.check_declaration(classes)
-        check_class_references(session, classes, store.class_registry)
-        self.quotas.check_class_quota(session, named)
         lost, is_first = 0, not decoder.is_greeted
         if is_first:
             producer = decoder.producer
-            if request.name is not None:
-                claim = self.producer_states.claim_name(
-                    request.name, request.instance or "", session.session_id, user=session.user
-                )
+            if claim is not None:
                 producer = claim.producer
-                if claim.former_session_id is not None:
-                    detail = "this program has connected again under the same name"
-                    # Ending it settles which of its messages are stored.
-                    self._end_session(
-                        claim.former_session_id, RemoteProtocolError(Reason.TAKEN_OVER, detail)
-                    )
                 lost, must_log = resume_producer(
                     self.producer_states,
                     claim,
@@ -401,7 +416,7 @@ class SubscriptionManager:
             timer_index=event.subscription_number,  # See `frames.HEADER`.
             content=reply.encode(),
         )
-        self._reply_when_durable(session, frame, position.log_position, held)
+        self._publisher_confirms.reply_when_durable(session, frame, position.log_position, held)
         return True
 
     def _find_named_position(
@@ -628,7 +643,8 @@ class SubscriptionManager:
         reply = frames.encode(
             frames.UNSUBSCRIBE, class_id=event.subscription_number, message_id=event.request_number
         )
-        self._reply_when_durable(session, reply, position.log_position if forget else 0, None)
+        log_position = position.log_position if forget else 0
+        self._publisher_confirms.reply_when_durable(session, reply, log_position, None)
 
     def _update_group_after_leave(self, group: AnyGroup, *, forget: bool) -> None:
         """End a group without members if it has no durable name or must be forgotten, else continue

@@ -3,6 +3,7 @@
 - `store`: appends messages to classes, applies full-class policies, dead-letters and expires.
 - `publish_queue`: messages of publishers that wait for space in a full class.
 - `rate_queue`: publishers that wait for their rate limit.
+- `refusal_sender`: tells sessions that a frame had no effect.
 - `compaction`: copies last values to the head, so that older messages can be released.
 - `publisher_confirms`: confirms and replies that wait for the journal.
 - `quotas`: limits on the classes and durables that one user creates.

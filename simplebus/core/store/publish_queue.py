@@ -13,43 +13,52 @@ of a version 2 session are discarded: they were not confirmed, so the publisher 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
+from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.frames import FrameBatch
-from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.session.session import Session
 from simplebus.core.store.rate_queue import RateQueue
-from simplebus.core.users.rate_limit import consume
+from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
+from simplebus.core.users.rate_limit import RateLimiter, consume
 
 
-class PublishQueue:
-    """Parked messages of one broker."""
+class AppendingStore(Protocol):
+    """Part of a `Store` that the publish queue uses."""
 
-    def __init__(
-        self,
-        classes: Mapping[int, MessageClass],
-        budget: MemoryBudget,
-        append_batch: Callable[[MessageClass, FrameBatch, Session], int],
-        dead_letter_budget: MemoryBudget,
-        clock: BrokerClock,
-    ) -> None:
-        self._classes = classes
-        self._budget = budget
-        self._append_batch = append_batch
-        """Stores messages as far as there is space, and notifies subscribers.
+    def append_batch(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
+        """Store messages as far as there is space, and notify subscribers.
 
         Returns how many messages were handled: stored or refused.
         """
-        self._dead_letter_budget = dead_letter_budget
+
+
+class PublishQueue:
+    """Parked messages of one broker. A `WakeupTarget` for those that wait for a rate limit."""
+
+    def __init__(
+        self,
+        store: AppendingStore,
+        class_registry: ClassRegistry,
+        clock: BrokerClock,
+        delayed_wakeups: DelayedWakeups,
+    ) -> None:
+        self.scanned_count = 0
+        """Always 0: the work of one wakeup is bounded by the rates."""
+        self._store = store
+        self._classes = class_registry.classes
+        self._budget = class_registry.budget
+        self._dead_letter_budget = class_registry.dead_letter_budget
         """Memory of dead-letter classes, which may never be consumed."""
         self.progressed_sessions: dict[Session, None] = {}
         """Sessions that had parked messages stored. The reader clears it."""
         self.blocked_classes: dict[MessageClass, None] = {}
         """Classes with blocked sessions."""
-        self.rate_queue = RateQueue(clock, self._queue_for_class)
+        self.rate_queue = RateQueue(clock)
+        self._delayed_wakeups = delayed_wakeups
 
     def park(
         self,
@@ -81,6 +90,28 @@ class PublishQueue:
                     self._block_session(session, next_queue)
                 if isinstance(next_queue, MessageClass):
                     classes_to_retry.append(next_queue)
+
+    @property
+    def next_wakeup(self) -> float:
+        """Time of the next call of `handle_wakeup`."""
+        return self.rate_queue.next_allowed_time
+
+    def handle_wakeup(self) -> bool:
+        """Store messages of the rate-limited sessions that may publish again."""
+        for session in self.rate_queue.allowed_sessions():
+            self._queue_for_class(session)
+        return False
+
+    def set_token_buckets(self, session: Session, token_buckets: tuple[RateLimiter, ...]) -> None:
+        """Replace the token buckets of a session, which may be waiting."""
+        if session.token_buckets == token_buckets:
+            return
+        if session not in self.rate_queue.waiting_sessions:
+            session.set_token_buckets(token_buckets)
+            return
+        self.rate_queue.remove(session)
+        session.set_token_buckets(token_buckets)
+        self._block_session(session, self.rate_queue)
 
     def _queue_for_class(self, session: Session) -> None:
         """Move a session whose rate allows publishing again to the queue of its class."""
@@ -119,6 +150,7 @@ class PublishQueue:
     def _block_session(self, session: Session, target: MessageClass | RateQueue) -> None:
         if isinstance(target, RateQueue):
             target.add(session)
+            self._delayed_wakeups.schedule_wakeup(self.next_wakeup, self)
             return
         target.blocked_sessions.append(session)
         self.blocked_classes[target] = None
@@ -148,7 +180,7 @@ class PublishQueue:
             allowed = self.rate_queue.count_allowed(session, batch)
             if not allowed:
                 return self.rate_queue
-            handled = self._append_batch(cls, batch.slice(0, allowed), session)
+            handled = self._store.append_batch(cls, batch.slice(0, allowed), session)
             stored_bytes = int(batch.bounds[handled])
             consume(session.token_buckets, handled, stored_bytes)
             if handled:

@@ -8,7 +8,7 @@ all classes to others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
@@ -21,7 +21,7 @@ from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.position import Position
-from simplebus.core.users.users import Users
+from simplebus.core.users.user_directory import UserDirectory
 
 _CLASS_QUOTA_HINT = (
     "; classes are never removed; set max-classes in the table of the user to change the limit"
@@ -31,9 +31,8 @@ _CLASS_QUOTA_HINT = (
 class Quotas:
     """Quotas of one broker."""
 
-    def __init__(self, users: Callable[[], Users | None], store: Store) -> None:
-        """`users` returns the current users, or None without authentication."""
-        self._users = users
+    def __init__(self, user_directory: UserDirectory, store: Store) -> None:
+        self._user_directory = user_directory
         self._store = store
         self.durable_count = 0
         self.position_count_by_user: Counter[str] = Counter()
@@ -134,6 +133,5 @@ class Quotas:
 
     def _configured_quota(self, session: Session, resource: str) -> int | None:
         """Return the quota in the user's table: 0 for no limit, None if it is not set."""
-        users = self._users()
-        user = users.find_by_name(session.user) if users is not None else None
+        user = self._user_directory.find_by_name(session.user)
         return None if user is None else getattr(user, f"{resource}_max")

@@ -5,28 +5,21 @@ The session that has waited longest continues first, and then waits behind all o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 from simplebus.core.clock import BrokerClock
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.session.session import Session
 from simplebus.core.subscription.delayed_wakeups import NEVER
 from simplebus.core.users import rate_limit
-from simplebus.core.users.rate_limit import RateLimiter
 
 
 class RateQueue:
-    """Rate-limited sessions of one broker. A `WakeupTarget`."""
+    """Rate-limited sessions of one broker."""
 
-    def __init__(self, clock: BrokerClock, retry_session: Callable[[Session], None]) -> None:
-        self.scanned_count = 0
-        """Always 0: the work of one wakeup is bounded by the rates."""
-        self.schedule_wakeup: Callable[[float, RateQueue], None] = lambda due, waiter: None
-        """Called with the time of the next wakeup and this queue."""
+    def __init__(self, clock: BrokerClock) -> None:
         self.waiting_sessions: dict[Session, None] = {}
         self._clock = clock
-        self._retry_session = retry_session
-        """Stores the parked messages of a session as far as its rate allows."""
 
     def count_allowed(self, session: Session, batch: FrameBatch) -> int:
         """Return how many messages of `batch` the session may publish now."""
@@ -37,7 +30,6 @@ class RateQueue:
         self.waiting_sessions[session] = None
         for meter in session.token_buckets:
             meter.waiting_session_count += 1
-        self.schedule_wakeup(self.next_wakeup, self)
 
     def remove(self, session: Session) -> None:
         del self.waiting_sessions[session]
@@ -45,8 +37,8 @@ class RateQueue:
             meter.waiting_session_count -= 1
 
     @property
-    def next_wakeup(self) -> float:
-        """Time of the next call of `handle_wakeup`."""
+    def next_allowed_time(self) -> float:
+        """Time at which a waiting session may publish again; infinite if none waits."""
         if not self.waiting_sessions:
             return NEVER
         now = self._clock.now
@@ -55,25 +47,17 @@ class RateQueue:
             for each in {s.token_buckets for s in self.waiting_sessions}
         )
 
-    def handle_wakeup(self) -> bool:
-        """Store messages of the sessions that may publish again."""
+    def allowed_sessions(self) -> Iterator[Session]:
+        """Yield the sessions that may publish again, the longest waiting first.
+
+        The caller publishes messages of a session before it requests the next one, and adds the
+        session again if some remain.
+        """
         now, spent = self._clock.now, set()
         for session in list(self.waiting_sessions):
             if session not in self.waiting_sessions or session.token_buckets in spent:
                 continue
             if rate_limit.next_available(session.token_buckets, now) <= now:
-                self._retry_session(session)
+                yield session
             if session in self.waiting_sessions:
                 spent.add(session.token_buckets)
-        return False
-
-    def set_token_buckets(self, session: Session, token_buckets: tuple[RateLimiter, ...]) -> None:
-        """Replace the token buckets of a session, which may be waiting."""
-        if session.token_buckets == token_buckets:
-            return
-        is_waiting = session in self.waiting_sessions
-        if is_waiting:
-            self.remove(session)
-        session.set_token_buckets(token_buckets)
-        if is_waiting:
-            self.add(session)

@@ -50,7 +50,6 @@ from simplebus.core.message_class.message_class import MessageClass, build_row
 from simplebus.core.message_class.spill import SpillManager
 from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
-from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.redelivery.failure_reasons import FailureReasons
 from simplebus.core.ring.columns import NO_DELAY, MessageRow, MessageRows
@@ -59,7 +58,9 @@ from simplebus.core.session.session import Session
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.store import compaction
 from simplebus.core.store.publish_queue import PublishQueue
+from simplebus.core.store.refusal_sender import RefusalSender
 from simplebus.core.subscription import selection
+from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
 from simplebus.core.subscription.position import Position, PositionChanges
 from simplebus.core.users.permissions import ClassAccess
 from simplebus.core.users.rate_limit import consume, has_waiting_sessions, is_one_allowed
@@ -84,9 +85,8 @@ class Store:
         self,
         settings: Settings,
         clock: BrokerClock,
-        *,
-        on_refused: Callable[[Session, FrameRefused], None],
-        on_slow_consumer: Callable[[Position], None],
+        refusal_sender: RefusalSender,
+        delayed_wakeups: DelayedWakeups,
         commit_log: CommitLog | None = None,
     ) -> None:
         self.settings = settings
@@ -105,20 +105,11 @@ class Store:
                 self.clock, commit_log, self.class_registry.spill_budget
             )
             self.class_registry.spill_manager = self.spill_manager
-        self.publish_queue = PublishQueue(
-            self.classes,
-            self.budget,
-            self._append_batch,
-            self.class_registry.dead_letter_budget,
-            clock,
-        )
+        self.publish_queue = PublishQueue(self, self.class_registry, clock, delayed_wakeups)
         self.failure_reasons = FailureReasons()
         """Reasons of nacks, for messages that will be redelivered."""
         self.timer_index = 0
-        self._on_refused = on_refused
-        """Called with refusals of messages that cannot be stored."""
-        self._on_slow_consumer = on_slow_consumer
-        """Called with a subscription that exceeds its pending limit and must be ended."""
+        self._refusal_sender = refusal_sender
         self.on_stored: OnStored | None = None
         """Called with all stored messages, if set."""
         self.on_timed_stored: OnStored | None = None
@@ -327,7 +318,7 @@ class Store:
             cls.dropped_counts[Reason.UNAUTHORIZED] += count
         return 0, count
 
-    def _append_batch(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
+    def append_batch(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
         """Append messages of one frame type as far as there is space, without the class's policy.
 
         Returns:
@@ -456,7 +447,7 @@ class Store:
         self, session: Session, batch: FrameBatch, reason: Reason, detail: str
     ) -> None:
         for refused in version2.build_refusals(batch, reason, detail):
-            self._on_refused(session, refused)
+            self._refusal_sender.send_refusal(session, refused)
 
     def notify_subscribers(self, cls: MessageClass) -> None:
         """Mark the subscriptions of a class as having something to send."""
@@ -672,18 +663,30 @@ class Store:
         if cls.blocked_sessions:
             self.publish_queue.retry(cls)
 
-    def apply_position_changes(self) -> None:
-        """Append dead letters, trim changed classes, and end positions that exceed their limit."""
+    def apply_position_changes(self) -> list[Position]:
+        """Append dead letters and trim changed classes, until a position exceeds its limit.
+
+        Returns:
+            Positions that the caller must end before it calls again: their consumers are too slow.
+            Empty if all changes are applied.
+        """
         changes = self.position_changes
         while changes.class_ids:
             self.append_given_up()
             class_id, _ = changes.class_ids.popitem()
             cls = self.classes[class_id]
-            for position in [p for p in self._slow_positions if p.class_id == class_id]:
-                del self._slow_positions[position]
-                if position in cls.limited_positions:
-                    self._on_slow_consumer(position)
+            if self._slow_positions and (slow := self._pop_slow_positions(cls)):
+                changes.class_ids[class_id] = None  # Trimmed when the positions have ended.
+                return slow
             self.trim_class(cls)
+        return []
+
+    def _pop_slow_positions(self, cls: MessageClass) -> list[Position]:
+        """Return the positions of a class that exceed their limit, each once."""
+        slow = [p for p in self._slow_positions if p.class_id == cls.class_id]
+        for position in slow:
+            del self._slow_positions[position]
+        return [position for position in slow if position in cls.limited_positions]
 
     # Time ----------------------------------------------------------------------------------------
 

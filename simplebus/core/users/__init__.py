@@ -2,6 +2,7 @@
 
 Modules in reading order:
     users               user table and authentication
+    user_directory      current users, which a reload replaces
     passwords           password hashes, and passwords verified before
     certificate_names   normal form of names in client certificates
     permissions         permissions of one user, by class and channel

@@ -39,7 +39,7 @@ USERS = Users(
 @pytest.fixture
 def bus() -> BrokerHarness:
     found = BrokerHarness()
-    found.broker.users = USERS
+    found.broker.user_directory.replace_users(USERS)
     return found
 
 
@@ -130,10 +130,10 @@ def test_only_owner_and_configurers_may_change_policy(
 
 
 def test_durable_without_owner_is_adopted_by_user_who_sees_all(bus: BrokerHarness) -> None:
-    bus.broker.users = None
+    bus.broker.user_directory.replace_users(None)
     anybody = connect_version2(bus, subscribe(1, 1, durable="d"))
     anybody.disconnect()
-    bus.broker.users = USERS
+    bus.broker.user_directory.replace_users(USERS)
     assert subscribe_error(bus, "eu", durable="d") == (
         "user 'eu' may not use the durable 'd': it receives messages that this user may not see"
     )
@@ -146,7 +146,7 @@ def test_durable_without_owner_is_adopted_by_user_who_sees_all(bus: BrokerHarnes
 def test_naming_a_class_reapplies_permissions(bus: BrokerHarness) -> None:
     secret = PermissionRules(deny=(PermissionRule.parse("secret*"),))
     spy = User("spy", token=hash_token("spy"), permissions=Permissions(subscribe=secret))
-    bus.broker.users = Users([BOSS, spy])
+    bus.broker.user_directory.replace_users(Users([BOSS, spy]))
     listener = connect_version2(bus, subscribe(7, 1), classes=[7], auth={"token": "spy"})
     boss = connect_version2(bus, classes=[{"id": 7, "name": "secret7"}, 8], auth={"token": "boss"})
     boss.send(publish(7, 0, b"TOPSECRET"))
@@ -163,7 +163,8 @@ def test_denied_class_denies_its_dead_letters(
         rules = PermissionRules(deny=(PermissionRule.parse(what),))
         return User(who, token=hash_token(who), permissions=Permissions(subscribe=rules))
 
-    users = bus.broker.users = Users([BOSS, denied("by-id", "7"), denied("by-name", "orders")])
+    users = Users([BOSS, denied("by-id", "7"), denied("by-name", "orders")])
+    bus.broker.user_directory.replace_users(users)
     users.resolve_class_name = bus.broker.store.class_registry.find_dead_letter_sources
     early = connect_version2(bus, classes=["dead.7"], auth={"token": "by-name"})
     dead_of_7 = bus.broker.store.class_id_by_name["dead.7"]
@@ -186,7 +187,8 @@ def test_denied_long_class_name_denies_its_dead_letters(
     long = "x" * 198
     rules = PermissionRules(deny=(PermissionRule.parse(long),))
     spy = User("spy", token=hash_token("spy"), permissions=Permissions(subscribe=rules))
-    users = bus.broker.users = Users([BOSS, spy])
+    users = Users([BOSS, spy])
+    bus.broker.user_directory.replace_users(users)
     users.resolve_class_name = bus.broker.store.class_registry.find_dead_letter_sources
     connect_version2(bus, classes=[long], auth={"token": "boss"})
     dead = bus.broker.store.class_registry.open_dead_letter_class(long)

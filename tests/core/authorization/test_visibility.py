@@ -43,14 +43,16 @@ def create_user(name: str, *rules: str, admin: tuple[tuple[AdminRight, str], ...
 @pytest.fixture
 def bus() -> BrokerHarness:
     found = BrokerHarness()
-    found.broker.users = Users(
-        [
-            User("boss", token=hash_token("boss")),
-            create_user("ada", REPLIES_CLASS),
-            create_user("eve", f"{REPLIES_CLASS} {REPLIES_CLASS}.#"),
-            create_user("any"),
-            create_user("log", admin=((AdminRight.FETCH, "*"),)),
-        ]
+    found.broker.user_directory.replace_users(
+        Users(
+            [
+                User("boss", token=hash_token("boss")),
+                create_user("ada", REPLIES_CLASS),
+                create_user("eve", f"{REPLIES_CLASS} {REPLIES_CLASS}.#"),
+                create_user("any"),
+                create_user("log", admin=((AdminRight.FETCH, "*"),)),
+            ]
+        )
     )
     return found
 
@@ -111,15 +113,17 @@ def test_permission_by_id_allows_naming_the_class(bus: BrokerHarness) -> None:
     declare_replies_class(bus)
     by_id = Permissions(PermissionRules((PermissionRule("9"),)), PermissionRules(()))
     denied = Permissions(PermissionRules(), PermissionRules((), (PermissionRule("9"),)))
-    bus.broker.users = Users(
-        [
-            User("svc", token=hash_token("svc"), permissions=by_id),
-            User(
-                "no",
-                token=hash_token("no"),
-                permissions=replace(denied, publish=PermissionRules(())),
-            ),
-        ]
+    bus.broker.user_directory.replace_users(
+        Users(
+            [
+                User("svc", token=hash_token("svc"), permissions=by_id),
+                User(
+                    "no",
+                    token=hash_token("no"),
+                    permissions=replace(denied, publish=PermissionRules(())),
+                ),
+            ]
+        )
     )
     assert (
         connect_version2(bus, classes=[REPLIES_CLASS], auth={"token": "svc"}).receive_error_codes()

@@ -28,7 +28,7 @@ USERS = [
 
 def bus_with_users(**limits: int) -> BrokerHarness:
     bus = BrokerHarness(**limits)
-    bus.broker.users = Users(USERS)
+    bus.broker.user_directory.replace_users(Users(USERS))
     return bus
 
 
@@ -79,7 +79,7 @@ def test_connect_above_the_quota_creates_no_class() -> None:
 
 def test_restricted_users_leave_reserved_classes() -> None:
     bus = bus_with_users(classes=16)
-    bus.broker.users = Users([*USERS, *(user(f"u{n}") for n in range(4))])
+    bus.broker.user_directory.replace_users(Users([*USERS, *(user(f"u{n}") for n in range(4))]))
     for n in range(14):
         peer(bus, f"u{n // 4}", classes=(f"c{n}",)).disconnect()
     assert refusal(bus, "ada", "more") == (
@@ -121,9 +121,9 @@ def test_moved_or_resumed_durable_counts_once() -> None:
     for seek in (True, False):
         boss.send(subscribe(1, 1, durable="d", seek=seek, start="new"), unsubscribe(1))
     assert bus.broker.subscription_manager.quotas.position_count_by_user == {"boss": 1}
-    bus.broker.users = None
+    bus.broker.user_directory.replace_users(None)
     connect_version2(bus, subscribe(1, 1, durable="unowned")).disconnect()
-    bus.broker.users = Users(USERS)
+    bus.broker.user_directory.replace_users(Users(USERS))
     peer(bus, "ada", subscribe(1, 1, durable="unowned"))
     assert bus.broker.subscription_manager.quotas.position_count_by_user == {"boss": 1, "ada": 1}
 

@@ -86,7 +86,9 @@ ADDRESS = "10.0.0.1"
 def build_limited_bus(rate: RateLimit, *names: str) -> BrokerHarness:
     """Build a bus whose users may publish at this rate; each user's token is its name."""
     bus = BrokerHarness()
-    bus.broker.users = Users([User(name, token=hash_token(name), rate=rate) for name in names])
+    bus.broker.user_directory.replace_users(
+        Users([User(name, token=hash_token(name), rate=rate) for name in names])
+    )
     return bus
 
 
@@ -151,7 +153,7 @@ def test_version_1_publisher_above_the_rate_is_not_read() -> None:
     assert stored_payloads(bus) == 30
     bus.broker.rate_limits.remove_limits()
     set_time(bus, 3.0)
-    bus.broker.store.publish_queue.rate_queue.handle_wakeup()
+    bus.broker.store.publish_queue.handle_wakeup()
     assert stored_payloads(bus) == 100
     assert other.receive_ids(1) == list(range(100))
 

@@ -88,7 +88,7 @@ class FakeServer:
                 kind, _, number, _ = frames.HEADER.unpack_from(frame)
                 if kind == frames.MESSAGE:
                     got.append((number, frame[frames.HEADER.size :]))
-        self.broker.store.apply_position_changes()
+        self.broker.apply_position_changes()
         return got
 
     def store(self) -> None:

@@ -128,7 +128,7 @@ class Client:
             outbox.mark_sent(len(piece), tick)
             self.harness.check_invariants()
             pieces -= 1
-        self.harness.broker.store.apply_position_changes()  # Every driver flushes after sending.
+        self.harness.broker.apply_position_changes()  # Every driver flushes after sending.
         return taken
 
     def receive(self) -> tuple[list[Msg], list[bytes]]:

@@ -35,7 +35,7 @@ def harness_with_users(
     known = Users((one, User("all", token=hash_token("2"))))
     auth = NatsAuth(shared_users=known, shared_permissions={"one": own})
     harness = NatsBrokerHarness(nats=NatsSettings(auth=auth))
-    harness.broker.users = known
+    harness.broker.user_directory.replace_users(known)
     named = [NamedClass(name=name, subjects=[f"{name}.>"]) for name in ("orders", "hidden")]
     harness.broker.store.class_registry.declare_classes(named)
     return harness.client(auth_token="1"), harness.client(auth_token="2")

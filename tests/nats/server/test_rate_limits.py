@@ -17,7 +17,7 @@ from tests.nats.bus.two_listeners import Client, NatsBrokerHarness
 def harness(*users: User) -> NatsBrokerHarness:
     known = Users(users)
     found = NatsBrokerHarness(nats=NatsSettings(auth=NatsAuth(shared_users=known)))
-    found.broker.users = known
+    found.broker.user_directory.replace_users(known)
     return found
 
 
