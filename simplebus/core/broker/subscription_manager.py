@@ -246,7 +246,7 @@ class SubscriptionManager:
     def _reply_when_caught_up(self, session: Session, frame: bytes) -> None:
         """Answer an empty Connect behind all messages that are stored remotely for the session."""
         held = partial(self._remote_positions, session)
-        barrier = CatchUpBarrier(session, held, partial(self._send_reply, session, frame))
+        barrier = CatchUpBarrier(session, held, frame)
         session.outbox.defer_reply(barrier.try_reply)
 
     def _remote_positions(self, session: Session) -> list[tuple[RemoteStorage, Position]]:

@@ -104,12 +104,12 @@ class CatchUpBarrier:
         self,
         session: Session,
         list_remote_positions: Callable[[], list[tuple[RemoteStorage, Position]]],
-        send_reply: Callable[[], None],
+        reply: bytes,
     ) -> None:
         """Create a barrier. `list_remote_positions` is called when earlier replies were sent."""
         self._session = session
         self._list_remote_positions = list_remote_positions
-        self._send_reply = send_reply
+        self._reply = reply
         self._is_started = False
         self._missing_count = 0
 
@@ -121,7 +121,7 @@ class CatchUpBarrier:
                 self._missing_count += not cls.has_caught_up(position, self._on_caught_up)
         if self._missing_count:
             return self._session.is_closed
-        self._send_reply()
+        self._session.outbox.queue_reply(self._reply)
         return True
 
     def _on_caught_up(self) -> None:
