@@ -272,7 +272,7 @@ class Broker:
             RemoteProtocolError: As `apply_event`.
         """
         is_stored = self.store.publish_one(session, class_id, frame, channel)
-        session.record_published(self.clock.tick, 1)
+        session.record_published_one(self.clock.tick)
         if not is_stored:
             check_session_pending(session, self.settings.limits)
 
@@ -457,7 +457,7 @@ class Broker:
         match event:
             case PublishedFrame():
                 self.store.publish_one(session, event.class_id, event.frame)
-                session.record_published(self.clock.tick, 1)
+                session.record_published_one(self.clock.tick)
             case AckedRange():
                 self._ack_handler.ack_range(
                     session, event.subscription_number, event.first, event.last

@@ -128,6 +128,8 @@ class Session:
         """True for a local session: another listener decodes the bytes and encodes the frames."""
         self.is_internal = False
         """True for a part of the server, which has all permissions."""
+        self.handled_count = 0
+        """Messages that were stored, parked or refused."""
         self.confirmed_number = 0
         """Version 2: all numbers below are confirmed to the peer. See the module."""
         self.promised_number = 0
@@ -234,21 +236,24 @@ class Session:
 
     # Messages and acks ---------------------------------------------------------------------------
 
-    @property
-    def handled_count(self) -> int:
-        """Messages that were stored, parked or refused."""
-        return 0 if self.decoder is None else self.decoder.handled_count
+    def record_published_one(self, tick: int) -> None:
+        """Record a message that was decoded alone, and stored, parked or refused by the store."""
+        self.last_publish_tick = tick
+        self.handled_count += 1
 
     def record_published(self, tick: int, count: int) -> None:
-        """Record messages that were stored, parked or refused by the store."""
-        assert self.decoder is not None
+        """Record messages of a batch that were stored, parked or refused by the store."""
         self.last_publish_tick = tick
-        self.decoder.record_handled(count)
+        self.record_handled(count)
 
     def record_handled(self, count: int) -> None:
-        """Record messages that were refused before they reached the store."""
-        assert self.decoder is not None
-        self.decoder.record_handled(count)
+        """Record messages of a batch that were handled, perhaps refused before the store.
+
+        If decoding the batch is stopped, the decoder expects the numbers of the others again.
+        """
+        self.handled_count += count
+        if self.version2 is not None:
+            self.version2.record_handled(count)
 
     def record_refused(self, reason: Reason, count: int) -> None:
         """Count refused frames of a version 2 peer."""

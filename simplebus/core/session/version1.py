@@ -43,12 +43,6 @@ class Version1Decoder:
 
     def __init__(self, known_classes: Container[int]) -> None:
         self.known_classes = known_classes
-        self.handled_count = 0
-        """Messages that were stored, parked or refused."""
-
-    def record_handled(self, count: int) -> None:
-        """Count messages that were stored, parked or refused."""
-        self.handled_count += count
 
     def mark_parked(self, batch: FrameBatch) -> None:
         """Record that `batch` waits for space behind all waiting messages."""

@@ -67,6 +67,8 @@ class Version2Decoder(Version1Decoder):
 
     def __init__(self, known_classes: Container[int]) -> None:
         super().__init__(known_classes)
+        self._handled_count = 0
+        """Messages of batches that were stored, parked or refused."""
         self.is_greeted = False
         self.producer = ProducerState()
         """State of the publisher whose messages they are."""
@@ -90,6 +92,10 @@ class Version2Decoder(Version1Decoder):
         self.can_skip_numbers = can_skip_numbers
         self.next_number = producer.next_number
         self.is_greeted = True
+
+    def record_handled(self, count: int) -> None:
+        """Count messages of a batch that were stored, parked or refused."""
+        self._handled_count += count
 
     def pop_duplicate_count(self) -> int:
         """Return the duplicates since the last call."""
@@ -230,7 +236,7 @@ class Version2Decoder(Version1Decoder):
         If the caller stops early, the numbers of unhandled messages are expected again. Later ones
         may be stored already, because the messages of one class are handled in one piece.
         """
-        handled_before = self.handled_count
+        handled_before = self._handled_count
         yielded: list[PublishedBatch | FrameRefused] = []
         try:
             for event in super().decode_events(batch):
@@ -238,7 +244,7 @@ class Version2Decoder(Version1Decoder):
                     yielded.append(event)
                 yield event
         except BaseException:
-            handled = self.handled_count - handled_before
+            handled = self._handled_count - handled_before
             if handled < numbers.size:
                 self._rewind_to_unhandled(
                     numbers,
