@@ -35,9 +35,11 @@ log = logging.getLogger("simplebus.server")
 _RETRY_SECONDS = 1.0
 DIRECT_WRITE_BYTES_MAX = 16 * 1024
 """Size of the largest batch that the event loop writes itself."""
-# A write in the event loop that takes longer is not repeated there for the pause after it.
-_DIRECT_WRITE_SECONDS_MAX = 0.002
-_DIRECT_WRITE_PAUSE_SECONDS = 10.0
+# After a write in the event loop that takes longer, or fails, the thread writes for a while: slow
+# writes may take a hundredth of the event loop's time.
+_DIRECT_WRITE_SECONDS_MAX = 0.005
+_DIRECT_WRITE_PAUSE_FACTOR = 100
+_DIRECT_WRITE_PAUSE_AFTER_ERROR_SECONDS = 10.0
 
 WriteFailure = tuple[Reason, str]
 
@@ -140,11 +142,11 @@ class JournalWriter:
             self._journal.sync()
         except OSError:
             self._has_unsynced = True  # The thread repeats the write and reports the error.
-            self._direct_write_at = started_at + _DIRECT_WRITE_PAUSE_SECONDS
+            self._direct_write_at = started_at + _DIRECT_WRITE_PAUSE_AFTER_ERROR_SECONDS
             return False
         seconds = time.monotonic() - started_at
         if seconds > _DIRECT_WRITE_SECONDS_MAX:
-            self._direct_write_at = started_at + _DIRECT_WRITE_PAUSE_SECONDS
+            self._direct_write_at = started_at + _DIRECT_WRITE_PAUSE_FACTOR * seconds
         self.write_seconds.observe(seconds)
         self.written_batch_count += 1
         self._last_written = batch.number

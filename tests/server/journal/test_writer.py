@@ -341,7 +341,7 @@ def test_slow_direct_write_is_the_last_one_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = DirectWriteHarness(tmp_path)
-    times = iter([0.0, 5.0, 5.1, 10.1, 10.1])
+    times = iter([0.0, 0.5, 49.9, 50.1, 50.1])
     monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
     assert harness.writer.write_directly(harness.next_batch())
     later = harness.next_batch()
