@@ -475,7 +475,7 @@ class MemoryTransport:
             space[count_read : count_read + count] = piece[:count]
             outbox.mark_sent(count, tick)
             count_read += count
-        if count_read:
+        if count_read or server.broker.has_position_changes:
             server.wake_clients()  # Skipped messages may have freed space for publishers.
         return count_read
 

@@ -160,7 +160,7 @@ class LocalClient:
             space[read_bytes : read_bytes + count] = piece[:count]
             outbox.mark_sent(count, tick)
             read_bytes += count
-        if read_bytes:
+        if read_bytes or self._server.broker.has_position_changes:
             self._server.flush_ready()  # Skipped messages may have freed space.
         return read_bytes
 

@@ -372,6 +372,11 @@ class Broker:
         if producer.session_id == session.session_id:
             producer_states.mark_disconnected(producer, self.clock.now)
 
+    @property
+    def has_position_changes(self) -> bool:
+        """True if `end_turn` has something to do, even if no bytes were taken from an outbox."""
+        return bool(self._changed_class_ids)
+
     def end_turn(self) -> DriverActions:
         """Finish what the calls since the previous turn have begun, and return what is to be done.
 
