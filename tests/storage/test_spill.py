@@ -85,8 +85,11 @@ def test_first_subscriber_receives_spilled_backlog(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, connect_version2(bus), 300)
     old = bus.peer(subscribe1(1))
-    bus.bring()
-    assert [each.payload for each in old.receive_messages()] == numbered(300)
+    received: list[bytes] = []
+    for _ in ("from disk", "from memory"):
+        bus.bring()
+        received += [each.payload for each in old.receive_messages()]
+    assert received == numbered(300)
     old.disconnect()
     assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(300)
 

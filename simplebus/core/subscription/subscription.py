@@ -92,7 +92,7 @@ class BrokerSubscription:
 
     def resume_delivery(self) -> None:
         """Continue to send, after messages were acknowledged or rejected."""
-        if not self.is_queued and self.has_work:
+        if not self.is_queued and self.position.has_work:
             self.outbox.enqueue(self)
 
     def check_invariants(self) -> None:
