@@ -277,9 +277,9 @@ class CommitLog:
     def mark_durable(self, batch_number: int, *, has_space: bool = True) -> None:
         """Record that batches up to `batch_number` are durable.
 
-        Clears the write error if there is disk space.
+        Clears the write error if there is disk space. Reports may arrive out of order.
         """
-        self.durable_position = batch_number
+        self.durable_position = max(self.durable_position, batch_number)
         if has_space:
             self.write_error = None
         for class_id in list(self._pending_writes):

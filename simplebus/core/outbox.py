@@ -138,9 +138,15 @@ class Outbox:
         self._confirm_offset = len(self._replies)
         self._replies += frame
 
-    def hold_confirm(self, number: int, level: int) -> None:
-        """Queue a Confirm in front of the next bytes, or when `release_confirm` is called."""
+    def hold_confirm(self, number: int, level: int) -> bool:
+        """Send a Confirm with the next bytes, or when `release_confirm` is called.
+
+        Returns:
+            False if it replaces a Confirm that was held already.
+        """
+        is_first = self._held_confirm is None
         self._held_confirm = number, level
+        return is_first
 
     def release_confirm(self) -> None:
         """Queue the held Confirm, if there is one."""

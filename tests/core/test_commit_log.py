@@ -162,3 +162,13 @@ def test_journal_writes_all_classes_together() -> None:
     commit_log = CommitLog()
     append(commit_log, 0)
     assert not commit_log.is_producer_durable(1, {})
+
+
+def test_late_report_of_an_earlier_batch_changes_nothing() -> None:
+    commit_log = CommitLog(Durability.OS)
+    for sequence in range(2):
+        commit_log.append_messages(1, sequence, 1, b"frame", "", 1.0)
+        assert commit_log.pop_write_batch() is not None
+    commit_log.mark_durable(2)
+    commit_log.mark_durable(1)
+    assert commit_log.durable_position == 2

@@ -292,7 +292,11 @@ class Broker:
         handled_bytes = 0
         try:
             for event, end in session.receive_few(buffer, count):
-                self._dispatch_event(session, event)
+                try:
+                    self._dispatch_event(session, event)
+                except BaseException:
+                    session.expect_again(event)
+                    raise
                 handled_bytes = end
             if handled_bytes < count:
                 self._receive_batches(session, buffer, count, handled_bytes)
@@ -340,6 +344,7 @@ class Broker:
     def send_fatal_error(self, session: Session, error: RemoteProtocolError) -> None:
         """Tell a version 2 peer why its session is about to be closed."""
         if session.has_confirms and not session.is_closed:
+            session.outbox.release_confirm()  # The Error is the last frame.
             reply = ErrorReply(code=error.reason, message=error.sentence, fatal=True)
             session.outbox.queue_reply(frames.encode(frames.ERROR, content=reply.encode()))
 

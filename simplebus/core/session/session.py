@@ -439,6 +439,11 @@ class Session:
             self.receiver.record_frames(1, end - first)
             yield event, end
 
+    def expect_again(self, event: PublishedFrame | AckedRange) -> None:
+        """Expect the message of an event that was not applied once more, with the same number."""
+        if self.version2 is not None and isinstance(event, PublishedFrame):
+            self.version2.expect_again(event.frame)
+
     def _decode_first_frames(self, batch: FrameBatch) -> Iterator[Event]:
         """Yield the events of frames before the protocol version is known."""
         first = 0

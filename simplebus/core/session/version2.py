@@ -179,7 +179,7 @@ class Version2Decoder(Version1Decoder):
             ):
                 return None
             self.next_number = (number + 1) & MESSAGE_ID_MASK
-            self.may_confirm_wait = frame[8] == frames.CONFIRM_MAY_WAIT
+            self.may_confirm_wait = frame[8] == frames.CONFIRM_MAY_WAIT and not frame[7]
             return PublishedFrame(key, frame)
         if frame_type == frames.ACK:
             try:
@@ -188,6 +188,10 @@ class Version2Decoder(Version1Decoder):
                 return None
             return AckedRange(key, first, last)
         return None
+
+    def expect_again(self, frame: memoryview) -> None:
+        """Expect the number of the latest message again, because it was not applied."""
+        self.next_number = int.from_bytes(frame[_NUMBER_OFFSET:7], "big")
 
     def decode_events(self, batch: FrameBatch) -> Iterator[Event]:
         self.may_confirm_wait = False

@@ -139,9 +139,9 @@ class PublisherConfirms:
         if decoder is None or not decoder.may_confirm_wait:
             session.outbox.queue_confirm(number, durability)
             return
-        session.outbox.hold_confirm(number, durability)
-        self._held_since.pop(session, None)
-        self._held_since[session] = self._clock.now
+        if session.outbox.hold_confirm(number, durability):
+            self._held_since.pop(session, None)  # Of a confirm that was sent with other bytes.
+            self._held_since[session] = self._clock.now
 
     @property
     def next_wakeup(self) -> float:

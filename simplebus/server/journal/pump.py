@@ -197,6 +197,8 @@ class JournalPump:
     def _on_durable(self, batch: int, has_space: bool) -> None:
         if self._commit_log.write_error is not None and has_space:
             log.warning("writing the journal works again")
+        # The event loop may have written a later batch before the thread's report arrived.
+        batch = max(batch, self._last_written)
         self._last_written = batch
         self._is_space_low = not has_space
         self._broker.mark_durable(batch, has_space=has_space)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
+import pytest
+
 from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.commit_log import CommitLog
+from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import CONFIRM_WAIT_SECONDS
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.frames import CONFIRM_MAY_WAIT, MESSAGE
 from tests.behaviour.wire_peer import BrokerHarness, heartbeat
-from tests.behaviour.wire_peer_v2 import Version2Peer, ack, connect_version2, publish, subscribe
+from tests.behaviour.wire_peer_v2 import (
+    Version2Peer,
+    ack,
+    connect_version2,
+    publish,
+    subscribe,
+    unsubscribe,
+)
 from tests.support.oracles import build_frame
 
 
@@ -63,7 +75,7 @@ def test_confirm_that_may_wait_is_sent_alone_after_a_time() -> None:
     assert confirmed_numbers(peer) == [2]
 
 
-def test_each_confirm_that_may_wait_has_its_own_time() -> None:
+def test_messages_in_quick_succession_do_not_extend_the_wait_for_a_confirm() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 100.0
     peer = connect_version2(bus, publish_patiently(0))
@@ -71,11 +83,40 @@ def test_each_confirm_that_may_wait_has_its_own_time() -> None:
     peer.send(publish_patiently(1))
     bus.broker.clock.now = 100.0 + CONFIRM_WAIT_SECONDS
     bus.broker.run_due_wakeups()
-    assert confirmed_numbers(peer) == []
-    bus.broker.clock.now = bus.broker.next_wakeup
-    bus.broker.run_due_wakeups()
     assert confirmed_numbers(peer) == [2]
-    assert bus.broker.clock.now == 100.0 + 1.5 * CONFIRM_WAIT_SECONDS
+
+
+def test_confirm_sent_with_other_bytes_starts_no_wait_for_the_next_one() -> None:
+    bus = BrokerHarness()
+    bus.broker.clock.now = 100.0
+    peer = connect_version2(bus, subscribe(1, 5), publish_patiently(0))
+    assert confirmed_numbers(peer) == [1]
+    bus.broker.clock.now += 0.5 * CONFIRM_WAIT_SECONDS
+    peer.send(unsubscribe(5))
+    peer.receive_all()
+    peer.send(publish_patiently(1))
+    assert bus.broker.next_wakeup == bus.broker.clock.now + CONFIRM_WAIT_SECONDS
+
+
+def test_fatal_error_follows_a_confirm_that_was_held() -> None:
+    bus = BrokerHarness()
+    peer = connect_version2(bus, publish_patiently(0))
+    bus.broker.send_fatal_error(peer.session, RemoteProtocolError(Reason.STALLED, "test"))
+    assert [reply.kind for reply in peer.receive_replies()][-2:] == ["confirm", "error"]
+
+
+def test_message_that_could_not_be_applied_is_not_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus = BrokerHarness()
+    peer = connect_version2(bus, publish(1, 0, b"stored"))
+    peer.receive_all()
+    monkeypatch.setattr(bus.broker.store, "publish_one", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        peer.send(publish(1, 1, b"lost"))
+    assert confirmed_numbers(peer) == []
+    assert peer.session.version2 is not None
+    assert peer.session.version2.next_number == 1
 
 
 def test_frame_without_the_flag_ends_the_wait_for_a_confirm() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import queue
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,15 +15,22 @@ import trio
 import trio.lowlevel
 
 import simplebus
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import RefusedError
 from simplebus.core.limits import Limits
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.server.journal import writer
+from simplebus.server.journal.pump import JournalPump, load
+from simplebus.server.journal.writer import DIRECT_WRITE_BYTES_MAX
 from simplebus.storage.append_file import AppendFile
+from simplebus.storage.directory import lock_directory
 from simplebus.testing.server import bus_server
+from tests.behaviour.wire_peer import BrokerHarness
+from tests.behaviour.wire_peer_v2 import connect_version2, publish
 from tests.support.running_server import class_statistics, connect, message, serving, wait_until
 
+PATIENCE_SECONDS = 60.0
 PAYLOADS = [b"%06d" % number for number in range(3000)]
 
 
@@ -129,3 +140,31 @@ def test_spilling_class_refuses_last_values(tmp_path: Path, policy: FullPolicy) 
         bus.keep_last_values("b")
         bus.publish(b"goes on", class_id="a")
         assert [each.payload for each in bus.fetch("a")] == [b"goes on"]
+
+
+def test_late_report_of_the_thread_does_not_stop_the_journal(tmp_path: Path) -> None:
+    commit_log = CommitLog(Durability.OS)
+    bus = BrokerHarness(commit_log=commit_log)
+    bus.skips_checks = True
+    reports: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    with contextlib.closing(lock_directory(tmp_path, new_bus="here")) as directory:
+        pump = JournalPump(bus.broker, directory, lambda: None)
+        load(bus.broker, directory)
+        pump.start(lambda function, *arguments: reports.put(partial(function, *arguments)))
+        peer = connect_version2(bus, name="till")
+        pump.submit_pending()
+        reports.get(timeout=PATIENCE_SECONDS)()
+        peer.send(publish(1, 0, bytes(2 * DIRECT_WRITE_BYTES_MAX)))
+        assert pump.submit_pending() == 1, "a long message is written by the thread"
+        late_report = reports.get(timeout=PATIENCE_SECONDS)
+        number = 1
+        while True:  # The thread needs a moment to become idle after its report.
+            peer.send(publish(1, number, b"small"))
+            number += 1
+            if pump.submit_pending() == 0:
+                break
+            reports.get(timeout=PATIENCE_SECONDS)()
+        late_report()
+        assert commit_log.durable_position == commit_log.log_position
+        assert pump.statistics().pending_batch_count == 0
+        pump.close()
