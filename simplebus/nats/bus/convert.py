@@ -1,8 +1,8 @@
 """Conversion between NATS messages and envelopes.
 
 A NATS message comes out of a class byte for byte as it was published, except blanks around header
-values. Binary clients see channel, headers and payload. A message that cannot be an envelope is
-refused with a reason.
+values and malformed header blocks. Binary clients see channel, headers and payload. A message that
+cannot be an envelope is refused with a reason.
 
     NATS                            envelope
     subject orders.eu               channel orders.eu
@@ -12,11 +12,14 @@ refused with a reason.
     Name: value                     header Name: value
     any other header block          header Nats-Header-Block: the whole block as Latin-1
 
-A block is kept whole if it does not end with an empty line, has a line without a colon or with an
-invalid name, is not UTF-8, is empty, or contains one of these three names. Characters in headers of
-binary clients that NATS does not allow (colon, blank or non-ASCII in a name; line break or NUL in a
-value) are percent-encoded. A reply subject that is invalid or very long stays a header. Times and
-keys are not visible to NATS clients.
+A block is kept whole if it is malformed, is empty, or contains one of these three names. It is
+malformed if it does not end with an empty line, has a line without a colon or with an invalid name,
+has a status that does not begin with three digits, or is not UTF-8. A malformed block is delivered
+as the header Nats-Header-Block, because client libraries stop reading at such a block.
+
+Characters in headers of binary clients that NATS does not allow (colon, blank or non-ASCII in a
+name; line break or NUL in a value) are percent-encoded. A reply subject that is invalid or very
+long stays a header. Times and keys are not visible to NATS clients.
 
 Frames for a class are returned with their channels, so that the store need not decode them.
 """
@@ -55,10 +58,13 @@ STATUS_HEADER = "Nats-Status"
 BLOCK_HEADER = "Nats-Header-Block"
 """Header with a whole irregular header block."""
 _RESERVED_HEADERS = frozenset(map(str.encode, (REPLY_HEADER, STATUS_HEADER, BLOCK_HEADER)))
+_NO_HEADERS: frozenset[bytes] = frozenset()
 
 _VERSION = b"NATS/1.0"
 _LINE = re.compile(rb"([!-9;-~]+):[ \t]*([^\r\n\0]*)")
-_STATUS_LINE = re.compile(rb"NATS/1\.0(?: ([^ \r\n\0][^\r\n\0]*))?")
+_STATUS = r"[1-9][0-9]{2}(?: [^\r\n\0]*)?"
+_STATUS_VALUE = re.compile(_STATUS)
+_STATUS_LINE = re.compile(rf"NATS/1\.0(?: ({_STATUS}))?".encode())
 _NOT_IN_NAME = re.compile(r"[^!-9;-~]")
 _NOT_IN_VALUE = re.compile(r"[\r\n\0]")
 _NOT_IN_SUBJECT = re.compile(rb"[\x00-\x20\x7f]")
@@ -88,15 +94,17 @@ def parse_header_block(block: bytes) -> Headers:
 
 def _parse_regular_block(block: bytes) -> Headers | None:
     """Return the headers; None if the block is irregular."""
-    texts = _split_regular_block(block)
+    texts = _split_block(block, _RESERVED_HEADERS)
     if texts is None:
         return None
     names, values = texts[::2], texts[1::2]
     return tuple((name.decode(), value.decode()) for name, value in zip(names, values, strict=True))
 
 
-def _split_regular_block(block: bytes) -> list[bytes] | None:
-    """Return names and values in turn, as UTF-8; None if the block is irregular."""
+def _split_block(block: bytes, reserved: frozenset[bytes]) -> list[bytes] | None:
+    """Return names and values in turn, as UTF-8; None if the block is malformed or contains one of
+    the reserved names.
+    """
     lines = block.split(b"\r\n")
     status = _STATUS_LINE.fullmatch(lines[0])
     if status is None or len(lines) < 3 or lines[-2:] != [b"", b""]:
@@ -104,7 +112,7 @@ def _split_regular_block(block: bytes) -> list[bytes] | None:
     texts = [STATUS_HEADER.encode(), status[1]] if status[1] else []
     for line in lines[1:-2]:
         match = _LINE.fullmatch(line)
-        if match is None or match[1] in _RESERVED_HEADERS:
+        if match is None or match[1] in reserved:
             return None
         texts += (match[1], match[2].rstrip(b" \t"))
     try:
@@ -121,12 +129,14 @@ def format_header_block(headers: Headers) -> bytes:
     first, value = headers[0]
     if first == BLOCK_HEADER and len(headers) == 1:
         try:
-            return value.encode("latin-1")
+            block = value.encode("latin-1")
         except UnicodeEncodeError:  # Set by a client of the bus: treated like other headers.
-            pass
+            block = b""
+        if _split_block(block, _NO_HEADERS) is not None:
+            return block
     lines = [_VERSION.decode()]
-    if first == STATUS_HEADER and value:
-        lines[0] += " " + _NOT_IN_VALUE.sub(_percent_encode, value)
+    if first == STATUS_HEADER and _STATUS_VALUE.fullmatch(value):
+        lines[0] += " " + value
         headers = headers[1:]
     for name, value in headers:
         encoded_name = _NOT_IN_NAME.sub(_percent_encode, name) or "%"
@@ -353,7 +363,7 @@ def _encode_headers(message: Pub) -> bytes:
     texts: list[bytes] = []
     if message.header_bytes:
         block = bytes(message.body[: message.header_bytes])
-        texts = _split_regular_block(block) or [
+        texts = _split_block(block, _RESERVED_HEADERS) or [
             BLOCK_HEADER.encode(),
             block.decode("latin-1").encode(),
         ]
