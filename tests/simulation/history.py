@@ -75,6 +75,8 @@ class PositionHistory:
     """Last delivery of each message by this process."""
     excused: set[int] = field(default_factory=set)
     """Messages that were being sent when their ack arrived."""
+    rejected: set[int] = field(default_factory=set)
+    """Messages that were being sent when their nack arrived."""
     attempts: dict[int, int] = field(default_factory=dict)
     """Deliveries of each message, as far as the bus must know them."""
     dropped: set[int] = field(default_factory=set)

@@ -245,6 +245,7 @@ class PromiseChecker(DeliveryChecks):
             return
         for sequence in session_history.sent.get(number, {}).keys() & set(ids):
             session_history.sent[number][sequence].is_open = False
+        position_history.rejected |= self._unsent_sequences(position_history) & set(ids)
         self.count("put off")
 
     # Sent bytes ----------------------------------------------------------------------------------
@@ -449,6 +450,8 @@ class PromiseChecker(DeliveryChecks):
         if position_history.by_key:
             self._check_key_order(position_history, sequence, name)
         sent = Delivery((session_history.session.session_id, number), session_history.clean_tick)
+        sent.is_open = sequence not in position_history.rejected
+        position_history.rejected.discard(sequence)
         if (position_history.class_id, sequence) in session_history.overtaken:
             session_history.overtaken.remove((position_history.class_id, sequence))
         else:

@@ -247,6 +247,7 @@ class RestartChecks:
         }
         position_history.sent.clear()
         position_history.excused.clear()
+        position_history.rejected.clear()
         position_history.first = position.window.cursor
         position_history.delivered = position_history.redelivered = position_history.lost = 0
         if lossy:
