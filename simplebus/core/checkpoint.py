@@ -274,6 +274,7 @@ class Checkpointer:
             self._broker.clock.now,
             pending_dead_letters,
             position.owner,
+            policy.backoff_seconds,
         )
 
     def _snapshot_delays(self, handover: PositionHandover) -> DelayRanges:

@@ -207,6 +207,7 @@ class BrokerRestorer:
             slow_policy=kept.slow_policy,
             accepts_envelopes=True,
             backoff_ticks=kept.backoff_ticks,
+            backoff_seconds=kept.backoff_seconds,
         )
         spans = spans_by_attempts(window.floor, window.cursor, kept.attempts, default=1)
         position = broker.subscription_manager.restore_position(cls, kept, policy, window, spans)

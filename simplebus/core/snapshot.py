@@ -87,6 +87,8 @@ class PositionSnapshot(_SnapshotRecord, frozen=True):
     reason)."""
     owner: str = ""
     """The user that created the durable; empty if unknown."""
+    backoff_seconds: tuple[float, ...] = ()
+    """Exact values of `backoff_ticks`; empty in states of older versions."""
 
     @property
     def key(self) -> tuple[int, str, str]:

@@ -19,9 +19,6 @@ from simplebus.testing.suite import (
     is_silent,
 )
 
-LONG_TICKS = replace(MANUAL_TICKS, tick_seconds=20_000.0)
-"""Settings in which a backoff of several ticks can be requested."""
-
 
 class NackSuite(Suite):
     """Messages that their consumer rejects."""
@@ -30,30 +27,38 @@ class NackSuite(Suite):
 
     @conformance_test
     async def test_uses_the_backoff_of_the_subscription(self) -> None:
-        options = {"backoff": [40_000, 60_000], "auto_ack": False}
-        async with (
-            self.host(LONG_TICKS) as host,
-            host.connect() as bus,
-            bus.subscribe(1, **options) as messages,
-        ):
+        options = {"backoff": [0.1, 0.2], "auto_ack": False}
+        async with self.open_bus() as bus, bus.subscribe(1, **options) as messages:
             await bus.publish(b"once", class_id=1)
-            for attempt, beats in (1, 0), (2, 2), (3, 3), (4, 3):
-                if beats:
-                    host.tick(beats - 1)
-                    assert await is_silent(messages)
-                    host.tick()
+            for attempt, delay_seconds in (1, 0.1), (2, 0.2), (3, 0.2):
                 message = await messages.get(PATIENCE_SECONDS)
                 assert message.attempt == attempt
                 message.nack()
                 await bus.drain()
+                await self.pass_seconds(delay_seconds)
+            assert (await messages.get(PATIENCE_SECONDS)).attempt == 4
+
+    @conformance_test
+    async def test_long_backoff_does_not_end_with_ticks(self) -> None:
+        async with (
+            self.host(MANUAL_TICKS) as host,
+            host.connect() as bus,
+            bus.subscribe(1, backoff=[40_000], auto_ack=False) as messages,
+        ):
+            await bus.publish(b"once", class_id=1)
+            (await messages.get(PATIENCE_SECONDS)).nack()
+            await bus.drain()
+            host.tick(10)
+            assert await is_silent(messages)
 
     @conformance_test
     async def test_uses_the_delivery_policy_of_the_class(self) -> None:
-        own = ClassSettings(backoff_seconds=(40_000.0,), deliveries_max=3)
+        own = ClassSettings(backoff_seconds=(0.1,), deliveries_max=3)
         async with (
-            self.host(replace(LONG_TICKS, classes={"orders": own})) as host,
+            self.host(replace(MANUAL_TICKS, classes={"orders": own})) as host,
             host.connect() as bus,
             bus.subscribe("orders", auto_ack=False) as messages,
+            bus.subscribe("dead.orders", start="earliest") as dead_letters,
         ):
             await bus.publish(b"once", class_id="orders")
             for attempt in 1, 2, 3:
@@ -61,11 +66,9 @@ class NackSuite(Suite):
                 assert message.attempt == attempt
                 message.nack()
                 await bus.drain()
-                host.tick()
-                assert await is_silent(messages)
-                host.tick()
+                await self.pass_seconds(0.1)
+            assert (await dead_letters.get(PATIENCE_SECONDS)).payload == b"once"
             assert await is_silent(messages)
-            assert [m.payload for m in await bus.fetch("dead.orders")] == [b"once"]
 
     @conformance_test
     async def test_nacked_messages_do_not_count_as_in_flight(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from simplebus.core.errors import Reason
 from simplebus.core.limits import DEAD_LETTER_BATCH_MESSAGES
 from simplebus.core.settings import ClassSettings, Settings
-from tests.behaviour.wire_peer import BrokerHarness
+from tests.behaviour.wire_peer import BrokerHarness, advance_tick
 from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import publish as publish1
 from tests.behaviour.wire_peer import subscribe as subscribe1
@@ -126,8 +126,24 @@ def test_nacked_message_is_redelivered_after_backoff(
         for message in peer.receive_deliveries():
             found.append((tick, message.attempt))
             peer.send(nack(5, 0, 1))
-        bus.tick()
+        advance_tick(bus)
     assert found == list(zip(expected, range(1, 9), strict=False))
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+def test_backoff_below_one_tick_is_exact(group: str | None) -> None:
+    bus = BrokerHarness()
+    peer = connect_version2(bus, subscribe(1, 5, group=group, backoff=[0.2, 1.5]))
+    peer.send(publish(1, 0, b"x"))
+    for attempt, delay in ((1, 0.2), (2, 1.5), (3, 1.5)):
+        assert [message.attempt for message in peer.receive_deliveries()] == [attempt]
+        peer.send(nack(5, 0, 1))
+        bus.broker.clock.now += delay - 0.01
+        bus.broker.run_due_wakeups()
+        assert peer.receive_deliveries() == []
+        bus.broker.clock.now += 0.02
+        bus.broker.run_due_wakeups()
+    assert [message.attempt for message in peer.receive_deliveries()] == [4]
 
 
 def test_class_backoff_applies_to_version_1() -> None:
@@ -261,10 +277,12 @@ def test_backoff_survives_reconnect() -> None:
     first = connect_version2(bus, subscribe(1, 5, durable="d", backoff=[20]), publish(1, 0, b"x"))
     first.receive_deliveries()
     first.send(nack(5, 0, 1), unsubscribe(5))
-    bus.tick(10)
+    for _ in range(10):
+        advance_tick(bus)
     second = connect_version2(bus, subscribe(1, 5, durable="d"))
     assert second.receive_message_ids() == []
-    bus.tick(10)
+    for _ in range(10):
+        advance_tick(bus)
     assert second.receive_message_ids() == [0]
 
 

@@ -114,6 +114,13 @@ class BrokerHarness:
         return self.broker.classes[class_id].statistics()
 
 
+def advance_tick(bus: BrokerHarness) -> None:
+    """Run one tick of one second."""
+    bus.broker.clock.now += 1
+    bus.tick()
+    bus.broker.run_due_wakeups()
+
+
 def create_small_bus(policy: FullPolicy, **limits: int) -> BrokerHarness:
     """Return a bus whose classes hold 10 messages, unless `limits` say otherwise."""
     return BrokerHarness(

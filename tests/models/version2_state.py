@@ -76,10 +76,13 @@ class ModelPosition:
     def is_durable(self) -> bool:
         return self.request.durable is not None
 
-    def pause(self, sends: int) -> int:
-        """Return the least ticks until a rejected message is redelivered."""
-        if self.request.backoff:
-            return int(self.request.backoff[min(sends, len(self.request.backoff)) - 1])
+    def backoff_seconds(self, sends: int) -> float | None:
+        """Return the seconds until a rejected message is redelivered; None without a backoff."""
+        backoff = self.request.backoff
+        return backoff[min(sends, len(backoff)) - 1] if backoff else None
+
+    def pause_ticks(self, sends: int) -> int:
+        """Return the least ticks until a rejected message is redelivered without a backoff."""
         return min(ACK_TIMEOUT * 2 ** (sends - 1), 60)
 
 

@@ -74,6 +74,7 @@ def build_delivery_policy(
         ack_timeout_ticks=ticks,
         deliveries_max=settings.deliveries_max if deliveries is None else deliveries,
         backoff_ticks=tuple(seconds_to_ticks(pause, settings.tick_seconds) for pause in backoff),
+        backoff_seconds=tuple(backoff),
     )
     if request is None:  # Messages that are read back from disk take memory.
         return granted if cls.spill is None else replace(granted, in_flight_max=IN_FLIGHT_MESSAGES)

@@ -313,7 +313,7 @@ class SubscriptionManager:
         cls.add_position(position)
         subscription = BrokerSubscription(position, session.outbox, class_id)
         session.subscriptions[class_id] = subscription
-        position.delay_redeliveries(handover.not_before_times)
+        position.delay_redeliveries(handover.requested_delays())
         delays = handover.unacked_delays(window, self._store.clock.tick, policy)
         position.attach_later(session.session_id, class_id, delays)
         self._delayed_subscriptions[position] = subscription

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 from simplebus.core.limits import BACKOFF_TICKS_MAX
+
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,12 @@ class DeliveryPolicy:
     accepts_envelopes: bool = False
     """True if the peer understands envelopes; else it gets payloads."""
     backoff_ticks: tuple[int, ...] = ()
-    """Ticks before each redelivery; the last value repeats. If empty, the ack timeout doubles each
-    time.
+    """Ticks before each redelivery after an ack timeout; the last value repeats. If empty, the ack
+    timeout doubles each time.
+    """
+    backoff_seconds: tuple[float, ...] = ()
+    """Seconds before each redelivery after a nack; the last value repeats. If empty, the delay is
+    `nack_delay_ticks`.
     """
 
     def redelivery_delay_ticks(self, attempts: int) -> int:
@@ -39,9 +46,18 @@ class DeliveryPolicy:
     def nack_delay_ticks(self, attempts: int) -> int:
         """Return the ticks between a nack and the next delivery."""
         if self.backoff_ticks:
-            return self.backoff_ticks[min(max(attempts, 1), len(self.backoff_ticks)) - 1]
+            return _select_step(self.backoff_ticks, attempts)
         doubled = self.ack_timeout_ticks << min(max(attempts - 1, 0), 16)
         return max(min(doubled, BACKOFF_TICKS_MAX), self.ack_timeout_ticks)
+
+    def nack_delay_seconds(self, attempts: int) -> float | None:
+        """Return the seconds between a nack and the next delivery; None if only ticks are known."""
+        return _select_step(self.backoff_seconds, attempts) if self.backoff_seconds else None
+
+
+def _select_step(steps: tuple[N, ...], attempts: int) -> N:
+    """Return the step of an attempt; the last one repeats."""
+    return steps[min(max(attempts, 1), len(steps)) - 1]
 
 
 def seconds_to_ticks(seconds: float, tick_seconds: float) -> int:

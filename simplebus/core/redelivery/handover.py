@@ -18,6 +18,7 @@ from typing import TypeVar
 from simplebus.core.clock import BrokerClock
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
+from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.redelivery.timer_wheel import Span, spans_by_attempts
 
 N = TypeVar("N", int, float)
@@ -37,6 +38,8 @@ class PositionHandover:
     """Tuples (first, last, tick): messages first..last-1 are not sent before that tick."""
     not_before_times: DelayRanges = field(default_factory=list)
     """Delays until a time, in seconds since 1970."""
+    backoff_ticks: list[tuple[int, int, int]] = field(default_factory=list)
+    """Ticks of those in `not_before_times` that are backoffs, for a version 1 successor."""
 
     def restrict_to(self, first: int, last: int) -> PositionHandover:
         """Return the entries of messages first..last-1."""
@@ -56,6 +59,11 @@ class PositionHandover:
                 for a, b, n in self.not_before_times
                 if a < last and first < b
             ],
+            [
+                (max(a, first), min(b, last), n)
+                for a, b, n in self.backoff_ticks
+                if a < last and first < b
+            ],
         )
 
     def merge(self, other: PositionHandover) -> PositionHandover:
@@ -68,17 +76,30 @@ class PositionHandover:
             highest_values(self.attempts + other.attempts),
             highest_values(self.not_before_ticks + other.not_before_ticks),
             highest_values(self.not_before_times + other.not_before_times),
+            highest_values(self.backoff_ticks + other.backoff_ticks),
         )
 
     def passed_spans(self, window: AckWindow) -> list[Span]:
         """Return the messages between floor and cursor of `window` as spans, by attempts."""
         return spans_by_attempts(window.floor, window.cursor, self.attempts, default=0)
 
+    def requested_delays(self) -> DelayRanges:
+        """Return the rows of `not_before_times` that are not backoffs."""
+        backoffs = SequenceSet()
+        for first, last, _ in self.backoff_ticks:
+            backoffs.add(first, last)
+        return [
+            (begin, end, due)
+            for first, last, due in self.not_before_times
+            for begin, end in backoffs.missing_ranges(first, last)
+        ]
+
     def unacked_delays(
         self, window: AckWindow, tick: int, policy: DeliveryPolicy
     ) -> list[tuple[int, int, int]]:
-        """Return `not_before_ticks` of unacknowledged messages, limited to the successor's own
-        delay.
+        """Return the ticks before which a version 1 successor sends no unacknowledged message.
+
+        They are limited to the successor's own delay.
 
         The successor may have another backoff, so no message waits longer than `policy` would let
         it.
@@ -88,7 +109,7 @@ class PositionHandover:
         )
         return [
             (first, last, min(due, tick_max))
-            for first, last, due in self.not_before_ticks
+            for first, last, due in self.not_before_ticks + self.backoff_ticks
             if window.unacked_ranges(first, last)
         ]
 

@@ -773,6 +773,11 @@ class Position:
         self.nack_count += 1
         if delay_seconds is None:
             due = tick + self.delivery_policy.nack_delay_ticks(span.attempts)
+            backoff_seconds = self.delivery_policy.nack_delay_seconds(span.attempts)
+            if backoff_seconds is not None:
+                span.backoff_tick = due
+                self.delay_span(self._clock.now + backoff_seconds, span)
+                return
             self._nack_timer.schedule(due, span.first, span.last, span.attempts)
         elif delay_seconds <= 0:
             self.requeue([span])
@@ -1425,9 +1430,14 @@ class Position:
             for span in chain(self._iter_spans(), self.pending_dead_letters)
             if span.attempts > 0
         ]
-        return PositionHandover(sorted(sent), sorted(ticks), sorted(times)).restrict_to(
-            floor, self.window.cursor
-        )
+        backoff_ticks = [
+            (span.first, span.last, span.backoff_tick)
+            for _, _, span in self._delayed_spans
+            if span.backoff_tick
+        ]
+        return PositionHandover(
+            sorted(sent), sorted(ticks), sorted(times), sorted(backoff_ticks)
+        ).restrict_to(floor, self.window.cursor)
 
     def _iter_redelivered(self) -> Iterator[tuple[int, Span]]:
         """Yield the spans in flight that were sent more than once, each with its due tick."""

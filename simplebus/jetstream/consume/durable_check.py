@@ -74,7 +74,8 @@ class DurableCheck:
         metadata = _PolicyMetadata(
             ack=round(policy.ack_timeout_ticks * seconds, 6),
             deliveries=policy.deliveries_max,
-            backoff=[round(ticks * seconds, 6) for ticks in policy.backoff_ticks],
+            backoff=list(policy.backoff_seconds)
+            or [round(ticks * seconds, 6) for ticks in policy.backoff_ticks],
         )
         return msgspec.json.encode(metadata).decode()
 
@@ -89,6 +90,7 @@ class DurableCheck:
             ack_timeout_ticks=self._ticks(metadata.ack),
             deliveries_max=metadata.deliveries,
             backoff_ticks=tuple(map(self._ticks, metadata.backoff)),
+            backoff_seconds=tuple(metadata.backoff),
         )
         position.set_delivery_policy(policy)
 

@@ -404,7 +404,7 @@ def leaves_removed_bits(patch: Patch) -> None:
 def test_model_detects_index_that(broken: Callable[[Patch], None], monkeypatch: Patch) -> None:
     broken(monkeypatch)
     thorough = settings(
-        max_examples=500,
+        max_examples=3000,  # The run ends with the first failing example.
         stateful_step_count=30,
         database=None,
         derandomize=True,

@@ -17,7 +17,7 @@ from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.handover import PositionHandover, highest_values
 from simplebus.core.settings import Settings
 from tests.behaviour import wire_peer
-from tests.behaviour.wire_peer import BrokerHarness, numbered
+from tests.behaviour.wire_peer import BrokerHarness, advance_tick, numbered
 from tests.behaviour.wire_peer_v2 import (
     ack,
     connect_version2,
@@ -31,12 +31,6 @@ from tests.core.test_dead_letters import dead_headers, fetch_dead_letters
 from tests.models.key_order_model import encode_with_key
 
 KINDS: list[dict[str, Any]] = [{}, {"group": "g"}, {"group": "g", "by_key": True}]
-
-
-def advance_tick(bus: BrokerHarness) -> None:
-    bus.broker.clock.now += 1
-    bus.tick()
-    bus.broker.run_due_wakeups()
 
 
 def crash_repeatedly(

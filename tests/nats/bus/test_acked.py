@@ -420,6 +420,7 @@ def test_nack_uses_the_backoff_of_the_class(queue: str) -> None:
             found.append((tick, fields(message)[2]))
             client.pub(message.reply, b"-NAK")
         harness.tick(1)
+        harness.wait(1)
     assert found == [(0, "1"), (2, "2"), (5, "3"), (8, "4")]
 
 
