@@ -72,9 +72,25 @@ def test_purges_backlog_without_subscription(tmp_path: Path) -> None:
     bus.crash()
 
 
-def test_purge_does_not_affect_reused_sequences(
-    tmp_path: Path,
-) -> None:
+def test_purge_survives_crash_that_loses_an_ack(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
+    peer = connect_version2(bus, publish(1, 0, *numbered(3)), name="till")
+    bus.sync()
+    assert reader.receive_message_ids() == [0, 1, 2]
+    reader.send(ack(5, 0, 2))
+    peer.send(json_request(PURGE, 1, 4, first=0, last=1))
+    peer.receive_replies()
+    bus.sync()
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    ids = connect_version2(bus, subscribe(1, 5, durable="billing")).receive_message_ids()
+    assert 0 not in ids
+    assert 2 in ids
+    bus.crash()
+
+
+def test_purge_does_not_affect_reused_sequences(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     peer = connect_version2(bus, publish(1, 0, b"safe"), name="till")
     bus.sync()

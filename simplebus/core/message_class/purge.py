@@ -26,16 +26,19 @@ def purge_messages(cls: MessageClass, first: int, last: int, commit_log: CommitL
         RemoteProtocolError: memory_limit, there are too many separate purged ranges.
     """
     ring, purged = cls.ring, cls.purged_sequences
-    first, last = max(first, cls.first_sequence), min(last, ring.head)
-    if first >= last:
-        return 0
+    requested_first, first, last = first, max(first, cls.first_sequence), min(last, ring.head)
     purged.remove(0, cls.first_sequence)
-    if purged.range_count >= PURGED_RANGES_MAX and first > cls.first_sequence:
+    if first < last and purged.range_count >= PURGED_RANGES_MAX and first > cls.first_sequence:
         raise RemoteProtocolError(
             Reason.MEMORY_LIMIT,
             f"class {cls.class_id} has {purged.range_count} purged ranges between stored messages, "
             f"{PURGED_RANGES_MAX} are allowed; purge or acknowledge the oldest messages first",
         )
+    if commit_log is not None and requested_first < last:
+        # Released messages included: the acks that released them may not be written yet.
+        commit_log.append_purge(cls.class_id, requested_first, last)
+    if first >= last:
+        return 0
     before = len(purged)
     purged.add(first, last)
     if cls.has_last_values:
@@ -45,8 +48,6 @@ def purge_messages(cls: MessageClass, first: int, last: int, commit_log: CommitL
     _purge_backlog(cls, first, last)
     count = len(purged) - before
     cls.dropped_counts[Reason.PURGED] += count
-    if commit_log is not None:
-        commit_log.append_purge(cls.class_id, first, last)
     is_oldest_purged = bool(purged.ranges_within(cls.first_sequence, cls.first_sequence + 1))
     if is_oldest_purged:  # Purged messages are not subject to retention.
         [(_, end)] = purged.ranges_within(cls.first_sequence, ring.head)[:1]
