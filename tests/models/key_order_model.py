@@ -14,7 +14,7 @@ from simplebus.core.channel.pattern import matches
 from simplebus.core.checkpoint import Checkpointer
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.group.key_ordered_group import KeyOrderedGroup
-from simplebus.core.limits import Limits
+from simplebus.core.limits import BACKOFF_TICKS_MAX, Limits
 from simplebus.core.message_class.purge import purge_messages
 from simplebus.core.protocol.envelope_batch import Envelope, encode
 from simplebus.core.redelivery.timer_wheel import spans_by_attempts
@@ -297,5 +297,11 @@ class KeyOrderModel:
             self.tick(1)
         left = [m.sequence for m in self.messages if self.is_unfinished(m)]
         assert not left, f"{left} were never sent, or never again"
-        self.tick(2)
+        # An expired message is released when its delay has ended and a member reads.
+        for _ in range(2 + 2 * BACKOFF_TICKS_MAX):
+            self.tick(1)
+            for member in self.members:
+                self.receive(member)
+            if not self.bus.statistics(1).ring.message_count:
+                break
         assert self.bus.statistics(1).ring.message_count == 0
