@@ -67,7 +67,8 @@ class DashboardClient:
         self._opener = _create_direct_opener(
             access.tls() if self._url.startswith("https://") else None
         )
-        self._before: dict[str, tuple[float, dict[str, list[Any]]]] = {}
+        self._before: dict[str, tuple[float, dict[str, list[Any]], Speeds]] = {}
+        """Time, rows and rates of the previous snapshot, by table."""
 
     def fetch(self) -> dict[str, Any]:
         """Return a snapshot. Raises OSError with an error message."""
@@ -107,27 +108,29 @@ class DashboardClient:
             raise not_simplebus
         return snapshot
 
-    def growth_rates(self, snapshot: dict[str, Any], now: float) -> dict[str, Speeds]:
-        """Return the growth of each table's cells since the last call, per second."""
-        return {table["key"]: self._rates(table, now) for table in snapshot["facts"]["tables"]}
+    def growth_rates(self, snapshot: dict[str, Any]) -> dict[str, Speeds]:
+        """Return the growth of each table's cells since the previous snapshot, per second."""
+        facts = snapshot["facts"]
+        taken_at = facts.get("taken_at", 0.0)  # Older servers do not send it.
+        return {table["key"]: self._rates(table, taken_at) for table in facts["tables"]}
 
-    def _rates(self, table: dict[str, Any], now: float) -> Speeds:
+    def _rates(self, table: dict[str, Any], taken_at: float) -> Speeds:
         rows = {_key(row): row for row in table["rows"]}
-        previous = self._before.get(table["key"])
-        self._before[table["key"]] = now, rows
-        if previous is None or now <= previous[0]:
-            return {}
-        elapsed, old_rows = now - previous[0], previous[1]
-        return {
-            key: [
-                max(0.0, (value - old) / elapsed)
-                if isinstance(value, int | float) and isinstance(old, int | float)
-                else None
-                for value, old in zip(row, old_rows[key], strict=True)
-            ]
-            for key, row in rows.items()
-            if key in old_rows
-        }
+        before, old_rows, rates = self._before.get(table["key"], (taken_at, {}, {}))
+        if taken_at != before:
+            elapsed = taken_at - before
+            rates = {
+                key: [
+                    max(0.0, (value - old) / elapsed)
+                    if isinstance(value, int | float) and isinstance(old, int | float)
+                    else None
+                    for value, old in zip(row, old_rows[key], strict=True)
+                ]
+                for key, row in rows.items()
+                if key in old_rows and taken_at > before  # A restarted server has a new clock.
+            }
+        self._before[table["key"]] = taken_at, rows, rates
+        return rates
 
 
 def _create_direct_opener(tls: ssl.SSLContext | None) -> OpenerDirector:
@@ -227,13 +230,10 @@ def top(
     from rich.console import Console
 
     console = Console()
-    now = time.monotonic()
     if once or not console.is_terminal:
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = _WIDTH_ONCE
-        console.print(
-            render_snapshot(snapshot, client.growth_rates(snapshot, now), rows=_ROWS_ONCE)
-        )
+        console.print(render_snapshot(snapshot, client.growth_rates(snapshot), rows=_ROWS_ONCE))
         return
     _watch(console, client, snapshot, max(0.1, interval))
 
@@ -250,7 +250,7 @@ def _watch(
                 snapshot, problem = client.fetch(), ""
             except OSError as error:
                 problem = str(error)
-            rates = client.growth_rates(snapshot, time.monotonic())
+            rates = client.growth_rates(snapshot)
             live.update(fit_to_screen(console, snapshot, rates, problem), refresh=True)
             time.sleep(interval)
 

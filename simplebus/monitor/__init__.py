@@ -5,7 +5,8 @@ here changes the bus, and every response is bounded.
 
 - `snapshot`: `MonitorSnapshot`, the state of a program as plain values
 - `metrics_builder`: collects metrics value by value
-- `class_metrics`, `bus_tables`: metrics, tables and notes of a bus
+- `bus_facts`: the state of a bus as plain values, collected in one pass
+- `bus_metrics`, `bus_tables`: metrics, tables and notes made from these values
 - `dashboard`: `Dashboard` caches snapshots and keeps rates of the last minutes
 - `exposition`: metrics in the Prometheus formats
 - `requests`: requests, responses and routes

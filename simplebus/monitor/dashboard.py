@@ -60,49 +60,50 @@ class Dashboard:
         self._source = source
         self._get_health = health
         self._snapshot: MonitorSnapshot | None = None
-        self._snapshot_at = float("-inf")
         self._is_detailed = False
         self._last_read_at = float("-inf")
         self._exposition = Exposition()
         self._encoded_snapshot: tuple[MonitorSnapshot, bytes] | None = None
         self._rate_history: deque[tuple[float, dict[str, float]]] = deque(maxlen=HISTORY_TICKS)
-        self._previous_flows: tuple[float, Mapping[str, float]] | None = None
+        self._previous: MonitorSnapshot | None = None
+        """Snapshot of the previous tick."""
         self._tick_count = 0
         self.now = 0.0
-        """Current time in seconds. The caller sets it before each call."""
+        """Current time in seconds. The caller sets it before each call and each step."""
 
     def tick(self) -> SnapshotSteps:
         """Take a snapshot in steps and record its rates. Called once per second."""
-        now = self.now
-        has_reader = now - self._last_read_at < READER_TIMEOUT_SECONDS
+        has_reader = self.now - self._last_read_at < READER_TIMEOUT_SECONDS
         snapshot = yield from self._take_snapshot(detailed=has_reader)
-        if self._previous_flows is not None and now > self._previous_flows[0]:
-            elapsed_seconds, previous = now - self._previous_flows[0], self._previous_flows[1]
-            get_rate_history = {
-                name: max(0.0, value - previous[name]) / elapsed_seconds
+        before, self._previous = self._previous, snapshot
+        if before is not None and snapshot.taken_at > before.taken_at:
+            seconds = snapshot.taken_at - before.taken_at
+            rates = {
+                name: max(0.0, value - before.flows[name]) / seconds
                 for name, value in snapshot.flows.items()
-                if name in previous
+                if name in before.flows
             }
-            self._rate_history.append((elapsed_seconds, get_rate_history))
+            self._rate_history.append((seconds, rates))
             self._tick_count += 1
-        self._previous_flows = now, snapshot.flows
         return snapshot
 
     def get_snapshot(self, *, detailed: bool) -> SnapshotSteps:
         """Return a recent snapshot, or take one in steps."""
         if detailed:
             self._last_read_at = self.now
-        is_fresh = self.now - self._snapshot_at < SNAPSHOT_MAX_AGE_SECONDS
-        if self._snapshot is not None and is_fresh and (self._is_detailed or not detailed):
+        last = self._snapshot
+        is_fresh = last is not None and self.now - last.taken_at < SNAPSHOT_MAX_AGE_SECONDS
+        if last is not None and is_fresh and (self._is_detailed or not detailed):
             yield
-            return self._snapshot
+            return last
         return (yield from self._take_snapshot(detailed=detailed))
 
     def _take_snapshot(self, *, detailed: bool) -> SnapshotSteps:
-        now = self.now
+        taken_at = self.now
         snapshot = yield from take_snapshot(self._source, detailed=detailed)
-        self._snapshot, self._snapshot_at, self._is_detailed = snapshot, now, detailed
-        return snapshot
+        self._snapshot = msgspec.structs.replace(snapshot, taken_at=taken_at)
+        self._is_detailed = detailed
+        return self._snapshot
 
     def get_rate_history(self, since: int = 0) -> RateHistory:
         """Return the rates of the last minutes, from second number `since` on."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from simplebus.core.histogram import HistogramSnapshot
 from simplebus.monitor.snapshot import Metric, MetricKind, Value
 
 ReasonT = TypeVar("ReasonT", bound=str)
+MetricField: TypeAlias = tuple[str, str, str]
+"""Name of a metric, the field with its value, and the help text."""
 
 
 class MetricsBuilder:
@@ -19,7 +21,7 @@ class MetricsBuilder:
 
     def counter(self, name: str, help: str, value: float, **labels: str) -> None:
         """Add a value that only grows."""
-        self._add(name, MetricKind.COUNTER, help, value, labels)
+        self._add(MetricKind.COUNTER, name, help, value, labels)
 
     def counter_by_reason(
         self,
@@ -38,14 +40,21 @@ class MetricsBuilder:
 
     def gauge(self, name: str, help: str, value: float, **labels: str) -> None:
         """Add a value that may grow and shrink."""
-        self._add(name, MetricKind.GAUGE, help, value, labels)
+        self._add(MetricKind.GAUGE, name, help, value, labels)
 
     def histogram(self, name: str, help: str, value: HistogramSnapshot, **labels: str) -> None:
         """Add a histogram."""
-        self._add(name, MetricKind.HISTOGRAM, help, value, labels)
+        self._add(MetricKind.HISTOGRAM, name, help, value, labels)
+
+    def fields(
+        self, kind: MetricKind, source: object, fields: Iterable[MetricField], **labels: str
+    ) -> None:
+        """Add the values of fields of `source`."""
+        for name, field, help in fields:
+            self._add(kind, name, help, getattr(source, field), labels)
 
     def _add(
-        self, name: str, kind: MetricKind, help: str, value: Value, labels: Mapping[str, str]
+        self, kind: MetricKind, name: str, help: str, value: Value, labels: Mapping[str, str]
     ) -> None:
         metric = self._metrics.get(name)
         if metric is None:

@@ -7,7 +7,8 @@ tables come from this program; every other text may be untrusted.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
+from operator import attrgetter
 from typing import TypeAlias
 
 import msgspec
@@ -87,6 +88,24 @@ class Table(msgspec.Struct, frozen=True):
     left_out: int = 0
     """Number of further rows that are not listed."""
 
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        title: str,
+        items: Iterable[object],
+        columns: Mapping[str, Column],
+        *,
+        left_out: int = 0,
+    ) -> Table:
+        """Return a table with one row per item, from columns by the attribute that they show.
+
+        An attribute may be a path, such as "info.lag".
+        """
+        cells = [attrgetter(path) for path in columns]
+        rows = [[get_cell(item) for get_cell in cells] for item in items]
+        return cls(key, title, list(columns.values()), rows, left_out)
+
 
 class Note(msgspec.Struct, frozen=True):
     """A sentence for operators about something slow or wrong."""
@@ -105,6 +124,10 @@ class MonitorSnapshot(msgspec.Struct, frozen=True):
     """Kind of program, such as: simplebus."""
     subtitle: str = ""
     """Name of this instance."""
+    taken_at: float = 0.0
+    """Time in seconds at which the counters were read, on a clock of this program. The difference
+    to the previous snapshot is the time over which all counters have grown.
+    """
     health: Health = Health()
     metrics: list[Metric] = []
     flows: dict[str, float] = {}

@@ -9,23 +9,23 @@ from dataclasses import dataclass
 class NatsServerStatistics:
     """Counters at one moment. Traffic includes closed connections."""
 
-    clients: int
+    clients: int = 0
     """Open connections."""
-    accepted: int
+    accepted: int = 0
     """Connections accepted since the start."""
-    subscriptions: int
+    subscriptions: int = 0
     """Subscriptions of the open connections."""
-    in_messages: int
+    in_messages: int = 0
     """Messages published by clients."""
-    in_bytes: int
+    in_bytes: int = 0
     """Headers and payloads of these messages."""
-    out_messages: int
+    out_messages: int = 0
     """Messages sent to clients or pending."""
-    out_bytes: int
+    out_bytes: int = 0
     """All bytes sent to clients."""
-    pending_bytes: int
+    pending_bytes: int = 0
     """Bytes pending for the open connections."""
-    denied: int
+    denied: int = 0
     """Operations that permissions did not allow."""
-    slow_consumers: int
+    slow_consumers: int = 0
     """Clients disconnected as slow consumers."""

@@ -15,7 +15,7 @@ import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import trio
 
@@ -44,8 +44,18 @@ _DISCARD_BYTES = 65_536
 
 _TCP_UNACKED = struct.Struct("24x I 28x I")
 """Fields of Linux's `struct tcp_info`: `tcpi_unacked`, and `tcpi_last_ack_recv` in milliseconds."""
-_TCP_LAST_DATA = struct.Struct("52x I")
-"""Field `tcpi_last_data_recv` of the same struct, in milliseconds."""
+_TCP_STATUS = struct.Struct("=B 51x I 12x I")
+"""Fields `tcpi_state`, `tcpi_last_data_recv` in milliseconds and `tcpi_rtt` in microseconds."""
+_TCP_ESTABLISHED = 1
+
+
+class TcpStatus(NamedTuple):
+    """State of an open TCP connection, as the kernel knows it."""
+
+    idle_seconds: float
+    """Time since the last received data."""
+    rtt_microseconds: int
+    """Estimate of the round-trip time."""
 
 
 class ConnectionOutbox(Protocol):
@@ -404,14 +414,21 @@ class Connection(Generic[SessionT]):
         finally:
             self._is_writing = False
 
-    def idle_seconds(self) -> float:
-        """Return the seconds since the last received data; 0 if unknown."""
+    def tcp_status(self) -> TcpStatus | None:
+        """Return the state of the TCP connection; None if the client or the server has closed it.
+
+        If the client has closed it, its last bytes may not be read yet.
+        """
+        if self._is_disconnecting or self.session.is_closed:
+            return None
         try:
-            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_LAST_DATA.size)
+            info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_STATUS.size)
         except OSError:
-            return 0.0
-        (last_data_ms,) = _TCP_LAST_DATA.unpack(info)
-        return float(last_data_ms) / 1000
+            return None
+        state, last_data_ms, rtt_microseconds = _TCP_STATUS.unpack(info)
+        if state != _TCP_ESTABLISHED:
+            return None
+        return TcpStatus(last_data_ms / 1000, rtt_microseconds)
 
     def unacked_seconds(self) -> float:
         """Return for how long the peer's host has not acknowledged sent TCP data; 0 if none is

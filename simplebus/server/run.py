@@ -255,7 +255,7 @@ async def _run_server(
                 monitor = await _start_http_server(
                     server, nats_listener, client_socket, http_sockets, http_names, nursery
                 )
-                monitor.watchdog = watchdog
+                monitor.collector.watchdog = watchdog
             running = RunningServer(
                 server,
                 _format_addresses(sockets),
@@ -275,7 +275,7 @@ async def _run_server(
                 running, sockets, nats_sockets, options, signals, announce, task_status
             )
             if monitor is not None:
-                monitor.is_draining = True
+                monitor.collector.is_draining = True
             notify("STOPPING=1", "STATUS=draining")
             await drain(
                 server, nats_listener, options.drain_seconds, signals, is_signaled=is_signaled
@@ -322,7 +322,7 @@ async def _accept_until_stopped(
             gc.collect()
             gc.freeze()  # Objects that exist now live as long as the process.
         if running.monitor is not None:
-            running.monitor.is_ready = True
+            running.monitor.collector.is_ready = True
         announce(ready_line(running))
         all_addresses = addresses + running.nats_addresses + running.http_addresses
         notify("READY=1", f"STATUS=listening on {', '.join(all_addresses)}")
@@ -423,15 +423,15 @@ async def _start_http_server(
 ) -> ServerMonitor:
     """Serve HTTP until the nursery ends, so that monitoring also works during shutdown."""
     from simplebus.server.http.auth import HttpAuth
+    from simplebus.server.http.facts import FactsCollector
     from simplebus.server.http.server import HttpServer
     from simplebus.server.http.server_monitor import ServerMonitor
     from simplebus.server.http.varz import VarzEndpoints
 
-    monitor = ServerMonitor(server, nats_listener)
+    monitor = ServerMonitor(FactsCollector(server, nats_listener))
     certificate = server.certificate
     varz_endpoints = VarzEndpoints(
-        server,
-        nats_listener,
+        monitor.collector,
         client_address=client_socket.getsockname()[:2],
         http_address=sockets[0].getsockname()[:2],
         version=monitor.version,
@@ -444,10 +444,10 @@ async def _start_http_server(
         allowed_hosts=allowed_hosts,
         preauth_queue=server.preauth_queue,
     )
-    monitor.http_connections = lambda: (listener.connections, listener.accepted_count)
-    monitor.http_seconds = lambda: listener.cpu_seconds
+    monitor.collector.http_connections = lambda: (listener.connections, listener.accepted_count)
+    monitor.collector.http_seconds = lambda: listener.cpu_seconds
     await nursery.start(listener.run)
-    nursery.start_soon(monitor.latency.measure_loop_delay)
+    nursery.start_soon(monitor.collector.latency.measure_loop_delay)
     for sock in sockets:
         nursery.start_soon(listener.accept, sock)
     return monitor

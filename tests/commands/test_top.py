@@ -10,6 +10,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -203,8 +204,8 @@ SAID = {
 def test_screen_shows_what_fits_its_size(width: int, height: int) -> None:
     console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True)
     facts = DashboardClient("127.0.0.1:1")
-    facts.growth_rates(SAID, 0.0)
-    picture = fit_to_screen(console, SAID, facts.growth_rates(SAID, 1.0))
+    facts.growth_rates(SAID)
+    picture = fit_to_screen(console, SAID, facts.growth_rates(SAID))
     lines = ["".join(part.text for part in line) for line in console.render_lines(picture)]
     assert all(len(line) == width for line in lines)
     assert lines[0].startswith("╭─ ● ready")
@@ -217,6 +218,19 @@ def test_screen_shows_what_fits_its_size(width: int, height: int) -> None:
         for key in ("classes", "sessions"):
             (row,) = (line for line in lines if f" {key} 0 " in line)
             assert "123,456" in row
+
+
+def test_rates_are_growths_between_the_snapshots_of_the_server() -> None:
+    def snapshot(taken_at: float, published: int, delivered: int) -> dict[str, Any]:
+        row = ["orders", published, delivered]
+        return {"facts": {"taken_at": taken_at, "tables": [{"key": "classes", "rows": [row]}]}}
+
+    client = DashboardClient("127.0.0.1:1")
+    assert client.growth_rates(snapshot(10.0, 0, 0)) == {"classes": {}}
+    rates = {"classes": {"orders": [None, 100.0, 50.0]}}
+    assert client.growth_rates(snapshot(10.5, 50, 25)) == rates
+    assert client.growth_rates(snapshot(10.5, 50, 25)) == rates  # The server has reused it.
+    assert client.growth_rates(snapshot(1.0, 5, 5)) == {"classes": {}}  # It has restarted.
 
 
 def test_outdated_screen_shows_the_error() -> None:

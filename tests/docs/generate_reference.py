@@ -12,7 +12,6 @@ import re
 import textwrap
 import types
 import typing
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
@@ -32,10 +31,12 @@ from simplebus.core.protocol.durability import Durability
 from simplebus.gateway.gateway import GatewayStatistics
 from simplebus.gateway.metrics import gateway_snapshot
 from simplebus.gateway.supervisor import LifeStatistics, State
-from simplebus.monitor import class_metrics
+from simplebus.monitor.bus_facts import BusFacts, ClassFacts
+from simplebus.monitor.bus_metrics import add_bus_metrics
 from simplebus.monitor.exposition import metric_full_name
 from simplebus.monitor.metrics_builder import MetricsBuilder
 from simplebus.monitor.snapshot import Metric, MetricKind
+from simplebus.server.http.facts import FactsCollector
 from simplebus.server.http.server_monitor import ServerMonitor
 from tests.docs.table_meanings import TABLES
 
@@ -460,8 +461,8 @@ def server_metrics() -> list[Metric]:
     server.broker.store.classes = {}
     server.broker.refusal_counts = server.disconnect_counts = {Reason.BAD_ACK: 1}
     server.journal_pump.statistics.return_value.level = Durability.DISK
-    monitor = ServerMonitor(server, MagicMock())
-    monitor.watchdog = MagicMock()
+    monitor = ServerMonitor(FactsCollector(server, MagicMock()))
+    monitor.collector.watchdog = MagicMock()
 
     async def collect() -> list[Metric]:  # Needs trio's clock.
         steps = monitor.take_snapshot(False)
@@ -477,11 +478,8 @@ def server_metrics() -> list[Metric]:
 def metrics_of_classes() -> list[Metric]:
     """Return the metrics of all classes together, and of each one."""
     builder = MetricsBuilder()
-    dropped = Counter({Reason.EXPIRED: 1})
-    metrics = class_metrics.ClassMetrics("orders", 7, dropped=dropped)
-    class_metrics.add_bus_metrics(
-        builder, class_metrics.BusMetrics([metrics], None, metrics, dead_letters=0)
-    )
+    facts = ClassFacts("orders", 7, dropped={Reason.EXPIRED: 1})
+    add_bus_metrics(builder, BusFacts([facts], None, facts, dead_letters=0))
     return builder.build()
 
 

@@ -29,16 +29,16 @@ from simplebus.core.errors import (
     Reason,
 )
 from simplebus.gateway import metrics as gateway_metrics
-from simplebus.monitor import class_metrics
+from simplebus.monitor import bus_metrics
 from simplebus.server import process
-from simplebus.server.http import server_monitor
+from simplebus.server.http import server_metrics
 from tests.docs import generate_reference as generator
 from tests.docs.page_runner import PageRunner
 from tests.docs.table_meanings import TABLES
 from tests.support.programs import run_server
 
 RUN_COMMAND = "python -m tests.docs.generate_reference"
-METRIC_MODULES = (bridge_metrics, gateway_metrics, class_metrics, process, server_monitor)
+METRIC_MODULES = (bridge_metrics, gateway_metrics, bus_metrics, process, server_metrics)
 
 
 def page(name: str) -> str:

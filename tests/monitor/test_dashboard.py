@@ -67,6 +67,18 @@ def test_rates_are_differences_per_second() -> None:
     assert dashboard.get_rate_history(since=99).first == 3
 
 
+def test_rates_cover_the_time_between_the_snapshots() -> None:
+    """Not the time between the ticks: a snapshot may have to wait for its turn."""
+    dashboard = Dashboard(lambda detailed: MonitorSnapshot("it", flows={"a": 30.0 * dashboard.now}))
+    for requested_at, taken_at in ((1.0, 1.0), (2.0, 2.5), (3.0, 3.0)):
+        dashboard.now = requested_at
+        steps = dashboard.tick()
+        dashboard.now = taken_at
+        run_steps(steps)
+    assert dashboard.get_rate_history().seconds == [1.5, 0.5]
+    assert dashboard.get_rate_history().flows == {"a": [30.0, 30.0]}
+
+
 def test_rate_history_is_bounded_and_keeps_its_numbering() -> None:
     program = FakeProgram()
     dashboard = Dashboard(program.take_snapshot)

@@ -17,7 +17,7 @@ const state = {
   rates: new Map(),   // By series: rates of the last minutes, newest last; null if unknown.
   hidden: new Set(),  // Series that are not drawn.
   sorts: new Map(),   // By table: [column, is descending].
-  before: new Map(),  // By table: rows of the previous update and its time.
+  before: new Map(),  // By table: rows of the previous snapshot and its time.
   pointed: null,      // Chart cursor, in seconds ago.
   heardAt: 0,
   isPaused: false,
@@ -303,9 +303,9 @@ function showNotes(notes) {
 function ratesOf(table, now) {
   const known = state.before.get(table.key);
   const figures = new Map(table.rows.map((row) => [keyOf(row), row]));
-  if (known && now <= known.now) return known.rates;
+  if (known && now === known.now) return known.rates;
   const rates = new Map();
-  if (known) {
+  if (known && now > known.now) {  // The clock of a restarted program may be behind.
     for (const [name, row] of figures) {
       const old = known.figures.get(name);
       if (!old) continue;
@@ -367,7 +367,7 @@ function newHead(section) {
     if (!now || now[0] !== at) state.sorts.set(key, [at, !isText]);
     else if (now[1] === !isText) state.sorts.set(key, [at, isText]);
     else state.sorts.delete(key);
-    showTables(state.facts.tables, state.heardAt);
+    showTables(state.facts);
   });
   head.append(button);
   return head;
@@ -426,8 +426,9 @@ function showTable(section, table, now) {
   });
 }
 
-function showTables(tables, now) {
-  fill($("tables"), tables, newTable, (section, table) => showTable(section, table, now));
+// Rates are growths over the time between two snapshots, not between two responses.
+function showTables(facts) {
+  fill($("tables"), facts.tables, newTable, (section, table) => showTable(section, table, facts.taken_at));
 }
 
 // Updates ---------------------------------------------------------------------------------------
@@ -441,7 +442,7 @@ function show(said, now) {
   showChart();
   showTiles(said.facts.tiles);
   showNotes(said.facts.notes);
-  showTables(said.facts.tables, now);
+  showTables(said.facts);
   say($("looked"), "Updated at " + new Date().toLocaleTimeString() + ".");
   document.body.dataset.looks = String(Number(document.body.dataset.looks || 0) + 1);
 }

@@ -65,19 +65,19 @@ _ACK_STAND_IN = _ACK_PREFIX + b"stand-in"
 class SubjectRoutesStatistics:
     """Counters of the routes."""
 
-    subscriptions: int
+    subscriptions: int = 0
     """Subscriptions of clients."""
-    inserts: int
+    inserts: int = 0
     """Pairs of subject and sink added so far."""
-    removes: int
+    removes: int = 0
     """Pairs removed so far."""
-    searches: int
+    searches: int = 0
     """Subjects looked up."""
-    results: int
+    results: int = 0
     """Cached results."""
-    widest: int
+    widest: int = 0
     """Most sinks of a sampled result."""
-    mean_width: float
+    mean_width: float = 0.0
     """Mean number of sinks of the sampled results."""
 
 

@@ -3,7 +3,9 @@
 - `server`: `HttpServer` answers GET and HEAD requests of `monitor` handlers
 - `stream`: `HttpStream`, the bytes of one connection, with or without TLS
 - `auth`: users, permissions and host names of requests
-- `server_monitor`: `ServerMonitor` collects metrics, tables and notes of the server
+- `facts`: `FactsCollector` reads the state of the server; the modules below only format it
+- `server_metrics`: the metrics of /metrics
+- `server_monitor`: `ServerMonitor` makes the tiles, tables and notes of the page
 - `varz`: endpoints in the format of nats-server's monitoring
 
 May import: core, monitor, nats, net.

@@ -204,12 +204,17 @@ class HttpServer:
     def _reject(self, sock: socket.socket) -> None:
         """Close a socket; answers a health check that was received completely."""
         self.rejected_count += 1
-        with sock, suppress(OSError):
+        with sock, suppress(OSError, h11.RemoteProtocolError):
             data = sock.recv(HEAD_BYTES_MAX) if self.tls is None else b""
             match = _HEALTH_REQUEST.match(data)
             if match is not None and data.endswith(b"\r\n\r\n"):
                 response = _run_to_end(self._handlers.handle(Request(match[2].decode())))
-                sock.send(_encode_final_response(response, without_body=match[1] == b"HEAD"))
+                protocol, without_body = h11.Connection(h11.SERVER), match[1] == b"HEAD"
+                protocol.receive_data(data)
+                protocol.next_event()
+                sock.send(
+                    _encode_response(protocol, response, without_body=without_body, is_last=True)
+                )
 
     def _start_connection(self, sock: socket.socket, peer: str) -> None:
         assert self._nursery is not None
@@ -248,7 +253,6 @@ class HttpServer:
 
     async def answer(self, request: Request) -> Response:
         """Return the response to a request."""
-        self.dashboard.now = trio.current_time()
         steps = self._handlers.handle(request)
         try:
             # Health checks are cheap, and a supervisor restarts a server that is slow to answer.
@@ -265,7 +269,6 @@ class HttpServer:
         due = trio.current_time()
         while True:
             due = max(due + TICK_SECONDS, trio.current_time())
-            self.dashboard.now = trio.current_time()
             try:
                 await self.run_steps(self.dashboard.tick())
             except Exception:
@@ -284,6 +287,7 @@ class HttpServer:
             try:
                 while True:
                     started_at, cpu_started = trio.current_time(), time.thread_time()
+                    self.dashboard.now = started_at
                     try:
                         next(steps)
                     except StopIteration as stop:
@@ -497,40 +501,29 @@ class _HttpConnection:
     async def _send_response(
         self, response: Response, *, without_body: bool = False, is_last: bool = False
     ) -> None:
-        headers = [*response.headers]
-        present_names = {name.lower() for name, _ in headers}
-        headers += [
-            (name, value) for name, value in _SECURITY_HEADERS if name.lower() not in present_names
-        ]
-        headers += [
-            ("Content-Type", response.content_type),
-            ("Content-Length", str(len(response.body))),
-        ]
-        if is_last or self._protocol.their_state is not h11.DONE:
-            headers.append(("Connection", "close"))
-        phrase = http.HTTPStatus(response.status).phrase
-        head = h11.Response(status_code=response.status, reason=phrase, headers=headers)
-        events: list[h11.Event] = [head]
-        if not without_body:
-            events.append(h11.Data(data=response.body))
-        data = b"".join(
-            self._protocol.send(event) or b"" for event in [*events, h11.EndOfMessage()]
+        is_last = is_last or self._protocol.their_state is not h11.DONE
+        data = _encode_response(
+            self._protocol, response, without_body=without_body, is_last=is_last
         )
         await self._stream.send(data, SEND_SECONDS_MAX)
 
 
-def _encode_final_response(response: Response, *, without_body: bool) -> bytes:
-    """Encode a response after which the connection is closed."""
-    protocol = h11.Connection(h11.SERVER)
+def _encode_response(
+    protocol: h11.Connection, response: Response, *, without_body: bool, is_last: bool
+) -> bytes:
+    """Encode a response. The connection is closed after the last one."""
+    present_names = {name.lower() for name, _ in response.headers}
     headers = [
-        *_SECURITY_HEADERS,
+        *response.headers,
+        *(each for each in _SECURITY_HEADERS if each[0].lower() not in present_names),
         ("Content-Type", response.content_type),
         ("Content-Length", str(len(response.body))),
-        ("Connection", "close"),
+        *([("Connection", "close")] if is_last else []),
     ]
     phrase = http.HTTPStatus(response.status).phrase
-    head = protocol.send(h11.Response(status_code=response.status, reason=phrase, headers=headers))
-    return (head or b"") + (b"" if without_body else response.body)
+    head = h11.Response(status_code=response.status, reason=phrase, headers=headers)
+    body = [] if without_body else [h11.Data(data=response.body)]
+    return b"".join(protocol.send(event) or b"" for event in [head, *body, h11.EndOfMessage()])
 
 
 def _headers(request_event: h11.Request) -> Mapping[bytes, bytes]:

@@ -11,22 +11,15 @@ missing. Figures are sums over binary and NATS clients. Lists are bounded and bu
 from __future__ import annotations
 
 import os
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
-from heapq import nlargest, nsmallest
-from itertools import islice
 from typing import Any, TypeAlias
 
 import msgspec
 
-from simplebus.core.broker.inquire_positions import producer_name
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.group.group import GroupMember
-from simplebus.core.protocol.inquiry import ClassInquiry
-from simplebus.core.session.session import Session
-from simplebus.monitor import class_metrics
+from simplebus.monitor.bus_facts import ClassFacts
 from simplebus.monitor.requests import (
     BadRequestError,
     Request,
@@ -36,22 +29,25 @@ from simplebus.monitor.requests import (
     json_response,
 )
 from simplebus.nats.protocol.handshake import PROTOCOL_VERSION
-from simplebus.nats.server.session import NatsSession
+from simplebus.nats.statistics import NatsServerStatistics
 from simplebus.server import process
-from simplebus.server.connection import Connection
-from simplebus.server.nats_listener import NatsListener
-from simplebus.server.server import Server
+from simplebus.server.http.facts import (
+    ConnectionFacts,
+    FactsCollector,
+    ServerFacts,
+    SubscriptionFacts,
+)
 
 ROWS_MAX = 1024
 """Default and maximum length of a list."""
-_ROWS_PER_STEP = 64
-_SUBJECTS_PER_CONNECTION_MAX = 256
-"""Subjects listed per connection."""
-BINARY_CID_OFFSET = 1 << 32
+_OFFSET_MAX = 1 << 40
+_CONNECTION_FIELDS = (
+    *("cid", "pending_bytes", "in_msgs", "out_msgs", "in_bytes", "out_bytes", "subscriptions"),
+    *("name", "lang", "version"),
+)
+"""Fields of a connection with the same names in nats-server."""
 _DAY, _YEAR = 86_400, 365 * 86_400
 _NANOSECONDS = 1_000_000_000
-
-AnyConnection: TypeAlias = Connection[Any]
 
 
 class VarzEndpoints:
@@ -59,8 +55,7 @@ class VarzEndpoints:
 
     def __init__(
         self,
-        server: Server,
-        nats_listener: NatsListener | None,
+        collector: FactsCollector,
         *,
         client_address: tuple[str, int],
         http_address: tuple[str, int],
@@ -69,14 +64,12 @@ class VarzEndpoints:
         """Create the endpoints.
 
         Args:
-            server: The server.
-            nats_listener: Its NATS listener, if any.
+            collector: Source of the facts.
             client_address: Address for clients: of the NATS listener if there is one.
             http_address: Address of the HTTP listener.
             version: Version of this package.
         """
-        self._server = server
-        self._nats_listener = nats_listener
+        self._collector = collector
         self._client_address, self._http_address = client_address, http_address
         self._version = version
         self._cpu = _CpuUsage()
@@ -91,139 +84,48 @@ class VarzEndpoints:
             "/classz": self._handle_classz,
         }
 
-    # The server ----------------------------------------------------------------------------------
-
     def _handle_varz(self, request: Request) -> ResponseSteps:
-        server, nats = self._server, self._nats_listener
-        limits, now = server.broker.settings.limits, time.time()
-        total = (yield from class_metrics.collect_bus_metrics(server.broker.store)).total
-        binary_traffic = server.total_traffic()
-        yield
-        nats_statistics = nats.nats_server.statistics() if nats is not None else None
-        nats_limits = nats.nats_server.settings.limits if nats is not None else None
-        in_msgs = binary_traffic.messages + (
-            nats_statistics.in_messages if nats_statistics is not None else 0
-        )
-        received_byte_count = binary_traffic.received_bytes + (
-            nats_statistics.in_bytes if nats_statistics is not None else 0
-        )
-        out_msgs = total.delivered + total.redelivered
-        out_msgs += nats_statistics.out_messages if nats_statistics is not None else 0
-        sent_byte_count = binary_traffic.sent_bytes + (
-            nats_statistics.out_bytes if nats_statistics is not None else 0
-        )
-        slow_consumer_count = nats_statistics.slow_consumers if nats_statistics is not None else 0
-        server_id = self._server_id()
+        facts = yield from self._collector.collect()
         return json_response(
             {
-                "server_id": server_id,
-                "server_name": nats.nats_server.settings.server_name
-                if nats is not None
-                else server_id,
-                "version": PROTOCOL_VERSION,
                 "simplebus_version": self._version,
-                "proto": 1,
-                "go": "none",
                 "host": self._client_address[0],
                 "port": self._client_address[1],
-                "auth_required": nats is not None
-                and nats.nats_server.authenticator.auth.is_required,
-                "max_connections": limits.connections
-                + (nats_limits.connections if nats_limits is not None else 0),
-                "ping_interval": int(
-                    (nats_limits.ping_seconds if nats_limits is not None else 0) * _NANOSECONDS
-                ),
-                "ping_max": nats_limits.pings_max if nats_limits is not None else 0,
                 "http_host": self._http_address[0],
                 "http_port": self._http_address[1],
-                "http_base_path": "",
-                "https_port": 0,
-                "auth_timeout": nats_limits.auth_seconds if nats_limits is not None else 0,
-                "max_control_line": nats_limits.max_control_line if nats_limits is not None else 0,
-                "max_payload": nats_limits.max_payload
-                if nats_limits is not None
-                else limits.frame_bytes,
-                "max_pending": nats_limits.max_pending
-                if nats_limits is not None
-                else limits.pending_bytes,
-                "tls_timeout": nats_limits.tls_seconds if nats_limits is not None else 0,
-                "write_deadline": int(
-                    (nats_limits.write_seconds if nats_limits is not None else 0) * _NANOSECONDS
-                ),
-                "start": format_timestamp(process.STARTED_AT),
-                "now": format_timestamp(now),
-                "uptime": format_duration(now - process.STARTED_AT),
                 "mem": process.resident_bytes(),
-                "cores": os.cpu_count() or 1,
-                "gomaxprocs": 1,
                 "cpu": self._cpu.percent(),
-                "connections": len(server.connections)
-                + (len(nats.connections) if nats is not None else 0),
-                "total_connections": server.accepted_count
-                + (nats.accepted_count if nats is not None else 0),
-                "routes": 0,
-                "remotes": 0,
-                "leafnodes": 0,
-                "in_msgs": in_msgs,
-                "in_bytes": received_byte_count,
-                "in_client_msgs": in_msgs,
-                "in_client_bytes": received_byte_count,
-                "out_msgs": out_msgs,
-                "out_bytes": sent_byte_count,
-                "out_client_msgs": out_msgs,
-                "out_client_bytes": sent_byte_count,
-                "slow_consumers": slow_consumer_count,
-                "stale_connections": 0,
-                "stalled_clients": total.blocked,
-                "subscriptions": total.positions
-                + (nats_statistics.subscriptions if nats_statistics is not None else 0),
-                "config_load_time": format_timestamp(process.STARTED_AT),
-                "slow_consumer_stats": {
-                    "clients": slow_consumer_count,
-                    "routes": 0,
-                    "gateways": 0,
-                    "leafs": 0,
-                },
+                **_format_server(facts),
             }
         )
 
-    def _server_id(self) -> str:
-        if self._nats_listener is not None:
-            return self._nats_listener.nats_server.server_id
-        return self._server.broker.inquiry_handler.identity
-
-    # Connections ---------------------------------------------------------------------------------
-
     def _handle_connz(self, request: Request) -> ResponseSteps:
-        limit = request.get_int("limit", ROWS_MAX, maximum=ROWS_MAX) or ROWS_MAX
-        offset = request.get_int("offset", 0, maximum=1 << 40)
+        limit, offset = _page(request)
         only_cid = request.get_int("cid", 0, maximum=1 << 62)
         sort, descending = _parse_sort(request.query.get("sort", ""))
-        connections = list(self._connections())
+        subs = request.query.get("subs", "").lower()
+        connections = yield from self._collector.collect_connections()
         if only_cid:
-            connections = [each for each in connections if connection_id(each) == only_cid]
-        yield
+            connections = [each for each in connections if each.cid == only_cid]
         if request.query.get("state", "open") == "closed":
             connections = []
         if sort is not None:
-            page_end = offset + limit
-            select = nlargest if descending else nsmallest
-            page = select(page_end, connections, key=sort)[offset:]
-            yield
-        else:
-            page = connections[offset : offset + limit]
-        subs = request.query.get("subs", "").lower()
-        auth = request.get_flag("auth")
-        rows = []
-        for count, connection in enumerate(page):
-            if connection.socket.fileno() >= 0:
-                rows.append(self._connection_row(connection, subs=subs, auth=auth))
-            if count % _ROWS_PER_STEP == _ROWS_PER_STEP - 1:
-                yield
+            connections.sort(key=sort, reverse=descending)
+        page = connections[offset : offset + limit]
+        now = time.time()
+        rows = [_format_connection(each, now, auth=request.get_flag("auth")) for each in page]
+        if subs and subs not in ("0", "false"):
+            cids = {each.cid for each in page}
+            found = yield from self._collector.collect_subscriptions(cids)
+            for row in rows:
+                listed = [each for each in found if each.cid == row["cid"]]
+                if subs == "detail":
+                    row["subscriptions_list_detail"] = listed
+                else:
+                    row["subscriptions_list"] = [each.subject for each in listed]
         return json_response(
             {
-                "server_id": self._server_id(),
-                "now": format_timestamp(time.time()),
+                **self._heading(),
                 "num_connections": len(rows),
                 "total": len(connections),
                 "offset": offset,
@@ -232,87 +134,23 @@ class VarzEndpoints:
             }
         )
 
-    def _connections(self) -> Iterator[AnyConnection]:
-        """Iterate over all connections: NATS clients first, each listener's in order of arrival."""
-        if self._nats_listener is not None:
-            yield from self._nats_listener.connections.values()
-        yield from self._server.connections.values()
-
-    def _connection_row(
-        self, connection: AnyConnection, *, subs: str, auth: bool
-    ) -> dict[str, Any]:
-        session = connection.session
-        now, since = time.time(), connection.connected_at
-        address = session.peer.partition(" (")[0]  # The program's name follows.
-        host, _, port = address.rpartition(":")
-        row: dict[str, Any] = {
-            "cid": connection_id(connection),
-            "kind": "Client",
-            "type": "nats" if isinstance(session, NatsSession) else "simplebus",
-            "ip": host.strip("[]"),
-            "port": int(port) if port.isdigit() else 0,
-            "start": format_timestamp(since),
-            "last_activity": format_timestamp(now - idle_seconds(connection)),
-            "rtt": f"{round_trip_microseconds(connection.socket)}µs",
-            "uptime": format_duration(now - since),
-            "idle": format_duration(idle_seconds(connection)),
-            "pending_bytes": pending_bytes(connection),
-            "in_msgs": received_message_count(connection),
-            "out_msgs": sent_message_count(connection),
-            "in_bytes": received_byte_count(connection),
-            "out_bytes": sent_byte_count(connection),
-            "subscriptions": len(session.subscriptions),
-            "name": name(connection),
-        }
-        if isinstance(session, NatsSession):
-            row |= {"lang": session.options.lang, "version": session.options.version}
-            if auth and (user := session.options.user or session.options.nkey):
-                row["authorized_user"] = user
-        else:
-            row |= {"lang": "", "version": ""}
-        tls = connection.tls
-        if tls is not None and (negotiated := tls.negotiated_version()):
-            row["tls_version"], row["tls_cipher_suite"] = negotiated
-        if subs and subs not in ("0", "false"):
-            subscriptions = islice(_subscriptions(connection), _SUBJECTS_PER_CONNECTION_MAX)
-            if subs == "detail":
-                row["subscriptions_list_detail"] = list(subscriptions)
-            else:
-                row["subscriptions_list"] = [each["subject"] for each in subscriptions]
-        return row
-
-    # Subscriptions -------------------------------------------------------------------------------
-
     def _handle_subsz(self, request: Request) -> ResponseSteps:
-        limit = request.get_int("limit", ROWS_MAX, maximum=ROWS_MAX) or ROWS_MAX
-        offset = request.get_int("offset", 0, maximum=1 << 40)
-        broker = self._server.broker
-        routes = (
-            self._nats_listener.nats_server.routes.statistics()
-            if self._nats_listener is not None
-            else None
-        )
-        count = sum(len(cls.positions) for cls in broker.classes.values())
-        count += routes.subscriptions if routes is not None else 0
-        yield
-        rows: list[dict[str, Any]] = []
+        limit, offset = _page(request)
+        facts = yield from self._collector.collect()
+        routes, rows = facts.routes, list[SubscriptionFacts]()
         if request.get_flag("subs"):
-            candidates = islice(self._all_subscriptions(), offset, offset + limit)
-            while batch := list(islice(candidates, _ROWS_PER_STEP)):
-                rows += batch
-                yield
+            rows = yield from self._collector.collect_subscriptions(offset=offset, limit=limit)
         return json_response(
             {
-                "server_id": self._server_id(),
-                "now": format_timestamp(time.time()),
-                "num_subscriptions": count,
-                "num_cache": routes.results if routes is not None else 0,
-                "num_inserts": routes.inserts if routes is not None else 0,
-                "num_removes": routes.removes if routes is not None else 0,
-                "num_matches": routes.searches if routes is not None else 0,
+                **self._heading(),
+                "num_subscriptions": facts.bus.total.positions + routes.subscriptions,
+                "num_cache": routes.results,
+                "num_inserts": routes.inserts,
+                "num_removes": routes.removes,
+                "num_matches": routes.searches,
                 "cache_hit_rate": 0.0,
-                "max_fanout": routes.widest if routes is not None else 0,
-                "avg_fanout": routes.mean_width if routes is not None else 0.0,
+                "max_fanout": routes.widest,
+                "avg_fanout": routes.mean_width,
                 "total": len(rows),
                 "offset": offset,
                 "limit": limit,
@@ -320,172 +158,150 @@ class VarzEndpoints:
             }
         )
 
-    def _all_subscriptions(self) -> Iterator[dict[str, Any]]:
-        for connection in list(self._connections()):
-            yield from _subscriptions(connection)
-
-    # Classes -------------------------------------------------------------------------------------
-
     def _handle_classz(self, request: Request) -> ResponseSteps:
         """List all classes; or report one class, given by id or name in `class`."""
-        broker = self._server.broker
         if requested := request.query.get("class", ""):
             is_id = requested.isascii() and requested.isdigit() and len(requested) < 6
-            class_: int | str = int(requested) if is_id else requested
             yield
             try:
-                return json_response(
-                    broker.inquiry_handler.build_report(ClassInquiry(class_=class_))
-                )
+                report = self._collector.report_class(int(requested) if is_id else requested)
             except RemoteProtocolError as error:
                 return error_response(404, error.sentence)
-        limit = request.get_int("limit", ROWS_MAX, maximum=ROWS_MAX) or ROWS_MAX
-        offset = request.get_int("offset", 0, maximum=1 << 40)
-        rows = []
-        for cls in islice(list(broker.classes.values()), offset, offset + limit):
-            figures = yield from class_metrics.collect_class_metrics(cls)
-            dropped = {reason.value: count for reason, count in figures.dropped.items() if count}
-            rows.append(msgspec.to_builtins(figures) | {"dropped": dropped})
-            yield
+            return json_response(report)
+        limit, offset = _page(request)
+        classes = yield from self._collector.collect_classes(offset, limit)
         return json_response(
             {
-                "bus": broker.inquiry_handler.identity,
+                "bus": self._collector.identity,
                 "now": format_timestamp(time.time()),
-                "num_classes": len(rows),
-                "total": len(broker.classes),
+                "num_classes": len(classes),
+                "total": self._collector.class_count,
                 "offset": offset,
                 "limit": limit,
-                "classes": rows,
+                "classes": [_format_class(each) for each in classes],
             }
         )
 
-
-# Values of one connection ------------------------------------------------------------------------
-
-
-def connection_id(connection: AnyConnection) -> int:
-    """Return the id of a connection, unique within the server."""
-    session = connection.session
-    if isinstance(session, NatsSession):
-        return session.client_id
-    return BINARY_CID_OFFSET + int(session.session_id)
+    def _heading(self) -> dict[str, Any]:
+        server_id, now = self._collector.server_id, format_timestamp(time.time())
+        return {"server_id": server_id, "now": now}
 
 
-def name(connection: AnyConnection) -> str:
-    """Return the name that the client program gave itself."""
-    session = connection.session
-    return session.options.name if isinstance(session, NatsSession) else producer_name(session)
+def _page(request: Request) -> tuple[int, int]:
+    """Return the limit and the offset of a list. Raises BadRequestError."""
+    limit = request.get_int("limit", ROWS_MAX, maximum=ROWS_MAX) or ROWS_MAX
+    return limit, request.get_int("offset", 0, maximum=_OFFSET_MAX)
 
 
-def pending_bytes(connection: AnyConnection) -> int:
-    """Return the bytes waiting to be sent to the client."""
-    return int(connection.session.outbox.pending_bytes)
+def _format_server(facts: ServerFacts) -> dict[str, Any]:
+    """Return the fields of /varz that come from the facts."""
+    nats, settings = facts.nats or NatsServerStatistics(), facts.nats_settings
+    limits, total = facts.limits, facts.bus.total
+    nats_limits = settings.limits if settings is not None else None
+    in_msgs = facts.traffic.messages + nats.in_messages
+    in_bytes = facts.traffic.received_bytes + nats.in_bytes
+    out_msgs = total.delivered + total.redelivered + nats.out_messages
+    out_bytes = facts.traffic.sent_bytes + nats.out_bytes
+    # HTTP connections are not counted, as in nats-server.
+    client_listeners = [each for each in facts.listeners if each.name != "http"]
+    started_at = format_timestamp(process.STARTED_AT)
+
+    def nats_limit(name: str, otherwise: float = 0) -> Any:
+        return getattr(nats_limits, name) if nats_limits is not None else otherwise
+
+    return {
+        "server_id": facts.server_id,
+        "server_name": settings.server_name if settings is not None else facts.server_id,
+        "version": PROTOCOL_VERSION,
+        "proto": 1,
+        "go": "none",
+        "auth_required": settings is not None and settings.auth.is_required,
+        "max_connections": limits.connections + nats_limit("connections"),
+        "ping_interval": int(nats_limit("ping_seconds") * _NANOSECONDS),
+        "ping_max": nats_limit("pings_max"),
+        "http_base_path": "",
+        "https_port": 0,
+        "auth_timeout": nats_limit("auth_seconds"),
+        "max_control_line": nats_limit("max_control_line"),
+        "max_payload": nats_limit("max_payload", limits.frame_bytes),
+        "max_pending": nats_limit("max_pending", limits.pending_bytes),
+        "tls_timeout": nats_limit("tls_seconds"),
+        "write_deadline": int(nats_limit("write_seconds") * _NANOSECONDS),
+        "start": started_at,
+        "now": format_timestamp(facts.now),
+        "uptime": format_duration(facts.now - process.STARTED_AT),
+        "cores": os.cpu_count() or 1,
+        "gomaxprocs": 1,
+        "connections": sum(each.open_count for each in client_listeners),
+        "total_connections": sum(each.accepted_count for each in client_listeners),
+        "routes": 0,
+        "remotes": 0,
+        "leafnodes": 0,
+        "in_msgs": in_msgs,
+        "in_bytes": in_bytes,
+        "in_client_msgs": in_msgs,
+        "in_client_bytes": in_bytes,
+        "out_msgs": out_msgs,
+        "out_bytes": out_bytes,
+        "out_client_msgs": out_msgs,
+        "out_client_bytes": out_bytes,
+        "slow_consumers": nats.slow_consumers,
+        "stale_connections": 0,
+        "stalled_clients": total.blocked,
+        "subscriptions": total.positions + nats.subscriptions,
+        "config_load_time": started_at,
+        "slow_consumer_stats": {
+            "clients": nats.slow_consumers,
+            **dict.fromkeys(("routes", "gateways", "leafs"), 0),
+        },
+    }
 
 
-def received_message_count(connection: AnyConnection) -> int:
-    session = connection.session
-    return int(session.in_messages if isinstance(session, NatsSession) else session.handled_count)
+def _format_connection(facts: ConnectionFacts, now: float, *, auth: bool) -> dict[str, Any]:
+    host, _, port = facts.peer.rpartition(":")
+    row: dict[str, Any] = {
+        "kind": "Client",
+        "type": "nats" if facts.is_nats else "simplebus",
+        "ip": host.strip("[]"),
+        "port": int(port) if port.isdigit() else 0,
+        "start": format_timestamp(facts.start),
+        "last_activity": format_timestamp(now - facts.idle_seconds),
+        "rtt": f"{facts.rtt_microseconds}µs",
+        "uptime": format_duration(now - facts.start),
+        "idle": format_duration(facts.idle_seconds),
+        **{name: getattr(facts, name) for name in _CONNECTION_FIELDS},
+    }
+    if auth and facts.user:
+        row["authorized_user"] = facts.user
+    if facts.tls is not None:
+        row["tls_version"], row["tls_cipher_suite"] = facts.tls
+    return row
 
 
-def sent_message_count(connection: AnyConnection) -> int:
-    """Return the messages sent to the client. Deliveries of a group count for no member."""
-    session = connection.session
-    if isinstance(session, NatsSession):
-        return session.out_messages
-    binary_session: Session = session
-    return sum(
-        each.position.delivered_count + each.position.redelivered_count
-        for each in binary_session.subscriptions.values()
-        if not isinstance(each, GroupMember)
-    )
-
-
-def received_byte_count(connection: AnyConnection) -> int:
-    session = connection.session
-    received = session.in_bytes if isinstance(session, NatsSession) else _received(session)
-    return int(received)
-
-
-def _received(session: Session) -> int:
-    return session.receiver.received_bytes
-
-
-def sent_byte_count(connection: AnyConnection) -> int:
-    return int(connection.session.outbox.sent_bytes)
-
-
-def idle_seconds(connection: AnyConnection) -> float:
-    """Return the seconds since the last received data."""
-    return connection.idle_seconds()
-
-
-def round_trip_microseconds(sock: socket.socket) -> int:
-    """Return the kernel's estimate of the round-trip time; 0 if unknown."""
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_RTT_OFFSET + 4)
-    except OSError:
-        return 0
-    return int.from_bytes(info[_TCPI_RTT_OFFSET : _TCPI_RTT_OFFSET + 4], "little")
-
-
-_TCPI_RTT_OFFSET = 68
-"""Offset of tcpi_rtt, in microseconds, in Linux's struct tcp_info."""
-
-
-def _subscriptions(connection: AnyConnection) -> Iterator[dict[str, Any]]:
-    """Iterate over the client's subscriptions. Subscriptions to classes are shown as
-    `class.<id> <pattern>`.
-    """
-    session, number = connection.session, connection_id(connection)
-    if isinstance(session, NatsSession):
-        for sid, each in list(session.subscriptions.items()):
-            row = {"subject": _text(each.subject), "sid": _text(sid), "msgs": each.delivered_count}
-            if each.queue:
-                row["qgroup"] = _text(each.queue)
-            yield row | {"cid": number}
-        return
-    yield from _class_subscriptions(session, number)
-
-
-def _class_subscriptions(session: Session, number: int) -> Iterator[dict[str, Any]]:
-    for key, subscription in list(session.subscriptions.items()):
-        position = subscription.position
-        channel_filter = position.channel_filter
-        patterns = channel_filter.patterns if channel_filter is not None else ("#",)
-        for pattern in patterns[:_SUBJECTS_PER_CONNECTION_MAX]:
-            row = {
-                "subject": f"class.{subscription.class_id} {pattern}",
-                "sid": str(key),
-                "msgs": position.delivered_count,
-            }
-            if position.group:
-                row["qgroup"] = position.group
-            yield row | {"cid": number}
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace")
+def _format_class(facts: ClassFacts) -> dict[str, Any]:
+    dropped = {reason.value: count for reason, count in facts.dropped.items() if count}
+    return {**msgspec.structs.asdict(facts), "dropped": dropped}
 
 
 # Sort order --------------------------------------------------------------------------------------
 
-SortKey: TypeAlias = Callable[[AnyConnection], float]
+SortKey: TypeAlias = Callable[[ConnectionFacts], float]
 
 _SORT_KEYS: dict[str, tuple[SortKey | None, bool]] = {
     # Sort key, and True for descending order, as in nats-server.
     "": (None, False),
     "cid": (None, False),
-    "start": (lambda each: each.connected_at, False),
-    "subs": (lambda each: len(each.session.subscriptions), True),
-    "pending": (pending_bytes, True),
-    "msgs_to": (sent_message_count, True),
-    "msgs_from": (received_message_count, True),
-    "bytes_to": (sent_byte_count, True),
-    "bytes_from": (received_byte_count, True),
-    "last": (lambda each: -idle_seconds(each), True),
-    "idle": (idle_seconds, True),
-    "uptime": (lambda each: each.connected_at, False),
-    "rtt": (lambda each: round_trip_microseconds(each.socket), True),
+    "start": (lambda each: each.start, False),
+    "subs": (lambda each: each.subscriptions, True),
+    "pending": (lambda each: each.pending_bytes, True),
+    "msgs_to": (lambda each: each.out_msgs, True),
+    "msgs_from": (lambda each: each.in_msgs, True),
+    "bytes_to": (lambda each: each.out_bytes, True),
+    "bytes_from": (lambda each: each.in_bytes, True),
+    "last": (lambda each: -each.idle_seconds, True),
+    "idle": (lambda each: each.idle_seconds, True),
+    "uptime": (lambda each: each.start, False),
+    "rtt": (lambda each: each.rtt_microseconds, True),
 }
 
 

@@ -7,7 +7,7 @@ at a time. Times come from the event loop's clock.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
@@ -24,25 +24,34 @@ _LOOP_CHECK_SECONDS = 0.1
 _RECENT_SECONDS = 60.0
 _RECENT_STEP_SECONDS = 5.0
 
-Snapshots: TypeAlias = tuple[HistogramSnapshot, HistogramSnapshot, HistogramSnapshot]
+
+class Latencies(NamedTuple):
+    """Histograms of latencies."""
+
+    confirm: HistogramSnapshot
+    """Time from reading published messages until they are confirmed."""
+    ack: HistogramSnapshot
+    """Time from accepting a message until every subscription has acknowledged it."""
+    loop_delay: HistogramSnapshot
+    """Delay of timers in the event loop."""
 
 
 class RecentLatencies:
     """Latencies of about the last minute."""
 
     def __init__(self) -> None:
-        self._history: deque[tuple[float, Snapshots]] = deque()
+        self._history: deque[tuple[float, Latencies]] = deque()
 
-    def snapshot(self, latency: LatencyRecorder) -> Snapshots:
-        """Return the recent confirm latency, ack latency and event loop delay."""
+    def snapshot(self, latency: LatencyRecorder) -> Latencies:
+        """Return the latencies of about the last minute."""
         now, current = trio.current_time(), latency.snapshots()
         history = self._history
         if not history or now - history[-1][0] >= _RECENT_STEP_SECONDS:
             history.append((now, current))
         while len(history) > 1 and now - history[1][0] >= _RECENT_SECONDS:
             history.popleft()
-        confirm, ack, loop = (a.difference(b) for a, b in zip(current, history[0][1], strict=True))
-        return confirm, ack, loop
+        pairs = zip(current, history[0][1], strict=True)
+        return Latencies(*(now.difference(before) for now, before in pairs))
 
 
 class LatencyRecorder:
@@ -94,9 +103,9 @@ class LatencyRecorder:
         while self.pending_batches and self.pending_batches[0][0] <= commit_log.durable_position:
             self.confirm_latency.observe(now - self.pending_batches.popleft()[1])
 
-    def snapshots(self) -> Snapshots:
-        """Return snapshots of confirm latency, ack latency and event loop delay."""
-        return (
+    def snapshots(self) -> Latencies:
+        """Return snapshots of the histograms."""
+        return Latencies(
             self.confirm_latency.snapshot(),
             self.ack_latency.snapshot(),
             self.loop_delay.snapshot(),

@@ -32,7 +32,7 @@ async def test_health_reports_ready_then_draining() -> None:
         assert response.status == 200
         assert response.json == {"status": "ok", "live": True, "ready": True, "draining": False}
         assert server.monitor is not None
-        server.monitor.is_draining = True
+        server.monitor.collector.is_draining = True
         response = await peer.request("/healthz")
         assert response.status == 503
         assert response.json["status"] == "draining"
@@ -459,8 +459,8 @@ async def test_health_is_answered_without_free_descriptors(
         host, _, port = server.http_addresses[0].rpartition(":")
         silent = [await trio.open_tcp_stream(host, int(port)) for _ in range(5)]
         assert server.monitor is not None
-        await wait_until(lambda: server.monitor.http_connections()[0] == 5)
-        count_connections = server.monitor.http_connections
+        await wait_until(lambda: server.monitor.collector.http_connections()[0] == 5)
+        count_connections = server.monitor.collector.http_connections
 
         def descriptors(more: int = 0) -> int:
             return 0 if count_connections()[0] == 5 else 1 << 20

@@ -7,10 +7,10 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import trio
@@ -25,6 +25,18 @@ from tests.support.http_peer import open_http_peer
 from tests.support.nats_peer import connect_nats_peer
 from tests.support.requirements import require_program
 from tests.support.running_server import connect, message, serving, subscribe, wait_until
+
+T = TypeVar("T")
+
+
+def run_steps(steps: Generator[None, None, T]) -> T:
+    """Run a generator to its end at once and return its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
 
 
 async def get_json(server: RunningServer, path: str) -> Any:
@@ -189,6 +201,23 @@ async def test_connz_lists_binary_connections() -> None:
         varz = await get_json(server, "/varz")
         assert (varz["in_msgs"], varz["out_msgs"]) == (4, 4)
         assert varz["subscriptions"] == 3
+
+
+@pytest.mark.parametrize("is_nats", [True, False])
+async def test_connz_does_not_list_a_connection_that_its_client_has_closed(is_nats: bool) -> None:
+    async with serving(nats_port=0, http_port=0) as server:
+        stays = await connect_nats_peer(server, name="stays")
+        leaves = await connect_nats_peer(server) if is_nats else await connect(server, [1])
+        before = await get_json(server, "/connz")
+        assert (before["total"], before["num_connections"]) == (2, 2)
+        leaves.stream.socket.close()
+        # The event loop does not run in between, so the server has not read the end yet.
+        assert server.monitor is not None
+        connections = run_steps(server.monitor.collector.collect_connections())
+        assert [each.name for each in connections] == ["stays"]
+        after = await get_json(server, "/connz")
+        assert (after["total"], after["num_connections"]) == (1, 1)
+        await stays.stream.aclose()
 
 
 async def test_connz_shows_the_address_despite_the_client_name() -> None:

@@ -30,7 +30,7 @@ async def test_confirm_and_ack_latency_are_measured() -> None:
         await peer.send(subscribe() + message(b"x") * 3)
         await peer.read_messages(3)
         assert server.monitor is not None
-        timing = server.monitor.latency
+        timing = server.monitor.collector.latency
         assert timing.ack_latency.snapshot().count == 0
         await peer.send(ack(0, 3))
         await wait_until(lambda: timing.ack_latency.snapshot().count == 1)
@@ -43,7 +43,7 @@ async def test_confirm_latency_includes_the_journal_write(tmp_path: Path) -> Non
         peer = await connect(server, [1])
         await peer.send(message(b"x"))
         assert server.monitor is not None
-        timing = server.monitor.latency
+        timing = server.monitor.collector.latency
         await wait_until(lambda: timing.confirm_latency.snapshot().count == 1)
         await wait_for_metric(server, "journal_write_seconds")
 

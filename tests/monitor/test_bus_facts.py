@@ -1,4 +1,4 @@
-"""Tests of class metrics and bus tables against the broker's statistics."""
+"""Tests of the facts of a bus, its metrics and its tables against the broker's statistics."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from simplebus.core.errors import DEAD_LETTER_REASONS, DROP_REASONS, Reason
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.session.session import Session
-from simplebus.monitor import bus_tables, class_metrics
+from simplebus.monitor import bus_facts, bus_tables
+from simplebus.monitor.bus_facts import BusFacts, ClassFacts, SlowFacts
+from simplebus.monitor.bus_metrics import add_bus_metrics
 from simplebus.monitor.exposition import Exposition
 from simplebus.monitor.metrics_builder import MetricsBuilder
-from simplebus.monitor.snapshot import Metric
+from simplebus.monitor.snapshot import Metric, Note
 
 T = TypeVar("T")
 
@@ -71,7 +73,7 @@ def bus() -> SocketlessBroker:
 
 
 def test_metrics_match_the_broker_statistics(bus: SocketlessBroker) -> None:
-    figures, _ = run_steps(class_metrics.collect_bus_metrics(bus.broker.store))
+    figures, _ = run_steps(bus_facts.collect_bus(bus.broker.store))
     for metrics, statistics in zip(figures.classes, bus.broker.statistics().classes, strict=True):
         for name in ("class_id", "published", "delivered", "redelivered", "acknowledged"):
             assert getattr(metrics, name) == getattr(statistics, name), name
@@ -83,10 +85,10 @@ def test_metrics_match_the_broker_statistics(bus: SocketlessBroker) -> None:
 
 
 def test_other_classes_are_summed(bus: SocketlessBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(class_metrics, "CLASSES_LISTED_MAX", 2)
+    monkeypatch.setattr(bus_facts, "CLASSES_LISTED_MAX", 2)
     bus.connect(3, 4)
     bus.receive(bus.connect(3, 4), message(3) + message(4) * 2)
-    figures, _ = run_steps(class_metrics.collect_bus_metrics(bus.broker.store))
+    figures, _ = run_steps(bus_facts.collect_bus(bus.broker.store))
     assert [each.class_id for each in figures.classes] == [1, 2]
     assert figures.others is not None
     assert (figures.others.name, figures.others.classes, figures.others.stored) == (
@@ -96,7 +98,7 @@ def test_other_classes_are_summed(bus: SocketlessBroker, monkeypatch: pytest.Mon
     )
     assert figures.total.published == 16
     metrics_builder = MetricsBuilder()
-    class_metrics.add_bus_metrics(metrics_builder, figures)
+    add_bus_metrics(metrics_builder, figures)
     text = b"".join(Exposition().encode(metrics_builder.build())[1]).decode()
     assert 'simplebus_stored_messages{class="(others)",class_id=""} 3.0\n' in text
     assert 'published_messages_total{class="(others)"' not in text  # It could fall.
@@ -104,12 +106,12 @@ def test_other_classes_are_summed(bus: SocketlessBroker, monkeypatch: pytest.Mon
 
 
 def test_busiest_classes_are_listed(bus: SocketlessBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(class_metrics, "CLASSES_LISTED_MAX", 2)
+    monkeypatch.setattr(bus_facts, "CLASSES_LISTED_MAX", 2)
     peer = bus.connect(3, 4)
     bus.receive(peer, message(3) * 4)
 
     def listed_classes(*before: int) -> list[int]:
-        figures, _ = run_steps(class_metrics.collect_bus_metrics(bus.broker.store, before))
+        figures, _ = run_steps(bus_facts.collect_bus(bus.broker.store, before))
         assert figures.others is not None
         assert figures.total.published == figures.others.published + sum(
             each.published for each in figures.classes
@@ -125,33 +127,50 @@ def test_busiest_classes_are_listed(bus: SocketlessBroker, monkeypatch: pytest.M
 def test_class_with_many_positions_is_collected_in_steps(bus: SocketlessBroker) -> None:
     for _ in range(600):
         bus.receive(bus.connect(2), frames.encode(frames.SUBSCRIBE, class_id=2))
-    figures, step_count = run_steps(class_metrics.collect_bus_metrics(bus.broker.store))
+    figures, step_count = run_steps(bus_facts.collect_bus(bus.broker.store))
     assert figures.classes[1].positions == 600
     assert step_count >= 2 + 2
+
+
+def test_published_and_delivered_are_counted_at_the_same_time(bus: SocketlessBroker) -> None:
+    for _ in range(600):
+        bus.receive(bus.connect(2), frames.encode(frames.SUBSCRIBE, class_id=2))
+    publisher = bus.connect(2)
+    steps = bus_facts.collect_class(bus.broker.classes[2])
+    next(steps)
+    bus.receive(publisher, message(2))  # Between two steps.
+    facts, _ = run_steps(steps)
+    assert (facts.published, facts.delivered) == (3, 3)
+
+
+def slow_notes(slow: SlowFacts) -> list[Note]:
+    return bus_tables.build_notes(BusFacts([], None, ClassFacts(""), dead_letters=0), slow)
 
 
 def test_subscriptions_with_the_largest_lag_are_listed(
     bus: SocketlessBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus_tables, "POSITIONS_MAX", 1)
+    monkeypatch.setattr(bus_facts, "POSITIONS_MAX", 1)
     explaining = PositionReporter(bus.broker.store, bus.broker.sessions)
-    (table, notes), _ = run_steps(bus_tables.build_subscriptions_table(bus.broker, explaining))
+    slow, _ = run_steps(bus_facts.collect_slow(bus.broker, explaining))
+    table = bus_tables.build_subscriptions_table(slow)
     assert table.left_out == 1
     (row,) = table.rows
     titles = [column.title for column in table.columns]
     shown = dict(zip(titles, row, strict=True))
     assert (shown["Lag"], shown["In flight"]) == (10, 10)
     assert str(shown["Waiting for"]).startswith("it waits for its acknowledgements: 10 ")
-    assert notes == []  # It has not waited for long.
+    assert slow_notes(slow) == []  # It has not waited for long.
 
 
 def test_sessions_table_shows_published_counts(bus: SocketlessBroker) -> None:
     explaining = PositionReporter(bus.broker.store, bus.broker.sessions)
-    (table, notes), _ = run_steps(bus_tables.build_sessions_table(bus.broker, explaining))
+    slow, _ = run_steps(bus_facts.collect_slow(bus.broker, explaining))
+    table = bus_tables.build_sessions_table(slow)
     assert [row[0] for row in table.rows] == ["0", "1", "2"]
     assert {row[3] for row in table.rows} == {"version 1"}
     assert [row[5] for row in table.rows] == [13, 0, 0]
-    assert notes == []
+    assert slow_notes(slow) == []
 
 
 def dropped_counts(metrics: list[Metric], name: str) -> dict[str, object]:
@@ -161,20 +180,16 @@ def dropped_counts(metrics: list[Metric], name: str) -> dict[str, object]:
 
 
 def test_dropped_messages_are_zero_before_the_first_one() -> None:
-    builder, metrics = MetricsBuilder(), class_metrics.ClassMetrics("orders", 7)
-    class_metrics.add_bus_metrics(
-        builder, class_metrics.BusMetrics([metrics], None, metrics, dead_letters=0)
-    )
+    builder, facts = MetricsBuilder(), ClassFacts("orders", 7)
+    add_bus_metrics(builder, BusFacts([facts], None, facts, dead_letters=0))
     zeros = {reason.value: 0 for reason in (*DROP_REASONS, *DEAD_LETTER_REASONS)}
     assert dropped_counts(builder.build(), "bus_dropped_messages") == zeros
     assert dropped_counts(builder.build(), "dropped_messages") == zeros
 
 
 def test_dropped_messages_of_an_unexpected_reason_are_counted() -> None:
-    builder, metrics = MetricsBuilder(), class_metrics.ClassMetrics("orders", 7)
-    metrics.dropped.update({Reason.DRAINING: 2, Reason.EXPIRED: 3})
-    class_metrics.add_bus_metrics(
-        builder, class_metrics.BusMetrics([metrics], None, metrics, dead_letters=0)
-    )
+    dropped = {Reason.DRAINING: 2, Reason.EXPIRED: 3}
+    builder, facts = MetricsBuilder(), ClassFacts("orders", 7, dropped=dropped)
+    add_bus_metrics(builder, BusFacts([facts], None, facts, dead_letters=0))
     counts = dropped_counts(builder.build(), "dropped_messages")
     assert (counts["draining"], counts["expired"], counts["purged"]) == (2, 3, 0)

@@ -1,0 +1,321 @@
+"""Facts of a bus as immutable values: its classes, positions and sessions.
+
+Collection reads no message, visits each position once and yields regularly. Only the busiest
+classes are listed individually, the rest together, so that many class names cannot flood the
+readers. A listed class stays listed until another one has twice as many messages.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, Generator, Iterable, Mapping
+from heapq import nlargest
+from itertools import islice
+
+import msgspec
+
+from simplebus.core import dead_letters
+from simplebus.core.broker.broker import Broker
+from simplebus.core.broker.inquire import protocol_version
+from simplebus.core.broker.inquire_positions import PositionReporter, producer_name, truncate_text
+from simplebus.core.broker.wait_reasons import complete_sentence, format_count, format_duration
+from simplebus.core.errors import Reason
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.protocol.inquiry import PositionInfo
+from simplebus.core.session.session import Session
+from simplebus.core.store.store import Store
+from simplebus.core.subscription.position import Position
+
+CLASSES_LISTED_MAX = 100
+OTHER_CLASSES_NAME = "(others)"
+"""Name of the classes that are not listed individually. They have no id, because a class may have
+the same name.
+"""
+POSITIONS_MAX = 50
+SESSIONS_MAX = 50
+CANDIDATES_MAX = 10_000
+"""Sessions or clients among which those with the most pending bytes are selected."""
+_PROTOCOLS = {-1: "NATS", 0: "unknown", 1: "version 1", 2: "version 2"}
+_POSITIONS_PER_STEP = 256
+_DESCRIPTIONS_PER_STEP = 8
+
+
+class ClassFacts(msgspec.Struct, frozen=True):
+    """Facts of one class, or of several together."""
+
+    name: str
+    class_id: int = -1
+    """-1 for several classes."""
+    classes: int = 1
+    published: int = 0
+    delivered: int = 0
+    redelivered: int = 0
+    acknowledged: int = 0
+    in_flight: int = 0
+    stored: int = 0
+    stored_bytes: int = 0
+    memory_bytes: int = 0
+    spilled: int = 0
+    positions: int = 0
+    lag: int = 0
+    """Lag of the slowest position; without a position, messages kept for the first subscription."""
+    blocked: int = 0
+    """Sessions whose messages wait for space."""
+    is_dead: bool = False
+    """True for a dead-letter class."""
+    dropped: Mapping[Reason, int] = {}
+    unavailable: str = ""
+    """Reason why its storage accepts no messages; empty if it does."""
+
+    @property
+    def label(self) -> str:
+        """The name, cut to a limited length."""
+        return truncate_text(self.name)
+
+    @property
+    def dropped_count(self) -> int:
+        return sum(self.dropped.values())
+
+    def plus(self, other: ClassFacts) -> ClassFacts:
+        """Return the facts of both together."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _SUMMED_FIELDS}
+        dropped = Counter(self.dropped)
+        dropped.update(other.dropped)
+        lag = max(self.lag, other.lag)
+        return msgspec.structs.replace(self, lag=lag, dropped=dropped, **sums)
+
+
+_SUMMED_FIELDS = (
+    *("classes", "published", "delivered", "redelivered", "acknowledged", "in_flight"),
+    *("stored", "stored_bytes", "memory_bytes", "spilled", "positions", "blocked"),
+)
+
+
+class PositionFacts(msgspec.Struct, frozen=True):
+    """A position, and what its class says about it."""
+
+    class_label: str
+    info: PositionInfo
+    blocks_publishers: bool
+    """True if publishers wait for the messages that it holds."""
+
+    @property
+    def subscriber(self) -> str:
+        """Label of the subscription."""
+        info = self.info
+        if info.durable:
+            return f"durable {info.durable!r}"
+        if info.group:
+            members = format_count(len(info.members) + info.members_left_out, "member")
+            return f"group {info.group!r}, {members}"
+        return f"session {info.session}" + (f" {info.name!r}" if info.name else "")
+
+    @property
+    def due_count(self) -> int:
+        """Messages that will be sent again."""
+        return self.info.again + self.info.put_off
+
+    @property
+    def oldest_seconds(self) -> float | None:
+        """Time for which its oldest message is in flight; None without one."""
+        return self.info.oldest.first_seconds if self.info.oldest is not None else None
+
+    @property
+    def waits_for(self) -> str:
+        """Sentence about what it waits for."""
+        return complete_sentence(self.info.waits, self.info.waits_for)
+
+
+class SessionFacts(msgspec.Struct, frozen=True):
+    """A session of the broker."""
+
+    session: str
+    """Its id."""
+    name: str
+    peer: str
+    protocol: str
+    """Version of its protocol."""
+    subscriptions: int
+    published: int
+    sent_bytes: int
+    pending_bytes: int
+    """Memory held for the session outside the classes."""
+    waits_for: str
+    """Sentence about what the session waits for; empty if it does not."""
+
+
+class BusFacts(msgspec.Struct, frozen=True):
+    """Facts of all classes."""
+
+    classes: Collection[ClassFacts]
+    """Classes that are listed individually."""
+    others: ClassFacts | None
+    """The other classes together; None if there are none."""
+    total: ClassFacts
+    dead_letters: int
+    """Messages stored in dead-letter classes."""
+
+    @property
+    def rows(self) -> tuple[ClassFacts, ...]:
+        """The listed classes, and the others as one."""
+        return (*self.classes, *([self.others] if self.others is not None else []))
+
+
+class SlowFacts(msgspec.Struct, frozen=True):
+    """The positions and sessions that are furthest behind, the worst first."""
+
+    positions: Collection[PositionFacts] = ()
+    """Positions with the largest lag."""
+    positions_left_out: int = 0
+    sessions: Collection[SessionFacts] = ()
+    """Sessions with the most pending bytes."""
+    sessions_left_out: int = 0
+
+
+def class_label(cls: MessageClass) -> str:
+    """Return the name of a class, or its id if it has none."""
+    return cls.name or str(cls.class_id)
+
+
+def collect_class(cls: MessageClass) -> Generator[None, None, ClassFacts]:
+    """Collect the facts of one class in steps.
+
+    All its counters are read in the first step, so that published and delivered messages are
+    counted over the same time however many positions it has.
+    """
+    ring, spill, positions = cls.ring, cls.spill, list(cls.positions)
+    statistics, dropped, in_flight, lag = ring.statistics(), cls.dropped_counts.copy(), 0, 0
+    facts = ClassFacts(
+        name=class_label(cls),
+        class_id=cls.class_id,
+        published=ring.head - cls.compacted_count,
+        delivered=cls.delivered_count + sum(each.delivered_count for each in positions),
+        redelivered=cls.redelivered_count + sum(each.redelivered_count for each in positions),
+        acknowledged=cls.acknowledged_count + sum(each.acknowledged_count for each in positions),
+        stored=ring.head - cls.first_sequence,
+        stored_bytes=statistics.frame_bytes + (spill.frame_bytes if spill is not None else 0),
+        memory_bytes=statistics.memory_bytes,
+        spilled=spill.message_count if spill is not None else 0,
+        positions=len(positions),
+        blocked=len(cls.blocked_sessions),
+        is_dead=dead_letters.is_dead_letter_class(cls.name),
+        unavailable=cls.unavailable_reason,
+    )
+    for count, position in enumerate(positions):
+        if count % _POSITIONS_PER_STEP == _POSITIONS_PER_STEP - 1:
+            yield
+        window = position.window
+        in_flight += window.in_flight_count
+        lag = max(lag, position.class_ring.head - window.floor)
+        if position.undelivered_counts:
+            dropped.update(position.undelivered_counts)
+    if not cls.positions and not cls.is_remote:
+        lag = cls.backlog_window.in_flight_count + ring.head - cls.backlog_window.cursor
+    return msgspec.structs.replace(facts, in_flight=in_flight, lag=lag, dropped=dropped)
+
+
+def collect_bus(
+    store: Store, previously_listed: Collection[int] = ()
+) -> Generator[None, None, BusFacts]:
+    """Collect the facts of all classes in steps.
+
+    `previously_listed` contains the ids of the classes that were listed individually before.
+    """
+    listed: list[ClassFacts] = []
+    busiest = _select_busiest(list(store.classes.values()), previously_listed)
+    others: ClassFacts | None = None
+    total = ClassFacts("", classes=0)
+    dead_letter_count = 0
+    for cls in list(store.classes.values()):
+        facts = yield from collect_class(cls)
+        yield
+        total = total.plus(facts)
+        dead_letter_count += facts.stored * facts.is_dead
+        if cls.class_id in busiest:
+            listed.append(facts)
+        else:
+            none = ClassFacts(OTHER_CLASSES_NAME, classes=0)
+            others = (none if others is None else others).plus(facts)
+    return BusFacts(listed, others, total, dead_letter_count)
+
+
+def _select_busiest(classes: list[MessageClass], previously_listed: Collection[int]) -> set[int]:
+    """Return the ids of the classes to list individually; of equal ones, the older ones."""
+
+    def weighted_message_count(cls: MessageClass) -> int:
+        messages = cls.ring.head - min(cls.compacted_count, cls.first_sequence)
+        return messages * (2 if cls.class_id in previously_listed else 1)
+
+    selected = heapq.nlargest(CLASSES_LISTED_MAX, classes, key=weighted_message_count)
+    return {cls.class_id for cls in selected}
+
+
+def collect_slow(broker: Broker, reporter: PositionReporter) -> Generator[None, None, SlowFacts]:
+    """Collect the positions and sessions that are furthest behind, in steps."""
+    positions: list[PositionFacts] = []
+    lagging = yield from _find_lagging_positions(broker.classes.values())
+    for count, (cls, position) in enumerate(lagging):
+        if position not in cls.positions:  # It has ended meanwhile.
+            continue
+        info = reporter.describe_position(cls, position)
+        is_blocking = bool(cls.blocked_sessions and info.floor == cls.first_sequence)
+        positions.append(PositionFacts(truncate_text(class_label(cls)), info, is_blocking))
+        if count % _DESCRIPTIONS_PER_STEP == _DESCRIPTIONS_PER_STEP - 1:
+            yield
+    sessions = nlargest(
+        SESSIONS_MAX,
+        islice(broker.sessions.values(), CANDIDATES_MAX),
+        key=lambda each: each.pending_bytes,
+    )
+    yield
+    total = sum(len(cls.positions) for cls in broker.classes.values())
+    return SlowFacts(
+        positions,
+        max(0, total - len(positions)),
+        [_describe_session(broker, reporter, each) for each in sessions],
+        max(0, len(broker.sessions) - len(sessions)),
+    )
+
+
+def _find_lagging_positions(
+    classes: Iterable[MessageClass],
+) -> Generator[None, None, list[tuple[MessageClass, Position]]]:
+    """Return the positions with the largest lag, in steps."""
+    found: list[tuple[int, int, MessageClass, Position]] = []
+    position_count = 0
+    for cls in list(classes):
+        for position in list(cls.positions):
+            position_count += 1
+            lag = position.class_ring.head - position.window.floor
+            found.append((lag, -position_count, cls, position))
+            if position_count % _POSITIONS_PER_STEP == 0:
+                found = nlargest(POSITIONS_MAX, found, key=lambda each: each[:2])
+                yield
+    largest = nlargest(POSITIONS_MAX, found, key=lambda each: each[:2])
+    return [(cls, position) for _, _, cls, position in largest]
+
+
+def _describe_session(broker: Broker, reporter: PositionReporter, session: Session) -> SessionFacts:
+    waits_for = ""
+    if session.send_blocked_ticks:
+        waited = format_duration(reporter.ticks_to_seconds(session.send_blocked_ticks))
+        waits_for = f"it has read nothing for {waited}"
+    elif session.parked_messages:
+        is_fast = session in broker.store.publish_queue.rate_queue.waiting_sessions
+        cause = "exceed its rate limit and wait" if is_fast else "wait for space"
+        waited = format_duration(reporter.ticks_to_seconds(session.parked_ticks))
+        waits_for = f"its messages {cause}, for {waited}"
+    elif session.has_write_backlog:
+        waits_for = "it is not read from until the journal has caught up"
+    return SessionFacts(
+        str(session.session_id),
+        truncate_text(producer_name(session)),
+        truncate_text(session.peer),
+        _PROTOCOLS[protocol_version(session)],
+        len(session.subscriptions),
+        session.handled_count,
+        session.outbox.sent_bytes,
+        session.pending_bytes,
+        waits_for,
+    )
