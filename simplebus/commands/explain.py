@@ -200,6 +200,9 @@ def _bus(info: BusInfo) -> Iterator[Line]:
         f"bus {info.bus}: {format_bytes(info.memory_bytes)} of {format_bytes(info.memory_max)} "
         "are used",
     )
+    for line in info.classes:
+        if line.warning:
+            yield 1, f"{_class_name(line.class_id, line.name)}: {line.warning}"
     yield 1, f"durability of confirmed messages: {info.level}"
     if info.failure:
         yield 1, f"JOURNAL WRITES FAIL: {info.failure}"

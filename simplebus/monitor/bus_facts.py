@@ -17,6 +17,7 @@ import msgspec
 
 from simplebus.core import dead_letters
 from simplebus.core.broker.broker import Broker
+from simplebus.core.broker.class_warnings import count_backlog, find_class_warning
 from simplebus.core.broker.inquire import protocol_version
 from simplebus.core.broker.inquire_positions import PositionReporter, producer_name, truncate_text
 from simplebus.core.broker.wait_reasons import complete_sentence, format_count, format_duration
@@ -67,6 +68,10 @@ class ClassFacts(msgspec.Struct, frozen=True):
     dropped: Mapping[Reason, int] = {}
     unavailable: str = ""
     """Reason why its storage accepts no messages; empty if it does."""
+    warning: str = ""
+    """Sentence about a class that has only publishers or only subscribers."""
+    is_growing: bool = False
+    """True if messages arrive and nobody subscribes to the class."""
 
     @property
     def label(self) -> str:
@@ -178,14 +183,15 @@ def class_label(cls: MessageClass) -> str:
     return cls.name or str(cls.class_id)
 
 
-def collect_class(cls: MessageClass) -> Generator[None, None, ClassFacts]:
-    """Collect the facts of one class in steps.
+def collect_class(cls: MessageClass, now: float) -> Generator[None, None, ClassFacts]:
+    """Collect the facts of one class in steps, at the time `now` of the broker's clock.
 
     All its counters are read in the first step, so that published and delivered messages are
     counted over the same time however many positions it has.
     """
     ring, spill, positions = cls.ring, cls.spill, list(cls.positions)
     statistics, dropped, in_flight, lag = ring.statistics(), cls.dropped_counts.copy(), 0, 0
+    warning = find_class_warning(cls, now)
     facts = ClassFacts(
         name=class_label(cls),
         class_id=cls.class_id,
@@ -201,6 +207,8 @@ def collect_class(cls: MessageClass) -> Generator[None, None, ClassFacts]:
         blocked=len(cls.blocked_sessions),
         is_dead=dead_letters.is_dead_letter_class(cls.name),
         unavailable=cls.unavailable_reason,
+        warning=warning.sentence if warning is not None else "",
+        is_growing=warning is not None and warning.is_growing,
     )
     for count, position in enumerate(positions):
         if count % _POSITIONS_PER_STEP == _POSITIONS_PER_STEP - 1:
@@ -211,7 +219,7 @@ def collect_class(cls: MessageClass) -> Generator[None, None, ClassFacts]:
         if position.undelivered_counts:
             dropped.update(position.undelivered_counts)
     if not cls.positions and not cls.is_remote:
-        lag = cls.backlog_window.in_flight_count + ring.head - cls.backlog_window.cursor
+        lag = count_backlog(cls)
     return msgspec.structs.replace(facts, in_flight=in_flight, lag=lag, dropped=dropped)
 
 
@@ -228,7 +236,7 @@ def collect_bus(
     total = ClassFacts("", classes=0)
     dead_letter_count = 0
     for cls in list(store.classes.values()):
-        facts = yield from collect_class(cls)
+        facts = yield from collect_class(cls, store.clock.now)
         yield
         total = total.plus(facts)
         dead_letter_count += facts.stored * facts.is_dead

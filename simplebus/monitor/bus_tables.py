@@ -91,8 +91,12 @@ def build_sessions_table(slow: SlowFacts) -> Table:
 
 
 def build_notes(bus: BusFacts, slow: SlowFacts) -> list[Note]:
-    """Return the notes about classes, then those about subscriptions and sessions."""
-    notes = []
+    """Return the notes about classes, then those about subscriptions and sessions.
+
+    Classes that grow without a subscription come first.
+    """
+    warned = sorted((each for each in bus.classes if each.warning), key=lambda c: not c.is_growing)
+    notes = [Note(f"class {c.label!r}", c.warning, is_bad=c.is_growing) for c in warned]
     for cls in bus.classes:
         about = f"class {cls.label!r}"
         if cls.blocked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -193,10 +194,10 @@ def test_explain_prints_every_part() -> None:
             BusInfo(
                 failure="disk_full",
                 refused={"bad_ack": 1},
-                classes=[ClassOverview(publishers=1, dropped=2)],
+                classes=[ClassOverview(publishers=1, dropped=2, warning="nobody reads it")],
                 sessions=[SessionOverview(version=-1), SessionOverview()],
             ),
-            9,
+            10,
         ),
         (
             ChannelInfo(
@@ -235,6 +236,17 @@ def test_explain_prints_every_part() -> None:
     )
     assert (1, "7 messages unconfirmed") in exact
     assert (1, "at most 7 messages unconfirmed") in at_most
+
+
+def test_explain_begins_with_a_class_that_grows_without_a_subscription(server: BusServer) -> None:
+    async def work(bus: Bus) -> None:
+        for _ in range(20):
+            await bus.publish(b"x", class_id="ordres")
+
+    with_bus(server, work)
+    _, first, *_ = output_lines(server, "explain")
+    sentence = "nobody subscribes to it, and it grows: 20 messages wait for a first subscription"
+    assert re.fullmatch(rf"  class \d+ 'ordres': {sentence}", first)
 
 
 # Dead letters ------------------------------------------------------------------------------------

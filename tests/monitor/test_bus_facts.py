@@ -8,6 +8,7 @@ from typing import TypeVar
 import pytest
 
 from simplebus.core.broker.broker import Broker, Settings
+from simplebus.core.broker.class_warnings import GROWTH_SECONDS
 from simplebus.core.broker.inquire_positions import PositionReporter
 from simplebus.core.errors import DEAD_LETTER_REASONS, DROP_REASONS, Reason
 from simplebus.core.protocol import frames
@@ -136,11 +137,24 @@ def test_published_and_delivered_are_counted_at_the_same_time(bus: SocketlessBro
     for _ in range(600):
         bus.receive(bus.connect(2), frames.encode(frames.SUBSCRIBE, class_id=2))
     publisher = bus.connect(2)
-    steps = bus_facts.collect_class(bus.broker.classes[2])
+    steps = bus_facts.collect_class(bus.broker.classes[2], bus.broker.clock.now)
     next(steps)
     bus.receive(publisher, message(2))  # Between two steps.
     facts, _ = run_steps(steps)
     assert (facts.published, facts.delivered) == (3, 3)
+
+
+def test_growing_class_without_a_subscription_has_the_first_note(bus: SocketlessBroker) -> None:
+    bus.receive(bus.connect(1), message(1))
+    facts, _ = run_steps(bus_facts.collect_bus(bus.broker.store))
+    first, *_ = bus_tables.build_notes(facts, SlowFacts())
+    assert (first.about, first.is_bad) == ("class '2'", True)
+    assert first.sentence == (
+        "nobody subscribes to it, and it grows: 3 messages wait for a first subscription"
+    )
+    bus.broker.clock.now += 2 * GROWTH_SECONDS
+    facts, _ = run_steps(bus_facts.collect_bus(bus.broker.store))
+    assert bus_tables.build_notes(facts, SlowFacts()) == []
 
 
 def slow_notes(slow: SlowFacts) -> list[Note]:

@@ -7,6 +7,7 @@
 - `fetch`: Fetch and Purge requests.
 - `inquire`, `inquire_positions`, `inquire_channels`: Inquire requests.
 - `wait_reasons`: explains what a position waits for.
+- `class_warnings`: finds classes that have publishers or subscribers only.
 
 Calls for one confirmed message of version 2. A read of few frames takes this path:
 

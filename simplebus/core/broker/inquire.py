@@ -16,6 +16,7 @@ from itertools import islice
 import msgspec
 
 from simplebus.core import dead_letters
+from simplebus.core.broker.class_warnings import count_backlog, find_class_warning
 from simplebus.core.broker.inquire_channels import ChannelListenerSource, report_channel
 from simplebus.core.broker.inquire_positions import (
     PositionReporter,
@@ -197,10 +198,20 @@ class InquiryHandler:
     def _report_bus(self) -> BusInfo:
         store, sessions = self._store, self._sessions
         failure = store.commit_log.write_error if store.commit_log is not None else None
+        warnings = {
+            class_id: warning
+            for class_id, cls in store.classes.items()
+            if (warning := find_class_warning(cls, self._now)) is not None
+        }
         classes = nsmallest(
             INQUIRY_CLASSES_MAX,
             store.classes.values(),
-            key=lambda cls: (not cls.blocked_sessions, -len(cls.ring), cls.class_id),
+            key=lambda cls: (
+                cls.class_id not in warnings or not warnings[cls.class_id].is_growing,
+                not cls.blocked_sessions,
+                -len(cls.ring),
+                cls.class_id,
+            ),
         )
         lines = [
             SessionOverview(
@@ -229,6 +240,7 @@ class InquiryHandler:
                     publishers=len(cls.blocked_sessions),
                     dropped=sum(cls.dropped_counts.values()),
                     is_elsewhere=cls.is_remote,
+                    warning=warnings[cls.class_id].sentence if cls.class_id in warnings else "",
                 )
                 for cls in classes
             ],
@@ -277,7 +289,7 @@ class InquiryHandler:
             safe=ring.head
             if commit_log is None
             else commit_log.durable_head(cls.class_id, ring.head),
-            backlog=_count_backlog(cls),
+            backlog=count_backlog(cls),
             purged=stored - _count_unpurged(cls),
             channels=len(cls.channels),
             delivered=cls.delivered_count + sum(p.delivered_count for p in cls.positions),
@@ -361,7 +373,7 @@ class InquiryHandler:
         """Explain why the oldest message is kept, and if publishers wait, why the class is full."""
         if cls.first_sequence == cls.ring.head:
             floor_reason = "nothing is stored"
-        elif not cls.positions and (backlog_count := _count_backlog(cls)):
+        elif not cls.positions and (backlog_count := count_backlog(cls)):
             floor_reason = f"{format_waiting_count(backlog_count)} for a first subscription"
         else:
             holders = [each for each in positions if each.floor == cls.first_sequence]
@@ -520,13 +532,6 @@ def _position_label(position: PositionInfo) -> str:
     if position.group:
         return f"the group {position.group!r}"
     return f"session {position.session} ({position.peer})"
-
-
-def _count_backlog(cls: MessageClass) -> int:
-    """Count the messages that wait for a first subscription."""
-    window = cls.backlog_window
-    later = 0 if cls.positions else cls.ring.head - window.cursor
-    return window.in_flight_count + later
 
 
 def _describe_retention(keep: Retention) -> str:

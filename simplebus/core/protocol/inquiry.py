@@ -167,7 +167,9 @@ class BusInfo(_Info, frozen=True, tag_field="about", tag="bus"):
     refused: dict[str, int] = {}
     """Protocol errors of peers, by reason."""
     classes: list[ClassOverview] = []
-    """Classes with waiting publishers first, then those with most messages."""
+    """Classes that grow without a subscription first, then those with waiting publishers, then
+    those with most messages.
+    """
     classes_left_out: int = 0
     sessions: list[SessionOverview] = []
     sessions_left_out: int = 0
@@ -185,6 +187,8 @@ class ClassOverview(_Info, frozen=True):
     dropped: int = 0
     is_elsewhere: bool = False
     """True if a cluster stores the class; then its messages are only counted in `ClassInfo`."""
+    warning: str = ""
+    """Sentence about a class that has only publishers or only subscribers."""
 
 
 class SessionOverview(_Info, frozen=True):

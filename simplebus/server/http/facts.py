@@ -329,8 +329,9 @@ class FactsCollector:
     def collect_classes(self, offset: int, limit: int) -> Steps[list[ClassFacts]]:
         """Collect the facts of each class in steps, in order of creation."""
         found = []
-        for cls in islice(list(self._server.broker.classes.values()), offset, offset + limit):
-            found.append((yield from bus_facts.collect_class(cls)))
+        broker = self._server.broker
+        for cls in islice(list(broker.classes.values()), offset, offset + limit):
+            found.append((yield from bus_facts.collect_class(cls, broker.clock.now)))
             yield
         return found
 

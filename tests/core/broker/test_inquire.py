@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import invariant
 
 from simplebus.core.broker.broker import Broker
+from simplebus.core.broker.class_warnings import GROWTH_SECONDS
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import INQUIRY_MEMBERS_MAX, INQUIRY_POSITIONS_MAX
 from simplebus.core.protocol.inquiry import (
@@ -513,3 +514,28 @@ TestExplained = InquiryMachine.TestCase
 def test_an_error_is_none_of_ours() -> None:
     with pytest.raises(RemoteProtocolError, match="bad_request"):
         decode_reply(b'{"about":"weather"}')
+
+
+# Classes with publishers only --------------------------------------------------------------------
+
+
+def test_growing_class_without_a_subscription_comes_first() -> None:
+    bus = BrokerHarness()
+    connect_version2(bus, subscribe(1, 5))
+    connect_version2(bus, publish(1, 0, *[b"x"] * 9) + publish(2, 9, b"x"), classes=(1, 2))
+
+    def warnings() -> list[tuple[int, str]]:
+        report = bus.broker.inquiry_handler.build_report(BusInquiry())
+        assert isinstance(report, BusInfo)
+        return [(each.class_id, each.warning) for each in report.classes if each.class_id < 3]
+
+    assert warnings() == [
+        (2, "nobody subscribes to it, and it grows: 1 message waits for a first subscription"),
+        (1, ""),
+    ]
+    tick(bus, int(2 * GROWTH_SECONDS))
+    assert warnings() == [(1, ""), (2, "")]  # It does not grow any more.
+    connect_version2(bus, publish(2, 0, b"x"), classes=(2,))
+    assert warnings()[0][0] == 2
+    connect_version2(bus, subscribe(2, 5), classes=(2,))
+    assert warnings() == [(1, ""), (2, "")]
