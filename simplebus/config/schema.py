@@ -187,6 +187,8 @@ class ClassTable(TomlTable, frozen=True):
     """Seconds."""
     max_disk: int | str | None = None
     """Maximum bytes of messages that are on disk only, for `full = "spill"`."""
+    pub_ack: bool | None = None
+    """False if NATS messages with a reply subject get no PubAck, because programs reply to them."""
 
     def to_settings(self, path: str, errors: ErrorCollector) -> ClassSettings:
         """Return the valid settings of the class. Errors are added to `errors`."""
@@ -194,6 +196,7 @@ class ClassTable(TomlTable, frozen=True):
             "full_policy": None if self.full is None else FullPolicy(self.full),
             "messages_max": self.max_messages,
             "last_values": self.last_values,
+            "pub_ack": self.pub_ack,
             "ack_seconds": self.ack_seconds,
             "deliveries_max": self.max_deliveries,
             "backoff_seconds": None if self.backoff is None else tuple(self.backoff),

@@ -209,6 +209,7 @@ class Checkpointer:
             ],
             boot_id=self._commit_log.boot_id,
             durability=int(self._commit_log.durability),
+            message_ids=broker.store.message_ids.snapshot(),
         )
 
     def _snapshot_producers(self) -> list[ProducerSnapshot]:

@@ -298,6 +298,11 @@ PRODUCER_REFUSALS_MAX = 256
 TOTAL_PRODUCER_REFUSALS_MAX = 65_536
 # A refusal is forgotten after the publisher used so many more numbers.
 PRODUCER_RESENT_NUMBERS_MAX = 1 << 22
+# Messages with the id of an earlier message of their class are duplicates for this long, as in
+# JetStream. An id takes about 200 bytes.
+DUPLICATE_WINDOW_SECONDS = 120.0
+MESSAGE_IDS_MAX = 262_144
+MESSAGE_IDS_EXPIRED_PER_TICK = 4096
 
 # Journal -------------------------------------------------------------------------------------
 

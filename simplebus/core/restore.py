@@ -22,6 +22,9 @@ A publisher may reuse a number above the first gap for another message, because 
 one. A number below the gap may be missing after a power failure; its publisher sends the message
 again. So such a producer state stays uncertain, across further restarts, until the publisher
 confirms it.
+
+Ids of messages are used only if all numbers are: an id without its message would lose the message
+when its publisher sends it again.
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ from simplebus.core.ring.ring import Ring
 from simplebus.core.session.version2 import message_numbers
 from simplebus.core.snapshot import (
     ClassSnapshot,
+    MessageIdsSnapshot,
     PositionSnapshot,
     ProducerSnapshot,
     RecoveredState,
@@ -224,6 +228,23 @@ class BrokerRestorer:
         if cls is not None:
             purge_messages(cls, first, last if known_head is None else min(last, known_head), None)
             cls.dropped_counts.clear()  # That was counted when it happened.
+
+    def restore_message_ids(
+        self, kept: list[MessageIdsSnapshot], stored: Iterable[tuple[int, bytes, int, float]]
+    ) -> None:
+        """Restore the ids of the latest messages, after all messages.
+
+        Args:
+            kept: The windows of the snapshot.
+            stored: Ids found in messages that are newer than the snapshot, ascending by sequence:
+                (class id, id, sequence, time of acceptance).
+        """
+        message_ids, now = self._broker.store.message_ids, self._broker.clock.now
+        for window in kept:
+            if (cls := self._broker.classes.get(window.class_id)) is not None:
+                message_ids.restore(window, head=cls.ring.head, now=now)
+        for class_id, message_id, sequence, time in stored:
+            message_ids.add(class_id, message_id, sequence, time)
 
     def finish(self) -> None:
         """Release messages that no position needs, and enforce the limits again."""

@@ -81,6 +81,8 @@ class ClassSettings:
     """Approximate frame bytes that the class may hold on disk only; None for no limit. At the limit
     its publishers wait.
     """
+    pub_ack: bool | None = None
+    """False if NATS messages with a reply subject get no PubAck, because programs reply to them."""
 
     def __post_init__(self) -> None:
         _check_deliveries(self.deliveries_max or 0)

@@ -145,6 +145,18 @@ class ProducerSnapshot(_SnapshotRecord, frozen=True):
     """See `ProducerState.is_uncertain`."""
 
 
+class MessageIdsSnapshot(_SnapshotRecord, frozen=True):
+    """Ids of the latest messages of a class, see `MessageIds`."""
+
+    class_id: int
+    digests: bytes
+    """Digest of each id, as little-endian 64-bit number, shape (n,)."""
+    sequences: bytes
+    """Sequences of the messages, ascending, in the same form."""
+    steps: list[tuple[float, int]]
+    """Times in seconds since 1970, with the first sequence of each."""
+
+
 class StateChanges(_SnapshotRecord, frozen=True):
     """Changes since the last record; in a snapshot, the complete state."""
 
@@ -164,6 +176,8 @@ class StateChanges(_SnapshotRecord, frozen=True):
     """In a snapshot, the boot of the machine in which it was taken."""
     durability: int | None = None
     """In a snapshot, the `Durability` of the recorded state; None if unknown."""
+    message_ids: list[MessageIdsSnapshot] = []
+    """In a snapshot, the ids of the latest messages."""
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -192,6 +206,8 @@ class RecoveredState:
         """Boot of the machine in which the snapshot was taken; empty if unknown."""
         self.durability: int | None = None
         """Durability of the recorded state; None if unknown."""
+        self.message_ids: list[MessageIdsSnapshot] = []
+        """Ids of the latest messages at the time of the snapshot."""
         self.batch_number = 0
         """Write batch of the last changes. They know nothing about later batches."""
 
@@ -200,6 +216,7 @@ class RecoveredState:
         self.batch_number = batch_number
         self.boot_id = changes.boot_id or self.boot_id
         self.durability = self.durability if changes.durability is None else changes.durability
+        self.message_ids = changes.message_ids or self.message_ids
         self.classes.update((each.class_id, each) for each in changes.classes)
         for key in changes.removed_positions:
             self.positions.pop(key, None)

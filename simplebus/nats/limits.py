@@ -39,6 +39,8 @@ ACKED_IN_FLIGHT_MESSAGES = 1000
 CACHED_PERMISSIONS_MAX = 4096
 # Open reply subjects of a client with a response permission; the oldest are dropped.
 OPEN_REPLIES_MAX = 65_536
+# PubAcks of one client that may wait for the journal.
+WAITING_PUB_ACKS_MAX = 16_384
 # Interval of reads from a client whose messages wait for space in a class.
 BLOCKED_READ_INTERVAL_SECONDS = 0.5
 # The first PING is sent early, to detect clients that never answer.

@@ -66,7 +66,6 @@ from simplebus.nats.users import NatsAuth, NatsUser
 
 _OK = b"+OK\r\n"
 _PING = b"PING\r\n"
-_PONG = b"PONG\r\n"
 _TOO_MANY_SUBSCRIPTIONS = error_line("maximum subscriptions exceeded")
 
 
@@ -424,7 +423,8 @@ class NatsServer:
                 else:
                     self._publish_singly(session, event)
             case Ping():
-                session.send(_PONG)
+                if not self._defers_pong(session):
+                    session.send(encode.PONG)
                 session.is_first_pong_sent = True
                 if session.has_sent_connect and not session.is_connect_answered:
                     self._send_connect_info(session)
@@ -436,6 +436,19 @@ class NatsServer:
                 self._unsubscribe(session, event)
             case Connect():
                 self._handle_connect(session, event)
+
+    def _defers_pong(self, session: NatsSession) -> bool:
+        """Return True if a PONG waits until what the client has published is durable.
+
+        The first PONG after CONNECT does not: clients expect no INFO before it.
+        """
+        is_answering_connect = session.has_sent_connect and not session.is_connect_answered
+        return (
+            session.local_session is not None
+            and not is_answering_connect
+            and self.bus_adapter is not None
+            and self.bus_adapter.defers_pong(session)
+        )
 
     def _send_connect_info(self, session: NatsSession) -> None:
         """Send INFO after the first PONG that follows CONNECT, as nats-server does."""

@@ -1,6 +1,7 @@
 """Rebuilds a broker from the files of a journal. `server.journal.pump.load` is the caller.
 
-Messages that no position needs are not read, except for the message numbers of their publishers.
+Messages that no position needs are not read, except for the message numbers of their publishers
+and for the ids of the latest messages.
 Only `finish_recovery` changes files: it renames those without valid data.
 """
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import RECEIVE_PADDING_BYTES
+from simplebus.core.limits import DUPLICATE_WINDOW_SECONDS, RECEIVE_PADDING_BYTES
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.spill import ClassSpill
 from simplebus.core.protocol.frames import FrameBatch
@@ -26,6 +27,7 @@ from simplebus.core.restore import (
     collect_producer_numbers,
 )
 from simplebus.core.snapshot import ClassSnapshot, ProducerSnapshot, RecoveredState
+from simplebus.core.store.message_ids import iter_message_ids
 from simplebus.storage.append_file import sync_directory, sync_file
 from simplebus.storage.directory import JournalDirectory
 from simplebus.storage.errors import JournalError
@@ -38,7 +40,7 @@ from simplebus.storage.file_names import (
     file_number,
     folder_name,
 )
-from simplebus.storage.records import Record, decode_producer_runs
+from simplebus.storage.records import Record, decode_producer_runs, is_intact
 from simplebus.storage.segments import (
     OTHER_PUBLISHERS,
     FileBuffer,
@@ -125,6 +127,8 @@ class _JournalLoader:
         """First write batch with new message numbers, by publisher name; see `read_state`."""
         self._numbers: dict[str, StoredNumbers] = {}
         """Message numbers of publishers, as found in records."""
+        self._message_ids: list[tuple[int, bytes, int, float]] = []
+        """Ids found in records: class id, id, sequence and time."""
         self._known_heads: dict[int, int] = {}
         """First message of each class that is newer than the state."""
         self._broker = broker
@@ -186,6 +190,8 @@ class _JournalLoader:
             later = self._is_after_state(record)
             if later:
                 self._known_heads.setdefault(cls.class_id, record.first)
+            if self._may_have_new_ids(record) and (is_wanted(record) or is_intact(data, record)):
+                self._collect_message_ids(data, record)
             if group.records and (
                 group.size >= _GROUP_BYTES
                 or record.first != group.records[-1].last
@@ -252,6 +258,20 @@ class _JournalLoader:
     def _has_new_numbers(self, record: Record) -> bool:
         """Return True if a record may contain message numbers that the state does not contain."""
         return record.meta_bytes > 0 and record.batch_number >= self._news_since[OTHER_PUBLISHERS]
+
+    def _may_have_new_ids(self, record: Record) -> bool:
+        """Return True if a record may contain ids that the snapshot does not contain."""
+        return (
+            record.batch_number >= self._news_since[OTHER_PUBLISHERS]
+            and record.time > self._broker.clock.now - DUPLICATE_WINDOW_SECONDS
+        )
+
+    def _collect_message_ids(self, data: memoryview, record: Record) -> None:
+        stored, time = bytes(data[record.body_offset : record.end]), self._time_of(record)
+        self._message_ids += [
+            (record.class_id, message_id, record.first + index, time)
+            for index, message_id in iter_message_ids(stored)
+        ]
 
     def _append_group(self, cls: MessageClass, group: _RecordGroup, floor: int) -> None:
         """Append a group's messages from `floor` on to the ring, and clear the group."""
@@ -332,6 +352,8 @@ class _JournalLoader:
             )
         if self.number_trust is not NumberTrust.ALL or self._found.problems:
             restoring.mark_producers_incomplete()
+        if self.number_trust is NumberTrust.ALL:
+            restoring.restore_message_ids(state.message_ids, self._message_ids)
         restoring.finish()
 
 

@@ -32,6 +32,7 @@ TABLES: dict[str, list[tuple[str, str, type[msgspec.Struct], str, str]]] = {
             max_deliveries | deliveries | Deliveries after which a message becomes a dead letter; 0 sets no limit.
             backoff | seconds | Delays before the second, third and further deliveries.
             max_disk | bytes | Maximum size of messages that are on disk only, for `full = "spill"`. Above it, publishers wait.
+            pub_ack | - | `false` sends no PubAck for NATS messages with a reply subject, because programs reply to them.
             """,
             "-",
         ),

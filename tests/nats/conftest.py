@@ -11,6 +11,7 @@ from tests.nats.running_server import NatsTestServer, start_server
 BOUND = (
     "orders.>=orders",
     *(f"kept.{name}.>={name}" for name in ("words", "shared", "left", "end", "bad", "js", "late")),
+    *(f"kept.confirmed.{name}=confirmed_{name}" for name in ("js", "c")),
 )
 
 

@@ -13,6 +13,7 @@ The outbox pulls frames from its subscriptions. They are not pushed into it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -113,6 +114,17 @@ class DriverActions(NamedTuple):
 NO_ACTIONS = DriverActions([], [], [])
 
 
+class PublishResult(NamedTuple):
+    """Result of `Broker.publish_or_refuse`."""
+
+    sequence: int
+    """Sequence of the message, or of the earlier message with its id."""
+    log_position: int
+    """The message is durable when `Broker.is_durable` returns True for this position."""
+    is_duplicate: bool
+    """True if the message was not stored, because an earlier message has its id."""
+
+
 class Broker:
     """Message broker without I/O."""
 
@@ -165,6 +177,8 @@ class Broker:
             self.clock,
         )
         self._confirm_stored = self.publisher_confirms.confirm_stored
+        self.on_journal_advanced: Callable[[], None] | None = None
+        """Called when more is durable, if set: another listener confirms messages by itself."""
         self._closing_sessions: list[tuple[Session, RemoteProtocolError]] = []
         self.subscription_manager = SubscriptionManager(
             self.store,
@@ -275,6 +289,51 @@ class Broker:
         session.record_published_one(self.clock.tick)
         if not is_stored:
             check_session_pending(session, self.settings.limits)
+
+    def publish_or_refuse(
+        self,
+        session: Session,
+        class_id: int,
+        channel: str,
+        frame: memoryview,
+        message_id: bytes = b"",
+    ) -> PublishResult:
+        """Publish a message that another listener has encoded, at once or not at all.
+
+        Args:
+            session: A local session.
+            class_id: Class of the message.
+            channel: Channel of the message.
+            frame: An Envelope frame with this channel and without times.
+            message_id: Id for deduplication; empty for none.
+
+        Raises:
+            RemoteProtocolError: as `Store.publish_or_refuse`: the message is not stored, and the
+                session stays open.
+        """
+        message_ids, now = self.store.message_ids, self.clock.now
+        sequence = message_ids.find(class_id, message_id, now) if message_id else None
+        is_duplicate = sequence is not None
+        if sequence is None:
+            sequence = self.store.publish_or_refuse(session, class_id, frame, channel)
+            if message_id:
+                message_ids.add(class_id, message_id, sequence, now)
+        else:
+            self.refusal_counts[Reason.DUPLICATE] += 1
+        session.record_published_one(self.clock.tick)
+        log_position = 0 if self.commit_log is None else self.commit_log.log_position
+        return PublishResult(sequence, log_position, is_duplicate)
+
+    def is_durable(self, log_position: int, class_id: int | None = None) -> bool:
+        """Return True if what was published up to a log position is as durable as confirms promise.
+
+        With `class_id`, only messages of this class count.
+        """
+        commit_log = self.commit_log
+        if commit_log is None or commit_log.is_durable(log_position):
+            return True
+        positions = {} if class_id is None else {class_id: log_position}
+        return bool(positions) and commit_log.is_producer_durable(log_position, positions)
 
     def receive(self, session: Session, buffer: ReceiveBuffer, count: int) -> None:
         """Process bytes of a session.
@@ -435,6 +494,8 @@ class Broker:
         assert commit_log is not None
         commit_log.mark_durable(batch_number, has_space=has_space)
         self.publisher_confirms.journal_advanced()
+        if self.on_journal_advanced is not None:
+            self.on_journal_advanced()
         for cls in [
             cls for cls in self.store.publish_queue.blocked_classes if cls.spill is not None
         ]:

@@ -57,6 +57,7 @@ from simplebus.core.session import version2
 from simplebus.core.session.session import Session
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.store import compaction
+from simplebus.core.store.message_ids import MessageIds
 from simplebus.core.store.publish_queue import PublishQueue
 from simplebus.core.store.refusal_sender import RefusalSender
 from simplebus.core.subscription import selection
@@ -106,6 +107,8 @@ class Store:
             )
             self.class_registry.spill_manager = self.spill_manager
         self.publish_queue = PublishQueue(self, self.class_registry, clock, delayed_wakeups)
+        self.message_ids = MessageIds()
+        """Ids of the latest messages of NATS publishers, for deduplication."""
         self.failure_reasons = FailureReasons()
         """Reasons of nacks, for messages that will be redelivered."""
         self.timer_index = 0
@@ -231,6 +234,50 @@ class Store:
             self.publish_queue.park(
                 session, cls, batch.slice(allowed, batch.count), is_rate_limited=True
             )
+
+    def publish_or_refuse(
+        self, session: Session, class_id: int, frame: memoryview, channel: str
+    ) -> int:
+        """Publish a single message that must be stored at once or not at all.
+
+        Args:
+            session: Publisher, a local session.
+            class_id: Class of the message.
+            frame: A valid Envelope frame without times.
+            channel: Channel of the envelope.
+
+        Returns:
+            The sequence of the message.
+
+        Raises:
+            RemoteProtocolError: (unauthorized, drop_newest, disk_full or disk_failed) if the
+                message is not stored.
+        """
+        cls, batch = self.classes[class_id], FrameBatch.from_frame(frame)
+        if self.commit_log is not None and self.commit_log.write_error is not None:
+            raise RemoteProtocolError(*self.commit_log.write_error)
+        if not self._can_publish_to_all(session, cls, [channel]):
+            raise RemoteProtocolError(
+                Reason.UNAUTHORIZED, publish_denied_text(session, cls, channel)
+            )
+        sequence, columns = -1, EnvelopeColumns(1, [channel], 0)
+
+        def append(rest: FrameBatch) -> int:
+            nonlocal sequence
+            handled = self._append_to_ring(cls, session, columns, rest)
+            if handled:
+                sequence = cls.ring.head - 1
+            return handled
+
+        if not (session.parked_messages or cls.blocked_sessions):
+            handled = self._append_with(append, session, cls, batch)
+            if not handled and cls.full_policy is FullPolicy.DROP_OLDEST:
+                self._append_dropping_oldest(append, session, cls, batch)
+        if sequence < 0:
+            raise RemoteProtocolError(
+                Reason.DROP_NEWEST, f"class {cls.name or cls.class_id} is full"
+            )
+        return sequence
 
     def _append_or_park(
         self,
@@ -693,6 +740,7 @@ class Store:
     def tick(self) -> None:
         """Retry dead letters, shrink rings, and expire messages. Called once per tick."""
         self.failure_reasons.forget_acked()
+        self.message_ids.tick(self.clock.now)
         if 4 * self.budget.available_bytes < self.budget.limit_bytes:
             self._forget_unused_channels()
         scan_budget, channel_budget = EXPIRY_SCAN_MESSAGES_MAX, FORGET_CHANNELS_MIN

@@ -1,11 +1,13 @@
 """Connection between NATS clients and the classes of the broker.
 
 Reading order:
-    bus_adapter  `BusAdapter`: local sessions of NATS clients, storing, acked subscriptions, acks
-    bindings     messages on bound subjects are stored in classes
-    convert      NATS messages to envelopes and back
-    bus_to_nats  messages of binary clients are delivered to NATS subscriptions
-    acked        acked subscriptions: parsing `$SB.SUB.` subjects, deliveries, ack payloads
+    bus_adapter      `BusAdapter`: local sessions of NATS clients, acked subscriptions, acks
+    bindings         messages on bound subjects are stored in classes
+    publish_acks     PubAcks: replies to stored and refused messages, in the form of JetStream
+    durable_replies  PubAcks and PONGs that wait for the journal
+    convert          NATS messages to envelopes and back
+    bus_to_nats      messages of binary clients are delivered to NATS subscriptions
+    acked            acked subscriptions: parsing `$SB.SUB.` subjects, deliveries, ack payloads
 
 Calls for one PUB on a bound subject. The frame is built once, and nothing decodes it on the way:
 

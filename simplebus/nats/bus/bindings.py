@@ -3,6 +3,9 @@
 A class is one sink for all its subjects and stores a message once. Messages that cannot be stored
 are counted by reason and the publisher gets an error. Only messages of NATS clients are stored: a
 message that came from a class is not stored in a class again.
+
+A message with a reply subject gets a PubAck, as from a stream of JetStream. It does not wait for
+space: its publisher learns at once that the class is full.
 """
 
 from __future__ import annotations
@@ -11,13 +14,29 @@ from typing import Protocol
 
 import numpy as np
 
-from simplebus.core.broker.broker import Broker
+from simplebus.core.broker.broker import Broker, PublishResult
 from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.subject_bindings import RESERVED_SUBJECT_PREFIXES
 from simplebus.core.protocol.events import PublishedBatch
 from simplebus.core.session.session import Session
 from simplebus.nats.bus.convert import MessageBatch, MessageConverter, RefusedMessages
-from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch
+from simplebus.nats.bus.publish_acks import (
+    MESSAGE_ID_LINE,
+    PublishError,
+    check_publish_headers,
+    make_publish_error,
+    parse_publish_headers,
+    too_many_waiting,
+)
+from simplebus.nats.limits import SINGLE_STORE_COST_BYTES
+from simplebus.nats.protocol.events import (
+    Indexes,
+    MixedBatch,
+    Pub,
+    UniformBatch,
+    iter_messages,
+)
 from simplebus.nats.server.routes import SubjectRoutes
 from simplebus.nats.server.session import NatsSession
 
@@ -38,6 +57,19 @@ class Publishers(Protocol):
 
     def add_read_cost(self, cost_bytes: int) -> None:
         """Add the cost of work for the current read, as bytes of output."""
+
+    def confirm(
+        self, session: NatsSession, reply: bytes, cls: MessageClass, stored: PublishResult
+    ) -> None:
+        """Send a PubAck when the message is durable."""
+
+    def refuse_confirmed(
+        self, session: NatsSession, reply: bytes, cls: MessageClass, error: PublishError
+    ) -> None:
+        """Count a message that is not stored, and send its PubAck."""
+
+    def has_too_many_waiting(self, session: NatsSession) -> bool:
+        """Return True if too many PubAcks of the client wait."""
 
 
 class SubjectBinding:
@@ -69,6 +101,14 @@ class SubjectBinding:
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         if origin is None or message.subject.startswith(_RESERVED):
             return False
+        if message.reply or message.header_bytes:
+            if message.reply and self._sends_pub_acks():
+                self._publish_confirmed(message, origin)
+                return True
+            if MESSAGE_ID_LINE in bytes(message.body[: message.header_bytes]) and (
+                self._publish_with_id(message, origin)
+            ):
+                return True
         try:
             channel, frame = self._converter.convert_message(message)
         except RemoteProtocolError as error:
@@ -82,6 +122,48 @@ class SubjectBinding:
             self._publishers.disconnect(origin, error)
         return True
 
+    def _sends_pub_acks(self) -> bool:
+        cls, settings = self._broker.classes[self.class_id], self._broker.settings
+        return settings.settings_for_class(self.class_id, cls.name).pub_ack is not False
+
+    def _publish_confirmed(self, message: Pub, origin: NatsSession) -> None:
+        """Store a message and send its PubAck."""
+        cls = self._broker.classes[self.class_id]
+        self._publishers.add_read_cost(SINGLE_STORE_COST_BYTES)
+        try:
+            headers = parse_publish_headers(bytes(message.body[: message.header_bytes]))
+            check_publish_headers(headers, cls)
+            if self._publishers.has_too_many_waiting(origin):
+                raise too_many_waiting()
+            try:
+                stored = self._store_or_raise(message, origin, headers.message_id)
+            except RemoteProtocolError as error:
+                raise make_publish_error(error) from None
+        except PublishError as error:
+            self._publishers.refuse_confirmed(origin, message.reply, cls, error)
+        else:
+            self._publishers.confirm(origin, message.reply, cls, stored)
+
+    def _publish_with_id(self, message: Pub, origin: NatsSession) -> bool:
+        """Store a message with an id that gets no PubAck. Returns False if that is not possible
+        now, for example because it must wait for space.
+        """
+        headers = parse_publish_headers(bytes(message.body[: message.header_bytes]))
+        try:
+            self._store_or_raise(message, origin, headers.message_id)
+        except RemoteProtocolError:
+            return False
+        return True
+
+    def _store_or_raise(
+        self, message: Pub, origin: NatsSession, message_id: bytes
+    ) -> PublishResult:
+        channel, frame = self._converter.convert_message(message)
+        local_session = origin.local_session or self._publishers.open_local_session(origin)
+        return self._broker.publish_or_refuse(
+            local_session, self.class_id, channel, memoryview(frame), message_id
+        )
+
     def deliver_batch(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
     ) -> None:
@@ -90,12 +172,25 @@ class SubjectBinding:
         if isinstance(messages, UniformBatch):
             if messages.first_message.subject.startswith(_RESERVED):
                 return
+            if self._must_publish_singly(messages):
+                for message in iter_messages(messages):
+                    self.deliver(message, origin)
+                return
         elif any(subject.startswith((b"*", b">")) for subject in self.subjects):
             rows = self._without_reserved(messages, rows)
             if not rows.size:
                 return
         batch = self._converter.convert_batch(messages, rows, self._subject_names)
         self._store_batch(origin, batch)
+
+    def _must_publish_singly(self, messages: UniformBatch) -> bool:
+        """Return True if a message needs a PubAck or deduplication."""
+        head = messages.first_message
+        if head.reply and self._sends_pub_acks():
+            return True
+        begin = messages.body_column
+        headers = messages.rows[:, begin : begin + head.header_bytes]
+        return bool(head.header_bytes) and MESSAGE_ID_LINE in headers.tobytes()
 
     def _store_batch(self, origin: NatsSession, messages: MessageBatch) -> None:
         """Store a batch, and tell the publisher which messages were refused."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from simplebus.core.authorization.session_permissions import check_subscribe
-from simplebus.core.broker.broker import Broker
+from simplebus.core.broker.broker import Broker, PublishResult
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import MESSAGE_ID_MASK
@@ -42,9 +42,16 @@ from simplebus.nats.bus.acked import (
 from simplebus.nats.bus.bindings import SubjectBinding, SubjectBindings
 from simplebus.nats.bus.bus_to_nats import BusToNats
 from simplebus.nats.bus.convert import RefusedMessages
+from simplebus.nats.bus.durable_replies import DurableReplies, PongReply, PubAckReply
+from simplebus.nats.bus.publish_acks import (
+    PublishError,
+    encode_pub_ack,
+    encode_publish_error,
+)
 from simplebus.nats.class_requests import REQUEST_PREFIX, SUBSCRIBE_PREFIX
 from simplebus.nats.errors import NatsError, error_line
 from simplebus.nats.limits import ACK_COST_BYTES
+from simplebus.nats.protocol import encode
 from simplebus.nats.protocol.events import (
     Indexes,
     MixedBatch,
@@ -102,6 +109,8 @@ class BusAdapter:
         self._routes = routes
         self._refusal_counts = broker.refusal_counts
         self._clients = clients
+        self._durable_replies = DurableReplies(broker)
+        broker.on_journal_advanced = self._send_durable_replies
         self._ack_sink = _AckSink(self, routes.table.names)
         routes.add(ACK_SUBJECT_PATTERN, self._ack_sink)
         self.bindings = SubjectBindings(routes, broker, self)
@@ -217,6 +226,41 @@ class BusAdapter:
     def add_read_cost(self, cost_bytes: int) -> None:
         """Add the cost of work for the current read, as bytes of output."""
         self._clients.add_read_cost(cost_bytes)
+
+    def has_too_many_waiting(self, session: NatsSession) -> bool:
+        """Return True if too many PubAcks of the client wait."""
+        return self._durable_replies.has_too_many(session)
+
+    def confirm(
+        self, session: NatsSession, reply: bytes, cls: MessageClass, stored: PublishResult
+    ) -> None:
+        """Send a PubAck when the message is durable."""
+        payload = encode_pub_ack(cls, stored)
+        waiting = PubAckReply(session, reply, payload, stored.log_position)
+        if not self._durable_replies.add_pub_ack(cls.class_id, waiting):
+            self._send_reply(session, reply, payload)
+
+    def refuse_confirmed(
+        self, session: NatsSession, reply: bytes, cls: MessageClass, error: PublishError
+    ) -> None:
+        """Count a message that is not stored, and send its PubAck."""
+        self._refusal_counts[error.reason] += 1
+        self._send_reply(session, reply, encode_publish_error(cls, error))
+
+    def defers_pong(self, session: NatsSession) -> bool:
+        """Return True if a PONG waits for what the client has published. It is sent later."""
+        local_session = session.local_session
+        return local_session is not None and self._durable_replies.add_pong(
+            session, local_session.last_log_position
+        )
+
+    def _send_durable_replies(self) -> None:
+        """Send the replies whose messages have become durable."""
+        for reply in self._durable_replies.pop_durable():
+            if isinstance(reply, PongReply):
+                reply.session.send(encode.PONG * reply.count)
+            elif not reply.session.is_closed:
+                self._send_reply(reply.session, reply.subject, reply.payload)
 
     @staticmethod
     def _send_refusal(session: NatsSession, action: str, subject: bytes, reason: str) -> None:
@@ -350,14 +394,14 @@ class BusAdapter:
         if not is_valid:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
         elif message.reply:
-            self._send_ack_reply(session, message.reply)
+            self._send_reply(session, message.reply, b"")
         return is_valid
 
-    def _send_ack_reply(self, session: NatsSession, reply: bytes) -> None:
-        """Confirm an ack on its reply subject; without permission to publish there, to the client
-        only.
+    def _send_reply(self, session: NatsSession, reply: bytes, payload: bytes) -> None:
+        """Send a reply of the bus on a reply subject; to the client only if it may not publish
+        there.
         """
-        message = Pub(reply, b"", b"0", b"", 0, memoryview(b""))
+        message = Pub(reply, b"", b"%d" % len(payload), b"", 0, memoryview(payload))
         if session.subject_grants is None or session.subject_grants.publish_cache.get(reply):
             self._clients.deliver(message)
             return

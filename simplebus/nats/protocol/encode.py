@@ -14,6 +14,8 @@ from simplebus.core.protocol.frames import unaligned
 from simplebus.nats.limits import MIXED_BATCH_MESSAGES_MIN
 from simplebus.nats.protocol.events import Indexes, MixedBatch, Octets, Pub, UniformBatch
 
+PONG = b"PONG\r\n"
+
 _CR_LF = b"\r\n"
 _VERB = b"MSG "
 _VERB_WORD = np.uint32(int.from_bytes(_VERB, "little"))

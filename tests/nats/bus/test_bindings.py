@@ -10,6 +10,7 @@ from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.protocol.envelope_batch import Envelope, decode
+from simplebus.core.settings import ClassSettings
 from simplebus.nats.limits import (
     ACK_COST_BYTES,
     BATCHED_STORE_COST_BYTES,
@@ -41,6 +42,7 @@ def test_bound_subject_is_stored_and_delivered_to_subscribers() -> None:
     )
     publisher = harness.client()
     publisher.pub("orders.eu", b"hello", reply="_INBOX.a.1")
+    assert publisher.messages() == []  # It has not subscribed to its reply subject.
     (message,) = listener.messages()
     assert message == ("orders.eu", "9", "_INBOX.a.1", b"", b"hello")
     (got,) = binary.receive_deliveries()
@@ -336,7 +338,7 @@ def test_publisher_above_the_pending_limit_is_disconnected() -> None:
 
 
 def test_stored_request_gets_no_no_responders_reply() -> None:
-    harness = bound()
+    harness = bound(settings=Settings(classes={7: ClassSettings(pub_ack=False)}))
     client = harness.client(b"SUB _INBOX.> 1\r\n")
     client.pub("orders.a", b"?", reply="_INBOX.1")
     assert client.messages() == []

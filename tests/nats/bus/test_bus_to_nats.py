@@ -9,6 +9,7 @@ import pytest
 from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.limits import Limits
 from simplebus.core.protocol.envelope_batch import Envelope, encode
+from simplebus.core.settings import ClassSettings
 from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer import publish as publish1
@@ -97,7 +98,7 @@ def test_delivery_error_does_not_affect_the_publisher(
 
 
 def test_binary_subscriber_answers_a_nats_request() -> None:
-    harness = NatsBrokerHarness()
+    harness = NatsBrokerHarness(Settings(classes={1: ClassSettings(pub_ack=False)}))
     harness.broker.store.class_registry.bind_subject("ask.>", 1)
     client = harness.client(b"SUB _INBOX.me.* 1\r\n")
     worker = connect_version2(harness, subscribe(1, 5), classes=[1, 2])

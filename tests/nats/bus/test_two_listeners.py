@@ -16,6 +16,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.errors import BadRequestError
 
 import simplebus
 from tests.nats.running_server import PATIENT, on_asyncio, until
@@ -32,13 +33,22 @@ class Both(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def both() -> Iterator[Both]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    config = tmp_path_factory.mktemp("config") / "simplebus.toml"
+    config.write_text("[classes.asked]\npub-ack = false\n")
     bound = [
         f"--bind={subject}"
-        for subject in ("orders.>=7", "ask.*=asked", "jobs.>=jobs", "full.>=full", "alone.>=alone")
+        for subject in (
+            "orders.>=7",
+            "ask.*=asked",
+            "jobs.>=jobs",
+            "full.>=full",
+            "alone.>=alone",
+            "confirmed.*=confirmed",
+        )
     ]
     flags = ["--port", "0", "--nats-port", "0", "--tick", "0.1", "--ack-timeout", "20"]
-    flags += ["--max-class-messages", "1000"]
+    flags += ["--max-class-messages", "1000", "--config", str(config)]
     with running_program("serve", *flags, *bound) as served:
         ready = re.match(r"simplebus ready tcp=(\S+) nats=(\S+)", served.read_line())
         assert ready
@@ -144,6 +154,22 @@ async def test_class_subscriber_answers_a_nats_request(both: Both) -> None:
         found = await client.request("ask.loud", b"hello", timeout=60)
         assert found.data == b"HELLO"
         await answering
+
+
+@on_asyncio
+async def test_jetstream_publish_is_confirmed_once_per_id(both: Both) -> None:
+    async with connected(both) as client:
+        js = client.jetstream()
+        headers = {"Nats-Msg-Id": "7 shops"}
+        first = await js.publish("confirmed.eu", b"7 shops", headers=headers, timeout=60)
+        again = await js.publish("confirmed.eu", b"7 shops", headers=headers, timeout=60)
+        assert (first.stream, first.seq, first.duplicate) == ("confirmed", 0, None)
+        assert (again.stream, again.seq, again.duplicate) == ("confirmed", 0, True)
+        later = await js.publish_async("confirmed.us", b"8", stream="confirmed")
+        assert (await later).seq == 1
+        with pytest.raises(BadRequestError, match="expected stream does not match") as caught:
+            await js.publish("confirmed.us", b"9", stream="orders", timeout=60)
+        assert (caught.value.code, caught.value.err_code) == (400, 10060)
 
 
 @on_asyncio

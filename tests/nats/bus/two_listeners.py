@@ -11,6 +11,8 @@ import zlib
 from typing import NamedTuple
 
 from simplebus.core.broker.broker import Settings
+from simplebus.core.checkpoint import Checkpointer
+from simplebus.core.commit_log import CommitLog
 from simplebus.core.protocol.envelope_batch import Envelope, decode
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.session.session import Session
@@ -42,9 +44,14 @@ class NatsBrokerHarness(BrokerHarness):
     """Broker with a NATS server."""
 
     def __init__(
-        self, settings: Settings | None = None, nats: NatsSettings | None = None, **limits: float
+        self,
+        settings: Settings | None = None,
+        nats: NatsSettings | None = None,
+        *,
+        commit_log: CommitLog | None = None,
+        **limits: float,
     ) -> None:
-        super().__init__(settings, **limits)
+        super().__init__(settings, commit_log=commit_log, **limits)
         self.nats_server = NatsServer(nats, broker=self.broker, on_pending=self._request_flush)
         self.nats_buffer = ReceiveBuffer()
         self.resumed: list[Session] = []
@@ -75,6 +82,12 @@ class NatsBrokerHarness(BrokerHarness):
         client.lines()
         client.send(*said)
         return client
+
+    def write_journal(self) -> None:
+        """Record that everything stored so far is durable."""
+        if (batch := Checkpointer(self.broker).build_write_batch()) is not None:
+            self.broker.mark_durable(batch.number)
+        self.flush()
 
     def wait(self, seconds: float) -> None:
         """Advance the clock."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.nats.clients.programs import compiled, outcomes
-from tests.nats.running_server import NatsTestServer
+from tests.nats.running_server import IS_REFERENCE, NatsTestServer
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
@@ -30,4 +30,12 @@ def test_nats_c_publish_subscribe_and_request(
             "nobody": "No responders available for request",
             "late": "Timeout",
         },
+    }
+
+
+@pytest.mark.skipif(IS_REFERENCE, reason="the reference server has no classes")
+def test_nats_c_gets_pub_acks(shared_server: NatsTestServer, tmp_path: Path) -> None:
+    assert outcomes(compiled(tmp_path), "confirmed", shared_server.url) == {
+        "found": [["confirmed_c", 0, False], ["confirmed_c", 1, False], ["confirmed_c", 0, True]],
+        "code": 10060,
     }

@@ -44,6 +44,19 @@ def test_nats_js_publish_subscribe_and_request(shared_server: NatsTestServer) ->
 
 
 @pytest.mark.skipif(IS_REFERENCE, reason="the reference server has no classes")
+def test_nats_js_gets_pub_acks(shared_server: NatsTestServer) -> None:
+    assert outcomes(javascript(), "confirmed", shared_server.url) == {
+        "found": [
+            ["confirmed_js", 0, False],
+            ["confirmed_js", 1, False],
+            ["confirmed_js", 0, True],
+        ],
+        "code": 10060,
+        "refused": "expected stream does not match",
+    }
+
+
+@pytest.mark.skipif(IS_REFERENCE, reason="the reference server has no classes")
 def test_nats_js_ack_methods_work(shared_server: NatsTestServer) -> None:
     found = [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1), (3, 2)]
     assert outcomes(javascript(), "acked", shared_server.url) == {

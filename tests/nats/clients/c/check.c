@@ -2,6 +2,7 @@
  *
  *     check all URL      everything on an open server
  *     check again URL    says "ready", waits for a restart, and goes on
+ *     check confirmed URL    PubAcks of a class
  *
  * Rule 1: little is judged here. What comes out is compared by the test that runs it.
  */
@@ -252,15 +253,46 @@ static void again(void) {
     natsConnection_Destroy(connection);
 }
 
+/* ---- PubAcks ---- */
+
+static void confirmed(void) {
+    const char *ids[] = {"first", "second", "first"};
+    natsConnection *connection = connected();
+    jsCtx *js;
+    jsPubAck *ack;
+    jsErrCode code = 0;
+    jsPubOptions wanted;
+    expect(natsConnection_JetStream(&js, connection, NULL));
+    printf("{\"found\": [");
+    for (int n = 0; n < 3; n++) {
+        expect(jsPubOptions_Init(&wanted));
+        wanted.MsgId = ids[n];
+        wanted.MaxWait = PATIENCE_MS;
+        expect(js_Publish(&ack, js, "kept.confirmed.c", "x", 1, &wanted, NULL));
+        printf("%s[\"%s\", %d, %s]", n ? ", " : "", ack->Stream, (int)ack->Sequence,
+               ack->Duplicate ? "true" : "false");
+        jsPubAck_Destroy(ack);
+    }
+    expect(jsPubOptions_Init(&wanted));
+    wanted.ExpectStream = "others";
+    wanted.MaxWait = PATIENCE_MS;
+    js_Publish(&ack, js, "kept.confirmed.c", "x", 1, &wanted, &code);
+    printf("], \"code\": %d}\n", (int)code);
+    jsCtx_Destroy(js);
+    natsConnection_Destroy(connection);
+}
+
 int main(int count, char **words) {
     if (count != 3) {
-        fprintf(stderr, "usage: check all|again URL\n");
+        fprintf(stderr, "usage: check all|again|confirmed URL\n");
         return 2;
     }
     url = words[2];
     expect(nats_Open(-1));
     if (strcmp(words[1], "again") == 0) {
         again();
+    } else if (strcmp(words[1], "confirmed") == 0) {
+        confirmed();
     } else {
         printf("{");
         plain();

@@ -2,12 +2,14 @@
 //
 //     node check.js all URL                  everything on an open server
 //     node check.js acked URL                what a class keeps until it is acknowledged
+//     node check.js confirmed URL            PubAcks of a class
 //     node check.js again URL                says "ready", waits for a restart, and goes on
 //     node check.js denied URL USER PASSWORD what it may not
 //     node check.js certified URL TOKEN AUTHORITY CERTIFICATE KEY    with TLS, of these files
 //
 // Rule 1: nothing is judged here. What comes out is compared by the test that runs it.
 
+import { jetstream } from "@nats-io/jetstream";
 import { Svcm } from "@nats-io/services";
 import { connect, createInbox, headers } from "@nats-io/transport-node";
 
@@ -222,6 +224,20 @@ async function again(url) {
   return { found, told: ["disconnect", "reconnect"].every((kind) => kinds.includes(kind)) };
 }
 
+async function confirmed(url) {
+  const nc = await connect({ servers: url });
+  const js = jetstream(nc, { timeout: PATIENCE });
+  const found = [];
+  for (const msgID of ["first", "second", "first"]) {
+    const ack = await js.publish("kept.confirmed.js", "x", { msgID });
+    found.push([ack.stream, ack.seq, ack.duplicate]);
+  }
+  const wrong = { expect: { streamName: "others" } };
+  const error = await js.publish("kept.confirmed.js", "x", wrong).catch((error) => error);
+  await nc.close();
+  return { found, code: error.code, refused: error.message.split(":")[0] };
+}
+
 async function denied(url, user, pass) {
   const wrong = await failure(connect({ servers: url, user, pass: "wrong" }));
   const nc = await connect({ servers: url, user, pass });
@@ -254,4 +270,4 @@ async function certified(url, token, caFile, certFile, keyFile) {
 }
 
 const [mode, ...rest] = process.argv.slice(2);
-console.log(JSON.stringify(await { acked, all, again, certified, denied }[mode](...rest)));
+console.log(JSON.stringify(await { acked, all, again, certified, confirmed, denied }[mode](...rest)));

@@ -1,0 +1,93 @@
+"""Replies to NATS clients that wait for the journal: PubAcks and PONGs.
+
+A PubAck waits until its message is as durable as confirms promise, a PONG until everything is that
+its client published before. PubAcks of one class keep their order, and so do the PONGs of a client.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from simplebus.core.broker.broker import Broker
+from simplebus.nats.limits import WAITING_PUB_ACKS_MAX
+from simplebus.nats.server.session import NatsSession
+
+
+@dataclass(slots=True)
+class PubAckReply:
+    """PubAck that waits."""
+
+    session: NatsSession
+    """Client that receives it."""
+    subject: bytes
+    payload: bytes
+    log_position: int
+    """Log position that must be durable."""
+
+
+@dataclass(slots=True)
+class PongReply:
+    """PONGs of one client that wait for the same log position."""
+
+    session: NatsSession
+    log_position: int
+    count: int = 1
+
+
+class DurableReplies:
+    """Queues of replies that wait."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._pub_acks: dict[int, deque[PubAckReply]] = {}
+        """By class."""
+        self._pongs: dict[NatsSession, deque[PongReply]] = {}
+        self._pub_ack_counts: Counter[NatsSession] = Counter()
+        """PubAcks that wait, by client."""
+
+    def has_too_many(self, session: NatsSession) -> bool:
+        """Return True if so many PubAcks of a client wait that it must not publish more."""
+        return self._pub_ack_counts[session] >= WAITING_PUB_ACKS_MAX
+
+    def add_pub_ack(self, class_id: int, reply: PubAckReply) -> bool:
+        """Add a PubAck. Returns False if it need not wait: the caller sends it now."""
+        queue = self._pub_acks.get(class_id)
+        if queue is None:
+            if self._broker.is_durable(reply.log_position, class_id):
+                return False
+            queue = self._pub_acks[class_id] = deque()
+        queue.append(reply)
+        self._pub_ack_counts[reply.session] += 1
+        return True
+
+    def add_pong(self, session: NatsSession, log_position: int) -> bool:
+        """Add a PONG. Returns False if it need not wait: the caller sends it now."""
+        queue = self._pongs.get(session)
+        if queue is None:
+            if self._broker.is_durable(log_position):
+                return False
+            queue = self._pongs[session] = deque()
+        if queue and queue[-1].log_position == log_position:
+            queue[-1].count += 1
+        else:
+            queue.append(PongReply(session, log_position))
+        return True
+
+    def pop_durable(self) -> list[PubAckReply | PongReply]:
+        """Remove and return the replies that need not wait any longer."""
+        due: list[PubAckReply | PongReply] = []
+        for class_id, pub_acks in list(self._pub_acks.items()):
+            while pub_acks and self._broker.is_durable(pub_acks[0].log_position, class_id):
+                reply = pub_acks.popleft()
+                self._pub_ack_counts[reply.session] -= 1
+                due.append(reply)
+            if not pub_acks:
+                del self._pub_acks[class_id]
+        for session, pongs in list(self._pongs.items()):
+            while pongs and self._broker.is_durable(pongs[0].log_position):
+                due.append(pongs.popleft())
+            if not pongs:
+                del self._pongs[session]
+        self._pub_ack_counts = +self._pub_ack_counts
+        return due
