@@ -93,6 +93,8 @@ class BlockingClientConnection:
         """True if the socket accepted less than it was given."""
         self._read_at = 0.0
         """Time of the last read from a socket."""
+        self._tick_due = 0.0
+        """Time of the next `ClientCore.tick`."""
         self._selected_events = EVENT_READ
         """Events for which the socket is registered at the selector."""
         self._lost_error: BusConnectionError | None = None
@@ -172,6 +174,7 @@ class BlockingClientConnection:
         self._socket = stream
         self._selector.register(stream, EVENT_READ)
         self._selected_events = EVENT_READ
+        self._tick_due = 0.0
         self._schedule.mark_connected(attempt.address_index, monotonic())
 
     def _give_up(self) -> None:
@@ -259,11 +262,14 @@ class BlockingClientConnection:
     def write_now(self) -> None:
         """Write as much as the socket accepts now."""
         with self.thread_guard:
-            if self._socket is not None:
-                try:
-                    self._send(self._socket)
-                except OSError as error:
-                    self._connection_lost(error)
+            self._write()
+
+    def _write(self) -> None:
+        if self._socket is not None:
+            try:
+                self._send(self._socket)
+            except OSError as error:
+                self._connection_lost(error)
 
     def read_and_write(self) -> None:
         """Read once what has arrived, and write as much as the socket accepts now."""
@@ -320,29 +326,34 @@ class BlockingClientConnection:
         0 make progress.
         """
         with self.thread_guard:
+            is_last = False
             while True:
                 self.check_open()
-                self.write_now()
+                self._write()
                 if condition():
                     return True
-                is_last = monotonic() >= deadline
-                self._exchange_once(deadline)
                 if is_last:
-                    return condition()
+                    return False
+                now = monotonic()
+                is_last = now >= deadline
+                self._read(now, deadline)
+                if condition():
+                    return True
 
-    def _exchange_once(self, deadline: float) -> None:
-        """Read and write once, or continue connecting; wait until the deadline at most."""
+    def _read(self, now: float, deadline: float) -> None:
+        """Wait until the deadline at most and read once, or continue connecting."""
         sock = self._socket
         if sock is None:
             self._connect(deadline)
             return
         try:
-            is_stale = monotonic() - self._read_at >= _STALE_READ_SECONDS
+            is_stale = now - self._read_at >= _STALE_READ_SECONDS
             if is_stale:
                 self._receive(sock)  # Before `tick` checks for how long the server was silent.
-            due = self.core.tick(monotonic())
-            self._send(sock)
-            if not is_stale and self._wait(sock, min(due, deadline)):
+            if now >= self._tick_due:
+                self._tick_due = self.core.tick(now)
+                self._send(sock)
+            if not is_stale and self._wait(sock, min(self._tick_due, deadline)):
                 self._receive(sock)
         except (OSError, RemoteProtocolError) as error:
             self._connection_lost(error)
