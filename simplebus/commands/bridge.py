@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus.commands.serve import http_options, log_options
+from simplebus.commands.serve import http_options
 from simplebus.config.errors import ConfigError, describe_unknown_name
-from simplebus.config.parse import LogFormat, LogLevel, option, parse_class, parse_pattern
+from simplebus.config.parse import option, parse_class, parse_pattern
+from simplebus.config.server_schema import SETTINGS
 from simplebus.config.toml_lines import add_location, locate_keys
 from simplebus.console.errors import CONFIG_STATUS, USAGE_STATUS, describe_error, fail
 from simplebus.core import toml
@@ -108,8 +109,8 @@ def bridge(
         ),
     ] = False,
     http: http_options.HttpAddress = None,
-    log_level: log_options.Level = LogLevel.INFO,
-    log_format: log_options.Format = LogFormat.TEXT,
+    log_level: Annotated[Any, SETTINGS["log_level"].option(reads_variable=True)] = "info",
+    log_format: Annotated[Any, SETTINGS["log_format"].option(reads_variable=True)] = "text",
 ) -> None:
     import trio
 

@@ -9,13 +9,13 @@ import contextlib
 import stat
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus.commands.serve import http_options, log_options
+from simplebus.commands.serve import http_options
 from simplebus.config.errors import ConfigError
-from simplebus.config.parse import DRAIN_SECONDS, LogFormat, LogLevel
+from simplebus.config.server_schema import SETTINGS
 from simplebus.console.errors import CONFIG_STATUS, fail
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def gateway(
             help="Maximum time to process queued messages when the gateway stops, and maximum time "
             "that a stopping module may take for its current call.",
         ),
-    ] = DRAIN_SECONDS,
+    ] = SETTINGS["drain_timeout"].default,
     http: http_options.HttpAddress = None,
-    log_level: log_options.Level = LogLevel.INFO,
-    log_format: log_options.Format = LogFormat.TEXT,
+    log_level: Annotated[Any, SETTINGS["log_level"].option(reads_variable=True)] = "info",
+    log_format: Annotated[Any, SETTINGS["log_format"].option(reads_variable=True)] = "text",
 ) -> None:
     import logging
 

@@ -17,12 +17,12 @@ from collections.abc import Collection, Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
-from simplebus.commands.check_config import create_serve_command
-from simplebus.commands.serve.command import exit_for_invalid_options
+from simplebus.commands.serve.command import exit_for_invalid_options, parse_arguments
+from simplebus.config.setting import FILE
 from simplebus.console.errors import USAGE_STATUS, fail
 from simplebus.console.installation import find_source_tree, install_command
 
@@ -241,14 +241,11 @@ def systemd_unit(
         render_socket_unit,
     )
 
-    with create_serve_command().make_context(
-        "simplebus serve", list(context.args)
-    ) as serve_context:
-        try:
-            plan = build_plan(cast(typer.Context, serve_context))
-        except ValueError as error:
-            exit_for_invalid_options(error)
-        values = serve_context.params
+    configuration = parse_arguments(context.args)
+    try:
+        plan = build_plan(configuration)
+    except ValueError as error:
+        exit_for_invalid_options(error)
     options = plan.options
     listeners = (
         (options.hosts, options.port),
@@ -263,10 +260,13 @@ def systemd_unit(
             fail(str(error), status=USAGE_STATUS)
         return
     places = installed_paths()
-    files = [values["config"].path] if values["config"] else []
-    paths = {name: each for name, each in values.items() if isinstance(each, Path)}
-    files += [path for name, path in paths.items() if name != "data_dir"]
-    for problem in find_problems(places, files, values["data_dir"]):
+    files = [configuration.file.path] if configuration.file else []
+    files += [
+        value
+        for setting, value in configuration.config.items()
+        if setting.kind is FILE and value is not None
+    ]
+    for problem in find_problems(places, files, options.data_dir):
         typer.echo(f"simplebus: {problem}", err=True)
     nats_connections = 0 if options.nats_port is None else options.nats.limits.connections
     text = render_service_unit(

@@ -2,16 +2,18 @@
 
 Modules in reading order:
 
-- `parse`: parsers and declarations of command-line options.
+- `parse`: parsers of values, and declarations of command-line options.
 - `errors`: `ConfigError`, the collector of several errors, and texts for typer's and tomllib's.
 - `toml_lines`: line numbers of the keys of a TOML file.
-- `environment`: environment variables that begin with `SIMPLEBUS_`.
-- `option_names`: option names in error messages, as the user wrote them.
+- `setting`: declaration of a setting, from which its option, variable and key are derived.
+- `server_schema`: all settings of the server.
+- `environment`: environment variables that nothing reads.
 - `schema`: msgspec tables of NATS users and classes.
 - `users`: msgspec tables of users, and the users file.
 - `bridges`: msgspec tables of bridges.
-- `server_settings`: core settings from the options of `serve`.
 - `file`: the configuration file of `serve`.
+- `configuration`: values of all settings, where they are set, and their names in errors.
+- `server_settings`: core settings from the values of all settings.
 - `changed_values`: descriptions of values that differ after a reload.
 - `sample`: a sample configuration file.
 - `stable_read`: reading files that may be written at this moment.

@@ -17,8 +17,9 @@ from typing import Any
 import typer
 
 from simplebus.config.errors import describe_value_error
+from simplebus.config.server_schema import SETTINGS
+from simplebus.config.setting import PREFIX
 
-PREFIX = "SIMPLEBUS_"
 _BRIDGE_PREFIXES = ("SIMPLEBUS_FROM_", "SIMPLEBUS_TO_")  # And then any of those of clients.
 _KUBERNETES_NAME = re.compile(
     r"SIMPLEBUS_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP)\w*)?)"
@@ -40,26 +41,23 @@ def remove_service_links(environment: MutableMapping[str, str]) -> None:
                 del environment[name]
 
 
-def unread_variables(
-    names: Iterable[str], command: Any, root_command: Any, secrets: Iterable[str]
-) -> list[str]:
+def unread_variables(names: Iterable[str], root_command: Any, others: Iterable[str]) -> list[str]:
     """Return a warning for each environment variable that no command reads.
 
     Args:
         names: The names of all environment variables.
-        command: The command `serve`.
-        root_command: The command line, whose other commands are searched only if needed.
-        secrets: Variables that `serve` reads and that no option sets.
+        root_command: The command line, whose commands are searched only if needed.
+        others: Variables that `serve` reads and that no setting has.
     """
     variables = sorted(name for name in names if name.startswith(PREFIX))
-    serve_variables = set(_variables(command))
-    if serve_variables.issuperset(variables):
+    known = {PREFIX + "CONFIG", *others} | {
+        spelled.variable for setting in SETTINGS.values() for spelled in (setting, *setting.former)
+    }
+    if known.issuperset(variables):
         return []
     from simplebus.client.credentials import CREDENTIALS_VARIABLE, ENVIRONMENT_VARIABLES
 
-    known = serve_variables.union(
-        secrets, _variables(root_command), ENVIRONMENT_VARIABLES.values(), (CREDENTIALS_VARIABLE,)
-    )
+    known.update(_variables(root_command), ENVIRONMENT_VARIABLES.values(), (CREDENTIALS_VARIABLE,))
     return [
         f"{name} in the environment is read by nothing{_suggestion(name, known)}"
         for name in variables
@@ -69,30 +67,14 @@ def unread_variables(
     ]
 
 
-def find_invalid_variables(command: Any, context: Any) -> dict[Any, str]:
-    """Return an error message for each option, except --config, whose variable is invalid."""
-    errors = {}
-    for parameter in command.params:
-        value = None if parameter.name == "config" else parameter.value_from_envvar(context)
-        try:
-            if value is not None:
-                parameter.process_value(context, value)
-        except typer.BadParameter as error:
-            errors[parameter] = _describe(parameter, error)
-    return errors
-
-
 def describe_invalid_variable(error: typer.BadParameter) -> str | None:
     """Return the error with the variable's name; None if the value is not from the environment."""
     if error.ctx is None or error.param is None or error.param.name is None:
         return None
     source = error.ctx.get_parameter_source(error.param.name)
-    is_variable = source is not None and source.name == "ENVIRONMENT"
-    return _describe(error.param, error) if is_variable else None
-
-
-def _describe(parameter: Any, error: typer.BadParameter) -> str:
-    name = parameter.envvar
+    if source is None or source.name != "ENVIRONMENT":
+        return None
+    name: Any = error.param.envvar
     return f"{name}: {describe_value_error(error.message, os.environ.get(name, ''))}"
 
 

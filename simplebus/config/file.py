@@ -19,7 +19,6 @@ Paths are relative to the file's directory. In names `_` may stand for `-`.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -35,11 +34,10 @@ from simplebus.config.errors import (
     check_unique_names,
     describe_toml_error,
     describe_unknown_name,
-    describe_value_error,
 )
-from simplebus.config.parse import option
+from simplebus.config.server_schema import SETTINGS
+from simplebus.config.setting import Setting, describe_toml, normalize
 from simplebus.config.toml_lines import add_location, locate_keys
-from simplebus.console.errors import CONFIG_STATUS, fail
 from simplebus.core import toml
 
 if TYPE_CHECKING:
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
 
 _OWN_TABLES = ("serve", "nats", "tls", "classes", "bridges", "users")
 _BYTES_MAX = 4 << 20
-_NO_OPTIONS = {"config", "help"}
 _SUGGESTIONS_MAX = 4
 """Maximum number of keys suggested for an unknown table."""
 
@@ -69,7 +66,7 @@ class ConfigFile:
 
     path: Path
     options: Mapping[str, Any]
-    """Values of options as in the file, by parameter name."""
+    """Values of settings, by name."""
     auth: NatsAuth
     """Users of the NATS listener."""
     classes: Mapping[str, NamedClass]
@@ -108,59 +105,8 @@ class ConfigFile:
         ]
 
 
-@dataclass(slots=True)
-class ConfigCheck:
-    """Result of `check-config`, stored as `obj` of the typer context."""
-
-    messages: list[str] = field(default_factory=list)
-    ignored_options: set[str] = field(default_factory=set)
-    """Parameter names of options in the file to ignore."""
-
-
-def config_option() -> Any:
-    """Return the option `--config`. Its value is a `ConfigFile`, or None."""
-    return option(
-        "--config",
-        "TOML file that sets these options, users, classes and bridges. Options on the command "
-        "line take precedence.",
-        metavar="FILE",
-        show_default=False,
-        parser=Path,
-        is_eager=True,
-        callback=_read_option_file,
-    )
-
-
-def _read_option_file(context: typer.Context, path: Path | None) -> ConfigFile | None:
-    """Read the file before other options are parsed, and use its values as their defaults."""
-    if path is None or context.resilient_parsing:
-        return None
-    check = context.obj if isinstance(context.obj, ConfigCheck) else None
-    try:
-        config, messages = read_config(path, context)
-    except ConfigError as error:
-        config, messages = ConfigFile.empty(path), error.messages
-    if check is not None:
-        check.messages = [*messages]
-        config = replace(
-            config,
-            options={n: v for n, v in config.options.items() if n not in check.ignored_options},
-        )
-    elif messages:
-        fail("\n".join(messages), status=CONFIG_STATUS)
-    context.default_map = {**config.options}
-    return config
-
-
-def read_config(path: Path, context: typer.Context) -> tuple[ConfigFile, tuple[str, ...]]:
-    """Read and check a file.
-
-    Args:
-        path: The file.
-        context: The typer context of `serve`.
-
-    Returns:
-        The valid part of the file, and the error messages.
+def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
+    """Return the valid part of a file, and the error messages.
 
     Raises:
         ConfigError: If the file cannot be read or is not TOML.
@@ -175,11 +121,12 @@ def read_config(path: Path, context: typer.Context) -> tuple[ConfigFile, tuple[s
         raise ConfigError(describe_toml_error(path, str(error))) from None
     errors = ErrorCollector()
     with errors.collect():
-        _check_names(document, _OWN_TABLES, "", _options_by_table(context))
+        _check_names(document, _OWN_TABLES, "", _settings_by_table())
     tables = {name: _take_table(document, name, errors) for name in ("serve", "tls", "nats")}
     tables["nats.tls"] = _take_table(tables["nats"], "tls", errors, prefix="nats.")
     tables["nats"].pop("tls", None)
-    options, nats = _read_options(tables, NatsTable.keys(), path, context, errors)
+    warnings = list[str]()
+    options, nats = _read_options(tables, NatsTable.keys(), path.parent, errors, warnings)
     config, has_secrets = ConfigFile.empty(path), False
     auth = config.auth
     with errors.collect():
@@ -206,7 +153,8 @@ def read_config(path: Path, context: typer.Context) -> tuple[ConfigFile, tuple[s
     with errors.collect():
         users = parse_users(document["users"]) if "users" in document else _no_users()
         has_secrets |= any(user.password or user.token for user in users.users)
-    warnings = []
+    lines = locate_keys(text)
+    warnings = [add_location(each, path, lines) for each in warnings]
     if has_secrets and mode & stat.S_IROTH:
         warnings.append(f"{path} holds passwords or tokens, and every user may read it")
     config = replace(
@@ -219,7 +167,7 @@ def read_config(path: Path, context: typer.Context) -> tuple[ConfigFile, tuple[s
         bridges=bridges,
         users=users,
         warnings=tuple(warnings),
-        lines=locate_keys(text),
+        lines=lines,
     )
     return config, tuple(map(config.add_location, errors.messages[:MESSAGES_MAX]))
 
@@ -258,85 +206,51 @@ def _read_bridges(document: dict[str, Any]) -> tuple[tuple[BridgeSettings, ...],
 def _read_options(
     tables: Mapping[str, dict[str, Any]],
     other_keys: Iterable[str],
-    path: Path,
-    context: typer.Context,
+    folder: Path,
     errors: ErrorCollector,
+    warnings: list[str],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the valid option values, and the keys of [nats] that are no options."""
-    parameters, names = _parameters(context), _options_by_table(context)
+    """Return the valid values of settings by name, and the keys of [nats] that are no settings.
+
+    Relative paths are relative to `folder`. Errors and warnings are added to the lists.
+    """
+    settings = _settings_by_table()
+    former = {
+        (old.toml_table, old.field_name): setting
+        for setting in SETTINGS.values()
+        for old in setting.former
+    }
     values: dict[str, Any] = {}
     other_values: dict[str, Any] = {}
     for table, values_in_table in tables.items():
-        known = {*names[table], *(other_keys if table == "nats" else ())}
+        known = {*settings[table], *(other_keys if table == "nats" else ())}
+        old_keys = {key for old_table, key in former if old_table == table}
         with errors.collect():
-            _check_names(values_in_table, known, table, names)
-        for key, value in values_in_table.items():
-            name = names[table].get(normalized := key.replace("-", "_"))
-            if name is None:
-                if normalized in known:
+            _check_names(values_in_table, known | old_keys, table, settings)
+        former_first = sorted(values_in_table, key=lambda key: normalize(key) not in old_keys)
+        for key in former_first:
+            value = values_in_table[key]
+            setting = settings[table].get(normalize(key))
+            if (current := former.get((table, normalize(key)))) is not None:
+                warnings.append(f"{table}.{key} is deprecated: use {current.key}")
+                setting = current
+            if setting is None:
+                if normalize(key) in known:
                     other_values[key] = value
                 continue
             try:
-                values[name] = _check_value(parameters[name], value, path, context)
-            except (typer.BadParameter, ValueError) as error:
-                message = describe_value_error(getattr(error, "message", "") or str(error), value)
-                errors.messages.append(f"{table}.{key}: {message}")
+                values[setting.name] = setting.parse_toml(value, folder)
+            except typer.BadParameter as error:
+                errors.messages.append(f"{table}.{key}: {error.message}")
     return values, other_values
 
 
-def _parameters(context: typer.Context) -> dict[str, Any]:
-    """Return the options by parameter name."""
-    named = {str(p.name): p for p in context.command.params}
-    return {name: p for name, p in named.items() if name not in _NO_OPTIONS}
-
-
-def _options_by_table(context: typer.Context) -> dict[str, dict[str, str]]:
-    """Return, by table, the parameter name of each key."""
-    options = _parameters(context)
-    return {
-        "nats.tls": {n.removeprefix("nats_tls_"): n for n in options if "nats_tls_" in n},
-        "nats": {
-            n.removeprefix("nats_"): n
-            for n in options
-            if n.startswith("nats_") and "nats_tls_" not in n
-        },
-        "tls": {n.removeprefix("tls_"): n for n in options if n.startswith("tls_")},
-        "serve": {n: n for n in options if not n.startswith(("nats_", "tls_"))},
-    }
-
-
-def _check_value(parameter: Any, value: Any, path: Path, context: typer.Context) -> Any:
-    """Return an option's value as for the command line. Raises BadParameter or ValueError."""
-    is_list = isinstance(value, list) and parameter.multiple
-    for item in value if is_list else [value]:
-        if not isinstance(item, bool | int | float | str):
-            raise ValueError(f"expected a single value, got {_describe_type(item)}")
-        if parameter.is_flag != isinstance(item, bool):
-            expected = "true or false" if parameter.is_flag else "a value, not true or false"
-            raise ValueError(f"expected {expected}, got {_describe_type(item)}")
-    if parameter.multiple and not is_list:
-        value = [value]
-    try:
-        parsed = parameter.process_value(context, value)
-    except (AttributeError, TypeError):  # The option's parser expected a text.
-        raise ValueError(f"expected a text, got {value!r}") from None
-    for item, raw_item in (
-        zip(parsed, value, strict=True) if parameter.multiple else [(parsed, value)]
-    ):
-        if (
-            isinstance(item, int | float)
-            and isinstance(raw_item, str)
-            and not _accepts_text(parameter, raw_item)
-        ):
-            raise ValueError(f"expected a number, got {raw_item!r}")
-        if isinstance(item, int) and isinstance(raw_item, float) and item != raw_item:
-            # typer before 0.29 truncates the number.
-            raise ValueError(f"it should be a valid integer, got {raw_item!r}")
-        if isinstance(item, str | Path) and not isinstance(raw_item, str):
-            raise ValueError(f"expected a text, got {raw_item!r}")
-        if isinstance(item, Path) and "\0" in raw_item:
-            raise ValueError(f"{raw_item!r} is not a path: it contains a zero byte")
-    return str(path.parent / parsed) if isinstance(parsed, Path) else value
+def _settings_by_table() -> dict[str, dict[str, Setting]]:
+    """Return the settings by table, longest table name first, and key."""
+    tables: dict[str, dict[str, Setting]] = {"nats.tls": {}, "nats": {}, "tls": {}, "serve": {}}
+    for setting in SETTINGS.values():
+        tables[setting.toml_table][setting.field_name] = setting
+    return tables
 
 
 def _take_table(
@@ -351,7 +265,7 @@ def _take_table(
 def _copy_table(value: Any, path: str) -> dict[str, Any]:
     """Return a copy of a table. Raises ConfigError for another type."""
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected a table, got {_describe_type(value)}")
+        raise ConfigError(f"{path}: expected a table, got {describe_toml(value)}")
     return dict(value)
 
 
@@ -359,19 +273,18 @@ def _check_names(
     names: Iterable[str],
     known_names: Iterable[str],
     path: str,
-    other_tables: Mapping[str, Mapping[str, str]] | None = None,
+    settings: Mapping[str, Mapping[str, Setting]],
 ) -> None:
     """Raise ConfigError for unknown or duplicate names.
 
-    `elsewhere` has the names of other tables, see `_options_by_table`.
+    `settings` are those of all tables, which are searched for a suggestion.
     """
     known_names, names, errors = set(known_names), list(names), ErrorCollector()
     with errors.collect():
         check_unique_names(names, path)
     for name in names:
-        normalized = name.replace("-", "_")
-        if normalized not in known_names:
-            suggestion = _suggest_place(normalized, other_tables or {})
+        if normalize(name) not in known_names:
+            suggestion = _suggest_place(normalize(name), settings)
             errors.messages.append(
                 f"{path + ': ' if path else ''}{name!r} is unknown; did you mean {suggestion}?"
                 if suggestion
@@ -380,22 +293,18 @@ def _check_names(
     errors.raise_if_any()
 
 
-def _suggest_place(name: str, names: Mapping[str, Mapping[str, str]]) -> str:
+def _suggest_place(name: str, settings: Mapping[str, Mapping[str, Setting]]) -> str:
     """Return the place of a name in another table, for a "did you mean"; empty without one.
 
     The name may include the table's prefix, as on the command line.
     """
-    for table, keys in reversed([*names.items()]):
+    for table, keys in reversed([*settings.items()]):
         if name in keys:
             return f"it to stand in [{table}]"
-    for table, keys in names.items():
-        for key, value_name in keys.items():
-            if name == value_name:
-                return f"{key.replace('_', '-')!r} in [{table}]"
+    if (setting := SETTINGS.get(name)) is not None:
+        return f"{setting.toml_key!r} in [{setting.toml_table}]"
     # An unknown table such as [http], whose name is the prefix of options.
-    option_keys = [
-        key.replace("_", "-") for key in names.get("serve", ()) if key.startswith(name + "_")
-    ]
+    option_keys = [key.replace("_", "-") for key in settings["serve"] if key.startswith(f"{name}_")]
     if 0 < len(option_keys) <= _SUGGESTIONS_MAX:
         *most, last = map(repr, option_keys)
         return f"{', '.join(most)}{' or ' if most else ''}{last} in [serve]"
@@ -412,14 +321,3 @@ def _check_ids(ids: Mapping[str, int | None]) -> None:
                 f"classes.{name}.id: {class_id} is the id of {owners[class_id]!r} too"
             )
     errors.raise_if_any()
-
-
-def _accepts_text(parameter: Any, text: str) -> bool:
-    """Return True if the text is a valid number: a size, or seconds with a unit."""
-    has_unit = re.fullmatch(r"[0-9.]*", text) is None
-    return parameter.metavar == "SIZE" or (parameter.metavar == "SECONDS" and has_unit)
-
-
-def _describe_type(value: Any) -> str:
-    words = {dict: "a table", list: "a list", bool: str(value).lower()}
-    return words.get(type(value), repr(value))

@@ -20,42 +20,14 @@ from simplebus.core.limits import (
     BACKOFF_STEPS_MAX,
     CLASS_ID_MAX,
     NAME_CHARACTERS_MAX,
-    RING_BYTES_MIN,
     SEQUENCE_MAX,
-    Limits,
 )
 
 if TYPE_CHECKING:
     from simplebus.core.protocol.requests import NamedClass
 
 HOSTS = ("127.0.0.1", "::1")
-NATS_PORT = 4222
 URL = "simplebus://127.0.0.1:8888"
-DRAIN_SECONDS = 10.0
-CLASS_MEMORY_MIN = 4 * RING_BYTES_MIN
-
-DEFAULT = Limits()
-
-MEMORY, TIMEOUTS, ACKNOWLEDGEMENT = "Memory", "Timeouts", "Acknowledgement"
-DURABILITY = "Durability"
-"""Headings of options in the help."""
-
-
-class FullPolicyChoice(enum.StrEnum):
-    """Policy for a new message when its class is full."""
-
-    BLOCK = "block"
-    DROP_OLDEST = "drop_oldest"
-    DROP_NEWEST = "drop_newest"
-    SPILL = "spill"
-
-
-class DurabilityChoice(enum.StrEnum):
-    """Durability of a message when it is confirmed."""
-
-    MEMORY = "memory"
-    OS = "os"
-    DISK = "disk"
 
 
 class LogLevel(enum.StrEnum):
@@ -210,6 +182,45 @@ def parse_last_values(text: str | NamedClass) -> NamedClass:
     return NamedClass(name=class_id_or_name, last_values=True)
 
 
+def parse_binding(text: str | NamedClass) -> NamedClass:
+    """Return the class and its bound subject from "orders.>=7" or "orders.>=orders".
+
+    Raises:
+        typer.BadParameter: If the text is not a binding.
+    """
+    from simplebus.core.errors import RemoteProtocolError
+    from simplebus.core.message_class.subject_bindings import check_subject
+    from simplebus.core.protocol.requests import NamedClass
+
+    if isinstance(text, NamedClass):
+        return text
+    subject, equals, class_ = text.rpartition("=")
+    if not equals:
+        raise typer.BadParameter(
+            f"{text!r} is not a binding; write a subject, = and a class, such as orders.>=7"
+        )
+    try:
+        check_subject(subject)
+    except RemoteProtocolError as error:
+        raise typer.BadParameter(error.sentence) from None
+    class_id_or_name = parse_class(class_)
+    if isinstance(class_id_or_name, int):
+        return NamedClass(id=class_id_or_name, subjects=[subject])
+    return NamedClass(name=class_id_or_name, subjects=[subject])
+
+
+def parse_servers(text: Any) -> Any:
+    """Parse a comma-separated list of NATS servers. Raises typer.BadParameter."""
+    from simplebus.net.nats_connection import NatsAddress
+
+    if not isinstance(text, str):
+        return text
+    try:
+        return tuple(NatsAddress.parse(each.strip()) for each in text.split(",") if each.strip())
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def parse_start(text: str) -> str | int | datetime:
     """Return a start position: a keyword, a sequence or a time. Raises typer.BadParameter."""
     from simplebus.core.protocol.requests import START_KEYWORDS
@@ -280,23 +291,6 @@ def option(flag: str, help_text: str, *, panel: str | None = None, **settings: A
     variable = "SIMPLEBUS_" + flag.removeprefix("--").replace("-", "_").upper()
     return typer.Option(
         flag, help=help_text, envvar=variable, show_envvar=False, rich_help_panel=panel, **settings
-    )
-
-
-def size_option(flag: str, text: str, default: str) -> Any:
-    """Return an option for a size in bytes; the help shows `default`."""
-    return option(flag, text, panel=MEMORY, parser=parse_size, metavar="SIZE", show_default=default)
-
-
-def seconds_option(flag: str, text: str, default: float, *, panel: str | None = None) -> Any:
-    """Return an option for a time in seconds."""
-    return option(
-        flag,
-        text,
-        panel=panel,
-        parser=parse_seconds,
-        metavar="SECONDS",
-        show_default=f"{default:g}",
     )
 
 

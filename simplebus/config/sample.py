@@ -9,31 +9,14 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterable
-from enum import Enum
-from typing import Any
+
+from simplebus.config.server_schema import SETTINGS
+from simplebus.config.setting import FLAG, Setting, normalize
 
 _WIDTH = 96
-_LEFT_OUT = {"config", "help"}
-_SECTIONS = (("nats_tls_", "nats.tls"), ("nats_", "nats"), ("tls_", "tls"))
-_FLAG = re.compile(r"--([a-z][a-z-]*)")
+_SECTIONS = ("serve", "tls", "nats", "nats.tls")
+_FLAG_NAME = re.compile(r"--([a-z][a-z-]*)")
 _MARKUP = re.compile(r"\[/?bold\]")
-
-EXAMPLES = {
-    "engine": '"nats://10.0.0.1,nats://10.0.0.2,nats://10.0.0.3"',
-    "engine_ca": '"/etc/simplebus/cluster.pem"',
-    "data_dir": '"/var/lib/simplebus"',
-    "last_values": '["state"]',
-    "bind": '["orders.>=orders"]',
-    "users": '"/etc/simplebus/users.toml"',
-    "tls_cert": '"/etc/simplebus/server.pem"',
-    "tls_key": '"/etc/simplebus/server.key"',
-    "tls_ca": '"/etc/simplebus/clients.pem"',
-    "nats_tls_cert": '"/etc/simplebus/server.pem"',
-    "nats_tls_key": '"/etc/simplebus/server.key"',
-    "nats_tls_ca": '"/etc/simplebus/clients.pem"',
-}
-"""Example values of options without a default."""
 
 TABLES = """\
 # Users of all listeners, and their permissions. Without users, everybody can connect. A user
@@ -85,69 +68,45 @@ TABLES = """\
 """
 
 
-def render_sample(parameters: Iterable[Any]) -> str:
-    """Return the sample file for the typer parameters of `serve`."""
+def render_sample() -> str:
+    """Return the sample file."""
     lines = [
         "# Configuration file of `simplebus serve --config FILE` with every setting.",
         "# Commented-out values are the defaults. Options on the command line take precedence,",
         "# then environment variables: SIMPLEBUS_PORT for port, and so on.",
         "# `simplebus check-config FILE` checks the file. SIGHUP makes the server reload it.",
     ]
-    sections: dict[str, list[Any]] = {"serve": []} | {name: [] for _, name in _SECTIONS[::-1]}
-    for each in parameters:
-        if each.name not in _LEFT_OUT:
-            sections[_section(each.name)[1]].append(each)
-    for section, members in sections.items():
+    for section in _SECTIONS:
         lines += ["", f"[{section}]"]
-        for each in members:
-            lines += ["", *_render_setting(each)]
+        for setting in SETTINGS.values():
+            if setting.toml_table == section:
+                lines += ["", *_render_setting(setting)]
     return "\n".join(lines) + "\n\n" + TABLES
 
 
-def _section(name: str) -> tuple[str, str]:
-    """Return the prefix of an option's name that its table replaces, and the table."""
-    return next((each for each in _SECTIONS if name.startswith(each[0])), ("", "serve"))
-
-
-def _render_setting(parameter: Any) -> list[str]:
-    help_text = _FLAG.sub(_toml_key, _MARKUP.sub("", parameter.help))
+def _render_setting(setting: Setting) -> list[str]:
+    help_text = _FLAG_NAME.sub(_file_key, _MARKUP.sub("", setting.help))
     lines = textwrap.wrap(
         help_text, _WIDTH, initial_indent="## ", subsequent_indent="## ", break_on_hyphens=False
     )
-    key = parameter.name.removeprefix(_section(parameter.name)[0]).replace("_", "-")
-    value = _value(parameter)
-    if value is None:
-        return [*lines, f"#- {key} = {EXAMPLES.get(parameter.name) or _example(parameter)}"]
-    return [*lines, f"# {key} = {value}"]
+    default = _default(setting)
+    prefix, value = ("#-", setting.example or '"…"') if default is None else ("#", default)
+    return [*lines, f"{prefix} {setting.toml_key} = {value}"]
 
 
-def _toml_key(flag: re.Match[str]) -> str:
+def _file_key(flag: re.Match[str]) -> str:
     """Return the key in the file of an option that a help text names."""
-    name = flag[1].replace("-", "_")
-    return name.removeprefix(_section(name)[0]).replace("_", "-")
+    return SETTINGS[normalize(flag[1])].toml_key
 
 
-def _example(parameter: Any) -> str:
-    return json.dumps("/etc/simplebus/file" if parameter.metavar == "FILE" else "…")
-
-
-def _value(parameter: Any) -> str | None:
-    """Return the default as TOML; None without a default."""
-    default = parameter.default
-    shown = parameter.show_default
-    if default is None:
-        return _fixed_default(shown) if isinstance(shown, str) else None
-    if parameter.metavar == "SIZE" and isinstance(shown, str) and default:
-        return json.dumps(shown)
-    if isinstance(default, Enum):
-        default = default.value
-    return json.dumps(default)
-
-
-def _fixed_default(help_default: str) -> str | None:
-    """Return a default that depends on no other option, from its text in the help."""
-    first = help_default.partition(",")[0]
-    words = first.split(" and ")
-    if re.fullmatch(r"[0-9]+(?:[KMG]iB)?", first):
-        return first if first.isdigit() else json.dumps(first)
-    return json.dumps(words) if all(re.fullmatch(r"[0-9a-f:.]+", w) for w in words) else None
+def _default(setting: Setting) -> str | None:
+    """Return the default as TOML; None if there is none or it depends on other settings."""
+    if setting.kind is FLAG:
+        return "false"
+    text = setting.option_default or setting.default_text.partition(",")[0]
+    if setting.is_list:
+        return json.dumps(text.split(" and ")) if text else None
+    if re.fullmatch(r"[0-9.]+", text):
+        return text
+    is_fixed = setting.default is not None or re.fullmatch(r"[0-9]+[KMG]iB", text)
+    return json.dumps(text) if is_fixed else None

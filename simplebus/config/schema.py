@@ -22,7 +22,7 @@ from simplebus.config.errors import (
     describe_unknown_name,
     suggest_name,
 )
-from simplebus.config.parse import FullPolicyChoice, format_size, parse_class, parse_size
+from simplebus.config.parse import format_size, parse_class, parse_size
 from simplebus.core.dead_letters import is_dead_letter_class
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import BINDINGS_MAX, CLASS_ID_MAX
@@ -171,7 +171,7 @@ class ClassTable(TomlTable, frozen=True):
     """None if the server assigns the id."""
     subjects: Annotated[list[str], msgspec.Meta(max_length=BINDINGS_MAX)] = []
     """NATS subjects or patterns that are bound to the class."""
-    full: FullPolicyChoice | None = None
+    full: FullPolicy | None = None
     max_messages: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_memory: int | str | None = None
     """Bytes, or a text with a unit."""
@@ -193,7 +193,7 @@ class ClassTable(TomlTable, frozen=True):
     def to_settings(self, path: str, errors: ErrorCollector) -> ClassSettings:
         """Return the valid settings of the class. Errors are added to `errors`."""
         values: dict[str, Any] = {
-            "full_policy": None if self.full is None else FullPolicy(self.full),
+            "full_policy": self.full,
             "messages_max": self.max_messages,
             "last_values": self.last_values,
             "pub_ack": self.pub_ack,
@@ -241,7 +241,7 @@ class ClassTable(TomlTable, frozen=True):
             except RemoteProtocolError as error:
                 errors.messages.append(f"{path}.subjects[{index}]: {error.sentence}")
         if is_dead_letter_class(name):
-            if self.full not in (None, FullPolicyChoice.BLOCK, FullPolicyChoice.DROP_OLDEST):
+            if self.full not in (None, FullPolicy.BLOCK, FullPolicy.DROP_OLDEST):
                 errors.messages.append(
                     f"{path}.full: {self.full.value} has no effect on a class of dead letters, "
                     "expected drop_oldest or block"
@@ -271,7 +271,7 @@ _KEYS = {
     "bytes_max": "max-memory",
     "disk_bytes_max": "max-disk",
     "ack_seconds": "ack-seconds",
-    "max_deliveries": "max-deliveries",
+    "deliveries_max": "max-deliveries",
     "backoff": "backoff",
     "last_values": "last-values",
 }

@@ -112,7 +112,7 @@ class ClassSettings:
 
 def _check_deliveries(count: int) -> None:
     if not 0 <= count <= DELIVERIES_MAX:
-        raise ValueError(f"max_deliveries must be from 0 to {DELIVERIES_MAX}, got {count}")
+        raise ValueError(f"deliveries_max must be from 0 to {DELIVERIES_MAX}, got {count}")
 
 
 _AS_ALL = ClassSettings()

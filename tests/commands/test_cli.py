@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import simplebus
 from simplebus import cli
+from simplebus.config.server_schema import SETTINGS
 from simplebus.core.errors import BusConnectionError
 from tests.support.programs import ROOT, environment, run_program, run_server, running_program
 
@@ -72,11 +73,11 @@ def test_options_and_arguments_have_help_texts(name: str) -> None:
         assert len(parameter.help or "") > 20, parameter.name
 
 
-def test_serve_options_have_environment_variables() -> None:
-    for parameter in COMMANDS["serve"].params:
-        (flag,) = [o for o in parameter.opts if o.startswith("--")]
-        if flag != "--help":
-            assert parameter.envvar == "SIMPLEBUS_" + flag[2:].upper().replace("-", "_")
+def test_settings_are_options_of_serve() -> None:
+    flags = [setting.flag for setting in SETTINGS.values()]
+    options = [parameter.opts[0] for parameter in COMMANDS["serve"].params]
+    assert [option for option in options if option != "--help"] == [*flags, "--config"]
+    assert SETTINGS["nats_tls_ca"].variable == "SIMPLEBUS_NATS_TLS_CA"
 
 
 def test_help_is_printed_without_a_command() -> None:

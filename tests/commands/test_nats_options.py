@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import typer
 
-from simplebus import cli
-from simplebus.commands.serve import nats_options
-from simplebus.commands.serve.nats_options import NatsOptions
-from simplebus.commands.serve.settings import nats_listener
+from simplebus.commands.serve.command import parse_arguments
+from simplebus.commands.serve.nats_options import SECRETS, NatsOptions, nats_options
+from simplebus.config.parse import parse_binding
+from simplebus.config.server_schema import NatsTlsSettings
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.users import NatsAuth, NatsUser
 from simplebus.server.tls.certificates import TlsOptions
 
-SERVE = typer.main.get_group(cli.app).commands["serve"]
-
 
 @pytest.fixture(autouse=True)
 def clear_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*nats_options.SECRETS, "SIMPLEBUS_NATS_PORT", "SIMPLEBUS_NO_NATS"):
+    for name in (*SECRETS, "SIMPLEBUS_NATS_PORT", "SIMPLEBUS_NO_NATS"):
         monkeypatch.delenv(name, raising=False)
 
 
 def parse_nats_options(arguments: str = "") -> NatsOptions:
-    with SERVE.make_context("serve", arguments.split()) as context:
-        return nats_listener(context)
+    configuration = parse_arguments(arguments.split())
+    configuration.raise_errors()
+    return nats_options(configuration, os.environ)
 
 
 def test_option_defaults_equal_server_defaults() -> None:
@@ -38,13 +38,9 @@ def test_option_defaults_equal_server_defaults() -> None:
     assert parse_nats_options("--port 0 --nats-port 7").port == 7
 
 
-def test_limits_have_options() -> None:
-    assert set(nats_options.NATS_LIMIT_FLAGS) == {field.name for field in fields(NatsLimits)}
-    assert {*nats_options.TLS_FLAGS, "handshake_seconds"} == {
-        field.name for field in fields(TlsOptions)
-    }
-    flags = {flag for parameter in SERVE.params for flag in parameter.opts}
-    assert {*nats_options.NATS_LIMIT_FLAGS.values(), *nats_options.TLS_FLAGS.values()} <= flags
+def test_tls_options_have_settings() -> None:
+    names = {setting.field_name for setting in NatsTlsSettings.settings()} - {"timeout"}
+    assert names | {"handshake_seconds"} == {field.name for field in fields(TlsOptions)}
 
 
 def test_options_reach_the_nats_listener() -> None:
@@ -120,7 +116,7 @@ def test_configuration_file_can_name_classes(tmp_path: Path) -> None:
 )
 def test_invalid_bindings_are_rejected(text: str, why: str) -> None:
     with pytest.raises(typer.BadParameter) as caught:
-        nats_options.parse_binding(text)
+        parse_binding(text)
     assert why in caught.value.message
 
 

@@ -8,12 +8,12 @@ import stat
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from simplebus.cli import app
 from simplebus.client.credentials import CREDENTIALS_VARIABLE, ENVIRONMENT_VARIABLES, Access
 from simplebus.commands.client_options import with_client_options
+from simplebus.commands.serve.command import parse_arguments
 from simplebus.commands.serve.settings import build_plan
 from simplebus.config.errors import ConfigError
 from simplebus.config.users import ConfiguredUsers, merge_users, parse_users, read_users_file
@@ -27,8 +27,6 @@ from simplebus.core.users.permissions import (
 from simplebus.server.preauth.address_limits import AddressLimits, KeyedTokenBuckets, is_loopback
 from simplebus.server.preauth.auth_worker import verify_password
 from tests.support.programs import running_program
-
-SERVE = typer.main.get_group(app).commands["serve"]
 
 
 def run(*words: str, said: str = "") -> tuple[int, str]:
@@ -357,8 +355,8 @@ def test_configuration_without_users_admits_everybody(
 ) -> None:
     config = tmp_path / "bus.toml"
     config.write_text(text)
-    with SERVE.make_context("serve", ["--config", str(config)]) as context:
-        assert (build_plan(context).options.users is None) is is_open
+    plan = build_plan(parse_arguments(["--config", str(config)]))
+    assert (plan.options.users is None) is is_open
 
 
 def test_undecodable_password_is_rejected(file: Path) -> None:

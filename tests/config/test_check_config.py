@@ -174,8 +174,8 @@ def test_limit_without_effect_is_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "why"),
     [
-        ("bind = [1.5]", "serve.bind: expected a text, got [1.5]"),
-        ("last-values = 1.5", "serve.last-values: expected a text, got [1.5]"),
+        ("bind = [1.5]", "serve.bind: expected a text, got 1.5"),
+        ("last-values = 1.5", "serve.last-values: expected a text, got 1.5"),
         ("users = 7", "serve.users: expected a text, got 7"),
         (r'users = "\u0000"', r"serve.users: '\x00' is not a path: it contains a zero byte"),
         ("max-class-memory = 1", "serve.max-class-memory must be from 262144 to 1073741824, got 1"),

@@ -2,42 +2,63 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from simplebus import cli
-from simplebus.commands.serve.nats_options import NatsOptions
+from simplebus.commands.serve.command import declare_options, parse_arguments
+from simplebus.commands.serve.nats_options import NatsOptions, nats_options
 from simplebus.commands.serve.settings import (
-    RELOADABLE_OPTIONS,
     SettingChange,
     apply_reload,
     build_plan,
     count_changes,
     find_changes,
-    nats_listener,
     reload_plan,
 )
-from simplebus.config import parse
+from simplebus.config.configuration import Configuration
+from simplebus.config.environment import unread_variables
 from simplebus.config.errors import ConfigError
 from simplebus.config.file import ConfigFile
+from simplebus.config.server_schema import SETTINGS, TABLES
 from simplebus.config.server_settings import server_settings
-from simplebus.core.settings import ClassSettings, FullPolicy, Retention
+from simplebus.config.setting import FILE, Setting
+from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
 from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
 from simplebus.nats.users import NatsAuth, NatsUser
 from tests.config.check_config import check_config
 
-SERVE = typer.main.get_group(cli.app).commands["serve"]
+
+def load(path: Path, *arguments: str) -> Configuration:
+    """Return the values of all settings with this file. Raises ConfigError."""
+    configuration = parse_arguments(["--config", str(path), *arguments])
+    configuration.raise_errors()
+    return configuration
 
 
-def load_options(path: Path, *arguments: str) -> tuple[dict[str, Any], NatsOptions]:
-    """Return the options of `serve` with this file, and those of the NATS listener."""
-    with SERVE.make_context("serve", ["--config", str(path), *arguments]) as context:
-        return dict(context.params), nats_listener(context)
+def load_file(path: Path) -> ConfigFile:
+    """Return the content of a valid file."""
+    file = load(path).file
+    assert file is not None
+    return file
+
+
+def load_nats(path: Path, *arguments: str) -> NatsOptions:
+    """Return the settings of the NATS listener with this file."""
+    return nats_options(load(path, *arguments), os.environ)
+
+
+def load_settings(path: Path, *arguments: str) -> Settings:
+    """Return the core settings with this file."""
+    configuration = load(path, *arguments)
+    assert configuration.file is not None
+    return server_settings(configuration.config, configuration.file.class_settings)
 
 
 @pytest.fixture
@@ -64,15 +85,15 @@ def test_file_can_set_any_option(file: Path) -> None:
         key = "/etc/key.pem"
         """
     )
-    values, nats_options = load_options(file)
-    assert list(values["host"]) == ["127.0.0.1", "::1"]
-    assert (values["max_memory"], values["max_class_messages"]) == (4 << 30, 1000)
-    assert (values["tick"], values["verbose"]) == (0.5, True)
-    assert values["full"] == parse.FullPolicyChoice.DROP_OLDEST
-    assert values["data_dir"] == file.parent / "kept"
-    assert nats_options.tls is not None
-    assert (nats_options.port, nats_options.settings.limits.max_payload) == (7, 8 << 20)
-    assert (nats_options.tls.cert, nats_options.tls.key) == (
+    config, nats = load(file).config, load_nats(file)
+    assert config.general.host == ("127.0.0.1", "::1")
+    assert (config.memory.max_memory, config.memory.max_class_messages) == (4 << 30, 1000)
+    assert (config.acknowledgement.tick, config.general.verbose) == (0.5, True)
+    assert config.memory.full is FullPolicy.DROP_OLDEST
+    assert config.durability.data_dir == file.parent / "kept"
+    assert nats.tls is not None
+    assert (nats.port, nats.settings.limits.max_payload) == (7, 8 << 20)
+    assert (nats.tls.cert, nats.tls.key) == (
         file.parent / "server.pem",
         Path("/etc/key.pem"),
     )
@@ -84,15 +105,16 @@ def test_command_line_overrides_environment_and_file(
     file.write_text("[serve]\nport = 1\ntick = 2\nack_timeout = 3")
     monkeypatch.setenv("SIMPLEBUS_TICK", "20")
     monkeypatch.setenv("SIMPLEBUS_ACK_TIMEOUT", "30")
-    values, _ = load_options(file, "--ack-timeout", "300")
-    assert (values["port"], values["tick"], values["ack_timeout"]) == (1, 20, 300)
+    config = load(file, "--ack-timeout", "300").config
+    acknowledgement = config.acknowledgement
+    assert (config.general.port, acknowledgement.tick) == (1, 20)
+    assert acknowledgement.ack_timeout == 300
 
 
 def test_environment_can_name_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("[serve]\nport = 1")
     monkeypatch.setenv("SIMPLEBUS_CONFIG", str(file))
-    with SERVE.make_context("serve", []) as context:
-        assert context.params["port"] == 1
+    assert parse_arguments([]).config.general.port == 1
 
 
 def test_users_have_permissions(file: Path) -> None:
@@ -113,8 +135,7 @@ def test_users_have_permissions(file: Path) -> None:
         """
     )
     file.chmod(0o600)
-    values, nats_options = load_options(file)
-    assert nats_options.settings.auth == NatsAuth(
+    assert load_nats(file).settings.auth == NatsAuth(
         users=(
             NatsUser("guest"),
             NatsUser(
@@ -131,14 +152,12 @@ def test_users_have_permissions(file: Path) -> None:
         no_auth_user="guest",
         default_permissions=SubjectPermissions(subscribe_allow=("public.>",)),
     )
-    config = values["config"]
-    assert isinstance(config, ConfigFile)
-    assert not config.warnings
+    assert not load(file).warnings
 
 
 def test_classes_have_bound_subjects(file: Path) -> None:
     file.write_text('[classes.orders]\nid = 7\nsubjects = ["orders.>"]\n[classes.logs]')
-    classes = load_options(file)[0]["config"].classes
+    classes = load_file(file).classes
     assert (classes["orders"].id, classes["orders"].subjects) == (7, ["orders.>"])
     assert (classes["logs"].id, classes["logs"].subjects) == (None, [])
 
@@ -148,7 +167,7 @@ def test_class_settings_override_server_settings(file: Path) -> None:
         "[classes.orders]\nfull = 'drop_oldest'\nmax-messages = 9\nmax-memory = '1MiB'\n"
         "keep-seconds = 60\n[classes.logs]\n[classes.state]\nlast-values = true"
     )
-    settings = server_settings(**load_options(file)[0])
+    settings = load_settings(file)
     assert settings.settings_for_class(3, "orders") == ClassSettings(
         Retention(seconds=60), FullPolicy.DROP_OLDEST, 9, 1 << 20
     )
@@ -163,27 +182,27 @@ def test_classes_have_backoff_and_max_deliveries(file: Path) -> None:
         "[serve]\nmax-deliveries = 5\n[classes.orders]\nack-seconds = 2\n"
         "backoff = [1, 5.5, 30]\nmax-deliveries = 0\n[classes.logs]\nmax-deliveries = 3"
     )
-    settings = server_settings(**load_options(file)[0])
+    settings = load_settings(file)
     assert settings.deliveries_max == 5
     own = settings.settings_for_class(3, "orders")
     assert (own.ack_seconds, own.backoff_seconds, own.deliveries_max) == (2, (1, 5.5, 30), 0)
     assert settings.settings_for_class(3, "logs").deliveries_max == 3
     assert settings.settings_for_class(3).deliveries_max is None
     with pytest.raises(ValueError, match="--max-deliveries must be from 0 to 65535, got 65536"):
-        server_settings(**load_options(file, "--max-deliveries", "65536")[0])
+        load_settings(file, "--max-deliveries", "65536")
 
 
 def test_spill_requires_data_directory(file: Path) -> None:
     file.write_text(
         "[serve]\ndata-dir = 'here'\n[classes.orders]\nfull = 'spill'\nmax-disk = '2GiB'\n"
     )
-    settings = server_settings(**load_options(file)[0])
+    settings = load_settings(file)
     assert settings.settings_for_class(3, "orders") == ClassSettings(
         full_policy=FullPolicy.SPILL, disk_bytes_max=2 << 30
     )
     file.write_text("[classes.orders]\nfull = 'spill'\n")
     with pytest.raises(ValueError, match="it needs --data-dir"):
-        server_settings(**load_options(file)[0])
+        load_settings(file)
 
 
 @pytest.mark.parametrize(
@@ -200,21 +219,19 @@ def test_last_values_conflict_with_spill(
     before = "[serve]\ndata-dir = 'here'\nfull = 'spill'\n[classes.state]\n"
     file.write_text(before + table)
     with pytest.raises(ValueError, match=what):
-        server_settings(**load_options(file, *flags)[0])
+        load_settings(file, *flags)
     file.write_text(before + "full = 'block'\n" + table)
-    assert server_settings(**load_options(file, *flags)[0]).settings_for_class(
-        3, "state"
-    ).last_values != bool(flags)
+    assert load_settings(file, *flags).settings_for_class(3, "state").last_values != bool(flags)
 
 
 @pytest.mark.parametrize("text", ['[nats]\ntoken = "x"', '[nats]\nuser = "x"\npassword = "y"'])
 def test_secrets_readable_by_others_are_a_warning(file: Path, text: str) -> None:
     file.write_text(text)
     file.chmod(0o644)
-    (warning,) = load_options(file)[0]["config"].warnings
+    (warning,) = load(file).warnings
     assert warning == f"{file} holds passwords or tokens, and every user may read it"
     file.chmod(0o640)
-    assert not load_options(file)[0]["config"].warnings
+    assert not load(file).warnings
 
 
 USER = '[[nats.users]]\nuser = "x"\n'
@@ -322,17 +339,13 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ),
     ],
 )
-def test_errors_are_one_sentence(
-    file: Path, capsys: pytest.CaptureFixture[str], text: str, sentence: str
-) -> None:
+def test_errors_are_one_sentence(file: Path, text: str, sentence: str) -> None:
     file.write_text(text)
-    with pytest.raises(typer.Exit) as ended:
-        load_options(file)
-    assert ended.value.exit_code == 78
-    complaint = capsys.readouterr().err
-    assert complaint.startswith(f"simplebus: {file}")
-    assert sentence in complaint
-    assert complaint.count("\n") == 1
+    done = CliRunner().invoke(cli.app, ["serve", "--config", str(file)])
+    assert done.exit_code == 78
+    assert done.output.startswith(f"simplebus: {file}")
+    assert sentence in done.output
+    assert done.output.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -376,15 +389,14 @@ def test_file_can_set_permissions_of_environment_user(
     file.write_text("[nats]\ndefault_permissions = { publish = 'a' }")
     monkeypatch.setenv("SIMPLEBUS_NATS_USER", "ada")
     monkeypatch.setenv("SIMPLEBUS_NATS_PASSWORD", "secret")
-    auth = load_options(file)[1].settings.auth
+    auth = load_nats(file).settings.auth
     assert auth.permissions_of(auth.users[0]) == SubjectPermissions(publish_allow=("a",))
 
 
-def test_missing_file_prints_one_sentence(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit):
-        load_options(file)
-    complaint = capsys.readouterr().err
-    assert complaint == f"simplebus: {file} cannot be read: No such file or directory\n"
+def test_missing_file_prints_one_sentence(file: Path) -> None:
+    done = CliRunner().invoke(cli.app, ["serve", "--config", str(file)])
+    assert done.exit_code == 78
+    assert done.output == f"simplebus: {file} cannot be read: No such file or directory\n"
 
 
 # check-config ------------------------------------------------------------------------------------
@@ -539,10 +551,10 @@ def test_times_and_sizes_have_units(file: Path) -> None:
         "[serve]\ndrain-timeout = '2min'\nhello-timeout = '500ms'\nmax-memory = '2GiB'\n"
         "keep-seconds = '7d'\nheartbeat = 5\n"
     )
-    values, _ = load_options(file)
-    assert (values["drain_timeout"], values["hello_timeout"]) == (120, 0.5)
-    assert (values["max_memory"], values["keep_seconds"]) == (2 << 30, 7 * 86_400)
-    assert values["heartbeat"] == 5
+    config = load(file).config
+    timeouts = config.timeouts
+    assert (timeouts.drain_timeout, timeouts.hello_timeout, timeouts.heartbeat) == (120, 0.5, 5)
+    assert (config.memory.max_memory, config.memory.keep_seconds) == (2 << 30, 7 * 86_400)
 
 
 # sample ------------------------------------------------------------------------------------------
@@ -564,21 +576,17 @@ def test_sample_is_valid_and_shows_defaults(file: Path, tmp_path: Path) -> None:
     assert check_config(file) == (0, f"{file} is fine\n")
     nothing = tmp_path / "nothing.toml"
     nothing.touch()
-    as_it_is, nats_options = load_options(nothing)
-    said, same_door = load_options(file)
-    assert server_settings(**said) == server_settings(**as_it_is)
-    assert same_door == nats_options
-    for name, value in as_it_is.items():
-        if value and name != "config":
-            assert said[name] == value, name
+    assert load_settings(file) == load_settings(nothing)
+    assert load_nats(file) == load_nats(nothing)
+    written = dict(load(file).config.items())
+    for setting, value in load(nothing).config.items():
+        assert not value or written[setting] == value, setting.name
 
 
 def test_sample_contains_every_option(file: Path) -> None:
     text = sample()
-    for parameter in SERVE.params:
-        if parameter.name not in ("config", "help"):
-            key = re.sub("^(nats_tls_|nats_|tls_)", "", parameter.name).replace("_", "-")
-            assert re.search(rf"^#-? {key} = ", text, re.MULTILINE), parameter.name
+    for setting in SETTINGS.values():
+        assert re.search(rf"^#-? {setting.toml_key} = ", text, re.MULTILINE), setting.name
     examples = re.sub(r"^#- (?!engine|cert|key|ca|users =)", "", text, flags=re.MULTILINE)
     file.write_text(examples)
     file.chmod(0o600)
@@ -592,14 +600,14 @@ def test_sample_contains_every_option(file: Path) -> None:
 def test_changes_are_reported_with_required_restarts(file: Path) -> None:
     file.write_text("[serve]\nport = 1\nmax-memory = '1GiB'\n[nats.tls]\ntimeout = 3\n")
     file.chmod(0o600)
-    with SERVE.make_context("serve", ["--config", str(file), "--tick", "2"]) as context:
-        before = build_plan(context)
-        assert find_changes(before, reload_plan(context)) == []
-        file.write_text(
-            "[serve]\nport = 2\nmax-memory = '2GiB'\ntick = 3\nlog-level = 'debug'\n"
-            "[classes.a]\nsubjects = ['a']\n[[nats.users]]\nuser = 'ada'\npassword = 'secret'\n"
-        )
-        after = reload_plan(context)
+    configuration = load(file, "--tick", "2")
+    before = build_plan(configuration)
+    assert find_changes(before, reload_plan(configuration)) == []
+    file.write_text(
+        "[serve]\nport = 2\nmax-memory = '2GiB'\ntick = 3\nlog-level = 'debug'\n"
+        "[classes.a]\nsubjects = ['a']\n[[nats.users]]\nuser = 'ada'\npassword = 'secret'\n"
+    )
+    after = reload_plan(configuration)
     changes = find_changes(before, after)
     assert {str(change) for change in changes} == {
         "serve.port = 2, was 1: needs a restart",
@@ -621,10 +629,10 @@ def reload_texts(file: Path, before: str, after: str) -> list[str]:
     """Return the changes between two texts of the file."""
     file.write_text(before)
     file.chmod(0o600)
-    with SERVE.make_context("serve", ["--config", str(file)]) as context:
-        plan = build_plan(context)
-        file.write_text(after)
-        return [str(change) for change in find_changes(plan, reload_plan(context))]
+    configuration = load(file)
+    plan = build_plan(configuration)
+    file.write_text(after)
+    return [str(change) for change in find_changes(plan, reload_plan(configuration))]
 
 
 @pytest.mark.parametrize(
@@ -705,18 +713,80 @@ def test_changes_are_counted() -> None:
 
 def test_invalid_reload_reports_all_errors(file: Path) -> None:
     file.write_text("[serve]\nport = 1")
-    with SERVE.make_context("serve", ["--config", str(file)]) as context:
-        file.write_text("[serve]\nport = 'x'\nprt = 2\n")
-        with pytest.raises(ConfigError) as caught:
-            reload_plan(context)
-        assert len(caught.value.messages) == 2
-        file.write_text("[serve]\nmax-memory = '1MiB'\nmax-class-memory = '2MiB'")
-        with pytest.raises(ConfigError, match=r"bus.toml:3: serve\.max-class-memory must be from"):
-            reload_plan(context)
-        file.unlink()
-        with pytest.raises(ConfigError, match="cannot be read: No such file"):
-            reload_plan(context)
+    configuration = load(file)
+    file.write_text("[serve]\nport = 'x'\nprt = 2\n")
+    with pytest.raises(ConfigError) as caught:
+        reload_plan(configuration)
+    assert len(caught.value.messages) == 2
+    file.write_text("[serve]\nmax-memory = '1MiB'\nmax-class-memory = '2MiB'")
+    with pytest.raises(ConfigError, match=r"bus.toml:3: serve\.max-class-memory must be from"):
+        reload_plan(configuration)
+    file.unlink()
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        reload_plan(configuration)
 
 
-def test_reloadable_settings_are_options() -> None:
-    assert {parameter.name for parameter in SERVE.params} >= RELOADABLE_OPTIONS
+# Paths and former names ---------------------------------------------------------------------------
+
+PATHS = [each for each in SETTINGS.values() if each.kind.parse is FILE.parse]
+
+
+@pytest.mark.parametrize("setting", PATHS, ids=lambda each: each.name)
+def test_paths_of_the_file_are_relative_to_its_directory(
+    file: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file.parent / "elsewhere").mkdir()
+    monkeypatch.chdir(file.parent / "elsewhere")
+    file.write_text(f"[{setting.toml_table}]\n{setting.toml_key} = 'a/b'\n")
+    assert dict(load(file).config.items())[setting] == file.parent / "a/b"
+    assert dict(load(file, setting.flag, "c").config.items())[setting] == Path("c")
+    monkeypatch.setenv(setting.variable, "d")
+    assert dict(load(file).config.items())[setting] == Path("d")
+
+
+@pytest.fixture
+def renamed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give two settings a former name."""
+    for name, old in (("max_frame", "longest_frame"), ("nats_max_subs", "most_subs")):
+        setting = replace(SETTINGS[name], old_names=(old,))
+        monkeypatch.setitem(SETTINGS, name, setting)  # type: ignore[arg-type]
+    declare_options()
+    yield
+    monkeypatch.undo()
+    declare_options()
+
+
+@pytest.mark.usefixtures("renamed")
+def test_former_names_work_with_a_warning(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("[serve]\nlongest-frame = '2MiB'\n[nats]\nmost_subs = 3\n")
+    configuration = load(file)
+    assert configuration.config.memory.max_frame == 2 << 20
+    assert configuration.config.nats.max_subs == 3
+    assert configuration.warnings == (
+        f"{file}:2: serve.longest-frame is deprecated: use serve.max-frame",
+        f"{file}:4: nats.most_subs is deprecated: use nats.max-subs",
+    )
+    monkeypatch.setenv("SIMPLEBUS_LONGEST_FRAME", "3MiB")
+    configuration = load(file)
+    assert configuration.config.memory.max_frame == 3 << 20
+    assert configuration.warnings[-1] == (
+        "SIMPLEBUS_LONGEST_FRAME is deprecated: use SIMPLEBUS_MAX_FRAME"
+    )
+    assert not unread_variables(["SIMPLEBUS_LONGEST_FRAME"], None, ())
+    configuration = load(file, "--longest-frame", "4MiB")
+    assert configuration.config.memory.max_frame == 4 << 20
+    assert configuration.warnings[-1] == "--longest-frame is deprecated: use --max-frame"
+
+
+@pytest.mark.usefixtures("renamed")
+def test_current_name_overrides_former_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("[nats]\nmost-subs = 3\nmax-subs = 4\n")
+    monkeypatch.setenv("SIMPLEBUS_LONGEST_FRAME", "3MiB")
+    monkeypatch.setenv("SIMPLEBUS_MAX_FRAME", "2MiB")
+    config = load(file).config
+    assert (config.memory.max_frame, config.nats.max_subs) == (2 << 20, 4)
+
+
+def test_settings_of_all_tables_have_distinct_names() -> None:
+    assert len(SETTINGS) == sum(len(table.settings()) for table in TABLES.values())
+    assert len({setting.key for setting in SETTINGS.values()}) == len(SETTINGS)

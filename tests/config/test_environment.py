@@ -5,22 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import typer
+import typer.main
 from typer.testing import CliRunner
 
 from simplebus import cli
-from simplebus.commands.check_config import create_serve_command
+from simplebus.commands.serve.command import parse_arguments
 from simplebus.commands.serve.settings import SECRET_VARIABLES
 from simplebus.config.environment import remove_service_links, unread_variables
 from tests.support.programs import running_program
 
-SERVE = create_serve_command()
 ROOT = typer.main.get_command(cli.app)
 
 
 def warnings_for(names: list[str]) -> list[str]:
     """Return the warnings for environment variables of these names."""
-    return unread_variables(names, SERVE, ROOT, SECRET_VARIABLES)
+    return unread_variables(names, ROOT, SECRET_VARIABLES)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +133,9 @@ def test_check_reports_all_invalid_variables(tmp_path: Path) -> None:
         [
             f"simplebus: {file}:2: serve.port: 'x' is not a port; expected a number from 0 "
             "to 65535",
+            "simplebus: SIMPLEBUS_VERBOSE: it should be true or false, got 'maybe'",
             "simplebus: SIMPLEBUS_HTTP_PORT: 'abc' is not a port; expected a number from 0 "
             "to 65535",
-            "simplebus: SIMPLEBUS_VERBOSE: it should be true or false, got 'maybe'",
             "simplebus: SIMPLEBUS_TLS_KEY needs SIMPLEBUS_TLS_CERT too",
         ],
     )
@@ -146,8 +145,9 @@ def test_command_line_overrides_invalid_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SIMPLEBUS_PORT", "x")
-    with SERVE.make_context("serve", ["--port", "7"]) as context:
-        assert context.params["port"] == 7
+    configuration = parse_arguments(["--port", "7"])
+    configuration.raise_errors()
+    assert configuration.config.general.port == 7
 
 
 def test_server_beside_kubernetes_service_keeps_its_port(tmp_path: Path) -> None:

@@ -4,43 +4,45 @@ from __future__ import annotations
 
 from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus import cli
-from simplebus.config import parse, server_settings
-from simplebus.core.broker.broker import FullPolicy, Settings
+from simplebus.commands.serve.command import parse_arguments
+from simplebus.config import parse
+from simplebus.config.server_schema import ServerConfig
+from simplebus.config.server_settings import server_settings
 from simplebus.core.limits import RECEIVE_BYTES, Limits
 from simplebus.core.protocol.requests import NamedClass
+from simplebus.core.settings import FullPolicy, Retention, Settings
+from simplebus.nats.limits import NatsLimits
 from simplebus.server.run import ServeOptions
+from simplebus.server.tls.certificates import HANDSHAKE_SECONDS
 
-SERVE = typer.main.get_group(cli.app).commands["serve"]
 
-
-def serve_options(*arguments: str) -> dict[str, Any]:
+def parse_options(*arguments: str) -> ServerConfig:
     """Return the values of the options of `serve`."""
-    with SERVE.make_context("serve", list(arguments)) as context:
-        return dict(context.params)
+    configuration = parse_arguments(arguments)
+    configuration.raise_errors()
+    return configuration.config
 
 
 def test_option_defaults_equal_server_defaults() -> None:
-    values = serve_options()
-    assert server_settings.server_settings(**values) == Settings()
-    standard = ServeOptions()
-    assert not values["host"]
+    config, standard = parse_options(), ServeOptions()
+    assert server_settings(config) == Settings()
+    assert not config.general.host
     assert standard.hosts == parse.HOSTS
-    assert values["port"] == standard.port
-    assert values["drain_timeout"] == standard.drain_seconds
+    assert config.general.port == standard.port
+    assert config.timeouts.drain_timeout == standard.drain_seconds
+    assert config.durability.durability == standard.durability
+    assert config.tls.timeout == HANDSHAKE_SECONDS
 
 
 def test_limits_have_options() -> None:
-    assert set(server_settings.LIMIT_FLAGS) == {field.name for field in fields(Limits)}
-    flags = {flag for parameter in SERVE.params for flag in parameter.opts}
-    assert set(server_settings.LIMIT_FLAGS.values()) <= flags
+    for owner in (Limits, NatsLimits, Retention):
+        assert set(parse_options().values_of(owner)) == {field.name for field in fields(owner)}
 
 
 def test_serve_options_reach_the_settings() -> None:
@@ -50,8 +52,7 @@ def test_serve_options_reach_the_settings() -> None:
         "--max-total-pending 64MiB --max-classes 6 --hello-timeout 7 --frame-timeout 8 "
         "--stall-timeout 9.5"
     )
-    values = serve_options(*given.split())
-    assert server_settings.server_settings(**values) == Settings(
+    assert server_settings(parse_options(*given.split())) == Settings(
         limits=Limits(
             frame_bytes=2 << 20,
             class_messages=1000,
@@ -69,12 +70,6 @@ def test_serve_options_reach_the_settings() -> None:
         tick_seconds=0.25,
         full_policy=FullPolicy.DROP_NEWEST,
     )
-
-
-def test_policies_equal_those_of_the_broker() -> None:
-    assert [policy.value for policy in parse.FullPolicyChoice] == [
-        policy.value for policy in FullPolicy
-    ]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +90,7 @@ def test_policies_equal_those_of_the_broker() -> None:
 def test_missing_limits_are_derived_from_given_ones(
     arguments: list[str], limits: dict[str, int]
 ) -> None:
-    assert server_settings.server_settings(**serve_options(*arguments)).limits == Limits(**limits)
+    assert server_settings(parse_options(*arguments)).limits == Limits(**limits)
 
 
 @given(st.integers(0, 1 << 50))
@@ -132,7 +127,7 @@ def test_invalid_times_are_rejected(text: str) -> None:
 
 
 def test_last_values_classes_are_given_by_id_or_name() -> None:
-    asked = serve_options("--last-values", "7", "--last-values", "state")["last_values"]
+    asked = parse_options("--last-values", "7", "--last-values", "state").memory.last_values
     assert list(asked) == [
         NamedClass(7, last_values=True),
         NamedClass(None, "state", last_values=True),
@@ -166,10 +161,10 @@ def test_environment_variables_set_options(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("SIMPLEBUS_MAX_MEMORY", "2GiB")
     monkeypatch.setenv("SIMPLEBUS_HOST", "127.0.0.1 ::1")
     monkeypatch.setenv("SIMPLEBUS_FULL", "drop_oldest")
-    values = serve_options("--port", "7")
-    assert values["max_memory"] == 2 << 30
-    assert list(values["host"]) == ["127.0.0.1", "::1"]
-    assert (values["full"], values["port"]) == (parse.FullPolicyChoice.DROP_OLDEST, 7)
+    config = parse_options("--port", "7")
+    assert config.memory.max_memory == 2 << 30
+    assert config.general.host == ("127.0.0.1", "::1")
+    assert (config.memory.full, config.general.port) == (FullPolicy.DROP_OLDEST, 7)
 
 
 @pytest.mark.parametrize(

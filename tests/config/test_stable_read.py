@@ -6,14 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-import typer
 
-from simplebus import cli
+from simplebus.commands.serve.command import parse_arguments
 from simplebus.commands.serve.settings import build_plan, find_widened_permissions, reload_plan
 from simplebus.config.errors import ConfigError
 from simplebus.config.stable_read import STABLE_SECONDS, read_when_stable
-
-SERVE = typer.main.get_group(cli.app).commands["serve"]
 
 NOW = 1_000_000.0
 
@@ -114,34 +111,28 @@ def test_possibly_truncated_permissions_are_a_warning(path: Path) -> None:
     ada, bob = (f"[[users]]\nname = '{name}'\npassword = 'x'\n" for name in ("ada", "bob"))
     path.write_text(f"{ned}{some}\n{ada}{some}\n{bob}")
     path.chmod(0o600)
-    with SERVE.make_context("serve", ["--config", str(path)]) as context:
-        before = build_plan(context)
-        assert find_widened_permissions(before, reload_plan(context)) == []
-        path.write_text(f"{ned}{bob}{ada}")
-        after = reload_plan(context)
-        assert find_widened_permissions(before, after) == [
-            "user 'ada' may do everything now",
-            "user 'ned' of the NATS port may do everything now",
-        ]
-        assert (
-            find_widened_permissions(after, before) == find_widened_permissions(after, after) == []
-        )
-        part = "[users.permissions]\npublish = 'orders'\n"
-        path.write_text(f"{bob}{part}{ada}{part}")
-        now = reload_plan(context)
-        assert find_widened_permissions(before, now) == [
-            "user 'ada' may subscribe to everything now"
-        ]
-        assert find_widened_permissions(after, now) == []
-        rules = "[users.permissions.publish]\nallow = ['orders']\ndeny = ['orders eu', 'x']\n"
-        path.write_text(f"{ada}{rules}[users.permissions.subscribe]\nallow = ['orders']\n")
-        bound = reload_plan(context)
-        path.write_text(f"{ada}{rules.replace(chr(39) + 'orders eu' + chr(39) + ', ', '')}")
-        now = reload_plan(context)
-        assert find_widened_permissions(bound, now) == [
-            "user 'ada' may subscribe to everything now"
-        ]
-        path.write_text(path.read_text() + "[users.permissions.subscribe]\nallow = ['orders']\n")
-        assert find_widened_permissions(bound, reload_plan(context)) == [
-            "user 'ada' is not denied any more: 'orders eu'"
-        ]
+    configuration = parse_arguments(["--config", str(path)])
+    before = build_plan(configuration)
+    assert find_widened_permissions(before, reload_plan(configuration)) == []
+    path.write_text(f"{ned}{bob}{ada}")
+    after = reload_plan(configuration)
+    assert find_widened_permissions(before, after) == [
+        "user 'ada' may do everything now",
+        "user 'ned' of the NATS port may do everything now",
+    ]
+    assert find_widened_permissions(after, before) == find_widened_permissions(after, after) == []
+    part = "[users.permissions]\npublish = 'orders'\n"
+    path.write_text(f"{bob}{part}{ada}{part}")
+    now = reload_plan(configuration)
+    assert find_widened_permissions(before, now) == ["user 'ada' may subscribe to everything now"]
+    assert find_widened_permissions(after, now) == []
+    rules = "[users.permissions.publish]\nallow = ['orders']\ndeny = ['orders eu', 'x']\n"
+    path.write_text(f"{ada}{rules}[users.permissions.subscribe]\nallow = ['orders']\n")
+    bound = reload_plan(configuration)
+    path.write_text(f"{ada}{rules.replace(chr(39) + 'orders eu' + chr(39) + ', ', '')}")
+    now = reload_plan(configuration)
+    assert find_widened_permissions(bound, now) == ["user 'ada' may subscribe to everything now"]
+    path.write_text(path.read_text() + "[users.permissions.subscribe]\nallow = ['orders']\n")
+    assert find_widened_permissions(bound, reload_plan(configuration)) == [
+        "user 'ada' is not denied any more: 'orders eu'"
+    ]

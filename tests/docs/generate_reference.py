@@ -24,8 +24,8 @@ import typer
 from simplebus.bridge.copier import CopierStatistics
 from simplebus.bridge.metrics import bridge_snapshot
 from simplebus.cli import app
-from simplebus.config.environment import PREFIX
-from simplebus.config.option_names import toml_key
+from simplebus.config.server_schema import SETTINGS
+from simplebus.config.setting import FLAG, PREFIX, Setting, normalize
 from simplebus.core.errors import Reason
 from simplebus.core.protocol.durability import Durability
 from simplebus.gateway.gateway import GatewayStatistics
@@ -287,65 +287,55 @@ def render_commands() -> str:
 
 # Configuration -----------------------------------------------------------------------------------
 
-_COLUMNS = ("key", "type", "default", "unit", "meaning")
+_COLUMNS = ("key", "type", "default", "unit", "SIGHUP", "meaning")
+_TABLE_COLUMNS = ("key", "type", "default", "unit", "meaning")
 _SECTIONS = ("serve", "tls", "nats", "nats.tls")
-_RATES = {
-    "max_connection_rate": "connections per second",
-    "max_message_rate": "messages per second",
-}
-_UNITS = {"SIZE": "bytes", "SECONDS": "seconds", "TICKS": "ticks"}
-
-
-def serve_parameters() -> list[Any]:
-    """Return the options of `serve` that the configuration file may contain."""
-    serve = dict(subcommands(typer.main.get_command(app)))["serve"]
-    return [each for each in serve.params if each.name != "config"]
-
-
-def setting_location(parameter: Any) -> tuple[str, str]:
-    """Return the table and the key of an option of `serve`."""
-    table, _, key = toml_key(parameter.name).rpartition(".")
-    return table, key
 
 
 def _option_keys(text: str) -> str:
     """Return a help text with the keys of the file instead of options."""
 
     def key(flag: re.Match[str]) -> str:
-        return _code(toml_key(flag[0][2:].replace("-", "_")).removeprefix("serve."))
+        setting = SETTINGS[normalize(flag[0].removeprefix("--"))]
+        return _code(setting.key.removeprefix("serve."))
 
     return _FLAG.sub(key, text)
 
 
-def _option_type(parameter: Any) -> str:
-    kind = parameter.type_descriptor.annotation
-    if _is_enum(kind):
-        return join_alternatives([_code(each.value) for each in kind])
-    if parameter.metavar == "SIZE":
-        return "size"
-    if parameter.metavar == "SECONDS":
-        return "time"
-    if parameter.multiple:
-        return "list"
-    return _type_name(kind) + _bounds(parameter.min, parameter.max)
+def _setting_type(setting: Setting) -> str:
+    if setting.kind.choices:
+        return join_alternatives([_code(name) for name in setting.kind.choices])
+    return "list" if setting.is_list else setting.kind.name
+
+
+def _setting_default(setting: Setting) -> str:
+    if setting.kind is FLAG:
+        return "`false`"
+    text = setting.format_default()
+    return _option_keys(text if " " in text else _code(text)) if text else "none"
+
+
+def _setting_rows(settings: Iterable[Setting]) -> list[list[str]]:
+    rows = []
+    for each in settings:
+        meaning = re.sub(r" Repeat the option for more \w+\.", "", each.help)
+        rows.append(
+            [
+                _code(each.toml_key),
+                _setting_type(each),
+                _setting_default(each),
+                each.kind.unit,
+                "applies" if each.is_reloadable else "restart",
+                format_text(_option_keys(meaning)),
+            ]
+        )
+    return rows
 
 
 def _bounds(minimum: Any, maximum: Any) -> str:
     if maximum is not None:
         return f", {minimum or 0:,} to {maximum:,}"
     return f", at least {minimum:,}" if minimum else ""
-
-
-def _option_rows(parameters: Iterable[Any]) -> list[list[str]]:
-    rows = []
-    for each in parameters:
-        default = "`false`" if each.is_flag else _option_keys(_default(each)) or "none"
-        unit = _RATES.get(each.name) or _UNITS.get(each.metavar or "", "")
-        unit += " per second" if each.name == "max_byte_rate" else ""
-        meaning = re.sub(r" Repeat the option for more \w+\.", "", each.help)
-        key = _code(setting_location(each)[1])
-        rows.append([key, _option_type(each), default, unit, format_text(_option_keys(meaning))])
-    return rows
 
 
 def _type_name(kind: Any) -> str:
@@ -425,30 +415,33 @@ and `simplebus gateway`. `simplebus config sample` prints a file with every sett
   [serve](commands.md#simplebus-serve) and an environment variable. `cert` of `[nats.tls]` is
   `--nats-tls-cert` and `SIMPLEBUS_NATS_TLS_CERT`. Options override variables, and variables
   override the file.
-- SIGHUP reads the file again. Limits, settings of classes, subject bindings, users, log settings
-  and `drain-timeout` apply at once. For each changed setting the log states the new value, or that
-  it needs a restart. A file with an error changes nothing.
+- A relative path counts from the directory of the file; a path of an option or a variable counts
+  from the working directory.
+- SIGHUP reads the file again. The column SIGHUP tells whether a changed setting applies at once or
+  needs a restart. Settings of classes and users apply, those of bridges need a restart. For each
+  changed setting the log states the new value, or that it needs a restart. A file with an error
+  changes nothing.
 """
 
 
 def render_configuration() -> str:
     """Return the page of all settings."""
     lines = _CONFIGURATION_INTRODUCTION.format(note=GENERATED_NOTE).split("\n")
-    parameters = serve_parameters()
     for section in _SECTIONS:
-        members = [each for each in parameters if setting_location(each)[0] == section]
         lines += [f"## The table [{section}]", ""]
-        if section != "serve":
-            lines += format_table(_COLUMNS, _option_rows(members))
-            continue
-        for panel, each in _panels(members).items():
-            lines += [f"### serve: {panel}", "", *format_table(_COLUMNS, _option_rows(each))]
+        panels: dict[str, list[Setting]] = {}
+        for each in SETTINGS.values():
+            if each.toml_table == section and each.table is not None:
+                panels.setdefault(each.table.PANEL or "General", []).append(each)
+        for panel, members in panels.items():
+            lines += [f"### serve: {panel}", ""] if section == "serve" else []
+            lines += format_table(_COLUMNS, _setting_rows(members))
     for section, tables in TABLES.items():
         lines += [f"## {section}", ""]
         for heading, introduction, table, meanings, hyphen in tables:
             lines += [f"### {heading}", ""]
             lines += [*format_paragraph(introduction), ""] if introduction else []
-            lines += format_table(_COLUMNS, _struct_rows(table, meanings, hyphen))
+            lines += format_table(_TABLE_COLUMNS, _struct_rows(table, meanings, hyphen))
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -18,6 +18,7 @@ import simplebus.spark
 import simplebus.testing
 from simplebus.bridge import metrics as bridge_metrics
 from simplebus.config import sample
+from simplebus.config.server_schema import SETTINGS
 from simplebus.console import errors as statuses
 from simplebus.core.errors import (
     DEAD_LETTER_REASONS,
@@ -70,13 +71,8 @@ def test_every_command_and_option_has_an_entry() -> None:
             assert not option.startswith("--") or f"`{option}" in text, (path, option)
 
 
-def test_variables_of_serve_follow_the_rule_of_the_page() -> None:
-    for parameter in generator.serve_parameters():
-        assert parameter.envvar == f"SIMPLEBUS_{parameter.name.upper()}"
-
-
 def test_every_setting_of_the_sample_has_a_row() -> None:
-    sample_text = sample.render_sample(generator.serve_parameters())
+    sample_text = sample.render_sample()
     keys = re.findall(r"^#-? ([a-z][a-z-]*) = ", sample_text, re.MULTILINE)
     assert len(keys) > 80
     assert not missing_rows(page("configuration.md"), keys)
@@ -154,8 +150,7 @@ def test_limits_of_long_frames_are_options_of_serve() -> None:
     rows = re.findall(r"^\| `frame_too_long` .*$", page("errors.md"), re.MULTILINE)
     options = {option for row in rows for option in re.findall(r"`(--[a-z-]+)`", row)}
     assert options == {"--max-frame", "--nats-max-payload", "--nats-max-control-line"}
-    known = {option for each in generator.serve_parameters() for option in each.opts}
-    assert options <= known
+    assert options <= {setting.flag for setting in SETTINGS.values()}
 
 
 def test_every_exception_has_a_row() -> None:

@@ -10,7 +10,9 @@ import typer
 from typer.testing import CliRunner
 
 from simplebus.cli import app
-from simplebus.commands.serve.jetstream_options import engine_options, parse_servers
+from simplebus.commands.serve.jetstream_options import engine_options
+from simplebus.config.parse import parse_servers
+from simplebus.config.server_schema import ServerConfig
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.net.nats_connection import NatsAddress
@@ -23,14 +25,14 @@ def chosen(
         "engine": parse_servers("nats://a,b:4333"),
         "engine_prefix": "bus",
         "engine_replicas": 3,
-        "engine_storage": "file",
-        "engine_ack_wait": 30.0,
-        "engine_duplicates": 120.0,
-        "engine_max_bytes": 0,
-        "engine_ca": None,
-        "data_dir": None,
     }
-    return engine_options(settings or Settings(), environment=environment or {}, **values | given)
+    config = ServerConfig.from_values(values | given)
+    return engine_options(config, settings or Settings(), environment or {})
+
+
+def test_defaults_of_the_settings_are_those_of_the_options() -> None:
+    given = chosen(engine_prefix="simplebus", engine_replicas=1)
+    assert given == JetStreamOptions(servers=parse_servers("nats://a,b:4333"))
 
 
 def test_parses_comma_separated_servers() -> None:

@@ -6,16 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
 
-from simplebus import cli
-from simplebus.commands.serve.settings import nats_listener
+from simplebus.commands.serve.command import parse_arguments
+from simplebus.commands.serve.nats_options import nats_options
+from simplebus.config.server_schema import SETTINGS
 from simplebus.nats.limits import NatsLimits
 from tests.nats.running_server import IS_REFERENCE, NatsTestServer, RawClient
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "protocol" / "nats.md").read_text()
-SERVE = typer.main.get_group(cli.app).commands["serve"]
 
 
 def blocks(language: str) -> list[str]:
@@ -24,9 +23,9 @@ def blocks(language: str) -> list[str]:
 
 
 def test_page_lists_the_nats_options() -> None:
-    flags = {flag for parameter in SERVE.params for flag in parameter.opts}
+    flags = {setting.flag for setting in SETTINGS.values()}
     named = set(re.findall(r"`(--[\w-]+)", PAGE)) | set(re.findall(r"serve (--[\w-]+)", PAGE))
-    assert named <= flags
+    assert named <= flags | {"--config"}
     assert {flag for flag in flags if "nats" in flag} <= named
 
 
@@ -54,14 +53,15 @@ def test_page_configuration_is_valid(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.touch(0o600)
     file.write_text(users + bound)
-    with SERVE.make_context("serve", ["--config", str(file)]) as context:
-        auth = nats_listener(context).settings.auth
-        config = context.params["config"]
+    configuration = parse_arguments(["--config", str(file)])
+    configuration.raise_errors()
+    auth = nats_options(configuration, {}).settings.auth
     assert [user.name for user in auth.users] == ["billing", "", "guest"]
     assert auth.anonymous_user() is auth.users[2]
     assert auth.users[2].permissions is not None
     assert auth.users[2].permissions.publish_deny == ("shop.secret",)
-    assert config.classes["orders"].subjects == ["orders.>"]
+    assert configuration.file is not None
+    assert configuration.file.classes["orders"].subjects == ["orders.>"]
 
 
 @pytest.mark.xdist_group("nats clients")

@@ -1,10 +1,9 @@
 """The `serve` command.
 
-- `command`: option declarations, and the call that runs the server.
+- `command`: its options, which come from the schema of settings, and the run of the server.
+- `tls_options`, `nats_options`, `jetstream_options`: settings of a listener or of the cluster.
 - `settings`: complete server settings, and their changes after a reload.
-- `option_values`: conversion of option values for every typer version.
-- `tls_options`, `nats_options`, `http_options`, `jetstream_options`, `log_options`: options by
-topic.
+- `http_options`: the option `--http` of other programs.
 
 May import `config`, `console` and, when the command runs, `server`, `nats` and `jetstream`.
 """

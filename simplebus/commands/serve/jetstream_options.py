@@ -1,28 +1,19 @@
-"""Options of `serve` for a stateless server in front of a JetStream cluster.
-
-Secrets have no options, because every user can list command lines: they are read from environment
-variables, see `SECRETS`. Heavy modules are imported when the command runs.
-"""
+"""Options of a stateless server in front of a JetStream cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
-
-from simplebus.config.parse import option, parse_seconds, parse_size
+from simplebus.config.server_schema import ServerConfig
 
 if TYPE_CHECKING:
     import ssl
 
     from simplebus.core.settings import Settings
     from simplebus.jetstream.settings import JetStreamOptions
-    from simplebus.net.nats_connection import NatsAddress
 
-ENGINE = "Messages in a JetStream cluster"
-"""Heading of these options in the help."""
 SECRETS = {
     "user": "SIMPLEBUS_ENGINE_USER",
     "password": "SIMPLEBUS_ENGINE_PASSWORD",
@@ -30,8 +21,9 @@ SECRETS = {
     "seed": "SIMPLEBUS_ENGINE_SEED",
 }
 """Environment variables with the server's NATS credentials: user and password, token, or nkey seed.
-"""
 
+They have no options, because every user can list command lines.
+"""
 _FLAGS = {
     "the prefix": "--engine-prefix",
     "replicas": "--engine-replicas",
@@ -40,137 +32,32 @@ _FLAGS = {
     "duplicate_seconds": "--engine-duplicates",
     "max_bytes": "--engine-max-bytes",
 }
-
-
-def parse_servers(text: Any) -> Any:
-    """Parse a comma-separated list of NATS servers. Raises typer.BadParameter."""
-    from simplebus.net.nats_connection import NatsAddress
-
-    if not isinstance(text, str):
-        return text
-    try:
-        return tuple(NatsAddress.parse(each.strip()) for each in text.split(",") if each.strip())
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def check_no_secret(servers: tuple[NatsAddress, ...] | None) -> None:
-    """Raise ValueError if servers given on the command line contain credentials."""
-    if any(each.credentials for each in servers or ()):
-        raise ValueError(
-            "--engine: the address contains credentials, which every user of this machine can "
-            f"list: expected nats://HOST:PORT, and {SECRETS['user']} and {SECRETS['password']}, or "
-            f"{SECRETS['token']}, in the environment"
-        )
-
-
-Engine = Annotated[
-    Any,
-    option(
-        "--engine",
-        "NATS servers with JetStream, as nats://HOST:PORT,nats://HOST:PORT. The cluster stores all "
-        "messages, and any number of stateless servers can use it; see protocol/engine.md for the "
-        "differences.",
-        panel=ENGINE,
-        parser=parse_servers,
-        metavar="SERVERS",
-        show_default="store messages in this server",
-    ),
-]
-Prefix = Annotated[
-    str,
-    option(
-        "--engine-prefix",
-        "Prefix of the stream names. Servers with the same prefix form one bus.",
-        panel=ENGINE,
-        metavar="NAME",
-    ),
-]
-Replicas = Annotated[
-    int,
-    option(
-        "--engine-replicas",
-        "Number of cluster servers that store each message, from 1 to 5.",
-        panel=ENGINE,
-        min=1,
-        max=5,
-        metavar="COUNT",
-    ),
-]
-Storage = Annotated[
-    str,
-    option(
-        "--engine-storage",
-        "Storage of the streams: file or memory.",
-        panel=ENGINE,
-        metavar="KIND",
-    ),
-]
-AckWait = Annotated[
-    float,
-    option(
-        "--engine-ack-wait",
-        "Time until the messages in flight of a server that has failed are redelivered by other "
-        "servers.",
-        panel=ENGINE,
-        parser=parse_seconds,
-        metavar="SECONDS",
-        show_default="30",
-    ),
-]
-Duplicates = Annotated[
-    float,
-    option(
-        "--engine-duplicates",
-        "Time during which the cluster detects a message that is published twice.",
-        panel=ENGINE,
-        parser=parse_seconds,
-        metavar="SECONDS",
-        show_default="120",
-    ),
-]
-MaxBytes = Annotated[
-    int,
-    option(
-        "--engine-max-bytes",
-        "Maximum size of the messages of one class in the cluster. At this limit publishers wait.",
-        panel=ENGINE,
-        parser=parse_size,
-        metavar="SIZE",
-        show_default="no limit",
-    ),
-]
-Ca = Annotated[
-    Path | None,
-    option(
-        "--engine-ca",
-        "PEM file of the certificate authorities that may sign the cluster's certificates.",
-        panel=ENGINE,
-        parser=Path,
-        metavar="FILE",
-        show_default="the system's authorities",
-    ),
-]
+"""The option by the first words of an error of `JetStreamOptions`."""
 
 
 def engine_options(
-    settings: Settings, *, environment: Mapping[str, str], **values: Any
+    config: ServerConfig, settings: Settings, environment: Mapping[str, str]
 ) -> JetStreamOptions | None:
     """Return the JetStream options; None if this server stores the messages itself.
 
     Raises:
-        ValueError: If the options contradict each other, or a file cannot be used.
+        ValueError: If settings contradict each other, or a file cannot be used.
     """
-    if not values["engine"]:
+    engine = config.engine
+    if not engine.engine:
         return None
     from simplebus.jetstream.names import JetStreamNames
     from simplebus.jetstream.settings import JetStreamOptions, unsupported_settings
     from simplebus.nats.client.credentials import Credentials
 
+    own_storage = {
+        "--data-dir": config.durability.data_dir,
+        "--last-values": config.memory.last_values,
+    }
     errors = [
-        f"--{name} cannot be combined with --engine, which stores messages in the cluster"
-        for name in ("data-dir", "last-values")
-        if values.get(name.replace("-", "_"))
+        f"{flag} cannot be combined with --engine, which stores messages in the cluster"
+        for flag, value in own_storage.items()
+        if value
     ]
     for key, what, why in unsupported_settings(settings):
         errors.append(f"{f'--{what}' if key is None else f'classes.{key}.{what}'}: {why}")
@@ -178,15 +65,15 @@ def engine_options(
     result = None
     try:
         result = JetStreamOptions(
-            servers=values["engine"],
-            names=JetStreamNames(values["engine_prefix"]),
-            replicas=values["engine_replicas"],
-            storage=values["engine_storage"],
-            ack_wait_seconds=values["engine_ack_wait"],
-            duplicate_seconds=values["engine_duplicates"],
-            max_bytes=values["engine_max_bytes"],
+            servers=engine.engine,
+            names=JetStreamNames(engine.engine_prefix),
+            replicas=engine.engine_replicas,
+            storage=engine.engine_storage,
+            ack_wait_seconds=engine.engine_ack_wait,
+            duplicate_seconds=engine.engine_duplicates,
+            max_bytes=engine.engine_max_bytes,
             credentials=Credentials(**credentials) if any(credentials.values()) else None,
-            tls=_create_ssl_context(values["engine_ca"]),
+            tls=_create_ssl_context(engine.engine_ca),
         )
     except ValueError as error:
         text = str(error)
@@ -197,6 +84,16 @@ def engine_options(
     if errors:
         raise ValueError("\n".join(errors))
     return result
+
+
+def check_no_secret(config: ServerConfig) -> None:
+    """Raise ValueError if servers given on the command line contain credentials."""
+    if any(each.credentials for each in config.engine.engine or ()):
+        raise ValueError(
+            "--engine: the address contains credentials, which every user of this machine can "
+            f"list: expected nats://HOST:PORT, and {SECRETS['user']} and {SECRETS['password']}, or "
+            f"{SECRETS['token']}, in the environment"
+        )
 
 
 def _create_ssl_context(ca: Path | None) -> ssl.SSLContext | None:

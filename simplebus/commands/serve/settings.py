@@ -6,50 +6,41 @@ their values. A file with an error changes nothing.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from simplebus.commands.serve import http_options, jetstream_options, nats_options, tls_options
-from simplebus.commands.serve.option_values import convert_params
+from simplebus.commands.serve import jetstream_options
+from simplebus.commands.serve.nats_options import SECRETS, nats_options
+from simplebus.commands.serve.tls_options import (
+    certificate_user_warnings,
+    tls_options,
+    tls_warnings,
+)
 from simplebus.config.changed_values import describe_changes, quote_key
+from simplebus.config.configuration import Configuration, name_options_by_source, read_configuration
 from simplebus.config.errors import ConfigError
-from simplebus.config.file import ConfigCheck, ConfigFile
-from simplebus.config.option_names import name_options_by_source, toml_key
+from simplebus.config.file import ConfigFile
 from simplebus.config.parse import HOSTS, format_size
+from simplebus.config.server_schema import SETTINGS, ServerConfig
 from simplebus.config.server_settings import server_settings
+from simplebus.config.setting import SIZE
+from simplebus.config.users import ConfiguredUsers, merge_users, read_users_file
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import BridgeSettings
-    from simplebus.config.users import ConfiguredUsers
     from simplebus.core.settings import Settings
-    from simplebus.core.users.users import Users
     from simplebus.server.run import ServeOptions
 
-RELOADABLE_OPTIONS = {
-    *("full", "keep_memory", "keep_messages", "keep_seconds", "last_values", "bind"),
-    *("max_memory", "max_class_memory", "max_class_messages", "max_dead_letters", "max_pending"),
-    *("max_total_pending", "max_connections", "max_classes", "max_subscriptions", "max_durables"),
-    *("max_deliveries", "hello_timeout", "frame_timeout", "stall_timeout", "heartbeat"),
-    *("users", "max_connections_per_address", "max_connection_rate"),
-    *("max_message_rate", "max_byte_rate"),
-    *("drain_timeout", "log_level", "log_format"),
-    *("nats_max_payload", "nats_max_control_line", "nats_max_subs", "nats_max_pending"),
-    *("nats_max_connections", "nats_ping_interval", "nats_max_pings_out", "nats_auth_timeout"),
-    *("nats_write_timeout", "nats_lame_duck_grace", "nats_lame_duck_time"),
-}
-"""Parameter names of the options that a reload changes.
-
-An open connection keeps the limits that it was given in the handshake.
-"""
-_RELOADABLE_KEYS = {toml_key(name) for name in RELOADABLE_OPTIONS}
-_RELOADABLE_TABLES = ("classes.", "nats.users", "users")
-
-SECRET_VARIABLES = (*nats_options.SECRETS, *jetstream_options.SECRETS.values())
+SECRET_VARIABLES = (*SECRETS, *jetstream_options.SECRETS.values())
 """Environment variables that `serve` reads and that no option sets."""
+
+_HTTP_PORT = 8222
+_RELOADABLE_KEYS = {setting.key for setting in SETTINGS.values() if setting.is_reloadable}
+_RELOADABLE_TABLES = ("classes.", "nats.users", "users")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,110 +70,119 @@ class SettingChange:
         return self.description if self.is_reloaded else f"{self.description}: needs a restart"
 
 
-def build_plan(context: typer.Context) -> ServerPlan:
-    """Build the server settings from a context of `serve`.
+def build_plan(configuration: Configuration) -> ServerPlan:
+    """Build the server settings.
 
     Raises:
-        ValueError: If options contradict each other.
-        ConfigError: If the contradiction is in the configuration file.
+        ValueError: If a variable is invalid, or settings contradict each other.
+        ConfigError: If the mistake is in the configuration file.
     """
+    configuration.raise_errors()
     try:
-        return _build_plan(context)
+        return _build_plan(configuration)
     except ValueError as error:
-        raise name_options_by_source(error, context) from None
+        raise name_options_by_source(error, configuration) from None
 
 
-def _build_plan(context: typer.Context) -> ServerPlan:
-    from simplebus.core.protocol.durability import Durability
+def _build_plan(configuration: Configuration) -> ServerPlan:
     from simplebus.core.users.rate_limit import RateLimit
     from simplebus.server.run import ServeOptions
 
-    convert_params(context)
-    values = context.params
-    config: ConfigFile | None = values["config"]
-    source = context.get_parameter_source("engine")
-    if source is not None and source.name == "COMMANDLINE":
-        jetstream_options.check_no_secret(values["engine"])
-    settings = server_settings(**values)
-    configured = tls_options.configured_users(values["users"], config)
+    config, file = configuration.config, configuration.file
+    if "engine" in configuration.names_on_command_line:
+        jetstream_options.check_no_secret(config)
+    settings = server_settings(config, file.class_settings if file else None)
+    configured = configured_users(config.users.users, file)
     users = configured.to_users(os.urandom(32))
-    listener = nats_listener(context, configured, users)
-    http = http_listener(context)
+    nats = nats_options(configuration, os.environ, users=users, permissions=configured.nats)
+    general, limits = config.general, config.users
     options = ServeOptions(
-        hosts=tuple(dict.fromkeys(values["host"] or HOSTS)),
-        port=values["port"],
-        nats_port=listener.port,
-        nats=listener.settings,
-        nats_tls=listener.tls,
-        http_port=http.port,
-        http_hosts=http.hosts,
-        http_names=http.names,
-        tls=tls_options.tls_options(**values),
+        hosts=tuple(dict.fromkeys(general.host or HOSTS)),
+        port=general.port,
+        nats_port=nats.port,
+        nats=nats.settings,
+        nats_tls=nats.tls,
+        http_port=http_port(configuration),
+        http_hosts=tuple(dict.fromkeys(config.http.http_host or HOSTS)),
+        http_names=config.http.http_name,
+        tls=tls_options(config.tls),
         users=users,
-        per_address=values["max_connections_per_address"],
-        connection_rate=values["max_connection_rate"],
-        publish_rate=RateLimit(values["max_message_rate"], values["max_byte_rate"]),
-        classes=(*listener.classes, *(values["last_values"] or ())),
-        data_dir=values["data_dir"],
-        cluster=jetstream_options.engine_options(settings, environment=os.environ, **values),
-        durability=Durability[values["durability"].name],
-        drain_seconds=values["drain_timeout"],
-        verbose=values["verbose"],
+        per_address=limits.max_connections_per_address,
+        connection_rate=limits.max_connection_rate,
+        publish_rate=RateLimit(limits.max_message_rate, limits.max_byte_rate),
+        classes=(*nats.classes, *config.memory.last_values),
+        data_dir=config.durability.data_dir,
+        cluster=jetstream_options.engine_options(config, settings, os.environ),
+        durability=config.durability.durability,
+        drain_seconds=config.timeouts.drain_timeout,
+        verbose=general.verbose,
     )
+    certificates = options.tls, options.nats_tls
     return ServerPlan(
         settings,
         options,
-        values["log_level"],
-        values["log_format"],
-        config.bridges if config else (),
+        general.log_level,
+        general.log_format,
+        file.bridges if file else (),
         (
-            *((*config.warnings, *config.ineffective_settings(settings)) if config else ()),
-            *tls_options.tls_warnings((options.tls, options.nats_tls)),
-            *tls_options.certificate_user_warnings(configured, (options.tls, options.nats_tls)),
+            *configuration.warnings,
+            *(file.ineffective_settings(settings) if file else ()),
+            *tls_warnings(certificates),
+            *certificate_user_warnings(configured, certificates),
         ),
-        _setting_values(context, config) | {"users": configured},
+        _setting_values(config, file) | {"users": configured},
     )
 
 
-def _setting_values(context: typer.Context, config: ConfigFile | None) -> dict[str, Any]:
+def configured_users(path: Path | None, file: ConfigFile | None) -> ConfiguredUsers:
+    """Return the users of the users file and the configuration file. Raises ValueError."""
+    groups = [] if file is None else [file.users]
+    if path is not None:
+        try:
+            users_of_file, warning = read_users_file(path)
+        except ConfigError as error:
+            raise ConfigError(*(f"--users: {each}" for each in error.messages)) from None
+        if warning:
+            logging.getLogger("simplebus").warning(warning)
+        groups.append(users_of_file)
+    return merge_users(groups) if groups else ConfiguredUsers()
+
+
+def http_port(configuration: Configuration) -> int | None:
+    """Return the port of the HTTP listener; None if it is closed.
+
+    Raises:
+        ValueError: If options contradict each other.
+    """
+    config = configuration.config
+    if config.http.no_http:
+        for name in configuration.names_on_command_line:
+            if name.startswith("http_"):
+                raise ValueError(f"--no-http and {SETTINGS[name].flag} contradict each other")
+        return None
+    port = config.http.http_port
+    return (_HTTP_PORT if config.general.port else 0) if port is None else port
+
+
+def _setting_values(config: ServerConfig, file: ConfigFile | None) -> dict[str, Any]:
     """Return the values of all settings, by their key in the configuration file."""
     values: dict[str, Any] = {}
-    for parameter in context.command.params:
-        name = str(parameter.name)
-        if name not in ("config", "help"):
-            value = context.params[name]
-            is_size = parameter.metavar == "SIZE" and isinstance(value, int)
-            values[toml_key(name)] = format_size(value) if is_size else value
-    if config is not None:
-        values |= {quote_key("classes", name): each for name, each in config.class_tables.items()}
-        values |= {"nats.users": config.auth, "bridges": config.bridges}
+    for setting, value in config.items():
+        is_size = setting.kind.parse is SIZE.parse and value is not None
+        values[setting.key] = format_size(value) if is_size else None if value == () else value
+    if file is not None:
+        values |= {quote_key("classes", name): each for name, each in file.class_tables.items()}
+        values |= {"nats.users": file.auth, "bridges": file.bridges}
     return values
 
 
-def reload_plan(context: typer.Context) -> ServerPlan:
+def reload_plan(configuration: Configuration) -> ServerPlan:
     """Build the server settings with the file read again. Raises ConfigError."""
-    config: ConfigFile | None = context.params["config"]
-    if config is None:
-        return build_plan(context)
-    check = ConfigCheck()
+    path = configuration.file.path if configuration.file else None
     try:
-        new_context = context.command.make_context(
-            context.info_name or "serve", ["--config", str(config.path)], obj=check
-        )
-    except typer.BadParameter as error:
-        raise ConfigError(error.message) from None
-    with new_context:
-        if check.messages:
-            raise ConfigError(*check.messages)
-        for name in context.params:
-            source = context.get_parameter_source(name)
-            if source is not None and source.name == "COMMANDLINE" and name != "config":
-                new_context.params[name] = context.params[name]
-                new_context.set_parameter_source(name, source)
-        try:
-            return build_plan(cast(typer.Context, new_context))
-        except ValueError as error:
-            raise ConfigError(*str(error).splitlines()) from None
+        return build_plan(read_configuration(configuration.flags, os.environ, path))
+    except ValueError as error:
+        raise ConfigError(*str(error).splitlines()) from None
 
 
 def find_changes(old: ServerPlan, new: ServerPlan) -> list[SettingChange]:
@@ -276,46 +276,3 @@ def apply_reload(old: ServerPlan, new: ServerPlan) -> ServerPlan:
     values = {k: v for k, v in new.values.items() if k not in kept_keys}
     values |= {k: v for k, v in old.values.items() if k in kept_keys}
     return replace(new, values=values)
-
-
-def nats_listener(
-    context: typer.Context, found: ConfiguredUsers | None = None, known: Users | None = None
-) -> nats_options.NatsOptions:
-    """Return the options of the NATS listener for the users of all listeners.
-
-    Raises:
-        ValueError: If the options contradict each other.
-    """
-    config: ConfigFile | None = context.params["config"]
-    listener = nats_options.nats_options(
-        _names_on_command_line(context),
-        auth=config.auth if config else None,
-        classes=config.classes if config else None,
-        environment=os.environ,
-        shared=tls_options.tls_options(**context.params),
-        users=known,
-        users_nats=found.nats if found else {},
-        **{name: value for name, value in context.params.items() if name != "users"},
-    )
-    if config and config.auth.default_permissions and not listener.settings.auth.users:
-        raise ConfigError(config.add_location("nats.default_permissions: there are no users"))
-    return listener
-
-
-def http_listener(context: typer.Context) -> http_options.HttpOptions:
-    """Return the options of the HTTP listener.
-
-    Raises:
-        ValueError: If the options contradict each other.
-    """
-    return http_options.http_options(_names_on_command_line(context), **context.params)
-
-
-def _names_on_command_line(context: typer.Context) -> set[str]:
-    """Return the names of the options given on the command line."""
-    return {name for name in context.params if _is_on_command_line(context, name)}
-
-
-def _is_on_command_line(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"

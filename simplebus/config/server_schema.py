@@ -1,0 +1,646 @@
+"""The settings of the server.
+
+Options, environment variables, the keys of the file, the sample file, the reference page and the
+effect of a reload are derived from these tables. A new setting is one field here, and its use.
+Defaults of limits are those of the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from simplebus.config.parse import (
+    HOSTS,
+    LogFormat,
+    LogLevel,
+    format_size,
+    parse_binding,
+    parse_host,
+    parse_last_values,
+    parse_servers,
+)
+from simplebus.config.setting import (
+    COUNT,
+    FILE,
+    FLAG,
+    PORT,
+    RATE,
+    SECONDS,
+    SIZE,
+    TEXT,
+    Kind,
+    Setting,
+    SettingsTable,
+    choice,
+    setting,
+)
+from simplebus.core.limits import Limits
+from simplebus.core.protocol.durability import Durability
+from simplebus.core.settings import FullPolicy, Retention, Settings
+from simplebus.nats.limits import NatsLimits
+
+if TYPE_CHECKING:
+    from simplebus.core.protocol.requests import NamedClass
+    from simplebus.net.nats_connection import NatsAddress
+
+_LOOPBACK = " and ".join(HOSTS)
+LIMITS = Limits()
+NATS_LIMITS = NatsLimits()
+
+_HOST = Kind("text", "ADDRESS", parse_host)
+_CLASS = Kind("text", "CLASS", parse_last_values, (int, str))
+_BINDING = Kind("text", "SUBJECT=CLASS", parse_binding)
+_SERVERS = Kind("text", "SERVERS", parse_servers)
+_DIRECTORY = replace(FILE, metavar="DIRECTORY")
+
+
+@dataclass(frozen=True)
+class GeneralSettings(SettingsTable):
+    """Binary listener, connections and logging."""
+
+    IS_RELOADABLE = True
+
+    host: tuple[str, ...] = setting(
+        _HOST,
+        "Address or host name to listen on. Repeat the option for more addresses. By default only "
+        "programs on this machine can connect. 0.0.0.0 opens the server to the network, without a "
+        "password unless users are configured.",
+        default_text=_LOOPBACK,
+        is_list=True,
+        needs_restart=True,
+    )
+    port: int = setting(
+        PORT,
+        "TCP port of the binary protocol. 0 picks a free port, which the ready line shows.",
+        default=8888,
+        needs_restart=True,
+    )
+    max_connections: int = setting(
+        COUNT,
+        "Maximum number of open connections. Further connections are closed at once.",
+        sets=(Limits, "connections"),
+    )
+    max_subscriptions: int = setting(
+        COUNT,
+        "Maximum number of subscriptions of one version 2 connection. Further subscriptions are "
+        "refused.",
+        sets=(Limits, "subscriptions"),
+    )
+    max_durables: int = setting(
+        COUNT,
+        "Maximum number of durables and groups of one class. Further ones are refused.",
+        sets=(Limits, "durables"),
+    )
+    max_classes: int = setting(
+        COUNT,
+        "Maximum number of classes in use. A client that needs a further class is disconnected.",
+        sets=(Limits, "classes"),
+    )
+    verbose: bool = setting(
+        FLAG, "Print message rates to standard error once a second.", needs_restart=True
+    )
+    log_level: LogLevel = setting(
+        choice(LogLevel, "LEVEL"),
+        "Lowest level of events to log on standard error: debug, info, warning or error.",
+        default=LogLevel.INFO,
+    )
+    log_format: LogFormat = setting(
+        choice(LogFormat, "FORMAT"),
+        "Format of a log event: a line of text (text) or a JSON object on one line (json). Lines "
+        "for the systemd journal begin with their priority and have no time.",
+        default=LogFormat.TEXT,
+    )
+
+
+@dataclass(frozen=True)
+class AcknowledgementSettings(SettingsTable):
+    """Redelivery of unacknowledged messages."""
+
+    PANEL = "Acknowledgement"
+    IS_RELOADABLE = True
+
+    ack_timeout: int = setting(
+        replace(COUNT, metavar="TICKS", unit="ticks"),
+        "Ticks after which an unacknowledged message is redelivered; each further delay is twice "
+        "as long. Some clients acknowledge 1.5 seconds late, so set more than 2 seconds.",
+        sets=(Settings, "ack_timeout"),
+        needs_restart=True,
+    )
+    tick: float = setting(
+        SECONDS,
+        "Length of a tick of the ack timer.",
+        sets=(Settings, "tick_seconds"),
+        needs_restart=True,
+    )
+    max_deliveries: int = setting(
+        COUNT,
+        "Number of deliveries after which an unacknowledged message becomes a dead letter. 0 sets "
+        "no limit.",
+        sets=(Settings, "deliveries_max"),
+    )
+
+
+@dataclass(frozen=True)
+class MemorySettings(SettingsTable):
+    """Memory of classes and connections, and retention."""
+
+    PANEL = "Memory"
+    IS_RELOADABLE = True
+
+    full: FullPolicy = setting(
+        choice(FullPolicy, "POLICY"),
+        "Policy for a new message when its class is full. block: the publisher waits and no "
+        "message is lost. drop_oldest: the oldest message is dropped. drop_newest: the new message "
+        "is dropped. Dropped messages are counted. spill: the oldest messages are moved from "
+        "memory to --data-dir and read back when a subscription needs them.",
+        sets=(Settings, "full_policy"),
+    )
+    max_memory: int = setting(
+        SIZE,
+        "Maximum memory for the messages of all classes together. At this limit no class grows, "
+        "and --full applies.",
+        sets=(Limits, "total_bytes"),
+    )
+    max_class_memory: int | None = setting(
+        SIZE,
+        "Maximum memory for the messages of one class. At this limit --full applies.",
+        sets=(Limits, "class_bytes"),
+        default=None,
+        default_text=f"{format_size(LIMITS.class_bytes)}, at most --max-memory",
+        why_bounded="a class may not take more than --max-memory, which all classes share",
+    )
+    max_dead_letters: int = setting(
+        SIZE,
+        "Maximum memory for the dead letters of one class. At this limit the oldest are dropped. "
+        "All dead letters together take at most a quarter of --max-memory.",
+        sets=(Limits, "dead_letter_bytes"),
+    )
+    max_class_messages: int = setting(
+        COUNT,
+        "Maximum number of messages in one class. At this limit --full applies.",
+        sets=(Limits, "class_messages"),
+    )
+    max_frame: int | None = setting(
+        SIZE,
+        "Maximum size of a message, including its 13 bytes of framing. The server disconnects a "
+        "client that sends a longer message.",
+        sets=(Limits, "frame_bytes"),
+        default=None,
+        default_text=f"{format_size(LIMITS.frame_bytes)}, at most half of --max-class-memory",
+        why_bounded="a frame may take at most half of --max-class-memory",
+        needs_restart=True,
+    )
+    max_pending: int | None = setting(
+        SIZE,
+        "Maximum memory for one connection outside the classes: messages that wait for space, and "
+        "replies that its peer has not read. Above it, the connection is closed.",
+        sets=(Limits, "pending_bytes"),
+        default=None,
+        default_text=f"{format_size(LIMITS.pending_bytes)}, at least --max-frame and 512KiB",
+        why_bounded="a whole frame of --max-frame and one read must fit into it",
+    )
+    max_total_pending: int | None = setting(
+        SIZE,
+        "The same limit for all connections together. Above it, the connections that use the most "
+        "memory are closed.",
+        sets=(Limits, "total_pending_bytes"),
+        default=None,
+        default_text=f"{format_size(LIMITS.total_pending_bytes)}, at least --max-pending",
+        why_bounded="one connection may take --max-pending of it",
+    )
+    max_credit: int = setting(
+        SIZE,
+        "Maximum size of the messages that a version 2 publisher may send before they are "
+        "confirmed.",
+        sets=(Limits, "credit_bytes"),
+        needs_restart=True,
+    )
+    keep_messages: int = setting(
+        COUNT,
+        "Number of acknowledged messages to keep per class, for subscriptions that start earlier. "
+        "The oldest are released first. 0 keeps none.",
+        sets=(Retention, "messages"),
+    )
+    keep_memory: int = setting(
+        SIZE,
+        "Size of the acknowledged messages to keep per class. With --keep-messages or "
+        "--keep-seconds, the limit that is reached first applies. 0 sets no limit.",
+        sets=(Retention, "bytes"),
+    )
+    keep_seconds: float = setting(
+        SECONDS,
+        "Time to keep the acknowledged messages of a class. 0 sets no limit.",
+        sets=(Retention, "seconds"),
+    )
+    last_values: tuple[NamedClass, ...] = setting(
+        _CLASS,
+        "Class that keeps the last message of each channel after it is acknowledged, for "
+        "subscriptions that start with the last values. Repeat the option for more classes.",
+        example='["state"]',
+        is_list=True,
+    )
+
+
+@dataclass(frozen=True)
+class TimeoutSettings(SettingsTable):
+    """Timeouts of connections and of the shutdown."""
+
+    PANEL = "Timeouts"
+    IS_RELOADABLE = True
+
+    hello_timeout: float = setting(
+        SECONDS,
+        "Time until a new connection that has sent nothing is closed.",
+        sets=(Limits, "hello_seconds"),
+    )
+    frame_timeout: float = setting(
+        SECONDS,
+        "Maximum time between the first and the last byte of a message. The server disconnects a "
+        "sender that takes longer.",
+        sets=(Limits, "frame_seconds"),
+    )
+    stall_timeout: float = setting(
+        SECONDS,
+        "Time until a subscriber that reads nothing is disconnected, if a full class waits for it.",
+        sets=(Limits, "stall_seconds"),
+    )
+    drain_timeout: float = setting(
+        SECONDS,
+        "Maximum time that the server waits after SIGTERM or Ctrl-C for subscribers to receive and "
+        "acknowledge stored messages. Without --data-dir, the remaining messages are lost and "
+        "logged. A second signal stops the server at once.",
+        default=10.0,
+    )
+    heartbeat: float = setting(
+        SECONDS,
+        "Time of silence after which each side of a version 2 connection sends a heartbeat. After "
+        "three times as long the connection is closed. 0 turns heartbeats off.",
+        sets=(Settings, "heartbeat_seconds"),
+    )
+
+
+@dataclass(frozen=True)
+class DurabilitySettings(SettingsTable):
+    """Journal."""
+
+    PANEL = "Durability"
+
+    data_dir: Path | None = setting(
+        _DIRECTORY,
+        "Directory of the journal, which keeps messages, durables and dead letters across "
+        "restarts. It is created if missing. Only one server can use it at a time.",
+        default_text="no journal",
+        example='"/var/lib/simplebus"',
+    )
+    durability: Durability = setting(
+        choice(Durability, "LEVEL"),
+        "With --data-dir, how safely a message is stored before it is confirmed. disk: synced to "
+        "disk, so that it survives a power failure. os: written to the operating system, so that "
+        "it survives a server crash. memory: in the memory of the server, which writes it soon.",
+        default=Durability.DISK,
+    )
+
+
+@dataclass(frozen=True)
+class EngineSettings(SettingsTable):
+    """JetStream cluster that stores the messages of a stateless server."""
+
+    PANEL = "Messages in a JetStream cluster"
+
+    engine: tuple[NatsAddress, ...] | None = setting(
+        _SERVERS,
+        "NATS servers with JetStream, as nats://HOST:PORT,nats://HOST:PORT. The cluster stores all "
+        "messages, and any number of stateless servers can use it; see protocol/engine.md for the "
+        "differences.",
+        default_text="store messages in this server",
+        example='"nats://10.0.0.1,nats://10.0.0.2,nats://10.0.0.3"',
+    )
+    engine_prefix: str = setting(
+        TEXT,
+        "Prefix of the stream names. Servers with the same prefix form one bus.",
+        default="simplebus",
+    )
+    engine_replicas: int = setting(
+        COUNT, "Number of cluster servers that store each message, from 1 to 5.", default=1
+    )
+    engine_storage: str = setting(
+        replace(TEXT, metavar="KIND"), "Storage of the streams: file or memory.", default="file"
+    )
+    engine_ack_wait: float = setting(
+        SECONDS,
+        "Time until the messages in flight of a server that has failed are redelivered by other "
+        "servers.",
+        default=30.0,
+    )
+    engine_duplicates: float = setting(
+        SECONDS,
+        "Time during which the cluster detects a message that is published twice.",
+        default=120.0,
+    )
+    engine_max_bytes: int = setting(
+        SIZE,
+        "Maximum size of the messages of one class in the cluster. At this limit publishers wait.",
+        default=0,
+        default_text="no limit",
+    )
+    engine_ca: Path | None = setting(
+        FILE,
+        "PEM file of the certificate authorities that may sign the cluster's certificates.",
+        default_text="the system's authorities",
+        example='"/etc/simplebus/cluster.pem"',
+    )
+
+
+@dataclass(frozen=True)
+class BindSettings(SettingsTable):
+    """Classes of NATS subjects."""
+
+    PANEL = "NATS"
+    IS_RELOADABLE = True
+
+    bind: tuple[NamedClass, ...] = setting(
+        _BINDING,
+        "Store messages that NATS clients publish on a subject in a class, until the class's "
+        "subscribers have acknowledged them: [bold]orders.>=7[/bold], or "
+        "[bold]orders.>=orders[/bold] by name. Repeat the option for more bindings.",
+        example='["orders.>=orders"]',
+        is_list=True,
+    )
+    no_nats: bool = setting(FLAG, "Do not open the port for NATS clients.", needs_restart=True)
+
+
+@dataclass(frozen=True)
+class NatsSettingsTable(SettingsTable):
+    """NATS listener."""
+
+    TOML_TABLE = "nats"
+    OPTION_PREFIX = "nats_"
+    PANEL = "NATS"
+    IS_RELOADABLE = True
+
+    port: int | None = setting(
+        PORT,
+        "TCP port for NATS clients. 0 picks a free port, which the ready line shows.",
+        default_text="4222, or 0 with --port 0",
+        needs_restart=True,
+    )
+    max_payload: int = setting(
+        SIZE,
+        "Maximum size of a message from a NATS client, including headers. The server disconnects a "
+        "client that sends a longer one.",
+        sets=(NatsLimits, "max_payload"),
+    )
+    max_control_line: int = setting(
+        SIZE,
+        "Maximum size of a protocol line from a NATS client, without payload. The server "
+        "disconnects a client that sends a longer one.",
+        sets=(NatsLimits, "max_control_line"),
+    )
+    max_subs: int = setting(
+        COUNT,
+        "Maximum number of subscriptions of one NATS client. Further subscriptions are refused. 0 "
+        "sets no limit.",
+        sets=(NatsLimits, "max_subs"),
+    )
+    max_pending: int | None = setting(
+        SIZE,
+        "Maximum size of the unsent data of one NATS client. Above it, the client is a slow "
+        "consumer and is disconnected.",
+        sets=(NatsLimits, "max_pending"),
+        default=None,
+        default_text=f"{format_size(NATS_LIMITS.max_pending)}, at least --nats-max-payload",
+        why_bounded="a message of --nats-max-payload must fit into it",
+    )
+    max_connections: int = setting(
+        COUNT,
+        "Maximum number of connected NATS clients. Further clients receive an error and are "
+        "disconnected.",
+        sets=(NatsLimits, "connections"),
+    )
+    ping_interval: float = setting(
+        SECONDS,
+        "Time of silence after which the server sends PING to a NATS client.",
+        sets=(NatsLimits, "ping_seconds"),
+    )
+    max_pings_out: int = setting(
+        COUNT,
+        "Maximum number of PINGs without an answer. The server then disconnects the NATS client.",
+        sets=(NatsLimits, "pings_max"),
+    )
+    auth_timeout: float = setting(
+        SECONDS,
+        "Maximum time for a NATS client to authenticate, if users are configured.",
+        sets=(NatsLimits, "auth_seconds"),
+    )
+    write_timeout: float = setting(
+        SECONDS,
+        "Time until a NATS client that reads nothing is disconnected, if data waits for it.",
+        sets=(NatsLimits, "write_seconds"),
+    )
+    lame_duck_grace: float = setting(
+        SECONDS,
+        "Time for NATS clients to disconnect by themselves after SIGUSR2 (lame duck mode).",
+        sets=(NatsLimits, "lame_duck_grace_seconds"),
+    )
+    lame_duck_time: float = setting(
+        SECONDS,
+        "Period over which the server then disconnects the remaining NATS clients, one by one.",
+        sets=(NatsLimits, "lame_duck_seconds"),
+    )
+
+
+@dataclass(frozen=True)
+class NatsTlsSettings(SettingsTable):
+    """TLS of the NATS listener, if it differs from that of all listeners."""
+
+    TOML_TABLE = "nats.tls"
+    OPTION_PREFIX = "nats_tls_"
+    PANEL = "NATS over TLS"
+
+    cert: Path | None = setting(
+        FILE,
+        "PEM file with the certificate of the NATS listener and the intermediate certificates. "
+        "With it, NATS clients must use TLS.",
+        example='"/etc/simplebus/server.pem"',
+    )
+    key: Path | None = setting(
+        FILE,
+        "PEM file with the unencrypted private key of --nats-tls-cert.",
+        example='"/etc/simplebus/server.key"',
+    )
+    ca: Path | None = setting(
+        FILE,
+        "PEM file of the certificate authorities that may sign client certificates. By default, "
+        "the system's authorities.",
+        example='"/etc/simplebus/clients.pem"',
+    )
+    verify: bool = setting(FLAG, "Require a trusted certificate from every NATS client.")
+    verify_and_map: bool = setting(
+        FLAG,
+        "Require a certificate and take the user from it: an email address, a DNS name or the "
+        "certificate's subject.",
+    )
+    handshake_first: bool = setting(
+        FLAG, "Start TLS with the first byte, instead of after the server's INFO line."
+    )
+    optional: bool = setting(FLAG, "Accept NATS clients with TLS and without it.")
+    timeout: float = setting(
+        SECONDS,
+        "Maximum time for the TLS handshake of a NATS client.",
+        sets=(NatsLimits, "tls_seconds"),
+    )
+
+
+@dataclass(frozen=True)
+class HttpSettings(SettingsTable):
+    """HTTP listener."""
+
+    PANEL = "HTTP: health, metrics, the live page"
+
+    http_port: int | None = setting(
+        PORT,
+        "TCP port for health, metrics and the live page. 0 picks a free port, which the ready line "
+        "shows.",
+        default_text="8222, or 0 with --port 0",
+    )
+    http_host: tuple[str, ...] = setting(
+        _HOST,
+        "Address or host name to listen on for HTTP, independent of --host. Repeat the option for "
+        "more addresses.",
+        default_text=_LOOPBACK,
+        is_list=True,
+    )
+    http_name: tuple[str, ...] = setting(
+        TEXT,
+        "Further host name that HTTP requests over loopback may use, such as the name of a proxy "
+        "on this machine. Repeat the option for more names. Without configured users, loopback "
+        "requests must name an IP address, localhost, this machine's name or one of these, so that "
+        "web pages cannot read the port.",
+        example='["proxy.example"]',
+        is_list=True,
+    )
+    no_http: bool = setting(FLAG, "Do not open the HTTP port.")
+
+
+@dataclass(frozen=True)
+class TlsSettings(SettingsTable):
+    """TLS of all listeners."""
+
+    TOML_TABLE = "tls"
+    OPTION_PREFIX = "tls_"
+    PANEL = "TLS"
+
+    cert: Path | None = setting(
+        FILE,
+        "PEM file with the server's certificate and the intermediate certificates. With it, "
+        "clients must use TLS on every listener that has no certificate of its own. SIGHUP reloads "
+        "it.",
+        example='"/etc/simplebus/server.pem"',
+    )
+    key: Path | None = setting(
+        FILE,
+        "PEM file with the unencrypted private key of --tls-cert.",
+        example='"/etc/simplebus/server.key"',
+    )
+    ca: Path | None = setting(
+        FILE,
+        "PEM file of the certificate authorities that may sign client certificates. By default, "
+        "the system's authorities.",
+        example='"/etc/simplebus/clients.pem"',
+    )
+    verify: bool = setting(FLAG, "Require a trusted certificate from every client.")
+    timeout: float = setting(
+        SECONDS, "Maximum time for the TLS handshake of a client.", default=5.0
+    )
+
+
+@dataclass(frozen=True)
+class UserSettings(SettingsTable):
+    """Users, and limits by address."""
+
+    PANEL = "Users"
+    IS_RELOADABLE = True
+
+    users: Path | None = setting(
+        FILE,
+        "File of users, as [bold]simplebus user[/bold] writes it. With it, or with users in the "
+        "configuration file, clients must authenticate.",
+        default_text="no authentication",
+        example='"/etc/simplebus/users.toml"',
+    )
+    max_connections_per_address: int = setting(
+        COUNT,
+        "Maximum number of open connections from one address, to the binary and the NATS port "
+        "together. Further connections are closed at once. 0 sets no limit.",
+        default=0,
+    )
+    max_connection_rate: float = setting(
+        replace(RATE, unit="connections per second"),
+        "Sustained rate of new connections per second from one address; bursts may be ten times as "
+        "large. Further connections are closed at once. 0 sets no limit.",
+        default=0.0,
+    )
+    max_message_rate: float = setting(
+        replace(RATE, unit="messages per second"),
+        "Sustained rate of messages per second that all connections of one address together may "
+        "publish; bursts may contain as many. Further messages wait and are not lost. 0 sets no "
+        "limit.",
+        default=0.0,
+    )
+    max_byte_rate: int = setting(
+        replace(SIZE, unit="bytes per second"),
+        "The same limit in bytes of published messages per second. 0 sets no limit.",
+        default=0,
+    )
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Values of all settings."""
+
+    general: GeneralSettings
+    acknowledgement: AcknowledgementSettings
+    memory: MemorySettings
+    timeouts: TimeoutSettings
+    durability: DurabilitySettings
+    engine: EngineSettings
+    bind: BindSettings
+    nats: NatsSettingsTable
+    nats_tls: NatsTlsSettings
+    http: HttpSettings
+    tls: TlsSettings
+    users: UserSettings
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> ServerConfig:
+        """Return the configuration with these values, by `Setting.name`, and defaults."""
+        tables: dict[str, Any] = {}
+        for name, table in TABLES.items():
+            given = [each for each in table.settings() if each.name in values]
+            tables[name] = table(**{each.field_name: values[each.name] for each in given})
+        return cls(**tables)
+
+    def items(self) -> Iterator[tuple[Setting, Any]]:
+        """Yield each setting and its value."""
+        for name, table in TABLES.items():
+            for each in table.settings():
+                yield each, getattr(getattr(self, name), each.field_name)
+
+    def values_of(self, owner: type) -> dict[str, Any]:
+        """Return the values of the settings that set fields of `owner`, by field."""
+        return {
+            each.sets[1]: value
+            for each, value in self.items()
+            if each.sets is not None and each.sets[0] is owner
+        }
+
+
+TABLES: Mapping[str, type[SettingsTable]] = get_type_hints(ServerConfig)
+"""Type of each table, by the field of `ServerConfig`."""
+SETTINGS: Mapping[str, Setting] = {
+    each.name: each for table in TABLES.values() for each in table.settings()
+}
+"""All settings by name, in the order of the help."""
