@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +22,9 @@ from simplebus.core.errors import BusConnectionError
 log = logging.getLogger("simplebus.client")
 
 DEFAULT_PORT = 8888
+DEFAULT_URL = f"simplebus://127.0.0.1:{DEFAULT_PORT}"
+URL_VARIABLE = "SIMPLEBUS_URL"
+"""Environment variable with the address for programs that give none."""
 _SCHEME, _SECURE_SCHEME = "simplebus", "simplebuss"
 _IN_PROGRESS_CODES = {0, errno.EINPROGRESS, errno.EWOULDBLOCK}
 
@@ -88,13 +91,25 @@ def _address_type_error(value: object) -> TypeError:
     return TypeError(f"a server address must be text, or several texts, got {value!r}")
 
 
-def parse_addresses(value: str | Iterable[str]) -> list[Address]:
+def parse_addresses(
+    value: str | Iterable[str] | None, environment: Mapping[str, str] = os.environ
+) -> list[Address]:
     """Return one or several addresses.
+
+    Args:
+        value: One or several texts; None for the address in SIMPLEBUS_URL, or if it is not set,
+            a server on this machine.
+        environment: Environment variables.
 
     Raises:
         ValueError: If a text is not an address, or there is none.
         TypeError: If `value` is neither a str nor an iterable of str.
     """
+    if value is None:
+        try:
+            return [Address.parse(environment.get(URL_VARIABLE) or DEFAULT_URL)]
+        except ValueError as error:
+            raise ValueError(f"{URL_VARIABLE}: {error}") from None
     if isinstance(value, str):
         value = [value]
     elif not isinstance(value, Iterable):

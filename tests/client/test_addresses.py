@@ -8,6 +8,7 @@ import pytest
 
 from simplebus.client import addresses
 from simplebus.client.addresses import Address
+from simplebus.config.parse import URL
 from simplebus.core.errors import Reason, RemoteProtocolError
 
 
@@ -104,6 +105,17 @@ def test_reconnect_failed_error_names_last_attempt() -> None:
     assert str(addresses.unconfirmed_error(2000, loss)).startswith(
         "2,000 messages were not confirmed"
     )
+
+
+def test_address_is_optional() -> None:
+    assert addresses.DEFAULT_URL == URL  # The default of commands.
+    assert addresses.parse_addresses(None, {}) == [Address("127.0.0.1", 8888)]
+    assert addresses.parse_addresses(None, {"SIMPLEBUS_URL": ""}) == [Address("127.0.0.1", 8888)]
+    environment = {"SIMPLEBUS_URL": "simplebuss://b"}
+    assert addresses.parse_addresses(None, environment) == [Address("b", 8888, is_secure=True)]
+    assert addresses.parse_addresses("c:2", environment) == [Address("c", 2)]
+    with pytest.raises(ValueError, match=r"^SIMPLEBUS_URL: 'http://x' is not a server address"):
+        addresses.parse_addresses(None, {"SIMPLEBUS_URL": "http://x"})
 
 
 def test_parses_several_addresses() -> None:

@@ -73,7 +73,7 @@ _PROGRAM_ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 @guarded_async_context("async with simplebus.connect(…) as bus")
 async def connect(
-    address: str | Iterable[str],
+    address: str | Iterable[str] | None = None,
     *,
     name: str | None = None,
     timeout: float = 5.0,
@@ -104,6 +104,8 @@ async def connect(
     Args:
         address: "simplebus://host:port", "host:port", or "simplebuss://host:port" for TLS. Several
             addresses are tried in turn. Their buses must assign the same ids to the same classes.
+            None takes the address from the environment variable SIMPLEBUS_URL; without it, the
+            address is simplebus://127.0.0.1:8888.
         name: Publisher name, by which the bus recognizes messages that are sent again after a loss.
             None makes a random name.
         timeout: Seconds that connecting may take.

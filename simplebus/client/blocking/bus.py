@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 @guarded_context("with simplebus.connect_blocking(…) as bus")
 def connect_blocking(
-    address: str | Iterable[str],
+    address: str | Iterable[str] | None = None,
     *,
     name: str | None = None,
     instance: str | None = None,
@@ -101,6 +101,8 @@ def connect_blocking(
     Args:
         address: "simplebus://host:port", "host:port", or "simplebuss://host:port" for TLS. Several
             addresses are tried in turn. Their buses must assign the same ids to the same classes.
+            None takes the address from the environment variable SIMPLEBUS_URL; without it, the
+            address is simplebus://127.0.0.1:8888.
         name: Publisher name, by which the bus recognizes messages that are sent again after a loss.
             None makes a random name.
         instance: Identifier of this run of the program. A connection with the same name and

@@ -38,6 +38,18 @@ async def collect(messages: simplebus.RawSubscription, count: int) -> list[bytes
 # Publishing and subscribing ----------------------------------------------------------------------
 
 
+def test_address_is_read_from_the_environment(
+    run: Run, server: BusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with simplebus.connect() as bus:
+            await bus.publish(b"x", class_id=1)
+
+    monkeypatch.setenv("SIMPLEBUS_URL", server.address)
+    run(main)
+    assert server.statistics().published == 1
+
+
 def test_publishes_receives_in_order_and_acknowledges(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus:

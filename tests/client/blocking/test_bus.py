@@ -36,6 +36,15 @@ def collect(messages: simplebus.BlockingRawSubscription, count: int) -> list[byt
 # Publishing and subscribing ----------------------------------------------------------------------
 
 
+def test_address_is_read_from_the_environment(
+    server: BusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIMPLEBUS_URL", server.address)
+    with simplebus.connect_blocking() as bus:
+        bus.publish(b"x", class_id=1)
+    assert server.statistics().published == 1
+
+
 def test_publishes_receives_in_order_and_acknowledges(server: BusServer) -> None:
     with simplebus.connect_blocking(server.address) as bus:
         for payload in NUMBERED[:100]:
