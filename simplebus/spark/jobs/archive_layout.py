@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
+
+from simplebus.core.broker.wait_reasons import format_count
 
 HIDDEN = ".simplebus"
 STAGING = f"{HIDDEN}/staging"
@@ -170,14 +173,30 @@ def compacted_moves(folder: str, run: str, number: int, staged: Sequence[str]) -
     ]
 
 
+class MergePlan(NamedTuple):
+    """Merges worth doing, and why other files are not merged."""
+
+    merges: list[FileMerge]
+    skipped: dict[str, int]
+    """Number of files that are not merged, by reason."""
+
+    def explain_empty(self) -> str:
+        """Return why there are no merges."""
+        if not self.skipped:
+            return "the archive has no files"
+        return "; ".join(
+            f"{format_count(count, 'file')} {reason}" for reason, count in self.skipped.items()
+        )
+
+
 def plan_merges(
     files: Iterable[ArchiveFile],
     *,
     latest: Mapping[str, int],
     target_bytes: int,
     before: date | None = None,
-) -> list[FileMerge]:
-    """Return the merges worth doing: folders with several small files.
+) -> MergePlan:
+    """Plan the merges worth doing: those of folders with several small files.
 
     Args:
         files: All visible files.
@@ -191,21 +210,27 @@ def plan_merges(
     for file in files:
         if _is_data(file, ""):
             folders.setdefault(file.folder, []).append(file)
-    found = []
+    found: list[FileMerge] = []
+    skipped: Counter[str] = Counter()
     for folder, inside in sorted(folders.items()):
         when = partition_day(folder)
         if before is not None and (when is None or when >= before):
+            skipped[f"not of a day before {before}"] += len(inside)
             continue
-        small = [
-            file for file in finished_files(inside, latest) if file.size < target_bytes * 3 // 4
-        ]
-        if len(small) > 1:
-            size = sum(file.size for file in small)
-            outputs = max(1, round(size / target_bytes))
-            if outputs < len(small):
-                paths = tuple(sorted(file.path for file in small))
-                found.append(FileMerge(folder, paths, outputs, size))
-    return found
+        finished = finished_files(inside, latest)
+        small = [file for file in finished if file.size < target_bytes * 3 // 4]
+        size = sum(file.size for file in small)
+        outputs = max(1, round(size / target_bytes))
+        if outputs < len(small):
+            paths = tuple(sorted(file.path for file in small))
+            found.append(FileMerge(folder, paths, outputs, size))
+        else:
+            skipped["without another small file of the same class and day"] += len(small)
+        skipped["of the latest batch of a query, which may repeat it"] += len(inside) - len(
+            finished
+        )
+        skipped["of about the size of a merged file, or larger"] += len(finished) - len(small)
+    return MergePlan(found, dict(+skipped))
 
 
 def finished_files(files: Sequence[ArchiveFile], latest: Mapping[str, int]) -> list[ArchiveFile]:

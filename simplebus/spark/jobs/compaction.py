@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
+from simplebus.core.broker.wait_reasons import format_count
 from simplebus.spark.jobs import delta
 from simplebus.spark.jobs.archive import DDL, FILE_DDL
 from simplebus.spark.jobs.archive_commit import (
@@ -53,11 +54,17 @@ class CompactionResult:
     files_before: int
     """Number of merged files."""
     files_after: int
+    why_nothing: str = ""
+    """Reason why no file was merged; empty if some were."""
 
     def __str__(self) -> str:
-        return (
-            f"{self.files_before:,} files became {self.files_after:,}, in {self.folders:,} folders"
+        if not self.files_before:
+            return f"nothing to merge: {self.why_nothing}"
+        files, folders = (
+            format_count(self.files_before, "file"),
+            format_count(self.folders, "folder"),
         )
+        return f"{files} became {self.files_after:,}, in {folders}"
 
 
 def compact(
@@ -81,7 +88,7 @@ def compact(
         storage: Options of delta-rs for an object store.
 
     Returns:
-        How many files in how many folders were merged.
+        How many files in how many folders were merged, or why none was.
 
     Raises:
         ArchiveError: There is no archive, or another compaction took over.
@@ -97,16 +104,18 @@ def compact(
     # List the files before the batches: a batch that starts in between has no listed files, and all
     # batches before it are finished.
     listed = files.list_visible_files()
-    found = plan_merges(
+    merges, _ = plan = plan_merges(
         listed, latest=latest_batches(files), target_bytes=target_bytes, before=before
     )
     after = 0
     try:
-        for number, merge in enumerate(found):
+        for number, merge in enumerate(merges):
             after += _merge(spark, files, run, number, merge)
     finally:
         files.remove(compaction_staging_folder(run))
-    return CompactionResult(len(found), sum(len(merge.files) for merge in found), after)
+    merged_count = sum(len(merge.files) for merge in merges)
+    why_nothing = "" if merges else plan.explain_empty()
+    return CompactionResult(len(merges), merged_count, after, why_nothing)
 
 
 def _take_over(files: HadoopArchiveFiles, run: str) -> None:

@@ -14,6 +14,7 @@ from time import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from simplebus.core.broker.wait_reasons import format_count
 from simplebus.spark.jobs.archive_commit import ArchiveFiles
 from simplebus.spark.jobs.archive_layout import (
     NO_VALUE,
@@ -108,17 +109,24 @@ class DeltaTableWriter:
 
     def compact(
         self, before: date | None, target_bytes: int, retention_hours: int
-    ) -> tuple[int, int, int]:
+    ) -> tuple[int, int, int, str]:
         """Merge small files and remove files unused for `retention_hours`.
 
-        Returns the number of partitions merged, files before, and files after.
+        Returns the number of partitions merged, files before, files after, and why none was merged.
         """
         table = self._table()
         chosen = None if before is None else [("date", "<", before.isoformat())]
         done = table.optimize.compact(partition_filters=chosen, target_size=target_bytes)
         table.vacuum(retention_hours, dry_run=False, enforce_retention_duration=False, full=True)
         merged = int(done["partitionsOptimized"])
-        return merged, int(done["numFilesRemoved"]), int(done["numFilesAdded"])
+        why_nothing = ""
+        if not merged:
+            days = "" if before is None else f" of days before {before}"
+            files = format_count(int(done["totalConsideredFiles"]), "file")
+            why_nothing = (
+                f"the table has {files}{days}, none with another small file of its class and day"
+            )
+        return merged, int(done["numFilesRemoved"]), int(done["numFilesAdded"]), why_nothing
 
     def class_by_file(self) -> dict[str, str | None]:
         """Return the class of each file, by the file's path within the table."""

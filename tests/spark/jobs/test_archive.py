@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -96,6 +97,9 @@ def test_each_message_is_archived_once(
 
     before = len(data_files(tmp_path))
     done = compact(spark, str(tmp_path), retention_hours=0)
+    assert re.fullmatch(r"\d+ files became \d+, in \d+ folders?", str(done))
+    again = compact(spark, str(tmp_path), retention_hours=0)
+    assert str(again).startswith("nothing to merge: ")
     assert found(tmp_path, format) == expected(1100)
     assert len(data_files(tmp_path)) == before - done.files_before + done.files_after < before
     rows = read(spark, str(tmp_path)).where("class != '1'").orderBy("offset").collect()

@@ -65,7 +65,7 @@ class World:
         latest = archive_commit.latest_batches(self.files)
         found = archive_layout.plan_merges(
             self.files.list_files(""), latest=latest, target_bytes=1000
-        )
+        ).merges
         for number, merge in enumerate(found):
             rows = sorted(row for path in merge.files for row in self.files.data[path])
             staged = (

@@ -17,6 +17,7 @@ from simplebus.spark.jobs.archive_layout import (
     partition_values,
     plan_merges,
 )
+from simplebus.spark.jobs.compaction import CompactionResult
 
 QUERY, OTHER = "e42d2678-090c-4834-9e1b-2c653a2cb594", "b9d4c1aa-8764-48cd-b55c-03f018af2179"
 
@@ -75,17 +76,18 @@ def test_manifest_round_trips() -> None:
 
 def test_small_files_are_merged() -> None:
     files = [batch_file(QUERY, n, 30) for n in range(10)] + [batch_file(QUERY, 10, 90)]
-    (found,) = plan_merges(files, latest={QUERY: 11}, target_bytes=100)
+    (found,), skipped = plan_merges(files, latest={QUERY: 11}, target_bytes=100)
+    assert skipped == {"of about the size of a merged file, or larger": 1}
     assert (found.folder, found.output_count, found.size) == ("class=7/date=2026-11-21", 3, 300)
     assert found.files == tuple(file.path for file in files[:10])
-    assert not plan_merges(files[:1], latest={QUERY: 11}, target_bytes=100)
+    assert not plan_merges(files[:1], latest={QUERY: 11}, target_bytes=100).merges
 
 
 def test_repeatable_batch_is_not_compacted() -> None:
     files = [batch_file(QUERY, n) for n in range(4)] + [batch_file(OTHER, n) for n in range(3)]
-    (found,) = plan_merges(files, latest={QUERY: 3}, target_bytes=1000)
+    (found,), _ = plan_merges(files, latest={QUERY: 3}, target_bytes=1000)
     assert found.files == tuple(sorted(f.path for f in (*files[:3], *files[4:6])))
-    (found,) = plan_merges(files, latest={QUERY: 9, OTHER: 1}, target_bytes=1000)
+    (found,), _ = plan_merges(files, latest={QUERY: 9, OTHER: 1}, target_bytes=1000)
     assert found.files == tuple(sorted(f.path for f in (*files[:4], *files[4:6])))
 
 
@@ -95,12 +97,41 @@ def test_unfinished_days_can_be_excluded() -> None:
         for partition_day in ("2026-11-20", "2026-11-21", "__HIVE_DEFAULT_PARTITION__")
     ]
     files = [batch_file(QUERY, n, folder=folder) for n in range(2) for folder in days]
-    found = plan_merges(files, latest={QUERY: 9}, target_bytes=1000, before=date(2026, 11, 21))
+    found, skipped = plan_merges(
+        files, latest={QUERY: 9}, target_bytes=1000, before=date(2026, 11, 21)
+    )
+    assert skipped == {"not of a day before 2026-11-21": 4}
     assert [merge.folder for merge in found] == days[:1]
-    assert len(plan_merges(files, latest={QUERY: 9}, target_bytes=1000)) == 3
+    assert len(plan_merges(files, latest={QUERY: 9}, target_bytes=1000).merges) == 3
 
 
 def test_hidden_files_are_ignored() -> None:
     hidden = [ArchiveFile(f".simplebus/staging/{n}/class=7/x.parquet", 1) for n in range(3)]
     hidden += [ArchiveFile(f"_checkpoint/{n}.parquet", 1) for n in range(3)]
-    assert not plan_merges(hidden, latest={}, target_bytes=1000)
+    assert not plan_merges(hidden, latest={}, target_bytes=1000).merges
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ([], "the archive has no files"),
+        (
+            [batch_file(QUERY, 1)],
+            "1 file without another small file of the same class and day",
+        ),
+        (
+            [batch_file(QUERY, 1), batch_file(QUERY, 9), batch_file(QUERY, 8, size=90)],
+            "1 file without another small file of the same class and day; "
+            "1 file of the latest batch of a query, which may repeat it; "
+            "1 file of about the size of a merged file, or larger",
+        ),
+        (
+            [batch_file(QUERY, n, folder="class=7/date=2026-11-22") for n in range(3)],
+            "3 files not of a day before 2026-11-22",
+        ),
+    ],
+)
+def test_empty_plan_says_why(files: list[ArchiveFile], reason: str) -> None:
+    plan = plan_merges(files, latest={QUERY: 9}, target_bytes=100, before=date(2026, 11, 22))
+    assert (plan.merges, plan.explain_empty()) == ([], reason)
+    assert str(CompactionResult(0, 0, 0, reason)) == f"nothing to merge: {reason}"
