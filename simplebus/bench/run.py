@@ -26,6 +26,7 @@ from simplebus.bench.traffic import PAYLOAD_BYTES_MIN, RUNS, payloads, quantiles
 from simplebus.commands.pubsub import progress
 from simplebus.console.stdin_lines import LineReader
 from simplebus.console.workers import Worker, WorkerError, Workers, error_texts, open_workers
+from simplebus.core.broker.wait_reasons import format_count
 
 _SERVE = (
     *("serve", "--host", "127.0.0.1", "--port", "0", "--no-nats", "--no-http"),
@@ -103,28 +104,26 @@ async def _raise_on_sigterm() -> None:
 def format_report(plan: BenchPlan, result: BenchResult) -> list[str]:
     """Return the lines of the report."""
     rate = plan.messages / result.seconds
-    receivers = "1 subscriber" if plan.subscribers == 1 else f"{plan.subscribers} subscribers"
+    receivers = format_count(plan.subscribers, "subscriber")
+    messages, size = format_count(plan.messages, "message"), format_count(plan.size, "byte")
+    cores = format_count(os.cpu_count() or 1, "core")
     lines = [
-        f"verified    {plan.messages:,} messages of {plan.size:,} bytes to {receivers}: each "
-        "delivered in order and acknowledged, every id and byte as sent",
+        f"verified    {messages} of {size} to {receivers}: each delivered in order and "
+        "acknowledged, every id and byte as sent",
         f"throughput  {rate:,.0f} messages a second published, "
         f"{rate * plan.subscribers:,.0f} delivered, {rate * plan.size / 1e6:,.0f} MB/s in, "
         f"over {result.seconds:.2f} s",
         "latency     one message at a time: "
         + ", ".join(f"{name} {value * 1e6:,.0f} µs" for name, value in result.latencies.items()),
-        f"machine     {os.cpu_count()} cores shared by the server, the publisher and {receivers}",
+        f"machine     {cores} shared by the server, the publisher and {receivers}",
     ]
     if result.redelivered_count:
-        lines.append(
-            f"note        {result.redelivered_count:,} messages were redelivered: a subscriber was "
-            "slower "
-            "than the ack timeout"
-        )
+        redelivered = format_count(result.redelivered_count, "redelivery", "redeliveries")
+        lines.append(f"note        {redelivered}: a subscriber was slower than the ack timeout")
     if result.leftover_count:
+        leftover = format_count(result.leftover_count, "earlier message")
         lines.append(
-            f"note        {result.leftover_count:,} messages lay in class {plan.class_id} "
-            "from before; "
-            "they were acknowledged and not counted"
+            f"note        class {plan.class_id} contained {leftover}, acknowledged and not counted"
         )
     return lines
 
@@ -245,7 +244,7 @@ class SubscriberMonitor:
                 case _:
                     raise WorkerError(
                         f"no rate, because {self.worker.name} received nothing for "
-                        f"{_SILENCE_SECONDS:g} s after {self.seen_count:,} messages"
+                        f"{_SILENCE_SECONDS:g} s after {format_count(self.seen_count, 'message')}"
                     )
 
 

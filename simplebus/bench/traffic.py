@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from simplebus.core.broker.wait_reasons import format_count
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, MESSAGE_ID_MASK
 
 _RUN_DIGITS, _NUMBER_DIGITS = 4, 12
@@ -99,7 +100,9 @@ class TrafficCheck:
         else:
             self.seen_count += count
         if self.seen_count > self._count:
-            raise TrafficError(f"{self.seen_count} messages came, {self._count} were sent")
+            raise TrafficError(
+                f"got {format_count(self.seen_count, 'message')}, expected {self._count:,}"
+            )
         expected = payload_rows(run=self._run, first=number, count=count, size=self._size)
         if not np.array_equal(received, expected):
             at = int((received != expected).any(axis=1).argmax())

@@ -84,6 +84,7 @@ def gateway(
 
     import trio
 
+    from simplebus.core.broker.wait_reasons import format_count
     from simplebus.gateway import config as plans
     from simplebus.server.observability.logs import configure_logging
 
@@ -98,7 +99,8 @@ def gateway(
         for each in plan.modules:
             sources = [source for source, sink in plan.links if sink == each.name]
             typer.echo(f"{each.name}: {each.module}, receives from {', '.join(sources) or 'none'}")
-        typer.echo(f"{file}: {len(plan.modules)} modules, {len(plan.links)} links")
+        modules, links = len(plan.modules), len(plan.links)
+        typer.echo(f"{file}: {format_count(modules, 'module')}, {format_count(links, 'link')}")
         return
     configure_logging(log_level, log_format)
     if warning := _readable_secrets_warning(file, plan):

@@ -21,6 +21,7 @@ import trio
 
 from simplebus.console.workers import Worker, WorkerError, Workers, error_texts, open_workers
 from simplebus.core.broker.broker import Settings
+from simplebus.core.broker.wait_reasons import format_count
 from simplebus.core.statistics import BrokerStatistics, ClassStatistics, SubscriptionStatistics
 from simplebus.demo import records
 from simplebus.demo.display import DemoDisplay, compute_rates
@@ -182,7 +183,9 @@ class DemoScenario:
         )
         subscriber.was_killed = True
         await subscriber.worker.kill()
-        self._show_event(f"the {subscriber.name} is killed, with {in_flight:,} messages in flight")
+        self._show_event(
+            f"the {subscriber.name} is killed, with {format_count(in_flight, 'message')} in flight"
+        )
         await self._wait_for(
             "the server to notice that a subscriber is gone",
             lambda now: not _session_ids(now, OWN) or None,

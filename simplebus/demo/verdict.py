@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from simplebus.core.broker.wait_reasons import format_count
 from simplebus.demo.records import CORRUPT, Receipts, has_expected_id
 
 Numbers = npt.NDArray[np.int64]
@@ -111,8 +112,9 @@ def evaluate_runs(
     for class_id in sent:
         marked = sum(a.redelivered for a in accounts if a.class_id == class_id)
         if marked > redelivered_by_server.get(class_id, 0):
+            redeliveries = format_count(marked, "redelivery", "redeliveries")
             faults.append(
-                f"{marked:,} messages of class {class_id} came again, but the bus sent only "
+                f"{redeliveries} of class {class_id} arrived, but the bus sent only "
                 f"{redelivered_by_server.get(class_id, 0):,} again"
             )
     for name in withholding:
@@ -127,7 +129,9 @@ def _check_content(run: SubscriberRun) -> list[str]:
     receipts = run.receipts
     damaged = int(np.count_nonzero(receipts["number"] == CORRUPT))
     if damaged:
-        faults.append(f"{run.subscriber} got {damaged:,} messages with a content nobody sent")
+        faults.append(
+            f"{run.subscriber} got {format_count(damaged, 'message')} with a content nobody sent"
+        )
     misnamed = np.flatnonzero((receipts["number"] != CORRUPT) & ~has_expected_id(receipts))
     if misnamed.size:
         note = receipts[misnamed[0]]

@@ -64,8 +64,8 @@ class GatewayStatistics:
         waiting = sum(each.waiting for each in self.modules)
         dropped = sum(each.dropped for each in self.modules) + self.lost
         text = (
-            f"{running} of {len(self.modules)} modules running; "
-            f"{self.published:,} messages published, {delivered:,} delivered, {waiting:,} waiting"
+            f"modules: {running} of {len(self.modules)} running; messages: {self.published:,} "
+            f"published, {delivered:,} delivered, {waiting:,} waiting"
         )
         if dropped:
             text += f", {dropped:,} dropped"

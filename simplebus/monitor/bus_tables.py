@@ -6,7 +6,7 @@ Sentences come from the broker's reports.
 from __future__ import annotations
 
 from simplebus.core.broker.inquire_positions import truncate_text
-from simplebus.core.broker.wait_reasons import WaitReason, format_waiting_count
+from simplebus.core.broker.wait_reasons import WaitReason, format_count, format_waiting_count
 from simplebus.monitor.bus_facts import BusFacts, PositionFacts, SessionFacts, SlowFacts
 from simplebus.monitor.snapshot import Column, Note, Table
 
@@ -101,7 +101,7 @@ def build_notes(bus: BusFacts, slow: SlowFacts) -> list[Note]:
         about = f"class {cls.label!r}"
         if cls.blocked:
             publishers = format_waiting_count(cls.blocked, "publisher")
-            why = f"{publishers} for space: {cls.stored:,} messages are stored"
+            why = f"{publishers} for space: {format_count(cls.stored, 'stored message')}"
             notes.append(Note(about, why, is_bad=True))
         if cls.unavailable:
             why = truncate_text(cls.unavailable)

@@ -106,7 +106,7 @@ def announce_draining(server: Server, nats_listener: NatsListener | None) -> Non
     """Tell version 2 clients and NATS clients that the server is about to end."""
     reply = ErrorReply(
         code=Reason.DRAINING,
-        message="the server is stopping; publish unconfirmed messages again after reconnecting",
+        message="the server is stopping",
     )
     notice = frames.encode(frames.ERROR, content=reply.encode())
     for connection in list(server.connections.values()):

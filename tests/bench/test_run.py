@@ -27,7 +27,7 @@ def test_bench_uses_running_server() -> None:
         assert status == 0, complained
         assert "300 messages of 16 bytes to 2 subscribers" in said
         # What others left there is not counted.
-        assert "2 messages lay in class 65000 from before" in said
+        assert "class 65000 contained 2 earlier messages" in said
         assert bus.process.poll() is None
 
 

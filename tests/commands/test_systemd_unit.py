@@ -125,7 +125,7 @@ def test_unit_sets_watchdog_and_start_timeout() -> None:
     assert settings["WatchdogSec"] == "30"
     assert settings["TimeoutStartSec"] == "15min"
     assert settings["ExecReload"] == "/bin/kill -HUP $MAINPID"
-    assert settings["RestartPreventExitStatus"] == "2 78"
+    assert settings["RestartPreventExitStatus"] == "2 74 78"
 
 
 def test_systemd_reports_errors_in_units(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ REORDERED = [0, 1, 2, 4, 3, *range(5, SENT)]
         ),
         (
             [subscriber_run([*receipt_rows(range(SENT)), (1, False, CORRUPT, 5)])],
-            "first got 1 messages with a content",
+            "first got 1 message with a content",
         ),
         (
             [subscriber_run([*receipt_rows(range(SENT - 1)), (1, False, 19, 18)])],
@@ -175,7 +175,7 @@ def test_faults_are_reported(runs: list[SubscriberRun], says: str) -> None:
 def test_redelivery_mark_needs_server_redelivery() -> None:
     rows = receipt_rows(range(SENT)) + receipt_rows([3, 4], again=True)
     verdict = verdict_of(subscriber_run(rows), redelivered_by_server=1)
-    assert verdict.faults == ("2 messages of class 1 came again, but the bus sent only 1 again",)
+    assert verdict.faults == ("2 redeliveries of class 1 arrived, but the bus sent only 1 again",)
 
 
 def test_withholding_subscriber_needs_redelivery() -> None:

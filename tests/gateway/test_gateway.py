@@ -313,7 +313,7 @@ async def test_failed_module_is_reported(
 ) -> None:
     async with open_gateway(GatewayPlan((module("a", fails="start", times=99),))) as gateway:
         assert gateway.statistics().failed == ("a",)
-        assert "0 of 1 modules run" in str(gateway.statistics())
+        assert "modules: 0 of 1 running" in str(gateway.statistics())
         assert "failed: a" in str(gateway.statistics())
     assert "module 'a' failed; restarting in 1 s" in caplog.text
 

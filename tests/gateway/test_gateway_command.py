@@ -136,7 +136,7 @@ def test_reloads_file_and_stops_on_signal(folder: Path) -> None:
     assert status == 0, log
     assert "cannot reload, keeping the current modules: " in log
     assert "gateway.toml:2: modules.sink.modul: 'modul' is unknown; did you mean" in log
-    assert "stopping: 2 of 2 modules running;" in log
+    assert "stopping: modules: 2 of 2 running;" in log
     assert "not all messages were delivered" not in log
 
 
@@ -349,5 +349,5 @@ def test_earlier_loss_is_not_reported_at_end(folder: Path) -> None:
         gateway.signal(signal.SIGTERM)
         status, _, log = gateway.wait()
     assert status == 0, log
-    assert re.search(r"stopping: 2 of 2 modules running; .*, [\d,]+ dropped", log)
+    assert re.search(r"stopping: modules: 2 of 2 running; .*, [\d,]+ dropped", log)
     assert "not all messages were delivered" not in log

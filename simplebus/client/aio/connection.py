@@ -69,7 +69,7 @@ class ClientConnection(ConnectionWaiters):
         """True if a consumer holds messages that it may have processed meanwhile."""
         self._unacked_added = WakeupEvent()
         core.on_ack = self._on_manual_ack
-        core.set_notice_handler(lambda sentence: log.warning("the bus says: %s", sentence))
+        core.set_notice_handler(lambda sentence: log.warning("the server reports: %s", sentence))
         fork_safety.register(self)
 
     # Connections ---------------------------------------------------------------------------------

@@ -105,7 +105,9 @@ class BlockingClientConnection:
         """True if no other connection is needed, because everything is confirmed."""
         self.thread_guard = ThreadGuard()
         """Held by the thread that uses the bus."""
-        self.core.set_notice_handler(lambda sentence: log.warning("the bus says: %s", sentence))
+        self.core.set_notice_handler(
+            lambda sentence: log.warning("the server reports: %s", sentence)
+        )
         fork_safety.register(self)
 
     def check_open(self) -> None:

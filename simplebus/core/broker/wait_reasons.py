@@ -172,10 +172,13 @@ def _describe_send_blocked(facts: WaitFacts) -> str:
     return f", which has read nothing for {format_duration(facts.send_blocked_seconds)}"
 
 
-def format_count(count: int, noun: str) -> str:
-    """Format a count and its noun: "1 message", "2,000 messages", "2 classes"."""
-    plural = "es" if noun.endswith("s") else "s"
-    return f"{count:,} {noun}{'' if count == 1 else plural}"
+def format_count(count: int, noun: str, plural: str = "") -> str:
+    """Format a count and its noun: "1 message", "2,000 messages", "2 classes".
+
+    `plural` is needed only if it is neither noun + "s" nor, after "s" or "ch", noun + "es".
+    """
+    plural = plural or noun + ("es" if noun.endswith(("s", "ch")) else "s")
+    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def format_message_count(count: int) -> str:

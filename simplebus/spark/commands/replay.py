@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from simplebus.config.parse import option
+from simplebus.core.broker.wait_reasons import format_count
 from simplebus.spark.commands.shared import (
     DEFAULT_SERVERS,
     ChannelsOption,
@@ -132,4 +133,5 @@ def command(
             ),
         )
         before = f", {done.stored_before:,} of them before" if done.stored_before else ""
-        typer.echo(f"{done.messages:,} messages published to {servers}{before}", err=True)
+        messages = format_count(done.messages, "message")
+        typer.echo(f"{messages} published to {servers}{before}", err=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
 
+from simplebus.core.broker.wait_reasons import format_count
 from simplebus.spark.read.progress import lag
 
 T = TypeVar("T")
@@ -90,8 +91,8 @@ class QueryProgress:
 
     def __str__(self) -> str:
         waiting = "" if self.lag is None else f", {self.lag:,} waiting"
-        batches = f"{self.batches:,} batch{'' if self.batches == 1 else 'es'}"
-        return f"{self.rows:,} messages in {batches}, {self.rate:,.0f}/s{waiting}"
+        messages, batches = format_count(self.rows, "message"), format_count(self.batches, "batch")
+        return f"{messages} in {batches}, {self.rate:,.0f}/s{waiting}"
 
 
 def count_waiting(progress: Mapping[str, Any]) -> int | None:
