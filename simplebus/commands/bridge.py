@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -217,7 +218,7 @@ def _add_environment_credentials(bridge: BridgeSettings) -> BridgeSettings:
     return replace(bridge, **accesses)
 
 
-def _read_bridges(path: Path) -> list[BridgeSettings]:
+def _read_bridges(path: Path) -> Sequence[BridgeSettings]:
     """Return the bridges of a file. Raises ConfigError."""
     from simplebus.config.bridges import parse_bridges
 
@@ -228,16 +229,19 @@ def _read_bridges(path: Path) -> list[BridgeSettings]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
+    lines = locate_keys(text)
     try:
         for key in raw:
             if key != "bridges":
                 raise ConfigError(describe_unknown_name(key, ["bridges"], ""))
         if not (raw_bridges := raw.get("bridges", [])):
             raise ConfigError("the file has no bridges: expected a table [[bridges]]")
-        return parse_bridges(raw_bridges, is_served=False)[0]
+        configured = parse_bridges(raw_bridges, path.parent, is_served=False)
     except ConfigError as error:
-        lines = locate_keys(text)
         raise ConfigError(*(add_location(each, path, lines) for each in error.messages)) from None
+    for warning in configured.warnings:
+        typer.echo(f"simplebus: {add_location(warning, path, lines)}", err=True)
+    return configured.bridges
 
 
 async def _run(copiers: list[Any], http: tuple[str, int] | None) -> None:

@@ -14,16 +14,21 @@ rewrite = [["eu.#", "till-4.eu.#"]]
 stream = "ORDERS"                  stream of a NATS server
 under_way = 1                      maximum messages in flight into the stream
 
-[bridges.near]                     credentials at `from`; [bridges.far] at `to`
+[bridges.source]                   credentials at `from`; [bridges.target] at `to`
 user = "bridge"
 password = "…"                     or token = "…"
 ca = "authority.pem"               for simplebuss:// or tls://; also cert and key
 credentials = "till.toml"          or all of these in a file
+
+Paths are relative to the file's directory. `near` and `far` are former names of `source` and
+`target`.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -35,7 +40,7 @@ from simplebus.client.addresses import Address
 from simplebus.client.credentials import Access
 from simplebus.config.errors import ConfigError, ErrorCollector
 from simplebus.config.parse import parse_class
-from simplebus.config.schema import TomlTable, parse_table
+from simplebus.config.schema import Seconds, TomlTable, parse_table
 
 _PASSWORD = re.compile(r"//[^/@]*:[^@]*@")
 """Password in an address."""
@@ -68,9 +73,15 @@ class AccessTable(TomlTable, frozen=True):
     def has_secrets(self) -> bool:
         return bool(self.password or self.token)
 
-    def to_access(self, path: str) -> Access:
-        """Return the credentials. Raises ConfigError for contradictions or an invalid file."""
+    def to_access(self, path: str, folder: Path) -> Access:
+        """Return the credentials, with paths relative to `folder`.
+
+        Raises:
+            ConfigError: If values contradict each other, or a file is invalid.
+        """
         values = {name: getattr(self, name) for name in self.__struct_fields__}
+        for name in ("ca", "cert", "key", "credentials"):
+            values[name] = str(folder / values[name]) if values[name] else ""
         file = values.pop("credentials")
         if file and any(values.values()):
             raise ConfigError(f"{path}: 'credentials' cannot be combined with other keys")
@@ -92,26 +103,45 @@ class BridgeTable(TomlTable, frozen=True):
     copy: list[CopyTable] = msgspec.field(default_factory=list)
     both: bool = False
     hops: int = HOPS_MAX
-    heartbeat: float = 10.0
+    heartbeat: Seconds = Seconds(10)
     path: bool = True
     user: str = ""
     password: str = ""
     token: str = ""
     seed: str = ""
-    near: AccessTable = AccessTable()
-    far: AccessTable = AccessTable()
+    source: AccessTable | None = None
+    target: AccessTable | None = None
+    near: AccessTable | None = None
+    """Former name of `source`."""
+    far: AccessTable | None = None
+    """Former name of `target`."""
 
     @property
     def has_secrets(self) -> bool:
         own = self.password or self.token or self.seed or _PASSWORD.search(self.from_ + self.to)
-        return bool(own or self.near.has_secrets or self.far.has_secrets)
+        accesses = self.source, self.target, self.near, self.far
+        return bool(own or any(access and access.has_secrets for access in accesses))
 
 
-def parse_bridges(tables: Any, *, is_served: bool) -> tuple[list[BridgeSettings], bool]:
-    """Return the bridges of a parsed file, and whether it contains secrets.
+_FORMER_NAMES = {"source": "near", "target": "far"}
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredBridges:
+    """Bridges of a configuration file."""
+
+    bridges: tuple[BridgeSettings, ...] = ()
+    has_secrets: bool = False
+    warnings: tuple[str, ...] = ()
+    """Warnings about former names; each begins with its key."""
+
+
+def parse_bridges(tables: Any, folder: Path, *, is_served: bool) -> ConfiguredBridges:
+    """Return the bridges of a parsed file.
 
     Args:
-        raw: Value of the key `bridges`.
+        tables: Value of the key `bridges`.
+        folder: Directory of the file.
         is_served: True for the file of `serve`: a missing end is that server.
 
     Raises:
@@ -120,13 +150,18 @@ def parse_bridges(tables: Any, *, is_served: bool) -> tuple[list[BridgeSettings]
     if not isinstance(tables, list) or not all(isinstance(values, dict) for values in tables):
         raise ConfigError("bridges: expected tables, as [[bridges]] begins them")
     bridges: list[BridgeSettings] = []
-    has_secrets, errors = False, ErrorCollector()
+    has_secrets, warnings, errors = False, list[str](), ErrorCollector()
     for index, values in enumerate(tables):
         path = f"bridges[{index}]"
         with errors.collect():
             table = parse_table(BridgeTable, values, path)
             has_secrets |= table.has_secrets
-            bridge = _build_bridge(table, path, is_served=is_served)
+            warnings += [
+                f"{path}.{former} is deprecated: use {path}.{name}"
+                for name, former in _FORMER_NAMES.items()
+                if getattr(table, former) is not None
+            ]
+            bridge = _build_bridge(table, path, folder, is_served=is_served)
             if any(other.name == bridge.name for other in bridges):
                 raise ConfigError(f"{path}.name: there is another bridge {bridge.name!r}")
             bridges.append(bridge)
@@ -135,10 +170,12 @@ def parse_bridges(tables: Any, *, is_served: bool) -> tuple[list[BridgeSettings]
         check_loops(bridges)
     except ValueError as error:
         raise ConfigError(f"bridges: {error}") from None
-    return bridges, has_secrets
+    return ConfiguredBridges(tuple(bridges), has_secrets, tuple(warnings))
 
 
-def _build_bridge(table: BridgeTable, path: str, *, is_served: bool) -> BridgeSettings:
+def _build_bridge(
+    table: BridgeTable, path: str, folder: Path, *, is_served: bool
+) -> BridgeSettings:
     errors, copied_classes = ErrorCollector(), list[CopiedClass]()
     addresses = {"from": table.from_, "to": table.to}
     missing = [name for name, address in addresses.items() if not address]
@@ -159,12 +196,15 @@ def _build_bridge(table: BridgeTable, path: str, *, is_served: bool) -> BridgeSe
             copied_classes.append(_build_copied_class(copy_table, copy_path))
     nats_values = {name: getattr(table, name) for name in ("user", "password", "token", "seed")}
     accesses = {}
-    for field, table_name, access in (
-        ("source_access", "near", table.near),
-        ("target_access", "far", table.far),
-    ):
+    for name, former in _FORMER_NAMES.items():
         with errors.collect():
-            accesses[field] = access.to_access(f"{path}.{table_name}")
+            current, old = getattr(table, name), getattr(table, former)
+            if current is not None and old is not None:
+                raise ConfigError(f"{path}.{former}: {name!r} is the same, expected either")
+            access, used = (old, former) if old is not None else (current, name)
+            accesses[f"{name}_access"] = (access or AccessTable()).to_access(
+                f"{path}.{used}", folder
+            )
     errors.raise_if_any()
     try:
         bridge = BridgeSettings(

@@ -146,9 +146,14 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
         _check_ids({name: table.id for name, table in class_tables.items()})
     has_secrets |= "@" in str(tables["serve"].get("engine", ""))
     bridges: tuple[BridgeSettings, ...] = ()
-    with errors.collect():
-        bridges, bridges_have_secrets = _read_bridges(document)
-        has_secrets |= bridges_have_secrets
+    if "bridges" in document:
+        from simplebus.config.bridges import parse_bridges  # Imports the client.
+
+        with errors.collect():
+            configured = parse_bridges(document["bridges"], path.parent, is_served=True)
+            bridges = configured.bridges
+            has_secrets |= configured.has_secrets
+            warnings += configured.warnings
     users = _no_users()
     with errors.collect():
         users = parse_users(document["users"]) if "users" in document else _no_users()
@@ -189,18 +194,6 @@ def _read_text(path: Path) -> tuple[str, int]:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: is not TOML: it is not UTF-8") from None
-
-
-def _read_bridges(document: dict[str, Any]) -> tuple[tuple[BridgeSettings, ...], bool]:
-    """Return the bridges of the file, and whether they contain secrets."""
-    if "bridges" not in document:
-        return (), False
-    from simplebus.config.bridges import (
-        parse_bridges,  # It brings the client, which few servers need.
-    )
-
-    bridges, has_secrets = parse_bridges(document["bridges"], is_served=True)
-    return tuple(bridges), has_secrets
 
 
 def _read_options(

@@ -23,6 +23,7 @@ from simplebus.config.errors import (
     suggest_name,
 )
 from simplebus.config.parse import format_size, parse_class, parse_size
+from simplebus.config.setting import SECONDS, SIZE
 from simplebus.core.dead_letters import is_dead_letter_class
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import BINDINGS_MAX, CLASS_ID_MAX
@@ -39,6 +40,22 @@ _MSGSPEC_ERROR = re.compile(r"(?s)(?P<what>.*?)(?: - at `(?P<at>[^`]*)`)?")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _STEP = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
+
+
+class Size(int):
+    """Bytes, written as a number or as a text with a unit."""
+
+
+class Seconds(float):
+    """Seconds, written as a number or as a text with a unit."""
+
+
+def _decode(kind: type[Any], value: Any) -> Any:
+    """Return a `Size` or `Seconds` as settings of the server are read. Raises ValueError."""
+    try:
+        return kind((SIZE if kind is Size else SECONDS).parse_toml(value))
+    except typer.BadParameter as error:
+        raise ValueError(error.message) from None
 
 
 class TomlTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,19 +190,17 @@ class ClassTable(TomlTable, frozen=True):
     """NATS subjects or patterns that are bound to the class."""
     full: FullPolicy | None = None
     max_messages: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    max_memory: int | str | None = None
-    """Bytes, or a text with a unit."""
+    max_memory: Size | None = None
     keep_messages: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    keep_memory: int | str | None = None
-    keep_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    keep_memory: Size | None = None
+    keep_seconds: Seconds | None = None
     """Retention; if none of the three keys is set, the retention of all classes applies."""
     last_values: bool | None = None
     """True if the class keeps the last message of each channel; None leaves it to the clients."""
-    ack_seconds: float | None = None
+    ack_seconds: Seconds | None = None
     max_deliveries: int | None = None
-    backoff: list[float] | None = None
-    """Seconds."""
-    max_disk: int | str | None = None
+    backoff: list[Seconds] | None = None
+    max_disk: Size | None = None
     """Maximum bytes of messages that are on disk only, for `full = "spill"`."""
     pub_ack: bool | None = None
     """False if NATS messages with a reply subject get no PubAck, because programs reply to them."""
@@ -195,23 +210,18 @@ class ClassTable(TomlTable, frozen=True):
         values: dict[str, Any] = {
             "full_policy": self.full,
             "messages_max": self.max_messages,
+            "bytes_max": self.max_memory,
+            "disk_bytes_max": self.max_disk,
             "last_values": self.last_values,
             "pub_ack": self.pub_ack,
             "ack_seconds": self.ack_seconds,
             "deliveries_max": self.max_deliveries,
             "backoff_seconds": None if self.backoff is None else tuple(self.backoff),
         }
-        for name, key in (("bytes_max", "max-memory"), ("disk_bytes_max", "max-disk")):
-            with errors.collect():
-                values[name] = parse_size_value(
-                    getattr(self, key.replace("-", "_")), f"{path}.{key}"
-                )
-        with errors.collect():
-            if (self.keep_messages, self.keep_memory, self.keep_seconds) != (None, None, None):
-                memory = parse_size_value(self.keep_memory, f"{path}.keep-memory")
-                values["keep"] = Retention(
-                    self.keep_messages or 0, memory or 0, self.keep_seconds or 0.0
-                )
+        if (self.keep_messages, self.keep_memory, self.keep_seconds) != (None, None, None):
+            values["keep"] = Retention(
+                self.keep_messages or 0, self.keep_memory or 0, self.keep_seconds or 0.0
+            )
         for name, value in list(values.items()):  # Each by itself, and then all together.
             with errors.collect():
                 _class_settings(path, {name: values.pop(name)})
@@ -222,12 +232,10 @@ class ClassTable(TomlTable, frozen=True):
 
     def to_values(self) -> dict[str, Any]:
         """Return the values by TOML key, with sizes as texts; None for keys that are not set."""
-        values: dict[str, Any] = {
-            name.replace("_", "-"): value for name, value in msgspec.structs.asdict(self).items()
+        values = {
+            name.replace("_", "-"): format_size(value) if isinstance(value, Size) else value
+            for name, value in msgspec.structs.asdict(self).items()
         }
-        for key in ("max-memory", "keep-memory", "max-disk"):
-            size = parse_size_value(values[key], key)
-            values[key] = None if size is None else format_size(size)
         return values | {"subjects": self.subjects or None}
 
     def to_class(self, name: str, path: str) -> NamedClass:
@@ -319,7 +327,7 @@ def parse_valid_part(
     indexes: dict[int, list[int]] = {}
     for _ in range(MESSAGES_MAX):
         try:
-            return msgspec.convert(values, table_type)
+            return msgspec.convert(values, table_type, dec_hook=_decode)
         except msgspec.ValidationError as error:
             match = _MSGSPEC_ERROR.fullmatch(str(error))
             assert match is not None

@@ -19,7 +19,7 @@ from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.cli import app
 from simplebus.client.credentials import Access
 from simplebus.commands.bridge import _add_environment_credentials
-from simplebus.config.bridges import parse_bridges as read_bridges
+from simplebus.config.bridges import ConfiguredBridges, parse_bridges
 from simplebus.config.errors import ConfigError
 from simplebus.core.settings import Settings
 from simplebus.core.users.passwords import PasswordVerifier, hash_token
@@ -255,19 +255,38 @@ def table(**more: Any) -> dict[str, Any]:
     return {"name": "b", "from": "a", "to": "simplebuss://hq", "classes": ["x"], **more}
 
 
-def test_reads_credentials_of_both_ends_from_file(secret_file: Path) -> None:
-    source, target = {"token": "t", "ca": "a.pem"}, {"credentials": str(secret_file)}
-    ((bridge,), has_secrets) = read_bridges([table(near=source, far=target)], is_served=False)
-    assert bridge.source_access == Access(token="t", ca="a.pem")
+def read_bridges(*tables: dict[str, Any], folder: Path = Path("/etc")) -> ConfiguredBridges:
+    return parse_bridges([*tables], folder, is_served=False)
+
+
+@pytest.mark.parametrize("names", [("source", "target"), ("near", "far")])
+def test_reads_credentials_of_both_ends_from_file(
+    secret_file: Path, names: tuple[str, str]
+) -> None:
+    source, target = {"token": "t", "ca": "a.pem"}, {"credentials": secret_file.name}
+    tables = dict(zip(names, (source, target), strict=True))
+    found = read_bridges(table(**tables), folder=secret_file.parent)
+    (bridge,) = found.bridges
+    assert bridge.source_access == Access(token="t", ca=str(secret_file.parent / "a.pem"))
     assert bridge.target_access == Access(user="till", password="secret")
-    assert has_secrets
-    assert not read_bridges([table(far=target)], is_served=False)[1]
+    assert found.has_secrets
+    assert not read_bridges(table(target=target), folder=secret_file.parent).has_secrets
+
+
+def test_former_names_of_both_ends_are_deprecated() -> None:
+    assert not read_bridges(table(source={"token": "t"})).warnings
+    assert read_bridges(table(near={"token": "t"}, far={"token": "t"})).warnings == (
+        "bridges[0].near is deprecated: use bridges[0].source",
+        "bridges[0].far is deprecated: use bridges[0].target",
+    )
+    with pytest.raises(ConfigError, match=r"bridges\[0\].near: 'source' is the same"):
+        read_bridges(table(near={"token": "t"}, source={"token": "t"}))
 
 
 @pytest.mark.parametrize(
     ("target", "problem"),
     [
-        ({"password": "x"}, "bridges[0].far: a password was given without a user"),
+        ({"password": "x"}, "bridges[0].target: a password was given without a user"),
         ({"token": "x", "credentials": "y"}, "cannot be combined"),
         ({"credentials": "/nowhere.toml"}, "/nowhere.toml cannot be read"),
         ({"tokn": "x"}, "did you mean 'token'"),
@@ -275,7 +294,7 @@ def test_reads_credentials_of_both_ends_from_file(secret_file: Path) -> None:
 )
 def test_names_place_of_invalid_end(target: dict[str, str], problem: str) -> None:
     with pytest.raises(ConfigError, match="bridges") as raised:
-        read_bridges([table(far=target)], is_served=False)
+        read_bridges(table(target=target))
     assert problem in str(raised.value)
 
 
@@ -318,11 +337,11 @@ def test_rejects_secret_on_command_line(flag: str) -> None:
         ({"to": "nats://hq:no"}, "expected nats://HOST"),
         ({"to": "nats://u:secret@hq:no"}, "…@hq:no"),
         ({"to": "nats://hq", "seed": "nonsense"}, "the seed is"),
-        ({"to": "nats://hq", "user": "u", "far": {"token": "t"}}, "or a token, or a seed"),
+        ({"to": "nats://hq", "user": "u", "target": {"token": "t"}}, "or a token, or a seed"),
     ],
 )
 def test_rejects_invalid_nats_credentials(more: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        read_bridges([table(**more)], is_served=False)
+        read_bridges(table(**more))
     assert problem in str(raised.value)
     assert "secret" not in str(raised.value)

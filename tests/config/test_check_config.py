@@ -80,7 +80,8 @@ full = "spill"
     ) == [
         "3: classes.orders.max-memory must be at least 262144, got 1",
         "4: classes.orders.max-messages: expected a whole number from 1",
-        "5: classes.orders.backoff must be above 0 and up to 86400 seconds, got -1",
+        "5: classes.orders.backoff[1]: -1 is not a time; write seconds such as 10 or 0.5, or a "
+        "number with ms, s, min, h or d, such as 5min",
         "6: classes.orders.max-deliveries must be from 0 to 65535, got -1",
         "7: classes.orders.subjects[0]: cannot bind the subject: pattern 'a..b': "
         "segment 2 of 3 is empty, expected at least one character in each",
@@ -97,7 +98,8 @@ full = "spill"
         "out",
         "17: classes.a b: 'a b' is not a class; write its id, from 0 to 65535, or its name, 1 to "
         "200 characters without spaces",
-        "18: classes.a b.keep-seconds: expected a number from 0.0",
+        "18: classes.a b.keep-seconds: nan is not a time; write seconds such as 10 or 0.5, or a "
+        "number with ms, s, min, h or d, such as 5min",
         "20: classes.values.last-values cannot be combined with the policy spill",
     ]
 
@@ -311,3 +313,14 @@ def test_impossible_data_directory_is_reported_also_to_root(tmp_path: Path) -> N
     status, said = check_config(file)
     assert status == 78
     assert said.startswith(f"simplebus: {file}:2: serve.data-dir: cannot create /proc/nope: ")
+
+
+def test_former_names_of_a_bridge_are_warnings_with_lines(tmp_path: Path) -> None:
+    file = tmp_path / "bus.toml"
+    bridge = "[[bridges]]\nname = 'a'\nto = 'simplebuss://h'\nclasses = ['x']\n"
+    text = bridge + "[bridges.{}]\nca = 'a.pem'\n"
+    file.write_text(text.format("far"))
+    warning = f"{file}:5: bridges[0].far is deprecated: use bridges[0].target"
+    assert check_config(file) == (0, f"simplebus: {warning}\n{file} is fine\n")
+    file.write_text(text.format("target"))
+    assert check_config(file) == (0, f"{file} is fine\n")

@@ -192,6 +192,19 @@ def test_classes_have_backoff_and_max_deliveries(file: Path) -> None:
         load_settings(file, "--max-deliveries", "65536")
 
 
+def test_times_and_sizes_of_classes_have_units(file: Path) -> None:
+    file.write_text(
+        "[classes.orders]\nkeep-seconds = '5min'\nkeep-memory = '1MiB'\nack-seconds = '500ms'\n"
+        "backoff = ['1s', 5, '2min']\nmax-memory = 1048576\n"
+    )
+    assert load_settings(file).settings_for_class(3, "orders") == ClassSettings(
+        keep=Retention(bytes=1 << 20, seconds=300),
+        ack_seconds=0.5,
+        backoff_seconds=(1, 5, 120),
+        bytes_max=1 << 20,
+    )
+
+
 def test_spill_requires_data_directory(file: Path) -> None:
     file.write_text(
         "[serve]\ndata-dir = 'here'\n[classes.orders]\nfull = 'spill'\nmax-disk = '2GiB'\n"
@@ -252,8 +265,8 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ),
         ("[classes.orders]\nbackoff = 5", ": classes.orders.backoff: expected a list"),
         (
-            "[classes.orders]\nbackoff = [1, -1]",
-            ": classes.orders.backoff must be above 0 and up to 86400 seconds, got -1",
+            "[classes.orders]\nbackoff = [1, 0]",
+            ": classes.orders.backoff must be above 0 and up to 86400 seconds, got 0",
         ),
         (
             "[classes.orders]\nmax-deliveries = -1",

@@ -24,6 +24,7 @@ import typer
 from simplebus.bridge.copier import CopierStatistics
 from simplebus.bridge.metrics import bridge_snapshot
 from simplebus.cli import app
+from simplebus.config.schema import Seconds, Size
 from simplebus.config.server_schema import SETTINGS
 from simplebus.config.setting import FLAG, PREFIX, Setting, normalize
 from simplebus.core.errors import Reason
@@ -358,6 +359,8 @@ def _type_name(kind: Any) -> str:
         return "list of pairs" if get_origin(inner) is tuple else "list"
     if origin is dict or (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return "table"
+    if kind in (Size, Seconds):
+        return "size" if kind is Size else "time"
     return {int: "integer", float: "number", bool: "boolean"}.get(kind, "text")
 
 

@@ -163,8 +163,10 @@ TABLES: dict[str, list[tuple[str, str, type[msgspec.Struct], str, str]]] = {
             password | - | Password at a NATS server.
             token | - | Token at a NATS server.
             seed | - | Seed of an nkey at a NATS server.
-            near | - | Credentials at the source, see below.
-            far | - | Credentials at the target, see below.
+            source | - | Credentials at the source, see below.
+            target | - | Credentials at the target, see below.
+            near | - | Deprecated: use `source`.
+            far | - | Deprecated: use `target`.
             """,
             "_",
         ),
@@ -184,7 +186,7 @@ TABLES: dict[str, list[tuple[str, str, type[msgspec.Struct], str, str]]] = {
             "_",
         ),
         (
-            "[bridges.near], [bridges.far]",
+            "[bridges.source], [bridges.target]",
             "",
             bridges.AccessTable,
             """
