@@ -14,6 +14,8 @@ The packages, in import order:
 
     core/       the broker and the binary protocol, without I/O: classes, positions, sessions
     nats/       the NATS protocol: parser, subjects, permissions, NATS clients at the broker
+    console/    helpers of command line programs
+    logs/       log events with names and named values
     client/     `Bus` for trio and asyncio, `BlockingBus` for threads, codecs and credentials
     storage/    the journal on disk: segments, checkpoints, recovery
     net/        sockets, TLS and connections to NATS servers
@@ -28,7 +30,6 @@ The packages, in import order:
     testing/    pytest fixtures and the conformance suite
     demo/       a demonstration with real processes, and its verdict
     bench/      benchmark of the bus on this machine
-    console/    helpers of command line programs
     commands/   the subcommands of `simplebus`
     cli         the command line
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -32,16 +31,11 @@ from simplebus.client.aio.connection import ClientConnection
 from simplebus.client.aio.transport import Endpoint
 from simplebus.client.credentials import Access
 from simplebus.core.protocol.requests import Auth
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client.credentials import Credentials
 from simplebus.nats.client.jetstream_codec import NOT_FOUND, JetStreamError
 
-log = logging.getLogger("simplebus.bridge")
-
-_LOW_RATE_NOTICE = (
-    "%s: messages are stored in stream %r one at a time, to keep their order if its leader changes "
-    "or it is full. For a higher rate, set 'allow_batched' in the stream (nats-server 2.14), or "
-    "'under_way' in the bridge's table, which can reorder messages then"
-)
+log = EventLogger("simplebus.bridge")
 
 
 def bus_to_bus(
@@ -222,7 +216,7 @@ def bus_to_nats(
                     config = await _fetch_stream_config(nats_connection, copied_class.stream)
                     target_class, options = select_target(config, copied_class)
                     if target_class is OrderedStreamTarget and not copied_class.under_way:
-                        log.info(_LOW_RATE_NOTICE, settings.name, copied_class.stream)
+                        _log_low_rate(settings.name, copied_class.stream)
                 target = target_class(
                     nats_connection,
                     settings,
@@ -387,5 +381,21 @@ def _can_reorder(config: StreamConfig) -> bool:
     return refuses or (config.get("num_replicas") or 1) > 1
 
 
+def _log_low_rate(copier_name: str, stream: str) -> None:
+    log.info(
+        "copier.slowed",
+        "{copier}: messages are stored in stream {stream!r} one at a time, to keep their order if "
+        "its leader changes or it is full. For a higher rate, set 'allow_batched' in the stream "
+        "(nats-server 2.14), or 'under_way' in the bridge's table, which can reorder messages then",
+        copier=copier_name,
+        stream=stream,
+    )
+
+
 def _log_connected(copier_name: str, nats_connection: BridgeNatsConnection) -> None:
-    log.info("%s: connected to NATS at %s", copier_name, nats_connection.nats.server)
+    log.info(
+        "copier.nats_connected",
+        "{copier}: connected to NATS at {server}",
+        copier=copier_name,
+        server=nats_connection.nats.server,
+    )

@@ -9,7 +9,6 @@ source before the copier moves on.
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import time
@@ -34,8 +33,9 @@ from simplebus.bridge.interfaces import (
 from simplebus.bridge.source.lag import Lag, OpenSource
 from simplebus.bridge.transform import SkipReason
 from simplebus.core.errors import BusError, RefusedError
+from simplebus.logs.event_logger import EventLogger
 
-log = logging.getLogger("simplebus.bridge")
+log = EventLogger("simplebus.bridge")
 
 RETRY_DELAY_MIN_SECONDS = 0.05
 RETRY_DELAY_MAX_SECONDS = 5.0
@@ -199,7 +199,9 @@ class Copier:
             except FatalConfigurationError as error:
                 self._losses += 1
                 self._problem = str(error)
-                log.error("%s: %s", self.name, self._problem)
+                log.error(
+                    "copier.stopped", "{copier}: {error}", copier=self.name, error=self._problem
+                )
                 self._lag.clear()
                 return
             except TakenOverError as error:
@@ -208,7 +210,7 @@ class Copier:
             except (BusError, OSError) as error:
                 self._note_connection_loss(error)
             except Exception as error:  # Must not end the server, nor other copiers.
-                log.exception("%s: internal error", self.name)
+                log.exception("copier.failed", "{copier}: internal error", copier=self.name)
                 self._note_connection_loss(error)
             finally:
                 self._is_up, self._resend_reason = False, ""
@@ -244,7 +246,9 @@ class Copier:
             f"stop one of the two, or give each its own name ({error})"
         )
         if not self._yield_seconds:
-            log.error("%s: %s", self.name, self._problem)
+            log.error(
+                "copier.taken_over", "{copier}: {error}", copier=self.name, error=self._problem
+            )
         self._yield_seconds = min(
             2 * self._yield_seconds or YIELD_TO_OTHER_BRIDGE_MAX_SECONDS / 12,
             YIELD_TO_OTHER_BRIDGE_MAX_SECONDS,
@@ -257,12 +261,17 @@ class Copier:
         self._discarded_records += source_and_target.discarded_records
         self._head = max(self._head, source_and_target.start_sequence)
         self._problem = ""
-        log.info("%s: copying from sequence %d", self.name, source_and_target.start_sequence)
+        log.info(
+            "copier.started",
+            "{copier}: copying from sequence {sequence}",
+            copier=self.name,
+            sequence=source_and_target.start_sequence,
+        )
 
     def _clear_problem(self) -> None:
         """Log that copying works again, if a problem was logged."""
         if self._logged_problem:
-            log.warning("%s: works again", self.name)
+            log.warning("copier.recovered", "{copier}: works again", copier=self.name)
         self._logged_problem = ""
 
     def _note_connection_loss(self, error: Exception) -> None:
@@ -270,7 +279,12 @@ class Copier:
         self._problem = str(error) or type(error).__name__
         if self._logged_problem != self._problem:
             self._logged_problem = self._problem
-            log.warning("%s: %s; retrying", self.name, self._problem)
+            log.warning(
+                "copier.connection_lost",
+                "{copier}: {error}; retrying",
+                copier=self.name,
+                error=self._problem,
+            )
 
     async def _watch_for_stall(self) -> None:
         """Detect a target that accepts nothing. A full target may send no answer at all."""
@@ -285,9 +299,18 @@ class Copier:
                 self._stall_reason = f"the target accepted no message for {STALLED_SECONDS:g} s"
                 self._stall_reason += f": {self._resend_reason}" if self._resend_reason else ""
             if self._stall_reason and not previous_reason:
-                log.warning("%s: %s", self.name, self._stall_reason)
+                log.warning(
+                    "target.stalled",
+                    "{copier}: {reason}",
+                    copier=self.name,
+                    reason=self._stall_reason,
+                )
             elif previous_reason and not self._stall_reason and self._is_up:
-                log.warning("%s: the target accepts messages again", self.name)
+                log.warning(
+                    "target.recovered",
+                    "{copier}: the target accepts messages again",
+                    copier=self.name,
+                )
 
     @property
     def _progress(self) -> tuple[int, ...]:
@@ -414,18 +437,23 @@ class Copier:
             self._count_missed(source_batch.missed_count, source_batch.first_sequence)
         if source_batch.altered_count and not self._altered:
             log.warning(
-                "%s: %s; further altered messages are counted, not logged",
-                self.name,
-                source_batch.alteration,
+                "message.altered",
+                "{copier}: {alteration}; further altered messages are counted, not logged",
+                copier=self.name,
+                alteration=source_batch.alteration,
             )
         self._altered += source_batch.altered_count
 
     def _count_missed(self, count: int, first_sequence: int) -> None:
         self._missed += count
         log.warning(
-            "%s: missed %d messages from sequence %d on: the source dropped them before they were "
-            "copied", self.name, count, first_sequence,
-        )  # fmt: skip
+            "messages.missed",
+            "{copier}: missed {count} messages from sequence {sequence} on: the source "
+            "dropped them before they were copied",
+            copier=self.name,
+            count=count,
+            sequence=first_sequence,
+        )
 
     async def _announce_until_safe(
         self,
@@ -475,12 +503,14 @@ class Copier:
         final = [each for each in of_messages if each.code not in _RETRYABLE_REFUSALS]
         if final:
             log.warning(
-                "%s: dead-lettering %d refused messages; message %d was refused as %s: %s",
-                self.name,
-                len(final),
-                final[0].sequence,
-                final[0].code,
-                final[0].sentence,
+                "refusals.dead_lettered",
+                "{copier}: moving {count} refused messages to dead letters; message "
+                "{sequence} was refused as {reason}: {sentence}",
+                copier=self.name,
+                count=len(final),
+                sequence=final[0].sequence,
+                reason=final[0].code,
+                sentence=final[0].sentence,
             )
             missed_count = await source.dead_letter(final)
             self._refused += len(final) - missed_count
@@ -516,10 +546,12 @@ class Copier:
         Each announcement names all of them, so a killed bridge continues after them.
         """
         log.warning(
-            "%s: the target accepts %d messages only later; resending until it does: %s",
-            self.name,
-            len(refusals),
-            refusals[0].sentence,
+            "messages.deferred",
+            "{copier}: the target accepts {count} messages only later; resending until it "
+            "does: {reason}",
+            copier=self.name,
+            count=len(refusals),
+            reason=refusals[0].sentence,
         )
         refused_again = refusals
         while refusals:

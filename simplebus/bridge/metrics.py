@@ -47,10 +47,10 @@ def _problem(copier: CopierStatistics) -> str:
 
 def _add_metrics(metrics: MetricsBuilder, copier: CopierStatistics) -> None:
     name = copier.name
-    metrics.gauge("bridge_up", _UP, copier.is_up, lane=name)
+    metrics.gauge("bridge_up", _UP, copier.is_up, copier=name)
     if copier.lag is not None:
-        metrics.gauge("bridge_lag_messages", _LAG, copier.lag, lane=name)
-        metrics.gauge("bridge_lag_seconds", _OLDEST, copier.lag_seconds, lane=name)
+        metrics.gauge("bridge_lag_messages", _LAG, copier.lag, copier=name)
+        metrics.gauge("bridge_lag_seconds", _OLDEST, copier.lag_seconds, copier=name)
     for metric, help, value in (
         ("bridge_copied_messages", "Messages that the target confirmed.", copier.copied),
         ("bridge_batches", "Batches that were sent to the target.", copier.batches),
@@ -60,13 +60,13 @@ def _add_metrics(metrics: MetricsBuilder, copier: CopierStatistics) -> None:
         ("bridge_losses", "Lost connections and failed attempts.", copier.losses),
         ("bridge_doubts", "Discarded bridge records.", copier.discarded_records),
     ):
-        metrics.counter(metric, help, value, lane=name)
+        metrics.counter(metric, help, value, copier=name)
     metrics.counter_by_reason(
         "bridge_left_messages",
         "Messages that were not to be copied, by reason.",
         copier.skipped,
         [reason.value for reason in SkipReason],
-        lane=name,
+        copier=name,
     )
 
 

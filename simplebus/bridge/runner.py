@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import trio
@@ -23,10 +22,11 @@ from simplebus.bridge.transform import SkipReason
 from simplebus.client.addresses import Address
 from simplebus.client.aio.transport import Endpoint, SocketEndpoint
 from simplebus.client.credentials import Access
+from simplebus.logs.event_logger import EventLogger
 from simplebus.server.local_client import LocalEndpoint
 from simplebus.server.run import RunningServer
 
-log = logging.getLogger("simplebus.bridge")
+log = EventLogger("simplebus.bridge")
 
 _LOG_SECONDS = 60.0
 _SKIP_LABELS: dict[str, str] = {
@@ -150,8 +150,23 @@ async def _log_progress(copiers: Sequence[Copier]) -> None:
         for copier in copiers:
             current = copier.statistics()
             if current != previous.get(current.name) and (current.copied or current.lag):
-                log.info("%s", format_status(current))
+                log_progress(current)
             previous[current.name] = current
+
+
+def log_progress(statistics: CopierStatistics) -> None:
+    """Log the state of a copier."""
+    log.info(
+        "copier.progressed",
+        "{status}",
+        status=format_status(statistics),
+        copier=statistics.name,
+        copied=statistics.copied,
+        lag=statistics.lag,
+        refused=statistics.refused,
+        missed=statistics.missed,
+        losses=statistics.losses,
+    )
 
 
 def format_status(statistics: CopierStatistics) -> str:

@@ -7,7 +7,6 @@ way, and calls `finish_connect`.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import socket
@@ -18,8 +17,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from simplebus.core.errors import BusConnectionError
+from simplebus.logs.event_logger import EventLogger
+from simplebus.logs.sampling import FailureCounts, is_logged
 
-log = logging.getLogger("simplebus.client")
+log = EventLogger("simplebus.client")
 
 DEFAULT_PORT = 8888
 DEFAULT_URL = f"simplebus://127.0.0.1:{DEFAULT_PORT}"
@@ -229,7 +230,27 @@ def reconnect_failed_error(
 def log_forgotten_messages(place: object, count: int) -> None:
     """Log a warning if the server has lost confirmed messages in a restart."""
     if count:
-        log.warning("the server at %s has lost %d confirmed messages", place, count)
+        log.warning(
+            "messages.forgotten",
+            "the server at {server} has lost {count} confirmed messages",
+            server=place,
+            count=count,
+        )
+
+
+class NoticeLog:
+    """Log of the notices of a server: errors that belong to no request.
+
+    Equal notices are logged three times, then each time that their number has doubled.
+    """
+
+    def __init__(self) -> None:
+        self._counts = FailureCounts()
+
+    def add(self, sentence: str) -> None:
+        """Log a notice."""
+        if is_logged(self._counts.add(sentence)):
+            log.warning("notice.received", "the server reports: {notice}", notice=sentence)
 
 
 def connection_closed_error(place: object) -> BusConnectionError:

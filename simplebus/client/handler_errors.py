@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 from simplebus.client.request_reply import Handler
-from simplebus.core.log_sampling import is_logged
+from simplebus.logs.event_logger import EventLogger
+from simplebus.logs.sampling import is_logged
 
-log = logging.getLogger("simplebus.client")
+log = EventLogger("simplebus.client")
 
 _ERRORS_MAX = 100
 
@@ -28,7 +27,12 @@ class HandlerErrors:
         count = self._counts_by_handler[handler] = self._counts_by_handler.get(handler, 0) + 1
         if is_logged(count):
             log.error(
-                "handler %r failed on %s; failure %d", handler, message, count, exc_info=error
+                "handler.failed",
+                "handler {handler!r} failed on {received}; failure {failure_count}",
+                handler=handler,
+                received=message,
+                failure_count=count,
+                exc_info=error,
             )
         self._count += 1
         if len(self._errors) < _ERRORS_MAX:

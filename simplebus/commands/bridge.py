@@ -111,12 +111,12 @@ def bridge(
     ] = False,
     http: http_options.HttpAddress = None,
     log_level: Annotated[Any, SETTINGS["log_level"].option(reads_variable=True)] = "info",
-    log_format: Annotated[Any, SETTINGS["log_format"].option(reads_variable=True)] = "text",
+    log_format: Annotated[Any, SETTINGS["log_format"].option(reads_variable=True)] = "console",
 ) -> None:
     import trio
 
     from simplebus.bridge.runner import create_copiers
-    from simplebus.server.observability.logs import configure_logging
+    from simplebus.logs.configure import configure_logging
     from simplebus.server.process import keep_freed_memory_mapped
 
     arguments = classes or []
@@ -245,15 +245,13 @@ def _read_bridges(path: Path) -> Sequence[BridgeSettings]:
 
 
 async def _run(copiers: list[Any], http: tuple[str, int] | None) -> None:
-    import logging
 
     import trio
 
-    from simplebus.bridge.runner import format_status, run_copiers
+    from simplebus.bridge.runner import log_progress, run_copiers
     from simplebus.server.signals import STOP_SIGNALS, open_signal_receiver
     from simplebus.server.systemd import notify
 
-    log = logging.getLogger("simplebus.bridge")
     fatal_errors: list[str] = []
     async with (
         open_signal_receiver(ignore_afterwards=True) as signals,
@@ -279,6 +277,6 @@ async def _run(copiers: list[Any], http: tuple[str, int] | None) -> None:
                 break
         nursery.cancel_scope.cancel()
     for copier in copiers:
-        log.info("%s", format_status(copier.statistics()))
+        log_progress(copier.statistics())
     if fatal_errors:
         fail("\n".join(fatal_errors), status=CONFIG_STATUS)

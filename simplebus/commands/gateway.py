@@ -78,15 +78,15 @@ def gateway(
     ] = SETTINGS["drain_timeout"].default,
     http: http_options.HttpAddress = None,
     log_level: Annotated[Any, SETTINGS["log_level"].option(reads_variable=True)] = "info",
-    log_format: Annotated[Any, SETTINGS["log_format"].option(reads_variable=True)] = "text",
+    log_format: Annotated[Any, SETTINGS["log_format"].option(reads_variable=True)] = "console",
 ) -> None:
-    import logging
 
     import trio
 
     from simplebus.core.broker.wait_reasons import format_count
     from simplebus.gateway import config as plans
-    from simplebus.server.observability.logs import configure_logging
+    from simplebus.logs.configure import configure_logging
+    from simplebus.logs.event_logger import EventLogger
 
     sys.path.insert(0, str(file.resolve().parent))  # The user's modules are beside the file.
     try:
@@ -104,7 +104,9 @@ def gateway(
         return
     configure_logging(log_level, log_format)
     if warning := _readable_secrets_warning(file, plan):
-        logging.getLogger("simplebus.gateway").warning("%s", warning)
+        EventLogger("simplebus.gateway").warning(
+            "gateway_file.readable", "{problem}", problem=warning
+        )
     trio.run(_run, file, plan, status_seconds, drain_timeout, http)
 
 
@@ -150,7 +152,7 @@ async def _run(
             elif not changing.cancel_called:
                 changing.cancel()
             else:
-                log.warning("second stop signal: exiting at once")
+                log.warning("gateway.interrupted", "second stop signal: exiting at once")
                 nursery.cancel_scope.cancel()
                 _exit_after_timeout()
 
@@ -173,9 +175,11 @@ async def _run(
                     await _reload(file, running)
             notify("STOPPING=1")
             before = running.statistics()
-            log.info("stopping: %s", before)
+            log.info("gateway.stopping", "stopping: {status}", status=before)
         if lost := running.statistics().lost - before.lost:
-            log.warning("%s queued messages were not processed", f"{lost:,}")
+            log.warning(
+                "module_messages.lost", "{count:,} queued messages were not processed", count=lost
+            )
         nursery.cancel_scope.cancel()
 
 
@@ -204,9 +208,15 @@ async def _reload(file: Path, running: Gateway) -> None:
     try:
         await running.apply(plans.read(file))
     except ConfigError as error:
-        log.error("cannot reload, keeping the current modules: %s", error)
+        log.error(
+            "gateway.reload_rejected",
+            "cannot reload, keeping the current modules: {error}",
+            error=error,
+        )
     else:
-        log.info("reloaded %s: %s", file, running.statistics())
+        log.info(
+            "gateway.reloaded", "reloaded {path}: {status}", path=file, status=running.statistics()
+        )
 
 
 async def _open_http(
@@ -240,5 +250,5 @@ async def _report_status(running: Gateway, seconds: float) -> None:
         if trio.current_time() >= next_line:
             next_line += seconds
             if status != logged:
-                log.info("%s", status)
+                log.info("gateway.progressed", "{status}", status=status)
                 logged = status

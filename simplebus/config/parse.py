@@ -42,8 +42,10 @@ class LogLevel(enum.StrEnum):
 class LogFormat(enum.StrEnum):
     """Format of log lines."""
 
-    TEXT = "text"
+    CONSOLE = "console"
     JSON = "json"
+    TEXT = "text"
+    """Old name of CONSOLE."""
 
 
 PORT_MAX = 65_535

@@ -109,9 +109,10 @@ class GeneralSettings(SettingsTable):
     )
     log_format: LogFormat = setting(
         choice(LogFormat, "FORMAT"),
-        "Format of a log event: a line of text (text) or a JSON object on one line (json). Lines "
-        "for the systemd journal begin with their priority and have no time.",
-        default=LogFormat.TEXT,
+        "Format of a log event: a line of text (console) or a JSON object with named fields on one "
+        "line (json). text is the old name of console. Console lines for the systemd journal begin "
+        "with their priority and have no time.",
+        default=LogFormat.CONSOLE,
     )
 
 

@@ -13,7 +13,6 @@ for a module that waits for it gets an error, so waiting always ends.
 from __future__ import annotations
 
 import itertools
-import logging
 import secrets
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -46,8 +45,10 @@ from simplebus.gateway.workers import (
     start_loop,
     start_thread,
 )
+from simplebus.logs.event_logger import EventLogger
+from simplebus.logs.sampling import is_logged
 
-log = logging.getLogger("simplebus.gateway")
+log = EventLogger("simplebus.gateway")
 
 _numbers = itertools.count(1)
 
@@ -518,7 +519,14 @@ class ModuleBus:
             with router.lock:
                 router.check_open()
                 router.malformed += 1
-            log.warning("%s skipped a malformed message: %s", self.url, error)
+                count = router.malformed
+            if is_logged(count):
+                log.warning(
+                    "module_message.malformed",
+                    "{url} skipped a malformed message: {error}",
+                    url=self.url,
+                    error=error,
+                )
             return None
 
     def wait_quiet(self) -> None:

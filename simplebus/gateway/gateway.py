@@ -8,7 +8,6 @@ that is slow to start is waited for, and logged, until it is to be removed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
@@ -22,8 +21,9 @@ from simplebus.gateway.config import EVERYONE, GatewayPlan, ModulePlan, check_mo
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.rate_meter import RateMeter
 from simplebus.gateway.supervisor import GRACE_S, LifeStatistics, ModuleSupervisor, State
+from simplebus.logs.event_logger import EventLogger
 
-log = logging.getLogger("simplebus.gateway")
+log = EventLogger("simplebus.gateway")
 
 DRAIN_S = 10.0
 """Time to deliver the remaining messages on shutdown."""
@@ -403,7 +403,11 @@ class Gateway:
                 if not event.is_set():
                     name = supervisor.plan.name
                     log.warning(
-                        "module %r is not %s after %g s; still waiting", name, state, SLOW_START_S
+                        "module.delayed",
+                        "module {module_name!r} is not {state} after {seconds:g} s; still waiting",
+                        module_name=name,
+                        state=state,
+                        seconds=SLOW_START_S,
                     )
                     await event.wait()
         finally:
@@ -443,7 +447,11 @@ class Gateway:
             try:
                 listener(self.names)
             except Exception:
-                log.exception("%r failed in its callback for changed modules", listener)
+                log.exception(
+                    "gateway_listener.failed",
+                    "{listener!r} failed in its callback for changed modules",
+                    listener=listener,
+                )
         for supervisor in self._supervisors.values():
             supervisor.notify_modules_changed(self.names)
 
@@ -458,7 +466,10 @@ class Gateway:
                 await self.bus.wait_quiet_async()
             if scope.cancelled_caught:
                 log.warning(
-                    "not all messages were delivered within %g s: %s", drain, self.statistics()
+                    "gateway_drain.timed_out",
+                    "not all messages were delivered within {seconds:g} s: {status}",
+                    seconds=drain,
+                    status=self.statistics(),
                 )
             await self._remove_all(list(self._supervisors.values()))
 

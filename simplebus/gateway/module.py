@@ -35,7 +35,7 @@ class NoSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModuleLogAdapter(logging.LoggerAdapter[logging.Logger]):
-    """Logger that prefixes lines with the name of the module."""
+    """Logger that prefixes lines with the name of the module, and adds it as `module_name`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(logging.getLogger(f"simplebus.gateway.{name}"), {})
@@ -44,7 +44,8 @@ class ModuleLogAdapter(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        return f"{self._name}: {msg}", kwargs
+        extra = kwargs.get("extra") or {}
+        return f"{self._name}: {msg}", {**kwargs, "extra": {"module_name": self._name, **extra}}
 
 
 class Port:

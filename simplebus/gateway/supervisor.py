@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import enum
 import inspect
-import logging
 import signal
 import threading
 from collections import deque
@@ -39,8 +38,9 @@ from simplebus.gateway.mailbox import Mailbox
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, BlockingPort
 from simplebus.gateway.workers import MESSAGES_PER_TURN, ModuleThread
+from simplebus.logs.event_logger import EventLogger
 
-log = logging.getLogger("simplebus.gateway")
+log = EventLogger("simplebus.gateway")
 
 RESTART_DELAY_S = 1.0
 """Delay before the first restart. It doubles with each failure."""
@@ -170,7 +170,10 @@ class ModuleSupervisor:
             await self._ended.wait()
         if not self._ended.is_set():
             log.warning(
-                "module %r did not stop within %g s and was abandoned", self.plan.name, grace
+                "module.abandoned",
+                "module {module_name!r} did not stop within {seconds:g} s and was abandoned",
+                module_name=self.plan.name,
+                seconds=grace,
             )
             self._scope.cancel()
             with trio.move_on_after(AWAITED_GRACE_S) as scope:
@@ -179,9 +182,11 @@ class ModuleSupervisor:
                 if self._port is not None:
                     self._port.end()
                 log.error(
-                    "module %r shields itself from cancellation; the gateway cannot end before the "
-                    "module does", self.plan.name,
-                )  # fmt: skip
+                    "module.shielded",
+                    "module {module_name!r} shields itself from cancellation; the gateway "
+                    "cannot end before the module does",
+                    module_name=self.plan.name,
+                )
 
     async def wait_ended(self) -> None:
         """Wait until the module has ended."""
@@ -246,7 +251,11 @@ class ModuleSupervisor:
                     try:
                         await self._run_once(mailbox)
                     except _Restart:
-                        log.info("module %r restarts with another plan", self.plan.name)
+                        log.info(
+                            "module.restarted",
+                            "module {module_name!r} restarts with another plan",
+                            module_name=self.plan.name,
+                        )
                         continue
                     except Exception as error:
                         if trio.current_time() - failed_at > RESTART_DELAY_MAX_S:
@@ -269,7 +278,13 @@ class ModuleSupervisor:
         self.state = State.FAILED
         self.failures += 1
         self.error = plain_text(describe_error(error))
-        log.error("module %r failed; restarting in %g s", self.plan.name, delay, exc_info=error)
+        log.error(
+            "module.failed",
+            "module {module_name!r} failed; restarting in {seconds:g} s",
+            module_name=self.plan.name,
+            seconds=delay,
+            exc_info=error,
+        )
         self.created.set()
         self.started.set()
         if not self._batch:  # Messages that were taken are still to be delivered.
@@ -323,10 +338,16 @@ class ModuleSupervisor:
                 await calls.call(getattr(module, "destroy", _no_operation))
             if scope.cancelled_caught:
                 log.warning(
-                    "module %r did not return from destroy and was abandoned", self.plan.name
+                    "module_destroy.abandoned",
+                    "module {module_name!r} did not return from destroy and was abandoned",
+                    module_name=self.plan.name,
                 )
         except Exception:
-            log.exception("module %r failed in destroy", self.plan.name)
+            log.exception(
+                "module_destroy.failed",
+                "module {module_name!r} failed in destroy",
+                module_name=self.plan.name,
+            )
 
     async def _deliver_and_run(
         self, mailbox: Mailbox, module: Any, calls: _Calls, health_probe: HealthProbe
@@ -350,7 +371,11 @@ class ModuleSupervisor:
                 with self._deliveries:
                     await self._deliver(mailbox, module, calls)
                 if self._deliveries.cancelled_caught:
-                    log.warning("module %r: abandoned a call that did not return", name)
+                    log.warning(
+                        "module_call.abandoned",
+                        "module {module_name!r}: abandoned a call that did not return",
+                        module_name=name,
+                    )
                     self._check_failure()
             except Exception as error:  # Raised outside the nursery, which would wrap it.
                 raised = error
@@ -386,7 +411,11 @@ class ModuleSupervisor:
             )
         except trio.Cancelled:  # The thread continues, but nothing waits for it.
             port.end()
-            log.warning("module %r: abandoned run, which did not end", port.name)
+            log.warning(
+                "module_run.abandoned",
+                "module {module_name!r}: abandoned run, which did not end",
+                module_name=port.name,
+            )
             raise
 
     async def _deliver(self, mailbox: Mailbox, module: Any, calls: _Calls) -> None:

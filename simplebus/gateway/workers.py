@@ -8,7 +8,6 @@ bus, whatever the reason.
 from __future__ import annotations
 
 import inspect
-import logging
 import queue
 import threading
 from collections import deque
@@ -19,11 +18,12 @@ from typing import Any, TypeVar, TypeVarTuple
 
 import trio
 
-from simplebus.core.log_sampling import is_logged
 from simplebus.gateway.blocking import CallbackWaiter, TaskGate, current_callback
 from simplebus.gateway.errors import invalid_argument, split_failure
 from simplebus.gateway.mailbox import Mailbox, describe_module
 from simplebus.gateway.messages import ModuleMessage
+from simplebus.logs.event_logger import EventLogger
+from simplebus.logs.sampling import is_logged
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -91,7 +91,7 @@ class ModuleThread:
         self._calls.put(None)
 
 
-log = logging.getLogger("simplebus.gateway")
+log = EventLogger("simplebus.gateway")
 
 ReceiveFunction = Callable[[ModuleMessage], Any]
 TaskBody = Callable[[Mailbox], Awaitable[None]]
@@ -127,9 +127,11 @@ def _handle_failure(mailbox: Mailbox, error: BaseException, *, in_thread: bool) 
         mailbox.failed += 1
         if is_logged(mailbox.failed):
             log.error(
-                "module %s failed on a message; continuing with the next one; failure %d",
-                mailbox.name,
-                mailbox.failed,
+                "module_receive.failed",
+                "module {module_name} failed on a message; continuing with the next one; "
+                "failure {failure_count}",
+                module_name=mailbox.name,
+                failure_count=mailbox.failed,
                 exc_info=failure,
             )
     if rest is not None:
@@ -184,8 +186,9 @@ async def _in_task(mailbox: Mailbox, body: TaskBody) -> None:
         failure, rest = split_failure(error)
         if failure is not None:
             log.error(
-                "the worker of module %s failed; the module is removed",
-                mailbox.name,
+                "module_worker.failed",
+                "the worker of module {module_name} failed; the module is removed",
+                module_name=mailbox.name,
                 exc_info=failure,
             )
         if rest is not None:

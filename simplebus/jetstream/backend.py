@@ -11,7 +11,6 @@ Without a connection nothing is lost: publishers wait for confirms and subscribe
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -62,13 +61,14 @@ from simplebus.jetstream.publish.stream_publisher import StreamPublisher
 from simplebus.jetstream.remote_class import RemoteClass, StoredMessages, pause_full_classes
 from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.jetstream.trim import StreamTrimmer
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.client import RequestReplies, ServerReady
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection, NatsConnectionEvent, NatsConnectionLost
 
-log = logging.getLogger("simplebus.engine")
+log = EventLogger("simplebus.engine")
 
 OpenConsumer = Callable[[], Awaitable[OpenedConsumer]]
 
@@ -103,7 +103,7 @@ class JetStreamBackend:
             tls=options.tls,
             min_payload_bytes=broker.settings.limits.frame_bytes + HEADERS_BYTES_MAX,
         )
-        core = self.link.core
+        core, classes = self.link.core, broker.store.classes
         self.consumers = ConsumerManager(self.link, options, self.server_id, DurableCheck(broker))
         self.publisher = StreamPublisher(
             core,
@@ -114,7 +114,7 @@ class JetStreamBackend:
             run_id=self.server_id,
             has_fast_batches=self.consumers.has_fast_batches,
         )
-        self.refusals = StreamRefusals(self.publisher.refusal)
+        self.refusals = StreamRefusals(classes, self.publisher.refusal)
         self._fast_batch_sid = core.subscribe(self.publisher.inbox)
         self.reader = StreamReader(self.link, options)
         self.feeds: dict[Position, ConsumerFeed] = {}
@@ -123,9 +123,11 @@ class JetStreamBackend:
         self._dead_letters: DeadLetterTracker[ConsumerFeed] = DeadLetterTracker(
             self._commit_log, core.write
         )
-        self._jobs = ClassJobs(self._notify_stored)
-        self._trimmer = StreamTrimmer(self.link, self.consumers, self._jobs, self.inboxes)
-        self._backlog = StreamBacklog(self.link, options.names, self.consumers, self.inboxes)
+        self._jobs = ClassJobs(classes, self._notify_stored)
+        self._trimmer = StreamTrimmer(self.link, classes, self.consumers, self._jobs, self.inboxes)
+        self._backlog = StreamBacklog(
+            self.link, options.names, classes, self.consumers, self.inboxes
+        )
         arguments = self._is_used, self._wait_dead_letters
         self._closer = ConsumerCloser(self.link, self.consumers, self._jobs, *arguments)
         self.inboxes.answer_query = self._closer.answer_query
@@ -509,10 +511,14 @@ class JetStreamBackend:
             self._refuse(cls, position, RemoteProtocolError(Reason.BAD_REQUEST, str(error)))
             return True
         except (BusConnectionError, JetStreamError) as error:
-            log_retry(cls.class_id, error, tries)
+            log_retry(cls.label, error, tries)
             return False
         except Exception:
-            log.exception("class %d: unexpected error while opening a subscription", cls.class_id)
+            log.exception(
+                "consumer.open_failed",
+                "class {class_name}: unexpected error while opening a subscription",
+                class_name=cls.label,
+            )
             problem = "internal error of the server; see its log"
             self._refuse(cls, position, RemoteProtocolError(Reason.BAD_REQUEST, problem))
             return True
@@ -562,7 +568,7 @@ class JetStreamBackend:
             name = self.inboxes.consumer_names[position]
             found = await self.consumers.replace(cls, position, name, feed)
         except Exception as error:
-            log_retry(cls.class_id, error, tries)
+            log_retry(cls.label, error, tries)
             return False
         feed.requested_count = 0
         self._feeds_to_serve[feed] = None

@@ -6,8 +6,7 @@ ask why those are stuck. It gives up after a few seconds.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +14,7 @@ import trio
 
 from simplebus.core.broker.wait_reasons import format_waiting_count
 from simplebus.core.errors import BusConnectionError
+from simplebus.core.message_class.message_class import MessageClass, class_label
 from simplebus.core.message_class.remote_storage import RemoteCountOutcome, RemoteInventory
 from simplebus.core.subscription.position import Position
 from simplebus.jetstream import api
@@ -22,11 +22,12 @@ from simplebus.jetstream.cluster.peers import Peers
 from simplebus.jetstream.consume.consumers import ConsumerManager
 from simplebus.jetstream.consume.inboxes import ConsumerInboxes
 from simplebus.jetstream.names import JetStreamNames, describe_consumer
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 
-log = logging.getLogger("simplebus.engine")
+log = EventLogger("simplebus.engine")
 
 COUNT_SECONDS = 6.0
 _NOTHING = RemoteInventory(0, 0, 0, 0, 0, 0, 0, False, "")
@@ -39,11 +40,13 @@ class StreamBacklog:
         self,
         link: NatsConnection,
         names: JetStreamNames,
+        classes: Mapping[int, MessageClass],
         consumers: ConsumerManager,
         inboxes: ConsumerInboxes,
     ) -> None:
         self._link = link
         self._names = names
+        self._classes = classes
         self._consumers = consumers
         self._inboxes = inboxes
         self._peers = Peers(link, names)
@@ -59,7 +62,11 @@ class StreamBacklog:
             except (BusConnectionError, JetStreamError) as error:
                 counted = str(error)
             except Exception:
-                log.exception("class %d: unexpected error while counting its stream", class_id)
+                log.exception(
+                    "backlog.count_failed",
+                    "class {class_name}: unexpected error while counting its stream",
+                    class_name=class_label(self._classes, class_id),
+                )
                 counted = "internal error of the server; see its log"
         for each in on_counted:
             each(counted)

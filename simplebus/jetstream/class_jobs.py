@@ -6,15 +6,16 @@ only its own job.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, KeysView
+from collections.abc import Awaitable, Callable, KeysView, Mapping
 
 import trio
 
 from simplebus.core.errors import BusError
+from simplebus.core.message_class.message_class import MessageClass, class_label
+from simplebus.logs.event_logger import EventLogger
 
-log = logging.getLogger("simplebus.engine")
+log = EventLogger("simplebus.engine")
 
 Job = Callable[[], Awaitable[None]]
 
@@ -22,8 +23,14 @@ Job = Callable[[], Awaitable[None]]
 class ClassJobs:
     """Jobs of all classes of one server."""
 
-    def __init__(self, on_idle: Callable[[], None]) -> None:
-        """Create empty queues. `on_idle` is called whenever the queue of a class becomes empty."""
+    def __init__(self, classes: Mapping[int, MessageClass], on_idle: Callable[[], None]) -> None:
+        """Create empty queues.
+
+        Args:
+            classes: Classes of the broker, for their names.
+            on_idle: Called whenever the queue of a class becomes empty.
+        """
+        self._classes = classes
         self._on_idle = on_idle
         self._queues: dict[int, deque[tuple[Job, object]]] = {}
         """Job and owner by class id; the first job of each queue is running."""
@@ -88,18 +95,24 @@ class ClassJobs:
         try:
             await job()
         except Exception:
-            log.exception("class %d: unexpected error in a request to its stream", class_id)
+            log.exception(
+                "stream_job.failed",
+                "class {class_name}: unexpected error in a request to its stream",
+                class_name=class_label(self._classes, class_id),
+            )
 
 
-def log_retry(class_id: int, error: Exception, tries: int) -> None:
+def log_retry(class_name: str, error: Exception, tries: int) -> None:
     """Log that a subscription could not get its consumer, at exponentially growing intervals of
     tries.
     """
     if tries & (tries - 1) == 0:
         is_fault = not isinstance(error, BusError)
         log.warning(
-            "cannot get a consumer for a subscription to class %d: %s; retrying",
-            class_id,
-            error,
+            "consumer.retried",
+            "cannot get a consumer for a subscription to class {class_name}: {error}; retrying",
+            class_name=class_name,
+            error=error,
+            attempt=tries,
             exc_info=is_fault,
         )

@@ -6,7 +6,6 @@ bus is its stream sequence minus 1.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -30,12 +29,13 @@ from simplebus.jetstream import api
 from simplebus.jetstream.publish import codec
 from simplebus.jetstream.remote_class import RemoteClass, StoredMessages
 from simplebus.jetstream.settings import JetStreamOptions
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 
-log = logging.getLogger("simplebus.engine")
+log = EventLogger("simplebus.engine")
 
 FETCH_LIMIT_MESSAGES = 4096
 PURGE_LIMIT_MESSAGES = 10_000
@@ -213,7 +213,11 @@ async def query_when_stored(
     except trio.TooSlowError:
         problem = f"the cluster did not store all accepted messages within {STORE_WAIT_SECONDS:g} s"
     except Exception:
-        log.exception("class %d: unexpected error in a request to its stream", cls.class_id)
+        log.exception(
+            "stream_query.failed",
+            "class {class_name}: unexpected error in a request to its stream",
+            class_name=cls.label,
+        )
         problem = "internal error of the server; see its log"
     return RemoteProtocolError(Reason.BAD_REQUEST, problem)
 

@@ -6,18 +6,20 @@ Each server trims the classes in which it acknowledged messages, and retries aft
 from __future__ import annotations
 
 import contextlib
-import logging
+from collections.abc import Mapping
 from functools import partial
 
 from simplebus.core.errors import BusConnectionError
+from simplebus.core.message_class.message_class import MessageClass, class_label
 from simplebus.jetstream.class_jobs import ClassJobs
 from simplebus.jetstream.consume.consumers import ConsumerManager
 from simplebus.jetstream.consume.inboxes import ConsumerInboxes
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 
-log = logging.getLogger("simplebus.engine")
+log = EventLogger("simplebus.engine")
 
 _TRIM_SECONDS = 2.0
 """Interval between two rounds."""
@@ -29,11 +31,13 @@ class StreamTrimmer:
     def __init__(
         self,
         link: NatsConnection,
+        classes: Mapping[int, MessageClass],
         consumers: ConsumerManager,
         jobs: ClassJobs,
         inboxes: ConsumerInboxes,
     ) -> None:
         self._link = link
+        self._classes = classes
         self._consumers = consumers
         self._jobs = jobs
         self._inboxes = inboxes
@@ -59,7 +63,12 @@ class StreamTrimmer:
             self._failed_classes.discard(class_id)
         except (BusConnectionError, JetStreamError) as error:
             if class_id not in self._failed_classes:
-                log.info("cannot remove acknowledged messages of class %d yet: %s", class_id, error)
+                log.info(
+                    "trim.postponed",
+                    "cannot remove acknowledged messages of class {class_name} yet: {error}",
+                    class_name=class_label(self._classes, class_id),
+                    error=error,
+                )
             self._failed_classes.add(class_id)
             self.classes_to_trim.add(class_id)
 

@@ -178,11 +178,6 @@ class SlowFacts(msgspec.Struct, frozen=True):
     sessions_left_out: int = 0
 
 
-def class_label(cls: MessageClass) -> str:
-    """Return the name of a class, or its id if it has none."""
-    return cls.name or str(cls.class_id)
-
-
 def collect_class(cls: MessageClass, now: float) -> Generator[None, None, ClassFacts]:
     """Collect the facts of one class in steps, at the time `now` of the broker's clock.
 
@@ -193,7 +188,7 @@ def collect_class(cls: MessageClass, now: float) -> Generator[None, None, ClassF
     statistics, dropped, in_flight, lag = ring.statistics(), cls.dropped_counts.copy(), 0, 0
     warning = find_class_warning(cls, now)
     facts = ClassFacts(
-        name=class_label(cls),
+        name=cls.label,
         class_id=cls.class_id,
         published=ring.head - cls.compacted_count,
         delivered=cls.delivered_count + sum(each.delivered_count for each in positions),
@@ -268,7 +263,7 @@ def collect_slow(broker: Broker, reporter: PositionReporter) -> Generator[None, 
             continue
         info = reporter.describe_position(cls, position)
         is_blocking = bool(cls.blocked_sessions and info.floor == cls.first_sequence)
-        positions.append(PositionFacts(truncate_text(class_label(cls)), info, is_blocking))
+        positions.append(PositionFacts(truncate_text(cls.label), info, is_blocking))
         if count % _DESCRIPTIONS_PER_STEP == _DESCRIPTIONS_PER_STEP - 1:
             yield
     sessions = nlargest(

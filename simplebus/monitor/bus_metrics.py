@@ -25,7 +25,9 @@ _GAUGE_FIELDS = (
     ("blocked_publishers", "blocked", "Sessions whose messages wait for space."),
 )
 _DROPPED_REASONS = (*DROP_REASONS, *DEAD_LETTER_REASONS)
-_DROPPED_HELP = "Messages dropped, or not delivered to some subscription, by reason."
+_DROPPED_HELP = (
+    "Messages dropped, moved to dead letters, or not delivered to some subscription, by reason."
+)
 _SUM = "Sum over all classes."
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import trio
 
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.client import (
     NatsClientCore,
@@ -35,7 +36,7 @@ from simplebus.nats.client.credentials import Credentials
 from simplebus.nats.client.events import ReceivedMessages, ServerError, ServerInfo
 from simplebus.nats.client.jetstream_codec import JetStreamError
 
-log = logging.getLogger("simplebus.engine")
+log = EventLogger("simplebus.engine")
 
 OUTPUT_BYTES_MAX = 4 * 1024 * 1024
 """Pending output above which `wait_for_output_space` waits."""
@@ -197,8 +198,8 @@ class NatsConnection:
         self._handle = handle
         self._tls = tls
         self._min_payload_bytes = min_payload_bytes
-        self._log_problem = log.debug if is_quiet else log.warning
-        self._log_connected = log.debug if is_quiet else log.info
+        self._problem_level = logging.DEBUG if is_quiet else logging.WARNING
+        self._connected_level = logging.DEBUG if is_quiet else logging.INFO
         self._servers = list(servers)
         random.shuffle(self._servers)
         self._discovered_servers: list[NatsAddress] = []
@@ -242,13 +243,24 @@ class NatsConnection:
                 except _END_ERRORS as error:
                     reason = _describe_error(error)
                     if self.connection_count > before:
-                        self._log_problem("lost the connection to NATS at %s: %s", server, reason)
+                        log.log(
+                            self._problem_level,
+                            "nats.connection_lost",
+                            "lost the connection to NATS at {server}: {reason}",
+                            server=server,
+                            reason=reason,
+                        )
                         pause, errors, has_logged_problem = RECONNECT_DELAY_MIN_SECONDS, [], False
                         break
                     errors.append(f"{server}: {reason}")
             self.problem = "; ".join(sorted(errors))  # Sorted: the order of attempts is random.
             if errors and not has_logged_problem:
-                self._log_problem("cannot connect to any NATS server, retrying: %s", self.problem)
+                log.log(
+                    self._problem_level,
+                    "nats.unreachable",
+                    "cannot connect to any NATS server, retrying: {error}",
+                    error=self.problem,
+                )
                 has_logged_problem = True
             await trio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, RECONNECT_DELAY_MAX_SECONDS)
@@ -487,7 +499,13 @@ class NatsConnection:
                             raise _ConnectionEndedError(
                                 f"the server refused the connection: {error_text}"
                             )
-                        self._log_problem("NATS at %s reported an error: %s", server, error_text)
+                        log.log(
+                            self._problem_level,
+                            "nats.error_reported",
+                            "NATS at {server} reported an error: {error}",
+                            server=server,
+                            error=error_text,
+                        )
                     case RequestReplies():
                         self._dispatch_replies(event)
                         continue
@@ -507,7 +525,9 @@ class NatsConnection:
         self.server = str(server)
         self._update_discovered_servers(info)
         self._preferred_server = None
-        self._log_connected("connected to NATS at %s", server)
+        log.log(
+            self._connected_level, "nats.connected", "connected to NATS at {server}", server=server
+        )
         self._changed.set()
         self._changed = trio.Event()
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import trio
 
+from simplebus.logs.event_logger import EventLogger
 from simplebus.server import process
 from simplebus.server.preauth.queue import PreAuthConnection, PreAuthQueue
 
-log = logging.getLogger("simplebus.server")
+log = EventLogger("simplebus.server")
 
 _MAPPED = "::ffff:"
 _BACKLOG = 1024
@@ -79,7 +79,7 @@ async def bind_all(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
                 raise
             problem = error
     if problem is not None:
-        log.info("not listening on IPv6: %s", problem)
+        log.info("listener.ipv6_unavailable", "not listening on IPv6: {error}", error=problem)
     return sockets
 
 
@@ -148,7 +148,11 @@ async def accept(
                 except OSError as error:
                     if error.errno in _EXHAUSTED:
                         if not has_logged:
-                            log.error("cannot accept connections: %s; retrying", error.strerror)
+                            log.error(
+                                "listener.accept_failed",
+                                "cannot accept connections: {error}; retrying",
+                                error=error.strerror,
+                            )
                         has_logged = True
                         await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
                     break  # Otherwise the client has closed before the accept.
@@ -160,12 +164,15 @@ async def accept(
                 )
                 if accepted is None:
                     if not has_logged:
-                        log.error("cannot accept connections: too many open files; see LimitNOFILE")
+                        log.error(
+                            "listener.descriptors_exhausted",
+                            "cannot accept connections: too many open files; see LimitNOFILE",
+                        )
                     has_logged = True
                     await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
                     break
                 if has_logged:
-                    log.warning("accepting connections again")
+                    log.warning("listener.recovered", "accepting connections again")
                     has_logged = False
                 try:
                     _set_socket_options(accepted)

@@ -6,7 +6,6 @@ flushes NATS clients only after the listener has entered itself in `Server.liste
 
 from __future__ import annotations
 
-import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
@@ -17,6 +16,7 @@ import trio
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.users.users import Users
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.errors import NatsError, too_many_connections
 from simplebus.nats.nats_server import NatsServer
 from simplebus.nats.nats_server import apply_settings as apply_nats_settings
@@ -35,7 +35,7 @@ from simplebus.server.server import Server
 from simplebus.server.tls.certificates import ReloadableCertificate
 from simplebus.server.tls.nats_upgrade import NatsTlsConnection
 
-log = logging.getLogger("simplebus.server")
+log = EventLogger("simplebus.server")
 
 _TICK_SECONDS = 0.5
 # Minimum number of ticks within the shortest time limit that ticks check.
@@ -123,7 +123,7 @@ class NatsListener:
                     self._should_trim_memory = False
                     process.release_free_memory()
             except Exception:
-                log.exception("a tick of the NATS server failed")
+                log.exception("nats_tick.failed", "a tick of the NATS server failed")
 
     def serve(self, sock: socket.socket, peer: str) -> None:
         """Serve a connected, non-blocking socket, or refuse it if a limit is reached."""
@@ -266,7 +266,11 @@ class NatsListener:
                 connections[session.client_id].disconnect(error)
             self._should_trim_memory |= error.reason in (Reason.SLOW_CONSUMER, Reason.PENDING_LIMIT)
         for fault in front.drain_errors():
-            log.error("delivering stored messages to NATS clients failed", exc_info=fault)
+            log.error(
+                "nats_delivery.failed",
+                "delivering stored messages to NATS clients failed",
+                exc_info=fault,
+            )
         if front.routes.has_abandoned and not self._is_removing_routes:
             self._is_removing_routes = True
             self.start_soon(self._remove_abandoned_routes)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import os
 import resource
 import time
 
+from simplebus.logs.event_logger import EventLogger
 from simplebus.monitor.metrics_builder import MetricsBuilder
 
 _PAGE_BYTES = resource.getpagesize()
@@ -62,7 +62,7 @@ def add_process_metrics(metrics_builder: MetricsBuilder) -> None:
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
-log = logging.getLogger("simplebus.server")
+log = EventLogger("simplebus.server")
 
 _RESERVED_DESCRIPTORS = 64
 SPARE_HTTP_DESCRIPTORS = 16
@@ -92,9 +92,15 @@ def release_free_memory() -> None:
 def log_connection_fault(error: Exception, peer: str) -> str:
     """Log an internal error that ended a connection. Returns a short reason."""
     if isinstance(error, MemoryError):
-        log.error("%s: disconnected: out of memory for its messages", peer)
+        log.error(
+            "connection.out_of_memory",
+            "{peer}: disconnected: out of memory for its messages",
+            peer=peer,
+        )
         return "out of memory"
-    log.error("%s: disconnected by an internal error", peer, exc_info=error)
+    log.error(
+        "connection.failed", "{peer}: disconnected by an internal error", peer=peer, exc_info=error
+    )
     return "internal error"
 
 

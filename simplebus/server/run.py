@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import os
 import signal
 import socket
@@ -31,6 +30,7 @@ from simplebus.core.users.users import Users
 from simplebus.jetstream.backend import JetStreamBackend
 from simplebus.jetstream.cluster.limits_check import check_cluster
 from simplebus.jetstream.settings import JetStreamOptions, check_settings
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import listeners, process
 from simplebus.server.journal.pump import JournalPump, load
@@ -49,7 +49,7 @@ from simplebus.storage.directory import lock_directory
 if TYPE_CHECKING:
     from simplebus.server.http.server_monitor import ServerMonitor
 
-log = logging.getLogger("simplebus.server")
+log = EventLogger("simplebus.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +139,19 @@ class RunningServer:
                 warnings = await read_in_thread(each.reload)
             except (OSError, CannotReloadError) as error:
                 problem = getattr(error, "strerror", None) or error
-                log.error("certificate not reloaded, the previous one stays in use: %s", problem)
+                log.error(
+                    "certificate.reload_failed",
+                    "certificate not reloaded, the previous one stays in use: {error}",
+                    error=problem,
+                )
             else:
-                log.info("reloaded the certificate %s", each.options.cert)
+                log.info(
+                    "certificate.reloaded",
+                    "reloaded the certificate {path}",
+                    path=each.options.cert,
+                )
                 for warning in warnings if log_warnings else ():
-                    log.warning(warning)
+                    log.warning("certificate.suspect", "{problem}", problem=warning)
 
 
 async def serve(
@@ -288,7 +296,11 @@ async def _cancel_on_stop_signal(signals: AsyncIterator[int], scope: trio.Cancel
     """Cancel `scope` if a stop signal arrives before the server has started."""
     async for number in signals:
         if number in STOP_SIGNALS:
-            log.info("%s: stopping during the start", signal.Signals(number).name)
+            log.info(
+                "startup.interrupted",
+                "{signal}: stopping during the start",
+                signal=signal.Signals(number).name,
+            )
             scope.cancel()
         else:
             log_ignored_signal(number)
@@ -332,12 +344,15 @@ async def _accept_until_stopped(
             listener_nursery.start_soon(print_rates, server.broker, nats_server, announce)
 
         async def run_lame_duck() -> None:
-            log.info("SIGUSR2: refusing new NATS clients and asking connected ones to leave")
+            log.info(
+                "lame_duck.started",
+                "SIGUSR2: refusing new NATS clients and asking connected ones to leave",
+            )
             for scope in nats_accept_scopes:
                 scope.cancel()
             assert nats_listener is not None
             await nats_listener.run_lame_duck()
-            log.info("the last NATS client has disconnected: draining")
+            log.info("lame_duck.ended", "the last NATS client has disconnected: draining")
             listener_nursery.cancel_scope.cancel()
 
         reload_lock = trio.Lock()
@@ -349,7 +364,7 @@ async def _accept_until_stopped(
 
         async for number in signals:
             if number in STOP_SIGNALS:
-                log.info("%s: draining", signal.Signals(number).name)
+                log.info("drain.started", "{signal}: draining", signal=signal.Signals(number).name)
                 is_signaled = True
                 listener_nursery.cancel_scope.cancel()
             elif number == signal.SIGHUP and (options.reload or running.certificates):
@@ -394,9 +409,9 @@ async def reload(running: RunningServer, options: ServeOptions) -> ServeOptions:
             say()
     except (ValueError, BusError) as error:
         for line in str(error).splitlines():
-            log.error("settings not reloaded: %s", line)
+            log.error("reload.rejected", "settings not reloaded: {error}", error=line)
     except Exception:  # No error of a reload may end the server.
-        log.exception("applying the reloaded settings failed")
+        log.exception("reload.failed", "applying the reloaded settings failed")
     await running.reload_certificates(log_warnings=options.reload is None)
     notify("READY=1")
     return options
@@ -481,18 +496,24 @@ def _warn_about_unprotected_listeners(options: ServeOptions, bus: str, http_addr
     """Warn about listeners that other machines can reach without authentication or TLS."""
     if http_address and options.users is None:
         log.warning(
-            "every client that reaches %s can read metrics and client names: authentication is off "
-            "(enable it with simplebus user add and --users)",
-            http_address,
+            "http.unprotected",
+            "every client that reaches {address} can read metrics and client names: "
+            "authentication is off (enable it with simplebus user add and --users)",
+            address=http_address,
         )
     if bus and options.users is None:
         log.warning(
-            "every client that reaches %s can publish, subscribe and purge: authentication is off "
-            "(enable it with simplebus user add and --users)",
-            bus,
+            "listener.unprotected",
+            "every client that reaches {address} can publish, subscribe and purge: "
+            "authentication is off (enable it with simplebus user add and --users)",
+            address=bus,
         )
     elif bus and options.tls is None:
-        log.warning("passwords and messages on %s are not encrypted: TLS is off (--tls-cert)", bus)
+        log.warning(
+            "listener.unencrypted",
+            "passwords and messages on {address} are not encrypted: TLS is off (--tls-cert)",
+            address=bus,
+        )
 
 
 def _format_addresses(sockets: list[socket.socket]) -> tuple[str, ...]:
@@ -530,16 +551,21 @@ def _log_lost_messages(server: Server) -> None:
     """Warn about messages that are lost because the server stops."""
     for cls in server.broker.statistics().classes:
         name = cls.name or str(cls.class_id)
-        if server.journal_pump is None and cls.ring.message_count + cls.parked:
+        count = cls.ring.message_count + cls.parked
+        if server.journal_pump is None and count:
             log.warning(
-                "class %s: lost %s, because the server has no --data-dir",
-                name,
-                format_count(cls.ring.message_count + cls.parked, "stored message"),
+                "class.messages_lost",
+                "class {class_name}: lost {messages}, because the server has no --data-dir",
+                class_name=name,
+                messages=format_count(count, "stored message"),
+                count=count,
             )
         elif cls.parked:
             log.warning(
-                "class %s: lost %s that waited for space in the class",
-                name,
-                format_message_count(cls.parked),
+                "class.waiting_messages_lost",
+                "class {class_name}: lost {messages} that waited for space in the class",
+                class_name=name,
+                messages=format_message_count(cls.parked),
+                count=cls.parked,
             )
     notify("STATUS=stopped")

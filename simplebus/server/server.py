@@ -6,7 +6,6 @@ publishers. All connections share one receive buffer; its content is valid until
 
 from __future__ import annotations
 
-import logging
 import math
 import secrets
 import socket
@@ -18,9 +17,9 @@ from typing import Any, NamedTuple, Protocol
 import trio
 
 from simplebus.core.broker.broker import NO_ACTIONS, Broker, Settings
-from simplebus.core.broker.wait_reasons import format_count
+from simplebus.core.broker.wait_reasons import format_count, format_message_count
 from simplebus.core.commit_log import CommitLog
-from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.errors import DEAD_LETTER_REASONS, Reason, RemoteProtocolError
 from simplebus.core.limits import ACK_READ_DELAY_SECONDS
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import Auth
@@ -28,6 +27,7 @@ from simplebus.core.session.session import Session
 from simplebus.core.users.rate_limit import RateLimit
 from simplebus.core.users.users import User, Users
 from simplebus.jetstream.backend import JetStreamBackend
+from simplebus.logs.event_logger import EventLogger
 from simplebus.server.connection import Connection
 from simplebus.server.journal.pump import JournalPump
 from simplebus.server.listeners import host_from_address
@@ -41,7 +41,7 @@ from simplebus.server.preauth.queue import PreAuthQueue
 from simplebus.server.tls.certificates import ReloadableCertificate
 from simplebus.server.tls.handshake import TlsConnection
 
-log = logging.getLogger("simplebus.server")
+log = EventLogger("simplebus.server")
 
 # A host that does not acknowledge TCP data for this long is gone.
 _UNACKED_SECONDS_MAX = 30.0
@@ -177,7 +177,7 @@ class Server:
         self.has_ended = False
         self._drain_check: trio.Event | None = None
         """Set after each change of the broker while `wait_drained` waits."""
-        self._logged_counts: Counter[tuple[str, str, str, str]] = Counter()
+        self._logged_counts: Counter[tuple[str, Reason]] = Counter()
         self._delayed_reads = trio.lowlevel.ParkingLot()
         self._clock_offset = 0.0
         """Offset from the event loop's clock to Unix time, in seconds."""
@@ -221,7 +221,7 @@ class Server:
                 self.broker.run_due_wakeups()
                 self.flush_ready()
             except Exception:
-                log.exception("sending delayed messages failed")
+                log.exception("delayed_delivery.failed", "sending delayed messages failed")
 
     def _update_wakeup_deadline(self) -> None:
         """Wake `_run_wakeups` when the broker's next delayed message is due."""
@@ -242,7 +242,7 @@ class Server:
             try:
                 self.tick()
             except Exception:
-                log.exception("a tick of the ack timer failed")
+                log.exception("ack_timer.failed", "a tick of the ack timer failed")
 
     def tick(self) -> None:
         """Run one step of the ack timer and the checks that go with it."""
@@ -267,17 +267,14 @@ class Server:
 
     def _log_losses(self) -> None:
         """Log one line per reason for frames and messages dropped since the previous tick."""
-        counts: Counter[tuple[str, str, str, str]] = Counter()
+        counts: Counter[tuple[str, Reason]] = Counter()
         for reason, count in self.broker.refusal_counts.items():
-            is_ack = reason.startswith("ack_")
-            verb, noun = ("ignored", "ack") if is_ack else ("refused", "frame")
-            counts[verb, noun, "", reason] = count
+            counts["", reason] = count
         for cls in self.broker.classes.values():
             for reason, count in cls.count_undelivered().items():
-                origin = f" of class {cls.name or cls.class_id}"
-                counts["dropped", "message", origin, reason] = count
-        for (verb, noun, origin, cause), count in (counts - self._logged_counts).items():
-            log.warning("%s %s%s (%s)", verb, format_count(count, noun), origin, cause)
+                counts[cls.label, reason] = count
+        for (class_name, reason), count in (counts - self._logged_counts).items():
+            _log_loss(class_name, reason, count)
         self._logged_counts = counts
 
     @property
@@ -531,7 +528,13 @@ class Server:
         if isinstance(reason, RemoteProtocolError):
             self._log_disconnect(reason.reason, peer, reason.sentence)
         else:
-            log.debug("%s from %s: %s", what, peer, reason)
+            log.debug(
+                "connection.closed",
+                "{connection} from {peer}: {reason}",
+                connection=what,
+                peer=peer,
+                reason=reason,
+            )
 
     def _disconnect(self, session: Session, error: RemoteProtocolError) -> None:
         if connection := self._find_session_owner(session.session_id):
@@ -539,4 +542,48 @@ class Server:
 
     def _log_disconnect(self, reason: Reason, peer: str, sentence: str) -> None:
         self.disconnect_counts[reason] += 1
-        log.warning("%s: disconnected (%s): %s", peer, reason, sentence)
+        log.warning(
+            "connection.dropped",
+            "{peer}: disconnected ({reason}): {sentence}",
+            peer=peer,
+            reason=reason,
+            sentence=sentence,
+        )
+
+
+def _log_loss(class_name: str, reason: Reason, count: int) -> None:
+    """Log frames and messages that were lost since the previous tick for one reason."""
+    if not class_name and reason.startswith("ack_"):
+        log.warning(
+            "acks.ignored",
+            "ignored {acks} ({reason})",
+            acks=format_count(count, "ack"),
+            reason=reason,
+            count=count,
+        )
+    elif not class_name:
+        log.warning(
+            "frames.refused",
+            "refused {frames} ({reason})",
+            frames=format_count(count, "frame"),
+            reason=reason,
+            count=count,
+        )
+    elif reason in DEAD_LETTER_REASONS:
+        log.warning(
+            "messages.dead_lettered",
+            "moved {messages} of class {class_name} to dead letters ({reason})",
+            messages=format_message_count(count),
+            class_name=class_name,
+            reason=reason,
+            count=count,
+        )
+    else:
+        log.warning(
+            "messages.dropped",
+            "dropped {messages} of class {class_name} ({reason})",
+            messages=format_message_count(count),
+            class_name=class_name,
+            reason=reason,
+            count=count,
+        )

@@ -6,7 +6,6 @@ The deadline is a limit; a second stop signal ends the wait at once.
 
 from __future__ import annotations
 
-import logging
 import signal
 from collections.abc import AsyncIterator
 
@@ -15,6 +14,7 @@ import trio
 from simplebus.core.errors import Reason
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import ErrorReply
+from simplebus.logs.event_logger import EventLogger
 from simplebus.server.nats_listener import NatsListener
 from simplebus.server.server import Server
 from simplebus.server.signals import STOP_SIGNALS, log_ignored_signal
@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.005
 # A client that replaces a subscription, as bridges often do, has the new one after this time.
 _SETTLE_SECONDS = 0.05
 
-log = logging.getLogger("simplebus.server")
+log = EventLogger("simplebus.server")
 
 
 async def drain(
@@ -55,14 +55,16 @@ async def drain(
                 async for number in signals:
                     name = signal.Signals(number).name
                     if number in STOP_SIGNALS and is_stop_expected:
-                        log.info("%s: stopping at once", name)
+                        log.info("drain.interrupted", "{signal}: stopping at once", signal=name)
                         nursery.cancel_scope.cancel()
                     elif number in STOP_SIGNALS:
-                        log.info("%s: already draining", name)
+                        log.info("drain.repeated", "{signal}: already draining", signal=name)
                         is_stop_expected = True
                     elif number == signal.SIGHUP:
                         log.warning(
-                            "%s: settings not reloaded, because the server shuts down", name
+                            "reload.refused",
+                            "{signal}: settings not reloaded, because the server shuts down",
+                            signal=name,
                         )
                     else:
                         log_ignored_signal(number)
@@ -83,7 +85,9 @@ async def drain(
                 await nats_listener.wait_flushed()
             nursery.cancel_scope.cancel()
     if scope.cancelled_caught:
-        log.warning("drain timeout of %g s exceeded: stopping", seconds)
+        log.warning(
+            "drain.timed_out", "drain timeout of {seconds:g} s exceeded: stopping", seconds=seconds
+        )
 
 
 async def stop_publishers(server: Server) -> None:

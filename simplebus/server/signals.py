@@ -6,14 +6,15 @@ No signal ends the process directly; signals without a function are logged.
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import threading
 from collections.abc import AsyncIterator
 
 import trio
 
-log = logging.getLogger("simplebus.server")
+from simplebus.logs.event_logger import EventLogger
+
+log = EventLogger("simplebus.server")
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _HANDLED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -62,4 +63,9 @@ async def _no_signals() -> AsyncIterator[int]:
 
 def log_ignored_signal(number: int) -> None:
     """Log that a signal has no effect, and why."""
-    log.warning("%s: %s", signal.Signals(number).name, _IGNORED_REASONS[signal.Signals(number)])
+    log.warning(
+        "signal.ignored",
+        "{signal}: {reason}",
+        signal=signal.Signals(number).name,
+        reason=_IGNORED_REASONS[signal.Signals(number)],
+    )

@@ -6,7 +6,6 @@ clients wait in their backlog while one server ends and the next one starts.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -14,9 +13,10 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 import trio
 
 from simplebus.core.errors import BusError
+from simplebus.logs.event_logger import EventLogger
 from simplebus.server.listeners import format_address
 
-log = logging.getLogger("simplebus.server")
+log = EventLogger("simplebus.server")
 
 
 def has_notify_socket() -> bool:
@@ -38,7 +38,12 @@ def notify(*states: str) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        log.warning("cannot send %s to systemd: %s", states[0], error)
+        log.warning(
+            "systemd.notify_failed",
+            "cannot send {state} to systemd: {error}",
+            state=states[0],
+            error=error,
+        )
         return False
     return True
 

@@ -9,14 +9,15 @@ usual.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import shutil
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-log = logging.getLogger("simplebus.spark")
+from simplebus.logs.event_logger import EventLogger
+
+log = EventLogger("simplebus.spark")
 
 _ZIP_FOLDER = Path("python") / "lib"
 
@@ -35,7 +36,10 @@ def use_precompiled_home(cache: Path) -> None:
             _create_home(installed, home)
     except OSError as error:
         log.debug(
-            "cannot create a precompiled Spark home; Spark starts from %s: %s", installed, error
+            "spark_home.unavailable",
+            "cannot create a precompiled Spark home; Spark starts from {path}: {error}",
+            path=installed,
+            error=error,
         )
         return
     os.environ["SPARK_HOME"] = str(home)

@@ -123,3 +123,15 @@ def test_parses_several_addresses() -> None:
     assert addresses.parse_addresses(["a:1", "b"]) == [Address("a", 1), Address("b", 8888)]
     with pytest.raises(ValueError, match="got no server address"):
         addresses.parse_addresses([])
+
+
+def test_equal_notices_are_logged_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    notices = addresses.NoticeLog()
+    for _ in range(100):
+        notices.add("slow down")
+    notices.add("draining")
+    assert caplog.messages == ["the server reports: slow down"] * 8 + [
+        "the server reports: draining"
+    ]
+    assert [vars(record)["event"] for record in caplog.records] == ["notice.received"] * 9
+    assert vars(caplog.records[-1])["notice"] == "draining"

@@ -17,7 +17,9 @@ import pytest
 
 from simplebus.console import line_writer
 from simplebus.console.line_writer import LineWriter
-from simplebus.server.observability.logs import JsonFormatter, LineHandler
+from simplebus.logs.configure import LineHandler
+from simplebus.logs.event_logger import EventLogger
+from simplebus.logs.formatters import JsonFormatter
 from tests.support.programs import ROOT, environment
 
 PIPE_BYTES = 4096
@@ -70,21 +72,22 @@ def test_drops_and_counts_lines_above_the_buffer_limit(
     monkeypatch.setattr(line_writer, "BUFFER_BYTES_MAX", 10_000)
     handler = LineHandler(LineWriter(pipe[1]))
     handler.setFormatter(JsonFormatter())
-    log = logging.Logger("test")
-    log.addHandler(handler)
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    log = EventLogger(logger)
     for number in range(1000):
-        log.info("event %d", number)
+        log.info("number.counted", "event {number}", number=number)
     got, poll = b"", select.poll()
     poll.register(pipe[0], select.POLLIN)
     while handler.writer._buffered_bytes:  # The thread may not have updated the count yet.
         if poll.poll(10):
             got += os.read(pipe[0], 65536)
-    log.info("last")
+    log.info("last.counted", "last")
     while b'"last"' not in got or not got.endswith(b"\n"):
         got += os.read(pipe[0], 65536)
     *said, last = map(json.loads, got.splitlines())
-    told = [each["fields"][0] for each in said if each["event"] == "event %d"]
-    left = [each["fields"][0] for each in said if "were dropped because" in each["event"]]
+    told = [each["number"] for each in said if each["event"] == "number.counted"]
+    left = [each["count"] for each in said if each["event"] == "lines.dropped"]
     assert told == sorted(told)
     assert len(told) < 1000
     assert len(told) + sum(left) == 1000

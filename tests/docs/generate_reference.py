@@ -1,4 +1,4 @@
-"""Generator of the reference pages on commands, configuration and metrics.
+"""Generator of the reference pages on commands, configuration, metrics and log events.
 
 `python -m tests.docs.generate_reference` writes the pages. Everything that a program knows comes
 from the code: options, defaults, types, metrics. Meanings of keys without an option are in
@@ -39,6 +39,7 @@ from simplebus.monitor.metrics_builder import MetricsBuilder
 from simplebus.monitor.snapshot import Metric, MetricKind
 from simplebus.server.http.facts import FactsCollector
 from simplebus.server.http.server_monitor import ServerMonitor
+from tests.docs import log_events
 from tests.docs.table_meanings import TABLES
 
 REFERENCE = Path(__file__).parents[2] / "protocol" / "reference"
@@ -580,8 +581,8 @@ time, a hundred samples a second. [Terms](../glossary.md) are those of the gloss
 | `class_id` | Id of the class. |
 | `reason` | [Reason code](errors.md#reason-codes); of a bridge: why a message is not copied. \
 Every possible reason is present from the start, as 0. |
-| `door` | Listener: `tcp` (binary), `nats` or `http`. |
-| `lane` | Copier of a bridge. |
+| `listener` | Listener: `tcp` (binary), `nats` or `http`. |
+| `copier` | Copier of a bridge. |
 | `module` | Module of a gateway. |
 | `what` | Name of a value from a module's health. |
 | `version` | Version of the server. |
@@ -611,10 +612,60 @@ def render_metrics() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+# Log events --------------------------------------------------------------------------------------
+
+_LOG_EVENTS_INTRODUCTION = """\
+# Log events
+
+{note}
+
+Every event that simplebus logs, with its level, its fields and its sentence. The [operating
+guide](../guide/operating.md#logs-and-traces) shows a JSON line and queries. A name is a subject and
+an occurrence. Names and fields are stable; the sentence may change.
+
+Three events belong to the log itself:
+
+| event | fields | meaning |
+|---|---|---|
+| `events.suppressed` | `suppressed_event`, `count` | Events of this name exceeded the rate limit. |
+| `lines.dropped` | `count` | Lines were dropped, because the log was not read in time. |
+| `message.logged` |  | Message of another library, or of your own module of a gateway. |
+
+"""
+
+
+def render_log_events() -> str:
+    """Return the page of all log events."""
+    lines = _LOG_EVENTS_INTRODUCTION.format(note=GENERATED_NOTE).split("\n")[:-1]
+    lines += ["## Fields", ""]
+    lines += format_table(
+        ("field", "meaning"),
+        [[_code(name), text] for name, text in log_events.FIELD_MEANINGS.items()],
+    )
+    calls = {each.event: each for each in log_events.find_event_calls()}
+    for section in log_events.SECTIONS:
+        lines += [f"## {section}", ""]
+        lines += format_table(
+            ("event", "level", "fields", "sentence"),
+            [
+                [
+                    _code(event),
+                    call.level or "by its cause",
+                    ", ".join(map(_code, call.fields)),
+                    _code(call.sentence.replace("|", "\\|")),
+                ]
+                for event, call in sorted(calls.items())
+                if log_events.find_section(call.path) == section
+            ],
+        )
+    return "\n".join(lines).rstrip() + "\n"
+
+
 GENERATED_PAGES: dict[str, Callable[[], str]] = {
     "commands.md": render_commands,
     "configuration.md": render_configuration,
     "metrics.md": render_metrics,
+    "log-events.md": render_log_events,
 }
 """Function that returns the text of each generated page."""
 

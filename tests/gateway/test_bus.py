@@ -180,6 +180,14 @@ def test_log_of_a_failing_module_is_limited_and_counts(caplog: pytest.LogCapture
     assert counts == ["1", "2", "3", "4", "8", "16", "32", "64", "128"]
 
 
+def test_log_of_malformed_messages_is_limited(caplog: pytest.LogCaptureFixture) -> None:
+    with ModuleBus() as bus:
+        for _ in range(100):
+            bus.publish(b"malformed")
+        assert bus.statistics().malformed == 100
+    assert [vars(record)["event"] for record in caplog.records] == ["module_message.malformed"] * 8
+
+
 # What waits --------------------------------------------------------------------------------------
 
 

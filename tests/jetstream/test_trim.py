@@ -31,7 +31,7 @@ async def test_logs_failed_trim_once(
     caplog.set_level(logging.INFO)
     there: Any = ConsumerManager()
     nobody: Any = None
-    trimming = StreamTrimmer(nobody, there, nobody, there)
+    trimming = StreamTrimmer(nobody, {}, there, nobody, there)
     for turn in range(2):
         there.error = JetStreamError(10008, "temporarily unavailable")
         for _ in range(20):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 ORDER: Mapping[str, tuple[str, ...]] = {
     "simplebus": (
-        *("core", "nats", "storage", "net", "client", "jetstream", "console", "monitor"),
+        *("core", "nats", "console", "logs", "storage", "net", "client", "jetstream", "monitor"),
         *("server", "bridge", "config", "memory", "gateway", "spark", "testing", "demo"),
         *("commands", "bench"),
     ),

@@ -8,6 +8,7 @@ import os
 import pytest
 import trio
 
+import simplebus
 from simplebus.core.broker.broker import Broker, FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
@@ -213,3 +214,23 @@ async def test_subscriptions_to_unnamed_classes_are_limited_and_removed() -> Non
         await modest.stream.aclose()
         await wait_until(lambda: not server.server.connections)
         assert not server.server.broker.subscription_manager._early_subscribers
+
+
+async def test_dead_letters_are_logged_by_the_name_of_the_class(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with (
+        serving(Settings(tick_seconds=0.02)) as server,
+        simplebus.connect(f"simplebus://{server.addresses[0]}") as bus,
+        bus.subscribe("orders") as orders,
+    ):
+        await bus.publish(b"7 books", class_id="orders")
+        async for order in orders:
+            order.terminate("no such book")
+            break
+        await wait_until(lambda: "moved 1 message of class orders to dead letters" in caplog.text)
+    (record,) = (each for each in caplog.records if vars(each).get("class_name") == "orders")
+    values = vars(record)
+    assert (values["event"], values["count"]) == ("messages.dead_lettered", 1)
+    assert values["reason"] == Reason.TERMINATED

@@ -296,7 +296,7 @@ def test_truncated_record_is_skipped_once(tmp_path: Path) -> None:
     second = data.find(data[:4], 1)
     with segment.open("r+b") as file:
         file.truncate(second - 1)
-    found = bus.reader.read(SpillRead(1, 20, 100, 1000, lambda stretches: None))
+    found = bus.reader.read(SpillRead(1, "1", 20, 100, 1000, lambda stretches: None))
     assert [(each.first, each.message_count, each.frames) for each in found] == [(20, 80, b"")]
     assert "skipped messages 20-99" in bus.reader.problems[0]
 

@@ -6,7 +6,6 @@ messages beyond the buffer limit count as missed. Dead letters are stored at the
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections import deque
 from collections.abc import Sequence
@@ -22,8 +21,6 @@ from simplebus.bridge.nats_frames import NatsFramer
 from simplebus.bridge.reserved_headers import is_reserved_subject
 from simplebus.core.errors import BusConnectionError
 from simplebus.nats.client.events import ReceivedMessages
-
-log = logging.getLogger("simplebus.bridge")
 
 BUFFERED_BYTES_MAX = 64 * 1024 * 1024
 """Bytes that wait to be read. Messages beyond this limit are missed."""

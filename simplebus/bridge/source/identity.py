@@ -8,15 +8,15 @@ message ids.
 
 from __future__ import annotations
 
-import logging
 import secrets
 
 from simplebus.bridge.checkpoint import MessageFingerprint
 from simplebus.bridge.interfaces import MessageSource, TargetBatch
 from simplebus.client.core.client import ClientCore
 from simplebus.core.protocol.durability import Durability
+from simplebus.logs.event_logger import EventLogger
 
-log = logging.getLogger("simplebus.bridge")
+log = EventLogger("simplebus.bridge")
 
 
 def sequence_scope(source: ClientCore) -> str:
@@ -64,9 +64,11 @@ class SourceIdentity:
             ):  # A message that is gone cannot be compared.
                 return 0
         log.warning(
-            "%s: %s was restored from an old copy; messages copied since then may be copied again",
-            name,
-            source.identity,
+            "source.restored",
+            "{copier}: {source} was restored from an old copy; messages copied since then may"
+            " be copied again",
+            copier=name,
+            source=source.identity,
         )
         self.era, self._last_sent = f" {secrets.token_hex(4)}", None
         return 1

@@ -7,7 +7,6 @@ known value remains while the source is away.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -17,8 +16,10 @@ import trio
 
 from simplebus.bridge.interfaces import MessageSource, MessageTarget
 from simplebus.core.errors import BusError
+from simplebus.logs.event_logger import EventLogger
+from simplebus.logs.sampling import is_logged
 
-log = logging.getLogger("simplebus.bridge")
+log = EventLogger("simplebus.bridge")
 
 POLL_SECONDS = 1.0
 _POLL_TIMEOUT_SECONDS = 5.0
@@ -49,6 +50,7 @@ class Lag:
         """Sequence of the first unread message."""
         self._read_count = 0
         """Number of reads of the copier."""
+        self._failure_count = 0
         self._polled_at = -math.inf
         """Time at which the source was last opened alone."""
 
@@ -102,7 +104,7 @@ class Lag:
             except (BusError, OSError):
                 continue  # The copier notices it itself.
             except Exception:  # As in `Copier.run`; the last value remains.
-                log.exception("cannot measure the lag of a copier")
+                self._log_failure()
                 return
             if source is self._source and read_count == self._read_count and not self.is_idle:
                 self._update(count, age)
@@ -127,7 +129,12 @@ class Lag:
             except (BusError, OSError):
                 return
             except Exception:  # As in `poll_while_connected`.
-                log.exception("cannot measure the lag of a copier")
+                self._log_failure()
+
+    def _log_failure(self) -> None:
+        self._failure_count += 1
+        if is_logged(self._failure_count):
+            log.exception("lag.unmeasured", "cannot measure the lag of a copier")
 
     def _update(self, count: int, age: float) -> None:
         self._unread_count = count

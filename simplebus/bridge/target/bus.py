@@ -12,7 +12,6 @@ and the cluster drops duplicates.
 from __future__ import annotations
 
 import hashlib
-import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -59,8 +58,9 @@ from simplebus.core.limits import (
 from simplebus.core.message_class.last_values import BRIDGE_RECORDS_CLASS
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.requests import Auth, NamedClass, SubscribeRequest
+from simplebus.logs.event_logger import EventLogger
 
-log = logging.getLogger("simplebus.bridge")
+log = EventLogger("simplebus.bridge")
 
 _RECORD_SECONDS = 10.0
 _OLD_STATELESS_SERVER_PREFIX = "cluster "
@@ -218,7 +218,12 @@ class BusTarget:
 
     def _discard_record(self, reason: str) -> None:
         self.discarded_records += 1
-        log.warning("%s: discarded a bridge record: it %s", self._settings.name, reason)
+        log.warning(
+            "bridge_record.discarded",
+            "{copier}: discarded a bridge record: it {reason}",
+            copier=self._settings.name,
+            reason=reason,
+        )
 
     async def _find_changed_message(
         self, source: MessageSource, record: BridgeRecord, committed: int
@@ -481,7 +486,11 @@ async def open_bus_target(
             is_record_missing = record is None
     if is_record_missing:  # The target does not know what the copier's numbers mean.
         log.warning(
-            "%s has no valid bridge record of %s: messages in flight may be stored twice", bus, name
+            "bridge_record.missing",
+            "{target} has no valid bridge record of {copier}: messages in flight may be "
+            "stored twice",
+            target=bus,
+            copier=name,
         )
         new_instance = secrets.token_hex(8)
         async with connect(endpoint, settings.create_client_core(instance=new_instance)):
@@ -521,7 +530,9 @@ async def _read_last_record(
         try:
             return BridgeRecord.decode(batch.payloads[-1])
         except BridgeRecordError as error:
-            log.warning("%s: %s", settings.name, error)
+            log.warning(
+                "bridge_record.invalid", "{copier}: {error}", copier=settings.name, error=error
+            )
             return None
     finally:
         connection.core.unsubscribe(inbox, is_processed=False)

@@ -7,7 +7,6 @@ Callers wait through a loss and get an error when no other connection will be ma
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -31,8 +30,9 @@ from simplebus.client.reconnect import ReconnectSchedule, is_worth_retrying
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.limits import ACK_SECONDS, READ_BYTES
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.logs.event_logger import EventLogger
 
-log = logging.getLogger("simplebus.client")
+log = EventLogger("simplebus.client")
 
 
 class ClientConnection(ConnectionWaiters):
@@ -69,7 +69,7 @@ class ClientConnection(ConnectionWaiters):
         """True if a consumer holds messages that it may have processed meanwhile."""
         self._unacked_added = WakeupEvent()
         core.on_ack = self._on_manual_ack
-        core.set_notice_handler(lambda sentence: log.warning("the server reports: %s", sentence))
+        core.set_notice_handler(addresses.NoticeLog().add)
         fork_safety.register(self)
 
     # Connections ---------------------------------------------------------------------------------
@@ -89,7 +89,9 @@ class ClientConnection(ConnectionWaiters):
                 if not schedule.mark_failed(attempt.address_index, problem):
                     break
                 if schedule.last_error is problem and schedule.has_permanent_refusal:
-                    log.warning("%s; that address is not tried again", problem)
+                    log.warning(
+                        "address.refused", "{error}; that address is not tried again", error=problem
+                    )
             else:
                 addresses.log_forgotten_messages(
                     self._endpoint, self.core.publish_buffer.forgotten_count - known
@@ -143,7 +145,7 @@ class ClientConnection(ConnectionWaiters):
         ):
             self._end(addresses.connection_closed_error(self._endpoint) if self._is_last else loss)
             return
-        log.warning("%s; trying again", loss)
+        log.warning("connection.lost", "{error}; trying again", error=loss)
         self._schedule.mark_lost(anyio.current_time())
         try:
             await self.open()
@@ -152,10 +154,10 @@ class ClientConnection(ConnectionWaiters):
                 None if self._schedule.has_permanent_refusal else self._schedule.reconnect_seconds
             )
             end = addresses.reconnect_failed_error(loss, problem, seconds)
-            log.error("%s", end)
+            log.error("connection.abandoned", "{error}", error=end)
             self._end(end)
         else:
-            log.info("connected again, to %s", self._endpoint)
+            log.info("connection.restored", "connected again, to {server}", server=self._endpoint)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Stop the tasks of the connection; `run` replaces it."""

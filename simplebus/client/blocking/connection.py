@@ -7,7 +7,6 @@ reconnect schedule about attempts.
 
 from __future__ import annotations
 
-import logging
 import math
 import selectors
 import socket
@@ -34,6 +33,7 @@ from simplebus.core.errors import (
 )
 from simplebus.core.limits import READ_BYTES
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.logs.event_logger import EventLogger
 from simplebus.net.tls import TlsSocket, has_unread, is_flushed, plain_socket
 
 
@@ -56,7 +56,7 @@ class ThreadGuard:
         self._lock.release()
 
 
-log = logging.getLogger("simplebus.client")
+log = EventLogger("simplebus.client")
 
 # After this time without a read, heartbeats of the server may wait in the socket.
 _STALE_READ_SECONDS = 0.05
@@ -105,9 +105,7 @@ class BlockingClientConnection:
         """True if no other connection is needed, because everything is confirmed."""
         self.thread_guard = ThreadGuard()
         """Held by the thread that uses the bus."""
-        self.core.set_notice_handler(
-            lambda sentence: log.warning("the server reports: %s", sentence)
-        )
+        self.core.set_notice_handler(client_addresses.NoticeLog().add)
         fork_safety.register(self)
 
     def check_open(self) -> None:
@@ -168,7 +166,9 @@ class BlockingClientConnection:
             if not schedule.mark_failed(attempt.address_index, problem):
                 self._give_up()
             elif schedule.last_error is problem and schedule.has_permanent_refusal:
-                log.warning("%s; that address is not tried again", problem)
+                log.warning(
+                    "address.refused", "{error}; that address is not tried again", error=problem
+                )
             return
         client_addresses.log_forgotten_messages(
             self._address, self.core.publish_buffer.forgotten_count - known
@@ -238,7 +238,7 @@ class BlockingClientConnection:
             self._end(
                 client_addresses.connection_closed_error(self._address) if self._is_last else loss
             )
-        log.warning("%s; trying again", loss)
+        log.warning("connection.lost", "{error}; trying again", error=loss)
         self._schedule.mark_lost(monotonic())
 
     def disown(self, end: BusConnectionError) -> None:

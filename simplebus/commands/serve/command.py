@@ -81,8 +81,9 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
     )
     from simplebus.config.environment import unread_variables
     from simplebus.config.stable_read import read_when_stable
+    from simplebus.logs.configure import configure_logging
+    from simplebus.logs.event_logger import EventLogger
     from simplebus.server import systemd
-    from simplebus.server.observability.logs import UNLIMITED, configure_logging
     from simplebus.server.run import serve as serve_until_stopped
 
     configuration = read_context(context)
@@ -91,11 +92,11 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
     except ValueError as error:
         exit_for_invalid_options(error)
     configure_logging(plan.log_level, plan.log_format)
-    log = logging.getLogger("simplebus")
+    log = EventLogger("simplebus")
     root = context.find_root().command
     unread_warnings = unread_variables(os.environ, root, SECRET_VARIABLES)
     for warning in (*plan.warnings, *unread_warnings):
-        log.warning("configuration: %s", warning)
+        log.warning("configuration.suspect", "configuration: {problem}", problem=warning)
 
     files = [path for path in (config, configuration.config.users.users) if path is not None]
 
@@ -113,13 +114,33 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
             configure_logging(new_plan.log_level, new_plan.log_format)
             for change in changed[:_LOGGED_CHANGES_MAX]:
                 level = logging.INFO if change.is_reloaded else logging.WARNING
-                log.log(level, "configuration: %s", change, extra=UNLIMITED)
+                log.log(
+                    level,
+                    "setting.changed",
+                    "configuration: {change}",
+                    change=change,
+                    is_unlimited=True,
+                )
             for warning in (*new_plan.warnings, *widened):
-                log.warning("configuration: %s", warning, extra=UNLIMITED)
+                log.warning(
+                    "configuration.suspect",
+                    "configuration: {problem}",
+                    problem=warning,
+                    is_unlimited=True,
+                )
             if len(changed) > _LOGGED_CHANGES_MAX:
                 count = len(changed) - _LOGGED_CHANGES_MAX
-                log.info("configuration: %d more changes", count, extra=UNLIMITED)
-            log.info("reloaded the configuration: %s", count_changes(changed))
+                log.info(
+                    "settings.changed",
+                    "configuration: {count} more changes",
+                    count=count,
+                    is_unlimited=True,
+                )
+            log.info(
+                "configuration.reloaded",
+                "reloaded the configuration: {changes}",
+                changes=count_changes(changed),
+            )
 
         return new_plan.settings, new_plan.options, write_line
 
@@ -231,7 +252,7 @@ def exit_for_invalid_options(error: ValueError) -> NoReturn:
 
 def _announce(line: str) -> None:
     """Print the ready line to standard output, any other line to the log; ignore closed streams."""
-    from simplebus.server.observability.logs import write_line
+    from simplebus.logs.configure import write_line
 
     with contextlib.suppress(OSError):
         if line.startswith("simplebus ready "):

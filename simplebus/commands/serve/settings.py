@@ -6,7 +6,6 @@ their values. A file with an error changes nothing.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,11 +28,14 @@ from simplebus.config.server_schema import SETTINGS, ServerConfig
 from simplebus.config.server_settings import server_settings
 from simplebus.config.setting import SIZE
 from simplebus.config.users import ConfiguredUsers, merge_users, read_users_file
+from simplebus.logs.event_logger import EventLogger
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import BridgeSettings
     from simplebus.core.settings import Settings
     from simplebus.server.run import ServeOptions
+
+log = EventLogger("simplebus")
 
 SECRET_VARIABLES = (*SECRETS, *jetstream_options.SECRETS.values())
 """Environment variables that `serve` reads and that no option sets."""
@@ -143,7 +145,7 @@ def configured_users(path: Path | None, file: ConfigFile | None) -> ConfiguredUs
         except ConfigError as error:
             raise ConfigError(*(f"--users: {each}" for each in error.messages)) from None
         if warning:
-            logging.getLogger("simplebus").warning(warning)
+            log.warning("users_file.readable", "{problem}", problem=warning)
         groups.append(users_of_file)
     return merge_users(groups) if groups else ConfiguredUsers()
 

@@ -58,7 +58,7 @@ def apply_scope(cls: MessageClass, position: Position, scope: ClassPermissions |
         raise RemoteProtocolError(
             Reason.UNAUTHORIZED,
             f"the group {position.group!r} is shared by users who may see other channels of "
-            f"class {cls.name or cls.class_id}",
+            f"class {cls.label}",
         )
     patterns = former_filter.patterns if former_filter is not None else ()
     position.set_channel_filter(create_effective_filter(cls, patterns, scope))

@@ -133,7 +133,9 @@ class _PendingFetch:
         if first < min(ring.floor, last):
             if self._spilled_rings is None:
                 until = min(last, ring.floor)
-                read = SpillRead(cls.class_id, first, until, FETCH_BYTES_MAX, self._on_read)
+                read = SpillRead(
+                    cls.class_id, cls.label, first, until, FETCH_BYTES_MAX, self._on_read
+                )
                 self._fetcher.read_spilled(read)
                 return False
             # Damaged messages are skipped; a reply contains no gap.

@@ -179,9 +179,7 @@ class InquiryHandler:
         return [each for each in found if each is not None]
 
     def _dead_letter_class_id(self, cls: MessageClass) -> int | None:
-        return self._store.class_id_by_name.get(
-            dead_letters.dead_letter_class_name(cls.name or str(cls.class_id))
-        )
+        return self._store.class_id_by_name.get(dead_letters.dead_letter_class_name(cls.label))
 
     def _require_class(self, name_or_id: int | str) -> MessageClass:
         store = self._store

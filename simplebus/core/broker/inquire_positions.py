@@ -133,9 +133,7 @@ class PositionReporter:
                 send_blocked_seconds=full_seconds,
                 has_matched=not patterns or position.delivered_count > 0 or not is_served,
                 pending_dead_letter_count=state.pending_dead_letter_count,
-                dead_letter_class=truncate_text(
-                    dead_letters.dead_letter_class_name(cls.name or str(cls.class_id))
-                ),
+                dead_letter_class=truncate_text(dead_letters.dead_letter_class_name(cls.label)),
             )
         )
         session = self._sessions.get(position.session_id)

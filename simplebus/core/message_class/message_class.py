@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,6 +63,7 @@ class MessageClass:
     ) -> None:
         self.class_id = ring.class_id
         self.name = ""
+        """Name, or empty; see `label`."""
         self.creator = ""
         """Name of the user who created the class; empty if unknown."""
         self.full_policy = full_policy
@@ -231,6 +233,11 @@ class MessageClass:
             oldest = self.time_index.find_sequence(now - retention.seconds, ring.head)
             floor = max(floor, min(oldest, ring.head))
         return floor
+
+    @property
+    def label(self) -> str:
+        """Name of the class, or its id if it has none."""
+        return self.name or str(self.class_id)
 
     def count_undelivered(self) -> Counter[Reason]:
         """Return the messages that were dropped or not delivered to some position, by reason."""
@@ -545,3 +552,9 @@ def build_row(cls: MessageClass, frame: memoryview, now: float) -> MessageRow | 
         NEVER if expires_ms is None else now + expires_ms / 1000,
         NO_DELAY if not not_before_ms else now + not_before_ms / 1000,
     )
+
+
+def class_label(classes: Mapping[int, MessageClass], class_id: int) -> str:
+    """Return the name of a class, or its id if it has none or does not exist."""
+    cls = classes.get(class_id)
+    return str(class_id) if cls is None else cls.label

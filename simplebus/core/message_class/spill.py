@@ -53,6 +53,10 @@ class SpillingClass(Protocol):
     spill: ClassSpill | None
     positions: dict[Position, None]
 
+    @property
+    def label(self) -> str:
+        """See `MessageClass.label`."""
+
     def enqueue_position(self, position: Position) -> None:
         """See `MessageClass.enqueue_position`."""
 
@@ -73,6 +77,8 @@ class SpillRead:
     """Request to read messages `first` to `last - 1`, up to about `bytes_max` but at least one."""
 
     class_id: int
+    class_name: str
+    """See `MessageClass.label`."""
     first: int
     last: int
     bytes_max: int
@@ -290,7 +296,7 @@ class SpillReader:
             main.floor, self._spill_manager.commit_log.written_head(ring.class_id, main.floor)
         )
         self._pending_read = SpillRead(
-            ring.class_id, ring.head, last, SPILL_READ_BYTES, self._on_read
+            ring.class_id, self.cls.label, ring.head, last, SPILL_READ_BYTES, self._on_read
         )
         self._spill_manager.request_read(self._pending_read)
         return False

@@ -586,7 +586,7 @@ class Store:
         """
         if dead_letters.is_dead_letter_class(cls.name):
             return None
-        class_name = cls.name or str(cls.class_id)
+        class_name = cls.label
         try:
             dead = self.class_registry.open_dead_letter_class(class_name)
         except RemoteProtocolError:

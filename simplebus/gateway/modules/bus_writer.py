@@ -7,7 +7,6 @@ and bytes.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import trio
 from simplebus.client.aio.bus import Bus
 from simplebus.client.pending_confirms import ConfirmWaiter
 from simplebus.core.errors import Reason, RefusedError
+from simplebus.logs.event_logger import EventLogger
 
 MESSAGES_MAX = 4096
 RETRY_SECONDS = 1.0
@@ -43,7 +43,7 @@ class BusWriter:
         class_: int | str,
         *,
         bytes_max: int,
-        log: logging.Logger | logging.LoggerAdapter[Any],
+        log: EventLogger,
     ) -> None:
         """Create a writer. With more than `bytes_max` bytes in flight, `put` waits."""
         self._bus = bus
@@ -127,7 +127,9 @@ class BusWriter:
         """Send messages again until they are stored: a few at first, to keep their order."""
         error: RefusedError = to_resend[0].waiter.refusals[0]
         self.problem = str(error)
-        self._log.warning("no space for received messages, they wait (%s)", error)
+        self._log.warning(
+            "module_store.full", "no space for received messages, they wait ({error})", error=error
+        )
         to_resend += await self._wait_all_results()
         count = 1
         while to_resend:
@@ -138,7 +140,7 @@ class BusWriter:
             to_resend = refused + to_resend[count:]
             count = 1 if refused else 2 * count
         self.problem = ""
-        self._log.info("received messages are stored again")
+        self._log.info("module_store.recovered", "received messages are stored again")
         self._notify_changed()
 
     async def _wait_all_results(self) -> list[_PendingMessage]:

@@ -13,9 +13,7 @@ import msgspec
 
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import Module
-
-_ASKED_FOR = {"is_asked_for": True}
-"""Exempts the lines from the log's rate limit."""
+from simplebus.logs.event_logger import EventLogger
 
 
 class LoggerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,4 +44,11 @@ class Logger(Module):
         if settings.content != "size" and len(shown) < len(message.content):
             text += f"… ({len(message.content):,} bytes)"
         properties = "".join(f" {name}={value!r}" for name, value in message.properties.items())
-        self.bus.log.log(level, "%s%s", text, properties, extra=_ASKED_FOR)
+        EventLogger(self.bus.log).log(
+            level,
+            "module_message.logged",
+            "{content}{properties}",
+            content=text,
+            properties=properties,
+            is_unlimited=True,
+        )

@@ -24,7 +24,6 @@ but not stored by any module, are lost in a crash. Without `remember`, a restart
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import stat
@@ -40,8 +39,9 @@ import msgspec
 
 from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import BlockingModule, BlockingPort
+from simplebus.logs.event_logger import EventLogger
 
-log = logging.getLogger("simplebus.gateway.tail")
+log = EventLogger("simplebus.gateway.tail")
 
 LINE_BYTES_MAX = 1 << 20
 """A longer line is published in parts."""
@@ -218,7 +218,11 @@ class FileFollower:
         self._resume_position = _decode_position(saved_position)
         """Position at which to continue, until its file is found."""
         if saved_position and self._resume_position is None:
-            log.warning("%s: ignoring the saved position, which is damaged", path)
+            log.warning(
+                "tail_position.damaged",
+                "{path}: ignoring the saved position, which is damaged",
+                path=path,
+            )
 
     def close(self) -> None:
         """Close all files."""
@@ -295,8 +299,9 @@ class FileFollower:
                     break
             else:
                 log.warning(
-                    "%s: the file that was read last is gone; lines may have been missed",
-                    self._path,
+                    "tailed_file.missing",
+                    "{path}: the file that was read last is gone; lines may have been missed",
+                    path=self._path,
                 )
         self._resume_position, self._at_end = None, False
         if opened_file is not None:
@@ -366,9 +371,12 @@ def _file_key(status: os.stat_result) -> tuple[int, int]:
 
 def _log_truncated(path: Path, read: int) -> None:
     log.warning(
-        "%s was truncated after %d bytes were read; reading it from the beginning, lines may have "
-        "been missed", path, read,
-    )  # fmt: skip
+        "tailed_file.truncated",
+        "{path} was truncated after {read_bytes} bytes were read; reading it from "
+        "the beginning, lines may have been missed",
+        path=path,
+        read_bytes=read,
+    )
 
 
 def _split_long_line(text: bytes, offset: int) -> list[Line]:
@@ -437,7 +445,12 @@ class Tail(BlockingModule):
             if error.errno not in NO_SPACE_ERRORS:
                 raise
             if not self._is_full:
-                log.error("%s: %s; reading pauses until there is space", self._position_path, error)
+                log.error(
+                    "tail_position.write_failed",
+                    "{path}: {error}; reading pauses until there is space",
+                    path=self._position_path,
+                    error=error,
+                )
             self._is_full = True
             return False
         self._saved_position, self._is_full = saved_position, False

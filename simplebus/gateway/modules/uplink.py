@@ -52,6 +52,8 @@ from simplebus.gateway.messages import ModuleMessage
 from simplebus.gateway.module import AsyncPort, Module
 from simplebus.gateway.modules.bus_writer import BusWriter
 from simplebus.gateway.modules.uplink_settings import UplinkSettings, UplinkTable, parse
+from simplebus.logs.event_logger import EventLogger
+from simplebus.logs.sampling import is_logged
 from simplebus.memory.bus import MemoryBus
 
 _DURABLE = re.compile(r"bridge (\S+) there ")
@@ -125,6 +127,7 @@ class Uplink(Module):
 
     def __init__(self, bus: AsyncPort, settings: UplinkSettings) -> None:
         super().__init__(bus, settings)
+        self._log = EventLogger(bus.log)
         self._table = table = settings.table
         self._access = settings.access
         default_limits, max_memory = Limits(), table.max_memory
@@ -181,7 +184,12 @@ class Uplink(Module):
             await self._writer.put(message.content, options)
         except (LocalProtocolError, ValueError) as error:
             self._rejected_count += 1
-            self.bus.log.error("dropped a message that cannot be sent: %s", error)
+            if is_logged(self._rejected_count):
+                self._log.error(
+                    "uplink_message.invalid",
+                    "dropped a message that cannot be sent: {error}",
+                    error=error,
+                )
             return
         self._received_count += 1
 
@@ -190,7 +198,7 @@ class Uplink(Module):
         table = self._table
         async with self._memory as local, trio.open_nursery() as nursery:
             writer = self._writer = BusWriter(
-                local, table.class_, bytes_max=table.max_memory // 4, log=self.bus.log
+                local, table.class_, bytes_max=table.max_memory // 4, log=self._log
             )
             copiers = self._create_copiers(local.connection.core.bus_id)
             copier = self.copier = copiers[0]
@@ -206,7 +214,12 @@ class Uplink(Module):
                 writer.stored_count if table.data_dir else copier.statistics().position
             ):
                 outcome = "stored" if table.data_dir else "sent"
-                self.bus.log.warning("lost %d messages that were not %s", lost_count, outcome)
+                self._log.warning(
+                    "uplink_messages.lost",
+                    "lost {count} messages that were not {outcome}",
+                    count=lost_count,
+                    outcome=outcome,
+                )
             nursery.cancel_scope.cancel()
 
     async def _store_messages(self, writer: BusWriter) -> None:
@@ -214,35 +227,41 @@ class Uplink(Module):
         try:
             await writer.run()
         except Exception:
-            self.bus.log.error(
-                "lost some of the last %d messages: they could not be stored",
-                self._received_count - writer.stored_count,
+            self._log.error(
+                "uplink_store.failed",
+                "lost some of the last {count} messages: they could not be stored",
+                count=self._received_count - writer.stored_count,
             )
             raise
 
     def _create_copiers(self, identity: str) -> list[Copier]:
         """Create the copiers of the configured class and of other classes with messages."""
-        table, log = self._table, self.bus.log
+        table, log = self._table, self._log
         name = table.name or f"{self.bus.name}-{identity}"
         backlogs = find_backlogs(self._memory.statistics(), table.class_, name)
         for each in backlogs:
             if each.name != name:
                 log.info(
-                    "using the name %r at the target, as when its directory was created", each.name
+                    "uplink_name.kept",
+                    "using the name {uplink!r} at the target, as when its directory was created",
+                    uplink=each.name,
                 )
             if each.class_ != backlogs[0].class_:
                 log.warning(
-                    "also sending %d stored messages of class %r",
-                    each.waiting,
-                    each.class_,
+                    "uplink_backlog.sent",
+                    "also sending {count} stored messages of class {class_name!r}",
+                    count=each.waiting,
+                    class_name=str(each.class_),
                 )
             for other, count in each.others.items():
                 log.warning(
-                    "%d stored messages of class %r belong to the uplink name %r and are not sent: "
-                    "run an uplink with this directory and that name",
-                    count,
-                    each.class_,
-                    other,
+                    "uplink_backlog.ignored",
+                    "{count} stored messages of class {class_name!r} belong to the uplink name "
+                    "{uplink!r} and are not sent: run an uplink with this directory and that "
+                    "name",
+                    count=count,
+                    class_name=str(each.class_),
+                    uplink=other,
                 )
         return [self._create_copier(each.class_, each.name) for each in backlogs]
 

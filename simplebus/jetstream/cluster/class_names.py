@@ -11,7 +11,6 @@ after an answer or a timeout.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from itertools import islice
@@ -24,13 +23,14 @@ from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.protocol.requests import ClassId, Name, NamedClass
 from simplebus.jetstream.class_jobs import Job
 from simplebus.jetstream.names import JetStreamNames
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.client import NatsClientCore
 from simplebus.nats.client.events import ReceivedMessages
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection, new_inbox
 
-log = logging.getLogger("simplebus.engine")
+log = EventLogger("simplebus.engine")
 
 _UPDATE_SECONDS = 10.0
 _RETRY_SECONDS, _RETRY_SECONDS_MAX = 0.25, 30.0
@@ -106,13 +106,20 @@ class ClassNameExchange:
                     "starting without them" if is_over else "retrying",
                 )
                 log.warning(
-                    "cannot read class names from streams without a leader (%s); %s", shown, what
+                    "class_names.incomplete",
+                    "cannot read class names from streams without a leader ({streams}); {outcome}",
+                    streams=shown,
+                    outcome=what,
                 )
                 if is_over:
                     break
                 await trio.sleep(_RETRY_SECONDS)
             except (BusConnectionError, JetStreamError) as error:
-                log.warning("cannot list the streams of the JetStream cluster: %s; retrying", error)
+                log.warning(
+                    "class_names.read_failed",
+                    "cannot list the streams of the JetStream cluster: {error}; retrying",
+                    error=error,
+                )
                 await trio.sleep(_RETRY_SECONDS)
         for class_id, description in found:
             if not description:
@@ -121,7 +128,11 @@ class ClassNameExchange:
         with trio.move_on_after(PEER_WAIT_SECONDS):
             await self._peer_answered.wait()
         if not self._peer_answered.is_set():
-            log.warning("no other server sent class names within %g s", PEER_WAIT_SECONDS)
+            log.warning(
+                "class_names.unanswered",
+                "no other server sent class names within {seconds:g} s",
+                seconds=PEER_WAIT_SECONDS,
+            )
         self._query_sid = self._core.subscribe(self._subjects.names_query_subject)
 
     def query_peers(self) -> None:
@@ -188,7 +199,12 @@ class ClassNameExchange:
             if self._conflicting_names.get(class_id) != name:
                 # Publish the own name again, once, so that the other server logs the conflict, too.
                 self._conflicting_names[class_id] = name
-                log.warning("class %d of the cluster: %s", class_id, error.sentence)
+                log.warning(
+                    "class_name.conflicted",
+                    "class {class_id} of the cluster: {error}",
+                    class_id=class_id,
+                    error=error.sentence,
+                )
                 self._shared_names.pop(name, None)
                 self._shared_names.pop(self._name_of(class_id), None)
 
@@ -225,7 +241,10 @@ class ClassNameExchange:
             if isinstance(error, JetStreamError) and error.code in jetstream_codec.NOT_FOUND:
                 return  # The stream is created with its description.
             log.warning(
-                "cannot write the name of class %d to its stream: %s; retrying", class_id, error
+                "class_name.write_failed",
+                "cannot write the name of class {class_name} to its stream: {error}; retrying",
+                class_name=name or str(class_id),
+                error=error,
             )
             self._classes_to_describe[class_id] = None
             self._describe_at = trio.current_time() + self._retry_seconds

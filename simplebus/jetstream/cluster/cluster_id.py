@@ -8,7 +8,6 @@ clients would treat it as another bus and send or copy everything again.
 
 from __future__ import annotations
 
-import logging
 import secrets
 
 import trio
@@ -18,11 +17,12 @@ from simplebus.jetstream import api
 from simplebus.jetstream.cluster.stream_update import upgrade_stream
 from simplebus.jetstream.names import CLUSTER_ID_PREFIX
 from simplebus.jetstream.settings import JetStreamOptions
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 
-log = logging.getLogger("simplebus.engine")
+log = EventLogger("simplebus.engine")
 
 _RETRY_SECONDS = 0.5
 _CHECK_SECONDS = 10.0
@@ -51,7 +51,9 @@ async def load_cluster_id(link: NatsConnection, options: JetStreamOptions) -> st
             if str(error) != problem:
                 problem = str(error)
                 log.warning(
-                    "cannot read the bus identity from the JetStream cluster: %s; retrying", error
+                    "bus_identity.read_failed",
+                    "cannot read the bus identity from the JetStream cluster: {error}; retrying",
+                    error=error,
                 )
         await trio.sleep(_RETRY_SECONDS)
 
@@ -70,15 +72,20 @@ async def maintain_cluster_id(
         try:
             found = await _read_or_store_id(link, options, own_id)
         except (BusError, JetStreamError) as error:
-            log.debug("cannot check the bus identity in the JetStream cluster: %s", error)
+            log.debug(
+                "bus_identity.unchecked",
+                "cannot check the bus identity in the JetStream cluster: {error}",
+                error=error,
+            )
             continue
         if found not in (own_id, other_id):
             other_id = found
             log.error(
-                "this server has the bus identity %s, but newer servers have another one, because "
-                "the stream %s was deleted: restart this server",
-                cluster_id,
-                options.names.identity_stream_name,
+                "bus_identity.differed",
+                "this server has the bus identity {identity}, but newer servers have "
+                "another one, because the stream {stream} was deleted: restart this server",
+                identity=cluster_id,
+                stream=options.names.identity_stream_name,
             )
 
 

@@ -7,17 +7,17 @@ JetStream traffic counts as an answer. A connection that still has unsent reques
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import trio
 
 from simplebus.core.errors import BusConnectionError
 from simplebus.jetstream.settings import JetStreamOptions
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsAddress, NatsConnection
 
-log = logging.getLogger("simplebus.engine")
+log = EventLogger("simplebus.engine")
 
 CHECK_SECONDS = 5.0
 SILENCE_SECONDS = 15.0
@@ -46,7 +46,11 @@ async def follow_jetstream(
         now, before, activity = trio.current_time(), activity, activity_count()
         if activity != before or await _is_jetstream_answering(link):
             if silent_since is not None and pause > CHECK_SECONDS:
-                log.warning("JetStream answers again at the NATS server %s", link.server)
+                log.warning(
+                    "jetstream.recovered",
+                    "JetStream answers again at the NATS server {server}",
+                    server=link.server,
+                )
             silent_since, pause = None, CHECK_SECONDS
             continue
         silent_since = now if silent_since is None else silent_since
@@ -57,9 +61,12 @@ async def follow_jetstream(
             continue
         if pause == CHECK_SECONDS:
             log.warning(
-                "JetStream has not answered for %g s at the NATS server %s, nor at any other known "
-                "server; still searching", SILENCE_SECONDS, link.server,
-            )  # fmt: skip
+                "jetstream.silent",
+                "JetStream has not answered for {seconds:g} s at the NATS server {server}, "
+                "nor at any other known server; still searching",
+                seconds=SILENCE_SECONDS,
+                server=link.server,
+            )
         pause = min(2 * pause, CHECK_SECONDS_MAX)
 
 

@@ -7,7 +7,6 @@ may store the subjects of this bus.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 
 import trio
@@ -20,10 +19,11 @@ from simplebus.jetstream.cluster.failover import follow_jetstream
 from simplebus.jetstream.cluster.stream_update import storage_problem
 from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX
 from simplebus.jetstream.settings import JetStreamOptions
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 
-log = logging.getLogger("simplebus.engine")
+log = EventLogger("simplebus.engine")
 
 _FRAME_BYTES_MIN = 1024
 """Smallest frame limit with which a server is useful."""
@@ -56,9 +56,11 @@ async def check_cluster(settings: Settings, options: JetStreamOptions) -> Cluste
     if limits.frame_bytes <= frame_bytes:
         return ClusterCheck(settings, identity)
     log.info(
-        "limited frames to %d bytes: the NATS servers accept messages of up to %d bytes",
-        frame_bytes,
-        payload_bytes_max,
+        "frame_size.limited",
+        "limited frames to {frame_bytes} bytes: the NATS servers accept messages of up to"
+        " {payload_bytes} bytes",
+        frame_bytes=frame_bytes,
+        payload_bytes=payload_bytes_max,
     )
     return ClusterCheck(
         replace(settings, limits=replace(limits, frame_bytes=frame_bytes)), identity
@@ -99,7 +101,11 @@ async def _check_streams(link: NatsConnection, options: JetStreamOptions) -> Non
     try:
         configs, _ = await list_streams(link)
     except (BusConnectionError, JetStreamError) as error:
-        log.warning("cannot list the streams of the JetStream cluster: %s", error)
+        log.warning(
+            "stream_check.skipped",
+            "cannot list the streams of the JetStream cluster: {error}",
+            error=error,
+        )
         return
     for config in configs:
         name, subjects = str(config.get("name", "")), config.get("subjects") or ()

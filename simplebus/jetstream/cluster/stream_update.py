@@ -7,15 +7,15 @@ refused.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from simplebus.core.errors import BusConnectionError
 from simplebus.jetstream.settings import JetStreamOptions
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 
-log = logging.getLogger("simplebus.engine")
+log = EventLogger("simplebus.engine")
 
 _UPDATE_SECONDS = 10.0
 
@@ -55,9 +55,20 @@ async def upgrade_stream(
     try:
         body = {**config, **changes}
         await link.api_request(f"STREAM.UPDATE.{name}", body, seconds=_UPDATE_SECONDS)
-        log.info("upgraded the stream %s: %s", name, change_text)
+        log.info(
+            "stream.upgraded",
+            "upgraded the stream {stream}: {changes}",
+            stream=name,
+            changes=change_text,
+        )
     except (BusConnectionError, JetStreamError) as error:
-        log.warning("cannot upgrade the stream %s (%s): %s", name, change_text, error)
+        log.warning(
+            "stream.upgrade_failed",
+            "cannot upgrade the stream {stream} ({changes}): {error}",
+            stream=name,
+            changes=change_text,
+            error=error,
+        )
 
 
 async def check_and_upgrade_stream(
@@ -69,10 +80,12 @@ async def check_and_upgrade_stream(
     bytes_max = max(0, int(config.get("max_bytes") or 0))
     if bytes_max != options.max_bytes:
         log.warning(
-            "the stream %s has the size limit %s, which stays in force; --engine-max-bytes is %s",
-            config.get("name"),
-            _format_limit(bytes_max),
-            _format_limit(options.max_bytes),
+            "stream_limit.differed",
+            "the stream {stream} has the size limit {limit}, which stays in force; "
+            "--engine-max-bytes is {wanted_limit}",
+            stream=config.get("name"),
+            limit=_format_limit(bytes_max),
+            wanted_limit=_format_limit(options.max_bytes),
         )
     await upgrade_stream(link, config, options)
 

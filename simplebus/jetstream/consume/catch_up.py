@@ -7,7 +7,6 @@ arrive here, so a shared consumer is waited for only a moment.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import trio
@@ -16,11 +15,12 @@ from simplebus.core.errors import BusConnectionError
 from simplebus.jetstream import api
 from simplebus.jetstream.consume.feed import ConsumerFeed
 from simplebus.jetstream.names import JetStreamNames
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 
-log = logging.getLogger("simplebus.engine")
+log = EventLogger("simplebus.engine")
 
 PATIENCE_SECONDS = 5.0
 """Upper limit, so that a cluster that does not answer blocks no client."""
@@ -39,7 +39,11 @@ async def notify_when_caught_up(
     try:
         await _wait_caught_up(link, names, consumer, feed)
     except Exception:
-        log.exception("class %d: unexpected error while catching up", feed.cls.class_id)
+        log.exception(
+            "catch_up.failed",
+            "class {class_name}: unexpected error while catching up",
+            class_name=feed.cls.label,
+        )
     for each in on_caught_up:
         each()
 

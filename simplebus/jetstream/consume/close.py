@@ -8,7 +8,6 @@ are redelivered after the ack wait, like those of a dead server.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,10 +22,11 @@ from simplebus.jetstream.consume.dead_letters import DeadLetterMark
 from simplebus.jetstream.consume.give_back import ReturnedMessages, UnackedOnExit
 from simplebus.jetstream.consume.handover import TAKEOVER_SECONDS
 from simplebus.jetstream.remote_class import RemoteClass
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 
-log = logging.getLogger("simplebus.engine")
+log = EventLogger("simplebus.engine")
 
 _DEAD_LETTER_WAIT_SECONDS = 2.0
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.25, 5.0
@@ -109,7 +109,13 @@ class ConsumerCloser:
         except (BusConnectionError, JetStreamError) as error:
             is_final = closed.is_resumable or (isinstance(error, JetStreamError) and error.is_final)
             more = "" if is_final else "; retrying"
-            log.warning("cannot close a subscription to class %d: %s%s", class_id, error, more)
+            log.warning(
+                "consumer.close_failed",
+                "cannot close a subscription to class {class_name}: {error}{outcome}",
+                class_name=closed.cls.label,
+                error=error,
+                outcome=more,
+            )
             if not is_final:
                 again = replace(closed, tries=closed.tries + 1)
                 pause = min(_PAUSE_SECONDS * 2**closed.tries, _PAUSE_SECONDS_MAX)

@@ -16,7 +16,6 @@ that a server is about to release count as unheld.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -49,11 +48,12 @@ from simplebus.jetstream.names import (
 )
 from simplebus.jetstream.remote_class import RemoteClass
 from simplebus.jetstream.settings import JetStreamOptions
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client import jetstream_codec
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.net.nats_connection import NatsConnection
 
-log = logging.getLogger("simplebus.engine")
+log = EventLogger("simplebus.engine")
 
 _STREAM_SECONDS = 10.0
 
@@ -146,7 +146,11 @@ class ConsumerManager:
         self.on_description(class_id, str(info.get("config", {}).get("description") or ""))
         created = str(info.get("created", ""))
         if self._stream_created.setdefault(class_id, created) != created:
-            log.warning("the stream of class %d was recreated; its messages are lost", class_id)
+            log.warning(
+                "stream.recreated",
+                "the stream of class {class_name} was recreated; its messages are lost",
+                class_name=name or str(class_id),
+            )
             self._stream_created[class_id] = created
             self._trimmed_floor.pop(class_id, None)
 
@@ -396,13 +400,20 @@ class ConsumerManager:
             return None
         if is_rolled_back and not is_new:
             log.warning(
-                "the stream of class %d lost messages; its messages may be delivered again",
-                class_id,
+                "stream.rolled_back",
+                "the stream of class {class_name} lost messages; its messages may be "
+                "delivered again",
+                class_name=cls.label,
             )
             self._trimmed_floor.pop(class_id, None)
             is_new = True
         if info is None:
-            log.warning("recreating the consumer %s of class %d, which is gone", name, class_id)
+            log.warning(
+                "consumer.recreated",
+                "recreating the consumer {consumer} of class {class_name}, which is gone",
+                consumer=name,
+                class_name=cls.label,
+            )
         patterns = tuple(position.channel_filter.patterns) if position.channel_filter else ()
         needed = 0 if is_new else feed.restart_sequence
         kind = "durable" if position.durable else "group" if position.group else "plain"

@@ -6,13 +6,14 @@ has refused nothing for a while, so the log has one line for the start and one f
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from simplebus.core.message_class.message_class import MessageClass, class_label
+from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client.jetstream_codec import JetStreamError
 
-log = logging.getLogger("simplebus.engine")
+log = EventLogger("simplebus.engine")
 
 RECOVERED_SECONDS = 5.0
 
@@ -29,10 +30,19 @@ class _StreamRefusal:
 class StreamRefusals:
     """Classes of one server whose streams refuse messages."""
 
-    def __init__(self, refusal: Callable[[int], JetStreamError | None]) -> None:
-        """`refusal` returns why a stream refused the last message; None if it accepted it or is
-        unknown.
+    def __init__(
+        self,
+        classes: Mapping[int, MessageClass],
+        refusal: Callable[[int], JetStreamError | None],
+    ) -> None:
+        """Create an empty list.
+
+        Args:
+            classes: Classes of the broker, for their names.
+            refusal: Returns why a stream refused the last message; None if it accepted it or is
+                unknown.
         """
+        self._classes = classes
         self._get_refusal = refusal
         self._refusals: dict[int, _StreamRefusal] = {}
 
@@ -59,9 +69,10 @@ class StreamRefusals:
         if reason != refusal.reason and now >= refusal.logged_at + RECOVERED_SECONDS:
             refusal.reason, refusal.logged_at = reason, now
             log.warning(
-                "class %d: its stream refuses messages; its publishers wait: %s",
-                class_id,
-                reason,
+                "stream.refused",
+                "class {class_name}: its stream refuses messages; its publishers wait: {reason}",
+                class_name=class_label(self._classes, class_id),
+                reason=reason,
             )
 
     def log_recovered(self, now: float) -> None:
@@ -72,4 +83,8 @@ class StreamRefusals:
                 and self._get_refusal(class_id) is None
             ):
                 del self._refusals[class_id]
-                log.warning("class %d: its stream accepts messages again", class_id)
+                log.warning(
+                    "stream.accepted",
+                    "class {class_name}: its stream accepts messages again",
+                    class_name=class_label(self._classes, class_id),
+                )

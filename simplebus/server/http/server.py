@@ -9,7 +9,6 @@ Health checks are answered even then: without an answer, a supervisor would rest
 from __future__ import annotations
 
 import http
-import logging
 import re
 import socket
 import ssl
@@ -23,6 +22,7 @@ import h11
 import trio
 
 from simplebus.core.session.rate_limits import address_network
+from simplebus.logs.event_logger import EventLogger
 from simplebus.monitor.dashboard import TICK_SECONDS, Dashboard
 from simplebus.monitor.requests import (
     METHODS,
@@ -41,7 +41,7 @@ from simplebus.server.preauth.address_limits import KeyedTokenBuckets, is_loopba
 from simplebus.server.preauth.queue import PreAuthQueue
 from simplebus.server.tls.handshake import HandshakeError
 
-log = logging.getLogger("simplebus.server")
+log = EventLogger("simplebus.server")
 
 CONNECTIONS_MAX = 64
 HEAD_BYTES_MAX = 16 * 1024
@@ -259,7 +259,7 @@ class HttpServer:
             is_health = request.path in PUBLIC_PATHS
             response = _run_to_end(steps) if is_health else await self.run_steps(steps)
         except Exception:
-            log.exception("answering %.80r failed", request.path)
+            log.exception("http_request.failed", "answering {path!r:.80} failed", path=request.path)
             return error_response(500, "internal error; see the server's log")
         self.answered_count += 1
         return response
@@ -272,7 +272,7 @@ class HttpServer:
             try:
                 await self.run_steps(self.dashboard.tick())
             except Exception:
-                log.exception("collecting the monitoring data failed")
+                log.exception("monitor_snapshot.failed", "collecting the monitoring data failed")
             await trio.sleep_until(due)
 
     async def run_steps(self, steps: Generator[None, None, T]) -> T:
@@ -316,9 +316,10 @@ def warn_if_public(hosts: Iterable[str]) -> None:
     """Warn if other machines can reach these hosts: there is no authentication."""
     if public_hosts := [host for host in hosts if not is_loopback(host)]:
         log.warning(
-            "every client that reaches %s can read metrics and client names: HTTP has no "
-            "authentication here",
-            " and ".join(public_hosts),
+            "http.public",
+            "every client that reaches {address} can read metrics and client names: HTTP has "
+            "no authentication here",
+            address=" and ".join(public_hosts),
         )
 
 
@@ -371,7 +372,9 @@ class _HttpConnection:
         except (trio.TooSlowError, HandshakeError, OSError):
             pass
         except Exception:
-            log.exception("%s: answering an HTTP request failed", self.peer)
+            log.exception(
+                "http_connection.failed", "{peer}: answering an HTTP request failed", peer=self.peer
+            )
         finally:
             await self._close()
 

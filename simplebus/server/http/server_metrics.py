@@ -130,12 +130,14 @@ def build_metrics(facts: ServerFacts, version: str) -> list[Metric]:
         (*DISCONNECT_REASONS, *REFUSAL_REASONS),
     )
     for listener, open_count, accepted_count in facts.listeners:
-        builder.gauge("connections", "Open connections, by listener.", open_count, door=listener)
+        builder.gauge(
+            "connections", "Open connections, by listener.", open_count, listener=listener
+        )
         builder.counter(
             "connections_accepted",
             "Connections accepted since the start, by listener.",
             accepted_count,
-            door=listener,
+            listener=listener,
         )
     is_failing = journal is not None and bool(journal.failure)
     builder.gauge("journal_failing", "1 while the journal cannot be written, else 0.", is_failing)

@@ -10,7 +10,6 @@ meanwhile form the next batch, so a slow disk gets larger batches.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from simplebus.core.commit_log import CommitLog
 from simplebus.core.histogram import HistogramSnapshot
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
 from simplebus.core.protocol.durability import Durability
+from simplebus.logs.event_logger import EventLogger
 from simplebus.server.journal.spill_read_thread import SpillReadThread
 from simplebus.server.journal.writer import (
     DIRECT_WRITE_BYTES_MAX,
@@ -37,7 +37,7 @@ from simplebus.storage.journal import Journal
 from simplebus.storage.recovery import finish_recovery, recover
 from simplebus.storage.segment_reader import SegmentReader
 
-log = logging.getLogger("simplebus.server")
+log = EventLogger("simplebus.server")
 
 _BATCHES_IN_FLIGHT_MAX = 2
 
@@ -196,7 +196,7 @@ class JournalPump:
 
     def _on_durable(self, batch: int, has_space: bool) -> None:
         if self._commit_log.write_error is not None and has_space:
-            log.warning("writing the journal works again")
+            log.warning("journal.write_recovered", "writing the journal works again")
         # The event loop may have written a later batch before the thread's report arrived.
         batch = max(batch, self._last_written)
         self._last_written = batch
@@ -206,7 +206,12 @@ class JournalPump:
 
     def _on_failure(self, failure: WriteFailure) -> None:
         if self._commit_log.write_error is None:
-            log.error("%s; publishers are refused until writing works again", failure[1])
+            log.error(
+                "journal.write_failed",
+                "{error}; publishers are refused until writing works again",
+                error=failure[1],
+                reason=failure[0],
+            )
         self._broker.journal_failed(*failure)
         self._flush_ready()
 
@@ -246,11 +251,17 @@ def load(broker: Broker, directory: JournalDirectory) -> None:
         found.last_batch_number
     )
     for problem in found.problems:
-        log.warning("journal %s", problem)
+        log.warning("journal.repaired", "journal {problem}", problem=problem)
     try:
         finish_recovery(directory, found, to_disk=broker.commit_log.durability is Durability.DISK)
     except OSError as error:
         raise JournalError(f"cannot use {directory.path} as a journal: {error.strerror}") from None
     if found.last_batch_number:
         recovered = format_message_count(found.message_count)
-        log.info("recovered %s from %s", recovered, directory.path)
+        log.info(
+            "journal.recovered",
+            "recovered {messages} from {path}",
+            messages=recovered,
+            count=found.message_count,
+            path=directory.path,
+        )

@@ -5,15 +5,15 @@ A failed read is logged once and retried for as long as a subscription needs the
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
 
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
+from simplebus.logs.event_logger import EventLogger
 from simplebus.storage.segment_reader import SegmentReader
 
-log = logging.getLogger("simplebus.server")
+log = EventLogger("simplebus.server")
 
 
 class SpillReadThread:
@@ -57,14 +57,18 @@ class SpillReadThread:
             except OSError as error:
                 self._fail(read, f"{error.strerror or error}: {error.filename or 'a segment'}")
             except Exception:
-                log.exception("reading spilled messages of class %d failed", read.class_id)
+                log.exception(
+                    "spill_reader.failed",
+                    "reading spilled messages of class {class_name} failed",
+                    class_name=read.class_name,
+                )
                 self._fail(read, "internal error, see the log")
             else:
                 if self._has_failed:
                     self._has_failed = False
-                    log.warning("reading the journal works again")
+                    log.warning("spilled_read.recovered", "reading the journal works again")
                 for problem in self._journal.problems:
-                    log.error("%s", problem)
+                    log.error("journal.damaged", "{problem}", problem=problem)
                 self._journal.problems.clear()
                 self.read_bytes += sum(len(range_.frames) for range_ in ranges)
                 self._on_read(read, ranges)
@@ -74,9 +78,11 @@ class SpillReadThread:
         if not self._has_failed:
             self._has_failed = True
             log.error(
-                "cannot read spilled messages of class %d from sequence %d on: %s; retrying",
-                read.class_id,
-                read.first,
-                reason,
+                "spilled_read.failed",
+                "cannot read spilled messages of class {class_name} from sequence "
+                "{sequence} on: {error}; retrying",
+                class_name=read.class_name,
+                sequence=read.first,
+                error=reason,
             )
         self._on_failure(read)

@@ -14,7 +14,6 @@ be removed. New messages are refused until the reserve can be allocated again.
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import threading
 import time
@@ -26,11 +25,12 @@ from simplebus.core.commit_log import WriteBatch
 from simplebus.core.errors import Reason
 from simplebus.core.histogram import Histogram
 from simplebus.core.protocol.durability import Durability
+from simplebus.logs.event_logger import EventLogger
 from simplebus.storage.append_file import DISK_FULL_ERRORS
 from simplebus.storage.disk_reserve import DiskReserve
 from simplebus.storage.journal import Journal
 
-log = logging.getLogger("simplebus.server")
+log = EventLogger("simplebus.server")
 
 _RETRY_SECONDS = 1.0
 DIRECT_WRITE_BYTES_MAX = 16 * 1024
@@ -169,7 +169,7 @@ class JournalWriter:
             while self._write_pending():
                 pass
         except Exception:
-            log.exception("the journal thread failed")
+            log.exception("journal.thread_failed", "the journal thread failed")
             self._on_failure((Reason.DISK_FAILED, "the journal failed; see the server's log"))
         finally:
             self._journal.close()
@@ -229,7 +229,13 @@ class JournalWriter:
                 if self._is_stopping.wait(_RETRY_SECONDS):
                     count = sum(entry.message_count for batch in batches for entry in batch.entries)
                     lost = format_message_count(count)
-                    log.error("lost %s: %s", lost, _describe_failure(error)[1])
+                    log.error(
+                        "journal.messages_lost",
+                        "lost {messages}: {error}",
+                        messages=lost,
+                        count=count,
+                        error=_describe_failure(error)[1],
+                    )
                     return False
             else:
                 self.write_seconds.observe(time.perf_counter() - started_at)
@@ -244,7 +250,7 @@ class JournalWriter:
             if self._journal.remove(floors, empty_classes if self._is_space_low else ()):
                 self._on_snapshot_needed()
         except OSError as error:
-            log.warning("cannot remove a segment: %s", error)
+            log.warning("segment.removal_failed", "cannot remove a segment: {error}", error=error)
 
 
 def _describe_failure(error: OSError) -> WriteFailure:

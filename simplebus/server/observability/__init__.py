@@ -1,6 +1,5 @@
-"""Logs and measurements of a running server.
+"""Measurements of a running server.
 
-- `logs`: log formats and the rate limit of repeated events
 - `message_rates`: rates for the systemd status and for `--verbose`
 - `latency`: publish-to-confirm and publish-to-ack latencies, event loop delay
 - `loop_watchdog`: a thread that reports a stalled event loop

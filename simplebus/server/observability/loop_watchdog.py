@@ -6,7 +6,6 @@ own thread did not run either, the whole process was stopped, and the log line s
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
@@ -17,7 +16,9 @@ from types import FrameType
 
 import trio
 
-log = logging.getLogger("simplebus.server")
+from simplebus.logs.event_logger import EventLogger
+
+log = EventLogger("simplebus.server")
 
 STALL_SECONDS = 1.0
 """Duration from which a stall is logged."""
@@ -58,7 +59,11 @@ class LoopWatchdog:
         if self._is_stalled:
             self._is_stalled = False
             self.stalled_seconds += silence_seconds
-            log.warning("the event loop runs again after a stall of %.1f s", silence_seconds)
+            log.warning(
+                "event_loop.resumed",
+                "the event loop runs again after a stall of {seconds:.1f} s",
+                seconds=silence_seconds,
+            )
 
     def check(self) -> None:
         """Log a stall if the latest heartbeat is too old."""
@@ -74,16 +79,18 @@ class LoopWatchdog:
         self.stall_count += 1
         if check_gap_seconds >= self._threshold_seconds:
             log.error(
-                "the whole process was stalled for %.1f s: stopped by the system, or in a call "
-                "that holds the interpreter lock; the event loop is in %s",
-                check_gap_seconds,
-                self._describe_stack(),
+                "process.stalled",
+                "the whole process was stalled for {seconds:.1f} s: stopped by the system, "
+                "or in a call that holds the interpreter lock; the event loop is in {stack}",
+                seconds=check_gap_seconds,
+                stack=self._describe_stack(),
             )
         else:
             log.error(
-                "the event loop is stalled for %.1f s: it is in %s",
-                silence_seconds,
-                self._describe_stack(),
+                "event_loop.stalled",
+                "the event loop is stalled for {seconds:.1f} s: it is in {stack}",
+                seconds=silence_seconds,
+                stack=self._describe_stack(),
             )
 
     def _describe_loop_stack(self) -> str:

@@ -9,7 +9,6 @@ Passwords that were valid before are remembered, and equal checks share one comp
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -22,10 +21,11 @@ from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.rate_limits import address_network
 from simplebus.core.users.users import Users
+from simplebus.logs.event_logger import EventLogger
 from simplebus.server.preauth.address_limits import KeyedTokenBuckets
 from simplebus.server.preauth.greeting import GreetingBuffers
 
-log = logging.getLogger("simplebus.server")
+log = EventLogger("simplebus.server")
 
 _NETWORKS_MAX = 64
 """Networks from which checks may wait."""
@@ -226,7 +226,7 @@ async def _verify_in_thread(password_hash: str, password: str) -> bool:
         try:
             found[0] = verify_password(password_hash, password)
         except Exception:
-            log.exception("checking a password failed")
+            log.exception("password_check.failed", "checking a password failed")
         with contextlib.suppress(trio.RunFinishedError):
             token.run_sync_soon(done.set)
 

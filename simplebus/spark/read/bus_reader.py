@@ -7,7 +7,6 @@ a lost connection, for up to `timeout` seconds.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -18,17 +17,20 @@ from simplebus.client.core.open_requests import OpenRequest
 from simplebus.core.errors import BusConnectionError, RefusedError
 from simplebus.core.limits import FETCH_MESSAGES_MAX
 from simplebus.core.protocol.requests import FetchReply
+from simplebus.logs.event_logger import EventLogger
 from simplebus.spark.arrow_columns import FetchedFrames
 from simplebus.spark.options import class_id
 from simplebus.spark.read.offsets import SEQUENCE_MAX, BusExtent, ClassExtent, check_distinct
 from simplebus.spark.read.planner import DataLossError, LostRange, MessageRange, describe_losses
 from simplebus.spark.retry import connect_with_retry
 
-log = logging.getLogger("simplebus.spark")
+log = EventLogger("simplebus.spark")
 
 
 # Timeout of a first connection without retries.
 _CONNECT_SECONDS = 5.0
+_LOGGED_LOSSES_MAX = 20
+"""Lost ranges of one batch that are logged one by one."""
 
 
 class ClassMissingError(ValueError):
@@ -248,5 +250,14 @@ def report_losses(losses: Iterable[LostRange], *, strict: bool) -> None:
     losses = list(losses)
     if strict and losses:
         raise DataLossError(describe_losses(losses))
-    for loss in losses:
-        log.warning("skipped %d messages: %s", loss.count, loss)
+    for loss in losses[:_LOGGED_LOSSES_MAX]:
+        log.warning(
+            "messages.skipped", "skipped {count} messages: {range}", count=loss.count, range=loss
+        )
+    if others := losses[_LOGGED_LOSSES_MAX:]:
+        log.warning(
+            "ranges.skipped",
+            "skipped {count} messages of {range_count} more ranges",
+            count=sum(loss.count for loss in others),
+            range_count=len(others),
+        )

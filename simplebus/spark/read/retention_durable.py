@@ -10,7 +10,6 @@ rejected; an unnamed one ends with its connection.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic, sleep
@@ -19,6 +18,7 @@ from simplebus.client.core.inbox import Inbox
 from simplebus.core.errors import BusConnectionError, Reason, RefusedError
 from simplebus.core.protocol.requests import Start, SubscribeReply, SubscribeRequest
 from simplebus.jetstream.names import CLUSTER_ID_PREFIX
+from simplebus.logs.event_logger import EventLogger
 from simplebus.spark.connections import SourceConnections
 from simplebus.spark.read.bus_reader import BusReader
 from simplebus.spark.read.offsets import BusExtents, Offsets
@@ -178,7 +178,7 @@ class RetentionDurable:
         self._held.clear()
 
 
-log = logging.getLogger("simplebus.spark")
+log = EventLogger("simplebus.spark")
 
 
 class NoRetention:
@@ -273,8 +273,10 @@ class QueryRetention:
                 pin.forget(name)
         except (BusConnectionError, RefusedError, RetentionError) as error:
             log.warning(
-                "cannot delete durable %r at %s, which may still retain unread messages: %s",
-                durable,
-                server,
-                error,
+                "durable.deletion_failed",
+                "cannot delete durable {durable!r} at {server}, which may still retain "
+                "unread messages: {error}",
+                durable=durable,
+                server=server,
+                error=error,
             )

@@ -13,7 +13,6 @@ a batch is planned from it: the end offset of that batch stores it as the query'
 
 from __future__ import annotations
 
-import logging
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -29,6 +28,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from simplebus.logs.event_logger import EventLogger
+from simplebus.logs.sampling import is_logged
 from simplebus.spark.batch_trigger import BatchTrigger
 from simplebus.spark.connections import UNREACHABLE_ERRORS, SourceConnections
 from simplebus.spark.keepalive import ConnectionKeepalive
@@ -60,7 +61,7 @@ from simplebus.spark.read.time_offsets import option_name, resolve_times
 if TYPE_CHECKING:
     import pyarrow as pa
 
-log = logging.getLogger("simplebus.spark")
+log = EventLogger("simplebus.spark")
 
 OffsetJson = dict[str, Any]
 """Offsets as Spark stores them."""
@@ -84,6 +85,7 @@ class SparkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Identity of the query if it starts without a checkpoint."""
         self._start_error: Exception | None = None
         """Error of `initialOffset`; raised if the query really starts here."""
+        self._release_failures = 0
         self._is_checkpoint_checked = False
         """True after durables of classes that are not read any more were deleted."""
         self._is_available_now = False
@@ -144,7 +146,13 @@ class SparkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._heads = dump_offsets(heads)
             waiting = count_backlog(position, extents)
             for (server, name), count in waiting.items():
-                log.debug("%d messages of class %s at %s wait", count, name, server)
+                log.debug(
+                    "spark_backlog.measured",
+                    "{count} messages of class {class_name} at {server} wait",
+                    count=count,
+                    class_name=name,
+                    server=server,
+                )
             if (
                 not (self._is_available_now or any(waiting.values()))
                 and query is not None
@@ -260,7 +268,13 @@ class SparkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except UNREACHABLE_ERRORS as error:
             if self._options.fail_on_data_loss:
                 raise
-            log.warning("cannot release processed messages at a bus: %s", error)
+            self._release_failures += 1
+            if is_logged(self._release_failures):
+                log.warning(
+                    "durable.release_failed",
+                    "cannot release processed messages at a bus: {error}",
+                    error=error,
+                )
 
     def _forget_unread_classes(self, start: OffsetJson) -> None:
         """Delete durables that the query does not use any more.
@@ -315,7 +329,12 @@ class SparkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if strict:
                     raise
                 self._unreachable_until[server] = monotonic() + _UNREACHABLE_RETRY_SECONDS
-                log.warning("skipped unreachable bus %s: %s", server, error)
+                log.warning(
+                    "bus.skipped",
+                    "skipped unreachable bus {server}: {error}",
+                    server=server,
+                    error=error,
+                )
         check_distinct(
             {server: memory.memory_id for server, memory in found.items()},
             "bus",

@@ -13,6 +13,7 @@ from simplebus.bridge.copier import Copier
 from simplebus.bridge.metrics import bridge_snapshot
 from simplebus.bridge.runner import create_copiers, format_status
 from simplebus.bridge.settings import BridgeSettings, CopiedClass
+from simplebus.bridge.source.lag import Lag
 from simplebus.core.limits import Limits
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 from simplebus.memory.bus import MemoryBus
@@ -163,7 +164,7 @@ def test_keeps_last_lag_while_source_is_away() -> None:
                     assert "lag unknown" in format_status(unknown.statistics())
                     facts = bridge_snapshot([unknown, copying])
                     (metric,) = (m for m in facts.metrics if m.name == "bridge_lag_messages")
-                    assert metric.values == [((("lane", "lane"),), 5)]
+                    assert metric.values == [((("copier", "lane"),), 5)]
                 for line in lines.values():
                     line.restore()
                 assert await payloads(target_bus, "orders", 6) == numbered_payloads(0, 6)
@@ -330,3 +331,17 @@ async def test_copies_to_and_from_stateless_servers(nats: NatsServer) -> None:
             await wait_until(lambda: read_lag(back) == 13)
             async with serving(port=port):
                 await wait_until(lambda: read_lag(back) == 0)
+
+
+def test_log_of_failing_measurements_is_limited(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        lag = Lag(fail)
+        for _ in range(100):
+            await lag.poll_source("m", 0)
+            await trio.sleep(POLL_SECONDS)
+
+    def fail() -> Any:
+        raise ValueError("a fault of ours")
+
+    memory_buses.run(main)
+    assert [vars(record)["event"] for record in caplog.records] == ["lag.unmeasured"] * 8

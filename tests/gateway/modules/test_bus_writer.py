@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,9 +16,10 @@ from simplebus.core.limits import Limits
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.gateway.modules import bus_writer as module
 from simplebus.gateway.modules.bus_writer import BusWriter
+from simplebus.logs.event_logger import EventLogger
 from simplebus.memory.bus import MemoryBus
 
-log = logging.getLogger("test")
+log = EventLogger("test")
 SMALL = Settings(
     limits=Limits(class_bytes=1 << 20, frame_bytes=1 << 17, dead_letter_bytes=1 << 20),
     full_policy=FullPolicy.DROP_NEWEST,

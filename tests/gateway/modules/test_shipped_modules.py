@@ -45,6 +45,8 @@ async def test_logger_logs_messages(
     (record,) = [each for each in caplog.records if each.name == "simplebus.gateway.log"]
     assert record.getMessage().replace(" …", "…") == f"log: {line}".replace(" …", "…")
     assert record.levelno == logging.WARNING
+    assert vars(record)["module_name"] == "log"
+    assert vars(record)["is_unlimited"], "these lines were asked for"
 
 
 async def test_timer_keeps_interval(autojump_clock: trio.testing.MockClock) -> None:

@@ -72,7 +72,7 @@ async def test_cancels_queued_jobs_of_closed_position() -> None:
         await go_on.wait()
 
     async with trio.open_nursery() as nursery:
-        jobs = ClassJobs(lambda: done.append("all"))
+        jobs = ClassJobs({}, lambda: done.append("all"))
         jobs.start(nursery)
         for name, whose in (("a", "ada"), ("b", "bob"), ("c", "ada"), ("d", "bob"), ("e", None)):
             jobs.enqueue(7, partial(job, name), whose)
@@ -392,7 +392,7 @@ async def test_unexpected_error_in_a_job_ends_only_that_job(
         done.append(number)
 
     async with trio.open_nursery() as nursery:
-        jobs = ClassJobs(told.set)
+        jobs = ClassJobs({}, told.set)
         jobs.start(nursery)
         for number in range(3):
             jobs.enqueue(7, partial(job, number))

@@ -35,7 +35,7 @@ def test_logs_start_and_end_of_refusals(
 ) -> None:
     caplog.set_level(logging.INFO)
     lanes: dict[int, JetStreamError | None] = {7: FULL, 8: None}
-    found = StreamRefusals(lanes.get)
+    found = StreamRefusals({}, lanes.get)
     for beat in range(1000):  # A message has room now and then.
         lanes[7] = None if beat % 3 == 2 else FULL
         found.update({7, 8}, beat * 0.25)
@@ -57,7 +57,7 @@ def test_logs_start_and_end_of_refusals(
 
 
 def test_alternating_reasons_do_not_flood_log(caplog: pytest.LogCaptureFixture) -> None:
-    found = StreamRefusals(lambda class_id: None)
+    found = StreamRefusals({}, lambda class_id: None)
     for beat in range(400):
         found.record(7, f"reason {beat % 2}", beat * 0.25)
     assert len(caplog.messages) <= 100 / RECOVERED_SECONDS

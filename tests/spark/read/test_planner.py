@@ -148,3 +148,11 @@ def test_tasks_partition_the_ranges(counts: list[int], most: int, at_least: int 
 def test_loss_of_known_size_is_counted() -> None:
     assert LostRange("s", "7", 3, 10, "why").count == 7
     assert LostRange("s", "7", 3, None, "why").count == 0
+
+
+def test_log_of_lost_ranges_is_limited(caplog: pytest.LogCaptureFixture) -> None:
+    losses = [LostRange("s", "orders", at, at + 2, "dropped") for at in range(50)]
+    report_losses(losses, strict=False)
+    assert len(caplog.messages) == 21
+    assert caplog.messages[0].startswith("skipped 2 messages: messages 0 to 1 of class orders at s")
+    assert caplog.messages[-1] == "skipped 60 messages of 30 more ranges"

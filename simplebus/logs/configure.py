@@ -1,0 +1,96 @@
+"""Logs of a process on standard error: one line per event.
+
+Repeated events are rate limited and the suppressed ones are counted. A reader that is slow never
+blocks the process: see `LineWriter`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+from simplebus.console.line_writer import DROPPED_LINES_TEXT, LineWriter
+from simplebus.logs.formatters import JsonFormatter, TextFormatter
+from simplebus.logs.rate_limit import LogRateLimit
+
+
+def configure_logging(level: str, log_format: str = "console") -> None:
+    """Log to standard error from `level` up; `log_format` is "console" or "json"."""
+    handler = _stderr_handler()
+    if isinstance(handler, LineHandler):
+        handler.writer.start()
+    if log_format == "json":
+        handler.setFormatter(JsonFormatter())
+    elif sys.stderr is not None and is_systemd_journal(sys.stderr, os.environ):
+        handler.setFormatter(TextFormatter(for_journal=True))
+    else:
+        handler.setFormatter(TextFormatter())
+    handler.addFilter(LogRateLimit(handler))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _stderr_handler() -> logging.Handler:
+    """Return a handler for standard error, which may be closed or replaced."""
+    if sys.stderr is None:  # Closed by the parent process.
+        return logging.NullHandler()
+    try:
+        descriptor = sys.stderr.fileno()
+    except (OSError, ValueError):  # Replaced by a test.
+        return logging.StreamHandler(sys.stderr)
+    return LineHandler(_writers.setdefault(descriptor, LineWriter(descriptor)))
+
+
+_writers: dict[int, LineWriter] = {}
+
+
+def write_line(line: str) -> None:
+    """Write a line that is no event to standard error, after the queued log lines."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LineHandler):
+            handler.writer.write_line(line)
+            return
+    if sys.stderr is not None:
+        print(line, file=sys.stderr, flush=True)
+
+
+class LineHandler(logging.Handler):
+    """Log handler that writes lines in a thread."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        super().__init__()
+        self.writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.writer.write_line(self.format(record), self._format_suppressed)
+        except Exception:
+            self.handleError(record)
+
+    def _format_suppressed(self, count: int) -> str:
+        record = logging.makeLogRecord(
+            {
+                "name": "simplebus",
+                "levelno": logging.WARNING,
+                "levelname": "WARNING",
+                "event": "lines.dropped",
+                "msg": DROPPED_LINES_TEXT.format(count),
+                "count": count,
+            }
+        )
+        return self.format(record)
+
+    def flush(self) -> None:
+        """Wait until queued lines are written, for a limited time."""
+        self.writer.flush()
+
+
+def is_systemd_journal(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Return True if the stream is connected to systemd's journal."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return environment.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"

@@ -1,0 +1,88 @@
+"""Rate limit of repeated log events, with a count of the suppressed ones."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+EVENT_BURST = 20
+"""Events of one kind that are logged at once."""
+EVENTS_PER_SECOND = 1.0
+"""Events of one kind that are logged per second after a burst."""
+SUMMARY_SECONDS = 10.0
+"""Delay until the number of suppressed events is logged, if no further event of the kind is."""
+EVENT_KINDS_MAX = 1000
+
+
+@dataclass(slots=True)
+class _EventKind:
+    """Rate limit of the events with one name."""
+
+    tokens: float
+    """Events that may be logged now."""
+    last_event_at: float
+    suppressed_count: int = 0
+    level: int = logging.INFO
+    name: str = ""
+
+
+class LogRateLimit(logging.Filter):
+    """Log filter that limits the events of each kind and counts the suppressed ones."""
+
+    def __init__(
+        self, handler: logging.Handler, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__()
+        self._handler = handler
+        self._clock = clock
+        self._event_kinds: dict[str, _EventKind] = {}
+        self._last_summary_at = clock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if getattr(record, "is_unlimited", False):
+            return True
+        now, key = self._clock(), str(getattr(record, "event", record.msg))
+        if len(self._event_kinds) >= EVENT_KINDS_MAX and key not in self._event_kinds:
+            self._report_suppressed(now, is_forced=True)
+            self._event_kinds.clear()
+        kind = self._event_kinds.setdefault(key, _EventKind(EVENT_BURST, now))
+        kind.tokens = min(EVENT_BURST, kind.tokens + (now - kind.last_event_at) * EVENTS_PER_SECOND)
+        kind.last_event_at, kind.level, kind.name = now, record.levelno, record.name
+        is_allowed = kind.tokens >= 1
+        if is_allowed:
+            kind.tokens -= 1
+            if kind.suppressed_count:
+                self._report_kind(key, kind)
+        else:
+            kind.suppressed_count += 1
+        if now - self._last_summary_at >= SUMMARY_SECONDS:
+            self._last_summary_at = now
+            self._report_suppressed(now)
+        return is_allowed
+
+    def _report_suppressed(self, now: float, *, is_forced: bool = False) -> None:
+        for key, kind in self._event_kinds.items():
+            if kind.suppressed_count and (is_forced or now - kind.last_event_at >= SUMMARY_SECONDS):
+                self._report_kind(key, kind)
+
+    def _report_kind(self, key: str, kind: _EventKind) -> None:
+        """Log how many events of one kind were suppressed, past this filter."""
+        count, kind.suppressed_count = kind.suppressed_count, 0
+        record = logging.makeLogRecord(
+            {
+                "name": kind.name,
+                "levelno": kind.level,
+                "levelname": logging.getLevelName(kind.level),
+                "event": "events.suppressed",
+                "msg": f"suppressed {count} more events: {key}",
+                "suppressed_event": key,
+                "count": count,
+            }
+        )
+        self._handler.acquire()
+        try:
+            self._handler.emit(record)
+        finally:
+            self._handler.release()
