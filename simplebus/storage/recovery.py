@@ -167,6 +167,7 @@ class _JournalLoader:
             continue_below_batch=below,
             known_head=kept.head if kept else 0,
             continue_at_sequence=at,
+            class_name=cls.name,
         )
         if not segments.firsts:
             if folder.is_dir():  # No messages are stored, but sequences are never reused.

@@ -69,13 +69,11 @@ class SegmentReader:
         while sequence < read.last and remaining_bytes > 0:
             segment, end = self._segment(read.class_id, sequence, read.last)
             if segment is None:
-                found.append(
-                    self._report_lost(read.class_id, sequence, end, "no file contains them")
-                )
+                found.append(self._report_lost(read, sequence, end, "no file contains them"))
                 sequence = end
                 continue
             sequence, remaining_bytes = self._read_segment(
-                read.class_id, segment, sequence, end, remaining_bytes, found
+                read, segment, sequence, end, remaining_bytes, found
             )
         return found
 
@@ -106,7 +104,7 @@ class SegmentReader:
 
     def _read_segment(
         self,
-        class_id: int,
+        read: SpillRead,
         segment: _SegmentIndex,
         sequence: int,
         end: int,
@@ -135,7 +133,7 @@ class SegmentReader:
                         sequence, offset = self._skip_damage(
                             descriptor,
                             size,
-                            class_id,
+                            read,
                             segment,
                             sequence,
                             end,
@@ -147,7 +145,7 @@ class SegmentReader:
                     offset = base + record.end
                     if record.first > sequence:
                         reason = f"{segment.path} goes on with message {record.first}"
-                        found.append(self._report_lost(class_id, sequence, record.first, reason))
+                        found.append(self._report_lost(read, sequence, record.first, reason))
                     if record.last > sequence:
                         found.append(_to_range(data, record))
                         sequence = record.last
@@ -181,7 +179,7 @@ class SegmentReader:
         self,
         descriptor: int,
         size: int,
-        class_id: int,
+        read: SpillRead,
         segment: _SegmentIndex,
         sequence: int,
         end: int,
@@ -196,19 +194,19 @@ class SegmentReader:
         if isinstance(header, Record) and header.first <= sequence < header.last <= end:
             last, offset = header.last, offset + header.end
         else:
-            behind = records.find_records(rest, 1, class_id=class_id, first=sequence + 1)
+            behind = records.find_records(rest, 1, class_id=read.class_id, first=sequence + 1)
             following = next(behind, None)
             last = end if following is None else min(end, following.first)
             offset += 0 if following is None else following.offset
         found.append(
-            self._report_lost(class_id, sequence, last, f"{segment.path}, byte {offset}: {reason}")
+            self._report_lost(read, sequence, last, f"{segment.path}, byte {offset}: {reason}")
         )
         return last, offset
 
-    def _report_lost(self, class_id: int, first: int, last: int, reason: str) -> SpilledRange:
+    def _report_lost(self, read: SpillRead, first: int, last: int, reason: str) -> SpilledRange:
         self.problems.append(
-            f"class {class_id}: skipped messages {first}-{last - 1} ({last - first} messages): "
-            f"{reason}"
+            f"class {read.class_name}: skipped messages {first}-{last - 1} "
+            f"({last - first} messages): {reason}"
         )
         return SpilledRange(first, last - first, 0.0, b"")
 

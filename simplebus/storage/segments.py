@@ -124,6 +124,7 @@ class SegmentChain:
         continue_below_batch: float = 0,
         known_head: float = math.inf,
         continue_at_sequence: int = -1,
+        class_name: str = "",
     ) -> None:
         """List the segments of a class.
 
@@ -134,8 +135,10 @@ class SegmentChain:
             known_head: Head of the class in the state.
             continue_at_sequence: Continue after missing messages with this sequence: they were
                 missing already when it was accepted.
+            class_name: Name for reports; empty for the id.
         """
         self.class_id = class_id
+        self.class_label = class_name or str(class_id)
         self.lost_count = 0
         """Number of skipped messages, as far as known."""
         self._continue_below = continue_below_batch
@@ -216,7 +219,7 @@ class SegmentChain:
                 if can_continue:
                     end = intact[0].first
                 self._report(
-                    _describe_damage(path, position, problem, self.class_id, self.head, end),
+                    _describe_damage(path, position, problem, self.class_label, self.head, end),
                     is_complete=bool(record.problem or intact),
                 )
                 if not can_continue:
@@ -237,7 +240,7 @@ class SegmentChain:
                     break
                 self.lost_count += following - self.head
                 self._report(
-                    f"{path}: missing {_describe_range(self.class_id, self.head, following)}"
+                    f"{path}: missing {_describe_range(self.class_label, self.head, following)}"
                 )
                 self.head = following
 
@@ -309,9 +312,9 @@ class SegmentChain:
         end = max((each.last for each in last), default=firsts[-1])
         self.lost_count += end - self.head
         self._report(
-            f"{paths[0]}: {_describe_range(self.class_id, self.head, firsts[0])} missing before "
+            f"{paths[0]}: {_describe_range(self.class_label, self.head, firsts[0])} missing before "
             f"this file; ignored {len(paths)} files; skipped "
-            f"{_describe_range(self.class_id, self.head, end)}"
+            f"{_describe_range(self.class_label, self.head, end)}"
         )
         self._found.ignored_files += paths
 
@@ -345,12 +348,12 @@ def report_missing_messages(
         return 0
     if segments.first is not None and kept.floor < segments.first:
         missing += segments.first - kept.floor
-        unfiled = _describe_range(segments.class_id, kept.floor, segments.first)
+        unfiled = _describe_range(segments.class_label, kept.floor, segments.first)
         found.problems.append(f"{folder}: no file for {unfiled}")
     head = kept.floor if segments.first is None else segments.head
     if head < kept.head and not segments.has_reported_end:
         missing += kept.head - head
-        lost = _describe_range(segments.class_id, head, kept.head)
+        lost = _describe_range(segments.class_label, head, kept.head)
         found.problems.append(
             f"{folder}: lost {lost}, which were stored but may never have been confirmed"
         )
@@ -358,18 +361,18 @@ def report_missing_messages(
 
 
 def _describe_damage(
-    path: Path, position: int, problem: str, class_id: int, first: int, end: int
+    path: Path, position: int, problem: str, class_label: str, first: int, end: int
 ) -> str:
     """Return where a file is damaged and which messages first..end-1 are known to be skipped."""
     text = f"{path}: {problem} at byte {position}"
-    return text + (f"; skipped {_describe_range(class_id, first, end)}" if first < end else "")
+    return text + (f"; skipped {_describe_range(class_label, first, end)}" if first < end else "")
 
 
-def _describe_range(class_id: int, first: int, end: int) -> str:
+def _describe_range(class_label: str, first: int, end: int) -> str:
     """Return the messages first..end-1 in words."""
     if end - first == 1:
-        return f"message {first} of class {class_id}"
-    return f"messages {first}-{end - 1} of class {class_id} ({end - first} messages)"
+        return f"message {first} of class {class_label}"
+    return f"messages {first}-{end - 1} of class {class_label} ({end - first} messages)"
 
 
 class SegmentStart(NamedTuple):
