@@ -1,7 +1,8 @@
-"""`simplebus journal`: inspects a data directory without a server. Writes nothing to it."""
+"""`simplebus journal`: inspects and repairs a data directory without a server."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +17,13 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     help=(
-        "Inspect the journal of `simplebus serve --data-dir`.\n\n"
-        "A server may use the directory at the same time; its latest writes may appear "
-        "incomplete.\n\n"
+        "Inspect or repair the journal of `simplebus serve --data-dir`.\n\n"
+        "A server may use the directory at the same time, except for a repair; its latest writes "
+        "may appear incomplete.\n\n"
         "\b\n"
         "  simplebus journal ls /var/lib/simplebus\n"
         "  simplebus journal verify /var/lib/simplebus\n"
+        "  simplebus journal repair /var/lib/simplebus\n"
         "  simplebus journal dump /var/lib/simplebus orders --first 1000 --count 5\n"
         "  simplebus journal export /var/lib/simplebus orders > orders.jsonl"
     ),
@@ -63,12 +65,14 @@ def ls(directory: Annotated[str, _DIRECTORY]) -> None:
 
 @app.command(
     help="Read the whole journal and report damaged files and the messages that a server would "
-    "skip. The exit status is 1 if a file is damaged."
+    "skip. The exit status is 1 if a file is damaged. Gaps that a server or a repair has recorded "
+    "are listed, and are no damage."
 )
 def verify(directory: Annotated[str, _DIRECTORY]) -> None:
     from pathlib import Path
 
     from simplebus.storage.inspection import JournalInspection
+    from simplebus.storage.segments import describe_range
 
     inspection = JournalInspection(Path(directory), reads_past_damage=False)
     messages = size = dropped = 0
@@ -76,12 +80,49 @@ def verify(directory: Annotated[str, _DIRECTORY]) -> None:
         dropped += len(summary.dropped)
         messages += summary.head - summary.first
         size += summary.bytes
+        for gap in summary.gaps:
+            if not gap.is_new:
+                label = summary.name or str(summary.class_id)
+                typer.echo(f"gap: {describe_range(label, gap.first, gap.last)}")
     _print_problems(inspection.problems)
     if inspection.problems:
         raise typer.Exit(1)
     typer.echo(f"intact: {messages:,} messages in {size:,} bytes")
     if dropped:
         typer.echo(f"{dropped} damaged files were dropped before; see `simplebus journal ls`")
+
+
+@app.command(
+    help="Move damaged records to files whose names end with .dropped, and record the gaps, as a "
+    "server does when it starts. All records are read, also those of acknowledged messages. The "
+    "server must be stopped. The exit status is 1 if damage remains."
+)
+def repair(
+    directory: Annotated[str, _DIRECTORY],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")
+    ] = False,
+) -> None:
+    from pathlib import Path
+
+    from simplebus.storage.directory import lock_existing
+    from simplebus.storage.inspection import JournalInspection
+    from simplebus.storage.repair import apply_repairs, describe_repairs
+
+    with contextlib.closing(lock_existing(Path(directory))):
+        inspection = JournalInspection(Path(directory), reads_past_damage=False)
+        for _ in inspection.summaries(verify=True):
+            pass
+        _print_problems(inspection.problems)
+        steps = list(describe_repairs(inspection.found))
+        for step in steps:
+            typer.echo(step)
+        if not steps:
+            typer.echo("nothing to repair")
+        elif dry_run:
+            return
+        apply_repairs(inspection.found)
+        verify(directory)
 
 
 @app.command(

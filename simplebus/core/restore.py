@@ -48,6 +48,7 @@ from simplebus.core.limits import (
 )
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.purge import purge_messages
+from simplebus.core.message_class.spill import empty_messages
 from simplebus.core.message_class.stored_frames import StoredFrameReader
 from simplebus.core.producer_state import NumberBitmap, number_distance
 from simplebus.core.protocol.durability import Durability
@@ -68,6 +69,8 @@ from simplebus.core.snapshot import (
     RefusalSnapshot,
 )
 
+# Empty messages that are appended together.
+_MISSING_AT_ONCE = 65_536
 _HALF_NUMBER_RANGE = 1 << (MESSAGE_ID_BITS - 1)
 
 
@@ -153,6 +156,30 @@ class BrokerRestorer:
                 "limit of the class or of all classes, or use the policy spill"
             ) from None
 
+    def append_missing(self, cls: MessageClass, sequence: int) -> None:
+        """Append empty messages up to `sequence`, in place of messages that cannot be read.
+
+        `skip_missing` removes them. Raises RestoreError if they do not fit into memory.
+        """
+        while cls.ring.head < sequence:
+            count = min(sequence - cls.ring.head, _MISSING_AT_ONCE)
+            times = np.full(count, self._broker.clock.now)
+            self.append_messages(cls, cls.ring.head, empty_messages(cls.class_id, count), times)
+
+    def skip_missing(self, class_id: int, first: int, last: int, *, is_new: bool) -> None:
+        """Skip the messages first..last-1, which cannot be read.
+
+        With `is_new` they are counted: as undelivered by each position that needs them, or by the
+        class if it has no positions.
+        """
+        cls = self._broker.classes[class_id]
+        if is_new and not cls.positions:
+            cls.dropped_counts[Reason.DAMAGED] += last - first
+        first = max(first, cls.first_sequence)
+        for position in cls.positions if is_new and first < last else ():
+            position.skip_unavailable(first, last, Reason.DAMAGED)
+        self.restore_purge(class_id, first, last, None)
+
     def _append_run(self, cls: MessageClass, run: FrameBatch, rows: MessageRows | None) -> None:
         """Append messages of one frame type. Raises MemoryError if they do not fit."""
         ring, spill = cls.ring, cls.spill
@@ -227,7 +254,7 @@ class BrokerRestorer:
         cls = self._broker.classes.get(class_id)
         if cls is not None:
             purge_messages(cls, first, last if known_head is None else min(last, known_head), None)
-            cls.dropped_counts.clear()  # That was counted when it happened.
+            cls.dropped_counts.pop(Reason.PURGED, None)  # That was counted when it happened.
 
     def restore_message_ids(
         self, kept: list[MessageIdsSnapshot], stored: Iterable[tuple[int, bytes, int, float]]

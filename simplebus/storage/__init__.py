@@ -17,6 +17,7 @@ Readers:
     journal_reader    in another process: reads a class while a server writes it
 
     inspection        contents of a journal for `simplebus journal`
+    repair            moves damaged bytes out of files, and records gaps
 
 `server.journal` runs `journal` and `segment_reader` in threads, and calls `recovery` in
 `pump.load`. May import `core`.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,12 @@ import msgspec
 
 from simplebus.storage.append_file import sync_directory
 from simplebus.storage.errors import JournalError, JournalInUseError
-from simplebus.storage.file_names import CLASSES, LOCK, STAMP, STATE
+from simplebus.storage.file_names import CLASSES, DRAFT, LOCK, STAMP, STATE
 
 FORMAT = "simplebus journal"
-VERSION = 1
-_DRAFT = STAMP + ".new"
+VERSION = 2
+"""Version 2 has a salt, and records of missing messages; version 1 is converted."""
+_DRAFT = STAMP + DRAFT
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _EARLY = {LOCK, _DRAFT}
 """Files that may exist before the stamp."""
@@ -33,6 +35,8 @@ class Stamp(msgspec.Struct, frozen=True):
     version: int
     bus: str = ""
     """Identity of the bus."""
+    salt: int = 0
+    """Salt of the records' checksums; 0 in version 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class JournalDirectory:
     """File descriptor that holds the lock; None if it is open for reading only."""
     boot: str = ""
     """Boot id of the system; empty if unknown."""
+    salt: int = 0
+    """Salt of the records' checksums."""
 
     def close(self) -> None:
         """Release the lock."""
@@ -57,7 +63,7 @@ def open_directory(path: Path) -> JournalDirectory:
     stamp = _read_stamp(path)
     if stamp is None:
         raise JournalError(f"{path} is not a journal: it contains no {STAMP}")
-    return JournalDirectory(path, stamp.bus)
+    return JournalDirectory(path, stamp.bus, boot=_boot(), salt=stamp.salt)
 
 
 def lock_directory(path: Path, *, new_bus: str) -> JournalDirectory:
@@ -75,7 +81,10 @@ def lock_directory(path: Path, *, new_bus: str) -> JournalDirectory:
         lock = _lock(path)
         try:
             if stamp is None:  # Written first, so that a crash leaves a valid journal.
-                stamp = Stamp(FORMAT, VERSION, new_bus)
+                stamp = Stamp(FORMAT, VERSION, new_bus, _new_salt())
+                _write_stamp(path, stamp)
+            elif stamp.version < VERSION:
+                stamp = Stamp(FORMAT, VERSION, stamp.bus, _new_salt())
                 _write_stamp(path, stamp)
             for folder in (CLASSES, STATE):
                 if not (path / folder).is_dir():
@@ -86,7 +95,12 @@ def lock_directory(path: Path, *, new_bus: str) -> JournalDirectory:
             raise
     except OSError as error:
         raise JournalError(f"cannot use {path} as a journal: {error.strerror}") from None
-    return JournalDirectory(path, stamp.bus, lock, _boot())
+    return JournalDirectory(path, stamp.bus, lock, _boot(), stamp.salt)
+
+
+def lock_existing(path: Path) -> JournalDirectory:
+    """Lock a journal that exists. Raises JournalError, for example if a server uses it."""
+    return lock_directory(path, new_bus=open_directory(path).bus_id)
 
 
 def check_directory(path: Path) -> None:
@@ -119,6 +133,10 @@ def _stamp_or_empty(path: Path) -> Stamp | None:
                 "a new journal needs an empty directory"
             )
     return stamp
+
+
+def _new_salt() -> int:
+    return secrets.randbelow((1 << 32) - 1) + 1
 
 
 def _boot() -> str:
@@ -154,9 +172,9 @@ def _read_stamp(path: Path) -> Stamp | None:
         raise JournalError(f"{path / STAMP} is invalid: {error}") from None
     if stamp.format != FORMAT:
         raise JournalError(f"{path} has the format {stamp.format!r}, expected {FORMAT!r}")
-    if stamp.version != VERSION:
+    if not 1 <= stamp.version <= VERSION:
         raise JournalError(
-            f"{path} has version {stamp.version}, expected version {VERSION}"
+            f"{path} has version {stamp.version}, expected version 1 to {VERSION}"
             + ("; it was written by a newer simplebus" if stamp.version > VERSION else "")
         )
     return stamp

@@ -6,7 +6,8 @@ reserve                                   space for removals on a full disk
 classes/00007/00000000000000000000.log    messages of class 7, from sequence 0 on
 classes/00007/00000000000000065536.log    a segment ends where the next one begins
 state/00000000000000000003.log            positions and names: the highest intact one counts
-classes/00007/….log.dropped, .dropped-2   ignored by recovery, and not read any more
+classes/00007/….log.dropped, .dropped-2   damaged files and parts of files, not read any more
+classes/00007/….log.new                   repaired file that will replace the damaged one
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ CLASSES = "classes"
 STATE = "state"
 _FILE = re.compile(r"([0-9]{20})\.log")
 DROPPED = ".dropped"
-"""Suffix of a file that recovery has ignored."""
+"""Suffix of a file with data that recovery could not use."""
+DRAFT = ".new"
+"""Suffix of a file that is being written and will replace another one."""
 _DROPPED = re.compile(r"([0-9]{20})\.log\.dropped(?:-([0-9]{1,9}))?")
 _FOLDER = re.compile(r"[0-9]{5}")
 

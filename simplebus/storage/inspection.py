@@ -6,7 +6,6 @@ appears incomplete.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,11 @@ from pathlib import Path
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, MESSAGE_ID_MASK, RECEIVE_BYTES
 from simplebus.core.protocol import envelope_batch, frames
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.frame_splitter import SplitterScratch, split_frames
 from simplebus.core.protocol.frames import FrameBatch
-from simplebus.core.snapshot import PositionSnapshot, RecoveredState
+from simplebus.core.snapshot import PositionSnapshot
 from simplebus.storage.directory import JournalDirectory, open_directory
 from simplebus.storage.errors import JournalError
 from simplebus.storage.file_names import (
@@ -28,14 +28,18 @@ from simplebus.storage.file_names import (
     file_name,
     folder_name,
 )
-from simplebus.storage.records import Record, decode_producer_runs, find_records
+from simplebus.storage.records import Record, decode_producer_runs, find_records, magic_of
 from simplebus.storage.segments import (
+    OTHER_PUBLISHERS,
     FileBuffer,
+    Gap,
     RecoveryResult,
     SegmentChain,
+    StoredBatches,
     read_state,
     report_missing_messages,
     report_missing_state,
+    stored_batches,
 )
 
 _PLAIN = Envelope()
@@ -63,6 +67,8 @@ class ClassSummary:
     dropped: tuple[Path, ...]
     """Files that recovery has ignored."""
     dropped_bytes: int
+    gaps: tuple[Gap, ...]
+    """Messages that were damaged, with later ones that are intact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +92,38 @@ class JournalInspection:
     """
 
     def __init__(self, path: Path, *, reads_past_damage: bool = True) -> None:
-        self._reads_past_damage = reads_past_damage
         self.directory: JournalDirectory = open_directory(path)
         self._files = FileBuffer()
         self._found = RecoveryResult()
-        self._state: RecoveredState = read_state(path / STATE, self._files, self._found)[0]
+        self._state, news_since = read_state(
+            path / STATE,
+            self._files,
+            self._found,
+            salt=self.directory.salt,
+            boot_id=self.directory.boot,
+        )
+        # The durability of the server is unknown if the state is lost.
+        self._stored = (
+            StoredBatches(is_same_boot=True)
+            if reads_past_damage
+            else stored_batches(
+                self._state,
+                news_since[OTHER_PUBLISHERS] - 1,
+                Durability.MEMORY,
+                self.directory.boot,
+            )
+        )
         self._scratch = SplitterScratch(RECEIVE_BYTES)
 
     @property
     def problems(self) -> list[str]:
         """Descriptions of the damage found so far."""
         return self._found.problems
+
+    @property
+    def found(self) -> RecoveryResult:
+        """Damage found so far."""
+        return self._found
 
     def class_id(self, wanted: int | str) -> int:
         """Return the id of a class, by id or name."""
@@ -124,8 +151,16 @@ class JournalInspection:
         folder = self.directory.path / CLASSES / folder_name(class_id)
         if not folder.is_dir() and class_id not in self._state.classes:
             return None
-        below = math.inf if self._reads_past_damage else 0
-        return SegmentChain(folder, class_id, self._files, self._found, continue_below_batch=below)
+        kept = self._state.classes.get(class_id)
+        return SegmentChain(
+            folder,
+            class_id,
+            self._files,
+            self._found,
+            salt=self.directory.salt,
+            stored=self._stored,
+            known_head=kept.head if kept else 0,
+        )
 
     def _dropped(self, class_id: int) -> list[Path]:
         folder = self.directory.path / CLASSES / folder_name(class_id)
@@ -160,6 +195,7 @@ class JournalInspection:
             tuple(durables),
             dropped,
             sum(path.stat().st_size for path in dropped),
+            tuple(segments.gaps) if segments is not None else (),
         )
 
     def messages(self, class_id: int, *, first: int = 0, count: int) -> Iterator[InspectedMessage]:
@@ -181,7 +217,15 @@ class JournalInspection:
         left = count
         for path in self._dropped(class_id):
             data = self._files.read(path)
-            for record in find_records(data, 0, class_id=class_id, first=0):
+            found = find_records(
+                data,
+                0,
+                class_id=class_id,
+                first=0,
+                salt=self.directory.salt,
+                magic=magic_of(data),
+            )
+            for record in found:
                 for message in self._record_messages(data, record, first, record.last):
                     if not left:
                         return

@@ -97,7 +97,10 @@ class Journal:
             assert state is not None, "changes before the first snapshot"
             if state.end_mark < batch.number:
                 record = records.encode_changes(
-                    changes, batch.number, is_snapshot=bool(batch.snapshot)
+                    changes,
+                    batch.number,
+                    is_snapshot=bool(batch.snapshot),
+                    salt=self.directory.salt,
                 )
                 state.append(record, end_mark=batch.number)
 
@@ -161,7 +164,7 @@ class Journal:
         file, last = cls.file, entry.first_sequence + entry.message_count
         if last <= (cls.mark if file is None else file.end_mark):
             return
-        pieces = records.encode_entry(entry, batch)
+        pieces = records.encode_entry(entry, batch, salt=self.directory.salt)
         size = sum(map(len, pieces))
         if file is None or (file.written_bytes and file.written_bytes + size > self.segment_bytes):
             file = self._begin_segment(cls, entry.first_sequence)

@@ -26,6 +26,7 @@ from time import time
 from simplebus.core.limits import RECEIVE_PADDING_BYTES, TIME_INDEX_STEP_SECONDS
 from simplebus.storage import records
 from simplebus.storage.append_file import sync_file
+from simplebus.storage.directory import open_directory
 from simplebus.storage.errors import JournalError
 from simplebus.storage.file_names import CLASSES, STATE, file_name, file_number, folder_name
 from simplebus.storage.records import EndOfRecords, Record, RecordKind
@@ -81,10 +82,19 @@ class ClassJournalReader:
         self.problem = ""
         """Damage at which `read_blocks` ended; empty if it ended at the end of the data."""
         self._class_id = class_id
+        self._path = path
+        self._known_salt = 0
         self._folder = path / CLASSES / folder_name(class_id)
         self._tail = _Tail()
         self._synced_segments: set[int] = set()
         """Synced segments, by first sequence."""
+
+    @property
+    def _salt(self) -> int:
+        """Salt of the journal; a server may still convert a journal without one."""
+        if not self._known_salt:
+            self._known_salt = open_directory(self._path).salt
+        return self._known_salt
 
     @property
     def exists(self) -> bool:
@@ -115,7 +125,9 @@ class ClassJournalReader:
         group: list[tuple[Record, memoryview]] = []
         size = 0
         for data, record in self._records(first, last):
-            if group and size + record.body_bytes > _BLOCK_BYTES:
+            if group and (
+                size + record.body_bytes > _BLOCK_BYTES or record.first != group[-1][0].last
+            ):
                 yield _join_records(group)
                 group, size = [], 0
             group.append((record, data[record.body_offset : record.end]))
@@ -134,7 +146,8 @@ class ClassJournalReader:
             assert first is not None
             with contextlib.suppress(FileNotFoundError):  # Removed: the time is in a later one.
                 for _, record in self._headers(first, following):
-                    if record.time + TIME_INDEX_STEP_SECONDS > seconds:
+                    is_gap = record.kind == RecordKind.GAP
+                    if not is_gap and record.time + TIME_INDEX_STEP_SECONDS > seconds:
                         return record.first
         return None
 
@@ -182,7 +195,7 @@ class ClassJournalReader:
         at, head, window = tail.at, tail.head, _WINDOW_BYTES
         while True:
             data = memoryview(os.pread(descriptor, window, at))
-            found = records.read_record(data, 0)
+            found = records.read_record(data, 0, salt=self._salt)
             if isinstance(found, EndOfRecords):
                 if found.problem and len(data) == window:
                     window *= 4  # The record may be longer than the window.
@@ -192,11 +205,11 @@ class ClassJournalReader:
                 if not self._is_next(found, head):
                     return replace(tail, at=at, head=head)
                 at, head = at + found.end - found.offset, found.last
-                found = records.read_record(data, found.end)
+                found = records.read_record(data, found.end, salt=self._salt)
 
     def _is_next(self, record: Record, expected: int) -> bool:
         return (
-            record.kind == RecordKind.MESSAGES
+            record.kind in (RecordKind.MESSAGES, RecordKind.GAP)
             and record.class_id == self._class_id
             and record.first == expected
             and record.message_count > 0
@@ -230,7 +243,7 @@ class ClassJournalReader:
                 for data, record in self._headers(expected, following):
                     if record.first >= last:
                         return
-                    if record.last > first:
+                    if record.last > first and record.kind == RecordKind.MESSAGES:
                         if not records.is_intact(data, record):
                             self.problem = records.CHECKSUM_MISMATCH
                             return
@@ -246,7 +259,7 @@ class ClassJournalReader:
             raise _changing_error(self._folder)
 
     def _headers(self, first: int, following: int | None) -> Iterator[tuple[memoryview, Record]]:
-        """Yield the records of one segment up to the next one, without verifying bodies.
+        """Yield the records of one segment up to the next one, gaps too, without verifying bodies.
 
         Raises:
             FileNotFoundError: The server removed the segment.
@@ -255,7 +268,7 @@ class ClassJournalReader:
         self.problem = ""
         at, expected = 0, first
         while following is None or expected < following:
-            record = records.read_record(data, at, verify_body=False)
+            record = records.read_record(data, at, salt=self._salt, verify_body=False)
             if isinstance(record, EndOfRecords):
                 self.problem = record.problem
                 return
@@ -297,7 +310,9 @@ def class_names(path: Path) -> dict[int, str]:
     folder = path / STATE
     for turn in range(_RETRIES_MAX):
         try:
-            image, _ = read_state(folder, FileBuffer(), RecoveryResult())
+            image, _ = read_state(
+                folder, FileBuffer(), RecoveryResult(), salt=open_directory(path).salt
+            )
             for name in os.listdir(folder):
                 sync_path(folder / name)
             sync_path(folder)

@@ -4,9 +4,13 @@ A file contains records back to back, followed by zeros. Decoding never raises: 
 or the offset and reason of the end. The header has a checksum of its own, so that readers can skip
 bodies. Numbers are little-endian and unaligned.
 
-    header   magic "sbj1"  kind  class  sizes of meta and body  count  batch  first  time  checksums
+    header   magic "sbj2"  kind  class  sizes of meta and body  count  batch  first  time  checksums
     meta     MessagePack: publishers of the messages; empty without publisher names
-    body     wire frames back to back; or encoded changes or a snapshot
+    body     wire frames back to back; or encoded changes or a snapshot; empty in a gap
+
+The checksum of the header begins with the salt of the journal, a secret random number. So after
+damage, a reader finds the next record with certainty: bytes in a payload that look like a record
+do not have the checksum. Records of the first format, "sbj1", have no salt.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,8 +26,10 @@ import msgspec
 
 from simplebus.core.commit_log import JournalEntry
 
-MAGIC = b"sbj1"
+MAGIC = b"sbj2"
 """The last character is the version of the format."""
+UNSALTED_MAGIC = b"sbj1"
+"""Start of the records of journals without a salt."""
 
 _HEADER = struct.Struct("<4sBBHIIIQQdI")
 _CHECKSUM = struct.Struct("<I")
@@ -32,7 +38,7 @@ BODY_BYTES_MAX = (1 << 32) - 1
 
 CHECKSUM_MISMATCH = "checksum mismatch"
 
-_KINDS = frozenset((1, 2, 3))
+_KINDS = frozenset((1, 2, 3, 4))
 _publishers = msgspec.msgpack.Decoder(list[tuple[int, str]])
 
 
@@ -44,6 +50,8 @@ class RecordKind(enum.IntEnum):
     """Changes since the previous record."""
     SNAPSHOT = 3
     """Complete state."""
+    GAP = 4
+    """Messages that were damaged; their bytes were moved to another file."""
 
 
 class Record(NamedTuple):
@@ -88,12 +96,14 @@ class EndOfRecords:
     """Damage at this place; empty if nothing was written."""
 
 
-def read_record(data: memoryview, at: int, *, verify_body: bool = True) -> Record | EndOfRecords:
+def read_record(
+    data: memoryview, at: int, *, salt: int = 0, verify_body: bool = True
+) -> Record | EndOfRecords:
     """Return the record at an offset, or the end of the records.
 
     With `verify_body`, the checksum of the body is verified.
     """
-    record = read_header(data, at)
+    record = read_header(data, at, salt=salt)
     if record is None:
         header_start = bytes(data[at : at + HEADER_BYTES])
         if any(header_start):
@@ -110,7 +120,7 @@ def read_record(data: memoryview, at: int, *, verify_body: bool = True) -> Recor
     return record
 
 
-def read_header(data: memoryview, at: int) -> Record | EndOfRecords | None:
+def read_header(data: memoryview, at: int, *, salt: int = 0) -> Record | EndOfRecords | None:
     """Return the record of a header, without its body; None if the header is incomplete."""
     header = data[at : at + HEADER_BYTES]
     if len(header) < HEADER_BYTES:
@@ -128,11 +138,12 @@ def read_header(data: memoryview, at: int) -> Record | EndOfRecords | None:
         time,
         checksum,
     ) = _HEADER.unpack_from(header)
-    if _CHECKSUM.unpack_from(header, _HEADER.size)[0] != zlib.crc32(header[: _HEADER.size]):
+    start = salt if magic == MAGIC else 0
+    if _CHECKSUM.unpack_from(header, _HEADER.size)[0] != zlib.crc32(header[: _HEADER.size], start):
         if not any(header):
             return EndOfRecords(at)
         return EndOfRecords(at, "header checksum mismatch")
-    if magic != MAGIC or flags or kind not in _KINDS:
+    if magic not in (MAGIC, UNSALTED_MAGIC) or flags or kind not in _KINDS:
         return EndOfRecords(
             at,
             f"unknown record format {magic!r}, kind {kind}, flags {flags}",
@@ -142,21 +153,46 @@ def read_header(data: memoryview, at: int) -> Record | EndOfRecords | None:
     )
 
 
-def find_records(data: memoryview, at: int, *, class_id: int, first: int) -> Iterator[Record]:
-    """Yield the intact message records of a class from sequence `first` on."""
+def find_records(
+    data: memoryview,
+    at: int,
+    *,
+    class_id: int,
+    first: int,
+    salt: int = 0,
+    magic: bytes = MAGIC,
+    kinds: Collection[int] = (RecordKind.MESSAGES,),
+) -> Iterator[Record]:
+    """Yield the intact records of a class from sequence `first` on, wherever they begin.
+
+    Args:
+        data: Content of a file, or a part of it.
+        at: Offset from which on records are searched.
+        class_id: Class of the records.
+        first: Lowest sequence.
+        salt: Salt of the journal.
+        magic: Start of the file's records: `MAGIC` or `UNSALTED_MAGIC`.
+        kinds: Kinds of the records.
+    """
     content = bytes(data[at:])
     place = 0
-    while (place := content.find(MAGIC, place)) >= 0:
-        found = read_record(data, at + place)
+    while (place := content.find(magic, place)) >= 0:
+        found = read_record(data, at + place, salt=salt)
         if (
             isinstance(found, Record)
-            and (found.kind, found.class_id) == (RecordKind.MESSAGES, class_id)
+            and found.kind in kinds
+            and found.class_id == class_id
             and found.first >= first
         ):
             yield found
             first, place = found.last, found.end - at
         else:
             place += 1
+
+
+def magic_of(start: bytes | memoryview) -> bytes:
+    """Return the magic of a file's records, given the start of the file."""
+    return UNSALTED_MAGIC if bytes(start[: len(MAGIC)]) == UNSALTED_MAGIC else MAGIC
 
 
 def is_intact(data: memoryview, record: Record) -> bool:
@@ -171,7 +207,7 @@ def decode_producer_runs(data: memoryview, record: Record) -> list[tuple[int, st
     return _publishers.decode(data[record.offset + HEADER_BYTES : record.body_offset])
 
 
-def encode_entry(entry: JournalEntry, batch_number: int) -> list[bytes]:
+def encode_entry(entry: JournalEntry, batch_number: int, *, salt: int = 0) -> list[bytes]:
     """Encode messages as a record, in pieces."""
     meta = b""
     if any(name for _, name in entry.producer_runs):
@@ -185,13 +221,24 @@ def encode_entry(entry: JournalEntry, batch_number: int) -> list[bytes]:
         batch_number,
         entry.first_sequence,
         entry.accepted_at,
+        salt=salt,
     )
 
 
-def encode_changes(changes: bytes, batch_number: int, *, is_snapshot: bool = False) -> list[bytes]:
+def encode_gap(
+    class_id: int, first: int, count: int, batch_number: int, time: float, *, salt: int = 0
+) -> bytes:
+    """Encode the record of missing messages."""
+    pieces = _record(RecordKind.GAP, [], class_id, b"", count, batch_number, first, time, salt=salt)
+    return b"".join(pieces)
+
+
+def encode_changes(
+    changes: bytes, batch_number: int, *, is_snapshot: bool = False, salt: int = 0
+) -> list[bytes]:
     """Encode changes or a snapshot as a record, in pieces."""
     kind = RecordKind.SNAPSHOT if is_snapshot else RecordKind.CHANGES
-    return _record(kind, [changes], batch_number=batch_number)
+    return _record(kind, [changes], batch_number=batch_number, salt=salt)
 
 
 def _record(
@@ -203,6 +250,8 @@ def _record(
     batch_number: int = 0,
     first: int = 0,
     time: float = 0.0,
+    *,
+    salt: int,
 ) -> list[bytes]:
     size = sum(map(len, body))
     assert size <= BODY_BYTES_MAX, size
@@ -210,7 +259,7 @@ def _record(
     header = _HEADER.pack(
         MAGIC, kind, 0, class_id, len(meta), size, count, batch_number, first, time, checksum
     )
-    return [header + _CHECKSUM.pack(zlib.crc32(header)) + meta, *body]
+    return [header + _CHECKSUM.pack(zlib.crc32(header, salt)) + meta, *body]
 
 
 def _crc(parts: Iterable[bytes]) -> int:

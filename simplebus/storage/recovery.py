@@ -7,7 +7,6 @@ Only `finish_recovery` changes files: it renames those without valid data.
 
 from __future__ import annotations
 
-from itertools import count as numbered
 from pathlib import Path
 
 import numpy as np
@@ -35,21 +34,22 @@ from simplebus.storage.file_names import (
     CLASSES,
     STATE,
     class_id_of,
-    dropped_name,
     file_name,
-    file_number,
     folder_name,
 )
 from simplebus.storage.records import Record, decode_producer_runs, is_intact
+from simplebus.storage.repair import apply_gaps, unused_dropped_path
 from simplebus.storage.segments import (
     OTHER_PUBLISHERS,
     FileBuffer,
+    Gap,
     RecoveryResult,
     SegmentChain,
     numbers,
     read_state,
     report_missing_messages,
     report_missing_state,
+    stored_batches,
 )
 
 # Records are processed in groups of this size.
@@ -64,8 +64,10 @@ def recover(directory: JournalDirectory, broker: Broker) -> RecoveryResult:
     broker.commit_log.boot_id = directory.boot
     found = RecoveryResult()
     files = FileBuffer()
-    state, news_since = read_state(directory.path / STATE, files, found)
-    reader = _JournalLoader(broker, files, found, state, news_since)
+    state, news_since = read_state(
+        directory.path / STATE, files, found, salt=directory.salt, boot_id=directory.boot
+    )
+    reader = _JournalLoader(broker, files, found, state, news_since, directory.salt)
     try:
         reader.read_classes(directory.path / CLASSES)
         reader.finish()
@@ -119,6 +121,7 @@ class _JournalLoader:
         found: RecoveryResult,
         state: RecoveredState,
         news_since: dict[str, int],
+        salt: int,
     ) -> None:
         self._files = files
         self._found = found
@@ -134,6 +137,12 @@ class _JournalLoader:
         self._broker = broker
         assert broker.commit_log is not None
         commit_log = broker.commit_log
+        self._salt = salt
+        self._stored = stored_batches(
+            state, news_since[OTHER_PUBLISHERS] - 1, commit_log.durability, commit_log.boot_id
+        )
+        self._gaps: list[tuple[int, Gap]] = []
+        """Messages that cannot be read: class id and gap."""
         self.number_trust = choose_number_trust(state, commit_log.durability, commit_log.boot_id)
         self._share_bytes = 0
         """Memory available for each class."""
@@ -155,16 +164,14 @@ class _JournalLoader:
         ring, floor = cls.ring, kept.floor if kept else 0
         # A class that spills may contain damage that was never read. Messages that were accepted
         # after it are kept.
-        below, at = 0, -1
-        if cls.spill is not None:
-            below = self._news_since[OTHER_PUBLISHERS]
-            at = self._found.snapshot_heads.get(cls.class_id, -1)
+        at = -1 if cls.spill is None else self._found.snapshot_heads.get(cls.class_id, -1)
         segments = SegmentChain(
             folder,
             cls.class_id,
             self._files,
             self._found,
-            continue_below_batch=below,
+            salt=self._salt,
+            stored=self._stored,
             known_head=kept.head if kept else 0,
             continue_at_sequence=at,
             class_name=cls.name,
@@ -203,8 +210,8 @@ class _JournalLoader:
             group.add(data, record)
         if group.records:
             self._append_group(cls, group, floor)
-        if not len(ring) and ring.head < segments.head:
-            ring.set_next_sequence(segments.head)
+        self._skip_to(cls, segments.head)
+        self._gaps += [(cls.class_id, gap) for gap in segments.gaps]
         missing = report_missing_messages(folder, kept, segments, self._found)
         self._count_lost(cls, segments.lost_count + missing)
         if cls.spill is not None:
@@ -290,17 +297,26 @@ class _JournalLoader:
         for batch in batches:
             begin, end = max(at, floor), at + batch.count
             if begin < end:
-                if cls.spill is not None and len(cls.ring) and cls.ring.head < begin:
-                    cls.spill.record_spilled(cls.ring.head, cls.ring.frame_bytes)
-                    cls.ring.release(cls.ring.head)
-                if not len(cls.ring) and cls.ring.head < begin:
-                    cls.ring.set_next_sequence(begin)
+                self._skip_to(cls, begin)
                 part = batch.slice(begin - at, batch.count)
                 self._restoring.append_messages(
                     cls, begin, part, times[begin - first : end - first]
                 )
             at = end
         group.clear()
+
+    def _skip_to(self, cls: MessageClass, sequence: int) -> None:
+        """Continue a class with a later sequence. `finish` removes the messages in between."""
+        ring = cls.ring
+        if ring.head >= sequence:
+            return
+        if cls.spill is not None and len(ring):
+            cls.spill.record_spilled(ring.head, ring.frame_bytes)
+            ring.release(ring.head)
+        if len(ring):
+            self._restoring.append_missing(cls, sequence)
+        else:
+            ring.set_next_sequence(sequence)
 
     def _time_of(self, record: Record) -> float:
         """Return the acceptance time of a record, at most now: the clock may have been set back."""
@@ -335,6 +351,8 @@ class _JournalLoader:
         state, restoring = self._state, self._restoring
         for position in state.positions.values():
             restoring.restore_position(position, self._known_heads.get(position.class_id))
+        for class_id, gap in self._gaps:
+            restoring.skip_missing(class_id, gap.first, gap.last, is_new=gap.is_new)
         for class_id, begin, end in state.purged_ranges:
             restoring.restore_purge(class_id, begin, end, self._known_heads.get(class_id))
         stored = self._numbers
@@ -359,16 +377,15 @@ class _JournalLoader:
 
 
 def finish_recovery(directory: JournalDirectory, found: RecoveryResult, *, to_disk: bool) -> None:
-    """Rename files without valid data, so that they are neither read nor overwritten.
+    """Rename files without valid data, so that they are neither read nor overwritten, and move
+    damaged bytes out of the others.
 
     With `to_disk`, all other files are synced, because a killed server may not have done so. Raises
     OSError.
     """
     for path in found.ignored_files:
-        number = file_number(path.name)
-        assert number is not None
-        names = (path.with_name(dropped_name(number, place)) for place in numbered(1))
-        path.rename(next(name for name in names if not name.exists()))
+        path.rename(unused_dropped_path(path))
+    apply_gaps(found)
     if to_disk:
         folders = [directory.path / STATE, *sorted((directory.path / CLASSES).iterdir())]
         for folder in folders:

@@ -50,7 +50,8 @@ class _SegmentIndex:
 class SegmentReader:
     """Reader of the segments in one journal directory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, salt: int) -> None:
+        self._salt = salt
         self._folder = path / CLASSES
         self._segments: OrderedDict[tuple[int, int], _SegmentIndex] = OrderedDict()
         """Indexes by class and first sequence, the most recently used last."""
@@ -118,11 +119,13 @@ class SegmentReader:
             offset = self._find(descriptor, size, segment, sequence)
             while sequence < end and remaining_bytes > 0:
                 data, base = (
-                    _read_at(descriptor, offset, max(remaining_bytes, _WALK_BYTES), size),
+                    _read_at(
+                        descriptor, offset, max(remaining_bytes, _WALK_BYTES), size, self._salt
+                    ),
                     offset,
                 )
                 while sequence < end and remaining_bytes > 0:
-                    record = records.read_record(data, offset - base)
+                    record = records.read_record(data, offset - base, salt=self._salt)
                     if (
                         isinstance(record, EndOfRecords)
                         and record.offset > 0
@@ -147,6 +150,7 @@ class SegmentReader:
                         reason = f"{segment.path} goes on with message {record.first}"
                         found.append(self._report_lost(read, sequence, record.first, reason))
                     if record.last > sequence:
+                        # A gap was reported when it was found; its range has no frames.
                         found.append(_to_range(data, record))
                         sequence = record.last
                     remaining_bytes -= record.body_bytes
@@ -161,10 +165,10 @@ class SegmentReader:
         noted = offset
         data, base = memoryview(b""), offset
         while True:
-            header = records.read_header(data, offset - base)
+            header = records.read_header(data, offset - base, salt=self._salt)
             if header is None:
                 if base < offset or not data:
-                    data, base = _read_at(descriptor, offset, _WALK_BYTES, size), offset
+                    data, base = _read_at(descriptor, offset, _WALK_BYTES, size, self._salt), offset
                     if len(data) >= records.HEADER_BYTES:
                         continue
                 return offset
@@ -189,12 +193,19 @@ class SegmentReader:
     ) -> tuple[int, int]:
         """Report a damaged record. Returns the sequence and offset at which to continue."""
         rest = memoryview(os.pread(descriptor, max(0, size - offset), offset))
-        header = records.read_header(rest, 0)
+        header = records.read_header(rest, 0, salt=self._salt)
         reason = problem.problem or "nothing was written there"
         if isinstance(header, Record) and header.first <= sequence < header.last <= end:
             last, offset = header.last, offset + header.end
         else:
-            behind = records.find_records(rest, 1, class_id=read.class_id, first=sequence + 1)
+            behind = records.find_records(
+                rest,
+                1,
+                class_id=read.class_id,
+                first=sequence + 1,
+                salt=self._salt,
+                magic=records.magic_of(os.pread(descriptor, len(records.MAGIC), 0)),
+            )
             following = next(behind, None)
             last = end if following is None else min(end, following.first)
             offset += 0 if following is None else following.offset
@@ -211,10 +222,10 @@ class SegmentReader:
         return SpilledRange(first, last - first, 0.0, b"")
 
 
-def _read_at(descriptor: int, offset: int, count: int, size: int) -> memoryview:
+def _read_at(descriptor: int, offset: int, count: int, size: int, salt: int) -> memoryview:
     """Read `count` bytes from an offset, or the whole record that begins there."""
     data = os.pread(descriptor, count, offset)
-    header = records.read_header(memoryview(data), 0)
+    header = records.read_header(memoryview(data), 0, salt=salt)
     if isinstance(header, Record) and len(data) < header.end <= size - offset:
         data = os.pread(descriptor, header.end, offset)
     return memoryview(data)

@@ -1,14 +1,14 @@
 """Reading of segments and state files, with detection of damage.
 
-A class ends at its first damaged record; later data is reported and skipped, and no file is
-changed.
-A damaged record whose messages are not needed is skipped, too. If nothing follows a damaged record,
-that is reported as damage, because a power failure may have removed what followed.
+A damaged record is skipped and becomes a gap, if what follows it was stored before the server
+ended; see `StoredBatches`. Otherwise a power failure may have torn the end of the data, of which
+nothing was confirmed: the class then ends at the damaged record. No file is changed; `repair`
+describes the changes that make a gap permanent. If nothing follows a damaged record, that is
+reported as damage, because a power failure may have removed what followed.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from simplebus.core.limits import RECEIVE_PADDING_BYTES
+from simplebus.core.protocol.durability import Durability
 from simplebus.core.snapshot import ClassSnapshot, RecoveredState, decode_changes
 from simplebus.storage import records
 from simplebus.storage.errors import JournalError
 from simplebus.storage.file_names import file_name, file_number
 from simplebus.storage.records import EndOfRecords, Record, RecordKind
+
+_CLASS_KINDS = (RecordKind.MESSAGES, RecordKind.GAP)
 
 OTHER_PUBLISHERS = ""
 """Key, in the second result of `read_state`, of the publishers without an entry of their own.
@@ -42,8 +45,64 @@ class RecoveryResult:
     """Descriptions of the damage and of the skipped messages."""
     ignored_files: list[Path] = field(default_factory=list)
     """Files without valid data."""
+    repairs: list[SegmentRepair] = field(default_factory=list)
+    """Changes of files after which the damage is not found again."""
+    torn_ends: list[SegmentRepair] = field(default_factory=list)
+    """Damage at the ends of files. It is not found again after new data is written."""
     snapshot_heads: dict[int, int] = field(default_factory=dict)
     """Head of each class in the last snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRepair:
+    """Move of damaged bytes out of a file."""
+
+    path: Path
+    begin: int
+    end: int
+    """Offset after the damaged bytes."""
+    gap: bytes
+    """Encoded record of the missing messages, which replaces the bytes; empty for none."""
+    lost: str
+    """What is lost, in words."""
+
+
+class Gap(NamedTuple):
+    """Messages of a class that cannot be read."""
+
+    first: int
+    last: int
+    """Sequence after the last missing message."""
+    is_new: bool
+    """True if the gap has not been recorded in a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatches:
+    """Write batches that were stored before the server ended.
+
+    A damaged record among them is a fault of the medium. A later one may be torn by a power
+    failure.
+    """
+
+    snapshot_batch: int = -1
+    """Batches up to this one are older than the state, which was written after them."""
+    is_same_boot: bool = False
+    """True if the system runs since the last batch: then a process was killed at most."""
+    is_synced: bool = False
+    """True if each batch was synced before the one after next was written."""
+
+    def contains(self, batch_number: int, last_batch_number: int) -> bool:
+        """Return True if a batch was stored, given the newest batch that left a trace."""
+        return (
+            batch_number <= self.snapshot_batch
+            or self.is_same_boot
+            or (self.is_synced and batch_number <= last_batch_number - _BATCHES_IN_DOUBT)
+        )
+
+
+# Two batches may be with the writer, and a third one at shutdown.
+_BATCHES_IN_DOUBT = 3
 
 
 class FileBuffer:
@@ -71,10 +130,35 @@ class FileBuffer:
         return view[:at]
 
 
+def stored_batches(
+    state: RecoveredState, snapshot_batch: int, durability: Durability, boot_id: str
+) -> StoredBatches:
+    """Return which write batches were stored before the server ended.
+
+    Args:
+        state: The state of the journal.
+        snapshot_batch: Write batch of the snapshot at the start of the state file; -1 for none.
+        durability: Durability to assume if the state does not name one.
+        boot_id: Id of the current boot of the machine; empty if unknown.
+    """
+    return StoredBatches(
+        snapshot_batch,
+        is_same_boot=bool(boot_id) and state.boot_id == boot_id,
+        is_synced=(durability if state.durability is None else state.durability) >= Durability.DISK,
+    )
+
+
 def read_state(
-    folder: Path, files: FileBuffer, found: RecoveryResult
+    folder: Path, files: FileBuffer, found: RecoveryResult, *, salt: int, boot_id: str = ""
 ) -> tuple[RecoveredState, dict[str, int]]:
-    """Read the newest intact state file.
+    """Read the newest intact state file. Damaged changes in the middle are skipped.
+
+    Args:
+        folder: Directory of the state files.
+        files: Buffer for the content of a file.
+        found: Result to which problems are added.
+        salt: Salt of the journal.
+        boot_id: Id of the current boot of the machine; empty if unknown.
 
     Returns:
         The state, and by publisher name the first write batch whose records may contain message
@@ -83,13 +167,15 @@ def read_state(
     for number in sorted(numbers(folder), reverse=True):
         path = folder / file_name(number)
         data = files.read(path)
-        record = records.read_record(data, 0)
+        record = records.read_record(data, 0, salt=salt)
         if isinstance(record, EndOfRecords) or record.kind != RecordKind.SNAPSHOT:
             # The server was stopped while writing this file; the previous one is valid.
             if isinstance(record, Record) or record.problem:
                 found.problems.append(f"{path}: no intact snapshot at the start; ignored the file")
+                found.ignored_files.append(path)
             continue
         state, news_since = RecoveredState(), {OTHER_PUBLISHERS: record.batch_number + 1}
+        snapshot_batch = record.batch_number
         while isinstance(record, Record):
             found.last_batch_number = max(found.last_batch_number, record.batch_number)
             try:
@@ -102,13 +188,48 @@ def read_state(
                 found.snapshot_heads = {number: each.head for number, each in state.classes.items()}
             if record.kind == RecordKind.CHANGES:
                 news_since.update((each.name, record.batch_number) for each in changes.producers)
-            record = records.read_record(data, record.end)
-        if isinstance(record, EndOfRecords) and record.problem:
-            found.problems.append(
-                f"{path}: {record.problem} at byte {record.offset}; skipped the rest"
-            )
+            record = records.read_record(data, record.end, salt=salt)
+            if isinstance(record, EndOfRecords) and record.problem:
+                stored = stored_batches(state, snapshot_batch, Durability.MEMORY, boot_id)
+                record = _skip_damaged_changes(path, data, record, state, stored, found, salt)
         return state, news_since
     return RecoveredState(), {OTHER_PUBLISHERS: 0}
+
+
+def _skip_damaged_changes(
+    path: Path,
+    data: memoryview,
+    damage: EndOfRecords,
+    state: RecoveredState,
+    stored: StoredBatches,
+    found: RecoveryResult,
+    salt: int,
+) -> Record | EndOfRecords:
+    """Report damage of a state file. Returns the next record if it was stored."""
+    intact = [
+        each
+        for each in records.find_records(
+            data,
+            damage.offset + 1,
+            class_id=0,
+            first=0,
+            salt=salt,
+            magic=records.magic_of(data),
+            kinds=(RecordKind.CHANGES,),
+        )
+        if each.batch_number > state.batch_number
+    ]
+    sentence = f"{path}: {damage.problem} at byte {damage.offset}; skipped "
+    if intact and stored.contains(intact[0].batch_number, intact[-1].batch_number):
+        count = intact[0].offset - damage.offset
+        found.problems.append(f"{sentence}{count} bytes of changes of durables and publishers")
+        lost = "changes of durables and publishers"
+        found.repairs.append(SegmentRepair(path, damage.offset, intact[0].offset, b"", lost))
+        return intact[0]
+    found.problems.append(f"{sentence}the rest")
+    lost = "the last changes of durables and publishers"
+    found.torn_ends.append(SegmentRepair(path, damage.offset, len(data), b"", lost))
+    return EndOfRecords(damage.offset)
 
 
 class SegmentChain:
@@ -121,18 +242,23 @@ class SegmentChain:
         files: FileBuffer,
         found: RecoveryResult,
         *,
-        continue_below_batch: float = 0,
-        known_head: float = math.inf,
+        salt: int,
+        stored: StoredBatches,
+        known_head: int,
         continue_at_sequence: int = -1,
         class_name: str = "",
     ) -> None:
         """List the segments of a class.
 
         Args:
-            continue_below_batch: Continue after damage with records of lower write batches, if
-                they were stored when the state was written. Data that was skipped before stays
-                skipped.
-            known_head: Head of the class in the state.
+            folder: Directory of the class.
+            class_id: Class of the records.
+            files: Buffer for the content of a file.
+            found: Result to which problems are added.
+            salt: Salt of the journal.
+            stored: Batches after which damage is skipped.
+            known_head: Head of the class in the state. Older data from there on was skipped
+                before, and stays skipped.
             continue_at_sequence: Continue after missing messages with this sequence: they were
                 missing already when it was accepted.
             class_name: Name for reports; empty for the id.
@@ -140,8 +266,13 @@ class SegmentChain:
         self.class_id = class_id
         self.class_label = class_name or str(class_id)
         self.lost_count = 0
-        """Number of skipped messages, as far as known."""
-        self._continue_below = continue_below_batch
+        """Number of messages that are skipped at the end, as far as known."""
+        self.gaps: list[Gap] = []
+        """Messages that cannot be read, as far as later ones can."""
+        self._time = 0.0
+        """Time of the last record."""
+        self._salt = salt
+        self._stored = stored
         self._known_head = known_head
         self._continue_at = continue_at_sequence
         self.firsts = sorted(numbers(folder)) if folder.is_dir() else []
@@ -160,7 +291,10 @@ class SegmentChain:
         return list(self._starts(0))
 
     def _starts(self, first_index: int) -> Iterator[SegmentStart]:
-        return (_start(self._folder / file_name(first)) for first in self.firsts[first_index:])
+        return (
+            _start(self._folder / file_name(first), self._salt)
+            for first in self.firsts[first_index:]
+        )
 
     def ignore_outdated(self) -> None:
         """Ignore segments that reappeared, like `headers`, but without reading: batch numbers
@@ -185,15 +319,15 @@ class SegmentChain:
                 yield data, record
 
     def headers(self, is_wanted: Callable[[Record], bool]) -> Iterator[tuple[memoryview, Record]]:
-        """Yield all records with the data of their file. Bodies of unwanted records are not
-        verified.
+        """Yield all records of messages with the data of their file. Bodies of unwanted records are
+        not verified.
         """
         for at, first in enumerate(self.firsts):
             following = self._following(at)
             path = self._folder / file_name(first)
             data = self._files.read(path)
             position, batch_number = 0, 0
-            is_torn = False
+            is_torn = is_unusable = False
             while True:
                 if following is not None and self.head >= following:
                     if not self._is_outdated(following, data, position, batch_number):
@@ -203,19 +337,23 @@ class SegmentChain:
                     continue
                 record = self._next(data, position, is_wanted)
                 if isinstance(record, Record):
-                    if following is None and not is_torn and not is_wanted(record):
-                        is_torn = not records.is_intact(data, record)
-                    yield data, record
+                    if record.kind == RecordKind.GAP:
+                        self.gaps.append(Gap(record.first, record.last, is_new=False))
+                    else:
+                        if following is None and not is_torn and not is_wanted(record):
+                            is_torn = not records.is_intact(data, record)
+                        yield data, record
                     self.head, position, batch_number = record.last, record.end, record.batch_number
+                    self._time = record.time
                     continue
                 problem = record.problem
                 if not problem and is_torn:  # A power failure may have removed what followed.
                     problem = "no data after a damaged record"
                 if not problem:
                     break
-                intact = self._intact_records_after(data, position, following)
+                intact = self._intact_records_after(data, position, following, batch_number)
                 end = intact[-1].last if intact else self.head
-                can_continue = bool(intact) and self._can_continue_at(intact[0])
+                can_continue = bool(intact) and self._can_continue_at(intact[0], intact[-1])
                 if can_continue:
                     end = intact[0].first
                 self._report(
@@ -223,26 +361,29 @@ class SegmentChain:
                     is_complete=bool(record.problem or intact),
                 )
                 if not can_continue:
-                    if position == 0:  # The next segment to be written has the same name.
-                        self._found.ignored_files.append(path)
+                    is_unusable = position == 0
                     if following is None:
                         self.lost_count += end - self.head
+                        self._add_torn_end(path, position, len(data))
                     break
-                self.lost_count += end - self.head
-                self.head, position, is_torn = end, intact[0].offset, False
+                self._add_gap(path, position, intact[0].offset, intact[0])
+                position, is_torn = intact[0].offset, False
             if following is not None and self.head < following:
                 starts = (start.header for start in self._starts(at + 1))
                 header = next((each for each in starts if each is not None), None)
                 if header is None or not (
-                    header.batch_number < self._continue_below or header.first == self._continue_at
+                    self._can_continue_at(header, header) or header.first == self._continue_at
                 ):
+                    if is_unusable:
+                        self._found.ignored_files.append(path)
                     self._ignore_rest(self.firsts[at + 1 :])
                     break
-                self.lost_count += following - self.head
                 self._report(
-                    f"{path}: missing {_describe_range(self.class_label, self.head, following)}"
+                    f"{path}: missing {describe_range(self.class_label, self.head, following)}"
                 )
-                self.head = following
+                self._add_gap(path, position, len(data), header._replace(first=following))
+            elif is_unusable:  # The next segment to be written has the same name.
+                self._found.ignored_files.append(path)
 
     def _following(self, at: int) -> int | None:
         return self.firsts[at + 1] if at + 1 < len(self.firsts) else None
@@ -255,9 +396,9 @@ class SegmentChain:
 
         The data read from the previous segment ends at `position`, with `batch_number`.
         """
-        header = _start(self._folder / file_name(following)).header
+        header = _start(self._folder / file_name(following), self._salt).header
         if self.head == following:  # The previous segment may contain newer records from here on.
-            record = records.read_record(data, position)
+            record = records.read_record(data, position, salt=self._salt)
             if isinstance(record, EndOfRecords):
                 return header is None and bool(record.problem)
             if record.first != following:
@@ -275,11 +416,11 @@ class SegmentChain:
         self, data: memoryview, position: int, is_wanted: Callable[[Record], bool]
     ) -> Record | EndOfRecords:
         """Return the record at an offset if it continues the class."""
-        record = records.read_record(data, position, verify_body=False)
+        record = records.read_record(data, position, salt=self._salt, verify_body=False)
         if isinstance(record, EndOfRecords):
             return record
         self._found.last_batch_number = max(self._found.last_batch_number, record.batch_number)
-        if record.kind != RecordKind.MESSAGES or record.class_id != self.class_id:
+        if record.kind not in _CLASS_KINDS or record.class_id != self.class_id:
             return EndOfRecords(
                 position, f"a record of kind {record.kind}, class {record.class_id}"
             )
@@ -294,29 +435,77 @@ class SegmentChain:
         return record
 
     def _intact_records_after(
-        self, data: memoryview, position: int, following: int | None
+        self, data: memoryview, position: int, following: int | None, batch_number: int
     ) -> list[Record]:
-        """Return the intact records after a damaged one."""
-        found = records.find_records(data, position + 1, class_id=self.class_id, first=self.head)
-        return [each for each in found if following is None or each.first < following]
+        """Return the intact records after a damaged one, which follows that write batch."""
+        found = records.find_records(
+            data,
+            position + 1,
+            class_id=self.class_id,
+            first=self.head,
+            salt=self._salt,
+            magic=records.magic_of(data),
+            kinds=_CLASS_KINDS,
+        )
+        return [
+            each
+            for each in found
+            if each.batch_number >= batch_number and (following is None or each.first < following)
+        ]
 
-    def _can_continue_at(self, record: Record) -> bool:
-        return record.batch_number < self._continue_below and record.first < self._known_head
+    def _can_continue_at(self, record: Record, last: Record) -> bool:
+        """Return True if damage before `record` is skipped. `last` is the last intact record."""
+        if record.batch_number <= self._stored.snapshot_batch:
+            return record.first < self._known_head
+        newest = max(self._found.last_batch_number, last.batch_number)
+        return self._stored.contains(record.batch_number, newest)
+
+    def _add_gap(self, path: Path, begin: int, end: int, record: Record) -> None:
+        """Skip the messages before `record`, which the bytes from `begin` to `end` do not hold."""
+        first, last, count = self.head, record.first, record.first - self.head
+        self.head = last
+        self.gaps.append(Gap(first, last, is_new=True))
+        gap = records.encode_gap(
+            self.class_id, first, count, record.batch_number, record.time, salt=self._salt
+        )
+        words = describe_range(self.class_label, first, last)
+        self._found.repairs.append(SegmentRepair(path, begin, end, gap, words))
 
     def _ignore_rest(self, firsts: list[int]) -> None:
         """Ignore the segments after missing messages."""
         paths = [self._folder / file_name(first) for first in firsts]
+        data = self._files.read(paths[-1])
         last = records.find_records(
-            self._files.read(paths[-1]), 0, class_id=self.class_id, first=firsts[-1]
+            data,
+            0,
+            class_id=self.class_id,
+            first=firsts[-1],
+            salt=self._salt,
+            magic=records.magic_of(data),
         )
         end = max((each.last for each in last), default=firsts[-1])
         self.lost_count += end - self.head
         self._report(
-            f"{paths[0]}: {_describe_range(self.class_label, self.head, firsts[0])} missing before "
+            f"{paths[0]}: {describe_range(self.class_label, self.head, firsts[0])} missing before "
             f"this file; ignored {len(paths)} files; skipped "
-            f"{_describe_range(self.class_label, self.head, end)}"
+            f"{describe_range(self.class_label, self.head, end)}"
         )
         self._found.ignored_files += paths
+
+    def _add_torn_end(self, path: Path, begin: int, end: int) -> None:
+        """Record damage at the end of the class. Messages that the state knows become a gap."""
+        count, gap = self._known_head - self.head, b""
+        if count > 0:
+            number = self._found.last_batch_number
+            gap = records.encode_gap(
+                self.class_id, self.head, count, number, self._time, salt=self._salt
+            )
+        lost = (
+            describe_range(self.class_label, self.head, self._known_head)
+            if gap
+            else "no known message"
+        )
+        self._found.torn_ends.append(SegmentRepair(path, begin, end, gap, lost))
 
     def _report(self, sentence: str, *, is_complete: bool = True) -> None:
         """Add a problem. `is_complete` is True if missing messages at the end need no further
@@ -348,12 +537,12 @@ def report_missing_messages(
         return 0
     if segments.first is not None and kept.floor < segments.first:
         missing += segments.first - kept.floor
-        unfiled = _describe_range(segments.class_label, kept.floor, segments.first)
+        unfiled = describe_range(segments.class_label, kept.floor, segments.first)
         found.problems.append(f"{folder}: no file for {unfiled}")
     head = kept.floor if segments.first is None else segments.head
     if head < kept.head and not segments.has_reported_end:
         missing += kept.head - head
-        lost = _describe_range(segments.class_label, head, kept.head)
+        lost = describe_range(segments.class_label, head, kept.head)
         found.problems.append(
             f"{folder}: lost {lost}, which were stored but may never have been confirmed"
         )
@@ -365,10 +554,10 @@ def _describe_damage(
 ) -> str:
     """Return where a file is damaged and which messages first..end-1 are known to be skipped."""
     text = f"{path}: {problem} at byte {position}"
-    return text + (f"; skipped {_describe_range(class_label, first, end)}" if first < end else "")
+    return text + (f"; skipped {describe_range(class_label, first, end)}" if first < end else "")
 
 
-def _describe_range(class_label: str, first: int, end: int) -> str:
+def describe_range(class_label: str, first: int, end: int) -> str:
     """Return the messages first..end-1 in words."""
     if end - first == 1:
         return f"message {first} of class {class_label}"
@@ -384,11 +573,11 @@ class SegmentStart(NamedTuple):
     """First record; None if it is damaged."""
 
 
-def _start(path: Path) -> SegmentStart:
+def _start(path: Path, salt: int) -> SegmentStart:
     try:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            header = records.read_header(memoryview(file.read(records.HEADER_BYTES)), 0)
+            header = records.read_header(memoryview(file.read(records.HEADER_BYTES)), 0, salt=salt)
     except OSError as error:
         raise JournalError(f"cannot read {path}: {error.strerror}") from None
     return SegmentStart(size, header if isinstance(header, Record) else None)

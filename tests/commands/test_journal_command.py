@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from simplebus.commands.journal import app
-from simplebus.storage.errors import JournalError
+from simplebus.storage.errors import JournalError, JournalInUseError
 from tests.behaviour.wire_peer_v2 import (
     ack,
     channel_envelope,
@@ -19,6 +19,7 @@ from tests.behaviour.wire_peer_v2 import (
     subscribe,
 )
 from tests.storage.journaled_broker import KeptBus
+from tests.storage.test_recovery import ends
 
 
 @pytest.fixture
@@ -84,6 +85,57 @@ def test_damaged_records_are_reported(journal: Path) -> None:
     done = run("verify", journal)
     assert done.exit_code == 1
     assert "00000000000000000000.log: checksum mismatch at byte 0" in done.output
+
+
+@pytest.mark.parametrize("place", ["middle", "end", "state", "first of two files"])
+def test_repair_leaves_an_intact_journal(tmp_path: Path, place: str) -> None:
+    bus = KeptBus(tmp_path, segment_bytes=300 if place == "first of two files" else 1 << 20)
+    connect_version2(bus, subscribe(1, 5, durable="billing"))
+    bus.sync()
+    peer = connect_version2(bus, name="till")
+    for number in range(8):
+        peer.send(publish(1, number, b"%d" % number))
+        bus.broker.clock.now += 1
+        bus.sync()
+    bus.crash()
+    folder = tmp_path / ("state" if place == "state" else "classes/00001")
+    damaged = min(folder.glob("*.log"))
+    bounds, data = ends(damaged), bytearray(damaged.read_bytes())
+    record = {"middle": 2, "end": len(bounds) - 2, "state": 1, "first of two files": 0}[place]
+    data[bounds[record] + 60] ^= 1
+    damaged.write_bytes(data)
+    before = sorted(tmp_path.rglob("*"))
+    planned = run("repair", tmp_path, "--dry-run")
+    assert sorted(tmp_path.rglob("*")) == before
+    assert f"{damaged}: move bytes {bounds[record]} to" in planned.stdout
+    assert run("verify", tmp_path).exit_code == 1
+    done = run("repair", tmp_path)
+    assert (done.exit_code, "intact: " in done.stdout) == (0, True)
+    assert set(planned.stdout.splitlines()) <= set(done.stdout.splitlines())
+    (dropped,) = folder.glob("*.dropped")
+    assert bytes(data[bounds[record] : bounds[record + 1]]) in dropped.read_bytes()
+    assert run("repair", tmp_path).stdout.startswith("nothing to repair\n")
+    if place != "state":
+        assert f"gap: message {record} of class 1" in run("verify", tmp_path).stdout
+    bus = KeptBus(tmp_path)
+    assert bus.found.problems == []
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
+    lost = set() if place == "state" else {record}
+    assert set(reader.receive_message_ids()) == set(range(8)) - lost
+    bus.crash()
+
+
+def test_repair_needs_a_stopped_server(journal: Path) -> None:
+    bus = KeptBus(journal)
+    with pytest.raises(JournalInUseError, match="is used by another server"):
+        run("repair", journal)
+    bus.crash()
+
+
+def test_repair_creates_no_journal(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="is not a journal"):
+        run("repair", tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_dropped_files_are_listed_and_exported(tmp_path: Path) -> None:

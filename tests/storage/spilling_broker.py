@@ -35,7 +35,7 @@ class SpilledBus(KeptBus):
         given.setdefault("settings", small())
         given.setdefault("level", Durability.OS)  # What a sync takes is not of interest here.
         super().__init__(path, **given)
-        self.reader = SegmentReader(path)
+        self.reader = SegmentReader(path, self.directory.salt)
         self.reads = 0
         self.skips_checks = True  # Each `sync` checks the bus.
 

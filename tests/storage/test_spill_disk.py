@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from simplebus.core.limits import Limits
 from simplebus.core.message_class import spill
 from simplebus.core.message_class.spill import SpillRead
 from simplebus.core.settings import FullPolicy
+from simplebus.storage import records
+from simplebus.storage.file_names import STAMP
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
@@ -131,7 +134,7 @@ def corrupt(path: Path, content: bytes, *, header: bool) -> None:
     data = bytearray(path.read_bytes())
     at = data.index(content)
     if header:
-        at = data.rindex(b"sbj1", 0, at) + 8
+        at = data.rindex(records.MAGIC, 0, at) + 8
     data[at] ^= 1
     path.write_bytes(data)
 
@@ -326,6 +329,8 @@ def test_reappeared_file_does_not_replace_another(
         till.send(publish(1, at, *[b"old"] * 32))
         before.sync()
     before.crash()
+    (tmp_path / "now").mkdir()
+    shutil.copy(tmp_path / "before" / STAMP, tmp_path / "now")  # The same journal.
     bus = SpilledBus(tmp_path / "now", segment_bytes=600)
     connect_version2(bus, subscribe(1, 5, durable="billing"))
     fill(bus, connect_version2(bus), 320, step=5)

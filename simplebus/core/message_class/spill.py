@@ -366,7 +366,7 @@ class SpillReader:
                     )
         except ValueError:  # The stored frames are damaged; another read returns the same bytes.
             first = ring.head
-            _append_whole_batch(ring, _empty_messages(ring.class_id, last - first))
+            _append_whole_batch(ring, empty_messages(ring.class_id, last - first))
             self.position.skip_unavailable(first, last, Reason.DAMAGED)
         return True
 
@@ -383,7 +383,7 @@ class SpillReader:
                     if ring.append(needed, 0, needed_rows) < needed.count:
                         raise MemoryError
                 else:
-                    _append_whole_batch(ring, _empty_messages(ring.class_id, end - begin))
+                    _append_whole_batch(ring, empty_messages(ring.class_id, end - begin))
 
     def _copy_messages(
         self, source: Ring, target: Ring, window: AckWindow, end_sequence: int
@@ -396,7 +396,7 @@ class SpillReader:
         try:
             for begin, end, is_needed in _split_by_ack_state(window, target.head, end_sequence):
                 if not is_needed:
-                    _append_whole_batch(target, _empty_messages(target.class_id, end - begin))
+                    _append_whole_batch(target, empty_messages(target.class_id, end - begin))
                 while is_needed and begin < end:
                     batch, batch_end = source.view_batch(begin, end, SPILL_READ_BYTES)
                     rows = (
@@ -513,7 +513,8 @@ def _split_by_ack_state(window: AckWindow, first: int, last: int) -> list[tuple[
     return parts
 
 
-def _empty_messages(class_id: int, count: int) -> FrameBatch:
+def empty_messages(class_id: int, count: int) -> FrameBatch:
+    """Return messages without a payload."""
     frame = np.frombuffer(frames.encode(frames.MESSAGE, class_id=class_id), np.uint8)
     bounds = np.arange(0, (count + 1) * frame.size, frame.size, dtype=np.int64)
     return FrameBatch(np.tile(frame, count), bounds, frame.size)

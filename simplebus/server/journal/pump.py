@@ -101,7 +101,7 @@ class JournalPump:
         )
         self._spill_manager = broker.spill_manager
         self._reader = SpillReadThread(
-            SegmentReader(directory.path),
+            SegmentReader(directory.path, directory.salt),
             on_read=lambda read, found: self._call_in_loop(self._on_read, read, found),
             on_failure=lambda read: self._call_in_loop(self._on_read_failure, read),
         )

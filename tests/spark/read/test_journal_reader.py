@@ -487,3 +487,19 @@ def test_messages_only_in_memory_are_not_read(tmp_path: Path) -> None:
     journaled_bus.publish()
     assert stored_extent(tmp_path) == ClassExtent(0, EACH)
     journaled_bus.bus.crash()
+
+
+def test_skips_recorded_gaps(tmp_path: Path) -> None:
+    journaled_bus = JournaledBus(tmp_path)
+    journaled_bus.lots(9)
+    journaled_bus.bus.crash()
+    (segment,) = journaled_bus.segments()
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"sbj2", 300) + 60] ^= 1
+    segment.write_bytes(data)
+    KeptBus(tmp_path).crash()  # Records the gap.
+    files = ClassJournalReader(tmp_path, 1)
+    assert files.read_extent() == (0, 90)
+    blocks = [(each.first, each.first + each.count) for each in files.read_blocks(0, 90)]
+    assert (blocks[0][0], blocks[-1][1], files.problem) == (0, 90, "")
+    assert sum(last - first for first, last in blocks) == 80

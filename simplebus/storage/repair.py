@@ -1,0 +1,98 @@
+"""Repair of damaged files: the damaged bytes move to other files, and gaps replace them.
+
+The damaged bytes are stored first, and a file is replaced as a whole, so a crash loses nothing: the
+next repair begins again. A server repairs only damage with later data; `simplebus journal repair`
+also cuts off damaged ends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from itertools import count as numbered
+from pathlib import Path
+
+from simplebus.storage.append_file import sync_directory
+from simplebus.storage.file_names import DRAFT, dropped_name, file_number
+from simplebus.storage.segments import RecoveryResult, SegmentRepair
+
+
+def describe_repairs(found: RecoveryResult) -> Iterator[str]:
+    """Yield in words what `apply_repairs` does."""
+    for repairs in _repairs_by_file(found):
+        for repair in repairs:
+            yield (
+                f"{repair.path}: move bytes {repair.begin} to {repair.end - 1} to "
+                f"{unused_dropped_path(repair.path).name}; lost: {repair.lost}"
+            )
+    for path in _useless_files(found):
+        yield f"{path}: rename to {unused_dropped_path(path).name}"
+
+
+def apply_repairs(found: RecoveryResult) -> None:
+    """Repair all damage of a locked journal. Raises OSError."""
+    for repairs in _repairs_by_file(found):
+        repair_file(repairs)
+    for path in _useless_files(found):
+        path.rename(unused_dropped_path(path))
+        sync_directory(path.parent)
+
+
+def apply_gaps(found: RecoveryResult) -> None:
+    """Repair the damage that has later data in the same journal. Raises OSError."""
+    for repairs in _by_file(found.repairs):
+        repair_file(repairs)
+
+
+def repair_file(repairs: list[SegmentRepair]) -> None:
+    """Apply the repairs of one file, in the order of their offsets. Raises OSError."""
+    path = repairs[0].path
+    data = path.read_bytes()
+    pieces, damaged, at = [], [], 0
+    for repair in repairs:
+        pieces += [data[at : repair.begin], repair.gap]
+        damaged.append(data[repair.begin : repair.end])
+        at = repair.end
+    moved = b"".join(damaged)
+    if moved.count(0) < len(moved):
+        _write(unused_dropped_path(path), moved)
+        sync_directory(path.parent)
+    draft = path.with_name(path.name + DRAFT)
+    _write(draft, b"".join([*pieces, data[at:]]))
+    draft.replace(path)
+    sync_directory(path.parent)
+
+
+def unused_dropped_path(path: Path) -> Path:
+    """Return the path of a new file for data of a file that cannot be used."""
+    number = file_number(path.name)
+    assert number is not None
+    names = (path.with_name(dropped_name(number, place)) for place in numbered(1))
+    return next(name for name in names if not name.exists())
+
+
+def _useless_files(found: RecoveryResult) -> list[Path]:
+    """Return the files without valid data that do not become a gap."""
+    repaired = {repairs[0].path for repairs in _repairs_by_file(found)}
+    return [path for path in found.ignored_files if path not in repaired]
+
+
+def _repairs_by_file(found: RecoveryResult) -> list[list[SegmentRepair]]:
+    ignored = set(found.ignored_files)
+    ends = [each for each in found.torn_ends if each.gap or each.path not in ignored]
+    return _by_file([*found.repairs, *ends])
+
+
+def _by_file(repairs: Iterable[SegmentRepair]) -> list[list[SegmentRepair]]:
+    by_path: dict[Path, list[SegmentRepair]] = {}
+    for repair in repairs:
+        by_path.setdefault(repair.path, []).append(repair)
+    return [sorted(each, key=lambda repair: repair.begin) for each in by_path.values()]
+
+
+def _write(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
