@@ -150,6 +150,11 @@ class CommitLog:
         """True if publishers must pause: writing fails, or too many bytes are unwritten."""
         return self.write_error is not None or self.unwritten_bytes > COMMIT_LOG_BYTES_MAX
 
+    @property
+    def unwritten_class_ids(self) -> list[int]:
+        """Classes with messages that are not written."""
+        return list(self._pending_writes)
+
     def is_durable(self, position: int) -> bool:
         """Return True if changes up to log position `position` have the required durability."""
         return not self.requires_durability or self.durable_position >= position

@@ -290,6 +290,22 @@ class Server:
             self._drain_check = trio.Event()
             await self._drain_check.wait()
 
+    def count_unwritten(self) -> int:
+        """Return the number of accepted messages that the journal does not contain yet."""
+        commit_log, classes = self.broker.commit_log, self.broker.classes
+        if commit_log is None or self.journal_pump is None:
+            return 0
+        heads = [(each, classes[each].ring.head) for each in commit_log.unwritten_class_ids]
+        return sum(head - commit_log.written_head(class_id, head) for class_id, head in heads)
+
+    @property
+    def journal_error(self) -> str:
+        """Why the journal cannot be written now; empty if it can."""
+        commit_log = self.broker.commit_log
+        if self.journal_pump is None or commit_log is None or commit_log.write_error is None:
+            return ""
+        return commit_log.write_error[1]
+
     async def delay_read(self, session: Session) -> None:
         """Wait for consumers that are behind, or until the shared end of a short read delay.
 

@@ -1,6 +1,8 @@
 """Graceful shutdown: publishers are disconnected, and stored messages are delivered.
 
-A server with a journal does not wait for deliveries, because they continue after the restart.
+A server with a journal does not wait for deliveries, because they continue after the restart. But
+it waits until the journal contains every accepted message, also if the disk refuses writes now.
+Publishers stay connected meanwhile, to receive their confirms; new messages are refused.
 The deadline is a limit; a second stop signal ends the wait at once.
 """
 
@@ -11,6 +13,7 @@ from collections.abc import AsyncIterator
 
 import trio
 
+from simplebus.core.broker.wait_reasons import format_message_count
 from simplebus.core.errors import Reason
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import ErrorReply
@@ -70,9 +73,13 @@ async def drain(
                         log_ignored_signal(number)
 
             nursery.start_soon(stop_at_once)
+            await wait_for_disk(server)
             await stop_publishers(server)
             if nats_listener is not None:
                 await nats_listener.stop_publishers()
+            while server.count_unwritten():
+                await wait_for_disk(server)
+                await trio.sleep(_POLL_SECONDS)
             await server.wait_drained()
             while server.connections:
                 await trio.sleep(_SETTLE_SECONDS)
@@ -88,6 +95,22 @@ async def drain(
         log.warning(
             "drain.timed_out", "drain timeout of {seconds:g} s exceeded: stopping", seconds=seconds
         )
+
+
+async def wait_for_disk(server: Server) -> None:
+    """Wait while accepted messages cannot be written. Returns at once if the disk works."""
+    is_logged = False
+    while (count := server.count_unwritten()) and (error := server.journal_error):
+        if not is_logged:
+            is_logged = True
+            log.warning(
+                "drain.disk_failed",
+                "waiting for the disk with {messages} accepted and not written: {error}",
+                messages=format_message_count(count),
+                count=count,
+                error=error,
+            )
+        await trio.sleep(_POLL_SECONDS)
 
 
 async def stop_publishers(server: Server) -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import signal
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
 
 from simplebus.core.protocol import frames
-from simplebus.server.run import _cancel_on_stop_signal
+from simplebus.server.journal import writer
+from simplebus.server.run import RunningServer, _cancel_on_stop_signal
 from simplebus.server.shutdown import drain
+from simplebus.storage.append_file import AppendFile
 from tests.support.nats_peer import connect_nats_peer
 from tests.support.running_server import (
+    Peer,
     ack,
     class_statistics,
     connect,
@@ -73,6 +79,75 @@ async def test_drain_ends_at_its_timeout(caplog: pytest.LogCaptureFixture) -> No
             await drain(server.server, None, 0.2, no_signals())
         assert "drain timeout of 0.2 s exceeded: stopping" in caplog.text
         assert class_statistics(server).ring.message_count == 1
+
+
+@pytest.fixture
+def broken_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Let every write of messages fail until the event is set."""
+    works = threading.Event()
+    append = AppendFile.append
+
+    def append_if_possible(file: AppendFile, pieces: list[bytes], *, end_mark: int) -> None:
+        if not works.is_set() and file.path.parent.parent.name == "classes":
+            raise OSError(errno.EFBIG, "File too large")
+        append(file, pieces, end_mark=end_mark)
+
+    monkeypatch.setattr(AppendFile, "append", append_if_possible)
+    monkeypatch.setattr(writer, "_RETRY_SECONDS", 0.01)
+    yield works
+    works.set()
+
+
+async def test_drain_waits_for_accepted_messages_while_the_disk_refuses_writes(
+    tmp_path: Path, broken_disk: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(data_dir=tmp_path) as server:
+        publisher = await connect_version2(server)
+        await publisher.send(frames.encode(frames.MESSAGE, class_id=1, content=b"accepted"))
+        assert (await read_json(publisher))["code"] == "disk_failed"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drain, server.server, None, 60, no_signals())
+            await wait_until(lambda: "waiting for the disk with 1 message accepted" in caplog.text)
+            await publisher.send(
+                frames.encode(frames.MESSAGE, class_id=1, message_id=1, content=b"refused")
+            )
+            assert (await read_json(publisher))["code"] == "draining"
+            refused = await read_json(publisher)
+            assert (refused["code"], refused["count"]) == ("disk_failed", 1)
+            broken_disk.set()
+            confirm = await publisher.read_frame()
+            assert confirm[0] == frames.CONFIRM
+    async with serving(data_dir=tmp_path) as server:
+        assert class_statistics(server).ring.message_count == 1
+
+
+async def test_drain_logs_what_is_lost_at_its_timeout(
+    tmp_path: Path, broken_disk: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(data_dir=tmp_path) as server:
+        publisher = await connect_version2(server)
+        await publisher.send(frames.encode(frames.MESSAGE, class_id=1, content=b"accepted"))
+        assert (await read_json(publisher))["code"] == "disk_failed"
+        with trio.fail_after(60):
+            await drain(server.server, None, 0.05, no_signals())
+    assert "drain timeout of 0.05 s exceeded" in caplog.text
+    assert "lost 1 message: cannot write the journal: File too large" in caplog.text
+
+
+async def read_json(peer: Peer) -> dict[str, object]:
+    """Return the JSON content of the next frame."""
+    frame = await peer.read_frame()
+    content: dict[str, object] = json.loads(frame[frames.HEADER_BYTES : -len(frames.DELIMITER)])
+    return content
+
+
+async def connect_version2(server: RunningServer) -> Peer:
+    """Connect a named version 2 client."""
+    peer = await connect(server)
+    content = b'{"version":2,"name":"till","classes":[1]}'
+    await peer.send(frames.encode(frames.CONNECT, content=content))
+    await peer.read_frame()
+    return peer
 
 
 async def test_first_signal_during_a_drain_without_signal_does_not_stop(
