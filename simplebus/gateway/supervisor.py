@@ -283,6 +283,7 @@ class ModuleSupervisor:
             "module {module_name!r} failed; restarting in {seconds:g} s",
             module_name=self.plan.name,
             seconds=delay,
+            error=self.error,
             exc_info=error,
         )
         self.created.set()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import traceback
 from datetime import UTC, datetime
 
 UNNAMED_EVENT = "message.logged"
@@ -81,6 +82,11 @@ def _json_value(value: object) -> object:
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
+    """Return the lines of an exception; `LogRateLimit` removes the traceback of a repeated one."""
     assert record.exc_info
-    lines = formatter.formatException(record.exc_info).splitlines()
+    _, error, frames = record.exc_info
+    if error is not None and frames is None:
+        lines = "".join(traceback.format_exception_only(error)).splitlines()
+    else:
+        lines = formatter.formatException(record.exc_info).splitlines()
     return [line.strip() for line in lines if line.strip()]

@@ -1,11 +1,14 @@
-"""Rate limit of repeated log events, with a count of the suppressed ones."""
+"""Rate limit of repeated log events and tracebacks, with a count of the suppressed events."""
 
 from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from simplebus.logs.sampling import FailureCounts, is_logged
 
 EVENT_BURST = 20
 """Events of one kind that are logged at once."""
@@ -29,7 +32,11 @@ class _EventKind:
 
 
 class LogRateLimit(logging.Filter):
-    """Log filter that limits the events of each kind and counts the suppressed ones."""
+    """Log filter that limits the events of each kind and counts the suppressed ones.
+
+    Exceptions of one event, of one type and from one line are logged with their traceback as
+    `is_logged` decides, otherwise without.
+    """
 
     def __init__(
         self, handler: logging.Handler, clock: Callable[[], float] = time.monotonic
@@ -38,6 +45,7 @@ class LogRateLimit(logging.Filter):
         self._handler = handler
         self._clock = clock
         self._event_kinds: dict[str, _EventKind] = {}
+        self._tracebacks = FailureCounts()
         self._last_summary_at = clock()
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -53,6 +61,7 @@ class LogRateLimit(logging.Filter):
         is_allowed = kind.tokens >= 1
         if is_allowed:
             kind.tokens -= 1
+            self._limit_traceback(record, key)
             if kind.suppressed_count:
                 self._report_kind(key, kind)
         else:
@@ -61,6 +70,16 @@ class LogRateLimit(logging.Filter):
             self._last_summary_at = now
             self._report_suppressed(now)
         return is_allowed
+
+    def _limit_traceback(self, record: logging.LogRecord, key: str) -> None:
+        """Remove the traceback, but not the exception, if it was logged often."""
+        if not record.exc_info or record.exc_info[1] is None:
+            return
+        error = record.exc_info[1]
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        if not is_logged(self._tracebacks.add(f"{key} {type(error).__qualname__} {where}")):
+            record.exc_info = (type(error), error, None)
 
     def _report_suppressed(self, now: float, *, is_forced: bool = False) -> None:
         for key, kind in self._event_kinds.items():

@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from simplebus.logs.event_logger import EventLogger
+from simplebus.logs.formatters import TextFormatter
 from simplebus.logs.rate_limit import EVENT_BURST, EVENT_KINDS_MAX, LogRateLimit
 
 
@@ -21,10 +22,12 @@ class RecordingHandler(logging.Handler):
         super().__init__()
         self.now = 0.0
         self.messages: list[str] = []
+        self.texts: list[str] = []
         self.addFilter(LogRateLimit(self, clock=lambda: self.now))
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
+        self.texts.append(TextFormatter().format(record))
 
 
 @pytest.fixture
@@ -87,6 +90,29 @@ def test_events_are_limited_by_name_whatever_their_values(log: RecordingHandler)
     for number in range(2 * EVENT_BURST):
         events.info("setting.changed", "{number}", number=number, is_unlimited=True)
     assert log.messages[-1] == str(2 * EVENT_BURST - 1)
+
+
+def log_failure(logger: logging.Logger, error: Exception) -> None:
+    try:
+        try:
+            raise KeyError("cause")
+        except KeyError as cause:
+            raise error from cause
+    except Exception:
+        EventLogger(logger).exception("http_request.failed", "answering {path} failed", path="/")
+
+
+def test_a_repeated_traceback_is_logged_ever_more_rarely(log: RecordingHandler) -> None:
+    logger = logging.Logger("test")
+    logger.addHandler(log)
+    for _ in range(32):
+        log.now += 1
+        log_failure(logger, ValueError("a fault of ours"))
+    log_failure(logger, TypeError("another fault"))
+    assert len(log.texts) == 33
+    with_traceback = [at for at, text in enumerate(log.texts, 1) if "Traceback" in text]
+    assert with_traceback == [1, 2, 3, 4, 8, 16, 32, 33]
+    assert log.texts[4].endswith("answering / failed | ValueError: a fault of ours")
 
 
 def test_tracebacks_of_one_event_are_limited(log: RecordingHandler) -> None:

@@ -13,6 +13,7 @@ from simplebus.config.errors import ConfigError
 from simplebus.gateway import ModuleMessage
 from simplebus.gateway.config import GatewayPlan, ModulePlan, find_entry_point
 from simplebus.gateway.gateway import open_gateway
+from simplebus.gateway.module import ModuleLogAdapter
 from simplebus.gateway.modules import SHIPPED
 from simplebus.gateway.modules.transform import TransformSettings, apply_rules
 from tests.gateway import sample_modules
@@ -47,6 +48,18 @@ async def test_logger_logs_messages(
     assert record.levelno == logging.WARNING
     assert vars(record)["module_name"] == "log"
     assert vars(record)["is_unlimited"], "these lines were asked for"
+
+
+def test_log_of_a_module_has_its_name_and_its_own_fields(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    log = ModuleLogAdapter("doors")
+    log.info("door %d is open", 7, extra={"event": "door.opened", "door": 7})
+    (record,) = caplog.records
+    assert record.getMessage() == "doors: door 7 is open"
+    values = vars(record)
+    assert (values["event"], values["door"], values["module_name"]) == ("door.opened", 7, "doors")
 
 
 async def test_timer_keeps_interval(autojump_clock: trio.testing.MockClock) -> None:
