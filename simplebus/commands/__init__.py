@@ -5,7 +5,7 @@
 - `bridge`, `gateway`: programs that connect buses and modules.
 - `top`, `explain`, `dlq`, `forget`: inspection and repair of a running server.
 - `journal`: inspection of a data directory.
-- `check_config`: `check-config` and `config sample`.
+- `check_config`: `check-config` and `config sample`; `config_check` finds the errors of a file.
 - `user`: the users file.
 - `systemd_unit`: units for systemd.
 - `client_options`: options of every command that connects to a server.

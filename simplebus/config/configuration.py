@@ -88,7 +88,7 @@ def read_configuration(
         try:
             file, file_errors = read_config(path)
         except ConfigError as error:
-            file, file_errors = ConfigFile.empty(path), error.messages
+            file, file_errors = ConfigFile(path), error.messages
     values: dict[str, Any] = {}
     sources: dict[str, Source] = {}
     warnings, variable_errors = [*(file.warnings if file else ())], list[str]()

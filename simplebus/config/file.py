@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,18 +35,18 @@ from simplebus.config.errors import (
     describe_toml_error,
     describe_unknown_name,
 )
+from simplebus.config.schema import ClassTable, NatsTable, parse_nats_table, parse_valid_part
 from simplebus.config.server_schema import SETTINGS
 from simplebus.config.setting import Setting, describe_toml, normalize
 from simplebus.config.toml_lines import add_location, locate_keys
+from simplebus.config.users import ConfiguredUsers, parse_users
 from simplebus.core import toml
+from simplebus.core.protocol.requests import NamedClass
+from simplebus.core.settings import ClassSettings, FullPolicy, Settings
+from simplebus.nats.users import NatsAuth
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import BridgeSettings
-    from simplebus.config.schema import ClassTable
-    from simplebus.config.users import ConfiguredUsers
-    from simplebus.core.protocol.requests import NamedClass
-    from simplebus.core.settings import ClassSettings, Settings
-    from simplebus.nats.users import NatsAuth
 
 _OWN_TABLES = ("serve", "nats", "tls", "classes", "bridges", "users")
 _BYTES_MAX = 4 << 20
@@ -54,40 +54,27 @@ _SUGGESTIONS_MAX = 4
 """Maximum number of keys suggested for an unknown table."""
 
 
-def _no_users() -> ConfiguredUsers:
-    from simplebus.config.users import ConfiguredUsers
-
-    return ConfiguredUsers()
-
-
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
     """Content of a configuration file."""
 
     path: Path
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
     """Values of settings, by name."""
-    auth: NatsAuth
+    auth: NatsAuth = field(default_factory=NatsAuth)
     """Users of the NATS listener."""
-    classes: Mapping[str, NamedClass]
+    classes: Mapping[str, NamedClass] = field(default_factory=dict)
     """Classes by name."""
-    class_settings: Mapping[int | str, ClassSettings]
+    class_settings: Mapping[int | str, ClassSettings] = field(default_factory=dict)
     """Settings of single classes."""
     class_tables: Mapping[str, ClassTable] = field(default_factory=dict)
     """Tables of single classes, as in the file."""
     bridges: tuple[BridgeSettings, ...] = ()
-    users: ConfiguredUsers = field(default_factory=_no_users)
+    users: ConfiguredUsers = field(default_factory=ConfiguredUsers)
     """Users of all listeners."""
     warnings: tuple[str, ...] = ()
     lines: Mapping[str, int] = field(default_factory=dict)
     """Line of each key."""
-
-    @classmethod
-    def empty(cls, path: Path) -> ConfigFile:
-        """Return the content of an empty file."""
-        from simplebus.nats.users import NatsAuth
-
-        return cls(path, {}, NatsAuth(), {}, {})
 
     def add_location(self, mistake: str) -> str:
         """Return an error message that begins with its key, with file and line in front."""
@@ -95,8 +82,6 @@ class ConfigFile:
 
     def ineffective_settings(self, settings: Settings) -> list[str]:
         """Return a warning for each class setting without effect under `settings`."""
-        from simplebus.core.settings import FullPolicy
-
         return [
             self.add_location(f"classes.{name}.max-disk has no effect: the class does not spill")
             for name, own in self.class_settings.items()
@@ -111,9 +96,6 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
     Raises:
         ConfigError: If the file cannot be read or is not TOML.
     """
-    from simplebus.config.schema import ClassTable, NatsTable, parse_nats_table, parse_valid_part
-    from simplebus.config.users import parse_users
-
     text, mode = _read_text(path)
     try:
         document = toml.loads(text)
@@ -127,23 +109,16 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
     tables["nats"].pop("tls", None)
     warnings = list[str]()
     options, nats = _read_options(tables, NatsTable.keys(), path.parent, errors, warnings)
-    config, has_secrets = ConfigFile.empty(path), False
-    auth = config.auth
+    auth, has_secrets = NatsAuth(), False
     with errors.collect():
         auth, has_secrets = parse_nats_table(nats, errors)
-    classes: dict[str, NamedClass] = {}
+    class_tables = _read_class_tables(_take_table(document, "classes", errors), errors)
     class_settings: dict[int | str, ClassSettings] = {}
-    class_tables: dict[str, ClassTable] = {}
-    for name, table in _take_table(document, "classes", errors).items():
-        where = f"classes.{name}"
+    classes: dict[str, NamedClass] = {}
+    for name, table in class_tables.items():
+        class_settings[name] = table.to_settings(f"classes.{name}", errors)
         with errors.collect():
-            class_table = parse_valid_part(ClassTable, _copy_table(table, where), where, errors)
-            if class_table is not None:
-                class_tables[name] = class_table
-                class_settings[name] = class_table.to_settings(where, errors)
-                classes[name] = class_table.to_class(name, where)
-    with errors.collect():
-        _check_ids({name: table.id for name, table in class_tables.items()})
+            classes[name] = table.to_class(name, f"classes.{name}")
     has_secrets |= "@" in str(tables["serve"].get("engine", ""))
     bridges: tuple[BridgeSettings, ...] = ()
     if "bridges" in document:
@@ -154,27 +129,44 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
             bridges = configured.bridges
             has_secrets |= configured.has_secrets
             warnings += configured.warnings
-    users = _no_users()
+    users = ConfiguredUsers()
     with errors.collect():
-        users = parse_users(document["users"]) if "users" in document else _no_users()
+        users = parse_users(document["users"]) if "users" in document else users
         has_secrets |= any(user.password or user.token for user in users.users)
     lines = locate_keys(text)
     warnings = [add_location(each, path, lines) for each in warnings]
     if has_secrets and mode & stat.S_IROTH:
         warnings.append(f"{path} holds passwords or tokens, and every user may read it")
-    config = replace(
-        config,
-        auth=auth,
-        options=options,
-        classes=classes,
-        class_settings=class_settings,
-        class_tables=class_tables,
-        bridges=bridges,
-        users=users,
-        warnings=tuple(warnings),
-        lines=lines,
+    config = ConfigFile(
+        path,
+        options,
+        auth,
+        classes,
+        class_settings,
+        class_tables,
+        bridges,
+        users,
+        tuple(warnings),
+        lines,
     )
     return config, tuple(map(config.add_location, errors.messages[:MESSAGES_MAX]))
+
+
+def _read_class_tables(tables: Mapping[str, Any], errors: ErrorCollector) -> dict[str, ClassTable]:
+    """Return the valid parts of the tables of single classes. Errors are added to `errors`."""
+    valid: dict[str, ClassTable] = {}
+    owners: dict[int, str] = {}
+    for name, values in tables.items():
+        path = f"classes.{name}"
+        with errors.collect():
+            table = parse_valid_part(ClassTable, _copy_table(values, path), path, errors)
+            if table is not None:
+                valid[name] = table
+            if table is None or table.id is None:
+                continue
+            if (owner := owners.setdefault(table.id, name)) != name:
+                raise ConfigError(f"{path}.id: {table.id} is the id of {owner!r} too")
+    return valid
 
 
 def _read_text(path: Path) -> tuple[str, int]:
@@ -302,15 +294,3 @@ def _suggest_place(name: str, settings: Mapping[str, Mapping[str, Setting]]) -> 
         *most, last = map(repr, option_keys)
         return f"{', '.join(most)}{' or ' if most else ''}{last} in [serve]"
     return ""
-
-
-def _check_ids(ids: Mapping[str, int | None]) -> None:
-    """Raise ConfigError if two classes have the same id. `ids` is by class name."""
-    owners: dict[int, str] = {}
-    errors = ErrorCollector()
-    for name, class_id in ids.items():
-        if class_id is not None and owners.setdefault(class_id, name) != name:
-            errors.messages.append(
-                f"classes.{name}.id: {class_id} is the id of {owners[class_id]!r} too"
-            )
-    errors.raise_if_any()

@@ -35,7 +35,6 @@ from simplebus.config.setting import (
     Setting,
     SettingsTable,
     choice,
-    setting,
 )
 from simplebus.core.limits import Limits
 from simplebus.core.protocol.durability import Durability
@@ -55,6 +54,11 @@ _CLASS = Kind("text", "CLASS", parse_last_values, (int, str))
 _BINDING = Kind("text", "SUBJECT=CLASS", parse_binding)
 _SERVERS = Kind("text", "SERVERS", parse_servers)
 _DIRECTORY = replace(FILE, metavar="DIRECTORY")
+_STORAGE = replace(TEXT, metavar="KIND")
+_TICKS = replace(COUNT, metavar="TICKS", unit="ticks")
+_CONNECTION_RATE = replace(RATE, unit="connections per second")
+_MESSAGE_RATE = replace(RATE, unit="messages per second")
+_BYTE_RATE = replace(SIZE, unit="bytes per second")
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,7 @@ class GeneralSettings(SettingsTable):
 
     IS_RELOADABLE = True
 
-    host: tuple[str, ...] = setting(
-        _HOST,
+    host: tuple[str, ...] = _HOST.setting(
         "Address or host name to listen on. Repeat the option for more addresses. By default only "
         "programs on this machine can connect. 0.0.0.0 opens the server to the network, without a "
         "password unless users are configured.",
@@ -72,43 +75,36 @@ class GeneralSettings(SettingsTable):
         is_list=True,
         needs_restart=True,
     )
-    port: int = setting(
-        PORT,
+    port: int = PORT.setting(
         "TCP port of the binary protocol. 0 picks a free port, which the ready line shows.",
         default=8888,
         needs_restart=True,
     )
-    max_connections: int = setting(
-        COUNT,
+    max_connections: int = COUNT.setting(
         "Maximum number of open connections. Further connections are closed at once.",
         sets=(Limits, "connections"),
     )
-    max_subscriptions: int = setting(
-        COUNT,
+    max_subscriptions: int = COUNT.setting(
         "Maximum number of subscriptions of one version 2 connection. Further subscriptions are "
         "refused.",
         sets=(Limits, "subscriptions"),
     )
-    max_durables: int = setting(
-        COUNT,
+    max_durables: int = COUNT.setting(
         "Maximum number of durables and groups of one class. Further ones are refused.",
         sets=(Limits, "durables"),
     )
-    max_classes: int = setting(
-        COUNT,
+    max_classes: int = COUNT.setting(
         "Maximum number of classes in use. A client that needs a further class is disconnected.",
         sets=(Limits, "classes"),
     )
-    verbose: bool = setting(
-        FLAG, "Print message rates to standard error once a second.", needs_restart=True
+    verbose: bool = FLAG.setting(
+        "Print message rates to standard error once a second.", needs_restart=True
     )
-    log_level: LogLevel = setting(
-        choice(LogLevel, "LEVEL"),
+    log_level: LogLevel = choice(LogLevel, "LEVEL").setting(
         "Lowest level of events to log on standard error: debug, info, warning or error.",
         default=LogLevel.INFO,
     )
-    log_format: LogFormat = setting(
-        choice(LogFormat, "FORMAT"),
+    log_format: LogFormat = choice(LogFormat, "FORMAT").setting(
         "Format of a log event: a line of text (console) or a JSON object with named fields on one "
         "line (json). text is the old name of console. Console lines for the systemd journal begin "
         "with their priority and have no time.",
@@ -123,21 +119,18 @@ class AcknowledgementSettings(SettingsTable):
     PANEL = "Acknowledgement"
     IS_RELOADABLE = True
 
-    ack_timeout: int = setting(
-        replace(COUNT, metavar="TICKS", unit="ticks"),
+    ack_timeout: int = _TICKS.setting(
         "Ticks after which an unacknowledged message is redelivered; each further delay is twice "
         "as long. Some clients acknowledge 1.5 seconds late, so set more than 2 seconds.",
         sets=(Settings, "ack_timeout"),
         needs_restart=True,
     )
-    tick: float = setting(
-        SECONDS,
+    tick: float = SECONDS.setting(
         "Length of a tick of the ack timer.",
         sets=(Settings, "tick_seconds"),
         needs_restart=True,
     )
-    max_deliveries: int = setting(
-        COUNT,
+    max_deliveries: int = COUNT.setting(
         "Number of deliveries after which an unacknowledged message becomes a dead letter. 0 sets "
         "no limit.",
         sets=(Settings, "deliveries_max"),
@@ -151,41 +144,35 @@ class MemorySettings(SettingsTable):
     PANEL = "Memory"
     IS_RELOADABLE = True
 
-    full: FullPolicy = setting(
-        choice(FullPolicy, "POLICY"),
+    full: FullPolicy = choice(FullPolicy, "POLICY").setting(
         "Policy for a new message when its class is full. block: the publisher waits and no "
         "message is lost. drop_oldest: the oldest message is dropped. drop_newest: the new message "
         "is dropped. Dropped messages are counted. spill: the oldest messages are moved from "
         "memory to --data-dir and read back when a subscription needs them.",
         sets=(Settings, "full_policy"),
     )
-    max_memory: int = setting(
-        SIZE,
+    max_memory: int = SIZE.setting(
         "Maximum memory for the messages of all classes together. At this limit no class grows, "
         "and --full applies.",
         sets=(Limits, "total_bytes"),
     )
-    max_class_memory: int | None = setting(
-        SIZE,
+    max_class_memory: int | None = SIZE.setting(
         "Maximum memory for the messages of one class. At this limit --full applies.",
         sets=(Limits, "class_bytes"),
         default=None,
         default_text=f"{format_size(LIMITS.class_bytes)}, at most --max-memory",
         why_bounded="a class may not take more than --max-memory, which all classes share",
     )
-    max_dead_letters: int = setting(
-        SIZE,
+    max_dead_letters: int = SIZE.setting(
         "Maximum memory for the dead letters of one class. At this limit the oldest are dropped. "
         "All dead letters together take at most a quarter of --max-memory.",
         sets=(Limits, "dead_letter_bytes"),
     )
-    max_class_messages: int = setting(
-        COUNT,
+    max_class_messages: int = COUNT.setting(
         "Maximum number of messages in one class. At this limit --full applies.",
         sets=(Limits, "class_messages"),
     )
-    max_frame: int | None = setting(
-        SIZE,
+    max_frame: int | None = SIZE.setting(
         "Maximum size of a message, including its 13 bytes of framing. The server disconnects a "
         "client that sends a longer message.",
         sets=(Limits, "frame_bytes"),
@@ -194,8 +181,7 @@ class MemorySettings(SettingsTable):
         why_bounded="a frame may take at most half of --max-class-memory",
         needs_restart=True,
     )
-    max_pending: int | None = setting(
-        SIZE,
+    max_pending: int | None = SIZE.setting(
         "Maximum memory for one connection outside the classes: messages that wait for space, and "
         "replies that its peer has not read. Above it, the connection is closed.",
         sets=(Limits, "pending_bytes"),
@@ -203,8 +189,7 @@ class MemorySettings(SettingsTable):
         default_text=f"{format_size(LIMITS.pending_bytes)}, at least --max-frame and 512KiB",
         why_bounded="a whole frame of --max-frame and one read must fit into it",
     )
-    max_total_pending: int | None = setting(
-        SIZE,
+    max_total_pending: int | None = SIZE.setting(
         "The same limit for all connections together. Above it, the connections that use the most "
         "memory are closed.",
         sets=(Limits, "total_pending_bytes"),
@@ -212,32 +197,27 @@ class MemorySettings(SettingsTable):
         default_text=f"{format_size(LIMITS.total_pending_bytes)}, at least --max-pending",
         why_bounded="one connection may take --max-pending of it",
     )
-    max_credit: int = setting(
-        SIZE,
+    max_credit: int = SIZE.setting(
         "Maximum size of the messages that a version 2 publisher may send before they are "
         "confirmed.",
         sets=(Limits, "credit_bytes"),
         needs_restart=True,
     )
-    keep_messages: int = setting(
-        COUNT,
+    keep_messages: int = COUNT.setting(
         "Number of acknowledged messages to keep per class, for subscriptions that start earlier. "
         "The oldest are released first. 0 keeps none.",
         sets=(Retention, "messages"),
     )
-    keep_memory: int = setting(
-        SIZE,
+    keep_memory: int = SIZE.setting(
         "Size of the acknowledged messages to keep per class. With --keep-messages or "
         "--keep-seconds, the limit that is reached first applies. 0 sets no limit.",
         sets=(Retention, "bytes"),
     )
-    keep_seconds: float = setting(
-        SECONDS,
+    keep_seconds: float = SECONDS.setting(
         "Time to keep the acknowledged messages of a class. 0 sets no limit.",
         sets=(Retention, "seconds"),
     )
-    last_values: tuple[NamedClass, ...] = setting(
-        _CLASS,
+    last_values: tuple[NamedClass, ...] = _CLASS.setting(
         "Class that keeps the last message of each channel after it is acknowledged, for "
         "subscriptions that start with the last values. Repeat the option for more classes.",
         example='["state"]',
@@ -252,31 +232,26 @@ class TimeoutSettings(SettingsTable):
     PANEL = "Timeouts"
     IS_RELOADABLE = True
 
-    hello_timeout: float = setting(
-        SECONDS,
+    hello_timeout: float = SECONDS.setting(
         "Time until a new connection that has sent nothing is closed.",
         sets=(Limits, "hello_seconds"),
     )
-    frame_timeout: float = setting(
-        SECONDS,
+    frame_timeout: float = SECONDS.setting(
         "Maximum time between the first and the last byte of a message. The server disconnects a "
         "sender that takes longer.",
         sets=(Limits, "frame_seconds"),
     )
-    stall_timeout: float = setting(
-        SECONDS,
+    stall_timeout: float = SECONDS.setting(
         "Time until a subscriber that reads nothing is disconnected, if a full class waits for it.",
         sets=(Limits, "stall_seconds"),
     )
-    drain_timeout: float = setting(
-        SECONDS,
+    drain_timeout: float = SECONDS.setting(
         "Maximum time that the server waits after SIGTERM or Ctrl-C for subscribers to receive and "
         "acknowledge stored messages. Without --data-dir, the remaining messages are lost and "
         "logged. A second signal stops the server at once.",
         default=10.0,
     )
-    heartbeat: float = setting(
-        SECONDS,
+    heartbeat: float = SECONDS.setting(
         "Time of silence after which each side of a version 2 connection sends a heartbeat. After "
         "three times as long the connection is closed. 0 turns heartbeats off.",
         sets=(Settings, "heartbeat_seconds"),
@@ -289,15 +264,13 @@ class DurabilitySettings(SettingsTable):
 
     PANEL = "Durability"
 
-    data_dir: Path | None = setting(
-        _DIRECTORY,
+    data_dir: Path | None = _DIRECTORY.setting(
         "Directory of the journal, which keeps messages, durables and dead letters across "
         "restarts. It is created if missing. Only one server can use it at a time.",
         default_text="no journal",
         example='"/var/lib/simplebus"',
     )
-    durability: Durability = setting(
-        choice(Durability, "LEVEL"),
+    durability: Durability = choice(Durability, "LEVEL").setting(
         "With --data-dir, how safely a message is stored before it is confirmed. disk: synced to "
         "disk, so that it survives a power failure. os: written to the operating system, so that "
         "it survives a server crash. memory: in the memory of the server, which writes it soon.",
@@ -311,44 +284,38 @@ class EngineSettings(SettingsTable):
 
     PANEL = "Messages in a JetStream cluster"
 
-    engine: tuple[NatsAddress, ...] | None = setting(
-        _SERVERS,
+    engine: tuple[NatsAddress, ...] | None = _SERVERS.setting(
         "NATS servers with JetStream, as nats://HOST:PORT,nats://HOST:PORT. The cluster stores all "
         "messages, and any number of stateless servers can use it; see protocol/engine.md for the "
         "differences.",
         default_text="store messages in this server",
         example='"nats://10.0.0.1,nats://10.0.0.2,nats://10.0.0.3"',
     )
-    engine_prefix: str = setting(
-        TEXT,
+    engine_prefix: str = TEXT.setting(
         "Prefix of the stream names. Servers with the same prefix form one bus.",
         default="simplebus",
     )
-    engine_replicas: int = setting(
-        COUNT, "Number of cluster servers that store each message, from 1 to 5.", default=1
+    engine_replicas: int = COUNT.setting(
+        "Number of cluster servers that store each message, from 1 to 5.", default=1
     )
-    engine_storage: str = setting(
-        replace(TEXT, metavar="KIND"), "Storage of the streams: file or memory.", default="file"
+    engine_storage: str = _STORAGE.setting(
+        "Storage of the streams: file or memory.", default="file"
     )
-    engine_ack_wait: float = setting(
-        SECONDS,
+    engine_ack_wait: float = SECONDS.setting(
         "Time until the messages in flight of a server that has failed are redelivered by other "
         "servers.",
         default=30.0,
     )
-    engine_duplicates: float = setting(
-        SECONDS,
+    engine_duplicates: float = SECONDS.setting(
         "Time during which the cluster detects a message that is published twice.",
         default=120.0,
     )
-    engine_max_bytes: int = setting(
-        SIZE,
+    engine_max_bytes: int = SIZE.setting(
         "Maximum size of the messages of one class in the cluster. At this limit publishers wait.",
         default=0,
         default_text="no limit",
     )
-    engine_ca: Path | None = setting(
-        FILE,
+    engine_ca: Path | None = FILE.setting(
         "PEM file of the certificate authorities that may sign the cluster's certificates.",
         default_text="the system's authorities",
         example='"/etc/simplebus/cluster.pem"',
@@ -362,15 +329,14 @@ class BindSettings(SettingsTable):
     PANEL = "NATS"
     IS_RELOADABLE = True
 
-    bind: tuple[NamedClass, ...] = setting(
-        _BINDING,
+    bind: tuple[NamedClass, ...] = _BINDING.setting(
         "Store messages that NATS clients publish on a subject in a class, until the class's "
         "subscribers have acknowledged them: [bold]orders.>=7[/bold], or "
         "[bold]orders.>=orders[/bold] by name. Repeat the option for more bindings.",
         example='["orders.>=orders"]',
         is_list=True,
     )
-    no_nats: bool = setting(FLAG, "Do not open the port for NATS clients.", needs_restart=True)
+    no_nats: bool = FLAG.setting("Do not open the port for NATS clients.", needs_restart=True)
 
 
 @dataclass(frozen=True)
@@ -382,32 +348,27 @@ class NatsSettingsTable(SettingsTable):
     PANEL = "NATS"
     IS_RELOADABLE = True
 
-    port: int | None = setting(
-        PORT,
+    port: int | None = PORT.setting(
         "TCP port for NATS clients. 0 picks a free port, which the ready line shows.",
         default_text="4222, or 0 with --port 0",
         needs_restart=True,
     )
-    max_payload: int = setting(
-        SIZE,
+    max_payload: int = SIZE.setting(
         "Maximum size of a message from a NATS client, including headers. The server disconnects a "
         "client that sends a longer one.",
         sets=(NatsLimits, "max_payload"),
     )
-    max_control_line: int = setting(
-        SIZE,
+    max_control_line: int = SIZE.setting(
         "Maximum size of a protocol line from a NATS client, without payload. The server "
         "disconnects a client that sends a longer one.",
         sets=(NatsLimits, "max_control_line"),
     )
-    max_subs: int = setting(
-        COUNT,
+    max_subs: int = COUNT.setting(
         "Maximum number of subscriptions of one NATS client. Further subscriptions are refused. 0 "
         "sets no limit.",
         sets=(NatsLimits, "max_subs"),
     )
-    max_pending: int | None = setting(
-        SIZE,
+    max_pending: int | None = SIZE.setting(
         "Maximum size of the unsent data of one NATS client. Above it, the client is a slow "
         "consumer and is disconnected.",
         sets=(NatsLimits, "max_pending"),
@@ -415,39 +376,32 @@ class NatsSettingsTable(SettingsTable):
         default_text=f"{format_size(NATS_LIMITS.max_pending)}, at least --nats-max-payload",
         why_bounded="a message of --nats-max-payload must fit into it",
     )
-    max_connections: int = setting(
-        COUNT,
+    max_connections: int = COUNT.setting(
         "Maximum number of connected NATS clients. Further clients receive an error and are "
         "disconnected.",
         sets=(NatsLimits, "connections"),
     )
-    ping_interval: float = setting(
-        SECONDS,
+    ping_interval: float = SECONDS.setting(
         "Time of silence after which the server sends PING to a NATS client.",
         sets=(NatsLimits, "ping_seconds"),
     )
-    max_pings_out: int = setting(
-        COUNT,
+    max_pings_out: int = COUNT.setting(
         "Maximum number of PINGs without an answer. The server then disconnects the NATS client.",
         sets=(NatsLimits, "pings_max"),
     )
-    auth_timeout: float = setting(
-        SECONDS,
+    auth_timeout: float = SECONDS.setting(
         "Maximum time for a NATS client to authenticate, if users are configured.",
         sets=(NatsLimits, "auth_seconds"),
     )
-    write_timeout: float = setting(
-        SECONDS,
+    write_timeout: float = SECONDS.setting(
         "Time until a NATS client that reads nothing is disconnected, if data waits for it.",
         sets=(NatsLimits, "write_seconds"),
     )
-    lame_duck_grace: float = setting(
-        SECONDS,
+    lame_duck_grace: float = SECONDS.setting(
         "Time for NATS clients to disconnect by themselves after SIGUSR2 (lame duck mode).",
         sets=(NatsLimits, "lame_duck_grace_seconds"),
     )
-    lame_duck_time: float = setting(
-        SECONDS,
+    lame_duck_time: float = SECONDS.setting(
         "Period over which the server then disconnects the remaining NATS clients, one by one.",
         sets=(NatsLimits, "lame_duck_seconds"),
     )
@@ -461,35 +415,30 @@ class NatsTlsSettings(SettingsTable):
     OPTION_PREFIX = "nats_tls_"
     PANEL = "NATS over TLS"
 
-    cert: Path | None = setting(
-        FILE,
+    cert: Path | None = FILE.setting(
         "PEM file with the certificate of the NATS listener and the intermediate certificates. "
         "With it, NATS clients must use TLS.",
         example='"/etc/simplebus/server.pem"',
     )
-    key: Path | None = setting(
-        FILE,
+    key: Path | None = FILE.setting(
         "PEM file with the unencrypted private key of --nats-tls-cert.",
         example='"/etc/simplebus/server.key"',
     )
-    ca: Path | None = setting(
-        FILE,
+    ca: Path | None = FILE.setting(
         "PEM file of the certificate authorities that may sign client certificates. By default, "
         "the system's authorities.",
         example='"/etc/simplebus/clients.pem"',
     )
-    verify: bool = setting(FLAG, "Require a trusted certificate from every NATS client.")
-    verify_and_map: bool = setting(
-        FLAG,
+    verify: bool = FLAG.setting("Require a trusted certificate from every NATS client.")
+    verify_and_map: bool = FLAG.setting(
         "Require a certificate and take the user from it: an email address, a DNS name or the "
         "certificate's subject.",
     )
-    handshake_first: bool = setting(
-        FLAG, "Start TLS with the first byte, instead of after the server's INFO line."
+    handshake_first: bool = FLAG.setting(
+        "Start TLS with the first byte, instead of after the server's INFO line."
     )
-    optional: bool = setting(FLAG, "Accept NATS clients with TLS and without it.")
-    timeout: float = setting(
-        SECONDS,
+    optional: bool = FLAG.setting("Accept NATS clients with TLS and without it.")
+    timeout: float = SECONDS.setting(
         "Maximum time for the TLS handshake of a NATS client.",
         sets=(NatsLimits, "tls_seconds"),
     )
@@ -501,21 +450,18 @@ class HttpSettings(SettingsTable):
 
     PANEL = "HTTP: health, metrics, the live page"
 
-    http_port: int | None = setting(
-        PORT,
+    http_port: int | None = PORT.setting(
         "TCP port for health, metrics and the live page. 0 picks a free port, which the ready line "
         "shows.",
         default_text="8222, or 0 with --port 0",
     )
-    http_host: tuple[str, ...] = setting(
-        _HOST,
+    http_host: tuple[str, ...] = _HOST.setting(
         "Address or host name to listen on for HTTP, independent of --host. Repeat the option for "
         "more addresses.",
         default_text=_LOOPBACK,
         is_list=True,
     )
-    http_name: tuple[str, ...] = setting(
-        TEXT,
+    http_name: tuple[str, ...] = TEXT.setting(
         "Further host name that HTTP requests over loopback may use, such as the name of a proxy "
         "on this machine. Repeat the option for more names. Without configured users, loopback "
         "requests must name an IP address, localhost, this machine's name or one of these, so that "
@@ -523,7 +469,7 @@ class HttpSettings(SettingsTable):
         example='["proxy.example"]',
         is_list=True,
     )
-    no_http: bool = setting(FLAG, "Do not open the HTTP port.")
+    no_http: bool = FLAG.setting("Do not open the HTTP port.")
 
 
 @dataclass(frozen=True)
@@ -534,28 +480,23 @@ class TlsSettings(SettingsTable):
     OPTION_PREFIX = "tls_"
     PANEL = "TLS"
 
-    cert: Path | None = setting(
-        FILE,
+    cert: Path | None = FILE.setting(
         "PEM file with the server's certificate and the intermediate certificates. With it, "
         "clients must use TLS on every listener that has no certificate of its own. SIGHUP reloads "
         "it.",
         example='"/etc/simplebus/server.pem"',
     )
-    key: Path | None = setting(
-        FILE,
+    key: Path | None = FILE.setting(
         "PEM file with the unencrypted private key of --tls-cert.",
         example='"/etc/simplebus/server.key"',
     )
-    ca: Path | None = setting(
-        FILE,
+    ca: Path | None = FILE.setting(
         "PEM file of the certificate authorities that may sign client certificates. By default, "
         "the system's authorities.",
         example='"/etc/simplebus/clients.pem"',
     )
-    verify: bool = setting(FLAG, "Require a trusted certificate from every client.")
-    timeout: float = setting(
-        SECONDS, "Maximum time for the TLS handshake of a client.", default=5.0
-    )
+    verify: bool = FLAG.setting("Require a trusted certificate from every client.")
+    timeout: float = SECONDS.setting("Maximum time for the TLS handshake of a client.", default=5.0)
 
 
 @dataclass(frozen=True)
@@ -565,34 +506,29 @@ class UserSettings(SettingsTable):
     PANEL = "Users"
     IS_RELOADABLE = True
 
-    users: Path | None = setting(
-        FILE,
+    users: Path | None = FILE.setting(
         "File of users, as [bold]simplebus user[/bold] writes it. With it, or with users in the "
         "configuration file, clients must authenticate.",
         default_text="no authentication",
         example='"/etc/simplebus/users.toml"',
     )
-    max_connections_per_address: int = setting(
-        COUNT,
+    max_connections_per_address: int = COUNT.setting(
         "Maximum number of open connections from one address, to the binary and the NATS port "
         "together. Further connections are closed at once. 0 sets no limit.",
         default=0,
     )
-    max_connection_rate: float = setting(
-        replace(RATE, unit="connections per second"),
+    max_connection_rate: float = _CONNECTION_RATE.setting(
         "Sustained rate of new connections per second from one address; bursts may be ten times as "
         "large. Further connections are closed at once. 0 sets no limit.",
         default=0.0,
     )
-    max_message_rate: float = setting(
-        replace(RATE, unit="messages per second"),
+    max_message_rate: float = _MESSAGE_RATE.setting(
         "Sustained rate of messages per second that all connections of one address together may "
         "publish; bursts may contain as many. Further messages wait and are not lost. 0 sets no "
         "limit.",
         default=0.0,
     )
-    max_byte_rate: int = setting(
-        replace(SIZE, unit="bytes per second"),
+    max_byte_rate: int = _BYTE_RATE.setting(
         "The same limit in bytes of published messages per second. 0 sets no limit.",
         default=0,
     )

@@ -1,6 +1,6 @@
 """Declaration of a setting: type, unit, default, description and example, in one place.
 
-A table of settings is a frozen dataclass whose fields are declared by `setting`. The name of a
+A table of settings is a frozen dataclass whose fields are declared by `Kind.setting`. The name of a
 field decides how users write it: `max_payload` of a table with the prefix `nats_` is the option
 `--nats-max-payload`, the variable `SIMPLEBUS_NATS_MAX_PAYLOAD` and the key `nats.max-payload`.
 """
@@ -47,6 +47,26 @@ class Kind:
     format: Callable[[Any], str] = str
     """Returns a value as users write it."""
     choices: tuple[str, ...] = ()
+
+    def setting(
+        self,
+        help_text: str,
+        *,
+        default: Any = MISSING,
+        sets: tuple[type, str] | None = None,
+        **details: Any,
+    ) -> Any:
+        """Declare a field of a settings table, with `details` as in `Setting`.
+
+        Without `default`, the default is that of the field in `sets`. Without either, it is False
+        for a flag, an empty tuple for a list, and otherwise None.
+        """
+        if default is MISSING and sets is not None:
+            default = next(each.default for each in fields(sets[0]) if each.name == sets[1])
+        elif default is MISSING:
+            default = False if self is FLAG else () if details.get("is_list") else None
+        declared = Setting(self, help_text, default, sets, **details)
+        return field(default=default, metadata={"setting": declared})
 
     def parse_toml(self, value: Any) -> Any:
         """Return the value of a key in the file. Raises typer.BadParameter."""
@@ -146,18 +166,18 @@ class Setting:
     help: str
     """Description, with other settings as options and `[bold]` for what users type."""
     default: Any
-    default_text: str
-    """Default in words, if it depends on other settings or is None."""
-    example: str
-    """Value in the sample file, if there is no default to show."""
-    sets: tuple[type, str] | None
+    sets: tuple[type, str] | None = None
     """Class of the core and its field that the setting sets."""
-    why_bounded: str
+    default_text: str = ""
+    """Default in words, if it depends on other settings or is None."""
+    example: str = ""
+    """Value in the sample file, if there is no default to show."""
+    why_bounded: str = ""
     """Reason of the bounds that `sets` has because of another setting."""
-    needs_restart: bool
+    needs_restart: bool = False
     """True if a running server keeps the value, unlike the others of its table."""
-    is_list: bool
-    old_names: tuple[str, ...]
+    is_list: bool = False
+    old_names: tuple[str, ...] = ()
     """Former field names, which still work and log a warning."""
     field_name: str = ""
     table: type[SettingsTable] | None = None
@@ -256,46 +276,6 @@ class Setting:
     def format_default(self) -> str:
         """Return the default for the help and the reference page; empty without one."""
         return self.default_text or self.option_default or ""
-
-
-def setting(
-    kind: Kind,
-    help_text: str,
-    *,
-    default: Any = MISSING,
-    sets: tuple[type, str] | None = None,
-    default_text: str = "",
-    example: str = "",
-    why_bounded: str = "",
-    needs_restart: bool = False,
-    is_list: bool = False,
-    old_names: tuple[str, ...] = (),
-) -> Any:
-    """Declare a field of a settings table; see `Setting` for the arguments.
-
-    Without `default`, the default is that of the field in `sets`. Without either, it is False for
-    a flag, an empty tuple for a list, and otherwise None.
-    """
-    if default is MISSING:
-        empty = False if kind is FLAG else () if is_list else None
-        default = empty if sets is None else _default_of(*sets)
-    declared = Setting(
-        kind,
-        help_text,
-        default,
-        default_text,
-        example,
-        sets,
-        why_bounded,
-        needs_restart,
-        is_list,
-        old_names,
-    )
-    return field(default=default, metadata={"setting": declared})
-
-
-def _default_of(owner: type, name: str) -> Any:
-    return next(each.default for each in fields(owner) if each.name == name)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
-from simplebus.config.configuration import Configuration, read_configuration
 from simplebus.config.errors import ConfigError
 from simplebus.config.parse import option
 from simplebus.config.server_schema import SETTINGS
@@ -32,6 +31,7 @@ from simplebus.console.errors import (
 from simplebus.core.errors import BusError, RemoteProtocolError
 
 if TYPE_CHECKING:
+    from simplebus.config.configuration import Configuration
     from simplebus.core.settings import Settings
     from simplebus.server.run import ServeOptions
 
@@ -171,6 +171,8 @@ def parse_arguments(arguments: Sequence[str]) -> Configuration:
 
 def read_context(context: typer.Context) -> Configuration:
     """Return the values of all settings for the arguments in a context of `serve`."""
+    from simplebus.config.configuration import read_configuration
+
     sources = {name: context.get_parameter_source(name) for name in context.params}
     flags = {
         name: tuple(value) if isinstance(value, list) else value
