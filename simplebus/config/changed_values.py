@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from simplebus.config.parse import format_size
-from simplebus.config.schema import ClassTable
+from simplebus.config.server_schema import ClassTable
 from simplebus.config.users import ConfiguredUsers
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.users.permissions import PermissionRules, Permissions
@@ -46,7 +46,7 @@ def describe_changes(key: str, old: Any, new: Any) -> list[str]:
     match new if old is None else old:
         case ClassTable():
             return _describe_tables(
-                key, *({} if each is None else each.to_values() for each in (old, new))
+                key, *({} if each is None else each.values_by_key() for each in (old, new))
             )
         case ConfiguredUsers():
             old, new = old or ConfiguredUsers(), new or ConfiguredUsers()

@@ -132,20 +132,6 @@ def settings_in(text: str) -> list[Setting]:
     return [SETTINGS[name] for name in names if name in SETTINGS]
 
 
-def name_field_by_option(error: ValueError, *owners: type) -> ValueError:
-    """Return an error about a field of the core with the option instead of the field's name.
-
-    `owners` are the classes that can have raised the error.
-    """
-    text = str(error)
-    name, _, reason = text.removeprefix("limit ").partition(" ")
-    for setting in SETTINGS.values():
-        if setting.sets is not None and setting.sets[0] in owners and setting.sets[1] == name:
-            why = f" ({setting.why_bounded})" if setting.why_bounded and " from " in text else ""
-            return ValueError(f"{setting.flag} {reason}{why}")
-    return error
-
-
 def name_options_by_source(error: ValueError, configuration: Configuration) -> ValueError:
     """Return `error` with each option named as the user wrote it.
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +35,9 @@ from simplebus.config.errors import (
     describe_toml_error,
     describe_unknown_name,
 )
-from simplebus.config.schema import ClassTable, NatsTable, parse_nats_table, parse_valid_part
-from simplebus.config.server_schema import SETTINGS
+from simplebus.config.schema import NatsTable, parse_nats_table
+from simplebus.config.server_schema import SETTINGS, ClassTable
+from simplebus.config.server_settings import class_settings, named_class
 from simplebus.config.setting import Setting, describe_toml, normalize
 from simplebus.config.toml_lines import add_location, locate_keys
 from simplebus.config.users import ConfiguredUsers, parse_users
@@ -48,7 +49,8 @@ from simplebus.nats.users import NatsAuth
 if TYPE_CHECKING:
     from simplebus.bridge.settings import BridgeSettings
 
-_OWN_TABLES = ("serve", "nats", "tls", "classes", "bridges", "users")
+_OPTION_TABLES = ("serve", "tls", "nats")
+_OWN_TABLES = (*_OPTION_TABLES, "classes", "bridges", "users")
 _BYTES_MAX = 4 << 20
 _SUGGESTIONS_MAX = 4
 """Maximum number of keys suggested for an unknown table."""
@@ -101,25 +103,29 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
         document = toml.loads(text)
     except toml.TOMLDecodeError as error:
         raise ConfigError(describe_toml_error(path, str(error))) from None
-    errors = ErrorCollector()
+    reader = _Reader(path.parent)
+    errors = reader.errors
+    reader.check_names(document, _OWN_TABLES, "")
+    tables = {name: reader.copy_table(document.get(name, {}), name) for name in _OPTION_TABLES}
+    tables["nats.tls"] = reader.copy_table(tables["nats"].pop("tls", {}), "nats.tls")
+    options: dict[str, Any] = {}
+    user_keys = NatsTable.keys()
+    for name, values in tables.items():
+        settings = [each for each in SETTINGS.values() if each.toml_table == name]
+        other_keys = user_keys if name == "nats" else ()
+        options |= reader.read_settings(values, settings, name, other_keys)
+    user_values = {key: each for key, each in tables["nats"].items() if normalize(key) in user_keys}
+    auth, has_secrets = NatsAuth(), "@" in str(tables["serve"].get("engine", ""))
     with errors.collect():
-        _check_names(document, _OWN_TABLES, "", _settings_by_table())
-    tables = {name: _take_table(document, name, errors) for name in ("serve", "tls", "nats")}
-    tables["nats.tls"] = _take_table(tables["nats"], "tls", errors, prefix="nats.")
-    tables["nats"].pop("tls", None)
-    warnings = list[str]()
-    options, nats = _read_options(tables, NatsTable.keys(), path.parent, errors, warnings)
-    auth, has_secrets = NatsAuth(), False
-    with errors.collect():
-        auth, has_secrets = parse_nats_table(nats, errors)
-    class_tables = _read_class_tables(_take_table(document, "classes", errors), errors)
-    class_settings: dict[int | str, ClassSettings] = {}
+        auth, nats_has_secrets = parse_nats_table(user_values, errors)
+        has_secrets |= nats_has_secrets
+    class_tables = reader.read_class_tables(document.get("classes", {}))
+    settings_of_classes: dict[int | str, ClassSettings] = {}
     classes: dict[str, NamedClass] = {}
     for name, table in class_tables.items():
-        class_settings[name] = table.to_settings(f"classes.{name}", errors)
+        settings_of_classes[name] = class_settings(table, f"classes.{name}", errors)
         with errors.collect():
-            classes[name] = table.to_class(name, f"classes.{name}")
-    has_secrets |= "@" in str(tables["serve"].get("engine", ""))
+            classes[name] = named_class(table, name, f"classes.{name}")
     bridges: tuple[BridgeSettings, ...] = ()
     if "bridges" in document:
         from simplebus.config.bridges import parse_bridges  # Imports the client.
@@ -128,13 +134,14 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
             configured = parse_bridges(document["bridges"], path.parent, is_served=True)
             bridges = configured.bridges
             has_secrets |= configured.has_secrets
-            warnings += configured.warnings
+            reader.warnings += configured.warnings
     users = ConfiguredUsers()
-    with errors.collect():
-        users = parse_users(document["users"]) if "users" in document else users
-        has_secrets |= any(user.password or user.token for user in users.users)
+    if "users" in document:
+        with errors.collect():
+            users = parse_users(document["users"])
+            has_secrets |= any(user.password or user.token for user in users.users)
     lines = locate_keys(text)
-    warnings = [add_location(each, path, lines) for each in warnings]
+    warnings = [add_location(each, path, lines) for each in reader.warnings]
     if has_secrets and mode & stat.S_IROTH:
         warnings.append(f"{path} holds passwords or tokens, and every user may read it")
     config = ConfigFile(
@@ -142,7 +149,7 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
         options,
         auth,
         classes,
-        class_settings,
+        settings_of_classes,
         class_tables,
         bridges,
         users,
@@ -150,23 +157,6 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
         lines,
     )
     return config, tuple(map(config.add_location, errors.messages[:MESSAGES_MAX]))
-
-
-def _read_class_tables(tables: Mapping[str, Any], errors: ErrorCollector) -> dict[str, ClassTable]:
-    """Return the valid parts of the tables of single classes. Errors are added to `errors`."""
-    valid: dict[str, ClassTable] = {}
-    owners: dict[int, str] = {}
-    for name, values in tables.items():
-        path = f"classes.{name}"
-        with errors.collect():
-            table = parse_valid_part(ClassTable, _copy_table(values, path), path, errors)
-            if table is not None:
-                valid[name] = table
-            if table is None or table.id is None:
-                continue
-            if (owner := owners.setdefault(table.id, name)) != name:
-                raise ConfigError(f"{path}.id: {table.id} is the id of {owner!r} too")
-    return valid
 
 
 def _read_text(path: Path) -> tuple[str, int]:
@@ -188,108 +178,93 @@ def _read_text(path: Path) -> tuple[str, int]:
         raise ConfigError(f"{path}:{line}: is not TOML: it is not UTF-8") from None
 
 
-def _read_options(
-    tables: Mapping[str, dict[str, Any]],
-    other_keys: Iterable[str],
-    folder: Path,
-    errors: ErrorCollector,
-    warnings: list[str],
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the valid values of settings by name, and the keys of [nats] that are no settings.
+class _Reader:
+    """Reader of the tables of settings in a parsed file. Collects all errors and warnings."""
 
-    Relative paths are relative to `folder`. Errors and warnings are added to the lists.
-    """
-    settings = _settings_by_table()
-    former = {
-        (old.toml_table, old.field_name): setting
-        for setting in SETTINGS.values()
-        for old in setting.former
-    }
-    values: dict[str, Any] = {}
-    other_values: dict[str, Any] = {}
-    for table, values_in_table in tables.items():
-        known = {*settings[table], *(other_keys if table == "nats" else ())}
-        old_keys = {key for old_table, key in former if old_table == table}
-        with errors.collect():
-            _check_names(values_in_table, known | old_keys, table, settings)
-        former_first = sorted(values_in_table, key=lambda key: normalize(key) not in old_keys)
-        for key in former_first:
-            value = values_in_table[key]
-            setting = settings[table].get(normalize(key))
-            if (current := former.get((table, normalize(key)))) is not None:
-                warnings.append(f"{table}.{key} is deprecated: use {current.key}")
-                setting = current
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        """Directory of the file, from which relative paths count."""
+        self.errors = ErrorCollector()
+        self.warnings: list[str] = []
+
+    def copy_table(self, value: Any, path: str) -> dict[str, Any]:
+        """Return a copy of a table; empty if the value is not a table."""
+        if isinstance(value, dict):
+            return dict(value)
+        self.errors.messages.append(f"{path}: expected a table, got {describe_toml(value)}")
+        return {}
+
+    def read_settings(
+        self,
+        values: Mapping[str, Any],
+        settings: Iterable[Setting],
+        path: str,
+        other_keys: Iterable[str] = (),
+    ) -> dict[str, Any]:
+        """Return the valid values of a table, by the name of the setting.
+
+        `other_keys` are keys of the table that are no settings.
+        """
+        current = {each.field_name: each for each in settings}
+        former = {old.field_name: each for each in current.values() for old in each.former}
+        self.check_names(values, {*current, *former, *other_keys}, path)
+        valid: dict[str, Any] = {}
+        for key in sorted(values, key=lambda key: normalize(key) not in former):
+            setting = current.get(normalize(key))
+            if setting is None and (setting := former.get(normalize(key))) is not None:
+                self.warnings.append(f"{path}.{key} is deprecated: use {path}.{setting.toml_key}")
             if setting is None:
-                if normalize(key) in known:
-                    other_values[key] = value
                 continue
             try:
-                values[setting.name] = setting.parse_toml(value, folder)
+                valid[setting.name] = setting.parse_toml(values[key], self._folder)
             except typer.BadParameter as error:
-                errors.messages.append(f"{table}.{key}: {error.message}")
-    return values, other_values
+                self.errors.messages.append(f"{path}.{key}: {error.message}")
+        return valid
 
+    def read_class_tables(self, tables: Any) -> dict[str, ClassTable]:
+        """Return the valid parts of the tables of single classes, by name."""
+        valid: dict[str, ClassTable] = {}
+        owners: dict[int, str] = {}
+        for name, value in self.copy_table(tables, "classes").items():
+            path = f"classes.{name}"
+            values = self.copy_table(value, path)
+            table = ClassTable(**self.read_settings(values, ClassTable.settings(), path))
+            valid[name] = table
+            if table.id is not None and (owner := owners.setdefault(table.id, name)) != name:
+                self.errors.messages.append(f"{path}.id: {table.id} is the id of {owner!r} too")
+        return valid
 
-def _settings_by_table() -> dict[str, dict[str, Setting]]:
-    """Return the settings by table, longest table name first, and key."""
-    tables: dict[str, dict[str, Setting]] = {"nats.tls": {}, "nats": {}, "tls": {}, "serve": {}}
-    for setting in SETTINGS.values():
-        tables[setting.toml_table][setting.field_name] = setting
-    return tables
-
-
-def _take_table(
-    document: dict[str, Any], name: str, errors: ErrorCollector, *, prefix: str = ""
-) -> dict[str, Any]:
-    """Return a copy of a subtable; empty if it is missing or invalid."""
-    with errors.collect():
-        return _copy_table(document.get(name, {}), prefix + name)
-    return {}
-
-
-def _copy_table(value: Any, path: str) -> dict[str, Any]:
-    """Return a copy of a table. Raises ConfigError for another type."""
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected a table, got {describe_toml(value)}")
-    return dict(value)
-
-
-def _check_names(
-    names: Iterable[str],
-    known_names: Iterable[str],
-    path: str,
-    settings: Mapping[str, Mapping[str, Setting]],
-) -> None:
-    """Raise ConfigError for unknown or duplicate names.
-
-    `settings` are those of all tables, which are searched for a suggestion.
-    """
-    known_names, names, errors = set(known_names), list(names), ErrorCollector()
-    with errors.collect():
-        check_unique_names(names, path)
-    for name in names:
-        if normalize(name) not in known_names:
-            suggestion = _suggest_place(normalize(name), settings)
-            errors.messages.append(
+    def check_names(self, names: Iterable[str], known_names: Collection[str], path: str) -> None:
+        """Add an error for each unknown or duplicate name of a table."""
+        with self.errors.collect():
+            check_unique_names(names, path)
+        for name in names:
+            if normalize(name) in known_names:
+                continue
+            suggestion = _suggest_place(normalize(name), is_table=not path)
+            self.errors.messages.append(
                 f"{path + ': ' if path else ''}{name!r} is unknown; did you mean {suggestion}?"
                 if suggestion
                 else describe_unknown_name(name, known_names, path)
             )
-    errors.raise_if_any()
 
 
-def _suggest_place(name: str, settings: Mapping[str, Mapping[str, Setting]]) -> str:
+def _suggest_place(name: str, *, is_table: bool) -> str:
     """Return the place of a name in another table, for a "did you mean"; empty without one.
 
-    The name may include the table's prefix, as on the command line.
+    The name may include the table's prefix, as on the command line, or be that of an unknown table
+    such as [http], which is the prefix of options.
     """
-    for table, keys in reversed([*settings.items()]):
-        if name in keys:
+    for table in _OPTION_TABLES:
+        if any((each.toml_table, each.field_name) == (table, name) for each in SETTINGS.values()):
             return f"it to stand in [{table}]"
     if (setting := SETTINGS.get(name)) is not None:
         return f"{setting.toml_key!r} in [{setting.toml_table}]"
-    # An unknown table such as [http], whose name is the prefix of options.
-    option_keys = [key.replace("_", "-") for key in settings["serve"] if key.startswith(f"{name}_")]
+    option_keys = [
+        each.toml_key
+        for each in SETTINGS.values()
+        if is_table and each.toml_table == "serve" and each.name.startswith(f"{name}_")
+    ]
     if 0 < len(option_keys) <= _SUGGESTIONS_MAX:
         *most, last = map(repr, option_keys)
         return f"{', '.join(most)}{' or ' if most else ''}{last} in [serve]"

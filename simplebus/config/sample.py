@@ -10,15 +10,15 @@ import json
 import re
 import textwrap
 
-from simplebus.config.server_schema import SETTINGS
-from simplebus.config.setting import FLAG, Setting, normalize
+from simplebus.config.server_schema import SETTINGS, ClassTable
+from simplebus.config.setting import Setting, normalize
 
 _WIDTH = 96
 _SECTIONS = ("serve", "tls", "nats", "nats.tls")
 _FLAG_NAME = re.compile(r"--([a-z][a-z-]*)")
 _MARKUP = re.compile(r"\[/?bold\]")
 
-TABLES = """\
+USERS = """\
 # Users of all listeners, and their permissions. Without users, everybody can connect. A user
 # without permissions may do everything. `simplebus user add` writes such tables to a users file.
 #
@@ -44,21 +44,14 @@ TABLES = """\
 #- user = "ada"
 #- password = "change me"
 #- permissions = { publish = ["orders.>"], subscribe = { deny = "secret.>" } }
+"""
 
+CLASSES = """\
 # Settings of single classes, by class name.
 #
-#- [classes.orders]
-#- id = 7                      # by default, the server assigns an id
-#- subjects = ["orders.>"]     # NATS subjects that are stored in the class
-#- full = "block"              # drop_oldest, drop_newest or spill
-#- max-messages = 1000000
-#- max-memory = "256MiB"
-#- keep-seconds = 3600         # time to keep acknowledged messages; also keep-messages, keep-memory
-#- ack-seconds = 10            # time until an unacknowledged message is redelivered
-#- backoff = [1, 5, 30]        # seconds before each redelivery
-#- max-deliveries = 8          # deliveries until a message becomes a dead letter; 0: no limit
-#- last-values = false         # true keeps the last message of each channel
+#- [classes.orders]"""
 
+BRIDGES = """\
 # Bridges that copy classes between servers. Without `from` or `to` it is this server.
 #
 #- [[bridges]]
@@ -81,7 +74,17 @@ def render_sample() -> str:
         for setting in SETTINGS.values():
             if setting.toml_table == section:
                 lines += ["", *_render_setting(setting)]
-    return "\n".join(lines) + "\n\n" + TABLES
+    lines += [
+        "",
+        USERS.rstrip(),
+        "",
+        "# Settings of single classes, by class name.",
+        "#",
+        "#- [classes.orders]",
+    ]
+    for setting in ClassTable.settings():
+        lines += _render_setting(setting)
+    return "\n".join(lines) + "\n\n" + BRIDGES
 
 
 def _render_setting(setting: Setting) -> list[str]:
@@ -101,8 +104,8 @@ def _file_key(flag: re.Match[str]) -> str:
 
 def _default(setting: Setting) -> str | None:
     """Return the default as TOML; None if there is none or it depends on other settings."""
-    if setting.kind is FLAG:
-        return "false"
+    if isinstance(setting.default, bool):
+        return json.dumps(setting.default)
     text = setting.option_default or setting.default_text.partition(",")[0]
     if setting.is_list:
         return json.dumps(text.split(" and ")) if text else None

@@ -6,10 +6,9 @@ errors are translated to the terms of TOML, with the key's path in front.
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar
 
 import msgspec
 import typer
@@ -20,16 +19,9 @@ from simplebus.config.errors import (
     ErrorCollector,
     check_unique_names,
     describe_unknown_name,
-    suggest_name,
 )
-from simplebus.config.parse import format_size, parse_class, parse_size
+from simplebus.config.parse import parse_size
 from simplebus.config.setting import SECONDS, SIZE
-from simplebus.core.dead_letters import is_dead_letter_class
-from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.limits import BINDINGS_MAX, CLASS_ID_MAX
-from simplebus.core.message_class.subject_bindings import check_subject
-from simplebus.core.protocol.requests import NamedClass
-from simplebus.core.settings import ClassSettings, FullPolicy, Retention
 from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
 from simplebus.nats.users import NatsAuth, NatsUser
 
@@ -181,120 +173,6 @@ def parse_nats_table(
     return auth, has_secrets
 
 
-class ClassTable(TomlTable, frozen=True):
-    """Settings of one class."""
-
-    id: Annotated[int, msgspec.Meta(ge=0, le=CLASS_ID_MAX)] | None = None
-    """None if the server assigns the id."""
-    subjects: Annotated[list[str], msgspec.Meta(max_length=BINDINGS_MAX)] = []
-    """NATS subjects or patterns that are bound to the class."""
-    full: FullPolicy | None = None
-    max_messages: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    max_memory: Size | None = None
-    keep_messages: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    keep_memory: Size | None = None
-    keep_seconds: Seconds | None = None
-    """Retention; if none of the three keys is set, the retention of all classes applies."""
-    last_values: bool | None = None
-    """True if the class keeps the last message of each channel; None leaves it to the clients."""
-    ack_seconds: Seconds | None = None
-    max_deliveries: int | None = None
-    backoff: list[Seconds] | None = None
-    max_disk: Size | None = None
-    """Maximum bytes of messages that are on disk only, for `full = "spill"`."""
-    pub_ack: bool | None = None
-    """False if NATS messages with a reply subject get no PubAck, because programs reply to them."""
-
-    def to_settings(self, path: str, errors: ErrorCollector) -> ClassSettings:
-        """Return the valid settings of the class. Errors are added to `errors`."""
-        values: dict[str, Any] = {
-            "full_policy": self.full,
-            "messages_max": self.max_messages,
-            "bytes_max": self.max_memory,
-            "disk_bytes_max": self.max_disk,
-            "last_values": self.last_values,
-            "pub_ack": self.pub_ack,
-            "ack_seconds": self.ack_seconds,
-            "deliveries_max": self.max_deliveries,
-            "backoff_seconds": None if self.backoff is None else tuple(self.backoff),
-        }
-        if (self.keep_messages, self.keep_memory, self.keep_seconds) != (None, None, None):
-            values["keep"] = Retention(
-                self.keep_messages or 0, self.keep_memory or 0, self.keep_seconds or 0.0
-            )
-        for name, value in list(values.items()):  # Each by itself, and then all together.
-            with errors.collect():
-                _class_settings(path, {name: values.pop(name)})
-                values[name] = value
-        with errors.collect():
-            return _class_settings(path, values)
-        return ClassSettings()
-
-    def to_values(self) -> dict[str, Any]:
-        """Return the values by TOML key, with sizes as texts; None for keys that are not set."""
-        values = {
-            name.replace("_", "-"): format_size(value) if isinstance(value, Size) else value
-            for name, value in msgspec.structs.asdict(self).items()
-        }
-        return values | {"subjects": self.subjects or None}
-
-    def to_class(self, name: str, path: str) -> NamedClass:
-        """Return the class. Raises ConfigError with all errors in its name and subjects."""
-        errors = ErrorCollector()
-        with errors.collect():
-            _check_name(name, path)
-        for index, subject in enumerate(self.subjects):
-            try:
-                check_subject(subject)
-            except RemoteProtocolError as error:
-                errors.messages.append(f"{path}.subjects[{index}]: {error.sentence}")
-        if is_dead_letter_class(name):
-            if self.full not in (None, FullPolicy.BLOCK, FullPolicy.DROP_OLDEST):
-                errors.messages.append(
-                    f"{path}.full: {self.full.value} has no effect on a class of dead letters, "
-                    "expected drop_oldest or block"
-                )
-            if self.last_values:
-                errors.messages.append(
-                    f"{path}.last-values has no effect on a class of dead letters: leave it out"
-                )
-        errors.raise_if_any()
-        return NamedClass(id=self.id, name=name, subjects=self.subjects)
-
-
-def _check_name(name: str, path: str) -> None:
-    """Raise ConfigError if `name` is not a class name."""
-    try:
-        is_name = parse_class(name) == name
-    except typer.BadParameter as error:
-        raise ConfigError(f"{path}: {error.message}") from None
-    if not is_name:
-        raise ConfigError(
-            f"{path}: {name!r} is an id; expected a class name, and the id as a key of its table"
-        )
-
-
-_KEYS = {
-    "messages_max": "max-messages",
-    "bytes_max": "max-memory",
-    "disk_bytes_max": "max-disk",
-    "ack_seconds": "ack-seconds",
-    "deliveries_max": "max-deliveries",
-    "backoff": "backoff",
-    "last_values": "last-values",
-}
-"""TOML key by the first word of an error of `ClassSettings`."""
-
-
-def _class_settings(path: str, values: Mapping[str, Any]) -> ClassSettings:
-    """Build the settings of a class. Raises ConfigError with the key's path."""
-    try:
-        return ClassSettings(**values)
-    except ValueError as error:
-        name, _, reason = str(error).partition(" ")
-        raise ConfigError(f"{path}.{_KEYS[name]} {reason}") from None
-
-
 _TABLES: dict[str, type[TomlTable]] = {
     "users": NatsUserTable,
     "permissions": SubjectPermissionsTable,
@@ -362,12 +240,6 @@ def _describe_error(
         return describe_unknown_name(spellings.get(name[1], name[1]), known_table.keys(), path)
     if name := _MISSING.fullmatch(message):
         return f"{path}: {name[1].replace('_', '-')!r} is missing"
-    if message.startswith("Invalid enum value "):
-        value = message.removeprefix("Invalid enum value ")
-        allowed = _enum_values(table_type, suffix.removeprefix(".").replace("-", "_"))
-        expected = f", expected one of {', '.join(allowed)}" if allowed else ""
-        hint = suggest_name(value.strip("'"), allowed)
-        return f"{path}: {value} is unknown{expected}{hint}"
     return f"{path}: {_translate_types(message)}"
 
 
@@ -504,11 +376,3 @@ def _translate_types(message: str) -> str:
     ):
         message = message.replace(msgspec_text, toml_text)
     return message
-
-
-def _enum_values(table_type: type[TomlTable], key: str) -> list[str]:
-    """Return the allowed values of a key with an enum type; empty for other keys."""
-    for annotation in get_args(get_type_hints(table_type).get(key)):
-        if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-            return [str(member.value) for member in annotation]
-    return []

@@ -7,7 +7,7 @@ Defaults of limits are those of the core.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -23,6 +23,7 @@ from simplebus.config.parse import (
     parse_servers,
 )
 from simplebus.config.setting import (
+    CLASS_ID,
     COUNT,
     FILE,
     FLAG,
@@ -38,7 +39,7 @@ from simplebus.config.setting import (
 )
 from simplebus.core.limits import Limits
 from simplebus.core.protocol.durability import Durability
-from simplebus.core.settings import FullPolicy, Retention, Settings
+from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
 from simplebus.nats.limits import NatsLimits
 
 if TYPE_CHECKING:
@@ -535,6 +536,93 @@ class UserSettings(SettingsTable):
 
 
 @dataclass(frozen=True)
+class ClassTable(SettingsTable):
+    """Settings of one class, a table `[classes.NAME]` of the file; None for those of all classes.
+
+    They have no options and no variables.
+    """
+
+    TOML_TABLE = "classes"
+    IS_RELOADABLE = True
+
+    id: int | None = CLASS_ID.setting(
+        "Id of the class. Without it, the server assigns one.", example="7"
+    )
+    subjects: tuple[str, ...] = TEXT.setting(
+        "NATS subjects or patterns whose messages are stored in the class.",
+        example='["orders.>"]',
+        is_list=True,
+    )
+    full: FullPolicy | None = choice(FullPolicy, "POLICY").setting(
+        "Policy for a new message when the class is full.",
+        sets=(ClassSettings, "full_policy"),
+        example='"spill"',
+    )
+    max_messages: int | None = COUNT.setting(
+        "Maximum number of stored messages.",
+        sets=(ClassSettings, "messages_max"),
+        example="1000000",
+    )
+    max_memory: int | None = SIZE.setting(
+        "Maximum memory for stored messages.",
+        sets=(ClassSettings, "bytes_max"),
+        example='"256MiB"',
+    )
+    keep_messages: int | None = COUNT.setting(
+        "Acknowledged messages to keep. If one of the three `keep-` keys is set, those of all "
+        "classes do not apply.",
+        example="1000",
+    )
+    keep_memory: int | None = SIZE.setting(
+        "Size of the acknowledged messages to keep.", example='"64MiB"'
+    )
+    keep_seconds: float | None = SECONDS.setting(
+        "Time to keep acknowledged messages.", example='"1h"'
+    )
+    last_values: bool | None = FLAG.setting(
+        "`true` keeps the last message of each channel. Left out, clients decide.",
+        sets=(ClassSettings, "last_values"),
+        example="false",
+    )
+    pub_ack: bool | None = FLAG.setting(
+        "`false` sends no PubAck for NATS messages with a reply subject, because programs reply to "
+        "them.",
+        sets=(ClassSettings, "pub_ack"),
+        example="true",
+    )
+    ack_seconds: float | None = SECONDS.setting(
+        "Ack timeout: time until an unacknowledged message is redelivered.",
+        sets=(ClassSettings, "ack_seconds"),
+        example="10",
+    )
+    max_deliveries: int | None = COUNT.setting(
+        "Deliveries after which a message becomes a dead letter; 0 sets no limit.",
+        sets=(ClassSettings, "deliveries_max"),
+        example="8",
+    )
+    backoff: tuple[float, ...] | None = SECONDS.setting(
+        "Delays before the second, third and further deliveries.",
+        default=None,
+        sets=(ClassSettings, "backoff_seconds"),
+        example='[1, 5, "1min"]',
+        is_list=True,
+    )
+    max_disk: int | None = SIZE.setting(
+        'Maximum size of messages that are on disk only, for `full = "spill"`. Above it, '
+        "publishers wait.",
+        sets=(ClassSettings, "disk_bytes_max"),
+        example='"10GiB"',
+    )
+
+    def values_by_key(self) -> dict[str, Any]:
+        """Return the values by key of the file, with sizes as texts; None for missing keys."""
+        return {
+            each.toml_key: each.format_value(getattr(self, each.field_name))
+            for each in self.settings()
+        }
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """Values of all settings."""
 
@@ -573,6 +661,35 @@ class ServerConfig:
             for each, value in self.items()
             if each.sets is not None and each.sets[0] is owner
         }
+
+
+def name_field_by_option(error: ValueError, *owners: type) -> ValueError:
+    """Return an error about a field of the core with the option instead of the field's name.
+
+    `owners` are the classes that can have raised the error.
+    """
+    if (found := find_field_setting(error, SETTINGS.values(), owners)) is None:
+        return error
+    setting, reason = found
+    why = f" ({setting.why_bounded})" if setting.why_bounded and " from " in reason else ""
+    return ValueError(f"{setting.flag} {reason}{why}")
+
+
+def find_field_setting(
+    error: ValueError, settings: Iterable[Setting], owners: Collection[type]
+) -> tuple[Setting, str] | None:
+    """Return the setting whose field an error of the core names, and the rest of the error.
+
+    Args:
+        error: Error whose text begins with the name of a field.
+        settings: Settings to search.
+        owners: Classes of the core that can have raised the error.
+    """
+    name, _, reason = str(error).removeprefix("limit ").partition(" ")
+    for each in settings:
+        if each.sets is not None and each.sets[0] in owners and each.sets[1] == name:
+            return each, reason
+    return None
 
 
 TABLES: Mapping[str, type[SettingsTable]] = get_type_hints(ServerConfig)

@@ -1,12 +1,26 @@
-"""Core settings computed from the configuration of `simplebus serve`."""
+"""Core settings, of the server and of single classes, from the values of settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from simplebus.config.configuration import name_field_by_option
-from simplebus.config.server_schema import LIMITS, ServerConfig
-from simplebus.core.limits import RECEIVE_BYTES, RING_BYTES_MIN, Limits
+import typer
+
+from simplebus.config.errors import ConfigError, ErrorCollector
+from simplebus.config.parse import parse_class
+from simplebus.config.server_schema import (
+    LIMITS,
+    ClassTable,
+    ServerConfig,
+    find_field_setting,
+    name_field_by_option,
+)
+from simplebus.core.dead_letters import is_dead_letter_class
+from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.limits import BINDINGS_MAX, RECEIVE_BYTES, RING_BYTES_MIN, Limits
+from simplebus.core.message_class.subject_bindings import check_subject
+from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
 
 _CLASS_MEMORY_MIN = 4 * RING_BYTES_MIN
@@ -85,3 +99,79 @@ def _check_spilling(config: ServerConfig, settings: Settings) -> None:
             raise ValueError(
                 f"--last-values {name or class_id}: it spills, and such a class keeps none"
             )
+
+
+# Single classes -----------------------------------------------------------------------------------
+
+
+def class_settings(table: ClassTable, path: str, errors: ErrorCollector) -> ClassSettings:
+    """Return the valid settings of a class, whose table is at `path`.
+
+    Errors are added to `errors`.
+    """
+    values = {
+        setting.sets[1]: getattr(table, setting.field_name)
+        for setting in table.settings()
+        if setting.sets is not None
+    }
+    if (table.keep_messages, table.keep_memory, table.keep_seconds) != (None, None, None):
+        values["keep"] = Retention(
+            table.keep_messages or 0, table.keep_memory or 0, table.keep_seconds or 0.0
+        )
+    for name, value in list(values.items()):  # Each by itself, and then all together.
+        with errors.collect():
+            _build_class_settings(path, {name: values.pop(name)})
+            values[name] = value
+    with errors.collect():
+        return _build_class_settings(path, values)
+    return ClassSettings()
+
+
+def _build_class_settings(path: str, values: Mapping[str, Any]) -> ClassSettings:
+    """Return the settings of a class. Raises ConfigError with the key's path."""
+    try:
+        return ClassSettings(**values)
+    except ValueError as error:
+        found = find_field_setting(error, ClassTable.settings(), [ClassSettings])
+        text = f".{found[0].toml_key} {found[1]}" if found else f": {error}"
+        raise ConfigError(path + text) from None
+
+
+def named_class(table: ClassTable, name: str, path: str) -> NamedClass:
+    """Return a class. Raises ConfigError with all errors in its name and subjects."""
+    errors = ErrorCollector()
+    with errors.collect():
+        _check_class_name(name, path)
+    if len(table.subjects) > BINDINGS_MAX:
+        errors.messages.append(
+            f"{path}.subjects: expected up to {BINDINGS_MAX}, got {len(table.subjects)}"
+        )
+    for index, subject in enumerate(table.subjects):
+        try:
+            check_subject(subject)
+        except RemoteProtocolError as error:
+            errors.messages.append(f"{path}.subjects[{index}]: {error.sentence}")
+    if is_dead_letter_class(name):
+        if table.full not in (None, FullPolicy.BLOCK, FullPolicy.DROP_OLDEST):
+            errors.messages.append(
+                f"{path}.full: {table.full.value} has no effect on a class of dead letters, "
+                "expected drop_oldest or block"
+            )
+        if table.last_values:
+            errors.messages.append(
+                f"{path}.last-values has no effect on a class of dead letters: leave it out"
+            )
+    errors.raise_if_any()
+    return NamedClass(id=table.id, name=name, subjects=[*table.subjects])
+
+
+def _check_class_name(name: str, path: str) -> None:
+    """Raise ConfigError if `name` is not a class name."""
+    try:
+        is_name = parse_class(name) == name
+    except typer.BadParameter as error:
+        raise ConfigError(f"{path}: {error.message}") from None
+    if not is_name:
+        raise ConfigError(
+            f"{path}: {name!r} is an id; expected a class name, and the id as a key of its table"
+        )

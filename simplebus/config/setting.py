@@ -19,6 +19,7 @@ import typer
 
 from simplebus.config.errors import suggest_name
 from simplebus.config.parse import format_size, parse_port, parse_seconds, parse_size
+from simplebus.core.limits import CLASS_ID_MAX
 
 PREFIX = "SIMPLEBUS_"
 """Beginning of the environment variables of all settings."""
@@ -116,6 +117,12 @@ def _parse_count(value: str | float) -> int:
     return count
 
 
+def _parse_class_id(value: str | float) -> int:
+    if (class_id := _parse_count(value)) > CLASS_ID_MAX:
+        raise typer.BadParameter(f"a class id is from 0 to {CLASS_ID_MAX}, got {value!r}")
+    return class_id
+
+
 def _parse_number(value: str | float) -> float:
     try:
         number = float(value)
@@ -138,6 +145,7 @@ COUNT = Kind("integer", "COUNT", _parse_count, (int, float))
 RATE = Kind("number", "COUNT", _parse_number, (int, float), format="{:g}".format)
 SIZE = Kind("size", "SIZE", parse_size, (int, float, str), "bytes", format_size)
 SECONDS = Kind("time", "SECONDS", parse_seconds, (int, float, str), "seconds", "{:g}".format)
+CLASS_ID = Kind("integer", "ID", _parse_class_id, (int, float))
 PORT = Kind("integer", "PORT", parse_port, (int, float))
 FILE = Kind("text", "FILE", _parse_path)
 
@@ -252,7 +260,7 @@ class Setting:
     def option_default(self) -> Any:
         """Default of the option: False for a flag, else a text as users write it, or None."""
         if self.kind is FLAG:
-            return False
+            return self.default
         return None if self.is_list or self.default is None else self.kind.format(self.default)
 
     def parse_text(self, text: str) -> Any:
@@ -272,6 +280,12 @@ class Setting:
             return tuple(map(self.kind.parse_toml, values))
         parsed = self.kind.parse_toml(value)
         return folder / parsed if isinstance(parsed, Path) else parsed
+
+    def format_value(self, value: Any) -> Any:
+        """Return a value as it is compared and shown after a reload: a size as a text."""
+        if self.kind.parse is SIZE.parse and value is not None:
+            return self.kind.format(value)
+        return None if value == () else value
 
     def format_default(self) -> str:
         """Return the default for the help and the reference page; empty without one."""

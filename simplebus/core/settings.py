@@ -89,11 +89,12 @@ class ClassSettings:
         backoff = self.backoff_seconds
         if backoff is not None and not 1 <= len(backoff) <= BACKOFF_STEPS_MAX:
             raise ValueError(
-                f"backoff must have from 1 to {BACKOFF_STEPS_MAX} pauses, got {len(backoff)}"
+                f"backoff_seconds must have from 1 to {BACKOFF_STEPS_MAX} pauses, got "
+                f"{len(backoff)}"
             )
         for what, seconds in (
             *(("ack_seconds", s) for s in (self.ack_seconds,) if s is not None),
-            *(("backoff", s) for s in backoff or ()),
+            *(("backoff_seconds", s) for s in backoff or ()),
         ):
             if not 0 < seconds <= BACKOFF_SECONDS_MAX:
                 raise ValueError(

@@ -79,10 +79,10 @@ full = "spill"
 """,
     ) == [
         "3: classes.orders.max-memory must be at least 262144, got 1",
-        "4: classes.orders.max-messages: expected a whole number from 1",
-        "5: classes.orders.backoff[1]: -1 is not a time; write seconds such as 10 or 0.5, or a "
+        "4: classes.orders.max-messages must be at least 1, got 0",
+        "5: classes.orders.backoff: -1 is not a time; write seconds such as 10 or 0.5, or a "
         "number with ms, s, min, h or d, such as 5min",
-        "6: classes.orders.max-deliveries must be from 0 to 65535, got -1",
+        "6: classes.orders.max-deliveries: it should be 0 or more, got -1",
         "7: classes.orders.subjects[0]: cannot bind the subject: pattern 'a..b': "
         "segment 2 of 3 is empty, expected at least one character in each",
         "7: classes.orders.subjects[2]: cannot bind the subject '$SYS.a': subjects that begin "
@@ -92,8 +92,8 @@ full = "spill"
         "12: classes.other.keep-memory: '1MB' is not a size; did you mean 1MiB? write a whole "
         "number of bytes, or a number with KiB, MiB or GiB, such as 64MiB",
         "13: classes.other.max-disk must be at least 1, got 0",
-        "15: classes.dead.orders.full: 'Drop_newest' is unknown, expected one of block, "
-        "drop_oldest, drop_newest, spill; did you mean 'drop_newest'?",
+        "15: classes.dead.orders.full: 'Drop_newest' is not one of 'block', 'drop_oldest', "
+        "'drop_newest', 'spill'; did you mean 'drop_newest'?",
         "16: classes.dead.orders.last-values has no effect on a class of dead letters: leave it "
         "out",
         "17: classes.a b: 'a b' is not a class; write its id, from 0 to 65535, or its name, 1 to "
@@ -135,7 +135,7 @@ def test_requirements_of_class_settings_are_reported_at_the_class(tmp_path: Path
     assert find_problems(tmp_path, text + "[classes.b]\nfull = 'spill'\n") == [
         f"2: serve.full: {why}",
         f"4: classes.a.full: {why}",
-        "5: classes.a.max-messages: expected a whole number from 1",
+        "5: classes.a.max-messages must be at least 1, got 0",
         f"7: classes.b.full: {why}",
     ]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -26,9 +29,10 @@ from simplebus.config.configuration import Configuration
 from simplebus.config.environment import unread_variables
 from simplebus.config.errors import ConfigError
 from simplebus.config.file import ConfigFile
+from simplebus.config.sample import render_sample
 from simplebus.config.server_schema import SETTINGS, TABLES
 from simplebus.config.server_settings import server_settings
-from simplebus.config.setting import FILE, Setting
+from simplebus.config.setting import FILE, FLAG, Setting
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
 from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
 from simplebus.nats.users import NatsAuth, NatsUser
@@ -97,6 +101,32 @@ def test_file_can_set_any_option(file: Path) -> None:
         file.parent / "server.pem",
         Path("/etc/key.pem"),
     )
+
+
+def sample_value(setting: Setting) -> Any:
+    """Return a value of a setting as the sample file has it: the default, or an example."""
+    (text,) = re.findall(rf"^#-? {setting.toml_key} = (.*)$", sample_table(setting), re.MULTILINE)
+    return tomllib.loads(f"value = {text}")["value"]
+
+
+def sample_table(setting: Setting) -> str:
+    """Return the table of the sample file that contains a setting."""
+    return render_sample().split(f"\n[{setting.toml_table}]\n")[1].split("\n[")[0]
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda each: each.name)
+def test_every_setting_can_be_given_by_option_variable_and_file(
+    file: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = True if setting.kind is FLAG else sample_value(setting)
+    words = [str(each) for each in (value if isinstance(value, list) else [value])]
+    file.write_text(f"[{setting.toml_table}]\n{setting.toml_key} = {json.dumps(value)}\n")
+    from_file = dict(load(file).config.items())[setting]
+    flags = [setting.flag] if value is True else [x for each in words for x in (setting.flag, each)]
+    assert dict(parse_arguments(flags).config.items())[setting] == from_file
+    monkeypatch.setenv(setting.variable, " ".join(words))
+    assert dict(parse_arguments([]).config.items())[setting] == from_file
+    assert from_file or setting.kind.parse("0") == from_file
 
 
 def test_command_line_overrides_environment_and_file(
@@ -263,14 +293,14 @@ USER = '[[nats.users]]\nuser = "x"\n'
             "[classes.orders]\nbackoff = []",
             ": classes.orders.backoff must have from 1 to 64 pauses, got 0",
         ),
-        ("[classes.orders]\nbackoff = 5", ": classes.orders.backoff: expected a list"),
+        ("[classes.orders]\nbackoff = {}", ": classes.orders.backoff: expected a single value"),
         (
             "[classes.orders]\nbackoff = [1, 0]",
             ": classes.orders.backoff must be above 0 and up to 86400 seconds, got 0",
         ),
         (
             "[classes.orders]\nmax-deliveries = -1",
-            ": classes.orders.max-deliveries must be from 0 to 65535, got -1",
+            ": classes.orders.max-deliveries: it should be 0 or more, got -1",
         ),
         (
             "[classes.'dead.o']\nfull = 'drop_newest'",
@@ -325,9 +355,9 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ("[nats]\ntoken = ''", ": nats.token: an empty value would let everybody in"),
         ("[nats]\ntoken = 'x'\n" + USER, ": nats: a token and users are set, expected only one"),
         ("[nats]\nno_auth_user = 'x'", ": nats: no_auth_user x: expected the name of a user"),
-        ("[classes.x]\nid = '4'", ": classes.x.id: expected a whole number, got a text"),
-        ("[classes.x]\nid = 70000", ": classes.x.id: expected a whole number up to 65535"),
-        ("[classes.x]\nid = -1", ": classes.x.id: expected a whole number from 0"),
+        ("[classes.x]\nid = '4'", ": classes.x.id: expected a number, got '4'"),
+        ("[classes.x]\nid = 70000", ": classes.x.id: a class id is from 0 to 65535, got 70000"),
+        ("[classes.x]\nid = -1", ": classes.x.id: it should be 0 or more, got -1"),
         ("[classes.x]\nmax-memory = 'much'", ": classes.x.max-memory: 'much' is not a size; "),
         ("[classes.x]\nmax-memory = 9", ": classes.x.max-memory must be at least 262144, got 9"),
         ("[classes.x]\nfull = 'never'", ": classes.x.full: "),
@@ -498,9 +528,9 @@ subjects = ["a",
         21: "nats.users[1]: 'usr' is unknown; did you mean 'user'?",
         22: "nats.users[1].permissions.publish: expected a table, a list or a text",
         23: "nats.users[1].permissions.subscribe: 'alow' is unknown; did you mean 'allow'?",
-        27: "classes.orders.full: 'never' is unknown, expected one of block, drop_oldest, drop",
-        28: "classes.orders.max-messages: expected a whole number, got a text",
-        31: "classes.logs.id: expected a whole number up to 65535",
+        27: "classes.orders.full: 'never' is not one of 'block', 'drop_oldest', 'drop_newest'",
+        28: "classes.orders.max-messages: expected a number, got '1'",
+        31: "classes.logs.id: a class id is from 0 to 65535, got 70000",
         33: "classes.shops.id: 7 is the id of 'orders' too",
         34: "classes.shops.max-memory must be at least 262144, got 9",
         36: "classes.shops.subjects[1]: ",
@@ -530,13 +560,13 @@ def test_misplaced_key_is_reported_with_its_table(file: Path, key: str, meant: s
 
 
 def test_keys_are_reported_as_spelled_in_the_file(file: Path) -> None:
-    file.write_text("[classes.a]\nmax-deliverys = 1\nmax_message = 1\nbackoff = 1\n")
+    file.write_text("[classes.a]\nmax-deliverys = 1\nmax_message = 1\nbackoff = true\n")
     assert check_config(file)[1].splitlines() == [
         f"simplebus: {file}:{line}"
         for line in (
             "2: classes.a: 'max-deliverys' is unknown; did you mean 'max-deliveries'?",
             "3: classes.a: 'max_message' is unknown; did you mean 'max_messages'?",
-            "4: classes.a.backoff: expected a list, got a whole number",
+            "4: classes.a.backoff: expected a value, not true or false, got true",
         )
     ]
 

@@ -25,8 +25,8 @@ from simplebus.bridge.copier import CopierStatistics
 from simplebus.bridge.metrics import bridge_snapshot
 from simplebus.cli import app
 from simplebus.config.schema import Seconds, Size
-from simplebus.config.server_schema import SETTINGS
-from simplebus.config.setting import FLAG, PREFIX, Setting, normalize
+from simplebus.config.server_schema import SETTINGS, ClassTable
+from simplebus.config.setting import PREFIX, Setting, normalize
 from simplebus.core.errors import Reason
 from simplebus.core.protocol.durability import Durability
 from simplebus.gateway.gateway import GatewayStatistics
@@ -311,7 +311,7 @@ def _setting_type(setting: Setting) -> str:
 
 
 def _setting_default(setting: Setting) -> str:
-    if setting.kind is FLAG:
+    if setting.default is False:
         return "`false`"
     text = setting.format_default()
     return _option_keys(text if " " in text else _code(text)) if text else "none"
@@ -428,6 +428,11 @@ and `simplebus gateway`. `simplebus config sample` prints a file with every sett
 """
 
 
+_CLASSES_INTRODUCTION = (
+    "Settings of one class. A key that is left out has the value of all classes, from `[serve]`."
+)
+
+
 def render_configuration() -> str:
     """Return the page of all settings."""
     lines = _CONFIGURATION_INTRODUCTION.format(note=GENERATED_NOTE).split("\n")
@@ -440,6 +445,8 @@ def render_configuration() -> str:
         for panel, members in panels.items():
             lines += [f"### serve: {panel}", ""] if section == "serve" else []
             lines += format_table(_COLUMNS, _setting_rows(members))
+    lines += ["## The tables [classes.NAME]", "", *format_paragraph(_CLASSES_INTRODUCTION), ""]
+    lines += format_table(_COLUMNS, _setting_rows(ClassTable.settings()))
     for section, tables in TABLES.items():
         lines += [f"## {section}", ""]
         for heading, introduction, table, meanings, hyphen in tables:

@@ -13,30 +13,6 @@ from simplebus.gateway import config as gateway_config
 from simplebus.gateway.modules import logger, tail, timer, transform, uplink_settings
 
 TABLES: dict[str, list[tuple[str, str, type[msgspec.Struct], str, str]]] = {
-    "Settings of one class": [
-        (
-            "[classes.NAME]",
-            "A key that is left out has the value of all classes, from `[serve]`.",
-            schema.ClassTable,
-            """
-            id | - | Id of the class. Without it, the server assigns one.
-            subjects | - | NATS subjects or patterns whose messages are stored in the class.
-            full | - | Policy for a new message when the class is full.
-            max_messages | messages | Maximum number of stored messages.
-            max_memory | bytes | Maximum memory for stored messages.
-            keep_messages | messages | Acknowledged messages to keep. If one of the three `keep-` keys is set, those of all classes do not apply.
-            keep_memory | bytes | Size of the acknowledged messages to keep.
-            keep_seconds | seconds | Time to keep acknowledged messages.
-            last_values | - | `true` keeps the last message of each channel. Left out, clients decide.
-            ack_seconds | seconds | Ack timeout: time until an unacknowledged message is redelivered.
-            max_deliveries | deliveries | Deliveries after which a message becomes a dead letter; 0 sets no limit.
-            backoff | seconds | Delays before the second, third and further deliveries.
-            max_disk | bytes | Maximum size of messages that are on disk only, for `full = "spill"`. Above it, publishers wait.
-            pub_ack | - | `false` sends no PubAck for NATS messages with a reply subject, because programs reply to them.
-            """,
-            "-",
-        ),
-    ],
     "Users of all listeners": [
         (
             "[[users]]",

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from simplebus.commands.serve.tls_options import nats_tls_options, tls_options
-from simplebus.config.configuration import Configuration, name_field_by_option
+from simplebus.config.configuration import Configuration
 from simplebus.config.errors import ConfigError
-from simplebus.config.server_schema import NATS_LIMITS, SETTINGS
+from simplebus.config.server_schema import NATS_LIMITS, SETTINGS, name_field_by_option
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.users import NatsAuth, NatsUser

@@ -23,10 +23,9 @@ from simplebus.config.changed_values import describe_changes, quote_key
 from simplebus.config.configuration import Configuration, name_options_by_source, read_configuration
 from simplebus.config.errors import ConfigError
 from simplebus.config.file import ConfigFile
-from simplebus.config.parse import HOSTS, format_size
+from simplebus.config.parse import HOSTS
 from simplebus.config.server_schema import SETTINGS, ServerConfig
 from simplebus.config.server_settings import server_settings
-from simplebus.config.setting import SIZE
 from simplebus.config.users import ConfiguredUsers, merge_users, read_users_file
 from simplebus.logs.event_logger import EventLogger
 
@@ -168,10 +167,7 @@ def http_port(configuration: Configuration) -> int | None:
 
 def _setting_values(config: ServerConfig, file: ConfigFile | None) -> dict[str, Any]:
     """Return the values of all settings, by their key in the configuration file."""
-    values: dict[str, Any] = {}
-    for setting, value in config.items():
-        is_size = setting.kind.parse is SIZE.parse and value is not None
-        values[setting.key] = format_size(value) if is_size else None if value == () else value
+    values = {setting.key: setting.format_value(value) for setting, value in config.items()}
     if file is not None:
         values |= {quote_key("classes", name): each for name, each in file.class_tables.items()}
         values |= {"nats.users": file.auth, "bridges": file.bridges}
