@@ -8,7 +8,8 @@ Modules in reading order:
 - `setting`: declaration of a setting, from which its option, variable and key are derived.
 - `server_schema`: all settings of the server.
 - `environment`: environment variables that nothing reads.
-- `schema`: msgspec tables of NATS users and classes.
+- `schema`: msgspec tables of classes and permissions.
+- `nats_users`: deprecated users of the `[nats]` table.
 - `users`: msgspec tables of users, and the users file.
 - `bridges`: msgspec tables of bridges.
 - `file`: the configuration file of `serve`.
@@ -16,7 +17,6 @@ Modules in reading order:
 - `server_settings`: core settings from the values of all settings.
 - `changed_values`: descriptions of values that differ after a reload.
 - `sample`: a sample configuration file.
-- `stable_read`: reading files that may be written at this moment.
 
 May import `core`, `client`, `nats`, `bridge.settings`, `bridge.build` and `console`.
 """

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from simplebus.config.nats_users import NatsUsers
 from simplebus.config.parse import format_size
 from simplebus.config.server_schema import ClassTable
 from simplebus.config.users import ConfiguredUsers
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.users.permissions import PermissionRules, Permissions
+from simplebus.core.users.subject_permissions import SubjectPermissions
 from simplebus.core.users.users import User
-from simplebus.nats.subject_permissions import SubjectPermissions
-from simplebus.nats.users import NatsAuth, NatsUser
 
 T = TypeVar("T")
 
@@ -54,25 +54,20 @@ def describe_changes(key: str, old: Any, new: Any) -> list[str]:
                 key,
                 {user.name: user for user in old.users},
                 {user.name: user for user in new.users},
-                old_values=lambda user: _user_values(user, old.nats.get(user.name)),
-                new_values=lambda user: _user_values(user, new.nats.get(user.name)),
+                values=_user_values,
             )
-        case NatsAuth():
-            return _describe_nats_auth(key, old or NatsAuth(), new or NatsAuth())
+        case NatsUsers():
+            old, new = old or NatsUsers(), new or NatsUsers()
+            return [
+                *_describe_tables(key.rpartition(".")[0], _nats_values(old), _nats_values(new)),
+                *_describe_named(
+                    key,
+                    {user.name: user for user in old.users},
+                    {user.name: user for user in new.users},
+                    values=_nats_user_values,
+                ),
+            ]
     return [_describe_value(key, old, new)]
-
-
-def _describe_nats_auth(key: str, old: NatsAuth, new: NatsAuth) -> list[str]:
-    return [
-        *_describe_tables(key.rpartition(".")[0], _nats_values(old), _nats_values(new)),
-        *_describe_named(
-            key,
-            {user.name or user.nkey: user for user in old.users},
-            {user.name or user.nkey: user for user in new.users},
-            old_values=_nats_user_values,
-            new_values=_nats_user_values,
-        ),
-    ]
 
 
 def _describe_named(
@@ -80,8 +75,7 @@ def _describe_named(
     old: Mapping[str, T],
     new: Mapping[str, T],
     *,
-    old_values: Callable[[T], dict[str, Any]] | None = None,
-    new_values: Callable[[T], dict[str, Any]] | None = None,
+    values: Callable[[T], dict[str, Any]] | None = None,
 ) -> list[str]:
     """Describe the changes of tables that have a name each.
 
@@ -89,8 +83,7 @@ def _describe_named(
         key: Key of the tables.
         old: Previous tables by name.
         new: New tables by name.
-        old_values: Returns the values of a previous table; None if values are not shown.
-        new_values: Returns the values of a new table.
+        values: Returns the values of a table; None if values are not shown.
     """
     lines = []
     for name in dict.fromkeys((*old, *new)):
@@ -99,8 +92,8 @@ def _describe_named(
             lines.append(f"{place} was removed")
         elif name not in old:
             lines.append(f"{place} was added")
-        elif old_values is not None and new_values is not None:
-            lines += _describe_tables(place, old_values(old[name]), new_values(new[name]))
+        elif values is not None:
+            lines += _describe_tables(place, values(old[name]), values(new[name]))
         elif old[name] != new[name]:
             lines.append(f"{place} has changed")
     return lines
@@ -155,7 +148,7 @@ def _format_value(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
 
 
-def _user_values(user: User, nats: SubjectPermissions | None) -> dict[str, Any]:
+def _user_values(user: User) -> dict[str, Any]:
     """Return the values of a `[[users]]` table by key; None for keys that are not set."""
     return {
         "password": _Secret(user.password) or None,
@@ -169,7 +162,7 @@ def _user_values(user: User, nats: SubjectPermissions | None) -> dict[str, Any]:
         "max-classes": user.classes_max,
         "max-durables": user.durables_max,
         **_permission_values(user.permissions),
-        **_subject_permission_values("nats.", nats),
+        **_subject_permission_values("nats.", user.subject_permissions),
     }
 
 
@@ -209,18 +202,18 @@ def _subject_permission_values(
     }
 
 
-def _nats_values(auth: NatsAuth) -> dict[str, Any]:
+def _nats_values(users: NatsUsers) -> dict[str, Any]:
     """Return the values of the `[nats]` table that no option sets."""
     return {
-        "token": _Secret(auth.token) or None,
-        "no_auth_user": auth.no_auth_user or None,
-        **_subject_permission_values("default_permissions.", auth.default_permissions),
+        "no_auth_user": users.anonymous or None,
+        **_subject_permission_values("default_permissions.", users.default_permissions),
     }
 
 
-def _nats_user_values(user: NatsUser) -> dict[str, Any]:
+def _nats_user_values(user: User) -> dict[str, Any]:
     return {
         "password": _Secret(user.password) or None,
+        "token": _Secret(user.token) or None,
         "nkey": user.nkey or None,
-        **_subject_permission_values("permissions.", user.permissions),
+        **_subject_permission_values("permissions.", user.subject_permissions),
     }

@@ -8,7 +8,6 @@ unknown keys are errors.
     [nats]                      NATS listener:   max-payload = "8MiB"     --nats-max-payload
     [nats.tls]                                   cert = "server.pem"      --nats-tls-cert
     [tls]                       all listeners:   cert = "server.pem"      --tls-cert
-    [[nats.users]]              users of the NATS listener and their permissions
     [classes.orders]            id = 7, subjects = ["orders.>"], keep-seconds = 3600
     [[users]]                   users of all listeners and their permissions
     [[bridges]]                 bridges to other servers
@@ -35,7 +34,12 @@ from simplebus.config.errors import (
     describe_toml_error,
     describe_unknown_name,
 )
-from simplebus.config.schema import NatsTable, parse_nats_table
+from simplebus.config.nats_users import (
+    NatsTable,
+    NatsUsers,
+    deprecation_warnings,
+    parse_nats_table,
+)
 from simplebus.config.server_schema import SETTINGS, ClassTable
 from simplebus.config.server_settings import class_settings, named_class
 from simplebus.config.setting import Setting, describe_toml, normalize
@@ -44,7 +48,6 @@ from simplebus.config.users import ConfiguredUsers, parse_users
 from simplebus.core import toml
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
-from simplebus.nats.users import NatsAuth
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import BridgeSettings
@@ -63,8 +66,8 @@ class ConfigFile:
     path: Path
     options: Mapping[str, Any] = field(default_factory=dict)
     """Values of settings, by name."""
-    auth: NatsAuth = field(default_factory=NatsAuth)
-    """Users of the NATS listener."""
+    nats_users: NatsUsers = field(default_factory=NatsUsers)
+    """Users of the deprecated `[nats]` table."""
     classes: Mapping[str, NamedClass] = field(default_factory=dict)
     """Classes by name."""
     class_settings: Mapping[int | str, ClassSettings] = field(default_factory=dict)
@@ -115,9 +118,10 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
         other_keys = user_keys if name == "nats" else ()
         options |= reader.read_settings(values, settings, name, other_keys)
     user_values = {key: each for key, each in tables["nats"].items() if normalize(key) in user_keys}
-    auth, has_secrets = NatsAuth(), "@" in str(tables["serve"].get("engine", ""))
+    reader.warnings += deprecation_warnings(user_values)
+    nats_users, has_secrets = NatsUsers(), "@" in str(tables["serve"].get("engine", ""))
     with errors.collect():
-        auth, nats_has_secrets = parse_nats_table(user_values, errors)
+        nats_users, nats_has_secrets = parse_nats_table(user_values, errors)
         has_secrets |= nats_has_secrets
     class_tables = reader.read_class_tables(document.get("classes", {}))
     settings_of_classes: dict[int | str, ClassSettings] = {}
@@ -147,7 +151,7 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
     config = ConfigFile(
         path,
         options,
-        auth,
+        nats_users,
         classes,
         settings_of_classes,
         class_tables,

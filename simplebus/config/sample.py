@@ -36,14 +36,7 @@ USERS = """\
 #- subscribe = ["orders"]
 #- admin = ["inquire", "purge dead.*"]     # also fetch, configure, monitor
 #- [users.nats]
-#- publish = ["metrics.>"]           # for subjects that are bound to no class
-
-# Users of the NATS listener only.
-#
-#- [[nats.users]]
-#- user = "ada"
-#- password = "change me"
-#- permissions = { publish = ["orders.>"], subscribe = { deny = "secret.>" } }
+#- publish = ["metrics.>"]           # for NATS subjects that are bound to no class
 """
 
 CLASSES = """\

@@ -1,4 +1,4 @@
-"""Tables of the configuration file that no option can set: NATS users, permissions, classes.
+"""Tables of the configuration file that no option can set: users and their permissions.
 
 Tables are msgspec Structs; their field names are the TOML keys. msgspec checks the values, and its
 errors are translated to the terms of TOML, with the key's path in front.
@@ -22,8 +22,7 @@ from simplebus.config.errors import (
 )
 from simplebus.config.parse import parse_size
 from simplebus.config.setting import SECONDS, SIZE
-from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
-from simplebus.nats.users import NatsAuth, NatsUser
+from simplebus.core.users.subject_permissions import ResponsePermission, SubjectPermissions
 
 R = TypeVar("R")
 T = TypeVar("T", bound="TomlTable")
@@ -87,94 +86,7 @@ class SubjectPermissionsTable(TomlTable, frozen=True):
     allow_responses: ResponsesTable | bool = False
 
 
-class NatsUserTable(TomlTable, frozen=True):
-    """User of the NATS listener, with a password, an nkey or a certificate."""
-
-    user: str = ""
-    password: str = ""
-    nkey: str = ""
-    """Public key."""
-    permissions: SubjectPermissionsTable | None = None
-
-    def to_user(self, path: str) -> NatsUser:
-        """Return the user. Raises ConfigError if values contradict each other."""
-        permissions = build_subject_permissions(self.permissions, f"{path}.permissions")
-        return build_located(
-            path, lambda: NatsUser(self.user, self.password, self.nkey, permissions)
-        )
-
-
-class NatsTable(TomlTable, frozen=True):
-    """Authentication of the NATS listener. Without users, everybody can connect."""
-
-    token: str | None = None
-    user: str | None = None
-    password: str | None = None
-    users: list[NatsUserTable] = []
-    no_auth_user: str = ""
-    """User of clients that send no credentials."""
-    default_permissions: SubjectPermissionsTable | None = None
-    """Permissions of users without permissions of their own."""
-
-    def to_auth(self, users: list[NatsUser], path: str) -> NatsAuth:
-        """Return the authentication settings. Raises ConfigError if values contradict each other.
-
-        `users` are the users of the table's list.
-        """
-        values = {"token": self.token, "user": self.user, "password": self.password}
-        for key, value in values.items():
-            if value == "":
-                raise ConfigError(
-                    f"{path}.{key}: an empty value would let everybody in; remove the key instead"
-                )
-        name, password = self.user or "", self.password or ""
-        if bool(name) != bool(password):
-            raise ConfigError(f"{path}: 'user' and 'password' need each other")
-        own_users = [build_located(path, lambda: NatsUser(name, password))] if name else []
-        default = build_subject_permissions(self.default_permissions, f"{path}.default_permissions")
-        return build_located(
-            path,
-            lambda: NatsAuth(
-                users=(*users, *own_users),
-                token=self.token or "",
-                no_auth_user=self.no_auth_user,
-                default_permissions=default,
-            ),
-        )
-
-
-def parse_nats_table(
-    table_values: dict[str, Any], errors: ErrorCollector, path: str = "nats"
-) -> tuple[NatsAuth, bool]:
-    """Return the valid part of the `[nats]` table, and whether it contains secrets.
-
-    Errors are added to `errors`.
-    """
-    own_errors, users, user_tables = ErrorCollector(), list[NatsUser](), table_values.get("users")
-    if isinstance(user_tables, list) and all(
-        isinstance(user_values, dict) for user_values in user_tables
-    ):
-        table_values = {key: value for key, value in table_values.items() if key != "users"}
-    else:
-        user_tables = []
-    has_secrets = False
-    for index, user_values in enumerate(user_tables):
-        with own_errors.collect():
-            user_path = f"{path}.users[{index}]"
-            user = parse_table(NatsUserTable, user_values, user_path)
-            has_secrets |= bool(user.password)
-            users.append(user.to_user(user_path))
-    table, auth = parse_valid_part(NatsTable, table_values, path, own_errors), NatsAuth()
-    if table is not None:
-        has_secrets |= bool(table.token or table.password)
-        if not own_errors.messages:
-            auth = table.to_auth(users, path)
-    errors.messages += own_errors.messages
-    return auth, has_secrets
-
-
 _TABLES: dict[str, type[TomlTable]] = {
-    "users": NatsUserTable,
     "permissions": SubjectPermissionsTable,
     "default_permissions": SubjectPermissionsTable,
     "publish": SubjectRulesTable,

@@ -28,8 +28,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -50,8 +50,6 @@ from simplebus.core import toml
 from simplebus.core.users.permissions import PermissionRule, PermissionRules, Permissions
 from simplebus.core.users.rate_limit import RateLimit
 from simplebus.core.users.users import User, Users
-from simplebus.nats.subject_permissions import SubjectPermissions as NatsPermissions
-from simplebus.nats.users import decode_user_key
 
 T = TypeVar("T")
 Texts = tuple[str, ...] | str
@@ -103,10 +101,7 @@ class UserTable(TomlTable, frozen=True):
 
         With `is_whole` false, some keys were invalid and a missing credential is no error.
         """
-        errors, permissions, byte_rate = ErrorCollector(), None, 0
-        with errors.collect():
-            if self.nkey:
-                build_located(f"{path}.nkey", lambda: decode_user_key(self.nkey))
+        errors, permissions, subject_permissions, byte_rate = ErrorCollector(), None, None, 0
         with errors.collect():
             if self.password.startswith("$argon2") and not _ARGON2.fullmatch(self.password):
                 raise ConfigError(
@@ -117,6 +112,8 @@ class UserTable(TomlTable, frozen=True):
             byte_rate = parse_size_value(self.max_byte_rate, f"{path}.max-byte-rate") or 0
         with errors.collect():
             permissions = _build_permissions(self.permissions, f"{path}.permissions")
+        with errors.collect():
+            subject_permissions = build_subject_permissions(self.nats, f"{path}.nats")
         name = "it"  # Placeholder, so that an invalid name is reported only once.
         with errors.collect():
             name = build_located(f"{path}.name", lambda: User(self.name)).name
@@ -135,6 +132,7 @@ class UserTable(TomlTable, frozen=True):
                     _as_tuple(self.certificate),
                     _as_tuple(self.addresses),
                     permissions,
+                    subject_permissions,
                     self.max_connections,
                     RateLimit(self.max_message_rate, byte_rate),
                     self.max_classes,
@@ -154,6 +152,7 @@ class UserTable(TomlTable, frozen=True):
         """Yield each credential by key, as arguments of a user that has only this credential."""
         yield "password", {"password": self.password}
         yield "token", {"token": self.token}
+        yield "nkey", {"nkey": self.nkey}
         for each in _as_tuple(self.certificate):
             yield "certificate", {"certificates": (each,)}
         for each in _as_tuple(self.addresses):
@@ -165,8 +164,6 @@ class ConfiguredUsers:
     """Users of the configuration files."""
 
     users: tuple[User, ...] = ()
-    nats: Mapping[str, NatsPermissions] = field(default_factory=dict)
-    """By user name, permissions for subjects that are bound to no class."""
     is_configured: bool = False
     """True if users are configured, even an empty list, with which nobody can connect."""
 
@@ -190,7 +187,6 @@ def parse_users(user_tables: Any, path: str = "users") -> ConfiguredUsers:
         raise ConfigError(f"{path}: expected [[{path}]], one table for each user")
     users: list[User] = []
     names: set[str] = set()
-    nats: dict[str, NatsPermissions] = {}
     errors = ErrorCollector()
     for index, table in enumerate(user_tables):
         user_path, own_errors = f"{path}[{index}]", ErrorCollector()
@@ -202,12 +198,9 @@ def parse_users(user_tables: Any, path: str = "users") -> ConfiguredUsers:
                     errors.messages.append(f"{user_path}.name: there is another user {name!r}")
                 names.add(name)
             if (parsed := parse_valid_part(UserTable, table, user_path, own_errors)) is not None:
-                with own_errors.collect():
-                    if permissions := build_subject_permissions(parsed.nats, f"{user_path}.nats"):
-                        nats[parsed.name] = permissions
                 users.append(parsed.to_user(user_path, is_whole=not own_errors.messages))
         errors.messages += own_errors.messages
-    configured = ConfiguredUsers(tuple(users), nats, is_configured=True)
+    configured = ConfiguredUsers(tuple(users), is_configured=True)
     with errors.collect():
         build_located(path, configured.to_users)
     errors.raise_if_any()
@@ -258,11 +251,8 @@ def parse_users_file(text: str, path: Path) -> ConfiguredUsers:
 
 def merge_users(groups: Sequence[ConfiguredUsers]) -> ConfiguredUsers:
     """Return the users of several files. Raises ValueError for duplicates."""
-    nats: dict[str, NatsPermissions] = {}
-    for group in groups:
-        nats |= group.nats
     users = tuple(user for group in groups for user in group.users)
-    merged = ConfiguredUsers(users, nats, any(group.is_configured for group in groups))
+    merged = ConfiguredUsers(users, any(group.is_configured for group in groups))
     merged.to_users()
     return merged
 

@@ -19,6 +19,7 @@ from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason
 from simplebus.core.limits import HEADROOM_BYTES, Limits
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.users.users import User, Users
 from simplebus.nats import subjects
 from simplebus.nats.bus.acked import AckedSubscription
 from simplebus.nats.bus.bus_adapter import BusAdapter
@@ -62,7 +63,6 @@ from simplebus.nats.server.slow_consumers import NatsRateLimits, SlowConsumerMon
 from simplebus.nats.server.subscription_memory import memory_limit
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.statistics import NatsServerStatistics
-from simplebus.nats.users import NatsAuth, NatsUser
 
 _OK = b"+OK\r\n"
 _PING = b"PING\r\n"
@@ -103,7 +103,7 @@ class NatsServer:
         self.routes = SubjectRoutes(np.random.default_rng(seed), bus_limits)
         subject_classes = SubjectClasses()
         self.authenticator = Authenticator(
-            self.settings.auth, self.routes.table, secret, subject_classes
+            self.settings.users, self.routes.table, secret, subject_classes
         )
         self.denied_count = 0
         """Operations that permissions did not allow."""
@@ -175,7 +175,7 @@ class NatsServer:
             slow_pending_bytes=self.slow_consumer_monitor.slow_pending_bytes,
             owner=self,
         )
-        session.is_identified = not authenticator.auth.is_required
+        session.is_identified = authenticator.users is None
         self.rate_limits.start_session(session)
         self.sessions[client_id] = session
         session.send(info.line())
@@ -244,8 +244,8 @@ class NatsServer:
         """
         if first_byte in b"cC" or session.parser.tail_bytes:
             return
-        user = self.authenticator.anonymous_user or self.authenticator.auth.find_shared_user(
-            None, "", certified=session.certificate_names, address=session.address
+        user = self.authenticator.find_user_by(
+            None, certificate_names=session.certificate_names, address=session.address
         )
         if user is None:
             raise authorization_violation("received a command before CONNECT, which is required")
@@ -471,7 +471,7 @@ class NatsServer:
         self._set_user(session, user)
         self._send_ok(session)
 
-    def _set_user(self, session: NatsSession, user: NatsUser | None) -> None:
+    def _set_user(self, session: NatsSession, user: User | None) -> None:
         """Apply the user of a session. Raises NatsError if the user has too many connections."""
         if self.bus_adapter is not None and not is_same_user(session.user, user):
             check_user_connections(self.bus_adapter.broker.connection_limits, user)
@@ -699,7 +699,7 @@ class NatsServer:
 
 def apply_settings(server: NatsServer, settings: NatsSettings) -> None:
     """Apply reloaded settings. Sessions whose user or permissions changed are disconnected."""
-    before, now = server.authenticator.auth, settings.auth
+    before, now = server.authenticator.users, settings.users
     bus = server.bus_adapter.broker.settings.limits if server.bus_adapter is not None else Limits()
     server.settings = settings
     server.slow_consumer_monitor.set_limits(
@@ -708,27 +708,20 @@ def apply_settings(server: NatsServer, settings: NatsSettings) -> None:
     server.routes.subscription_memory.limit_bytes = memory_limit(bus)
     if before == now:
         return
-    server.authenticator = server.authenticator.with_auth(now)
+    server.authenticator = server.authenticator.with_users(now)
     for session in list(server.sessions.values()):
         if (
             not session.is_disconnecting
             and session.is_identified
-            and not _can_stay_connected(session, before, now)
+            and not _can_stay_connected(session, now)
         ):
             server.disconnect(
                 session, authorization_violation("its user was removed or changed by a reload")
             )
 
 
-def _can_stay_connected(session: NatsSession, before: NatsAuth, now: NatsAuth) -> bool:
+def _can_stay_connected(session: NatsSession, users: Users | None) -> bool:
     user = session.user
-    if user is not None and user.shared_user is not None:
-        name = user.name
-        return (
-            now.shared_users is not None
-            and now.shared_users.has_unchanged(user.shared_user)
-            and before.shared_permissions.get(name) == now.shared_permissions.get(name)
-        )
-    if user is not None:
-        return user in now.users and before.permissions_of(user) == now.permissions_of(user)
-    return not now.is_required or (bool(now.token) and now.token == before.token)
+    if users is None or user is None:
+        return users is None and user is None
+    return users.has_unchanged(user)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from simplebus.core.users.users import Users
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.users import NatsAuth
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +14,8 @@ class NatsSettings:
 
     limits: NatsLimits = field(default_factory=NatsLimits)
     server_name: str = "simplebus"
-    auth: NatsAuth = field(default_factory=NatsAuth)
-    """Users and their permissions."""
+    users: Users | None = None
+    """Users of NATS clients; None without authentication."""
     tls_required: bool = False
     """True if INFO requires TLS."""
     tls_available: bool = False

@@ -24,7 +24,6 @@ from simplebus.nats.protocol.handshake import parse_greeting
 from simplebus.nats.server.session import NatsSession, PublisherStall
 from simplebus.nats.server.slow_consumers import StallablePublisher
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.users import NatsAuth, certificate_name_index
 from simplebus.server import process
 from simplebus.server.connection import Connection
 from simplebus.server.listeners import host_from_address
@@ -70,7 +69,6 @@ class NatsListener:
             secret=secrets.token_bytes(32),
             on_pending=self._request_flush,
         )
-        self._user_by_spelling = _by_spelling(self.nats_server.settings.auth)
         self._nats_auth_worker = AuthWorker(Users(()))
         """Checks the credentials of NATS users if the server has no users of its own."""
         self.buffer = server.buffer
@@ -96,14 +94,12 @@ class NatsListener:
         """Apply new settings and disconnect clients whose user was removed or changed."""
         self.nats_server.now = trio.current_time()
         apply_nats_settings(self.nats_server, settings)
-        self._user_by_spelling = _by_spelling(settings.auth)
         self.flush_ready()
 
     def apply_rate_limits(self) -> None:
         """Apply the publish rate limits of the server's users and addresses to all clients."""
         for session in self.nats_server.sessions.values():
-            shared = session.user.shared_user if session.user is not None else None
-            user = self.server.find_user(shared.name if shared is not None else "")
+            user = self.server.find_user(session.user.name) if session.user is not None else None
             session.set_token_buckets(
                 self.server.broker.rate_limits.token_buckets_for(user, session.address)
             )
@@ -165,7 +161,6 @@ class NatsListener:
             self,
             self.nats_server,
             certificate=self._tls,
-            user_by_spelling=self._user_by_spelling,
             handshake_seconds=self.nats_server.settings.limits.tls_seconds,
         )
 
@@ -186,10 +181,11 @@ class NatsListener:
         """Checks credentials; None if no client needs any."""
         if self.server.auth_worker is not None:
             return self.server.auth_worker
-        return self._nats_auth_worker if self.nats_server.settings.auth.is_required else None
+        return None if self.nats_server.settings.users is None else self._nats_auth_worker
 
     def is_valid_auth(self, auth: Auth) -> bool:
-        return self.nats_server.settings.auth.verify_auth(auth)
+        users = self.nats_server.settings.users
+        return users is not None and users.is_authentic(auth)
 
     def _recheck_auth(self, address: str, auth: Auth) -> None:
         if (auth_worker := self.auth_worker) is not None:
@@ -368,8 +364,3 @@ class NatsListener:
                 connection.retry_send()
         pace.now = trio.current_time()
         pace.stall_timed_out(delay, publisher)
-
-
-def _by_spelling(auth: NatsAuth) -> dict[str, str]:
-    """Index the users of `auth` by the spellings of their names in client certificates."""
-    return certificate_name_index([user.name for user in auth.users if user.name])

@@ -10,13 +10,14 @@ import pytest
 import typer
 
 from simplebus.commands.serve.command import parse_arguments
-from simplebus.commands.serve.nats_options import SECRETS, NatsOptions, nats_options
+from simplebus.commands.serve.nats_options import NatsOptions, nats_options
+from simplebus.config.nats_users import SECRETS
 from simplebus.config.parse import parse_binding
 from simplebus.config.server_schema import NatsTlsSettings
 from simplebus.core.protocol.requests import NamedClass
+from simplebus.core.users.users import User, Users
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.users import NatsAuth, NatsUser
 from simplebus.server.tls.certificates import TlsOptions
 
 
@@ -168,24 +169,22 @@ def test_user_without_password_requires_verified_certificate(tmp_path: Path) -> 
     file = tmp_path / "bus.toml"
     file.write_text("[[nats.users]]\nuser = 'x'\n")
     given = f"--config {file} --nats-tls-cert c --nats-tls-key k"
-    assert [
-        user.name
-        for user in parse_nats_options(f"{given} --nats-tls-verify-and-map").settings.auth.users
-    ]
+    users = parse_nats_options(f"{given} --nats-tls-verify-and-map").settings.users
+    assert users == Users([User("x", certificates=("x",))])
     with pytest.raises(ValueError, match=r"^user x of \[\[nats.users\]\] cannot authenticate"):
         parse_nats_options(given)
     file.write_text(f"[nats]\nno_auth_user = 'x'\n{file.read_text()}")
-    assert parse_nats_options(given).settings.auth.anonymous_user() is not None
+    assert parse_nats_options(given).settings.users == Users([User("x")], anonymous="x")
 
 
 def test_secrets_can_be_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMPLEBUS_NATS_TOKEN", "t")
     chosen = parse_nats_options()
-    assert chosen.settings.auth == NatsAuth(token="t")
+    assert chosen.settings.users == Users([User("nats token", token="t")])
     monkeypatch.delenv("SIMPLEBUS_NATS_TOKEN")
     monkeypatch.setenv("SIMPLEBUS_NATS_USER", "ada")
     with pytest.raises(ValueError, match="SIMPLEBUS_NATS_USER and SIMPLEBUS_NATS_PASSWORD need"):
         parse_nats_options()
     monkeypatch.setenv("SIMPLEBUS_NATS_PASSWORD", "p")
     chosen = parse_nats_options()
-    assert chosen.settings.auth == NatsAuth(users=(NatsUser("ada", "p"),))
+    assert chosen.settings.users == Users((User("ada", "p"),))

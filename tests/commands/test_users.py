@@ -24,6 +24,7 @@ from simplebus.core.users.permissions import (
     PermissionRules,
     Permissions,
 )
+from simplebus.core.users.subject_permissions import SubjectPermissions
 from simplebus.server.preauth.address_limits import AddressLimits, KeyedTokenBuckets, is_loopback
 from simplebus.server.preauth.auth_worker import verify_password
 from tests.support.programs import running_program
@@ -217,7 +218,7 @@ def test_permissions_table_limits_users() -> None:
         ((AdminRight.INQUIRE, "*"), (AdminRight.PURGE, "dead.*")),
         wildcards=False,
     )
-    assert found.nats["till"].publish_allow == ("metrics.>",)
+    assert till.subject_permissions == SubjectPermissions(publish_allow=("metrics.>",))
     assert ada.permissions is None
 
 
@@ -228,8 +229,8 @@ def test_permissions_table_limits_users() -> None:
         ({"name": "a", "permissions": {"publish": ["a..b c..d"]}}, "users[0].permissions.publish"),
         ({"name": "a", "permissions": {"admin": "delete"}}, "users[0].permissions.admin: 'delete'"),
         ({"name": "a", "addresses": "10.0.0.300"}, "users[0].addresses: user 'a': '10.0.0.300'"),
-        ({"name": "a", "nkey": "U"}, "users[0].nkey: nkey 'U'"),
-        ({"name": "a", "nkey": "SUABCD"}, "users[0].nkey: nkey: a seed begins with S"),
+        ({"name": "a", "nkey": "U"}, "users[0].nkey: user 'a': nkey 'U'"),
+        ({"name": "a", "nkey": "SUABCD"}, "users[0].nkey: user 'a': nkey: a seed begins with S"),
         ({"name": "a", "nats": {"publish": "a..b"}}, "users[0].nats.publish.allow: 'a..b'"),
         ({"name": 7}, "users[0].name: expected a text"),
     ],

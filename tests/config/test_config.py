@@ -34,8 +34,8 @@ from simplebus.config.server_schema import SETTINGS, TABLES
 from simplebus.config.server_settings import server_settings
 from simplebus.config.setting import FILE, FLAG, Setting
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
-from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
-from simplebus.nats.users import NatsAuth, NatsUser
+from simplebus.core.users.subject_permissions import ResponsePermission, SubjectPermissions
+from simplebus.core.users.users import User, Users
 from tests.config.check_config import check_config
 
 
@@ -165,24 +165,24 @@ def test_users_have_permissions(file: Path) -> None:
         """
     )
     file.chmod(0o600)
-    assert load_nats(file).settings.auth == NatsAuth(
-        users=(
-            NatsUser("guest"),
-            NatsUser(
-                "ada",
-                "secret",
-                permissions=SubjectPermissions(
-                    publish_allow=("orders.>", "logs"),
-                    subscribe_allow=("orders.> billing",),
-                    subscribe_deny=("orders.secret",),
-                    responses=ResponsePermission(5, 0.5),
-                ),
-            ),
+    guest = User("guest", subject_permissions=SubjectPermissions(subscribe_allow=("public.>",)))
+    ada = User(
+        "ada",
+        "secret",
+        subject_permissions=SubjectPermissions(
+            publish_allow=("orders.>", "logs"),
+            subscribe_allow=("orders.> billing",),
+            subscribe_deny=("orders.secret",),
+            responses=ResponsePermission(5, 0.5),
         ),
-        no_auth_user="guest",
-        default_permissions=SubjectPermissions(subscribe_allow=("public.>",)),
     )
-    assert not load(file).warnings
+    assert load_nats(file).settings.users == Users((guest, ada), anonymous="guest")
+    deprecated = [re.search(r"nats\.(\w+) is deprecated", each) for each in load(file).warnings]
+    assert [each and each[1] for each in deprecated] == [
+        "users",
+        "no_auth_user",
+        "default_permissions",
+    ]
 
 
 def test_classes_have_bound_subjects(file: Path) -> None:
@@ -271,10 +271,10 @@ def test_last_values_conflict_with_spill(
 def test_secrets_readable_by_others_are_a_warning(file: Path, text: str) -> None:
     file.write_text(text)
     file.chmod(0o644)
-    (warning,) = load(file).warnings
-    assert warning == f"{file} holds passwords or tokens, and every user may read it"
+    warning = f"{file} holds passwords or tokens, and every user may read it"
+    assert warning in load(file).warnings
     file.chmod(0o640)
-    assert not load(file).warnings
+    assert warning not in load(file).warnings
 
 
 USER = '[[nats.users]]\nuser = "x"\n'
@@ -344,16 +344,15 @@ USER = '[[nats.users]]\nuser = "x"\n'
             "[nats]\ndefault_permissions = { subscribe = { deny = '' } }",
             ": nats.default_permissions.subscribe.deny: '' is not a pattern, expected a subject",
         ),
-        (USER + "nkey = 'U'", ": nats.users[0]: user 'x': expected a name or an nkey"),
-        ("[[nats.users]]", ": nats.users[0]: user '': expected a name or an nkey"),
-        (USER + USER, ": nats: duplicate user x"),
+        (USER + "nkey = 'U'", ": nats.users[0]: user 'x': nkey 'U'"),
+        ("[[nats.users]]", ": nats.users[0]: expected 'user' or 'nkey'"),
+        (USER + USER, ": nats: users 'x' and 'x' have the same name"),
         ("[nats]\nuser = 'x'", ": nats: 'user' and 'password' need each other"),
         (
             "[nats]\nuser = ''\npassword = ''",
             ": nats.user: an empty value would let everybody in",
         ),
         ("[nats]\ntoken = ''", ": nats.token: an empty value would let everybody in"),
-        ("[nats]\ntoken = 'x'\n" + USER, ": nats: a token and users are set, expected only one"),
         ("[nats]\nno_auth_user = 'x'", ": nats: no_auth_user x: expected the name of a user"),
         ("[classes.x]\nid = '4'", ": classes.x.id: expected a number, got '4'"),
         ("[classes.x]\nid = 70000", ": classes.x.id: a class id is from 0 to 65535, got 70000"),
@@ -432,8 +431,9 @@ def test_file_can_set_permissions_of_environment_user(
     file.write_text("[nats]\ndefault_permissions = { publish = 'a' }")
     monkeypatch.setenv("SIMPLEBUS_NATS_USER", "ada")
     monkeypatch.setenv("SIMPLEBUS_NATS_PASSWORD", "secret")
-    auth = load_nats(file).settings.auth
-    assert auth.permissions_of(auth.users[0]) == SubjectPermissions(publish_allow=("a",))
+    users = load_nats(file).settings.users
+    assert users is not None
+    assert users.users[0].subject_permissions == SubjectPermissions(publish_allow=("a",))
 
 
 def test_missing_file_prints_one_sentence(file: Path) -> None:
@@ -448,7 +448,7 @@ def test_missing_file_prints_one_sentence(file: Path) -> None:
 def test_check_config_does_not_start_a_server(file: Path) -> None:
     file.write_text("[nats]\nmax-payload = '2MiB'")
     assert check_config(file) == (0, f"{file} is fine\n")
-    file.write_text("[nats]\ntoken = 'x'")
+    file.write_text("[[users]]\nname = 'x'\ntoken = 'x'")
     file.chmod(0o644)
     warning = f"simplebus: {file} holds passwords or tokens, and every user may read it\n"
     assert check_config(file) == (0, f"{warning}{file} is fine\n")
@@ -457,10 +457,9 @@ def test_check_config_does_not_start_a_server(file: Path) -> None:
     assert status == 78
     assert said.startswith(f"simplebus: {file}:2: nats.max-pending must be from 2097152 to")
     file.write_text("[nats]\ndefault_permissions = { publish = 'a' }")
-    assert check_config(file) == (
-        78,
-        f"simplebus: {file}:2: nats.default_permissions: there are no users\n",
-    )
+    status, said = check_config(file)
+    assert status == 78
+    assert said.endswith(f"simplebus: {file}:2: nats.default_permissions: there are no users\n")
     file.write_text("[nats.tls]\ncert = 'none.pem'\nkey = 'none.pem'")
     status, said = check_config(file)
     assert status == 78
@@ -510,7 +509,11 @@ subjects = ["a",
     )
     status, said = check_config(file)
     assert status == 78
-    lines = [each.removeprefix(f"simplebus: {file}:") for each in said.splitlines()]
+    lines = [
+        each.removeprefix(f"simplebus: {file}:")
+        for each in said.splitlines()
+        if "is deprecated" not in each
+    ]
     told = {int(each.partition(":")[0]): each.partition(": ")[2] for each in lines}
     assert len(told) == len(lines)
     for line, sentence in {
@@ -723,7 +726,7 @@ def test_changed_users_are_described_without_secrets(file: Path) -> None:
         "users.till.permissions.wildcards = true",
         'users."a.b" was removed',
         "users.new was added",
-        "nats.token has changed",
+        'nats.users."nats token".token has changed',
         "bridges.hq has changed: needs a restart",
     }
     assert "secret" not in "".join(changes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from simplebus.config import bridges, schema, users
+from simplebus.config import bridges, nats_users, schema, users
 from simplebus.gateway import config as gateway_config
 from simplebus.gateway.modules import logger, tail, timer, transform, uplink_settings
 
@@ -61,7 +61,7 @@ TABLES: dict[str, list[tuple[str, str, type[msgspec.Struct], str, str]]] = {
         ),
         (
             "[users.nats]",
-            "Also `permissions` of `[[nats.users]]`, and `default_permissions` of `[nats]`.",
+            "Permissions for NATS subjects.",
             schema.SubjectPermissionsTable,
             """
             publish | - | Subjects to publish to: a table `{ allow, deny }`, or what is allowed. Left out: all.
@@ -91,11 +91,11 @@ TABLES: dict[str, list[tuple[str, str, type[msgspec.Struct], str, str]]] = {
             "_",
         ),
     ],
-    "Users of NATS clients alone": [
+    "Users of NATS clients alone, deprecated": [
         (
             "[nats]",
-            "Beside the settings of the listener. Without users, every client can connect.",
-            schema.NatsTable,
+            "Beside the settings of the listener. Use `[[users]]` instead.",
+            nats_users.NatsTable,
             """
             token | - | Token that every client may send.
             user | - | Name of a single user.
@@ -109,7 +109,7 @@ TABLES: dict[str, list[tuple[str, str, type[msgspec.Struct], str, str]]] = {
         (
             "[[nats.users]]",
             "",
-            schema.NatsUserTable,
+            nats_users.NatsUserTable,
             """
             user | - | Name of the user, or the name in its certificate with `verify-and-map`.
             password | - | Password, in plain text.

@@ -10,21 +10,21 @@ from simplebus.core.errors import Reason
 from simplebus.core.limits import CLASS_ID_MAX, Limits
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import Settings
+from simplebus.core.users.subject_permissions import SubjectPermissions
+from simplebus.core.users.users import User, Users
 from simplebus.nats.bus.acked import parse_subscribe
 from simplebus.nats.class_requests import encode_token, make_class_request, normalize_pattern
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.subject_permissions import SubjectPermissions
-from simplebus.nats.users import NatsAuth, NatsUser
 from tests.nats.bus.two_listeners import Client, NatsBrokerHarness
 
 NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=5)
 
 
-def harness_with(*users: NatsUser, classes: int = 100) -> NatsBrokerHarness:
+def harness_with(*users: User, classes: int = 100) -> NatsBrokerHarness:
     """Return a harness with class 12 named `secret` and an unrestricted user `boss`."""
-    everybody = (NatsUser("boss", "p"), *users)
+    everybody = (User("boss", "p"), *users)
     limits = Limits(classes=classes)
-    harness = NatsBrokerHarness(Settings(limits), nats=NatsSettings(auth=NatsAuth(everybody)))
+    harness = NatsBrokerHarness(Settings(limits), nats=NatsSettings(users=Users(everybody)))
     harness.broker.store.class_registry.declare_classes([NamedClass(id=12, name="secret")])
     harness.broker.store.class_registry.declare_classes([NamedClass(id=13, name="open")])
     return harness
@@ -34,9 +34,11 @@ def client_of(harness: NatsBrokerHarness, name: str) -> Client:
     return harness.client(user=name, **{"pass": "p"})
 
 
-def one(*, allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), name: str = "one") -> NatsUser:
-    return NatsUser(
-        name, "p", permissions=SubjectPermissions(subscribe_allow=allow, subscribe_deny=deny)
+def one(*, allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), name: str = "one") -> User:
+    return User(
+        name,
+        "p",
+        subject_permissions=SubjectPermissions(subscribe_allow=allow, subscribe_deny=deny),
     )
 
 
@@ -196,10 +198,10 @@ def test_class_quota_of_a_user() -> None:
 
 
 def test_ack_reply_without_publish_permission_reaches_the_client_only() -> None:
-    user = NatsUser(
+    user = User(
         "one",
         "p",
-        permissions=SubjectPermissions(
+        subject_permissions=SubjectPermissions(
             publish_allow=("$JS.ACK.>", "told.>"), subscribe_allow=("$SB.>", "_INBOX.>")
         ),
     )

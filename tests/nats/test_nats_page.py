@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from simplebus.commands.serve.command import parse_arguments
-from simplebus.commands.serve.nats_options import nats_options
 from simplebus.config.server_schema import SETTINGS
 from simplebus.nats.limits import NatsLimits
 from tests.nats.running_server import IS_REFERENCE, NatsTestServer, RawClient
@@ -55,12 +54,12 @@ def test_page_configuration_is_valid(tmp_path: Path) -> None:
     file.write_text(users + bound)
     configuration = parse_arguments(["--config", str(file)])
     configuration.raise_errors()
-    auth = nats_options(configuration, {}).settings.auth
-    assert [user.name for user in auth.users] == ["billing", "", "guest"]
-    assert auth.anonymous_user() is auth.users[2]
-    assert auth.users[2].permissions is not None
-    assert auth.users[2].permissions.publish_deny == ("shop.secret",)
+    assert not configuration.warnings
     assert configuration.file is not None
+    billing, shop, guest = configuration.file.users.users
+    assert (billing.name, shop.nkey[:1]) == ("billing", "U")
+    assert guest.subject_permissions is not None
+    assert guest.subject_permissions.publish_deny == ("shop.secret",)
     assert configuration.file.classes["orders"].subjects == ["orders.>"]
 
 

@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import Reason
 from simplebus.core.limits import RECEIVE_BYTES
+from simplebus.core.users.subject_permissions import ResponsePermission, SubjectPermissions
+from simplebus.core.users.users import User, Users
 from simplebus.nats.limits import (
     FIRST_PING_SECONDS,
     IMMEDIATE_REMOVALS_MAX,
@@ -18,14 +20,12 @@ from simplebus.nats.protocol.events import MixedBatch, UniformBatch
 from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.protocol.subject_table import SubjectTable
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
-from simplebus.nats.users import NatsAuth, NatsUser
 from tests.nats.differential import generated_dialogues
 from tests.nats.differential.compare import Script
 from tests.nats.server.nats_peer import Client, NatsServerHarness, buffer
 
 QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
-AUTH = NatsAuth(users=(NatsUser("u", "p"),))
+AUTH = Users((User("u", "p"),))
 
 
 def at(harness: NatsServerHarness, seconds: float) -> None:
@@ -35,8 +35,8 @@ def at(harness: NatsServerHarness, seconds: float) -> None:
     harness.settle()
 
 
-def waiting(limits: NatsLimits | None = None, auth: NatsAuth | None = None) -> NatsServerHarness:
-    return NatsServerHarness(NatsSettings(limits=limits or NatsLimits(), auth=auth or NatsAuth()))
+def waiting(limits: NatsLimits | None = None, auth: Users | None = None) -> NatsServerHarness:
+    return NatsServerHarness(NatsSettings(limits=limits or NatsLimits(), users=auth or None))
 
 
 # Liveness and INFO --------------------------------------------------------------------------------
@@ -108,9 +108,7 @@ def test_missing_connect_times_out() -> None:
 def test_connect_is_optional_without_authentication() -> None:
     harness = waiting()
     client = harness.client()
-    guests = NatsServerHarness(
-        NatsSettings(auth=NatsAuth(users=(NatsUser("u", "p"),), no_auth_user="u"))
-    )
+    guests = NatsServerHarness(NatsSettings(users=Users((User("u", "p"),), anonymous="u")))
     local_session = guests.client()
     at(harness, 60)
     at(guests, 60)
@@ -149,13 +147,15 @@ def test_info_contains_client_and_listener_address() -> None:
 
 
 def test_restricted_user_needs_permission_for_classes() -> None:
-    auth = NatsAuth(
+    auth = Users(
         users=(
-            NatsUser("some", "p", permissions=SubjectPermissions(subscribe_deny=("secret.>",))),
-            NatsUser("named", "p", permissions=SubjectPermissions(subscribe_allow=("$SB.SUB.*",))),
+            User("some", "p", subject_permissions=SubjectPermissions(subscribe_deny=("secret.>",))),
+            User(
+                "named", "p", subject_permissions=SubjectPermissions(subscribe_allow=("$SB.SUB.*",))
+            ),
         )
     )
-    harness = NatsServerHarness(NatsSettings(auth=auth), broker=Broker())
+    harness = NatsServerHarness(NatsSettings(users=auth), broker=Broker())
     some, named = (
         harness.client(b'CONNECT {"verbose":false,"user":"%s","pass":"p"}\r\n' % name)
         for name in (b"some", b"named")
@@ -307,21 +307,23 @@ def test_generated_dialogues_contain_batches() -> None:
     assert MixedBatch in kinds(b"".join(b"PUB a.%d 1\r\nx\r\n" % (n % 3) for n in range(60)))
 
 
-USERS = NatsAuth(
+USERS = Users(
     users=(
-        NatsUser("all", "p"),
-        NatsUser("publisher", "p", permissions=SubjectPermissions(publish_deny=("a.>", "x"))),
-        NatsUser("subscriber", "p", permissions=SubjectPermissions(subscribe_deny=("a", "*.b"))),
-        NatsUser("denied", "p", permissions=SubjectPermissions(publish_allow=("foo.>", "in"))),
-        NatsUser(
+        User("all", "p"),
+        User("publisher", "p", subject_permissions=SubjectPermissions(publish_deny=("a.>", "x"))),
+        User(
+            "subscriber", "p", subject_permissions=SubjectPermissions(subscribe_deny=("a", "*.b"))
+        ),
+        User("denied", "p", subject_permissions=SubjectPermissions(publish_allow=("foo.>", "in"))),
+        User(
             "answerer",
             "p",
-            permissions=SubjectPermissions(responses=ResponsePermission(max_responses=3)),
+            subject_permissions=SubjectPermissions(responses=ResponsePermission(max_responses=3)),
         ),
-        NatsUser(
+        User(
             "answers",
             "p",
-            permissions=SubjectPermissions(
+            subject_permissions=SubjectPermissions(
                 publish_allow=("foo.x",), responses=ResponsePermission()
             ),
         ),
@@ -332,12 +334,12 @@ USERS = NatsAuth(
 @settings(max_examples=80)
 @given(generated_dialogues.scripts(user=True, pedantic=True))
 def test_batches_have_the_same_effect_as_single_messages(script: Script) -> None:
-    whole = NatsServerHarness(NatsSettings(auth=USERS)).play(script)
-    assert NatsServerHarness(NatsSettings(auth=USERS)).play(script, 97) == whole
+    whole = NatsServerHarness(NatsSettings(users=USERS)).play(script)
+    assert NatsServerHarness(NatsSettings(users=USERS)).play(script, 97) == whole
 
 
 def test_responder_may_answer_requests_of_a_batch() -> None:
-    harness = NatsServerHarness(NatsSettings(auth=USERS))
+    harness = NatsServerHarness(NatsSettings(users=USERS))
     who = b'CONNECT {"verbose":false,"pedantic":false,"user":"%b","pass":"p"}\r\n'
     answerer = harness.client(who % b"answerer" + b"SUB ask 1\r\n")
     harness.client(who % b"all" + b"PUB ask reply 1\r\nx\r\n" * 40)
@@ -348,7 +350,7 @@ def test_responder_may_answer_requests_of_a_batch() -> None:
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_responder_may_answer_single_requests(count: int) -> None:
-    harness = NatsServerHarness(NatsSettings(auth=USERS))
+    harness = NatsServerHarness(NatsSettings(users=USERS))
     asks, answers = (
         harness.client(b'CONNECT {"verbose":false,"user":"%b","pass":"p"}\r\n' % name)
         for name in (b"all", b"answerer")

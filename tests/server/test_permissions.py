@@ -16,7 +16,6 @@ from simplebus.core.users.permissions import REPLIES_CLASS, AdminRight, Permissi
 from simplebus.core.users.rate_limit import UNLIMITED, RateLimit
 from simplebus.core.users.users import User, Users
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.users import NatsAuth
 from simplebus.server.run import ServeOptions, reload
 from tests.server.test_users import (
     ADA,
@@ -69,7 +68,7 @@ async def test_changed_limits_apply_to_open_connections() -> None:
         server.server.replace_users(after)
         server.server.apply_rate_limits(UNLIMITED)
         assert server.nats_listener is not None
-        server.nats_listener.apply_settings(NatsSettings(auth=NatsAuth(shared_users=after)))
+        server.nats_listener.apply_settings(NatsSettings(users=after))
         server.nats_listener.apply_rate_limits()
         server.server.flush_ready()
         await bus.flush()

@@ -12,9 +12,9 @@ import trio
 from simplebus.core.limits import Limits
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
+from simplebus.core.users.users import User, Users
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.users import NatsAuth, NatsUser
 from simplebus.server import reload as server_reload
 from simplebus.server.reload import CannotReloadError, apply_settings
 from simplebus.server.run import RunningServer, ServeOptions, reload
@@ -160,7 +160,7 @@ async def test_reload_binds_and_unbinds_subjects() -> None:
 
 async def test_reload_disconnects_nats_clients_of_changed_users() -> None:
     def users(*names: str) -> NatsSettings:
-        return NatsSettings(auth=NatsAuth(users=tuple(NatsUser(each, each) for each in names)))
+        return NatsSettings(users=Users(tuple(User(each, each) for each in names)))
 
     async with serving(INITIAL, nats_port=0, nats=users("ada", "bob")) as server:
         ada = await connect_nats_peer(server, user="ada", **{"pass": "ada"})

@@ -24,8 +24,6 @@ from simplebus.core.users.permissions import (
 )
 from simplebus.core.users.users import User, Users
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.users import NatsAuth
-from simplebus.nats.users import NatsUser as NatsUser
 from simplebus.server.preauth import auth_worker
 from simplebus.server.run import RunningServer
 from tests.support.nats_peer import NatsPeer, open_nats_peer
@@ -56,7 +54,7 @@ OLD = User("old", addresses=("127.0.0.0/8",), permissions=Permissions(publish=ru
 @contextlib.asynccontextmanager
 async def server_with_users(*users: User, **more: object) -> AsyncIterator[RunningServer]:
     known = Users(users, PasswordVerifier(b"by chance"))
-    settings = NatsSettings(auth=NatsAuth(shared_users=known))
+    settings = NatsSettings(users=known)
     classes = (NamedClass(id=5, name="orders", subjects=["*.paid", "*.secret", "eu.test"]),)
     async with serving(users=known, nats_port=0, nats=settings, classes=classes, **more) as server:
         yield server
@@ -341,8 +339,8 @@ async def test_authenticated_client_cannot_guess_faster() -> None:
 
 
 async def test_guessing_nats_users_is_limited() -> None:
-    auth = NatsAuth(users=(NatsUser("ada", password="secret"),))
-    async with serving(nats_port=0, nats=NatsSettings(auth=auth)) as server:
+    auth = Users((User("ada", password="secret"),))
+    async with serving(nats_port=0, nats=NatsSettings(users=auth)) as server:
         responses = set()
         for password in ("wrong",) * 12 + ("secret",):
             client = await open_nats_peer(server)

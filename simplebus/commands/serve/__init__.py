@@ -4,6 +4,7 @@
 - `tls_options`, `nats_options`, `jetstream_options`: settings of a listener or of the cluster.
 - `settings`: complete server settings, and their changes after a reload.
 - `http_options`: the option `--http` of other programs.
+- `stable_read`: reading files that may be written at this moment, for a reload.
 
 May import `config`, `console` and, when the command runs, `server`, `nats` and `jetstream`.
 """

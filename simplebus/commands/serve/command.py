@@ -79,8 +79,8 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
         find_widened_permissions,
         reload_plan,
     )
+    from simplebus.commands.serve.stable_read import read_when_stable
     from simplebus.config.environment import unread_variables
-    from simplebus.config.stable_read import read_when_stable
     from simplebus.logs.configure import configure_logging
     from simplebus.logs.event_logger import EventLogger
     from simplebus.server import systemd

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simplebus.commands.serve import jetstream_options
-from simplebus.commands.serve.nats_options import SECRETS, nats_options
+from simplebus.commands.serve.nats_options import nats_options
 from simplebus.commands.serve.tls_options import (
     certificate_user_warnings,
     tls_options,
     tls_warnings,
 )
+from simplebus.config import nats_users
 from simplebus.config.changed_values import describe_changes, quote_key
 from simplebus.config.configuration import Configuration, name_options_by_source, read_configuration
 from simplebus.config.errors import ConfigError
@@ -32,11 +33,12 @@ from simplebus.logs.event_logger import EventLogger
 if TYPE_CHECKING:
     from simplebus.bridge.settings import BridgeSettings
     from simplebus.core.settings import Settings
+    from simplebus.core.users.users import User
     from simplebus.server.run import ServeOptions
 
 log = EventLogger("simplebus")
 
-SECRET_VARIABLES = (*SECRETS, *jetstream_options.SECRETS.values())
+SECRET_VARIABLES = (*nats_users.SECRETS, *jetstream_options.SECRETS.values())
 """Environment variables that `serve` reads and that no option sets."""
 
 _HTTP_PORT = 8222
@@ -95,7 +97,7 @@ def _build_plan(configuration: Configuration) -> ServerPlan:
     settings = server_settings(config, file.class_settings if file else None)
     configured = configured_users(config.users.users, file)
     users = configured.to_users(os.urandom(32))
-    nats = nats_options(configuration, os.environ, users=users, permissions=configured.nats)
+    nats = nats_options(configuration, os.environ, users=users)
     general, limits = config.general, config.users
     options = ServeOptions(
         hosts=tuple(dict.fromkeys(general.host or HOSTS)),
@@ -127,6 +129,7 @@ def _build_plan(configuration: Configuration) -> ServerPlan:
         file.bridges if file else (),
         (
             *configuration.warnings,
+            *nats_users.secret_warnings(os.environ),
             *(file.ineffective_settings(settings) if file else ()),
             *tls_warnings(certificates),
             *certificate_user_warnings(configured, certificates),
@@ -170,7 +173,7 @@ def _setting_values(config: ServerConfig, file: ConfigFile | None) -> dict[str, 
     values = {setting.key: setting.format_value(value) for setting, value in config.items()}
     if file is not None:
         values |= {quote_key("classes", name): each for name, each in file.class_tables.items()}
-        values |= {"nats.users": file.auth, "bridges": file.bridges}
+        values |= {"nats.users": file.nats_users, "bridges": file.bridges}
     return values
 
 
@@ -236,33 +239,28 @@ _RIGHTS = ("do", "publish to", "subscribe to")
 
 def _rights_by_user(plan: ServerPlan) -> dict[str, tuple[set[str], set[str]]]:
     """Return, by user, the unrestricted rights and the denied classes or subjects."""
-    rights: dict[str, tuple[set[str], set[str]]] = {}
-    users, auth = plan.options.users, plan.options.nats.auth
-    for user in users.users if users is not None else ():
-        if (permissions := user.permissions) is None:
-            rights[repr(user.name)] = {*_RIGHTS}, set()
-            continue
-        unrestricted = {
-            action
-            for action, rules in zip(
-                _RIGHTS[1:], (permissions.publish, permissions.subscribe), strict=True
-            )
-            if rules.allow is None or any(str(rule) == "*" for rule in rules.allow)
-        }
+    users = plan.options.nats.users
+    return {} if users is None else {repr(user.name): _rights(user) for user in users.users}
+
+
+def _rights(user: User) -> tuple[set[str], set[str]]:
+    """Return a user's unrestricted rights, and the classes or subjects that it is denied."""
+    allowed: tuple[tuple[object, ...] | None, ...]
+    denied: tuple[object, ...]
+    if (permissions := user.permissions) is not None:
+        allowed = permissions.publish.allow, permissions.subscribe.allow
         denied = (*permissions.publish.deny, *permissions.subscribe.deny)
-        rights[repr(user.name)] = unrestricted, {repr(str(rule)) for rule in denied}
-    for nats_user in auth.users:
-        name = f"{(nats_user.name or nats_user.nkey)!r} of the NATS port"
-        if (subjects := auth.permissions_of(nats_user)) is None:
-            rights[name] = {*_RIGHTS}, set()
-            continue
-        allows = zip(_RIGHTS[1:], (subjects.publish_allow, subjects.subscribe_allow), strict=True)
-        unrestricted = {action for action, allow in allows if not allow or ">" in allow}
-        rights[name] = (
-            unrestricted,
-            {*map(repr, (*subjects.publish_deny, *subjects.subscribe_deny))},
-        )
-    return rights
+    elif (subjects := user.subject_permissions) is not None:
+        allowed = subjects.publish_allow or None, subjects.subscribe_allow or None
+        denied = (*subjects.publish_deny, *subjects.subscribe_deny)
+    else:
+        return {*_RIGHTS}, set()
+    unrestricted = {
+        action
+        for action, rules in zip(_RIGHTS[1:], allowed, strict=True)
+        if rules is None or any(str(rule) in ("*", ">") for rule in rules)
+    }
+    return unrestricted, {repr(str(rule)) for rule in denied}
 
 
 def apply_reload(old: ServerPlan, new: ServerPlan) -> ServerPlan:

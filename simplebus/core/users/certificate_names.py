@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 SubjectLevels = Iterable[Iterable[tuple[str, str]]]
 """Levels of a subject, each with one or more (type, value) pairs."""
@@ -67,6 +68,13 @@ class CertificateNameKind(enum.Enum):
     DNS = enum.auto()
 
 
+_ALTERNATIVE_NAME_KINDS = {
+    "email": CertificateNameKind.EMAIL,
+    "DNS": CertificateNameKind.DNS,
+    "URI": CertificateNameKind.URI,
+}
+
+
 def classify_name(name: str) -> CertificateNameKind:
     """Return the kind that the form of a name implies."""
     if _BEGINS_SUBJECT.match(name):
@@ -74,6 +82,32 @@ def classify_name(name: str) -> CertificateNameKind:
     if ":" in name or "/" in name:
         return CertificateNameKind.URI
     return CertificateNameKind.EMAIL if "@" in name else CertificateNameKind.DNS
+
+
+def certificate_names(certificate: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the normalized names in a certificate, the most specific first.
+
+    `certificate` is what `ssl.SSLSocket.getpeercert` returns.
+    """
+    alternatives = certificate.get("subjectAltName", ())
+    names = [
+        name
+        for key, kind in _ALTERNATIVE_NAME_KINDS.items()
+        for name_kind, value in alternatives
+        if name_kind == key
+        and classify_name(value) is kind
+        and (name := _normalized_or_empty(value))
+    ]
+    subject = format_subject(reversed(certificate.get("subject", ())))
+    return (*names, subject) if subject else tuple(names)
+
+
+def _normalized_or_empty(name: str) -> str:
+    """Return the normalized spelling; empty if the text is not a certificate name."""
+    try:
+        return normalize_name(name)
+    except ValueError:
+        return ""
 
 
 def normalize_name(name: str) -> str:

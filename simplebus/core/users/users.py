@@ -14,6 +14,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.users.certificate_names import normalize_name
+from simplebus.core.users.nkeys import decode_user_key
 from simplebus.core.users.passwords import (
     PasswordVerifier,
     check_stored_secret,
@@ -22,6 +23,7 @@ from simplebus.core.users.passwords import (
 )
 from simplebus.core.users.permissions import ClassIdentity, Grants, Permissions, unresolved_class
 from simplebus.core.users.rate_limit import UNLIMITED, RateLimit
+from simplebus.core.users.subject_permissions import SubjectPermissions
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -44,7 +46,11 @@ class User:
     addresses: tuple[str, ...] = ()
     """Networks whose clients are this user if they send no credentials."""
     permissions: Permissions | None = None
-    """None for unrestricted access."""
+    """Permissions for classes; None for unrestricted access."""
+    subject_permissions: SubjectPermissions | None = None
+    """Permissions for NATS subjects. They decide about subjects that are bound to no class, and
+    about all subjects if `permissions` is None.
+    """
     connections: int = 0
     """Most connections at a time; 0 for unlimited."""
     rate: RateLimit = UNLIMITED
@@ -68,6 +74,11 @@ class User:
                 check_stored_secret(secret)
             except ValueError as error:
                 raise ValueError(f"the {what} of user {self.name!r}: {error}") from None
+        if self.nkey:
+            try:
+                decode_user_key(self.nkey)
+            except ValueError as error:
+                raise ValueError(f"user {self.name!r}: {error}") from None
         if is_slow_hash(self.token):
             raise ValueError(f"the token of user {self.name!r}: expected sha256: and 64 digits")
         for what, count in (
@@ -110,9 +121,25 @@ _DECOY_PASSWORD = "password that is compared for unknown users"
 
 
 class Users:
-    """Users of one bus. Raises ValueError if two have the same name or credentials."""
+    """Users of one bus, or of one of its listeners."""
 
-    def __init__(self, users: Sequence[User], passwords: PasswordVerifier | None = None) -> None:
+    def __init__(
+        self,
+        users: Sequence[User],
+        passwords: PasswordVerifier | None = None,
+        *,
+        anonymous: str = "",
+    ) -> None:
+        """Create a user table.
+
+        Args:
+            users: The users.
+            passwords: Verifier of their passwords.
+            anonymous: Name of the user of clients without credentials; empty for none.
+
+        Raises:
+            ValueError: If two users have the same name or credentials, or `anonymous` is unknown.
+        """
         self.users = tuple(users)
         self.passwords = passwords or PasswordVerifier()
         self._users_by_name: dict[str, User] = {}
@@ -152,6 +179,10 @@ class Users:
             self._networks += [(network, user) for network in user.networks]
         # The narrowest network that contains an address wins.
         self._networks.sort(key=lambda pair: -pair[0].prefixlen)
+        self.anonymous_user = self._users_by_name.get(anonymous)
+        """User of clients without credentials; None if credentials are required."""
+        if anonymous and self.anonymous_user is None:
+            raise ValueError(f"no_auth_user {anonymous}: expected the name of a user")
 
     def find_by_name(self, name: str) -> User | None:
         return self._users_by_name.get(name)
@@ -167,7 +198,11 @@ class Users:
         return current is not None and current.without_limits() == user.without_limits()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Users) and other.users == self.users
+        return (
+            isinstance(other, Users)
+            and other.users == self.users
+            and other.anonymous_user == self.anonymous_user
+        )
 
     def __hash__(self) -> int:
         return hash(self.users)
@@ -183,7 +218,7 @@ class Users:
         Unknown users and wrong fast passwords cause the same work, so that the duration reveals
         nothing.
         """
-        if auth is None or auth.token or not auth.user:
+        if auth is None or not auth.user:
             return None
         user = self._users_by_name.get(auth.user)
         stored = user.password if user is not None and user.password else self._decoy_hash
@@ -214,7 +249,7 @@ class Users:
         for name in certified:
             if name in self._users_by_certificate:
                 return self._users_by_certificate[name]
-        found = self._find_by_address(address)
+        found = self._find_by_address(address) or self.anonymous_user
         if found is None and certified:
             shown = ", ".join(map(repr, certified))[:_SHOWN_CHARACTERS]
             raise RemoteProtocolError(
@@ -233,7 +268,9 @@ class Users:
 
     def _find_by_credentials(self, auth: Auth) -> User | None:
         if auth.token:
-            return self._users_by_token.get(hash_token(auth.token))
+            user = self._users_by_token.get(hash_token(auth.token))
+            if user is not None or not auth.user:
+                return user
         user = self._users_by_name.get(auth.user)
         stored = user.password if user is not None and user.password else self._decoy_hash
         is_right = self.passwords.is_correct(stored, auth.password)

@@ -177,7 +177,7 @@ class BusAdapter:
         if deliveries is None:
             local_session = self.broker.open_local_session(
                 session.peer,
-                user=(session.user.name or session.user.nkey) if session.user is not None else "",
+                user=session.user.name if session.user is not None else "",
                 grants=session.class_grants,
             )
             self.nats_sessions[local_session.session_id] = session

@@ -10,8 +10,12 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.admission import ConnectionLimits
+from simplebus.core.users.nkeys import verify_signature
 from simplebus.core.users.permissions import Grants
+from simplebus.core.users.subject_permissions import SubjectPermissions
+from simplebus.core.users.users import User, Users
 from simplebus.nats.errors import NatsError
 from simplebus.nats.protocol import handshake
 from simplebus.nats.protocol.handshake import SUPPORTED_PROTOCOLS, ConnectOptions
@@ -23,8 +27,6 @@ from simplebus.nats.server.class_permissions import (
 )
 from simplebus.nats.server.permissions import SubjectGrants
 from simplebus.nats.server.session import NatsSession
-from simplebus.nats.subject_permissions import SubjectPermissions
-from simplebus.nats.users import NatsAuth, NatsUser, verify_signature
 
 _NONCE_BYTES = 12
 _QUOTED_CHARACTERS_MAX = 400
@@ -35,34 +37,36 @@ class Authenticator:
 
     def __init__(
         self,
-        auth: NatsAuth,
+        users: Users | None,
         table: SubjectTable,
         secret: bytes,
         classes: SubjectClasses | None = None,
     ) -> None:
-        """`secret` is the secret key of the nonces."""
-        self.auth = auth
+        """`users` is None without authentication, and `secret` the secret key of the nonces."""
+        self.users = users
         self._table = table
         self._secret = secret
-        self._subject_grants: dict[tuple[str, bool], SubjectGrants] = {}
-        """Grants by (name or nkey of the user, True for a user of the whole server)."""
+        self._subject_grants: dict[str, SubjectGrants] = {}
+        """Grants by the name of the user."""
         self._local_session_grants: dict[str, Grants] = {}
-        """Grants of local sessions, for users of the NATS listener only."""
-        self._classes = classes or SubjectClasses()
-        self._classes.can_publish = self._can_publish
-        self._has_nkeys = auth.has_nkeys
-        self.anonymous_user = auth.anonymous_user()
-        self.requires_connect = auth.is_required and self.anonymous_user is None
+        """Grants of local sessions, for users with subject permissions only."""
+        classes = self._classes = classes or SubjectClasses()
+        classes.can_publish = self._can_publish
+        if users is not None:
+            users.resolve_class_name = lambda name: classes.find_dead_letter_sources(name)
+        self._has_nkeys = users is not None and any(user.nkey for user in users.users)
+        self.requires_connect = users is not None and users.anonymous_user is None
         """True if every client must send CONNECT."""
 
     def _can_publish(self, name: str, subject: bytes) -> bool:
-        """Return True if a user of the whole server may publish on a subject."""
-        grants = self.subject_grants(self.auth.shared_user_named(name))
+        """Return True if a user may publish on a subject."""
+        user = self.users.find_by_name(name) if self.users is not None else None
+        grants = self.subject_grants(user)
         return grants is None or grants.publish_cache.get(subject)
 
-    def with_auth(self, auth: NatsAuth) -> Authenticator:
+    def with_users(self, users: Users | None) -> Authenticator:
         """Return an authenticator with other users and the same nonces."""
-        return Authenticator(auth, self._table, self._secret, self._classes)
+        return Authenticator(users, self._table, self._secret, self._classes)
 
     def make_nonce(self, client_id: int) -> str:
         """Return the nonce that a client signs with its nkey; empty if no user has one."""
@@ -75,7 +79,7 @@ class Authenticator:
 
     def handle_connect(
         self, session: NatsSession, options_json: bytes
-    ) -> tuple[ConnectOptions, NatsUser | None]:
+    ) -> tuple[ConnectOptions, User | None]:
         """Parse and check a CONNECT.
 
         Returns:
@@ -89,7 +93,7 @@ class Authenticator:
         try:
             if session.admission_error is not None:
                 raise session.admission_error
-            if has_other_credentials and self.auth.is_required:
+            if has_other_credentials and self.users is not None:
                 session.on_repeated_connect(options.auth)
         except RemoteProtocolError as error:
             raise NatsError(
@@ -101,7 +105,6 @@ class Authenticator:
         user = self.authenticate(
             options,
             session.info.nonce,
-            certificate_user=session.certificate_user,
             certificate_names=session.certificate_names,
             address=session.address,
         )
@@ -112,26 +115,23 @@ class Authenticator:
         options: ConnectOptions,
         nonce: str,
         *,
-        certificate_user: str = "",
         certificate_names: Sequence[str] = (),
         address: str = "",
-    ) -> NatsUser | None:
+    ) -> User | None:
         """Return the user of a client; None without authentication.
 
         Args:
             options: CONNECT of the client.
             nonce: Nonce that was sent in INFO.
-            certificate_user: User that the client's certificate is mapped to.
-            certificate_names: Names in the certificate.
+            certificate_names: Names in the client's certificate.
             address: Address of the client.
 
         Raises:
             NatsError: The client is refused.
         """
         user = None
-        if self.auth.is_required:
-            user = self._find_shared_user(options, nonce, certificate_names, address)
-            user = user or self._find_nats_user(options, nonce, certificate_user, certificate_names)
+        if self.users is not None:
+            user = self._find_user(self.users, options, nonce, certificate_names, address)
         if options.account or options.new_account:
             raise authorization_violation("CONNECT names an account, and there are no accounts")
         if options.protocol not in SUPPORTED_PROTOCOLS:
@@ -150,108 +150,100 @@ class Authenticator:
             )
         return user
 
-    def _find_shared_user(
-        self, options: ConnectOptions, nonce: str, certificate_names: Sequence[str], address: str
-    ) -> NatsUser | None:
-        """Return the matching user of the whole server; None if there is none."""
-        auth = options.auth
-        nkey = options.nkey
-        if nkey and not verify_signature(nkey, options.sig, nonce.encode()):
-            return None
-        return self.auth.find_shared_user(auth, nkey, certified=certificate_names, address=address)
-
-    def _find_nats_user(
+    def _find_user(
         self,
+        users: Users,
         options: ConnectOptions,
         nonce: str,
-        certificate_user: str,
         certificate_names: Sequence[str],
-    ) -> NatsUser | None:
-        auth = self.auth
-        if certificate_user:
-            user = auth.user_named(certificate_user)
-        elif auth.token:
-            if auth.verify_token(options.auth_token):
-                return None
-            raise authorization_violation("the client sent no token or a wrong token")
-        elif not auth.users:
-            user = None
-        elif options.nkey:
-            user = auth.verify_nkey(options.nkey, options.sig, nonce.encode())
-        elif options.has_no_credentials:
-            user = self.anonymous_user
-        else:
-            user = auth.verify_password(options.user, options.password)
-        if user is None and certificate_names and (certificate_user or options.has_no_credentials):
-            shown = ", ".join(map(repr, certificate_names))[:_QUOTED_CHARACTERS_MAX]
-            raise authorization_violation(f"no user matches the certificate names {shown}")
-        if user is None:
+        address: str,
+    ) -> User:
+        """Return the user of a client. Raises NatsError if there is none."""
+        if options.nkey:
             # Only a public key is logged: the client may have sent a seed by mistake.
-            nkey = options.nkey if options.nkey.startswith("U") else options.nkey and "an nkey"
-            claimed_name = nkey or options.user or certificate_user or "nobody"
-            raise authorization_violation(f"wrong or missing credentials of user {claimed_name!r}")
-        return user
+            claimed_name = options.nkey if options.nkey.startswith("U") else "an nkey"
+            if verify_signature(options.nkey, options.sig, nonce.encode()):
+                user = users.find_by_nkey(options.nkey)
+                if user is not None:
+                    return user
+        else:
+            user = self.find_user_by(
+                options.auth, certificate_names=certificate_names, address=address
+            )
+            if user is not None:
+                return user
+            claimed_name = options.user or ("a token" if options.auth_token else "nobody")
+            if certificate_names and options.has_no_credentials:
+                shown = ", ".join(map(repr, certificate_names))[:_QUOTED_CHARACTERS_MAX]
+                raise authorization_violation(f"no user matches the certificate names {shown}")
+        raise authorization_violation(f"wrong or missing credentials of user {claimed_name!r}")
 
-    def subject_grants(self, user: NatsUser | None) -> SubjectGrants | None:
-        """Return the subject permissions of a user; None for all."""
-        permissions = self.auth.permissions_of(user) if user else None
-        class_grants = self.class_grants(user)
-        if user is None or (permissions is None and class_grants is None):
+    def find_user_by(
+        self, auth: Auth | None, *, certificate_names: Sequence[str], address: str
+    ) -> User | None:
+        """Return the user with a password or token, certificate name or address, or the anonymous
+        user; None if there is none.
+        """
+        if self.users is None:
             return None
-        key = (user.name or user.nkey, user.shared_user is not None)
-        grants = self._subject_grants.get(key)
+        try:
+            return self.users.authenticate(
+                auth, certified=certificate_names, address=address, version=1
+            )
+        except RemoteProtocolError:
+            return None
+
+    def subject_grants(self, user: User | None) -> SubjectGrants | None:
+        """Return the subject permissions of a user; None for all."""
+        if user is None:
+            return None
+        permissions, class_grants = user.subject_permissions, self.class_grants(user)
+        if permissions is None and class_grants is None:
+            return None
+        grants = self._subject_grants.get(user.name)
         if grants is None:
             if class_grants is None:
                 grants = SubjectGrants(permissions or SubjectPermissions(), self._table)
             else:
                 grants = ClassSubjectGrants(permissions, self._table, class_grants, self._classes)
-            self._subject_grants[key] = grants
+            self._subject_grants[user.name] = grants
         return grants
 
-    def local_session_grants(self, user: NatsUser | None) -> Grants | None:
+    def local_session_grants(self, user: User | None) -> Grants | None:
         """Return the class permissions of a user's local session; None for all."""
-        grants = self.subject_grants(user)
-        if user is None or user.shared_user is not None or grants is None:
-            return self.class_grants(user)
-        key = user.name or user.nkey
-        local_grants = self._local_session_grants.get(key)
+        class_grants, grants = self.class_grants(user), self.subject_grants(user)
+        if user is None or class_grants is not None or grants is None:
+            return class_grants
+        local_grants = self._local_session_grants.get(user.name)
         if local_grants is None:
-            local_grants = self._local_session_grants[key] = LocalSessionGrants(
+            local_grants = self._local_session_grants[user.name] = LocalSessionGrants(
                 grants, self._classes
             )
         return local_grants
 
-    def class_grants(self, user: NatsUser | None) -> Grants | None:
-        """Return the class permissions of a user of the whole server; None for all."""
-        if user is None or user.shared_user is None or self.auth.shared_users is None:
-            return None
-        return self.auth.shared_users.get_grants(user.shared_user)
+    def class_grants(self, user: User | None) -> Grants | None:
+        """Return the class permissions of a user; None for all."""
+        return None if user is None or self.users is None else self.users.get_grants(user)
 
 
 def count_user_connections(sessions: Mapping[int, NatsSession], name: str) -> int:
-    """Count the NATS connections of a user of the whole server."""
+    """Count the NATS connections of a user."""
     users = (session.user for session in sessions.values())
-    return sum(1 for user in users if user is not None and user.shared_user and user.name == name)
+    return sum(1 for user in users if user is not None and user.name == name)
 
 
-def is_same_user(user: NatsUser | None, other: NatsUser | None) -> bool:
-    """Return True if both are the same user. A user of the whole server is identified by name,
-    because its limits may change.
-    """
+def is_same_user(user: User | None, other: User | None) -> bool:
+    """Return True if both are the same user, by name: its limits may change."""
     if user is None or other is None:
         return user is other
-    return (
-        user == other
-        if user.shared_user is None
-        else bool(other.shared_user) and user.name == other.name
-    )
+    return user.name == other.name
 
 
-def check_user_connections(connection_limits: ConnectionLimits, user: NatsUser | None) -> None:
-    """Raise NatsError if a user of the whole server has reached its connection limit."""
-    if user is not None and user.shared_user is not None:
+def check_user_connections(connection_limits: ConnectionLimits, user: User | None) -> None:
+    """Raise NatsError if a user has reached its connection limit."""
+    if user is not None:
         try:
-            connection_limits.check_user(user.shared_user)
+            connection_limits.check_user(user)
         except RemoteProtocolError as error:
             raise NatsError(
                 error.reason,

@@ -25,12 +25,12 @@ from simplebus.core.users.permissions import (
     has_private_channels,
     unresolved_class,
 )
+from simplebus.core.users.subject_permissions import SubjectPermissions
 from simplebus.nats import subjects
 from simplebus.nats.class_requests import ClassRequest, make_class_request
 from simplebus.nats.limits import CACHED_PERMISSIONS_MAX
 from simplebus.nats.protocol.subject_table import SubjectTable
 from simplebus.nats.server.permissions import PermissionCache, SubjectGrants
-from simplebus.nats.subject_permissions import SubjectPermissions
 from simplebus.nats.subjects import class_subject
 
 _INBOX, _ACKS, _CLASS = "_INBOX.", "$JS.ACK.", "class."
@@ -45,7 +45,7 @@ class SubjectClasses:
         self.find_classes: Callable[[bytes], Iterable[MessageClass]] = lambda subject: ()
         """Returns the classes that a subject is bound to."""
         self.can_publish: Callable[[str, bytes], bool] = lambda user, subject: True
-        """Returns True if a user of the whole server may publish on a subject."""
+        """Returns True if a user may publish on a subject."""
         self.resolve_class_subject: Callable[[str], tuple[int, str]] = lambda channel: (-1, "")
         """Returns id and name of the class whose messages without a channel have this subject."""
         self.find_dead_letter_sources: Callable[[str], Sequence[ClassIdentity]] = unresolved_class
@@ -59,7 +59,7 @@ class SubjectClasses:
 
 
 class ClassSubjectGrants(SubjectGrants):
-    """Subject permissions of a user of the whole server."""
+    """Subject permissions of a user with class permissions."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class ClassSubjectGrants(SubjectGrants):
 
 
 class LocalSessionGrants(Grants):
-    """Class permissions of the local session of a restricted user of the NATS listener.
+    """Class permissions of the local session of a user that has subject permissions only.
 
     Publications were checked before; subscriptions are checked with the user's subject patterns.
     """

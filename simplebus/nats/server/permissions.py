@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from simplebus.core.channel.pattern import matches, overlaps
 from simplebus.core.channel.subscription_index import SubscriptionIndex
+from simplebus.core.users.subject_permissions import ResponsePermission, SubjectPermissions
 from simplebus.nats import subjects
 from simplebus.nats.class_requests import REQUEST_PREFIX, ClassRequest, normalize_pattern, prefixes
 from simplebus.nats.limits import CACHED_PERMISSIONS_MAX, OPEN_REPLIES_MAX, SUBJECTS_MAX
 from simplebus.nats.protocol.subject_table import SubjectTable
-from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
 
 _YES, _NO, _UNKNOWN = 1, 0, -1
 

@@ -18,6 +18,7 @@ from simplebus.core.session.rate_limits import address_network
 from simplebus.core.session.session import Session
 from simplebus.core.users.permissions import Grants
 from simplebus.core.users.rate_limit import RateLimiter, read_bytes
+from simplebus.core.users.users import User
 from simplebus.nats.limits import (
     EVENTS_PER_READ,
     OUTPUT_PER_READ_BYTES,
@@ -31,7 +32,6 @@ from simplebus.nats.protocol.handshake import ConnectOptions, Info
 from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.server.outbox import NatsOutbox
 from simplebus.nats.server.permissions import OpenReplies, PermissionCache, SubjectGrants
-from simplebus.nats.users import NatsUser
 
 _NONE: Indexes = np.empty(0, np.int64)
 
@@ -83,10 +83,8 @@ class NatsSession:
         self.options = ConnectOptions()
         self.info = info
         """INFO that was sent to the client."""
-        self.certificate_user = ""
-        """Name of the user whose certificate the client presented."""
-        self.user: NatsUser | None = None
-        """The authenticated user; None without authentication or with a token."""
+        self.user: User | None = None
+        """The authenticated user; None without authentication."""
         self.admission_error: RemoteProtocolError | None = None
         """Reason to refuse the client, whatever its credentials."""
         self.is_authenticating = False

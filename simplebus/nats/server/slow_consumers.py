@@ -22,6 +22,7 @@ from simplebus.core.errors import Reason
 from simplebus.core.session.pending_limits import UncountedPendingBytes
 from simplebus.core.session.rate_limits import SessionRateLimits
 from simplebus.core.users import rate_limit
+from simplebus.core.users.users import User
 from simplebus.nats.errors import NatsError
 from simplebus.nats.limits import (
     LAST_CHANCE_SECONDS,
@@ -33,7 +34,6 @@ from simplebus.nats.limits import (
     NatsLimits,
 )
 from simplebus.nats.server.session import NatsSession, PublisherStall
-from simplebus.nats.users import NatsUser
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -52,10 +52,9 @@ class NatsRateLimits:
         """Apply the limits of the address to a new session."""
         session.set_token_buckets(self._rate_limits.token_buckets_for(None, session.address))
 
-    def set_user(self, session: NatsSession, user: NatsUser | None) -> None:
+    def set_user(self, session: NatsSession, user: User | None) -> None:
         """Apply the limits of the authenticated user."""
-        shared = user.shared_user if user is not None else None
-        session.set_token_buckets(self._rate_limits.token_buckets_for(shared, session.address))
+        session.set_token_buckets(self._rate_limits.token_buckets_for(user, session.address))
 
     def charge(self, session: NatsSession) -> None:
         """Charge what a session with a rate limit published since the last call, and compute its

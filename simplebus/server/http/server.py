@@ -22,6 +22,7 @@ import h11
 import trio
 
 from simplebus.core.session.rate_limits import address_network
+from simplebus.core.users.certificate_names import certificate_names
 from simplebus.logs.event_logger import EventLogger
 from simplebus.monitor.dashboard import TICK_SECONDS, Dashboard
 from simplebus.monitor.requests import (
@@ -33,7 +34,6 @@ from simplebus.monitor.requests import (
     Response,
     error_response,
 )
-from simplebus.nats.users import certificate_names
 from simplebus.server import listeners, process
 from simplebus.server.http.auth import AllowedHosts
 from simplebus.server.http.stream import HttpStream

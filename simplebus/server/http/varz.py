@@ -215,7 +215,7 @@ def _format_server(facts: ServerFacts) -> dict[str, Any]:
         "version": PROTOCOL_VERSION,
         "proto": 1,
         "go": "none",
-        "auth_required": settings is not None and settings.auth.is_required,
+        "auth_required": settings is not None and settings.users is not None,
         "max_connections": limits.connections + nats_limit("connections"),
         "ping_interval": int(nats_limit("ping_seconds") * _NANOSECONDS),
         "ping_max": nats_limit("pings_max"),

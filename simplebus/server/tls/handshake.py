@@ -19,7 +19,7 @@ from simplebus.core.limits import HEADER_BYTES
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import ErrorReply
 from simplebus.core.session.session import Session
-from simplebus.nats.users import certificate_names
+from simplebus.core.users.certificate_names import certificate_names
 from simplebus.net.tls import TlsSocket
 from simplebus.server.connection import Connection, Listener
 from simplebus.server.preauth.queue import PreAuthConnection

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Mapping
 
 import trio
 
 from simplebus.core.errors import Reason
+from simplebus.core.users.certificate_names import certificate_names
 from simplebus.nats.errors import NatsError
 from simplebus.nats.nats_server import NatsServer
 from simplebus.nats.server.session import NatsSession
-from simplebus.nats.users import certificate_names, find_certificate_user
 from simplebus.net.tls import TlsSocket
 from simplebus.server.connection import Connection, Listener
 from simplebus.server.tls.certificates import ReloadableCertificate
@@ -39,17 +38,12 @@ class NatsTlsConnection(Connection[NatsSession]):
         nats_server: NatsServer,
         *,
         certificate: ReloadableCertificate,
-        user_by_spelling: Mapping[str, str],
         handshake_seconds: float,
     ) -> None:
-        """`user_by_spelling` maps names in client certificates to users; see
-        `certificate_name_index`.
-        """
         super().__init__(sock, session, listener)
         self._nats_server = nats_server
         self._options = certificate.options
         self._certificate = certificate
-        self._user_by_spelling = user_by_spelling
         self._handshake_seconds = handshake_seconds
         self._is_sending_blocked = self._options.handshake_first
         """True while nothing may be sent."""
@@ -86,12 +80,7 @@ class NatsTlsConnection(Connection[NatsSession]):
             raise NatsError(
                 Reason.TLS_HANDSHAKE, f"the TLS handshake {error}", closed_reason=_CLOSE_REASON
             ) from None
-        certificate = tls.certificate() or {}
-        self.session.certificate_names = certificate_names(certificate)
-        if self._options.verify_and_map:
-            self.session.certificate_user = find_certificate_user(
-                certificate, self._user_by_spelling
-            )
+        self.session.certificate_names = certificate_names(tls.certificate() or {})
         self.transport = self.tls = tls
         self._is_sending_blocked = False
         self.flush()

@@ -13,6 +13,7 @@ SLOW = "$argon2id$v=19$m=8,t=1,p=1$c2FsdHNhbHQ$aGFzaA"
 ADA = User("ada", password=SLOW, certificates=("CN=ada", "ada@example.com"))
 BOB = User("bob", password="plain", token=hash_token("token"))
 WIDE_NETWORK_USER = User("near", addresses=("10.0.0.0/8", "fd00::/8"))
+NKEY = "UA5WUJ54Z23KILLCUOUNAKTPBVZWKMQVO4O6EQ5GHLAERIMLLHNCTYM5"
 NARROW_NETWORK_USER = User("nearer", addresses=("10.1.0.0/16",))
 
 
@@ -20,6 +21,8 @@ def test_users_authenticate_in_every_way() -> None:
     users = Users([ADA, BOB, WIDE_NETWORK_USER, NARROW_NETWORK_USER], PasswordVerifier(b"key"))
     assert users.authenticate(Auth(user="bob", password="plain"), version=2) is BOB
     assert users.authenticate(Auth(token="token"), version=2) is BOB
+    both = Auth(user="bob", password="plain", token="wrong")
+    assert users.authenticate(both, version=2) is BOB
     for name in ADA.certificates:
         assert users.authenticate(None, certified=("x", name), version=1) is ADA
     assert users.authenticate(None, address="10.2.3.4", version=1) is WIDE_NETWORK_USER
@@ -45,6 +48,15 @@ def test_wrong_credentials_always_get_the_same_message(auth: Auth) -> None:
         users.authenticate(auth, address="10.0.0.1", certified=("CN=ada",), version=2)
     assert caught.value.reason is Reason.UNAUTHORIZED
     assert caught.value.sentence.startswith("wrong user, password or token")
+
+
+def test_client_without_credentials_is_the_anonymous_user() -> None:
+    users = Users([ADA, WIDE_NETWORK_USER, guest := User("guest")], anonymous="guest")
+    assert users.authenticate(None, version=1) is guest
+    assert users.authenticate(None, address="10.2.3.4", version=1) is WIDE_NETWORK_USER
+    assert users != Users(users.users)
+    with pytest.raises(RemoteProtocolError):
+        users.authenticate(Auth(user="guest"), version=2)
 
 
 @pytest.mark.parametrize("address", ["", "nonsense", "11.0.0.1", "::1"])
@@ -107,7 +119,7 @@ def test_unknown_certificate_is_refused_with_its_names() -> None:
             [User("a", certificates=("CN=x, ou=y",)), User("b", certificates=("cn=x,OU=y",))],
             "the same certificate",
         ),
-        ([User("a", nkey="U"), User("b", nkey="U")], "'a' and 'b' have the same nkey"),
+        ([User("a", nkey=NKEY), User("b", nkey=NKEY)], "'a' and 'b' have the same nkey"),
         (
             [User("a", addresses=("10.1.0.0/16",)), User("b", addresses=("::ffff:10.1.2.3/112",))],
             "'a' and 'b' have the same network",

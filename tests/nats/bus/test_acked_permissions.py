@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 
 from simplebus.core.errors import Reason
-from simplebus.core.users.passwords import PasswordVerifier, hash_token
+from simplebus.core.users.passwords import hash_token
 from simplebus.core.users.permissions import PermissionRule, PermissionRules
 from simplebus.core.users.permissions import Permissions as Rights
-from simplebus.core.users.users import User as SharedUser
-from simplebus.core.users.users import Users
+from simplebus.core.users.subject_permissions import ResponsePermission, SubjectPermissions
+from simplebus.core.users.users import User, Users
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
-from simplebus.nats.users import NatsAuth, NatsUser
 from tests.behaviour.wire_peer_v2 import channel_envelope, connect_version2, publish_envelopes
 from tests.nats.bus.two_listeners import Client, NatsBrokerHarness
 
@@ -22,8 +20,8 @@ def one_with(permissions: SubjectPermissions) -> tuple[NatsBrokerHarness, Client
     stored in
     class 1.
     """
-    users = NatsUser("one", "p", permissions=permissions), NatsUser("all", "p")
-    harness = NatsBrokerHarness(nats=NatsSettings(auth=NatsAuth(users)))
+    users = User("one", "p", subject_permissions=permissions), User("all", "p")
+    harness = NatsBrokerHarness(nats=NatsSettings(users=Users(users)))
     harness.broker.store.class_registry.bind_subject("orders.>", 1)
     return harness, harness.client(user="one", **{"pass": "p"})
 
@@ -131,19 +129,13 @@ def test_bus_message_on_a_denied_channel_is_not_delivered(known: int) -> None:
     "rights", [Rights(), Rights(subscribe=PermissionRules(deny=(PermissionRule("hidden"),)))]
 )
 @pytest.mark.parametrize("covers", [("a.>",), ()])
-def test_shared_user_does_not_receive_denied_subjects(
-    rights: Rights, covers: tuple[str, ...]
-) -> None:
-    shared = Users(
-        [SharedUser("own", token=hash_token("o"), permissions=rights)],
-        PasswordVerifier(b"by chance"),
-    )
+def test_user_does_not_receive_denied_subjects(rights: Rights, covers: tuple[str, ...]) -> None:
     denied = SubjectPermissions(
         subscribe_allow=covers, subscribe_deny=("a.secret", "a.plans workers")
     )
-    users = (NatsUser("all", "p"),)
-    auth = NatsAuth(users, shared_users=shared, shared_permissions={"own": denied})
-    harness = NatsBrokerHarness(nats=NatsSettings(auth=auth))
+    own = User("own", token=hash_token("o"), permissions=rights, subject_permissions=denied)
+    users = Users([User("all", "p"), own])
+    harness = NatsBrokerHarness(nats=NatsSettings(users=users))
     client = harness.client(auth_token="o")
     client.sub("a.>", "1")
     client.sub("a.*", "2", queue="workers")

@@ -13,10 +13,10 @@ from simplebus.core.errors import Reason
 from simplebus.core.limits import DUPLICATE_WINDOW_SECONDS, Limits
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import ClassSettings
+from simplebus.core.users.subject_permissions import SubjectPermissions
+from simplebus.core.users.users import User, Users
 from simplebus.nats.limits import WAITING_PUB_ACKS_MAX
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.subject_permissions import SubjectPermissions
-from simplebus.nats.users import NatsAuth, NatsUser
 from tests.behaviour.wire_peer_v2 import connect_version2
 from tests.nats.bus.two_listeners import Client, NatsBrokerHarness, stored
 
@@ -110,8 +110,8 @@ def test_pub_ack_does_not_wait_if_confirms_do_not() -> None:
 
 def test_pub_ack_reaches_only_the_client_that_may_not_publish_on_the_reply_subject() -> None:
     permissions = SubjectPermissions(publish_allow=("orders.>",))
-    users = NatsUser("one", "p", permissions=permissions), NatsUser("all", "p")
-    harness = NatsBrokerHarness(nats=NatsSettings(auth=NatsAuth(users)))
+    users = User("one", "p", subject_permissions=permissions), User("all", "p")
+    harness = NatsBrokerHarness(nats=NatsSettings(users=Users(users)))
     harness.broker.store.class_registry.bind_subject("orders.>", 7)
     client, other = (harness.client(b"SUB other 1\r\n", user=u, **{"pass": "p"}) for u in USERS)
     client.pub("orders.a", b"x", reply="other")

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.users.nkeys import verify_signature
 from simplebus.jetstream import api, backlog
 from simplebus.jetstream.cluster import stream_update
 from simplebus.jetstream.consume.give_back import with_return_note
@@ -23,7 +24,6 @@ from simplebus.nats.client.client import NatsClientCore, RequestReplies, ServerR
 from simplebus.nats.client.credentials import Credentials
 from simplebus.nats.client.events import ReceivedMessages, ServerError, ServerInfo, ServerPong
 from simplebus.nats.client.parser import ClientParser
-from simplebus.nats.users import verify_signature
 from simplebus.net.nats_connection import NatsAddress
 
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from simplebus.core.users.subject_permissions import ResponsePermission, SubjectPermissions
+from simplebus.core.users.users import User, Users
 from simplebus.nats.limits import NatsLimits
-from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
-from simplebus.nats.users import NatsAuth, NatsUser
 from tests.nats.differential.compare import Script, Step
 from tests.nats.differential.dialogues import BLOCK, QUIET
 
@@ -28,7 +28,7 @@ class ServerCase:
     config: str
     """For the reference server."""
     limits: NatsLimits
-    auth: NatsAuth
+    auth: Users
     scripts: dict[str, Script]
 
 
@@ -122,51 +122,55 @@ authorization {{
 }}
 """,
     limits=NatsLimits(),
-    auth=NatsAuth(
+    auth=Users(
         users=(
-            NatsUser("all", "p"),
-            NatsUser("other", "q p"),
-            NatsUser(
+            User("all", "p"),
+            User("other", "q p"),
+            User(
                 "publisher",
                 "p",
-                permissions=SubjectPermissions(
+                subject_permissions=SubjectPermissions(
                     publish_allow=("foo.*", "bar.>", "#.x"),
                     publish_deny=("foo.bar", "bar.*.deny"),
                     subscribe_allow=("in.>",),
                 ),
             ),
-            NatsUser(
+            User(
                 "subscriber",
                 "p",
-                permissions=SubjectPermissions(
+                subject_permissions=SubjectPermissions(
                     publish_deny=(">",),
                     subscribe_allow=_SUBSCRIBE_ALLOW,
                     subscribe_deny=_SUBSCRIBE_DENY,
                 ),
             ),
-            NatsUser(
+            User(
                 "denied",
                 "p",
-                permissions=SubjectPermissions(subscribe_deny=("a.x", "a.b.>", "*.y")),
+                subject_permissions=SubjectPermissions(subscribe_deny=("a.x", "a.b.>", "*.y")),
             ),
-            NatsUser(
+            User(
                 "answerer",
                 "p",
-                permissions=SubjectPermissions(
+                subject_permissions=SubjectPermissions(
                     subscribe_allow=("svc.>",),
                     responses=ResponsePermission(max_responses=2, expires_seconds=60),
                 ),
             ),
-            NatsUser(
+            User(
                 "answers",
                 "p",
-                permissions=SubjectPermissions(
+                subject_permissions=SubjectPermissions(
                     publish_allow=("x",), subscribe_allow=("svc.>",), responses=ResponsePermission()
                 ),
             ),
-            NatsUser("overruled", "p", permissions=SubjectPermissions(subscribe_deny=("a", "a q"))),
-            NatsUser("empty", "p", permissions=SubjectPermissions()),
-            NatsUser(nkey=nkey(_KEY)),
+            User(
+                "overruled",
+                "p",
+                subject_permissions=SubjectPermissions(subscribe_deny=("a", "a q")),
+            ),
+            User("empty", "p", subject_permissions=SubjectPermissions()),
+            User(nkey(_KEY), nkey=nkey(_KEY)),
         )
     ),
     scripts={
@@ -360,7 +364,7 @@ authorization {{
 TOKEN = ServerCase(
     config='authorization { token: "s3cr3t", timeout: 5 }',
     limits=NatsLimits(),
-    auth=NatsAuth(token="s3cr3t"),
+    auth=Users([User("token", token="s3cr3t")]),
     scripts={
         "the token": raw(hello(auth_token="s3cr3t") + b"PING\r\n"),
         "another token": raw(hello(auth_token="secret")),
@@ -386,18 +390,18 @@ max_subscriptions: 3
 max_pending: 1MB
 """,
     limits=NatsLimits(max_payload=32, max_control_line=128, max_subs=3),
-    auth=NatsAuth(
+    auth=Users(
         users=(
-            NatsUser(
+            User(
                 "guest",
                 "g",
-                permissions=SubjectPermissions(
+                subject_permissions=SubjectPermissions(
                     publish_allow=("open.>",), subscribe_allow=("open.>",)
                 ),
             ),
-            NatsUser("all", "p"),
+            User("all", "p"),
         ),
-        no_auth_user="guest",
+        anonymous="guest",
     ),
     scripts={
         "a guest says connect": raw(

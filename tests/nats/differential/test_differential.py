@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import given, settings
 
+from simplebus.core.users.users import User, Users
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.users import NatsAuth, NatsUser
 from tests.nats.differential import generated_dialogues
 from tests.nats.differential.compare import ClientOutput, Reference, Script, reference
 from tests.nats.differential.dialogues import ALL
@@ -25,7 +25,7 @@ from tests.nats.server.nats_peer import NatsServerHarness
 
 pytestmark = pytest.mark.xdist_group("nats-reference")
 
-PLAIN = ServerCase("", NatsLimits(), NatsAuth(), ALL)
+PLAIN = ServerCase("", NatsLimits(), None, ALL)
 EVERY: dict[str, ServerCase] = {"plain": PLAIN, **SERVER_CASES}
 
 OTHERWISE = {
@@ -57,7 +57,7 @@ def references() -> Iterator[Callable[[str], Reference]]:
 
 
 def ours(case: ServerCase) -> NatsServerHarness:
-    return NatsServerHarness(NatsSettings(limits=case.limits, auth=case.auth))
+    return NatsServerHarness(NatsSettings(limits=case.limits, users=case.auth))
 
 
 def said(script: Script) -> int:
@@ -171,9 +171,7 @@ def test_silence_matches_the_reference() -> None:
         ping_max: 3
     """
     limits = NatsLimits(auth_seconds=0.5, ping_seconds=0.2, pings_max=3)
-    case = NatsServerHarness(
-        NatsSettings(limits=limits, auth=NatsAuth(users=(NatsUser("u", "p"),)))
-    )
+    case = NatsServerHarness(NatsSettings(limits=limits, users=Users((User("u", "p"),))))
     clients = [case.client(), case.client(b"CONNEC"), case.client(says)]
     for beat in range(40):
         case.nats_server.now = beat / 20

@@ -1,4 +1,4 @@
-"""Class permissions of shared users, applied to subjects with and without classes."""
+"""Class permissions of users, applied to subjects with and without classes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from simplebus.core.users.permissions import (
     PermissionRules,
     Permissions,
 )
+from simplebus.core.users.subject_permissions import SubjectPermissions as NatsPermissions
 from simplebus.core.users.users import User, Users
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.subject_permissions import SubjectPermissions as NatsPermissions
-from simplebus.nats.users import NatsAuth
 from tests.behaviour.wire_peer_v2 import channel_envelope, connect_version2, publish_envelopes
 from tests.nats.bus.two_listeners import Client, NatsBrokerHarness
 
@@ -31,10 +30,9 @@ def harness_with_users(
     """Return a restricted and an unrestricted client. `orders.>` and `hidden.>` are bound to
     classes.
     """
-    one = User("one", token=hash_token("1"), permissions=classes)
+    one = User("one", token=hash_token("1"), permissions=classes, subject_permissions=own)
     known = Users((one, User("all", token=hash_token("2"))))
-    auth = NatsAuth(shared_users=known, shared_permissions={"one": own})
-    harness = NatsBrokerHarness(nats=NatsSettings(auth=auth))
+    harness = NatsBrokerHarness(nats=NatsSettings(users=known))
     harness.broker.user_directory.replace_users(known)
     named = [NamedClass(name=name, subjects=[f"{name}.>"]) for name in ("orders", "hidden")]
     harness.broker.store.class_registry.declare_classes(named)

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplebus.core.channel.pattern import matches
+from simplebus.core.users.subject_permissions import ResponsePermission, SubjectPermissions
 from simplebus.nats import subjects
 from simplebus.nats.class_requests import make_class_request
 from simplebus.nats.limits import CACHED_PERMISSIONS_MAX, OPEN_REPLIES_MAX
 from simplebus.nats.protocol.subject_table import SubjectTable
 from simplebus.nats.server.permissions import OpenReplies, PermissionCache, SubjectGrants
-from simplebus.nats.subject_permissions import ResponsePermission, SubjectPermissions
 from tests.nats.protocol.numbered_subjects import numbered
 
 WORDS = st.sampled_from(["a", "b", "c", "*", ">"])

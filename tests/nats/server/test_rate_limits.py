@@ -10,13 +10,12 @@ from simplebus.core.users.rate_limit import RateLimit
 from simplebus.core.users.users import User, Users
 from simplebus.nats.errors import NatsError
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.users import NatsAuth
 from tests.nats.bus.two_listeners import Client, NatsBrokerHarness
 
 
 def harness(*users: User) -> NatsBrokerHarness:
     known = Users(users)
-    found = NatsBrokerHarness(nats=NatsSettings(auth=NatsAuth(shared_users=known)))
+    found = NatsBrokerHarness(nats=NatsSettings(users=known))
     found.broker.user_directory.replace_users(known)
     return found
 

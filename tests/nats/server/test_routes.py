@@ -11,14 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simplebus.core.channel.subscription_index import SubscriptionIndex
+from simplebus.core.users.subject_permissions import SubjectPermissions
+from simplebus.core.users.users import User, Users
 from simplebus.nats.limits import MERGED_GROUPS_MAX
 from simplebus.nats.server.queue_group import MergedQueueGroup, QueueGroup, RandomNumbers
 from simplebus.nats.server.routes import SubjectRoutes, SubjectSink
 from simplebus.nats.server.session import NatsSubscription
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.subject_permissions import SubjectPermissions
 from simplebus.nats.subjects import index_key
-from simplebus.nats.users import NatsAuth, NatsUser
 from tests.nats.protocol.numbered_subjects import numbered
 from tests.nats.server.nats_peer import Client, NatsServerHarness
 
@@ -277,9 +277,9 @@ def test_ending_member_receives_the_first_messages_of_a_batch(
 
 
 def test_rejected_messages_go_to_other_members() -> None:
-    denied = NatsUser("some", "p", permissions=SubjectPermissions(subscribe_deny=("no.>",)))
-    auth = NatsAuth(users=(denied, NatsUser("all", "p")))
-    harness = NatsServerHarness(NatsSettings(auth=auth), seed=2)
+    denied = User("some", "p", subject_permissions=SubjectPermissions(subscribe_deny=("no.>",)))
+    auth = Users((denied, User("all", "p")))
+    harness = NatsServerHarness(NatsSettings(users=auth), seed=2)
     some, everything, publisher = (
         harness.client(QUIET[:-3] + b',"user":"%b","pass":"p"}\r\n' % name)
         for name in (b"some", b"all", b"all")
@@ -296,10 +296,10 @@ def test_rejected_messages_go_to_other_members() -> None:
 @pytest.mark.parametrize("chunks", [0, 16])
 def test_accepting_members_depend_on_subject_and_publisher(chunks: int) -> None:
     users = (
-        NatsUser("a", "p", permissions=SubjectPermissions(subscribe_deny=("no.a",))),
-        NatsUser("b", "p", permissions=SubjectPermissions(subscribe_deny=("no.b",))),
+        User("a", "p", subject_permissions=SubjectPermissions(subscribe_deny=("no.a",))),
+        User("b", "p", subject_permissions=SubjectPermissions(subscribe_deny=("no.b",))),
     )
-    harness = NatsServerHarness(NatsSettings(auth=NatsAuth(users=users)))
+    harness = NatsServerHarness(NatsSettings(users=Users(users)))
     one, other, third = (
         harness.client(DEAF[:-3] + b',"user":"%b","pass":"p"}\r\nSUB no.> g 1\r\n' % name)
         for name in (b"a", b"b", b"a")

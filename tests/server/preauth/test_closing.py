@@ -15,7 +15,6 @@ from simplebus.core.settings import Settings
 from simplebus.core.users.passwords import PasswordVerifier, hash_token
 from simplebus.core.users.users import User, Users
 from simplebus.nats.settings import NatsLimits, NatsSettings
-from simplebus.nats.users import NatsAuth
 from simplebus.server import connection, process
 from simplebus.server.connection import Connection
 from simplebus.server.preauth import closing
@@ -83,7 +82,7 @@ async def server_with_refused_clients(
     Yields the server, all its connections and their peers. The refused peers have read the error.
     """
     limits = NatsLimits(connections=places, auth_seconds=900)
-    settings = NatsSettings(limits, auth=NatsAuth(shared_users=USERS))
+    settings = NatsSettings(limits, users=USERS)
     async with serving(Settings(), users=USERS, nats_port=0, nats=settings) as server:
         assert server.nats_listener is not None
         connections: dict[Connection[Any], None] = {}

@@ -18,7 +18,6 @@ from simplebus.core.settings import Settings
 from simplebus.core.users.passwords import PasswordVerifier, hash_token
 from simplebus.core.users.users import User, Users
 from simplebus.nats.settings import NatsLimits, NatsSettings
-from simplebus.nats.users import NatsAuth
 from simplebus.server import process
 from simplebus.server.preauth import eviction as module
 from simplebus.server.preauth.eviction import EvictableConnections
@@ -41,7 +40,7 @@ def server_with_limit(
         nats_port=0,
         nats=NatsSettings(
             NatsLimits(connections=connections_max, auth_seconds=900),
-            auth=NatsAuth(shared_users=USERS),
+            users=USERS,
         ),
     )
 
@@ -95,8 +94,7 @@ async def test_authenticated_client_replaces_unauthenticated_ones(listener: str)
 @pytest.mark.parametrize("users", [USERS, None], ids=["users", "nobody"])
 async def test_refused_connection_evicts_no_other(users: Users | None) -> None:
     """Many connections arrive in one turn of the event loop."""
-    auth = NatsAuth(shared_users=users) if users is not None else NatsAuth()
-    settings = NatsSettings(NatsLimits(connections=3, auth_seconds=900), auth=auth)
+    settings = NatsSettings(NatsLimits(connections=3, auth_seconds=900), users=users)
     async with (
         serving(users=users, nats_port=0, nats=settings) as server,
         contextlib.AsyncExitStack() as stack,

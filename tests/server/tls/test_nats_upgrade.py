@@ -13,16 +13,11 @@ import pytest
 import trio
 
 from simplebus.core.errors import Reason
+from simplebus.core.users.certificate_names import certificate_names
+from simplebus.core.users.subject_permissions import SubjectPermissions
+from simplebus.core.users.users import User, Users
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
-from simplebus.nats.subject_permissions import SubjectPermissions
-from simplebus.nats.users import (
-    NatsAuth,
-    NatsUser,
-    certificate_name_index,
-    certificate_names,
-    find_certificate_user,
-)
 from simplebus.server.run import RunningServer
 from simplebus.server.tls.certificates import TlsOptions, create_ssl_context
 from tests.support.certificates import CertificateAuthority, CertificatePair, client_ssl_context
@@ -37,13 +32,13 @@ async def tls_server(
     seconds: float = 2.0,
     max_pending: int = 64 << 20,
     auth_seconds: float = 2.0,
-    auth: NatsAuth | None = None,
+    users: Users | None = None,
     **more: object,
 ) -> AsyncIterator[RunningServer]:
     options = TlsOptions(server_certificate.cert, server_certificate.key, **more)  # type: ignore[arg-type]
     settings = NatsSettings(
         NatsLimits(tls_seconds=seconds, max_pending=max_pending, auth_seconds=auth_seconds),
-        auth=auth or NatsAuth(),
+        users=users,
         tls_required=not options.optional,
         tls_available=options.optional,
         tls_verify=options.requires_client_certificate,
@@ -209,13 +204,15 @@ async def test_missing_handshake_is_closed_silently(
 async def test_authentication_timeout_starts_after_the_handshake(
     authority: CertificateAuthority, server_certificate: CertificatePair
 ) -> None:
-    auth = NatsAuth((NatsUser(name="ada", password="x"),))
-    async with tls_server(server_certificate, auth=auth, seconds=0.2, auth_seconds=0.05) as server:
+    users = Users([User("ada", "x")])
+    async with tls_server(
+        server_certificate, users=users, seconds=0.2, auth_seconds=0.05
+    ) as server:
         late = await open_nats_peer(server)
         await late.read_info()
         assert await late.read_until_closed() == b""
         assert server.server.disconnect_counts == {Reason.TLS_HANDSHAKE: 1}
-    async with tls_server(server_certificate, auth=auth, auth_seconds=0.05) as server:
+    async with tls_server(server_certificate, users=users, auth_seconds=0.05) as server:
         silent = await open_nats_peer(server)
         await silent.read_info()
         await silent.use_tls(client_ssl_context(authority))
@@ -261,11 +258,13 @@ async def test_client_certificate_can_be_required(
 async def test_client_certificate_selects_the_user(
     authority: CertificateAuthority, server_certificate: CertificatePair
 ) -> None:
-    users = (
-        NatsUser("ada@example.com", "x", permissions=SubjectPermissions(publish_deny=("no",))),
+    user = User(
+        "ada",
+        certificates=("ada@example.com",),
+        subject_permissions=SubjectPermissions(publish_deny=("no",)),
     )
     async with tls_server(
-        server_certificate, verify_and_map=True, ca=authority.path, auth=NatsAuth(users)
+        server_certificate, verify=True, ca=authority.path, users=Users([user])
     ) as server:
         ada, other = await open_nats_peer(server), await open_nats_peer(server)
         await ada.read_info()
@@ -277,7 +276,7 @@ async def test_client_certificate_selects_the_user(
         assert b"Permissions Violation" in await ada.read_line()
         await other.read_info()
         await other.use_tls(client_ssl_context(authority, authority.issue("bob", unit="billing")))
-        await other.send(b'CONNECT {"user":"ada@example.com","pass":"x"}\r\n')
+        await other.send(b"CONNECT {}\r\n")
         assert await other.read_until_closed() == b"-ERR 'Authorization Violation'\r\n"
 
 
@@ -352,20 +351,6 @@ def test_certificate_names_and_their_order() -> None:
         "CN=ada\\ ,OU=billing+UID=7,O=Bus\\, Ltd,C=CH",
     )
     assert certificate_names({}) == ()
-    assert (
-        find_certificate_user(certificate, certificate_name_index(["A.example", "CN=ada"]))
-        == "A.example"
-    )
-    same = "cn=ada\\20,uid=7+ou=billing,o=Bus\\, Ltd,c=CH"
-    assert find_certificate_user(certificate, certificate_name_index(["CN=ada", same])) == same
-    assert (
-        find_certificate_user(
-            certificate, certificate_name_index(["ADA@x", "a.example", "A.EXAMPLE"])
-        )
-        == "a.example"
-    )
-    assert find_certificate_user(certificate, {}) == "ada@x"
-    assert find_certificate_user({}, certificate_name_index(["b"])) == "nobody"
 
 
 def test_certificate_names_of_the_wrong_type_are_ignored() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from simplebus.commands.serve.command import parse_arguments
 from simplebus.commands.serve.settings import build_plan, find_widened_permissions, reload_plan
+from simplebus.commands.serve.stable_read import STABLE_SECONDS, read_when_stable
 from simplebus.config.errors import ConfigError
-from simplebus.config.stable_read import STABLE_SECONDS, read_when_stable
 
 NOW = 1_000_000.0
 
@@ -118,7 +118,7 @@ def test_possibly_truncated_permissions_are_a_warning(path: Path) -> None:
     after = reload_plan(configuration)
     assert find_widened_permissions(before, after) == [
         "user 'ada' may do everything now",
-        "user 'ned' of the NATS port may do everything now",
+        "user 'ned' may do everything now",
     ]
     assert find_widened_permissions(after, before) == find_widened_permissions(after, after) == []
     part = "[users.permissions]\npublish = 'orders'\n"

@@ -1,10 +1,8 @@
-"""Permissions of a NATS user for subjects, as configured."""
+"""Permissions of a user for NATS subjects, as configured."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from simplebus.nats import subjects
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,13 @@ class SubjectPermissions:
         ):
             for pattern in getattr(self, name):
                 parts = pattern.split()
-                legal = all(subjects.is_legal(part.encode()) for part in parts)
+                legal = all(map(_is_legal, parts))
                 if not (1 <= len(parts) <= words and legal):
                     expected = "a subject" if words == 1 else "a subject, or a subject and a queue"
                     raise ValueError(f"{name}: {pattern!r} is not a pattern, expected {expected}")
+
+
+def _is_legal(pattern: str) -> bool:
+    """Return True if no token of a subject pattern is empty, and `>` stands only at the end."""
+    tokens = pattern.split(".")
+    return "" not in tokens and ">" not in tokens[:-1]
