@@ -82,6 +82,16 @@ def add(
             "name, or a subject such as CN=ada,OU=shops. No password is read.",
         ),
     ] = "",
+    nkey: Annotated[
+        str,
+        typer.Option(
+            "--nkey",
+            metavar="KEY",
+            show_default=False,
+            help="Authenticate a NATS client by this public key, U and 55 more characters. No "
+            "password is read.",
+        ),
+    ] = "",
     change: Annotated[
         bool,
         typer.Option(
@@ -108,10 +118,12 @@ def add(
 
         new_token = secrets.token_urlsafe(_TOKEN_BYTES)
         lines.append(f"token = {_text(hash_token(new_token))}")
-    elif not (certificate or address):
+    elif not (certificate or nkey or address):
         lines.append(f"password = {_text(_hash(_read_password()))}")
     if certificate:
         lines.append(f"certificate = {_text(certificate)}")
+    if nkey:
+        lines.append(f"nkey = {_text(nkey)}")
     if address:
         lines.append(f"addresses = [{', '.join(map(_text, address))}]")
     block = "[[users]]\n" + "\n".join(lines) + "\n"
@@ -166,7 +178,8 @@ def list_users(users: File = _FILE) -> None:
             )
             if value
         ]
-        permissions = "everything" if user.permissions is None else "some"
+        restricted = user.permissions or user.subject_permissions
+        permissions = "everything" if restricted is None else "some"
         typer.echo(f"{user.name}\t{', '.join(kinds) or 'nothing'}\t{permissions}")
 
 

@@ -117,6 +117,16 @@ def test_unrelated_text_stays_unchanged(file: Path) -> None:
 NKEY = "UB43KVROR7TFJ6KAPCYRF2FJROTZAH4FHLTJLPWX4DRZCC5NASLGJBFE"
 
 
+def test_nkey_is_added_and_checked(file: Path) -> None:
+    assert run("add", "shop", "--nkey", NKEY, "--users", str(file))[0] == 0
+    (user,) = read_users_file(file)[0].users
+    assert (user.name, user.nkey, user.password) == ("shop", NKEY, "")
+    status, output = run("add", "other", "--nkey", "SUABCD", "--users", str(file))
+    assert status != 0
+    assert "a seed begins with S" in output
+    assert [user.name for user in read_users_file(file)[0].users] == ["shop"]
+
+
 def test_new_secret_replaces_all_secrets(file: Path) -> None:
     kept = "max-connections = 3\n[users.permissions]\npublish = [\n  'orders',\n]\n"
     file.write_text(
