@@ -17,5 +17,5 @@ nats_connection    one connection to a NATS server
 build, runner      create copiers from settings, and run them
 metrics            metrics and the page for operators
 
-May import monitor, server, client, nats, net and core.
+May import monitor, server, client, nats, net, logs and core.
 """

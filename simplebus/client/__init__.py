@@ -15,5 +15,5 @@
     aio/, blocking/       the drivers: Bus and BlockingBus
     dead_letters          dead-letter administration for programs
 
-May import `simplebus.core` and `simplebus.net.tls`.
+May import `simplebus.core`, `simplebus.logs` and `simplebus.net.tls`.
 """

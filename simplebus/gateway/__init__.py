@@ -14,7 +14,7 @@ gateway                modules by name, with their links
 rate_meter, metrics    statistics for operators
 modules/               modules that come with simplebus
 
-May import config, bridge (for the uplink), memory, monitor, client and core.
+May import config, bridge (for the uplink), memory, monitor, client, logs and core.
 """
 
 from __future__ import annotations

@@ -16,5 +16,5 @@ nothing. The page is protocol/engine.md.
     fetch, trim, backlog    read, purge, trim and count stored messages
     backend                 connects the broker to all of the above
 
-May import `core`, `nats` and `net`.
+May import `core`, `nats`, `logs` and `net`.
 """

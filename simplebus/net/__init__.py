@@ -3,5 +3,5 @@
     tls              `TlsSocket`: TLS over a non-blocking socket
     nats_connection  `NatsConnection`: connection to a NATS cluster that reconnects
 
-May import `core` and `nats.client`.
+May import `core`, `logs` and `nats.client`.
 """

@@ -16,5 +16,5 @@ process is handled here. Modules in reading order:
 - `observability`: logs, message rates, latencies and the event loop watchdog
 - `process`, `systemd`: resources of the process, and the service manager
 
-May import: console, core, jetstream, monitor, nats, net, storage.
+May import: console, core, jetstream, logs, monitor, nats, net, storage.
 """

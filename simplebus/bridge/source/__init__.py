@@ -7,5 +7,5 @@ core_nats       subjects of a NATS server, without JetStream
 identity        detects a source that was restored from an old copy
 lag             messages that the target has not confirmed
 
-May import the bridge's own modules, client, nats, net and core.
+May import the bridge's own modules, client, nats, net, logs and core.
 """

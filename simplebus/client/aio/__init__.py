@@ -12,5 +12,5 @@
     transport     endpoints and transports: sockets, TLS
     cancellation  detects cancellation under trio and asyncio
 
-May import: core, net, client, client.core and client.event_loop.
+May import: core, logs, net, client, client.core and client.event_loop.
 """

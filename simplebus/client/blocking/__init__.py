@@ -10,5 +10,5 @@
 
 Methods, arguments and errors are those of the async client.
 
-May import: core, net, client, client.core and client.aio.
+May import: core, logs, net, client, client.core and client.aio.
 """

@@ -6,5 +6,5 @@
 - `http_options`: the option `--http` of other programs.
 - `stable_read`: reading files that may be written at this moment, for a reload.
 
-May import `config`, `console` and, when the command runs, `server`, `nats` and `jetstream`.
+May import `config`, `console`, `logs` and, when the command runs, `server`, `nats` and `jetstream`.
 """

@@ -8,7 +8,7 @@ uplink           sends messages to another bus or a NATS server
 uplink_settings  settings of the uplink
 bus_writer       writes the uplink's messages to its local bus
 
-May import the gateway's own modules, bridge, memory, client, config and core.
+May import the gateway's own modules, bridge, memory, client, config, logs and core.
 """
 
 from __future__ import annotations

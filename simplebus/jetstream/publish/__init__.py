@@ -5,5 +5,6 @@
     stream_publisher    write batches to publications, PubAcks to durable positions
     refusals            log lines about streams that refuse messages
 
-May import the modules of `jetstream` that do not import `publish`: `api`, `names` and `settings`.
+May import the modules of `jetstream` that do not import `publish`: `api`, `names` and
+`settings`, and `core` and `logs`.
 """

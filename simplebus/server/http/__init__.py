@@ -8,5 +8,5 @@
 - `server_monitor`: `ServerMonitor` makes the tiles, tables and notes of the page
 - `varz`: endpoints in the format of nats-server's monitoring
 
-May import: core, monitor, nats, net.
+May import: core, logs, monitor, nats, net.
 """

@@ -5,5 +5,5 @@
 - `writer`: `JournalWriter`, the thread that writes and syncs
 - `spill_read_thread`: `SpillReadThread`, the thread that reads spilled messages back
 
-May import: core and storage.
+May import: core, logs and storage.
 """

@@ -4,5 +4,5 @@
 - `latency`: publish-to-confirm and publish-to-ack latencies, event loop delay
 - `loop_watchdog`: a thread that reports a stalled event loop
 
-May import: console, core, nats.
+May import: console, core, logs, nats.
 """

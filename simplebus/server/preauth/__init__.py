@@ -7,5 +7,5 @@
 - `eviction`: `EvictableConnections` are closed for newer ones when a listener is full
 - `closing`: `ClosingConnections` bounds the sockets of refused clients
 
-May import: core.
+May import: core and logs.
 """
