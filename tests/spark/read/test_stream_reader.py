@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 import simplebus
+from simplebus.core.errors import BusConnectionError
 from simplebus.core.settings import Retention, Settings
 from simplebus.spark.read.offsets import OffsetError
+from simplebus.spark.read.retention_durable import QueryRetention
 from simplebus.testing.server import BusServer, bus_server, until
 from tests.spark.bus_messages import consume_messages
 from tests.spark.simulated_query import POINTS, SimulatedQuery, once
@@ -338,3 +340,21 @@ def test_each_message_is_read_once_under_faults(seed: int) -> None:
         assert came == [(name, n) for name in sorted(heads) for n in range(first, heads[name])]
         for class_id, head in heads.items():
             assert list(durables(server, int(class_id)).values()) == [head]
+
+
+def test_log_of_failing_releases_is_limited(
+    server: BusServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise BusConnectionError("the bus is away")
+
+    publish(server, 3)
+    one = query(server, startingOffsets="earliest", failOnDataLoss="false")
+    one.run()
+    monkeypatch.setattr(QueryRetention, "retain_from", fail)
+    caplog.clear()
+    for _ in range(100):
+        one.reader.commit(json.loads(one.ends[-1]))
+    one.stop()
+    releases = [each for each in caplog.records if vars(each)["event"] == "durable.release_failed"]
+    assert len(releases) == 8
