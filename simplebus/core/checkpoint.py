@@ -1,7 +1,8 @@
 """Checkpoints: finds the changes of a broker's state and encodes them for the next write batch.
 
 New classes, producer names, and created or removed durables are in the next batch, so that a
-confirmed message finds them after a restart. Acks may be recorded later: after a crash the acked
+confirmed message finds them after a restart. So are the cursors and acks of positions, as far as
+they are cheap to record; the others follow in a complete scan, and after a crash their latest acked
 messages are redelivered. When a durable is created or removed, only the durable and its class are
 examined. Complete scans become rarer as the state grows, so that they do not occupy the event loop.
 A checkpoint changes nothing in the broker but its commit log, whose lists of changes it clears.
@@ -19,6 +20,9 @@ from simplebus.core.limits import (
     CHECKPOINT_POSITIONS,
     CHECKPOINT_SECONDS,
     CHECKPOINT_UNION_MAX,
+    PROGRESS_ROWS_MAX,
+    PROGRESS_SECONDS,
+    PROGRESS_WINDOW_MESSAGES,
     SNAPSHOT_CHANGE_BYTES_MIN,
     SNAPSHOT_MESSAGE_BYTES,
 )
@@ -29,6 +33,7 @@ from simplebus.core.snapshot import (
     ClassSnapshot,
     PositionSnapshot,
     ProducerSnapshot,
+    ProgressSnapshot,
     RefusalSnapshot,
     StateChanges,
     WindowSnapshot,
@@ -67,6 +72,11 @@ class Checkpointer:
         """Frame bytes of messages since the last snapshot."""
         self.is_snapshot_due = True
         """True if the next write batch must contain a snapshot."""
+        self._progressed = broker.store.position_changes.progressed
+        self._next_progress = float("-inf")
+        """Time from which on a batch is written for progress alone, and for costly progress."""
+        self._row_counts: dict[Position, int] = {}
+        """Rows of the last complete record of positions that have more than PROGRESS_ROWS_MAX."""
 
     def build_write_batch(self) -> WriteBatch | None:
         """Return the next write batch, or None if there is nothing to write."""
@@ -79,7 +89,11 @@ class Checkpointer:
         ):
             self.is_snapshot_due = True
         is_full_scan = self.is_snapshot_due or now >= self.next_full_scan
-        if not is_full_scan and not has_entries:
+        # The clock may have been set back.
+        is_progress_due = bool(self._progressed) and not (
+            self._next_progress - PROGRESS_SECONDS <= now < self._next_progress
+        )
+        if not (is_full_scan or has_entries or is_progress_due):
             return None
         changes = self._collect_changes(now, is_full_scan=is_full_scan)
         producer_starts = [
@@ -100,6 +114,7 @@ class Checkpointer:
             [(name, each.refers_to, each.count) for name, each in refused],
             purged,
             [RefusalSnapshot.from_refusal(each) for _, each in refused],
+            progress=changes.progress,
         )
         if not any(structs.astuple(changes)):
             return commit_log.pop_write_batch(allow_empty=has_entries)
@@ -126,8 +141,10 @@ class Checkpointer:
         )
         commit_log.changed_class_ids.clear()
         commit_log.changed_durables.clear()
-        changes = StateChanges([], [], [])
+        changes = StateChanges([], [], [], progress=[])
         if is_full_scan:
+            self._progressed.clear()
+            self._row_counts.clear()
             scanned_count, self._scanned_row_count = 0, 0
             for cls in classes.values():
                 self._collect_class(cls, changes)
@@ -142,7 +159,41 @@ class Checkpointer:
         for class_id, durables in durables_by_class:
             for durable, group in durables:
                 self._collect_durable(classes[class_id], durable, group, changes)
+        self._collect_progress(now, changes)
         return changes
+
+    def _collect_progress(self, now: float, changes: StateChanges) -> None:
+        """Record the cursors and acks of positions. Costly ones remain in `_progressed`."""
+        is_costly_due = not self._next_progress - PROGRESS_SECONDS <= now < self._next_progress
+        if is_costly_due:
+            self._next_progress = now + PROGRESS_SECONDS
+        for position in list(self._progressed):
+            cls = self._broker.classes.get(position.class_id)
+            key = position.class_id, position.durable, position.group
+            known = self._position_states.get(position.class_id, {})
+            _, recorded = known.get(key, (None, None))
+            if cls is None or position not in cls.positions or (position.durable and not recorded):
+                del self._progressed[position]  # It has ended, or is recorded as a new durable.
+            elif position.durable and _has_plain_progress(position, recorded):
+                del self._progressed[position]
+                window = WindowSnapshot.from_window(position.window)
+                changes.progress.append(ProgressSnapshot(*key, window))
+            elif is_costly_due and position not in self._row_counts:
+                del self._progressed[position]
+                before = self._scanned_row_count
+                if position.durable:
+                    known[key] = position, _position_state(position)
+                    changes.positions.append(self._snapshot_position(position))
+                elif not _has_durables(cls):
+                    durable_position = self._commit_log.durable_position
+                    self._record_class(cls, _class_state(cls, durable_position), changes)
+                if self._scanned_row_count - before > PROGRESS_ROWS_MAX:
+                    self._row_counts[position] = self._scanned_row_count - before
+
+    @property
+    def has_unrecorded_progress(self) -> bool:
+        """True if messages were sent or acknowledged since the last batch."""
+        return bool(self._progressed)
 
     def _collect_class_header(self, cls: MessageClass, changes: StateChanges) -> None:
         """Record a class that is new, or for which a durable was created or removed."""
@@ -306,6 +357,21 @@ def _class_state(cls: MessageClass, durable_position: int) -> _ClassState:
     return cls.compute_durable_floor(durable_position), (
         cls.ring.head,
         (unnamed, cls.backlog_handover),
+    )
+
+
+def _has_plain_progress(position: Position, recorded: object) -> bool:
+    """Return True if the window of a durable is all that may differ from its recorded state.
+
+    Attempts need no record then: messages behind the cursor count as sent once.
+    """
+    assert isinstance(recorded, tuple)
+    recorded_dead_letter_count = recorded[-1]
+    return not (
+        position.is_shared
+        or position.has_waiting_redeliveries
+        or recorded_dead_letter_count
+        or position.window.flagged_span > PROGRESS_WINDOW_MESSAGES
     )
 
 

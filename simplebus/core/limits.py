@@ -312,6 +312,11 @@ COMMIT_LOG_BYTES_MAX = 64 * 1024 * 1024
 # and rows about single messages than this.
 CHECKPOINT_SECONDS = 0.1
 CHECKPOINT_POSITIONS = 1000
+# Without messages to write, sent and acknowledged messages are recorded at most so often. Positions
+# whose record needs more rows or bytes than this are left to the complete scan.
+PROGRESS_SECONDS = 0.005
+PROGRESS_ROWS_MAX = 256
+PROGRESS_WINDOW_MESSAGES = 65_536
 # A snapshot is written after so many bytes of changes, but at least four times its own size.
 SNAPSHOT_CHANGE_BYTES_MIN = 4 * 1024 * 1024
 # It is also written after so many bytes of messages, so that recovery learns the used message

@@ -7,6 +7,7 @@ last and has a default, so that older records can be read.
 from __future__ import annotations
 
 import msgspec
+from msgspec import structs
 
 from simplebus.core.errors import Reason
 from simplebus.core.protocol.events import FrameRefused
@@ -89,6 +90,19 @@ class PositionSnapshot(_SnapshotRecord, frozen=True):
     """The user that created the durable; empty if unknown."""
     backoff_seconds: tuple[float, ...] = ()
     """Exact values of `backoff_ticks`; empty in states of older versions."""
+
+    @property
+    def key(self) -> tuple[int, str, str]:
+        return self.class_id, self.durable, self.group
+
+
+class ProgressSnapshot(_SnapshotRecord, frozen=True):
+    """Progress of a durable whose other state has not changed."""
+
+    class_id: int
+    durable: str
+    group: str
+    window: WindowSnapshot
 
     @property
     def key(self) -> tuple[int, str, str]:
@@ -178,6 +192,8 @@ class StateChanges(_SnapshotRecord, frozen=True):
     """In a snapshot, the `Durability` of the recorded state; None if unknown."""
     message_ids: list[MessageIdsSnapshot] = []
     """In a snapshot, the ids of the latest messages."""
+    progress: list[ProgressSnapshot] = []
+    """Progress of positions that are not in `positions`."""
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -221,6 +237,10 @@ class RecoveredState:
         for key in changes.removed_positions:
             self.positions.pop(key, None)
         self.positions.update((each.key, each) for each in changes.positions)
+        for progress in changes.progress:
+            known = self.positions.get(progress.key)
+            if known is not None:
+                self.positions[progress.key] = structs.replace(known, window=progress.window)
         self.producers.update((each.name, each) for each in changes.producers)
         self.refused_ranges += changes.refused_ranges
         for each in changes.producers:

@@ -20,7 +20,7 @@ from simplebus.core.broker.broker import NO_ACTIONS, Broker, Settings
 from simplebus.core.broker.wait_reasons import format_count, format_message_count
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import DEAD_LETTER_REASONS, Reason, RemoteProtocolError
-from simplebus.core.limits import ACK_READ_DELAY_SECONDS
+from simplebus.core.limits import ACK_READ_DELAY_SECONDS, PROGRESS_SECONDS
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.session import Session
@@ -134,6 +134,8 @@ class Server:
         """`bus_id` identifies stored data; a server that stores nothing gets a random one."""
         run = new_bus_id()
         self.broker = Broker(settings, identity=bus_id or run, run_id=run, commit_log=commit_log)
+        self._is_progress_scheduled = False
+        """True if `_write_progress` runs."""
         self.journal_pump: JournalPump | None = None
         """Writes the commit log to the journal; None without a data directory."""
         self.jetstream: JetStreamBackend | None = None
@@ -317,6 +319,13 @@ class Server:
         if not self._delayed_reads:
             self.start_soon(self._end_read_delay)
         await self._delayed_reads.park()
+
+    async def _write_progress(self) -> None:
+        """Record the latest acks soon, also if nothing else happens."""
+        await trio.sleep(PROGRESS_SECONDS)
+        self._is_progress_scheduled = False
+        self.update_clock()
+        self.flush_ready()
 
     async def _end_read_delay(self) -> None:
         await trio.sleep(ACK_READ_DELAY_SECONDS)
@@ -508,6 +517,9 @@ class Server:
             self._update_wakeup_deadline()
         if self.journal_pump is not None:
             self.journal_pump.submit_pending()
+            if not self._is_progress_scheduled and self.journal_pump.has_deferred_progress:
+                self._is_progress_scheduled = True
+                self.start_soon(self._write_progress)
         if self.jetstream is not None and self.jetstream.end_turn():
             self.flush_ready()
 

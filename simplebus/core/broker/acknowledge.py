@@ -53,6 +53,7 @@ class AckHandler:
             self._refusal_counts[Reason.ACK_UNSENT] += unsent
             lasts = lasts.clip(max=window.cursor)
             firsts = firsts.clip(max=window.cursor)
+        self._store.position_changes.record_progress(position)
         before = window.floor
         if position.has_waiting_redeliveries:
             for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
@@ -82,6 +83,7 @@ class AckHandler:
             self._refusal_counts[Reason.ACK_UNSENT] += 1
             last = window.cursor
         if first < last:
+            self._store.position_changes.record_progress(position)
             if position.has_waiting_redeliveries:
                 position.ack(first, last)
             else:
@@ -95,6 +97,7 @@ class AckHandler:
         window = member.window
         first, last = self._to_sequences(window, first_id, last_id)
         before = window.floor
+        self._store.position_changes.record_progress(member.position)
         if not member.ack_range(first, last):
             self._count_late_ack(window, first, last)
         if window.floor != before:
@@ -108,6 +111,7 @@ class AckHandler:
         if unsent:
             self._refusal_counts[Reason.ACK_UNSENT] += unsent
         firsts, lasts = np.maximum(firsts, before), np.minimum(lasts, window.cursor)
+        self._store.position_changes.record_progress(member.position)
         for first, last in member.ack_ranges(firsts, lasts):
             self._count_late_ack(window, first, last)
         if window.floor != before:

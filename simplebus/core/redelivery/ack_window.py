@@ -55,6 +55,11 @@ class AckWindow:
         return self.cursor - self.floor - self._flag_count()
 
     @property
+    def flagged_span(self) -> int:
+        """Number of messages that `encode_flags` describes."""
+        return max(0, self._flags_end - self.floor)
+
+    @property
     def flags_bytes(self) -> int:
         """Memory of the flags."""
         return len(self._flag_bytes)
@@ -199,6 +204,8 @@ class AckWindow:
 
     def encode_flags(self) -> bytes:
         """Return the flags from the floor on as a bitmap, most significant bit first."""
+        if self._flags_end <= self.floor:
+            return b""
         pieces = self._index_ranges(self.floor, self._flags_end)
         flags = [self._flags[start:stop] for start, stop in pieces]
         return np.packbits(np.concatenate(flags)).tobytes() if flags else b""

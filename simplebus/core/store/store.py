@@ -119,8 +119,12 @@ class Store:
         """Called with stored messages that are delayed or expire, if set and `on_stored` is not."""
         self._slow_positions: dict[Position, None] = {}
         """Positions whose consumer must be disconnected because their backlog is too long."""
-        self.position_changes = PositionChanges()
-        """Classes to trim, and positions with messages to dead-letter."""
+        self.position_changes = PositionChanges(
+            has_journal=commit_log is not None
+            and commit_log.requires_durability
+            and not commit_log.is_remote
+        )
+        """Classes to trim, positions with messages to dead-letter, and progress to write."""
         self.positions_with_pending_dead_letters: dict[MessageClass, dict[Position, None]] = {}
         """Positions, by class, whose dead letters found no space."""
 

@@ -77,11 +77,20 @@ class PositionChanges:
     `Store.apply_position_changes` handles the changes afterwards.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_journal: bool = False) -> None:
+        """With `has_journal`, `progressed` is filled; a checkpoint must clear it."""
+        self._has_journal = has_journal
         self.class_ids: dict[int, None] = {}
         """Classes with changes, for example a floor that moved without an ack."""
         self.given_up: dict[Position, None] = {}
         """Positions that gave up messages, which are to be dead-lettered."""
+        self.progressed: dict[Position, None] = {}
+        """Positions whose progress is not in the commit log yet."""
+
+    def record_progress(self, position: Position) -> None:
+        """Record that messages of a position were sent or acknowledged."""
+        if self._has_journal:
+            self.progressed[position] = None
 
     def record_moved(self, position: Position) -> None:
         """Record that the floor of a position may have moved without an ack."""
@@ -608,6 +617,7 @@ class Position:
 
     def count_sent(self, count: int, attempts: int) -> None:
         """Count sent messages that had `attempts` delivery attempts before."""
+        self._changes.record_progress(self)
         if attempts > 0:
             self.redelivered_count += count
         else:
@@ -650,6 +660,7 @@ class Position:
             self._backlog_counter.advance_cursor(cursor)
         self._passed_count += cursor - self.window.cursor
         self.window.cursor = cursor
+        self._changes.record_progress(self)
 
     def _start_ack_timeout(self, first: int, last: int, attempts: int, tick: int) -> None:
         """Start the ack timeout of first..last-1."""

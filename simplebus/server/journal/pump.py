@@ -152,6 +152,17 @@ class JournalPump:
         """Time of the next full scan of positions, by the broker's clock."""
         return self._checkpointer.next_full_scan
 
+    @property
+    def has_deferred_progress(self) -> bool:
+        """True if `submit_pending` must be called again after PROGRESS_SECONDS."""
+        return self._checkpointer.has_unrecorded_progress and not self._is_busy
+
+    @property
+    def _is_busy(self) -> bool:
+        """True if enough batches are with the writer; their end leads to the next call."""
+        in_flight_count = self._commit_log.last_batch_number - self._last_written
+        return in_flight_count >= _BATCHES_IN_FLIGHT_MAX
+
     def submit_pending(self) -> int:
         """Write new entries, or give them and reads to the threads, unless enough are in flight.
 
@@ -159,7 +170,7 @@ class JournalPump:
             The number of batches and reads that were given to the threads.
         """
         submitted_count = 0
-        if self._commit_log.last_batch_number - self._last_written < _BATCHES_IN_FLIGHT_MAX:
+        if not self._is_busy:
             is_small = self._commit_log.next_batch_bytes <= DIRECT_WRITE_BYTES_MAX
             batch = self._checkpointer.build_write_batch()
             if batch is not None and is_small and self._writer.write_directly(batch):

@@ -1,0 +1,169 @@
+"""After a crash, recorded acks hold, and messages that were sent before count as repeated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from simplebus.core.limits import PROGRESS_ROWS_MAX, PROGRESS_SECONDS
+from simplebus.core.protocol.durability import Durability
+from tests.behaviour.wire_peer_v2 import (
+    Version2Peer,
+    ack,
+    connect_version2,
+    nack,
+    publish,
+    publish_envelopes,
+    subscribe,
+)
+from tests.models.key_order_model import encode_with_key
+from tests.storage.journaled_broker import KeptBus
+
+SUBSCRIPTIONS = {
+    "durable": subscribe(1, 5, durable="billing"),
+    "group": subscribe(1, 5, durable="billing", group="workers"),
+    "key-ordered group": subscribe(1, 5, durable="billing", group="workers", by_key=True),
+    "plain": subscribe(1, 5),
+}
+
+
+def restarted(bus: KeptBus, path: Path, level: Durability = Durability.DISK) -> KeptBus:
+    bus.crash()
+    return KeptBus(path, level=level, now=bus.broker.clock.now)
+
+
+def redelivered(bus: KeptBus, request: bytes) -> dict[int, int]:
+    """Return the messages that a new reader receives within 20 ticks, and their attempts."""
+    reader, got = connect_version2(bus, request), {}
+    for _ in range(20):
+        while messages := reader.receive_deliveries():
+            got.update((message.message_id, message.attempt) for message in messages)
+            reader.send(*[ack(5, each.message_id, each.message_id + 1) for each in messages])
+        bus.broker.clock.now += 1
+        bus.tick()
+        bus.broker.run_due_wakeups()
+    return got
+
+
+@pytest.mark.parametrize("level", [Durability.DISK, Durability.OS])
+@pytest.mark.parametrize("kind", SUBSCRIPTIONS)
+def test_acks_and_deliveries_are_in_the_next_write(
+    tmp_path: Path, kind: str, level: Durability
+) -> None:
+    bus = KeptBus(tmp_path, level=level)
+    reader = connect_version2(bus, SUBSCRIPTIONS[kind])
+    peer = connect_version2(bus, name="till")
+    bus.sync()
+    keyed = [encode_with_key(b"%d" % number, b"") for number in range(6)]
+    peer.send(publish_envelopes(1, 0, *keyed))
+    assert reader.receive_message_ids() == [0, 1, 2, 3, 4, 5]
+    reader.send(ack(5, 0, 2), ack(5, 4, 5))
+    bus.broker.clock.now += PROGRESS_SECONDS
+    bus.sync()
+    assert redelivered(restarted(bus, tmp_path, level), SUBSCRIPTIONS[kind]) == {2: 2, 3: 2, 5: 2}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", SUBSCRIPTIONS)
+def test_no_recorded_ack_is_forgotten(tmp_path: Path, kind: str, seed: int) -> None:
+    random = Random(seed)
+    bus = KeptBus(tmp_path)
+    number, acked, sent = 0, set[int](), set[int]()
+    for _ in range(4):
+        reader = connect_version2(bus, SUBSCRIPTIONS[kind])
+        peer = connect_version2(bus, name="till")
+        open_ids: list[int] = []
+        for _ in range(random.randrange(4, 20)):
+            count = random.randrange(4)
+            envelopes = [encode_with_key(b"%d" % random.randrange(5), b"") for _ in range(count)]
+            peer.send(publish_envelopes(1, number, *envelopes))
+            number += count
+            for message in reader.receive_deliveries():
+                assert message.message_id not in acked
+                assert message.attempt >= 1 + (message.message_id in sent)
+                open_ids.append(message.message_id)
+            random.shuffle(open_ids)
+            done = [open_ids.pop() for _ in range(random.randrange(len(open_ids) + 1))]
+            if done and random.random() < 0.2:
+                reader.send(nack(5, done[-1], done[-1] + 1))
+                done.pop()
+            reader.send(*[ack(5, each, each + 1) for each in done])
+            bus.broker.clock.now += PROGRESS_SECONDS
+            bus.sync()
+            acked.update(done)
+            sent.update(open_ids)
+        bus = restarted(bus, tmp_path)
+        number = bus.broker.classes[1].ring.head
+    left = redelivered(bus, SUBSCRIPTIONS[kind])
+    assert left.keys() == set(range(number)) - acked
+    assert all(left[each] >= 2 for each in sent - acked)
+    bus.crash()
+
+
+def test_progress_alone_is_written_at_intervals(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
+    connect_version2(bus, publish(1, 0, b"a", b"b", b"c"), name="till")
+    bus.sync()
+    reader.receive_message_ids()
+    batches = []
+    for number in range(3):
+        reader.send(ack(5, number, number + 1))
+        batches.append(bus.keeper.build_write_batch())
+        assert bus.keeper.has_unrecorded_progress == (batches[-1] is None)
+        if number == 1:
+            bus.broker.clock.now += PROGRESS_SECONDS
+    assert [batch is None for batch in batches] == [False, True, False]
+    bus.crash()
+
+
+def test_clock_set_back_delays_no_progress(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
+    connect_version2(bus, publish(1, 0, b"a", b"b"), name="till")
+    bus.sync()
+    reader.receive_message_ids()
+    for number in range(2):
+        reader.send(ack(5, number, number + 1))
+        bus.broker.clock.now -= 3600
+        assert bus.keeper.build_write_batch() is not None
+    bus.crash()
+
+
+def test_costly_progress_waits_for_the_complete_scan(tmp_path: Path) -> None:
+    """The rows of a position would be written again with each batch."""
+    bus = KeptBus(tmp_path)
+    request = subscribe(1, 5, durable="billing", group="workers", max_in_flight=1000)
+    reader = connect_version2(bus, request)
+    bus.sync()
+    peer = connect_version2(bus, name="till")
+    count = 2 * PROGRESS_ROWS_MAX + 4
+    peer.send(publish(1, 0, *[b"x"] * count))
+    assert len(reader.receive_message_ids()) == count
+    reader.send(*[nack(5, number, number + 1, 60_000) for number in range(0, count, 2)])
+    bus.sync()
+    for number in range(1, 9, 2):
+        reader.send(ack(5, number, number + 1))
+        bus.broker.clock.now += PROGRESS_SECONDS
+        assert bus.keeper.build_write_batch() is None
+        assert bus.keeper.has_unrecorded_progress
+    bus.broker.clock.now += 10
+    batch = bus.keeper.build_write_batch()
+    assert batch is not None
+    assert not bus.keeper.has_unrecorded_progress
+    bus.crash()
+
+
+def test_a_reader_without_acks_is_recorded(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader: Version2Peer = connect_version2(bus, subscribe(1, 5, durable="billing"))
+    bus.sync()
+    peer = connect_version2(bus, publish(1, 0, b"a"), name="till")
+    assert reader.receive_message_ids() == [0]
+    bus.sync()
+    peer.send(publish(1, 1, b"b"))
+    bus = restarted(bus, tmp_path)
+    assert redelivered(bus, subscribe(1, 5, durable="billing")) == {0: 2}
+    bus.crash()
