@@ -14,6 +14,7 @@ process is handled here. Modules in reading order:
 - `journal`: threads that write and read the journal
 - `http`: monitoring endpoints over HTTP
 - `observability`: logs, message rates, latencies and the event loop watchdog
+- `garbage_collection`: collections of Python without long pauses
 - `process`, `systemd`: resources of the process, and the service manager
 
 May import: console, core, jetstream, logs, monitor, nats, net, storage.

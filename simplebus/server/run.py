@@ -6,7 +6,6 @@ The ready line and READY=1 are sent when every listener accepts connections.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -32,7 +31,7 @@ from simplebus.jetstream.cluster.limits_check import check_cluster
 from simplebus.jetstream.settings import JetStreamOptions, check_settings
 from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.settings import NatsSettings
-from simplebus.server import listeners, process
+from simplebus.server import garbage_collection, listeners, process
 from simplebus.server.journal.pump import JournalPump, load
 from simplebus.server.nats_listener import NatsListener
 from simplebus.server.observability.loop_watchdog import LoopWatchdog
@@ -331,8 +330,7 @@ async def _accept_until_stopped(
             assert nats_listener is not None
             listener_nursery.start_soon(_accept_in_scope, scope, sock, nats_listener)
         if options.owns_process:
-            gc.collect()
-            gc.freeze()  # Objects that exist now live as long as the process.
+            listener_nursery.start_soon(garbage_collection.run)
         if running.monitor is not None:
             running.monitor.collector.is_ready = True
         announce(ready_line(running))
