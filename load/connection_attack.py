@@ -61,7 +61,7 @@ def run(run_options: RunOptions) -> list[Row]:
         broker = stack.enter_context(
             running("simplebus-all", server_args=(*run_options.server_args, *map(str, args)))
         )
-        where = (_ports(broker.process.output()), str(shown.cert))
+        where = (ports_of(broker.process.output()), str(shown.cert))
         part = 0.4 if run_options.quick else 1.0
         before = _client(*where, BASELINE_S * part)
         open_before, memory_before = broker.process.descriptors(), broker.process.memory_bytes()
@@ -99,7 +99,7 @@ def run(run_options: RunOptions) -> list[Row]:
     ]
 
 
-def _ports(content: str) -> str:
+def ports_of(content: str) -> str:
     """Return the ports of the binary, NATS and HTTP listeners, comma-separated."""
     return ",".join(re.findall(rf"(?:tcp|nats|http)={re.escape(HOST)}:(\d+)", content)[:3])
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from load import (
+    attacks,
     bridge,
     connection_attack,
     connections,
@@ -409,6 +410,7 @@ SCENARIOS = (
     Scenario("tls", "128 B over TLS 1.3", special=tls_and_permissions.tls),
     Scenario("permissions", "what permissions cost", special=tls_and_permissions.permissions),
     Scenario("attack", "an attack on a server under load", special=connection_attack.run),
+    Scenario("attacks", "one client with many legal requests", special=attacks.run),
     Scenario("bridge", "from bus to bus, and to NATS", special=bridge.run),
     Scenario("sdk", "Python programs, beside those of nats-py", special=sdk.run),
     Scenario(
