@@ -60,6 +60,12 @@ SMALL_EVENT_BYTES = 256
 SMALL_EVENTS_READ_BYTES = 16 * 1024
 # The same after a read with more expensive events than this, such as Subscribe requests.
 EXPENSIVE_EVENTS_MAX = 16
+# Slow requests of one peer that one turn of the event loop processes, by their length. Each counts
+# for more, because a short one may take a millisecond, too.
+SLOW_REQUESTS_BYTES_MAX = 16 * 1024
+SLOW_REQUEST_BYTES = 1024
+# Sessions whose timeouts are checked in one turn of the event loop.
+TICKED_SESSIONS_PER_TURN = 256
 EXPENSIVE_EVENTS_READ_BYTES = 1024
 
 # Bytes that a peer whose messages wait for a full class may still send per interval, so that the
@@ -240,6 +246,9 @@ SUBJECT_BINDINGS_MAX = 4096
 PATTERN_SEGMENTS_MAX = 128
 # Patterns that are compared with a channel name at once.
 PATTERN_PAGE_SIZE = 1024
+# Patterns of ended subscriptions that are removed in one turn of the event loop. More would delay
+# other clients by several milliseconds.
+PATTERNS_REMOVED_PER_TURN = 256
 # Result cache of a subscription index: names, values of all names, and combined pattern sets.
 CACHE_NAMES_MAX = 4096
 CACHE_VALUES_MAX = 1 << 20

@@ -30,6 +30,7 @@ from simplebus.nats.limits import (
     EVENT_COST_BYTES,
     FIRST_PING_SECONDS,
     IMMEDIATE_REMOVALS_MAX,
+    OUTPUT_PER_READ_BYTES,
     PARTIAL_COMMAND_BYTES_MIN,
     SUBSCRIBE_COST_BYTES,
 )
@@ -213,6 +214,9 @@ class NatsServer:
                 self._handle_event(session, event)
             if session.is_disconnecting:
                 break
+            if self._output_bytes > OUTPUT_PER_READ_BYTES and session.can_split_reads:
+                session.push_back(session.parser.unread(buffer, count))
+                break
         session.adapt_read_size(count, output_bytes=self._output_bytes, event_count=events)
         if session.token_buckets:
             self.rate_limits.charge(session)
@@ -266,9 +270,12 @@ class NatsServer:
         self.closed_in_bytes += session.in_bytes
         self.closed_out_messages += session.out_messages
         self.closed_out_bytes += session.outbox.sent_bytes
+        acked = self._acked_subscriptions(session)
         if self.bus_adapter is not None:
             # Before the subscriptions end one by one: all unacked messages are given back at once.
             self.bus_adapter.close_local_session(session)
+        for subscription in acked:
+            self.end_subscription(subscription)
         self._end_all_subscriptions(session)
         self._ready_sessions.pop(session, None)
 
@@ -685,16 +692,23 @@ class NatsServer:
         else:
             self.routes.unsubscribe(subscription)
 
+    def _acked_subscriptions(self, session: NatsSession) -> list[AckedSubscription]:
+        return [] if self.bus_adapter is None else self.bus_adapter.acked_subscriptions(session)
+
     def _end_all_subscriptions(self, session: NatsSession) -> None:
-        """Remove all subscriptions of a session; many of them are removed in later ticks."""
-        subscriptions = list(session.subscriptions.values())
-        is_deferred = len(subscriptions) > IMMEDIATE_REMOVALS_MAX
-        for subscription in subscriptions:
-            if is_deferred and not isinstance(subscription, AckedSubscription):
-                self.routes.abandon(subscription)
-            else:
+        """Remove all subscriptions of a session; many of them are removed in later turns."""
+        if len(session.subscriptions) <= IMMEDIATE_REMOVALS_MAX:
+            for subscription in list(session.subscriptions.values()):
                 self.end_subscription(subscription)
-        session.subscriptions.clear()
+            return
+        for acked in self._acked_subscriptions(session):
+            self.end_subscription(acked)
+        subscriptions = session.take_subscriptions()
+        if not session.is_disconnecting:  # Otherwise nothing is delivered to it anyway.
+            for subscription in subscriptions.values():
+                subscription.has_ended = True
+        if subscriptions:
+            self.routes.abandon_all(session, subscriptions)
 
 
 def apply_settings(server: NatsServer, settings: NatsSettings) -> None:

@@ -82,6 +82,16 @@ class ConnectionSession(Protocol):
     def end_authentication(self, error: RemoteProtocolError | None) -> None:
         """Record the error that refuses the client, or None if its credentials are right."""
 
+    def allow_split_reads(self) -> None:
+        """Process a read with many slow requests in several turns."""
+
+    def refill(self, buffer: ReceiveBuffer) -> int:
+        """Copy some of the `unprocessed` bytes into the buffer. Returns how many."""
+
+    @property
+    def unprocessed(self) -> bytes:
+        """Received bytes that are to be processed in later turns."""
+
     @property
     def outbox(self) -> ConnectionOutbox: ...
     @property
@@ -166,6 +176,7 @@ class Connection(Generic[SessionT]):
         self._is_writing = False
         self._disconnect_error: RemoteProtocolError | None = None
         self._is_disconnecting = False
+        session.allow_split_reads()
 
     def make_evictable(self) -> None:
         """Allow the listener to close this connection for a newer one until it is authenticated."""
@@ -180,12 +191,14 @@ class Connection(Generic[SessionT]):
             with self._cancel_scope:
                 await self.open_transport()
                 transport, tls = self.transport, self.tls
-                is_open = listener.auth_worker is None or await self._authenticate(
-                    listener.auth_worker
-                )
+                is_open = True
+                if listener.auth_worker is not None:
+                    is_open = await self._authenticate(listener.auth_worker)
+                elif tls is None:  # A crowd that sends nothing must not delay others.
+                    await self.preauth.wait_readable()
                 self._leave_preauth()
                 while is_open:
-                    if tls is not None and tls.has_unread:
+                    if session.unprocessed or (tls is not None and tls.has_unread):
                         await trio.lowlevel.checkpoint()
                     else:
                         await trio.lowlevel.wait_readable(sock)
@@ -193,7 +206,11 @@ class Connection(Generic[SessionT]):
                     if session.is_closed or self._is_disconnecting:
                         break
                     try:
-                        count = transport.recv_into(space[: session.next_read_bytes])
+                        count = (
+                            session.refill(listener.buffer)
+                            if session.unprocessed
+                            else transport.recv_into(space[: session.next_read_bytes])
+                        )
                     except BlockingIOError:
                         continue
                     except OSError as error:
@@ -341,8 +358,8 @@ class Connection(Generic[SessionT]):
         return self._poll(select.POLLRDHUP)
 
     def has_unread(self) -> bool:
-        """Return True if the socket has unread bytes, or the end of the stream."""
-        return self._poll(select.POLLIN)
+        """Return True if received bytes are to be processed, or the stream has ended."""
+        return bool(self.session.unprocessed) or self._poll(select.POLLIN)
 
     def _poll(self, events: int) -> bool:
         if self.socket.fileno() < 0:

@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import trio
@@ -177,6 +177,7 @@ class Server:
         """True if the latest messages also went to consumers that are not behind."""
         self._nursery: trio.Nursery | None = None
         self.has_ended = False
+        self._is_removing_patterns = False
         self._drain_check: trio.Event | None = None
         """Set after each change of the broker while `wait_drained` waits."""
         self._logged_counts: Counter[tuple[str, Reason]] = Counter()
@@ -242,18 +243,33 @@ class Server:
             await trio.sleep_until(due)
             due = max(due + tick_seconds, trio.current_time() + tick_seconds / 2)
             try:
-                self.tick()
+                for _ in self.tick_in_parts():
+                    await trio.lowlevel.checkpoint()
+                    self.update_clock()
             except Exception:
                 log.exception("ack_timer.failed", "a tick of the ack timer failed")
 
     def tick(self) -> None:
         """Run one step of the ack timer and the checks that go with it."""
+        for _ in self.tick_in_parts():
+            pass
+
+    def tick_in_parts(self) -> Iterator[None]:
+        """Run one step of the ack timer and the checks that go with it.
+
+        Other work is allowed at each yield, so that many sessions do not delay it.
+        """
         self.update_clock()
         self._log_losses()
         if self.journal_pump is not None:
             self.journal_pump.tick()
-        for session, error in self.broker.tick():
-            self._disconnect(session, error)
+        for overdue in self.broker.tick_in_parts():
+            for session, error in overdue:
+                self._disconnect(session, error)
+            yield
+        if not self._is_removing_patterns and self.broker.store.remove_some_patterns():
+            self._is_removing_patterns = True
+            self.start_soon(self._remove_patterns)
         if self.broker.tick_number % _UNACKED_CHECK_TICKS == 0:
             for connection in list(self.connections.values()):
                 if connection.unacked_seconds() > _UNACKED_SECONDS_MAX:
@@ -266,6 +282,12 @@ class Server:
                         ),
                     )
         self.flush_ready()
+
+    async def _remove_patterns(self) -> None:
+        """Remove the patterns of ended subscriptions in small steps."""
+        while self.broker.store.remove_some_patterns():
+            await trio.lowlevel.checkpoint()
+        self._is_removing_patterns = False
 
     def _log_losses(self) -> None:
         """Log one line per reason for frames and messages dropped since the previous tick."""

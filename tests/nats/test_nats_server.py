@@ -13,7 +13,9 @@ from simplebus.core.users.users import User, Users
 from simplebus.nats.limits import (
     FIRST_PING_SECONDS,
     IMMEDIATE_REMOVALS_MAX,
-    REMOVALS_PER_TICK_MAX,
+    OUTPUT_PER_READ_BYTES,
+    REMOVALS_PER_TURN_MAX,
+    SUBSCRIBE_COST_BYTES,
     NatsLimits,
 )
 from simplebus.nats.protocol.events import MixedBatch, UniformBatch
@@ -226,7 +228,7 @@ def test_wildcard_subject_with_too_many_tokens_is_refused() -> None:
 def test_many_subscriptions_are_removed_over_several_ticks() -> None:
     harness = waiting()
     before = len(harness.nats_server.routes)
-    count = max(IMMEDIATE_REMOVALS_MAX, REMOVALS_PER_TICK_MAX // 2)
+    count = max(IMMEDIATE_REMOVALS_MAX, REMOVALS_PER_TURN_MAX // 2)
     said = QUIET + b"".join(
         b"SUB a.%d %d\r\nSUB b.%d g x%d\r\nSUB b g y%d\r\n" % (n, n, n, n, n) for n in range(count)
     )
@@ -245,7 +247,7 @@ def test_many_subscriptions_are_removed_over_several_ticks() -> None:
     while len(harness.nats_server.routes) > before + 3:
         at(harness, 0.0)
         beats += 1
-    assert 1 < beats < 2 + 4 * count / REMOVALS_PER_TICK_MAX
+    assert 1 < beats < 2 + 6 * count / REMOVALS_PER_TURN_MAX
     asks.send(b"PUB a.5 1\r\nx\r\nPUB b.5 1\r\ny\r\n")
     assert again.lines() == b"MSG a.5 5 1\r\nx\r\nMSG b.5 x5 1\r\ny\r\n"
     again.close()
@@ -263,6 +265,26 @@ def test_repeated_connect_ends_subscriptions() -> None:
     assert client.lines() == b""
     client.send(b"SUB in.5 new\r\nPUB x in.5 0\r\n\r\n")
     assert client.lines().startswith(b"HMSG in.5 new 33 33\r\n")
+
+
+@pytest.mark.parametrize("subject", [b"a.%d.*", b"a.%d"])
+def test_subscriptions_of_one_read_are_created_in_several_turns(subject: bytes) -> None:
+    client = waiting().client(QUIET)
+    session = client.session
+    session.allow_split_reads()
+    count = 1000
+    client.send(
+        b"".join(b"SUB " + subject % n + b" %d\r\n" % n for n in range(count)) + b"PING\r\n"
+    )
+    created = [len(session.subscriptions)]
+    while session.unprocessed:
+        server = client.harness.nats_server
+        server.receive(session, buffer(), session.refill(buffer()))
+        created.append(len(session.subscriptions) - sum(created))
+    assert max(created) <= OUTPUT_PER_READ_BYTES // SUBSCRIBE_COST_BYTES + 1
+    assert sum(created) == count
+    client.drain()
+    assert client.lines() == b"PONG\r\n"
 
 
 @pytest.mark.parametrize("line", [b"SUB a.%d %d\r\n", b"PUB a.%d in.%d 1\r\nx\r\n"])

@@ -13,8 +13,9 @@ The outbox pulls frames from its subscriptions. They are not pushed into it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from simplebus.core.authorization.durable_owners import DurableOwners
@@ -31,6 +32,7 @@ from simplebus.core.limits import (
     ACK_READ_DELAY_MESSAGES_MAX,
     MESSAGE_ID_MASK,
     RECENT_PUBLISH_TICKS,
+    TICKED_SESSIONS_PER_TURN,
 )
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.producer_state import ProducerStates
@@ -662,6 +664,16 @@ class Broker:
         Returns:
             The sessions that must be closed, each with the reason.
         """
+        return list(chain.from_iterable(self.tick_in_parts()))
+
+    def tick_in_parts(self) -> Iterator[list[tuple[Session, RemoteProtocolError]]]:
+        """Advance the ack timer by one tick, in parts of bounded work for many sessions.
+
+        Other calls of the broker are allowed between the parts.
+
+        Yields:
+            Sessions that must be closed, each with the reason.
+        """
         self.clock.tick += 1
         self.store.timer_index = self.clock.tick % self.settings.ack_timeout
         for cls in list(self.classes.values()):
@@ -677,11 +689,24 @@ class Broker:
                 group.distribute_messages()
         self.store.tick()
         self.subscription_manager.tick()
+        pending_bytes, limit_bytes = 0, self.settings.limits.total_pending_bytes
+        sessions = list(self.sessions.values())
+        for first in range(0, len(sessions), TICKED_SESSIONS_PER_TURN):
+            part = [
+                s for s in sessions[first : first + TICKED_SESSIONS_PER_TURN] if not s.is_closed
+            ]
+            yield self._tick_sessions(part)
+            pending_bytes += sum(session.pending_bytes for session in part)
+        if pending_bytes > limit_bytes:
+            yield select_sessions_to_close(self.sessions.values(), limit_bytes)
+
+    def _tick_sessions(self, sessions: list[Session]) -> list[tuple[Session, RemoteProtocolError]]:
+        """Check the timeouts of some sessions. Returns those that must be closed."""
         limits, seconds = self.settings.limits, self.settings.tick_seconds
         overdue = []
         publish_queue = self.store.publish_queue
         is_short_of_memory = publish_queue.is_short_of_memory()
-        for session in self.sessions.values():
+        for session in sessions:
             is_blocking = bool(publish_queue.blocked_classes) and self._is_blocking_publishers(
                 session, is_short_of_memory
             )
@@ -690,9 +715,7 @@ class Broker:
                 overdue.append((session, error))
             elif session.heartbeat_seconds and not session.outbox.is_idle:
                 session.outbox.mark_ready()
-        return overdue + select_sessions_to_close(
-            self.sessions.values(), limits.total_pending_bytes
-        )
+        return overdue
 
     @property
     def next_wakeup(self) -> float:

@@ -15,6 +15,7 @@ page. `a.*.c`, `a.*.c.d`, `a.*.c.*.x`, `a.*.c.d.>` are stored as
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from simplebus.core.channel.pattern import (
@@ -22,6 +23,7 @@ from simplebus.core.channel.pattern import (
     ONE_SEGMENT,
     TAIL_WILDCARDS,
     ZERO_OR_MORE,
+    is_literal,
     split_segments,
 )
 from simplebus.core.limits import PATTERN_PAGE_SIZE
@@ -292,6 +294,30 @@ class PatternIndex(Generic[V]):
             assert all(page.used_bits.bit_count() == PATTERN_PAGE_SIZE for page in bucket[:-1])
         for pattern, (page, number) in self._slots.items():
             assert page.patterns[number] == pattern
+
+
+class PatternSet:
+    """Set of legal patterns, with a search by name. It does not change."""
+
+    __slots__ = ("_literal", "_wild")
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._literal: set[str] = set()
+        self._wild: PatternIndex[bool] = PatternIndex()
+        for pattern in patterns:
+            if is_literal(pattern):
+                self._literal.add(pattern)
+            else:
+                self._wild[pattern] = True
+
+    def has_match(self, name: str) -> bool:
+        """Return True if a pattern matches the name. The empty name is a message without a
+        channel.
+        """
+        segments = split_segments(name)
+        if "" in segments:
+            return False
+        return name in self._literal or bool(self._wild.find_matches(segments))
 
 
 def matched_values(hits: PageMatches[V]) -> list[V]:

@@ -96,6 +96,27 @@ class SubscriptionIndex(Generic[T]):
         self._invalidate(pattern)
         return True
 
+    def insert_all(self, patterns: Iterable[str], value: T) -> None:
+        """Add a value to several patterns, which are legal and of which it has none yet."""
+        wild, literal, order = self._wild, self._literal, self._next_order
+        for pattern in patterns:
+            store: dict[str, _Values[T]] | PatternIndex[_Values[T]] = (
+                literal if is_literal(pattern) else wild
+            )
+            values = store.get(pattern)
+            if values is None:
+                store[pattern] = (order, value)
+            else:
+                if isinstance(values, tuple):
+                    store[pattern] = values = {values[1]: values[0]}
+                values[value] = order
+            order += 1
+        count, self._next_order = order - self._next_order, order
+        self._length += count
+        self.insert_count += count
+        self.generation += 1
+        self.clear_cache()
+
     def remove(self, pattern: str, value: T) -> None:
         """Remove a value from a pattern. Raises KeyError if the pair does not exist."""
         store = self._index_for(pattern)

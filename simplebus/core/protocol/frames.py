@@ -110,7 +110,7 @@ class FrameBatch:
     A batch is a view: it is valid until the underlying buffer is written again. Nobody changes it.
     """
 
-    __slots__ = ("bounds", "count", "data", "known_keys", "stride")
+    __slots__ = ("_is_uniform", "bounds", "count", "data", "known_keys", "stride")
 
     def __init__(
         self, data: Bytes, bounds: Integers, stride: int, known_keys: Words | None = None
@@ -125,6 +125,14 @@ class FrameBatch:
         """Length of every frame if all are equal, else 0."""
         self.known_keys = known_keys
         """Result of `keys`, in KEY_BITS, if the splitter has computed it."""
+        self._is_uniform: bool | None = True if self.count == 1 else None
+
+    @property
+    def is_uniform(self) -> bool:
+        """True if all frames have the same type and class."""
+        if self._is_uniform is None:
+            self._is_uniform = not self.key_changes().any()
+        return self._is_uniform
 
     @property
     def starts(self) -> Integers:

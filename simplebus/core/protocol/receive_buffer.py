@@ -60,6 +60,8 @@ class FrameReceiver:
         self.received_bytes = 0
         """Bytes received."""
         self._tail = bytearray()
+        self._unsplit = (0, 0)
+        """Range of the buffer behind the batch that `receive` yielded last."""
 
     @property
     def tail_bytes(self) -> int:
@@ -137,13 +139,25 @@ class FrameReceiver:
             else:
                 frame, first = self._assemble(buffer, first, last)
                 if frame is not None:
+                    self._unsplit = first, last
                     yield from self._check_lengths(frame)
         while (batch := split_frames(buffer.raw, first, last, buffer.scratch)) is not None:
             first += batch.data.size
+            self._unsplit = first, last
             yield from self._check_lengths(batch)
         self._tail += buffer.view[first:last]
         if len(self._tail) > self.frame_bytes_max:
             raise self._build_too_long_error(len(self._tail), "and has not ended")
+
+    def unread(self, buffer: ReceiveBuffer, batch: FrameBatch, index: int) -> bytes:
+        """Return what was received from frame `index` of the latest batch on, as if it had not been
+        received. The caller then drops the iterator of `receive`.
+        """
+        first, last = self._unsplit
+        unread = batch.data[batch.bounds[index] :].tobytes() + bytes(buffer.view[first:last])
+        self.frame_count -= batch.count - index
+        self.received_bytes -= len(unread)
+        return unread
 
     def _assemble(
         self, buffer: ReceiveBuffer, first: int, last: int

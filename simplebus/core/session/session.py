@@ -21,6 +21,8 @@ from collections.abc import Container, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     EXPENSIVE_EVENTS_MAX,
@@ -30,6 +32,8 @@ from simplebus.core.limits import (
     PARKED_BATCH_BYTES,
     RECEIVE_BYTES,
     RECENT_PUBLISH_TICKS,
+    SLOW_REQUEST_BYTES,
+    SLOW_REQUESTS_BYTES_MAX,
     SMALL_EVENT_BYTES,
     SMALL_EVENTS,
     SMALL_EVENTS_READ_BYTES,
@@ -51,6 +55,11 @@ if TYPE_CHECKING:
     from simplebus.core.group.group import GroupMember
     from simplebus.core.subscription.subscription import BrokerSubscription
     from simplebus.core.users.permissions import Grants
+
+_IS_SLOW = np.zeros(256, np.bool_)
+"""By frame type, True for requests that may take long."""
+_IS_SLOW[[frames.CONNECT, frames.SUBSCRIBE, frames.UNSUBSCRIBE]] = True
+_IS_SLOW[[frames.FETCH, frames.PURGE, frames.INQUIRE]] = True
 
 _TLS_HANDSHAKE_BYTE = 0x16
 """First byte of a TLS client; no frame begins with it."""
@@ -162,6 +171,9 @@ class Session:
         self._last_frame_count = 0
         self._last_received_bytes = 0
         self._last_sent_bytes = 0
+        self.unprocessed = b""
+        """Received bytes that are processed in later turns. See `allow_split_reads`."""
+        self._can_split_reads = False
         self._known_classes = known_classes
         self._next_read_bytes = TRICKLE_BYTES
 
@@ -233,6 +245,7 @@ class Session:
     def close(self) -> None:
         """Record that the connection has ended."""
         self.is_closed = True
+        self.unprocessed = b""
 
     # Messages and acks ---------------------------------------------------------------------------
 
@@ -332,7 +345,25 @@ class Session:
     @property
     def pending_bytes(self) -> int:
         """Bytes held for this session outside the rings."""
-        return self.parked_bytes + self.outbox.pending_bytes + self.receiver.tail_bytes
+        return (
+            self.parked_bytes
+            + self.outbox.pending_bytes
+            + self.receiver.tail_bytes
+            + len(self.unprocessed)
+        )
+
+    def allow_split_reads(self) -> None:
+        """Process only a few slow requests of a read at once.
+
+        After each read the caller processes `unprocessed` in later turns, by `refill`.
+        """
+        self._can_split_reads = True
+
+    def refill(self, buffer: ReceiveBuffer) -> int:
+        """Copy some of the unprocessed bytes into the buffer. Returns how many, as a read does."""
+        data, self.unprocessed = self.unprocessed, b""
+        self.unprocessed = data[TRICKLE_BYTES:]
+        return buffer.fill(data[:TRICKLE_BYTES])
 
     @property
     def next_read_bytes(self) -> int:
@@ -413,10 +444,16 @@ class Session:
                 "the peer began a TLS handshake; this listener does not support TLS",
             )
         for batch in self.receiver.receive(buffer, received_bytes, skipped_bytes=skipped_bytes):
-            if self.decoder is None:
-                yield from self._decode_first_frames(batch)
-            else:
-                yield from self.decoder.decode_events(batch)
+            if self._can_split_reads and (end := find_slow_requests_end(batch)) < batch.count:
+                self.unprocessed = self.receiver.unread(buffer, batch, end) + self.unprocessed
+                yield from self._decode(batch.slice(0, end))
+                return
+            yield from self._decode(batch)
+
+    def _decode(self, batch: FrameBatch) -> Iterator[Event]:
+        if self.decoder is None:
+            return self._decode_first_frames(batch)
+        return self.decoder.decode_events(batch)
 
     def receive_few(
         self, buffer: ReceiveBuffer, received_bytes: int
@@ -535,3 +572,17 @@ class Session:
             f"the peer sent nothing for {limit_seconds:g} s, expected a heartbeat every "
             f"{seconds:g} s",
         )
+
+
+def find_slow_requests_end(batch: FrameBatch) -> int:
+    """Return the number of leading frames that contain as many slow requests as one turn should
+    process, at least one.
+    """
+    if batch.is_uniform and not _IS_SLOW[batch.data[0]]:
+        return batch.count
+    slow = np.flatnonzero(_IS_SLOW[batch.data[batch.starts]])
+    if slow.size <= 1:
+        return batch.count
+    cost_bytes = np.cumsum(batch.lengths[slow] + SLOW_REQUEST_BYTES)
+    count = max(1, int(cost_bytes.searchsorted(SLOW_REQUESTS_BYTES_MAX, side="right")))
+    return batch.count if count >= slow.size else int(slow[count - 1]) + 1

@@ -66,7 +66,7 @@ class Version1Decoder:
 
     def decode_events(self, batch: FrameBatch) -> Iterator[Event]:
         """Yield the events of frames. Each event must be applied before the next is requested."""
-        if batch.count == 1:
+        if batch.is_uniform:
             yield from self._decode_run(batch)
             return
         changes = batch.key_changes()

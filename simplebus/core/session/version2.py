@@ -196,9 +196,7 @@ class Version2Decoder(Version1Decoder):
     def decode_events(self, batch: FrameBatch) -> Iterator[Event]:
         self.may_confirm_wait = False
         published: Flags | None = None
-        if (
-            batch.count == 1 or not batch.key_changes().any()
-        ):  # All frames have the same type and class.
+        if batch.is_uniform:
             if batch.data[0] not in _MESSAGE_TYPES:
                 yield from self._decode_run(batch)
                 return

@@ -745,6 +745,7 @@ class Store:
         """Retry dead letters, shrink rings, and expire messages. Called once per tick."""
         self.failure_reasons.forget_acked()
         self.message_ids.tick(self.clock.now)
+        self.remove_some_patterns()
         if 4 * self.budget.available_bytes < self.budget.limit_bytes:
             self._forget_unused_channels()
         scan_budget, channel_budget = EXPIRY_SCAN_MESSAGES_MAX, FORGET_CHANNELS_MIN
@@ -763,6 +764,17 @@ class Store:
             self._enforce_pending_limits(cls)  # A backlog may not be counted completely yet.
             if cls.blocked_sessions or cls.retention.seconds or cls.has_last_values:
                 self.trim_class(cls)  # Other classes may have given memory back.
+
+    def remove_some_patterns(self) -> bool:
+        """Remove some patterns of ended subscriptions. Returns False if none were left.
+
+        One call per tick suffices, but more of them free the memory sooner.
+        """
+        for cls in self.classes.values():
+            if cls.channels.has_removed_patterns:
+                cls.channels.remove_some_patterns()
+                return True
+        return False
 
     def _forget_unused_channels(self) -> None:
         """Release the memory of channels without stored messages, because memory is short."""

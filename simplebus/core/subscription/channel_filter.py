@@ -14,12 +14,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from simplebus.core.channel.pattern import ZERO_OR_MORE, is_literal
+from simplebus.core.channel.pattern_index import PatternSet
 from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.limits import (
     CHANNEL_BYTES,
@@ -27,6 +29,7 @@ from simplebus.core.limits import (
     FORGET_CHANNELS_MIN,
     PATTERN_BYTES,
     PATTERN_SEGMENT_BYTES,
+    PATTERNS_REMOVED_PER_TURN,
 )
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.frames import Flags
@@ -49,7 +52,7 @@ class ChannelFilter:
         "_matched_count",
         "_name_by_number",
         "_number_by_name",
-        "_pattern_matcher",
+        "_pattern_set",
         "patterns",
         "scope",
         "watched_patterns",
@@ -74,11 +77,8 @@ class ChannelFilter:
         self.scope = scope
         self.watched_patterns = self.patterns or (ZERO_OR_MORE,)
         """Patterns by which new channels are looked up."""
-        self._pattern_matcher: SubscriptionIndex[None] = SubscriptionIndex(
-            cache_names=0, cache_values=0
-        )
-        for pattern in self.watched_patterns:
-            self._pattern_matcher.insert(pattern, None)
+        self._pattern_set: PatternSet | None = None
+        """The patterns, indexed; None until a channel is matched against them."""
         self._name_by_number, self._number_by_name = name_by_number, number_by_name
         self._matched_count = 0
         """Number of known matching channels, plus 1 if messages without a channel match."""
@@ -142,10 +142,16 @@ class ChannelFilter:
 
     def _evaluate_channel(self, number: int) -> None:
         name = self._name_by_number[number]
-        is_wanted = self._pattern_matcher.has_match(name)
+        is_wanted = self._has_pattern(name) if name else ZERO_OR_MORE in self.watched_patterns
         is_wanted = is_wanted and (self.scope is None or self.scope.is_allowed(name))
         self._match_states[number] = _MATCHED if is_wanted else _NOT_MATCHED
         self._matched_count += is_wanted
+
+    def _has_pattern(self, name: str) -> bool:
+        """Return True if a pattern matches the channel."""
+        if self._pattern_set is None:
+            self._pattern_set = PatternSet(self.watched_patterns)
+        return self._pattern_set.has_match(name)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the invariants hold."""
@@ -178,6 +184,8 @@ class ChannelTable:
         """Numbers that are charged to the memory budget, in every table that has a row for each."""
         self._filter_index: SubscriptionIndex[ChannelFilter] = SubscriptionIndex()
         self._filters: dict[ChannelFilter, None] = {}
+        self._removed_patterns: deque[tuple[ChannelFilter, list[str]]] = deque()
+        """Removed filters with patterns that are still in the index."""
         self._name_count_max = CHANNEL_NAMES_MAX
         self._fully_used_floor = -1
         """Floor of the ring at which all channels were found to be in use."""
@@ -216,7 +224,10 @@ class ChannelTable:
 
     def find_filters(self, name: str) -> tuple[ChannelFilter, ...]:
         """Return the filters with a pattern that matches this channel."""
-        return self._filter_index.match(name)
+        filters = self._filter_index.match(name)
+        if self._removed_patterns:
+            filters = tuple(each for each in filters if each in self._filters)
+        return filters
 
     def intern_names(self, names: Sequence[str]) -> list[int] | None:
         """Return the numbers of these channels, "" being none.
@@ -255,19 +266,46 @@ class ChannelTable:
         channel_filter = ChannelFilter(
             tuple(dict.fromkeys(patterns)), self._name_by_number, self._number_by_name, scope
         )
-        if not self._take_budget(_patterns_bytes(channel_filter.watched_patterns) + self._capacity):
-            return None
+        needed_bytes = _patterns_bytes(channel_filter.watched_patterns) + self._capacity
+        while not self._take_budget(needed_bytes):
+            if not self.has_removed_patterns:
+                return None
+            self.remove_some_patterns()
         self._filters[channel_filter] = None
-        for pattern in channel_filter.watched_patterns:
-            self._filter_index.insert(pattern, channel_filter)
+        self._filter_index.insert_all(channel_filter.watched_patterns, channel_filter)
         return channel_filter
 
     def remove_filter(self, channel_filter: ChannelFilter) -> None:
-        """Remove a filter and return its memory."""
+        """Remove a filter. Few patterns are removed now, many by later calls of
+        `remove_some_patterns`.
+        """
         del self._filters[channel_filter]
-        for pattern in channel_filter.watched_patterns:
+        self._return_budget(self._capacity)
+        patterns = list(channel_filter.watched_patterns)
+        if len(patterns) <= PATTERNS_REMOVED_PER_TURN:
+            self._remove_patterns(channel_filter, patterns)
+        else:
+            self._removed_patterns.append((channel_filter, patterns))
+
+    @property
+    def has_removed_patterns(self) -> bool:
+        """True if `remove_some_patterns` has work to do."""
+        return bool(self._removed_patterns)
+
+    def remove_some_patterns(self) -> None:
+        """Remove up to PATTERNS_REMOVED_PER_TURN patterns of removed filters."""
+        if self._removed_patterns:
+            channel_filter, patterns = self._removed_patterns[0]
+            self._remove_patterns(channel_filter, patterns[-PATTERNS_REMOVED_PER_TURN:])
+            del patterns[-PATTERNS_REMOVED_PER_TURN:]
+            if not patterns:
+                self._removed_patterns.popleft()
+
+    def _remove_patterns(self, channel_filter: ChannelFilter, patterns: list[str]) -> None:
+        """Remove patterns of a removed filter and return their memory."""
+        for pattern in patterns:
             self._filter_index.remove(pattern, channel_filter)
-        self._return_budget(_patterns_bytes(channel_filter.watched_patterns) + self._capacity)
+        self._return_budget(_patterns_bytes(patterns))
 
     def forget_unused(self, max_count: int) -> int:
         """Forget up to `max_count` channels that no stored message carries. Returns how many."""
@@ -365,7 +403,8 @@ class ChannelTable:
         for filters, numbers in numbers_by_filters.values():
             added = np.array(sorted(numbers), np.intp)  # Sorted once for all equal filters.
             for channel_filter in dict.fromkeys(filters):
-                channel_filter.add_channels(added)
+                if channel_filter in self._filters:
+                    channel_filter.add_channels(added)
 
     def build_rows(
         self, columns: EnvelopeColumns, accepted_times: float | Times
@@ -412,6 +451,7 @@ class ChannelTable:
             + sum(
                 _patterns_bytes(channel_filter.watched_patterns) for channel_filter in self._filters
             )
+            + sum(_patterns_bytes(patterns) for _, patterns in self._removed_patterns)
             + self._capacity * self._bytes_per_number
         )
 

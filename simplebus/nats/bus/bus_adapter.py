@@ -333,6 +333,11 @@ class BusAdapter:
                 Reason.UNAUTHORIZED, f"no permission to subscribe to class {request.class_ref!r}"
             )
 
+    def acked_subscriptions(self, session: NatsSession) -> list[AckedSubscription]:
+        """Return the acked subscriptions of a client."""
+        deliveries = self._deliveries.get(session)
+        return [] if deliveries is None else list(deliveries.by_number.values())
+
     def unsubscribe(self, subscription: AckedSubscription) -> None:
         """End an acked subscription. Unacked messages are redelivered; a durable stays."""
         deliveries = self._deliveries.get(subscription.session)

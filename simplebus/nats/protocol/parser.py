@@ -40,13 +40,15 @@ _SIZE = _WORD.itemsize  # The shortest PUB line, `PUB a 1` and LF, has eight byt
 class NatsParser:
     """Parser of one client's bytes."""
 
-    __slots__ = ("_limits", "_line_parser", "_searched_bytes", "_table", "_tail")
+    __slots__ = ("_limits", "_line_parser", "_parsed_end", "_searched_bytes", "_table", "_tail")
 
     def __init__(self, limits: NatsLimits, table: SubjectTable) -> None:
         self._limits = limits
         self._table = table
         self._line_parser = LineParser(limits)
         self._tail = bytearray()
+        self._parsed_end = 0
+        """Offset in the buffer behind the latest event."""
         self._searched_bytes = 0
         """Bytes of the tail known to contain no LF behind the verb."""
 
@@ -68,7 +70,7 @@ class NatsParser:
         """Return the events completed by `count` new bytes in the buffer, which may be an iterator.
 
         Apply each event before requesting the next one. Events refer to the buffer and are valid
-        until it is filled again. Exhaust the iterator, or drop the connection.
+        until it is filled again. Exhaust the iterator, call `unread`, or drop the connection.
 
         Raises:
             NatsError: The client violated the protocol; events before the violation were yielded.
@@ -78,9 +80,16 @@ class NatsParser:
         if not self._tail:
             end = self._line_parser.parse_command(buffer.raw, HEADROOM_BYTES, last)
             if end == last:  # One command, the usual case at low load.
+                self._parsed_end = last
                 event = self._line_parser.pop_event()
                 return () if event is None else (event,)
         return self._iter_events(buffer, last, end)
+
+    def unread(self, buffer: ReceiveBuffer, count: int) -> bytes:
+        """Return the bytes behind the latest event, as if they had not been received. The caller
+        then drops the iterator of `receive`.
+        """
+        return bytes(buffer.view[self._parsed_end : HEADROOM_BYTES + count])
 
     def _iter_events(self, buffer: ReceiveBuffer, last: int, end: int) -> Iterator[ClientEvent]:
         """Yield the events of `receive`. Without a tail, the first command ends at `end`."""
@@ -98,6 +107,7 @@ class NatsParser:
                 if self._tail:
                     return
                 if (event := self._line_parser.pop_event()) is not None:
+                    self._parsed_end = first
                     yield event
                     event = None
                 if first == last:
@@ -169,6 +179,7 @@ class NatsParser:
                         )
             offset = end
             if event is not None:
+                self._parsed_end = end
                 yield event
             if offset == last:
                 break

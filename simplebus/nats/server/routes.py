@@ -23,7 +23,7 @@ from simplebus.core.protocol.inquiry import ListenerInfo
 from simplebus.nats import subjects
 from simplebus.nats.limits import (
     MERGED_GROUPS_MAX,
-    REMOVALS_PER_TICK_MAX,
+    REMOVALS_PER_TURN_MAX,
     SCATTERED_FRACTION,
     SUBJECTS_MAX,
 )
@@ -101,7 +101,10 @@ class SubjectRoutes:
         self._groups: dict[tuple[bytes, bytes], QueueGroup] = {}
         self._partial_ack_patterns = 0
         """Pairs whose pattern may match some ack subjects but not all."""
-        self._abandoned: deque[NatsSubscription] = deque()
+        self._abandoned: deque[dict[bytes, NatsSubscription]] = deque()
+        """Subscriptions of sessions that have ended, until their routes are removed. No dict is
+        empty.
+        """
         self._merged_groups: dict[tuple[QueueGroup, ...], MergedQueueGroup] = {}
         self._results: dict[SubjectSinks, int] = {}
         self._sinks: list[SubjectSinks] = []
@@ -154,7 +157,7 @@ class SubjectRoutes:
             group = self._groups[subject, queue] = QueueGroup(self._random, subject, queue)
             self.add(subject, group)
             self._merged_groups.clear()
-        group.add(subscription)  # The group may be empty and waiting for `remove_abandoned`.
+        group.add(subscription)
         return True
 
     def unsubscribe(self, subscription: NatsSubscription) -> None:
@@ -176,19 +179,17 @@ class SubjectRoutes:
         self.remove(group.subject, group)
         self._merged_groups.clear()
 
-    def abandon(self, subscription: NatsSubscription) -> None:
-        """End a subscription and remove its route in a later `remove_abandoned`."""
-        self._change_subscription_count(-1)
-        self.subscription_memory.uncharge_account(subscription)
-        subscription.has_ended = True
-        subject, queue = subscription.subject, subscription.queue
-        if queue:
-            group = self._groups[subject, queue]
-            group.remove(subscription)
-            if group.members:  # The group's route stays for them.
-                self.subscription_memory.free(subscription)
-                return
-        self._abandoned.append(subscription)
+    def abandon_all(
+        self, session: NatsSession, subscriptions: dict[bytes, NatsSubscription]
+    ) -> None:
+        """End all subscriptions of a session, and remove their routes in later calls of
+        `remove_abandoned`.
+
+        They must not accept messages any more. `subscriptions` is emptied.
+        """
+        self._change_subscription_count(-len(subscriptions))
+        self.subscription_memory.uncharge_session(session)
+        self._abandoned.append(subscriptions)
 
     @property
     def has_abandoned(self) -> bool:
@@ -197,14 +198,20 @@ class SubjectRoutes:
 
     def remove_abandoned(self) -> None:
         """Remove the routes of some abandoned subscriptions."""
-        for _ in range(min(REMOVALS_PER_TICK_MAX, len(self._abandoned))):
-            subscription = self._abandoned.popleft()
+        for _ in range(REMOVALS_PER_TURN_MAX):
+            if not self._abandoned:
+                return
+            _, subscription = self._abandoned[0].popitem()
+            if not self._abandoned[0]:
+                self._abandoned.popleft()
             subject, queue = subscription.subject, subscription.queue
-            group = self._groups.get((subject, queue)) if queue else None
             if not queue:
                 self.remove(subject, subscription)
-            elif group is not None and not group.members:
-                self._remove_group(group)
+            else:
+                group = self._groups[subject, queue]
+                group.remove(subscription)
+                if not group.members:
+                    self._remove_group(group)
             self.subscription_memory.free(subscription)
 
     def _change_subscription_count(self, change: int) -> None:

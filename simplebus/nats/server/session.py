@@ -13,6 +13,7 @@ import numpy as np
 
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
+from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.rate_limits import address_network
 from simplebus.core.session.session import Session
@@ -119,8 +120,8 @@ class NatsSession:
         """PINGs that the client has not answered."""
         self.subscriptions: dict[bytes, NatsSubscription] = {}
         """Subscriptions by subscription id."""
-        self.subscription_memory_bytes = 0
-        """Estimated memory of the subscriptions."""
+        self.subscription_bytes_by_account: dict[str, int] = {}
+        """Estimated memory of the subscriptions, by the account that is charged."""
         self.stall: PublisherStall | None = None
         """Slow clients that this publisher filled and waits for; None if reading goes on."""
         self.has_stalled = False
@@ -151,6 +152,10 @@ class NatsSession:
         """The part of `in_messages` and `in_bytes` that are acks."""
         self.out_messages = 0
         """Messages sent or pending."""
+        self.unprocessed = b""
+        """Received bytes that are processed in later turns. See `allow_split_reads`."""
+        self.can_split_reads = False
+        """True if a read with expensive commands may be processed in parts."""
         self._owner = owner
         self._slow_pending_bytes = slow_pending_bytes
         """The owner handles a session with more pending bytes as slow."""
@@ -166,6 +171,16 @@ class NatsSession:
         return (self.user.name if self.user is not None else "") or address_network(self.address)
 
     @property
+    def subscription_memory_bytes(self) -> int:
+        """Estimated memory of the subscriptions."""
+        return sum(self.subscription_bytes_by_account.values())
+
+    def take_subscriptions(self) -> dict[bytes, NatsSubscription]:
+        """Remove and return all subscriptions. They may still be in the routes."""
+        subscriptions, self.subscriptions = self.subscriptions, {}
+        return subscriptions
+
+    @property
     def is_reading_paused(self) -> bool:
         """True while published messages wait for space in a class."""
         return self.local_session is not None and self.local_session.is_reading_paused
@@ -178,7 +193,7 @@ class NatsSession:
     @property
     def kept_bytes(self) -> int:
         """Memory held for the client: pending output and the incomplete command."""
-        return self.outbox.pending_bytes + self.parser.tail_bytes
+        return self.outbox.pending_bytes + self.parser.tail_bytes + len(self.unprocessed)
 
     @property
     def next_read_bytes(self) -> int:
@@ -197,6 +212,23 @@ class NatsSession:
     def can_receive_error(self) -> bool:
         """True: pending bytes are sent before closing."""
         return True
+
+    def allow_split_reads(self) -> None:
+        """Process only some expensive commands of a read at once.
+
+        After each read the caller processes `unprocessed` in later turns, by `refill`.
+        """
+        self.can_split_reads = True
+
+    def push_back(self, data: bytes) -> None:
+        """Process received bytes in later turns, before all others."""
+        self.unprocessed = data + self.unprocessed
+
+    def refill(self, buffer: ReceiveBuffer) -> int:
+        """Copy some of the unprocessed bytes into the buffer. Returns how many, as a read does."""
+        data, self.unprocessed = self.unprocessed, b""
+        self.unprocessed = data[TRICKLE_BYTES:]
+        return buffer.fill(data[:TRICKLE_BYTES])
 
     def begin_authentication(self) -> None:
         """Record that the client's credentials are being checked, which may take long."""

@@ -18,7 +18,7 @@ from simplebus.nats.limits import (
     SUBSCRIPTION_MEMORY_BYTES,
     SUBSCRIPTION_MEMORY_DIVISOR,
 )
-from simplebus.nats.server.session import NatsSubscription
+from simplebus.nats.server.session import NatsSession, NatsSubscription
 from simplebus.nats.subjects import has_wildcard
 
 
@@ -64,17 +64,25 @@ class SubscriptionMemory:
             return False
         self._bytes_by_account[account] = account_bytes
         self.used_bytes += size
-        session.subscription_memory_bytes += size
+        session_bytes = session.subscription_bytes_by_account
+        session_bytes[account] = session_bytes.get(account, 0) + size
         subscription.memory_account = account
         return True
 
     def uncharge_account(self, subscription: NatsSubscription) -> None:
         """Remove a subscription from its account; its memory stays used until `free`."""
-        account, size = subscription.memory_account, _size(subscription)
-        subscription.session.subscription_memory_bytes -= size
-        self._bytes_by_account[account] -= size
-        if not self._bytes_by_account[account]:
-            del self._bytes_by_account[account]
+        self._uncharge(subscription.session, subscription.memory_account, _size(subscription))
+
+    def uncharge_session(self, session: NatsSession) -> None:
+        """Remove all subscriptions of a session from their accounts, as `uncharge_account` does."""
+        for account, size in list(session.subscription_bytes_by_account.items()):
+            self._uncharge(session, account, size)
+
+    def _uncharge(self, session: NatsSession, account: str, size: int) -> None:
+        for bytes_by_account in (self._bytes_by_account, session.subscription_bytes_by_account):
+            bytes_by_account[account] -= size
+            if not bytes_by_account[account]:
+                del bytes_by_account[account]
 
     def free(self, subscription: NatsSubscription) -> None:
         """Release the memory of a removed subscription. Called after `uncharge_account`."""

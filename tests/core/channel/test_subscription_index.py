@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from simplebus.core.channel import subscription_index as module
 from simplebus.core.channel.pattern import matches
-from simplebus.core.channel.pattern_index import PatternIndex, PatternPage
+from simplebus.core.channel.pattern_index import PatternIndex, PatternPage, PatternSet
 from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.limits import CACHE_NAMES_MAX, CACHE_VALUES_MAX
 from tests.core.channel.channel_oracle import SubscriptionIndexOracle, names, patterns
@@ -270,6 +270,29 @@ def test_index_matches_like_a_list(inserted: list[tuple[str, int]], asked: list[
         assert sublist.match(name) == oracle.match(name)
         assert len(sublist.match(name)) == sum(matches(p, name) for p, _ in set(inserted))
         assert sublist.has_match(name) == bool(oracle.match(name))
+
+
+@given(
+    st.dictionaries(st.integers(0, 3), st.lists(patterns(), unique=True, max_size=10)),
+    st.lists(names, max_size=20),
+)
+def test_many_patterns_are_inserted_like_single_ones(
+    inserted: dict[int, list[str]], asked: list[str]
+) -> None:
+    sublist, oracle = SubscriptionIndex[int](), SubscriptionIndexOracle()
+    for value, some in inserted.items():
+        before = sublist.generation
+        sublist.match("a")
+        sublist.insert_all(some, value)
+        assert sublist.generation > before
+        for pattern in some:
+            oracle.insert(pattern, value)
+        sublist.check()
+    pattern_sets = {value: PatternSet(some) for value, some in inserted.items()}
+    for name in asked:
+        assert sublist.match(name) == oracle.match(name)
+        for value, pattern_set in pattern_sets.items():
+            assert pattern_set.has_match(name) == (value in oracle.match(name))
 
 
 @given(st.lists(pairs, unique=True, max_size=30), st.randoms())

@@ -61,6 +61,22 @@ class Reading:
             self.found.append(("CLOSE", error.error_text, error.closed_reason))
             self.sentence, self.is_closed = error.sentence, True
 
+    def feed_in_parts(self, data: bytes, event_count: int) -> None:
+        """Feed data, but stop after every `event_count` events and feed the rest again."""
+        while data and not self.is_closed:
+            unread = b""
+            try:
+                events = self.parser.receive(self._buffer, self._buffer.fill(data))
+                for number, event in enumerate(events, 1):
+                    self._take(event)
+                    if number == event_count:
+                        unread = self.parser.unread(self._buffer, len(data))
+                        break
+            except NatsError as error:
+                self.found.append(("CLOSE", error.error_text, error.closed_reason))
+                self.sentence, self.is_closed = error.sentence, True
+            data = unread
+
     def _take(self, event: ClientEvent) -> None:
         kind = type(event).__name__
         self.kinds[kind] += 1

@@ -104,6 +104,17 @@ def test_chunking_does_not_change_events(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", LINES, ids=lambda data: repr(data[:24]))
+@pytest.mark.parametrize("event_count", [1, 2])
+def test_reading_in_parts_does_not_change_events(data: bytes, event_count: int) -> None:
+    expected = truth(data, headers=True)
+    for at in {0, 1, len(data) // 2}:
+        reading = Reading()
+        reading.feed(data[:at])
+        reading.feed_in_parts(data[at:], event_count)
+        assert reading.found == expected
+
+
+@pytest.mark.parametrize("data", LINES, ids=lambda data: repr(data[:24]))
 def test_errors_are_raised_at_the_first_invalid_byte(data: bytes) -> None:
     oracle = Oracle(
         max_payload=LIMITS.max_payload, max_control_line=LIMITS.max_control_line, headers=True

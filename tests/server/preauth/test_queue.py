@@ -442,6 +442,23 @@ async def test_many_ready_connections_take_one_step_per_turn(
         assert steps.steps_per_turn_max == 1
 
 
+@pytest.mark.parametrize("listener_name", ["binary", "nats"])
+async def test_many_silent_connections_close_in_one_step_per_turn(listener_name: str) -> None:
+    async with serving(nats_port=0, http_port=0) as up:  # Without users nothing authenticates.
+        host, _, port = LISTENERS[listener_name](up)[0].rpartition(":")
+        listening = len(up.addresses + up.nats_addresses + up.http_addresses)
+        client_sockets = [socket.create_connection((host, int(port))) for _ in range(MANY)]
+        await wait_until(lambda: up.server.preauth_queue.waiting_count == listening + MANY)
+        steps = StepCounter()
+        trio.lowlevel.add_instrument(steps)
+        for sock in client_sockets:
+            sock.close()
+        await wait_until(lambda: up.server.preauth_queue.waiting_count == listening)
+        trio.lowlevel.remove_instrument(steps)
+        assert steps.step_count >= MANY
+        assert steps.steps_per_turn_max == 1
+
+
 async def test_listeners_are_separate_origins() -> None:
     async with serving(nats_port=0, http_port=0, users=Users([])) as up:
         queue_, client_sockets = up.server.preauth_queue, []

@@ -1,0 +1,147 @@
+"""Reads with many slow requests are processed in several turns, with the same results."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simplebus.core.limits import (
+    PATTERNS_REMOVED_PER_TURN,
+    SLOW_REQUEST_BYTES,
+    SLOW_REQUESTS_BYTES_MAX,
+    TICKED_SESSIONS_PER_TURN,
+)
+from tests.behaviour.wire_peer import BrokerHarness, WirePeer
+from tests.behaviour.wire_peer_v2 import (
+    Version2Peer,
+    ack,
+    connect_version2,
+    publish,
+    subscribe,
+    unsubscribe,
+)
+
+PATTERN_COUNT = 1024
+
+
+def patterns(number: int) -> list[str]:
+    return [f"site.*.meter.{number}.{n}.*" for n in range(PATTERN_COUNT)]
+
+
+def run_turn(peer: WirePeer) -> bool:
+    """Process some of the unprocessed bytes. Returns False if there were none."""
+    if not peer.session.unprocessed:
+        return False
+    peer.bus.broker.receive(peer.session, peer.bus.buffer, peer.session.refill(peer.bus.buffer))
+    peer.bus.check_invariants()
+    return True
+
+
+def split_reader(bus: BrokerHarness) -> Version2Peer:
+    peer = connect_version2(bus, classes=[1, 2])
+    peer.session.allow_split_reads()
+    return peer
+
+
+def test_one_subscription_with_many_patterns_is_created_in_one_turn() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = split_reader(bus)
+    peer.send(b"".join(subscribe(1, n, channels=patterns(n)) for n in range(1, 31)))
+    counts = [len(peer.session.subscriptions)]
+    while run_turn(peer):
+        counts.append(len(peer.session.subscriptions))
+    assert counts == list(range(1, 31))
+
+
+def test_few_short_requests_are_processed_in_one_turn() -> None:
+    bus = BrokerHarness()
+    peer = split_reader(bus)
+    peer.send(b"".join(subscribe(1, n) for n in range(1, 101)))
+    counts = [len(peer.session.subscriptions)]
+    while run_turn(peer):
+        counts.append(len(peer.session.subscriptions) - sum(counts))
+    assert max(counts) <= SLOW_REQUESTS_BYTES_MAX // SLOW_REQUEST_BYTES
+    assert sum(counts) == 100
+
+
+def test_messages_are_not_split() -> None:
+    bus = BrokerHarness()
+    peer = split_reader(bus)
+    peer.send(publish(1, 0, *[b"x" * 100] * 1000))
+    assert peer.session.unprocessed == b""
+    assert bus.statistics(1).ring.message_count == 1000
+
+
+REQUESTS = st.one_of(
+    st.builds(lambda n: subscribe(1, n % 3 + 1), st.integers(0, 9)),
+    st.builds(lambda n: subscribe(2, n % 3 + 4, channels=["a.*"]), st.integers(0, 9)),
+    st.builds(lambda n: unsubscribe(n % 6 + 1), st.integers(0, 9)),
+    st.just(ack(1, 0, 1)),
+    st.just(b""),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(REQUESTS, st.integers(0, 3)), min_size=1, max_size=60),
+    st.lists(st.integers(0, 5000), max_size=3),
+)
+def test_split_reads_have_the_same_results(
+    requests: list[tuple[bytes, int]], cuts: list[int]
+) -> None:
+    stream, number = b"", 0
+    for request, count in requests:
+        stream += request + publish(1, number, *[b"%d" % n for n in range(count)])
+        number += count
+    places = sorted({0, len(stream), *(min(cut, len(stream)) for cut in cuts)})
+    reads = [stream[a:b] for a, b in pairwise(places)]
+    results = []
+    for is_split in (False, True):
+        bus = BrokerHarness()
+        peer = connect_version2(bus, classes=[1, 2])
+        if is_split:
+            peer.session.allow_split_reads()
+        for read in reads:
+            peer.send(read)
+            while run_turn(peer):
+                pass
+        receiver = peer.session.receiver
+        counters = receiver.frame_count, receiver.received_bytes, receiver.tail_bytes
+        peer.session.outbox.release_confirm()
+        results.append(
+            (peer.receive_frames(), counters, list(peer.session.subscriptions), bus.statistics(1))
+        )
+    assert results[0][1:] == results[1][1:]
+    assert sorted(results[0][0]) == sorted(results[1][0])
+
+
+def test_patterns_of_ended_subscriptions_are_removed_in_portions() -> None:
+    bus = BrokerHarness()
+    peer = connect_version2(bus, classes=[1])
+    before = bus.broker.budget.used_bytes
+    peer.send(subscribe(1, 1, channels=patterns(1)))
+    used = bus.broker.budget.used_bytes
+    peer.disconnect()
+    steps = 0
+    while bus.broker.store.remove_some_patterns():
+        steps += 1
+        bus.check_invariants()
+    assert steps == PATTERN_COUNT // PATTERNS_REMOVED_PER_TURN
+    assert bus.broker.budget.used_bytes == before < used
+
+
+def test_ticks_visit_a_bounded_number_of_sessions_at_once() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    count = 2 * TICKED_SESSIONS_PER_TURN + 1
+    for _ in range(count):
+        bus.broker.open_session()
+    limits = bus.broker.settings.limits
+    parts: list[int] = []
+    while not any(parts):
+        parts = [len(part) for part in bus.broker.tick_in_parts()]
+        assert bus.broker.tick_number < 2 * limits.hello_seconds
+    assert parts == [TICKED_SESSIONS_PER_TURN, TICKED_SESSIONS_PER_TURN, 1]
