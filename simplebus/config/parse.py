@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -221,6 +222,15 @@ def parse_servers(text: Any) -> Any:
         return tuple(NatsAddress.parse(each.strip()) for each in text.split(",") if each.strip())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def parse_server(text: str) -> str:
+    """Return a valid HOST:PORT. Raises typer.BadParameter."""
+    host, colon, port = str(text).rpartition(":")
+    is_valid = bool(colon and host) and port.isascii() and port.isdigit() and len(port) <= 5
+    if not (is_valid and 0 < int(port) <= PORT_MAX) or re.search(r"[\s/@]", host):
+        raise typer.BadParameter(f"{text!r} is no HOST:PORT, such as nats-2.example.com:4222")
+    return str(text)
 
 
 def parse_start(text: str) -> str | int | datetime:

@@ -20,6 +20,7 @@ from simplebus.config.parse import (
     parse_binding,
     parse_host,
     parse_last_values,
+    parse_server,
     parse_servers,
 )
 from simplebus.config.setting import (
@@ -53,6 +54,7 @@ NATS_LIMITS = NatsLimits()
 _HOST = Kind("text", "ADDRESS", parse_host)
 _CLASS = Kind("text", "CLASS", parse_last_values, (int, str))
 _BINDING = Kind("text", "SUBJECT=CLASS", parse_binding)
+_SERVER = Kind("text", "HOST:PORT", parse_server)
 _SERVERS = Kind("text", "SERVERS", parse_servers)
 _DIRECTORY = replace(FILE, metavar="DIRECTORY")
 _STORAGE = replace(TEXT, metavar="KIND")
@@ -353,6 +355,13 @@ class NatsSettingsTable(SettingsTable):
         "TCP port for NATS clients. 0 picks a free port, which the ready line shows.",
         default_text="4222, or 0 with --port 0",
         needs_restart=True,
+    )
+    connect_url: tuple[str, ...] = _SERVER.setting(
+        "Address of a server that NATS clients may use instead of this one, such as another one "
+        "with the same --engine. Clients learn the addresses when they connect, and use them when "
+        "they reconnect. Repeat the option for more servers.",
+        example='["nats-2.example.com:4222"]',
+        is_list=True,
     )
     max_payload: int = SIZE.setting(
         "Maximum size of a message from a NATS client, including headers. The server disconnects a "

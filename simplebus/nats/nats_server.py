@@ -12,7 +12,6 @@ import heapq
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
 import numpy as np
 
 from simplebus.core.broker.broker import Broker
@@ -378,12 +377,9 @@ class NatsServer:
         return is_due and self.bus_adapter.has_few_parked_bytes(session)
 
     def send_lame_duck(self) -> None:
-        """Announce the shutdown to clients that accept INFO at any time. INFO must not precede the
-        first PONG.
-        """
+        """Announce the shutdown to clients that accept INFO at any time."""
         for session in self.sessions.values():
-            if session.is_connect_answered and session.options.protocol:
-                session.send(msgspec.structs.replace(session.info, ldm=True).line())
+            session.send_info(ldm=True)
 
     def disconnect(self, session: NatsSession, error: NatsError) -> None:
         """Schedule a session for closing. Nothing more is sent to it."""
@@ -460,8 +456,7 @@ class NatsServer:
     def _send_connect_info(self, session: NatsSession) -> None:
         """Send INFO after the first PONG that follows CONNECT, as nats-server does."""
         session.is_connect_answered = True
-        if session.options.protocol:
-            session.send(msgspec.structs.replace(session.info, connect_info=True).line())
+        session.send_info(connect_info=True)
 
     def _send_ok(self, session: NatsSession) -> None:
         if session.options.verbose:
@@ -720,6 +715,9 @@ def apply_settings(server: NatsServer, settings: NatsSettings) -> None:
         settings.limits, total_pending_bytes=bus.total_pending_bytes
     )
     server.routes.subscription_memory.limit_bytes = memory_limit(bus)
+    for session in server.sessions.values():
+        if session.info.connect_urls != settings.connect_urls:
+            session.set_connect_urls(settings.connect_urls)
     if before == now:
         return
     server.authenticator = server.authenticator.with_users(now)

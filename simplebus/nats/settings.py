@@ -16,6 +16,8 @@ class NatsSettings:
     server_name: str = "simplebus"
     users: Users | None = None
     """Users of NATS clients; None without authentication."""
+    connect_urls: tuple[str, ...] = ()
+    """Addresses of servers that clients may use as well, as HOST:PORT."""
     tls_required: bool = False
     """True if INFO requires TLS."""
     tls_available: bool = False

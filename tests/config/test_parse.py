@@ -126,6 +126,13 @@ def test_invalid_times_are_rejected(text: str) -> None:
         parse.parse_seconds(text)
 
 
+@pytest.mark.parametrize("text", ["a", "a:", ":1", "a:0", "a:65536", "a:x", "nats://a:1", "a b:1"])
+def test_addresses_of_servers_are_checked(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is no HOST:PORT"):
+        parse.parse_server(text)
+    assert parse.parse_server("[::1]:4222") == "[::1]:4222"
+
+
 def test_last_values_classes_are_given_by_id_or_name() -> None:
     asked = parse_options("--last-values", "7", "--last-values", "state").memory.last_values
     assert list(asked) == [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
@@ -18,6 +20,7 @@ from simplebus.nats.limits import (
     SUBSCRIBE_COST_BYTES,
     NatsLimits,
 )
+from simplebus.nats.nats_server import apply_settings
 from simplebus.nats.protocol.events import MixedBatch, UniformBatch
 from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.protocol.subject_table import SubjectTable
@@ -252,6 +255,21 @@ def test_many_subscriptions_are_removed_over_several_ticks() -> None:
     assert again.lines() == b"MSG a.5 5 1\r\nx\r\nMSG b.5 x5 1\r\ny\r\n"
     again.close()
     assert len(harness.nats_server.routes) == before + 1
+
+
+def test_clients_learn_changed_addresses_of_servers() -> None:
+    harness = waiting()
+    client = harness.client(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n')
+    old_client = harness.client(QUIET + b"PING\r\n")
+    for each in (client, old_client):
+        each.lines()
+    settings = replace(harness.nats_server.settings, connect_urls=("other:4222",))
+    apply_settings(harness.nats_server, settings)
+    apply_settings(harness.nats_server, settings)
+    for each in (client, old_client):
+        each.drain()
+    assert client.lines().count(b'"connect_urls":["other:4222"]') == 1
+    assert old_client.lines() == b""
 
 
 def test_repeated_connect_ends_subscriptions() -> None:

@@ -57,6 +57,7 @@ def nats_options(
         settings = NatsSettings(
             limits=NatsLimits(**limits),
             users=users,
+            connect_urls=config.nats.connect_url,
             tls_required=tls is not None and not tls.optional,
             tls_available=tls is not None and tls.optional,
             tls_verify=tls is not None and tls.requires_client_certificate,

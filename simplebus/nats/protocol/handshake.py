@@ -43,6 +43,7 @@ class Info(msgspec.Struct, frozen=True, omit_defaults=True):
     tls_available: bool = False
     tls_verify: bool = False
     nonce: str = ""
+    connect_urls: tuple[str, ...] = ()
     ldm: bool = False
     connect_info: bool = False
 
@@ -63,6 +64,7 @@ def make_info(settings: NatsSettings, **about: Any) -> Info:
         tls_required=settings.tls_required,
         tls_available=settings.tls_available,
         tls_verify=settings.tls_verify,
+        connect_urls=settings.connect_urls,
         **about,
     )
 

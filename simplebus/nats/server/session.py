@@ -7,8 +7,9 @@ is gathered per client and encoded once, in publication order across the client'
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 
 from simplebus.core.errors import RemoteProtocolError
@@ -179,6 +180,19 @@ class NatsSession:
         """Remove and return all subscriptions. They may still be in the routes."""
         subscriptions, self.subscriptions = self.subscriptions, {}
         return subscriptions
+
+    def send_info(self, **changes: Any) -> None:
+        """Send INFO with changed fields, if the client accepts it now.
+
+        A client accepts INFO at any time after the first PONG that follows CONNECT, if it said so.
+        """
+        if self.is_connect_answered and self.options.protocol:
+            self.send(msgspec.structs.replace(self.info, **changes).line())
+
+    def set_connect_urls(self, connect_urls: tuple[str, ...]) -> None:
+        """Tell the client the addresses of servers that it may use as well."""
+        self.info = msgspec.structs.replace(self.info, connect_urls=connect_urls)
+        self.send_info()
 
     @property
     def is_reading_paused(self) -> bool:

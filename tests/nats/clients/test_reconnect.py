@@ -22,6 +22,34 @@ pytestmark = pytest.mark.xdist_group("nats clients")
 
 
 @on_asyncio
+async def test_client_reconnects_to_a_server_that_it_learned() -> None:
+    found = asyncio.Event()
+
+    async def note_found() -> None:
+        found.set()
+
+    async def ignore(error: Exception) -> None:
+        pass
+
+    with start_server() as second:
+        address = second.url.removeprefix("nats://")
+        with start_server("--nats-connect-url", address) as first:
+            client = await nats.connect(
+                first.url,
+                **PATIENT,
+                reconnected_cb=note_found,
+                error_cb=ignore,
+                reconnect_time_wait=0.05,
+            )
+            await client.flush(PATIENCE_SECONDS)
+            assert [server.netloc for server in client.discovered_servers] == [address]
+        await asyncio.wait_for(found.wait(), PATIENCE_SECONDS)
+        assert client.connected_url is not None
+        assert client.connected_url.netloc == address
+        await client.close()
+
+
+@on_asyncio
 async def test_clients_reconnect_after_a_server_restart(tmp_path: Path) -> None:
     port = free_port()
     lost, found, asked_to_leave = asyncio.Event(), asyncio.Event(), asyncio.Event()

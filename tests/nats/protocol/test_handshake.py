@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason
 from simplebus.nats.errors import NatsError
-from simplebus.nats.protocol.handshake import DEFAULT_OPTIONS, ConnectOptions, Info, parse_connect
+from simplebus.nats.protocol.handshake import (
+    DEFAULT_OPTIONS,
+    ConnectOptions,
+    Info,
+    make_info,
+    parse_connect,
+)
+from simplebus.nats.settings import NatsSettings
 
 
 def test_missing_connect_fields_keep_their_values() -> None:
@@ -74,6 +81,12 @@ def test_arbitrary_connect_bytes_are_parsed_or_refused(text: bytes) -> None:
 def test_connect_text_is_kept_unchanged(said: dict[str, str]) -> None:
     found = parse_connect(json.dumps(said).encode())
     assert (found.name, found.lang) == (said.get("name", ""), said.get("lang", ""))
+
+
+def test_info_names_other_servers() -> None:
+    settings = NatsSettings(connect_urls=("a:1", "b:2"))
+    info = make_info(settings, server_id="", host="", port=1, client_id=1, client_ip="127.0.0.1")
+    assert json.loads(info.line().removeprefix(b"INFO "))["connect_urls"] == ["a:1", "b:2"]
 
 
 def test_info_omits_false_fields() -> None:
