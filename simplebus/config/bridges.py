@@ -214,7 +214,7 @@ def _build_bridge(
             tuple(copied_classes),
             is_bidirectional=table.both,
             hops_max=table.hops,
-            heartbeat_seconds=table.heartbeat,
+            heartbeat_seconds=float(table.heartbeat),  # JSON of a Connect has no subclasses.
             has_path=table.path,
             nats_credentials={name: value for name, value in nats_values.items() if value},
             **accesses,
