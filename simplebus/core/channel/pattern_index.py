@@ -30,6 +30,8 @@ from simplebus.core.limits import PATTERN_PAGE_SIZE
 
 PREFIX_SEGMENTS = 3
 _NO_TAIL = ""
+_NAMES_ONLY: tuple[tuple[None, ...], ...] = tuple((None,) * n for n in range(PREFIX_SEGMENTS + 1))
+"""Shapes without wildcards, by length."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -98,9 +100,9 @@ class PatternPage(Generic[V]):
             number = len(self.values)
             self.patterns.append(key.pattern)
             self.values.append(value)
-        missing = range(len(self._segment_bits), len(key.rest))
-        self._segment_bits += [{} for _ in missing]
-        self._tail_bits_by_length += [0 for _ in missing]
+        while len(self._segment_bits) < len(key.rest):
+            self._segment_bits.append({})
+            self._tail_bits_by_length.append(0)
         self._toggle(key, number)
         return number
 
@@ -326,15 +328,18 @@ def matched_values(hits: PageMatches[V]) -> list[V]:
 
 
 def _parse_key(pattern: str) -> _PatternKey:
-    steps, end = split_segments(pattern), _NO_TAIL
-    if steps[-1] in TAIL_WILDCARDS:
-        end = steps.pop()
-    prefix, rest = steps[:PREFIX_SEGMENTS], steps[PREFIX_SEGMENTS:]
-    shape = tuple([step if step == ONE_SEGMENT else None for step in prefix])
-    names = tuple([step for step in prefix if step != ONE_SEGMENT])
+    steps = pattern.split(".")
+    end = steps.pop() if steps[-1] in TAIL_WILDCARDS else _NO_TAIL
+    prefix = steps[:PREFIX_SEGMENTS]
+    shape: tuple[str | None, ...]
+    if ONE_SEGMENT in prefix:
+        shape = tuple([step if step == ONE_SEGMENT else None for step in prefix])
+        names = tuple([step for step in prefix if step != ONE_SEGMENT])
+    else:
+        shape, names = _NAMES_ONLY[len(prefix)], tuple(prefix)
     if len(prefix) < PREFIX_SEGMENTS:
         return _PatternKey(pattern, (*shape, end), names, [], ZERO_OR_MORE)
-    return _PatternKey(pattern, shape, names, rest, end)
+    return _PatternKey(pattern, shape, names, steps[PREFIX_SEGMENTS:], end)
 
 
 def _toggle_bit(table: dict[K, int], key: K, bit: int) -> None:
