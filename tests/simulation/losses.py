@@ -86,7 +86,12 @@ class LossChecks(RestartChecks):
             "class names survive restarts",
             f"class {class_id}, {name!r}",
         )
-        torn = [path for path in self._torn if path.parent.name == f"{class_id:05}"]
+        head = len(self.messages[class_id])
+        torn = [
+            path
+            for path in self._torn
+            if path.parent.name == f"{class_id:05}" and not _is_continued(path, head)
+        ]
         if self._ended == "cut" and torn and len(self.messages[class_id]) < before:
             self.check(
                 any(str(torn[0].parent) in sentence for sentence in self.warnings),
@@ -234,3 +239,9 @@ class LossChecks(RestartChecks):
             self.was_ever_lossy, "written messages can be read", f"class {class_id}: {sequences}"
         )
         self.unreadable_sequences.setdefault(class_id, set()).update(sequences)
+
+
+def _is_continued(path: Path, head: int) -> bool:
+    """Return True if another segment continues this one with a message below `head`."""
+    starts = [int(other.stem) for other in path.parent.glob("*.log")]
+    return any(int(path.stem) < start < head for start in starts)
