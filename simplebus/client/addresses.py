@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from simplebus.core.errors import BusConnectionError
+from simplebus.core.protocol.opening import Opening, WrongProtocolError, recognize_opening
 from simplebus.logs.event_logger import EventLogger
 from simplebus.logs.sampling import FailureCounts, is_logged
 
@@ -164,8 +165,14 @@ def connect_error(place: object, error: OSError | None) -> BusConnectionError:
     )
 
 
-def tls_error(place: object, error: OSError) -> BusConnectionError:
-    """Return the error for a failed TLS handshake."""
+def tls_error(place: object, error: OSError, first_bytes: bytes = b"") -> BusConnectionError:
+    """Return the error for a failed TLS handshake. `first_bytes` are those of the server."""
+    opening = recognize_opening(first_bytes)
+    if opening is not None and opening is not Opening.TLS:
+        return BusConnectionError(
+            f"cannot connect to {place}: it sent {opening} instead of a TLS handshake; expected "
+            "the port for bus clients with TLS (`simplebus serve --port`, 8888 by default)"
+        )
     if isinstance(error, ssl.SSLCertVerificationError):
         return BusConnectionError(
             f"cannot connect to {place}: its certificate is not trusted "
@@ -175,7 +182,7 @@ def tls_error(place: object, error: OSError) -> BusConnectionError:
     reason = getattr(error, "reason", None) or error.strerror or str(error) or "it hung up"
     return BusConnectionError(
         f"cannot connect to {place}: the TLS handshake failed ({reason}); expected a simplebus "
-        "server with TLS there"
+        "server with TLS there; without TLS, the address begins with simplebus://"
     )
 
 
@@ -199,7 +206,9 @@ def connection_lost_error(place: object, error: Exception | None) -> BusConnecti
     """Return the error for a lost connection; `error` is None if the server closed it in order."""
     if isinstance(error, BusConnectionError):
         return error
-    if error is None or isinstance(error, ConnectionError):
+    if isinstance(error, WrongProtocolError):
+        text = f"cannot connect to {place}: {error.sentence}"
+    elif error is None or isinstance(error, ConnectionError):
         reason = "" if error is None else f" ({error.strerror or error})"
         text = f"the server at {place} closed the connection{reason}; see its log for the reason"
     elif isinstance(error, OSError):

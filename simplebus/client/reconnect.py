@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from simplebus.client.core import arguments
 from simplebus.core.errors import BusConnectionError, Reason, RefusedError, RemoteProtocolError
+from simplebus.core.protocol.opening import WrongProtocolError
 
 RETRY_DELAY_MIN_SECONDS = 0.05
 RETRY_DELAY_MAX_SECONDS = 5.0
@@ -111,7 +112,7 @@ class ReconnectSchedule:
         self.last_error, self.has_permanent_refusal = error, True
         self._refused_addresses.add(address)
         cause = error.__cause__
-        is_server_specific = (
+        is_server_specific = isinstance(cause, WrongProtocolError) or (
             isinstance(cause, RemoteProtocolError) and cause.reason in _SERVER_SPECIFIC_REASONS
         )
         return is_server_specific and len(self._refused_addresses) < self._address_count

@@ -38,6 +38,7 @@ HELP = (
     "It shows the live page: rates, classes, slow subscribers and the reasons. Stop it with Ctrl-C."
 )
 _TIMEOUT_SECONDS = 5.0
+_ERROR_BYTES_MAX = 500
 _ANSWER_BYTES_MAX = 16 * 1024 * 1024
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _LINE_CHARACTERS = 40
@@ -88,6 +89,9 @@ class DashboardClient:
         except urllib.error.HTTPError as error:
             with error:
                 reason = escape_controls(error.reason)
+                if error.headers.get_content_type() == "text/plain":  # Of a port for bus clients.
+                    text = error.read(_ERROR_BYTES_MAX).decode("utf-8", "replace")
+                    reason += f": {escape_controls(text.strip())}" if text.strip() else ""
                 raise OSError(f"{self._url} replied {error.code} {reason}") from None
         except urllib.error.URLError as error:
             if isinstance(error.reason, ssl.SSLCertVerificationError):

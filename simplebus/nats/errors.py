@@ -32,6 +32,16 @@ def error_line(text: str) -> bytes:
     return f"-ERR '{text}'\r\n".encode("latin-1", "replace")
 
 
+def unknown_operation(sentence: str) -> NatsError:
+    """Return the error for bytes that are no command."""
+    return NatsError(
+        Reason.UNKNOWN_TYPE,
+        sentence,
+        error_text="Unknown Protocol Operation",
+        closed_reason="Protocol Violation",
+    )
+
+
 def too_many_connections(max_connections: int) -> NatsError:
     """Return the error for a connection above the limit."""
     return NatsError(

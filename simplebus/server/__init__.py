@@ -8,6 +8,7 @@ process is handled here. Modules in reading order:
 - `connection`: `Connection` moves bytes between one socket and one session
 - `listeners`: listening sockets and the accept loop
 - `nats_listener`: `NatsListener`, the NATS counterpart of `Server`
+- `wrong_port`: explains to a client of another protocol which port it needs
 - `local_client`: clients inside the server process, such as bridges
 - `preauth`: limits and fair scheduling for connections that are not authenticated yet
 - `tls`: certificates and handshakes

@@ -26,6 +26,7 @@ from simplebus.core.limits import (
     HANDSHAKE_FRAME_BYTES_MAX,
     TRICKLE_SECONDS,
 )
+from simplebus.core.protocol.opening import OPENING_BYTES, WrongProtocolError
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.rate_limits import address_network
@@ -129,6 +130,12 @@ class Listener(Protocol[SessionT]):
     def is_valid_auth(self, auth: Auth) -> bool:
         """Return True if these credentials are known to be valid without a slow check."""
 
+    def find_wrong_port(self, data: bytes, *, has_tls: bool) -> RemoteProtocolError | None:
+        """Return the error for first data of another protocol, or None.
+
+        `has_tls` tells whether the data came before a TLS handshake that this port requires.
+        """
+
     def parse_greeting(self, greeting: Greeting) -> tuple[bool, Auth | None]:
         """Return whether the client's first message is complete, and its credentials.
 
@@ -176,6 +183,10 @@ class Connection(Generic[SessionT]):
         self._is_writing = False
         self._disconnect_error: RemoteProtocolError | None = None
         self._is_disconnecting = False
+        self._is_opening_checked = False
+        """True if the first data was that of this protocol, as far as known."""
+        self._wrong_port_reply = b""
+        """Explanation for a client of another protocol; replaces all other output."""
         session.allow_split_reads()
 
     def make_evictable(self) -> None:
@@ -218,6 +229,8 @@ class Connection(Generic[SessionT]):
                         break
                     if count == 0:
                         break
+                    if not self._is_opening_checked:
+                        self._check_opening(space[:count])
                     listener.receive(session, count)
                     if session.is_reading_paused:
                         await self._wait_until_resumed()
@@ -225,6 +238,8 @@ class Connection(Generic[SessionT]):
                         await listener.delay_read(session)
         except RemoteProtocolError as error:
             reason = error
+            if isinstance(error, WrongProtocolError):
+                self._wrong_port_reply = error.reply
         except Exception as error:
             # An internal error ends this connection only.
             reason = process.log_connection_fault(error, session.peer)
@@ -239,6 +254,13 @@ class Connection(Generic[SessionT]):
                 listener.start_soon(self._wait_for_peer_close)
             else:
                 self._close()
+
+    def _check_opening(self, data: memoryview) -> None:
+        """Check the first data from the client. Raises RemoteProtocolError."""
+        self._is_opening_checked = True
+        error = self._listener.find_wrong_port(bytes(data[:OPENING_BYTES]), has_tls=False)
+        if error is not None:
+            raise error
 
     def _leave_preauth(self) -> None:
         """End the pre-authentication limits: the client is authenticated or gone."""
@@ -267,6 +289,8 @@ class Connection(Generic[SessionT]):
                     return False
                 if received_bytes == 0:
                     return False
+                if not self._is_opening_checked:
+                    self._check_opening(space[:received_bytes])
                 greeting.data += space[:received_bytes]
                 is_complete, auth = listener.parse_greeting(greeting)
                 greeting_buffers.enforce_limit(greeting)
@@ -301,9 +325,13 @@ class Connection(Generic[SessionT]):
     def _send_final_bytes(self) -> bool:
         """Send the last replies that the socket accepts. Returns False if there are none."""
         outbox = self.session.outbox
-        if not self.session.can_receive_error or not outbox.pending_bytes:
-            return False
         try:
+            if self._wrong_port_reply:
+                self.transport.send(self._wrong_port_reply)
+                self.transport.shutdown(socket.SHUT_WR)
+                return True
+            if not self.session.can_receive_error or not outbox.pending_bytes:
+                return False
             while outbox.pending_bytes and (data := outbox.peek(self._listener.tick_number)):
                 count = self.transport.send(data)
                 outbox.mark_sent(count, self._listener.tick_number)

@@ -14,10 +14,11 @@ from functools import partial
 import trio
 
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.protocol.opening import Opening
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.users.users import Users
 from simplebus.logs.event_logger import EventLogger
-from simplebus.nats.errors import NatsError, too_many_connections
+from simplebus.nats.errors import NatsError, too_many_connections, unknown_operation
 from simplebus.nats.nats_server import NatsServer
 from simplebus.nats.nats_server import apply_settings as apply_nats_settings
 from simplebus.nats.protocol.handshake import parse_greeting
@@ -190,6 +191,13 @@ class NatsListener:
     def _recheck_auth(self, address: str, auth: Auth) -> None:
         if (auth_worker := self.auth_worker) is not None:
             auth_worker.recheck(auth, address, self.is_valid_auth)
+
+    def find_wrong_port(self, data: bytes, *, has_tls: bool) -> RemoteProtocolError | None:
+        error = self.server.wrong_port_check.find_error(
+            data, Opening.NATS_COMMAND, has_tls=has_tls, tls_option="--nats-tls-cert"
+        )
+        # The client gets the error line of nats-server, the log has the explanation.
+        return None if error is None else unknown_operation(error.sentence)
 
     def parse_greeting(self, greeting: Greeting) -> tuple[bool, Auth | None]:
         result = parse_greeting(greeting.data, greeting.searched_bytes)

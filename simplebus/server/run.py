@@ -236,6 +236,10 @@ async def _run_server(
         close_on_error.callback(_close_sockets, nats_sockets)
         http_sockets = await _bind_http(options)
         close_on_error.pop_all()
+    listening = {"tcp": sockets, "nats": nats_sockets, "http": http_sockets}
+    server.wrong_port_check.ports = {
+        name: each[0].getsockname()[1] for name, each in listening.items() if each
+    }
     _warn_about_unprotected_listeners(
         options, _public_hosts(sockets + nats_sockets), _public_hosts(http_sockets)
     )
@@ -456,6 +460,7 @@ async def _start_http_server(
         tls=None if certificate is None else lambda: certificate.context,
         allowed_hosts=allowed_hosts,
         preauth_queue=server.preauth_queue,
+        wrong_port_check=server.wrong_port_check,
     )
     monitor.collector.http_connections = lambda: (listener.connections, listener.accepted_count)
     monitor.collector.http_seconds = lambda: listener.cpu_seconds

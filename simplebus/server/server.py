@@ -21,6 +21,7 @@ from simplebus.core.broker.wait_reasons import format_count, format_message_coun
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import DEAD_LETTER_REASONS, Reason, RemoteProtocolError
 from simplebus.core.limits import ACK_READ_DELAY_SECONDS, PROGRESS_SECONDS
+from simplebus.core.protocol.opening import Opening, WrongProtocolError
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.session import Session
@@ -40,6 +41,7 @@ from simplebus.server.preauth.greeting import Greeting, parse_greeting
 from simplebus.server.preauth.queue import PreAuthQueue
 from simplebus.server.tls.certificates import ReloadableCertificate
 from simplebus.server.tls.handshake import TlsConnection
+from simplebus.server.wrong_port import WrongPortCheck
 
 log = EventLogger("simplebus.server")
 
@@ -149,6 +151,7 @@ class Server:
         """Unauthenticated connections of the other listeners."""
         self.closing_connections = ClosingConnections()
         self.address_limits = AddressLimits()
+        self.wrong_port_check = WrongPortCheck()
         self.buffer = ReceiveBuffer()
         self.connections: dict[int, Connection[Session]] = {}
         """Binary connections by session id."""
@@ -451,6 +454,9 @@ class Server:
     def find_user(self, name: str) -> User | None:
         """Return the user with this name, or None."""
         return self.broker.user_directory.find_by_name(name)
+
+    def find_wrong_port(self, data: bytes, *, has_tls: bool) -> WrongProtocolError | None:
+        return self.wrong_port_check.find_error(data, Opening.BUS_CONNECT, has_tls=has_tls)
 
     def parse_greeting(self, greeting: Greeting) -> tuple[bool, Auth | None]:
         return parse_greeting(greeting)

@@ -98,6 +98,7 @@ class SocketEndpoint:
         where = self._address
         if not where.is_secure:
             return SocketTransport(sock)
+        tls: TlsSocket | None = None
         try:
             tls = start_tls(sock, where, self._access)
             while not continue_handshake(tls):
@@ -110,7 +111,8 @@ class SocketEndpoint:
             sock.close()
             if not isinstance(error, OSError):
                 raise
-            raise addresses.tls_error(where, error) from error
+            first_bytes = tls.first_bytes if tls is not None else b""
+            raise addresses.tls_error(where, error, first_bytes) from error
         return SocketTransport(sock, tls)
 
     def __str__(self) -> str:

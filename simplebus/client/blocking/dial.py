@@ -81,6 +81,7 @@ def start_tls(
     """
     if not where.is_secure:
         return sock
+    tls: TlsSocket | None = None
     try:
         tls = access_of.start_tls(sock, where, access)
         while not access_of.continue_handshake(tls):
@@ -91,7 +92,8 @@ def start_tls(
     except BusConnectionError:
         raise
     except OSError as error:
-        raise addresses.tls_error(where, error) from error
+        first_bytes = tls.first_bytes if tls is not None else b""
+        raise addresses.tls_error(where, error, first_bytes) from error
     return tls
 
 

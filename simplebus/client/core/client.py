@@ -24,6 +24,7 @@ from simplebus.core.limits import ACK_BATCH_MESSAGES, Limits
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.inquiry import Inquiry
+from simplebus.core.protocol.opening import OPENING_BYTES, check_server_opening
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.protocol.requests import (
     Auth,
@@ -389,6 +390,8 @@ class ClientCore:
                 The driver
                 then calls `connection_lost`.
         """
+        if self.session_id is None and not self._receiver.received_bytes:
+            check_server_opening(bytes(buffer.writable[: min(count, OPENING_BYTES)]))
         self._connection.heartbeat.mark_received(now)
         self._received_bytes += count
         inboxes_to_wake: dict[Inbox, None] = {}

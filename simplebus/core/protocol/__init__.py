@@ -10,6 +10,7 @@ Modules in reading order (protocol/binary.md has the specification):
     envelope_reader   array reader for envelopes with the same fields, used by `envelope_batch`
     durability        durability levels
     requests          JSON bodies of requests and replies
+    opening           recognizes other protocols by their first bytes
     inquiry           JSON bodies of Inquire requests and their replies
     events            what a decoder returns for received frames
 

@@ -20,7 +20,7 @@ import re
 import msgspec
 
 from simplebus.core.errors import Reason
-from simplebus.nats.errors import NatsError
+from simplebus.nats.errors import NatsError, unknown_operation
 from simplebus.nats.limits import SIZE_DIGITS_MAX, NatsLimits
 from simplebus.nats.protocol.events import ClientEvent, Connect, Ping, Pong, Pub, Sub, Unsub
 
@@ -47,15 +47,6 @@ _CLOSED = "Protocol Violation"
 def _shorten(line: bytes | bytearray) -> str:
     more = f"… ({len(line)} bytes)" if len(line) > _QUOTED_BYTES_MAX else ""
     return f"{bytes(line[:_QUOTED_BYTES_MAX])!r}{more}"
-
-
-def _unknown_operation(sentence: str) -> NatsError:
-    return NatsError(
-        Reason.UNKNOWN_TYPE,
-        sentence,
-        error_text="Unknown Protocol Operation",
-        closed_reason=_CLOSED,
-    )
 
 
 def _protocol_violation(sentence: str) -> NatsError:
@@ -123,7 +114,7 @@ class LineParser:
         verb = _VERB.match(raw, offset, last)
         if verb is None:
             if bytes(raw[offset : min(last, offset + 8)]).upper() not in _VERB_PREFIXES:
-                raise _unknown_operation(
+                raise unknown_operation(
                     f"{_shorten(raw[offset:last])} came, expected a NATS protocol verb"
                 )
             return -1
@@ -246,7 +237,7 @@ class LineParser:
         else:
             self.required_bytes = end + 1 - offset
             return -1
-        raise _unknown_operation(
+        raise unknown_operation(
             f"a message on {_shorten(message.subject)} has a size of {size} bytes; after them "
             f"came {bytes(raw[end : min(end + 2, last)])!r}, expected CR LF"
         )

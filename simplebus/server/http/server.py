@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar
 import h11
 import trio
 
+from simplebus.core.protocol.opening import OPENING_BYTES, Opening
 from simplebus.core.session.rate_limits import address_network
 from simplebus.core.users.certificate_names import certificate_names
 from simplebus.logs.event_logger import EventLogger
@@ -40,6 +41,7 @@ from simplebus.server.http.stream import HttpStream
 from simplebus.server.preauth.address_limits import KeyedTokenBuckets, is_loopback
 from simplebus.server.preauth.queue import PreAuthQueue
 from simplebus.server.tls.handshake import HandshakeError
+from simplebus.server.wrong_port import WrongPortCheck
 
 log = EventLogger("simplebus.server")
 
@@ -107,6 +109,7 @@ class HttpServer:
         tls: Callable[[], ssl.SSLContext] | None = None,
         allowed_hosts: Iterable[str] = (),
         preauth_queue: PreAuthQueue | None = None,
+        wrong_port_check: WrongPortCheck | None = None,
     ) -> None:
         """Create the server.
 
@@ -117,6 +120,7 @@ class HttpServer:
             tls: Returns the SSL context for a new connection; None for plain HTTP.
             allowed_hosts: Host names that requests may use.
             preauth_queue: Queue shared with the other listeners; None creates one.
+            wrong_port_check: Ports of the other listeners; None if there are none.
         """
         self.dashboard = dashboard
         self._handlers = dashboard.build_routes(extra_handlers)
@@ -125,6 +129,7 @@ class HttpServer:
         self.allowed_hosts = AllowedHosts(allowed_hosts)
         self.preauth_queue = PreAuthQueue() if preauth_queue is None else preauth_queue
         self._owns_preauth_queue = preauth_queue is None
+        self.wrong_port_check = wrong_port_check or WrongPortCheck()
         self.accepted_count = self.answered_count = self.rejected_count = 0
         """Accepted connections."""
         self.cpu_seconds = 0.0
@@ -369,7 +374,9 @@ class _HttpConnection:
                     if not await self._handle_next():
                         break
                     self.is_responding = False
-        except (trio.TooSlowError, HandshakeError, OSError):
+        except HandshakeError as error:
+            self._refuse_plaintext(error.first_bytes)
+        except (trio.TooSlowError, OSError):
             pass
         except Exception:
             log.exception(
@@ -377,6 +384,17 @@ class _HttpConnection:
             )
         finally:
             await self._close()
+
+    def _refuse_plaintext(self, first_bytes: bytes) -> None:
+        """Answer in plain text to a client that has not started TLS."""
+        error = self._http_server.wrong_port_check.find_error(
+            first_bytes, Opening.HTTP_REQUEST, has_tls=True
+        )
+        if error is not None:
+            log.info("http.wrong_port", "{peer}: {error}", peer=self.peer, error=error.sentence)
+            response = error_response(400, error.sentence)
+            data = _encode_response(h11.Connection(h11.SERVER), response, is_last=True)
+            self._stream.send_plaintext(data)
 
     async def _close(self) -> None:
         """Close the connection so that the last response arrives, unless its place is needed."""
@@ -447,6 +465,7 @@ class _HttpConnection:
                 self._http_server.mark_active(self)
                 if not has_begun:
                     has_begun, deadline = True, trio.current_time() + HEAD_SECONDS_MAX
+                    self._check_opening(data)
                 self._protocol.receive_data(data)
             elif isinstance(event, h11.Request):
                 request = event
@@ -456,6 +475,14 @@ class _HttpConnection:
                 return request
             else:  # The client has closed, or the stream is invalid.
                 return None
+
+    def _check_opening(self, data: bytes) -> None:
+        """Check the first data of a request. Raises h11.RemoteProtocolError."""
+        check = self._http_server.wrong_port_check
+        error = check.find_error(data[:OPENING_BYTES], Opening.HTTP_REQUEST, has_tls=False)
+        if error is not None:
+            log.info("http.wrong_port", "{peer}: {error}", peer=self.peer, error=error.sentence)
+            raise h11.RemoteProtocolError(error.sentence)
 
     def _check_request(self, request_event: h11.Request) -> Response | None:
         """Return an error response for a request that no path can answer, or None."""
@@ -512,7 +539,7 @@ class _HttpConnection:
 
 
 def _encode_response(
-    protocol: h11.Connection, response: Response, *, without_body: bool, is_last: bool
+    protocol: h11.Connection, response: Response, *, without_body: bool = False, is_last: bool
 ) -> bytes:
     """Encode a response. The connection is closed after the last one."""
     present_names = {name.lower() for name, _ in response.headers}

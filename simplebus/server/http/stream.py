@@ -91,6 +91,11 @@ class HttpStream:
                         return
                 await trio.lowlevel.wait_writable(self._socket)
 
+    def send_plaintext(self, data: bytes) -> None:
+        """Send a short text as far as the socket accepts it, below TLS if there is any."""
+        with suppress(OSError):
+            self._socket.send(data)
+
     async def finish(self) -> None:
         """Shut down the sending side and discard input until the client closes.
 

@@ -17,6 +17,7 @@ import trio
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import HEADER_BYTES
 from simplebus.core.protocol import frames
+from simplebus.core.protocol.opening import WrongProtocolError
 from simplebus.core.protocol.requests import ErrorReply
 from simplebus.core.session.session import Session
 from simplebus.core.users.certificate_names import certificate_names
@@ -116,6 +117,9 @@ class TlsConnection(Connection[Session]):
                 certificates.options.handshake_seconds,
             )
         except HandshakeError as error:
+            wrong_port = self._listener.find_wrong_port(error.first_bytes, has_tls=True)
+            if isinstance(wrong_port, WrongProtocolError) and wrong_port.reply:
+                raise wrong_port from None
             self._is_plaintext_client = _PLAINTEXT_CONNECT.match(error.first_bytes) is not None
             why = _PLAINTEXT_MESSAGE if self._is_plaintext_client else f"the TLS handshake {error}"
             raise RemoteProtocolError(Reason.TLS_HANDSHAKE, why) from None
