@@ -100,6 +100,11 @@ class GeneralSettings(SettingsTable):
         "Maximum number of classes in use. A client that needs a further class is disconnected.",
         sets=(Limits, "classes"),
     )
+    declare_only: bool = FLAG.setting(
+        "Refuse classes that the file does not declare, such as misspelled ones. Only users with "
+        "the right configure can create further classes.",
+        sets=(Settings, "declare_only"),
+    )
     verbose: bool = FLAG.setting(
         "Print message rates to standard error once a second.", needs_restart=True
     )

@@ -139,6 +139,8 @@ class Settings:
     """Settings of single classes, by id or by name."""
     deliveries_max: int = DEFAULT_DELIVERIES_MAX
     """Deliveries after which a message is given up; 0 for no limit."""
+    declare_only: bool = False
+    """True if clients cannot create classes, except users with the right to configure them."""
 
     def __post_init__(self) -> None:
         _check_deliveries(self.deliveries_max)

@@ -93,10 +93,19 @@ def build_sessions_table(slow: SlowFacts) -> Table:
 def build_notes(bus: BusFacts, slow: SlowFacts) -> list[Note]:
     """Return the notes about classes, then those about subscriptions and sessions.
 
-    Classes that grow without a subscription come first.
+    Classes that grow without a subscription come first, other classes that only have publishers or
+    only subscribers last.
     """
-    warned = sorted((each for each in bus.classes if each.warning), key=lambda c: not c.is_growing)
-    notes = [Note(f"class {c.label!r}", c.warning, is_bad=c.is_growing) for c in warned]
+    warned = [each for each in bus.classes if each.warning]
+    warnings = {
+        is_growing: [
+            Note(f"class {each.label!r}", each.warning, is_bad=is_growing)
+            for each in warned
+            if each.is_growing is is_growing
+        ]
+        for is_growing in (True, False)
+    }
+    notes = warnings[True]
     for cls in bus.classes:
         about = f"class {cls.label!r}"
         if cls.blocked:
@@ -111,7 +120,7 @@ def build_notes(bus: BusFacts, slow: SlowFacts) -> list[Note]:
         notes += _build_position_notes(position)
     for session in slow.sessions:
         notes += _build_session_notes(session)
-    return notes
+    return notes + warnings[False]
 
 
 def _build_position_notes(position: PositionFacts) -> list[Note]:

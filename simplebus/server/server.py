@@ -12,6 +12,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import trio
@@ -48,6 +49,8 @@ log = EventLogger("simplebus.server")
 # A host that does not acknowledge TCP data for this long is gone.
 _UNACKED_SECONDS_MAX = 30.0
 _UNACKED_CHECK_TICKS = 5
+_LOGGED_CLASSES_MAX = 20
+"""New classes that are logged one by one in a tick."""
 _BULK_BYTES = 64 * 1024
 # A wakeup is postponed only when it is this close: moving a timer takes time.
 _WAKEUP_MARGIN_SECONDS = 0.0025
@@ -183,6 +186,8 @@ class Server:
         self._is_removing_patterns = False
         self._drain_check: trio.Event | None = None
         """Set after each change of the broker while `wait_drained` waits."""
+        self._logged_class_count = 0
+        """Classes whose creation is logged, as far as clients created them."""
         self._logged_counts: Counter[tuple[str, Reason]] = Counter()
         self._delayed_reads = trio.lowlevel.ParkingLot()
         self._clock_offset = 0.0
@@ -264,6 +269,7 @@ class Server:
         """
         self.update_clock()
         self._log_losses()
+        self._log_new_classes()
         if self.journal_pump is not None:
             self.journal_pump.tick()
         for overdue in self.broker.tick_in_parts():
@@ -303,6 +309,28 @@ class Server:
         for (class_name, reason), count in (counts - self._logged_counts).items():
             _log_loss(class_name, reason, count)
         self._logged_counts = counts
+
+    def _log_new_classes(self) -> None:
+        """Log the classes that clients have created since the previous tick."""
+        classes, first = self.broker.classes, self._logged_class_count
+        self._logged_class_count = len(classes)
+        if first == len(classes):
+            return
+        created = [cls for cls in islice(classes.values(), first, None) if cls.created_by]
+        for cls in created[:_LOGGED_CLASSES_MAX]:
+            log.info(
+                "class.created",
+                "class {class_name} was created by {creator}",
+                class_name=cls.name or str(cls.class_id),
+                creator=cls.created_by,
+            )
+        if more := created[_LOGGED_CLASSES_MAX:]:
+            log.info(
+                "classes.created",
+                "clients created {classes}",
+                classes=format_count(len(more), "further class"),
+                count=len(more),
+            )
 
     @property
     def is_drained(self) -> bool:

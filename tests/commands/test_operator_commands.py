@@ -246,7 +246,7 @@ def test_explain_begins_with_a_class_that_grows_without_a_subscription(server: B
     with_bus(server, work)
     _, first, *_ = output_lines(server, "explain")
     sentence = "nobody subscribes to it, and it grows: 20 messages wait for a first subscription"
-    assert re.fullmatch(rf"  class \d+ 'ordres': {sentence}", first)
+    assert re.fullmatch(rf"  class \d+ 'ordres': {sentence}; session .* has created it", first)
 
 
 # Dead letters ------------------------------------------------------------------------------------

@@ -150,11 +150,14 @@ def test_growing_class_without_a_subscription_has_the_first_note(bus: Socketless
     first, *_ = bus_tables.build_notes(facts, SlowFacts())
     assert (first.about, first.is_bad) == ("class '2'", True)
     assert first.sentence == (
-        "nobody subscribes to it, and it grows: 3 messages wait for a first subscription"
+        "nobody subscribes to it, and it grows: 3 messages wait for a first subscription; "
+        "session 0 (session 0) has created it"
     )
     bus.broker.clock.now += 2 * GROWTH_SECONDS
     facts, _ = run_steps(bus_facts.collect_bus(bus.broker.store))
-    assert bus_tables.build_notes(facts, SlowFacts()) == []
+    (hint,) = bus_tables.build_notes(facts, SlowFacts())
+    assert (hint.about, hint.is_bad) == ("class '2'", False)
+    assert hint.sentence == ("nobody has subscribed to it; session 0 (session 0) has created it")
 
 
 def slow_notes(slow: SlowFacts) -> list[Note]:

@@ -32,11 +32,18 @@ def find_class_warning(cls: MessageClass, now: float) -> ClassWarning | None:
     """Return the warning about a class at the time `now`, or None."""
     if cls.is_remote or dead_letters.is_dead_letter_class(cls.name):
         return None
-    if has_private_channels(cls.name) or cls.positions or not (backlog := count_backlog(cls)):
+    if has_private_channels(cls.name):
         return None
-    if now >= cls.time_index.next_step_time + GROWTH_SECONDS:
-        return None
-    waiting = format_waiting_count(backlog)
-    return ClassWarning(
-        f"nobody subscribes to it, and it grows: {waiting} for a first subscription", True
-    )
+    origin = f"; {cls.created_by} has created it" if cls.created_by else ""
+    if cls.positions:
+        if cls.ring.head or not origin:
+            return None
+        return ClassWarning(f"nobody has published to it{origin}", is_growing=False)
+    backlog = count_backlog(cls)
+    if backlog and now < cls.time_index.next_step_time + GROWTH_SECONDS:
+        waiting = format_waiting_count(backlog)
+        growth = f"nobody subscribes to it, and it grows: {waiting} for a first subscription"
+        return ClassWarning(growth + origin, is_growing=True)
+    if backlog and origin and not cls.delivered_count:
+        return ClassWarning(f"nobody has subscribed to it{origin}", is_growing=False)
+    return None

@@ -239,11 +239,7 @@ class PositionReporter:
     def describe_session(self, session_id: int) -> str:
         """Return a short description of a session; empty if there is none."""
         session = self._sessions.get(session_id)
-        if session is None:
-            return ""
-        name = producer_name(session)
-        called = f" {truncate_text(name)!r}" if name else ""
-        return f"session {session.session_id}{called} ({truncate_text(session.peer)})"
+        return "" if session is None else describe_session(session)
 
     def describe_consumer(self, position: Position) -> str:
         """Return a short description of a position and its session."""
@@ -259,6 +255,13 @@ class PositionReporter:
                 return f"{label}, not connected"
             return f"{label}, {self.describe_session(position.session_id)}"
         return self.describe_session(position.session_id)
+
+
+def describe_session(session: Session) -> str:
+    """Return a short description of a session."""
+    name = producer_name(session)
+    called = f" {truncate_text(name)!r}" if name else ""
+    return f"session {session.session_id}{called} ({truncate_text(session.peer)})"
 
 
 def producer_name(session: Session | None) -> str:

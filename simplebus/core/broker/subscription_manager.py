@@ -13,6 +13,7 @@ from simplebus.core.authorization import visibility
 from simplebus.core.authorization.durable_owners import DurableOwners
 from simplebus.core.authorization.session_permissions import check_class_references, visible_scope
 from simplebus.core.broker import subscribe_options
+from simplebus.core.broker.inquire_positions import describe_session
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import AnyGroup, Group, GroupMember
 from simplebus.core.group.key_ordered_group import KeyOrderedGroup
@@ -141,8 +142,10 @@ class SubscriptionManager:
         class_ids = tuple(self._store.class_registry.deduplicate(class_ids))
         check_class_references(session, class_ids, self._store.class_registry)
         found = [(class_id, "") for class_id in class_ids]
-        self.quotas.check_class_quota(session, found)
-        self._store.class_registry.create_classes(found, creator=session.user)
+        self.quotas.check_new_classes(session, found)
+        self._store.class_registry.create_classes(
+            found, creator=session.user, created_by=describe_session(session)
+        )
         content = session.session_id.to_bytes(4, "little")
         self._send_reply(session, frames.encode(frames.CONNECT, content=content))
 
@@ -171,7 +174,7 @@ class SubscriptionManager:
         classes = class_registry.deduplicate(request.classes)
         named, _ = class_registry.check_declaration(classes)
         check_class_references(session, classes, class_registry)
-        self.quotas.check_class_quota(session, named)
+        self.quotas.check_new_classes(session, named)
         if decoder.is_greeted or request.name is None:
             return None
         return self.producer_states.claim_name(
@@ -216,7 +219,9 @@ class SubscriptionManager:
                 heartbeat_seconds=self._negotiate_heartbeat(request.heartbeat),
                 client=request.client,
             )
-        found = store.class_registry.declare_classes(classes, creator=session.user)
+        found = store.class_registry.declare_classes(
+            classes, creator=session.user, created_by=describe_session(session)
+        )
         settings = self._settings
         reply = ConnectReply(
             session=session.session_id,

@@ -148,6 +148,7 @@ class ClassRegistry:
         *,
         are_internal: bool = False,
         creator: str = "",
+        created_by: str = "",
     ) -> None:
         """Create the classes with these ids and names that do not exist, and set new names.
 
@@ -155,6 +156,7 @@ class ClassRegistry:
             ids_and_names: Result of `resolve_ids`. An empty name leaves the class's name unchanged.
             are_internal: True for classes of the bus itself, which do not count towards the limit.
             creator: Name of the user who creates the classes.
+            created_by: Description of the client that creates them.
 
         Raises:
             RemoteProtocolError: too_many_classes. No class has been created.
@@ -167,6 +169,7 @@ class ClassRegistry:
         for class_id in self.select_new_ids(names):
             self._create_class(class_id, names[class_id])
             self.classes[class_id].creator = creator
+            self.classes[class_id].created_by = created_by
         for class_id, name in names.items():
             if name:
                 self._set_class_name(self.classes[class_id], name)
@@ -346,13 +349,18 @@ class ClassRegistry:
         return class_id
 
     def declare_classes(
-        self, references: Sequence[int | str | NamedClass], *, creator: str = ""
+        self,
+        references: Sequence[int | str | NamedClass],
+        *,
+        creator: str = "",
+        created_by: str = "",
     ) -> list[tuple[int, str]]:
         """Create the referenced classes if needed, and apply their names, subjects and last values.
 
         Args:
             references: Classes by id, by name, or as `NamedClass`.
             creator: Name of the user who creates the classes.
+            created_by: Description of the client that creates them.
 
         Returns:
             (id, name) of each class, as `resolve_ids` returns them.
@@ -361,7 +369,7 @@ class ClassRegistry:
             RemoteProtocolError: As `check_declaration` does. Nothing has changed then.
         """
         ids_and_names, bindings = self.check_declaration(references)
-        self.create_classes(ids_and_names, creator=creator)
+        self.create_classes(ids_and_names, creator=creator, created_by=created_by)
         for (class_id, _), reference in zip(ids_and_names, references, strict=True):
             if isinstance(reference, NamedClass) and reference.last_values:
                 self.enable_last_values(class_id)

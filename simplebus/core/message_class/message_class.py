@@ -66,6 +66,10 @@ class MessageClass:
         """Name, or empty; see `label`."""
         self.creator = ""
         """Name of the user who created the class; empty if unknown."""
+        self.created_by = ""
+        """Description of the client that created the class; empty for other classes, and for all
+        classes from before the start of the server.
+        """
         self.full_policy = full_policy
         self.ring = ring
         self.set_retention(retention)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from difflib import get_close_matches
 
+from simplebus.core.dead_letters import CLASS_PREFIX, is_dead_letter_class
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
     DURABLE_BYTES,
@@ -17,12 +19,16 @@ from simplebus.core.limits import (
     RESERVED_CLASSES_DIVISOR,
     USER_QUOTA_DIVISOR,
 )
+from simplebus.core.message_class.last_values import BRIDGE_RECORDS_CLASS
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.position import Position
+from simplebus.core.users.permissions import REPLIES_CLASS, AdminRight
 from simplebus.core.users.user_directory import UserDirectory
 
+_OWN_CLASSES = (REPLIES_CLASS, BRIDGE_RECORDS_CLASS)
+"""Classes that clients of simplebus create for themselves."""
 _CLASS_QUOTA_HINT = (
     "; classes are never removed; set max-classes in the table of the user to change the limit"
 )
@@ -38,12 +44,18 @@ class Quotas:
         self.position_count_by_user: Counter[str] = Counter()
         """Durables and groups by owner."""
 
-    def check_class_quota(self, session: Session, requested: Iterable[tuple[int, str]]) -> None:
-        """Raise RemoteProtocolError (too_many_classes) if the user may not create the missing
-        classes.
+    def check_new_classes(self, session: Session, requested: Iterable[tuple[int, str]]) -> None:
+        """Check that the user may create the missing classes.
+
+        Raises:
+            RemoteProtocolError: too_many_classes; or unknown_class if only the operator declares
+                classes.
         """
         classes = self._store.classes
-        new = {class_id for class_id, _ in requested} - classes.keys()
+        missing = [each for each in requested if each[0] not in classes]
+        if missing and self._store.settings.declare_only:
+            self._check_declared(session, missing)
+        new = {class_id for class_id, _ in missing}
         quota = self._quota_of(session, "classes", self._store.settings.limits.classes)
         if not new or quota is None:
             return
@@ -65,6 +77,29 @@ class Quotas:
                 f"user {session.user!r} declares {len(new)} new classes, but {len(classes)} of "
                 f"{total} exist, and the last {reserved} are reserved for users without "
                 f"restrictions{_CLASS_QUOTA_HINT}",
+            )
+
+    def _check_declared(self, session: Session, missing: Iterable[tuple[int, str]]) -> None:
+        """Raise RemoteProtocolError (unknown_class) if the user may not declare a class."""
+        grants, registry = session.grants, self._store.class_registry
+        for class_id, name in missing:
+            is_authorized = self._user_directory.users is not None and (
+                grants is None or grants.has_right(AdminRight.CONFIGURE, class_id, name)
+            )
+            sources = registry.find_dead_letter_sources(name.removeprefix(CLASS_PREFIX))
+            is_dead = is_dead_letter_class(name) and any(
+                id_ in registry.classes for id_, _ in sources
+            )
+            if is_authorized or session.is_internal or is_dead or name in _OWN_CLASSES:
+                continue
+            label, similar = name or str(class_id), list[str]()
+            if grants is None:  # Others must not learn the names of classes.
+                similar = get_close_matches(name, filter(None, registry.class_id_by_name), n=1)
+            hint = f"; did you mean {similar[0]!r}?" if similar else ""
+            raise RemoteProtocolError(
+                Reason.UNKNOWN_CLASS,
+                f"there is no class {label!r}; expected one that the server's file declares, "
+                f"because of --declare-only{hint}",
             )
 
     def check_position_quota(

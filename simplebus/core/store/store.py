@@ -139,8 +139,9 @@ class Store:
         """Return the class with this id. Raises RemoteProtocolError (unknown_class)."""
         cls = self.classes.get(class_id)
         if cls is None:
+            hint = ", and --declare-only is on" if self.settings.declare_only else ""
             raise RemoteProtocolError(
-                Reason.UNKNOWN_CLASS, f"no Connect has named class {class_id}"
+                Reason.UNKNOWN_CLASS, f"no Connect has named class {class_id}{hint}"
             )
         return cls
 

@@ -289,9 +289,11 @@ class BusAdapter:
             deliveries = self._open_deliveries(session)
             check_subscribe(deliveries.local_session, request.class_ref, store.class_registry)
             classes = store.class_registry.resolve_ids([request.class_ref])
-            broker.subscription_manager.quotas.check_class_quota(deliveries.local_session, classes)
+            broker.subscription_manager.quotas.check_new_classes(deliveries.local_session, classes)
             [(class_id, _)] = store.class_registry.declare_classes(
-                [request.class_ref], creator=deliveries.local_session.user
+                [request.class_ref],
+                creator=deliveries.local_session.user,
+                created_by=f"NATS client {session.client_id} ({session.peer})",
             )
             number = deliveries.next_number()
             subscription = AckedSubscription(

@@ -22,6 +22,7 @@ from simplebus.core.protocol.inquiry import (
     SessionInquiry,
     decode_reply,
 )
+from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, Retention, Settings
 from tests.behaviour import wire_peer
 from tests.behaviour.wire_peer import BrokerHarness
@@ -529,13 +530,34 @@ def test_growing_class_without_a_subscription_comes_first() -> None:
         assert isinstance(report, BusInfo)
         return [(each.class_id, each.warning) for each in report.classes if each.class_id < 3]
 
+    created = "session 1 (session 1) has created it"
     assert warnings() == [
-        (2, "nobody subscribes to it, and it grows: 1 message waits for a first subscription"),
+        (
+            2,
+            "nobody subscribes to it, and it grows: 1 message waits for a first subscription; "
+            + created,
+        ),
         (1, ""),
     ]
     tick(bus, int(2 * GROWTH_SECONDS))
-    assert warnings() == [(1, ""), (2, "")]  # It does not grow any more.
+    assert warnings() == [(1, ""), (2, f"nobody has subscribed to it; {created}")]
     connect_version2(bus, publish(2, 0, b"x"), classes=(2,))
     assert warnings()[0][0] == 2
     connect_version2(bus, subscribe(2, 5), classes=(2,))
     assert warnings() == [(1, ""), (2, "")]
+
+
+def test_class_with_subscribers_only_names_its_creator() -> None:
+    bus = BrokerHarness()
+    bus.broker.store.class_registry.declare_classes([NamedClass(name="declared")])
+    connect_version2(bus, subscribe(3, 5), classes=(3, "declared"), name="till")
+    connect_version2(bus, classes=(4,))  # Neither publishes nor subscribes.
+    report = bus.broker.inquiry_handler.build_report(BusInquiry())
+    assert isinstance(report, BusInfo)
+    assert {each.class_id: each.warning for each in report.classes if each.warning} == {
+        3: "nobody has published to it; session 0 'till' (session 0) has created it"
+    }
+    connect_version2(bus, publish(3, 0, b"x"), classes=(3,))
+    report = bus.broker.inquiry_handler.build_report(BusInquiry())
+    assert isinstance(report, BusInfo)
+    assert not any(each.warning for each in report.classes)
