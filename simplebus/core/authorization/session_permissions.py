@@ -20,14 +20,17 @@ from simplebus.core.users.permissions import (
     AdminRight,
     ClassAccess,
     ClassPermissions,
+    Grants,
     has_private_channels,
 )
 
 __all__ = [
     "AdminRight",
+    "can_inquire",
     "check_class_references",
     "check_fetch",
     "check_right",
+    "is_visible",
     "mask_unknown_class",
     "visible_scope",
 ]
@@ -46,6 +49,17 @@ def check_right(session: Session, right: AdminRight, cls: MessageClass | None = 
     if not grants.has_right(right, class_id, name):
         where = "all classes" if cls is None else f"class {_class_label(cls)}"
         raise _unauthorized_error(session, f"lacks the right {right.value!r} in {where}")
+
+
+def is_visible(session: Session, cls: MessageClass) -> bool:
+    """Return True if a session may know that the class exists."""
+    grants = session.grants
+    return grants is None or grants.has_any_access(cls.class_id, cls.name)
+
+
+def can_inquire(grants: Grants | None, cls: MessageClass) -> bool:
+    """Return True if reports may contain this class. Without grants, they contain every class."""
+    return grants is None or grants.has_right(AdminRight.INQUIRE, cls.class_id, cls.name)
 
 
 def check_fetch(session: Session, cls: MessageClass) -> None:
@@ -177,11 +191,30 @@ def can_use_wildcards(session: Session, cls: MessageClass, channels: Sequence[st
     grants = session.grants
     if grants is None or (channels and all(map(is_literal, channels))):
         return True
-    if has_private_channels(cls.name) and not grants.has_right(
-        AdminRight.FETCH, cls.class_id, cls.name
-    ):
-        return False
-    return grants.permissions.wildcards
+    return grants.permissions.wildcards and not has_private_channels(cls.name)
+
+
+def check_private_channels(session: Session, cls: MessageClass, channels: Sequence[str]) -> None:
+    """Check that no other user subscribes to these channels, if channels of the class are private.
+
+    A client subscribes to its replies before it sends a request, so nobody else can do so.
+
+    Raises:
+        RemoteProtocolError: unauthorized.
+    """
+    if session.grants is None or not has_private_channels(cls.name):
+        return
+    filters = {each for channel in channels for each in cls.channels.find_filters(channel)}
+    for position in cls.positions if filters else ():
+        own = position.channel_filter
+        if (
+            own in filters
+            and position.owner != session.user
+            and not set(channels).isdisjoint(own.patterns if own is not None else ())
+        ):
+            raise _unauthorized_error(
+                session, f"may not subscribe to channels of another user of {_class_label(cls)}"
+            )
 
 
 def mask_unknown_class(session: Session, refusal: FrameRefused) -> FrameRefused:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from simplebus.core.authorization.session_permissions import check_fetch, check_right
+from simplebus.core.authorization.session_permissions import check_fetch, check_right, is_visible
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_PURGED_MAX, FETCH_TIMES_MAX
 from simplebus.core.message_class.message_class import MessageClass
@@ -239,7 +239,7 @@ class FetchHandler:
         on_refused: Callable[[RemoteProtocolError], None],
     ) -> None:
         """Queue a Fetch request. `on_refused` is called if it fails later."""
-        cls = self._store.require_class(event.class_id)
+        cls = self._require_visible_class(session, event.class_id)
         check_fetch(session, cls)
         if cls.remote_storage is None:
             self._fetcher.fetch(session, event, cls)
@@ -269,7 +269,7 @@ class FetchHandler:
         on_refused: Callable[[RemoteProtocolError], None],
     ) -> bool:
         """Forward a Purge request to remote storage. Returns False if the class is stored here."""
-        cls = self._store.require_class(event.class_id)
+        cls = self._require_visible_class(session, event.class_id)
         if cls.remote_storage is None:
             return False
         check_right(session, AdminRight.PURGE, cls)
@@ -278,7 +278,7 @@ class FetchHandler:
 
     def check_purge(self, session: Session, event: PurgeRequested) -> int:
         """Check the permission to purge. Returns the end of the requested range."""
-        cls = self._store.require_class(event.class_id)
+        cls = self._require_visible_class(session, event.class_id)
         check_right(session, AdminRight.PURGE, cls)
         head, last = cls.ring.head, event.body.last
         return head if last is None else min(last, head)
@@ -300,6 +300,13 @@ class FetchHandler:
                 content=reply.encode(),
             ),
         )
+
+    def _require_visible_class(self, session: Session, class_id: int) -> MessageClass:
+        """Return a class that the session may know of. Raises RemoteProtocolError."""
+        cls = self._store.require_class(class_id)
+        if not is_visible(session, cls):
+            raise self._store.unknown_class_error(class_id)
+        return cls
 
     def _send_reply(self, session: Session, frame: bytes) -> None:
         session.outbox.queue_reply(frame)

@@ -16,6 +16,7 @@ from itertools import islice
 import msgspec
 
 from simplebus.core import dead_letters
+from simplebus.core.authorization.session_permissions import can_inquire
 from simplebus.core.broker.class_warnings import count_backlog, find_class_warning
 from simplebus.core.broker.inquire_channels import ChannelListenerSource, report_channel
 from simplebus.core.broker.inquire_positions import (
@@ -67,6 +68,7 @@ from simplebus.core.session.session import Session
 from simplebus.core.settings import Retention
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.position import Position
+from simplebus.core.users.permissions import Grants, has_private_channels
 
 
 class InquiryHandler:
@@ -100,7 +102,7 @@ class InquiryHandler:
 
         def send_report(counted: dict[int, RemoteCountOutcome]) -> None:
             try:
-                report = self.build_report(event.body, counted)
+                report = self.build_report(event.body, counted, grants=session.grants)
             except RemoteProtocolError as error:
                 on_refused(error)
                 return
@@ -113,28 +115,36 @@ class InquiryHandler:
         session.outbox.defer_reply(RemoteInquiry(session, remote_classes, send_report).try_reply)
 
     def build_report(
-        self, inquiry: Inquiry, remote_counts: Mapping[int, RemoteCountOutcome] | None = None
+        self,
+        inquiry: Inquiry,
+        remote_counts: Mapping[int, RemoteCountOutcome] | None = None,
+        *,
+        grants: Grants | None = None,
     ) -> InquireReply:
         """Return the report for an inquiry.
 
         Args:
             inquiry: The question.
             remote_counts: Counts of remote storage by class id, or descriptions of their failures.
+            grants: Permissions of the user who asks; None for everything.
 
         Raises:
             RemoteProtocolError: (unknown_class, unknown_session)
         """
         match inquiry:
             case BusInquiry():
-                return self._report_bus()
+                return self._report_bus(grants)
             case ClassInquiry(class_=name_or_id):
-                return self._report_class(self._require_class(name_or_id), remote_counts or {})
+                cls = self._require_class(name_or_id, grants)
+                return self._report_class(cls, remote_counts or {}, grants)
             case ChannelInquiry(channel=channel, class_=name_or_id):
                 classes = (
-                    self._store.classes.values()
+                    [cls for cls in self._store.classes.values() if can_inquire(grants, cls)]
                     if name_or_id is None
-                    else [self._require_class(name_or_id)]
+                    else [self._require_class(name_or_id, grants)]
                 )
+                if grants is not None:
+                    classes = [cls for cls in classes if not has_private_channels(cls.name)]
                 return report_channel(
                     channel,
                     classes,
@@ -149,7 +159,7 @@ class InquiryHandler:
                 Reason.UNKNOWN_SESSION,
                 f"no session {inquiry.session} is open; {len(self._sessions)} are",
             )
-        return self._report_session(session)
+        return self._report_session(session, grants)
 
     @property
     def _now(self) -> float:
@@ -181,29 +191,41 @@ class InquiryHandler:
     def _dead_letter_class_id(self, cls: MessageClass) -> int | None:
         return self._store.class_id_by_name.get(dead_letters.dead_letter_class_name(cls.label))
 
-    def _require_class(self, name_or_id: int | str) -> MessageClass:
+    def _require_class(self, name_or_id: int | str, grants: Grants | None) -> MessageClass:
+        """Return a class that the user may inspect. Raises RemoteProtocolError."""
         store = self._store
         class_id = (
             store.class_id_by_name.get(name_or_id) if isinstance(name_or_id, str) else name_or_id
         )
         cls = None if class_id is None else store.classes.get(class_id)
-        if cls is None:
+        if cls is None or not can_inquire(grants, cls):  # A denied class must not be revealed.
             raise RemoteProtocolError(Reason.UNKNOWN_CLASS, f"there is no class {name_or_id!r}")
         return cls
 
+    def _describe_position(
+        self, cls: MessageClass, position: Position, grants: Grants | None
+    ) -> PositionInfo:
+        """Return the report on a position, without channels of replies to other users."""
+        report = self._position_reporter.describe_position(cls, position)
+        if grants is None or not has_private_channels(cls.name):
+            return report
+        left_out = len(report.patterns) + report.patterns_left_out
+        return msgspec.structs.replace(report, patterns=[], patterns_left_out=left_out)
+
     # The bus -------------------------------------------------------------------------------------
 
-    def _report_bus(self) -> BusInfo:
+    def _report_bus(self, grants: Grants | None) -> BusInfo:
         store, sessions = self._store, self._sessions
         failure = store.commit_log.write_error if store.commit_log is not None else None
+        visible = [cls for cls in store.classes.values() if can_inquire(grants, cls)]
         warnings = {
-            class_id: warning
-            for class_id, cls in store.classes.items()
+            cls.class_id: warning
+            for cls in visible
             if (warning := find_class_warning(cls, self._now)) is not None
         }
         classes = nsmallest(
             INQUIRY_CLASSES_MAX,
-            store.classes.values(),
+            visible,
             key=lambda cls: (
                 cls.class_id not in warnings or not warnings[cls.class_id].is_growing,
                 not cls.blocked_sessions,
@@ -242,7 +264,7 @@ class InquiryHandler:
                 )
                 for cls in classes
             ],
-            classes_left_out=len(store.classes) - len(classes),
+            classes_left_out=len(visible) - len(classes),
             sessions=lines,
             sessions_left_out=len(sessions) - len(lines),
         )
@@ -250,16 +272,19 @@ class InquiryHandler:
     # A class -------------------------------------------------------------------------------------
 
     def _report_class(
-        self, cls: MessageClass, remote_counts: Mapping[int, RemoteCountOutcome]
+        self,
+        cls: MessageClass,
+        remote_counts: Mapping[int, RemoteCountOutcome],
+        grants: Grants | None,
     ) -> ClassInfo:
         store, ring = self._store, cls.ring
         statistics, commit_log = ring.statistics(), store.commit_log
         listed = nsmallest(INQUIRY_POSITIONS_MAX, cls.positions, key=_position_floor)
-        positions = [
-            self._position_reporter.describe_position(cls, position) for position in listed
-        ]
+        positions = [self._describe_position(cls, position, grants) for position in listed]
         blocked = list(islice(cls.blocked_sessions, INQUIRY_MEMBERS_MAX))
         dead = self._dead_letter_class_id(cls)
+        if dead is not None and not can_inquire(grants, store.classes[dead]):
+            dead = None
         stored, spill = ring.head - cls.first_sequence, cls.spill
         report = ClassInfo(
             class_id=cls.class_id,
@@ -425,21 +450,26 @@ class InquiryHandler:
 
     # A session -----------------------------------------------------------------------------------
 
-    def _report_session(self, session: Session) -> SessionInfo:
-        subscriptions = session.subscriptions
+    def _report_session(self, session: Session, grants: Grants | None) -> SessionInfo:
+        classes = self._store.classes
+        subscriptions = {
+            number: held
+            for number, held in session.subscriptions.items()
+            if can_inquire(grants, classes[held.class_id])
+        }
         groups_seen: dict[Position, None] = {}
         for held in islice(subscriptions.values(), INQUIRY_POSITIONS_MAX):
             groups_seen[held.position] = None
-        classes = self._store.classes
         positions = [
-            self._position_reporter.describe_position(classes[each.class_id], each)
-            for each in groups_seen
+            self._describe_position(classes[each.class_id], each, grants) for each in groups_seen
         ]
         parked = sum(batch.count for _, batch in session.parked_messages)
         unconfirmed = 0
         if session.version2 is not None:
             unconfirmed = max(0, session.version2.count_received_since(session.confirmed_number))
         parked_class = session.parked_messages[0][0] if session.parked_messages else None
+        if parked_class is not None and not can_inquire(grants, classes[parked_class]):
+            parked_class = None
         return SessionInfo(
             session=session.session_id,
             now=self._now,

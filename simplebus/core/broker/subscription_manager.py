@@ -11,7 +11,11 @@ from functools import partial
 
 from simplebus.core.authorization import visibility
 from simplebus.core.authorization.durable_owners import DurableOwners
-from simplebus.core.authorization.session_permissions import check_class_references, visible_scope
+from simplebus.core.authorization.session_permissions import (
+    check_class_references,
+    check_private_channels,
+    visible_scope,
+)
 from simplebus.core.broker import subscribe_options
 from simplebus.core.broker.inquire_positions import describe_session
 from simplebus.core.errors import Reason, RemoteProtocolError
@@ -352,6 +356,7 @@ class SubscriptionManager:
         subscribe_options.check_subscribe_request(request)
         cls.check_subscribe_request(request)
         scope = visible_scope(session, cls, request.channels)
+        check_private_channels(session, cls, request.channels)
         position = self._find_named_position(session, cls, request)
         is_resumed = position is not None
         if position is None:

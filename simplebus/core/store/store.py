@@ -139,11 +139,15 @@ class Store:
         """Return the class with this id. Raises RemoteProtocolError (unknown_class)."""
         cls = self.classes.get(class_id)
         if cls is None:
-            hint = ", and --declare-only is on" if self.settings.declare_only else ""
-            raise RemoteProtocolError(
-                Reason.UNKNOWN_CLASS, f"no Connect has named class {class_id}{hint}"
-            )
+            raise self.unknown_class_error(class_id)
         return cls
+
+    def unknown_class_error(self, class_id: int) -> RemoteProtocolError:
+        """Return the error for a class that does not exist, or that a user must not know of."""
+        hint = ", and --declare-only is on" if self.settings.declare_only else ""
+        return RemoteProtocolError(
+            Reason.UNKNOWN_CLASS, f"no Connect has named class {class_id}{hint}"
+        )
 
     # Publishing ----------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Permissions of a user: classes and channels to publish to and to subscribe to, and admin rights.
 
-Deny rules win over allow rules and also apply to dead letters of the denied messages. Without rules
-for publishing or subscribing, everything is allowed; admin rights must be granted. Results are
+Deny rules win over allow rules and over admin rights, and also apply to dead letters of the denied
+messages. Without rules for publishing or subscribing, everything is allowed; admin rights must be
+granted. An admin right concerns whole classes: denying a single channel denies it, too. Results are
 cached by class and by channel number. A subscriber that may see only some channels of a class
 receives only messages of those.
 
@@ -37,7 +38,7 @@ DEAD_LETTER_PREFIX = "dead."
 
 
 REPLIES_CLASS = "simplebus.replies"
-"""Class of replies to requests. Only subscribers that know a reply's channel may receive it."""
+"""Class of replies to requests. A user with permissions receives only replies to itself."""
 
 
 def has_private_channels(name: str) -> bool:
@@ -311,7 +312,17 @@ class Grants:
         )
 
     def has_right(self, right: AdminRight, class_id: int | None = None, name: str = "") -> bool:
-        """Return True if the user has an admin right in this class; None for all classes."""
+        """Return True if the user has an admin right in this class; None for all classes.
+
+        A denial to subscribe refuses every right, a denial to publish the rights to change the
+        class. With `None`, a denial in any class counts, except for inquiries: their reports leave
+        out the denied classes.
+        """
+        return self._is_granted(right, class_id, name) and not self._is_denied(
+            right, class_id, name
+        )
+
+    def _is_granted(self, right: AdminRight, class_id: int | None, name: str) -> bool:
         for granted, pattern in self.permissions.admin:
             is_it = granted is right or (
                 granted is AdminRight.MONITOR and right is AdminRight.INQUIRE
@@ -321,6 +332,19 @@ class Grants:
             ):
                 return True
         return False
+
+    def _is_denied(self, right: AdminRight, class_id: int | None, name: str) -> bool:
+        changes = right in (AdminRight.PURGE, AdminRight.CONFIGURE)
+        if class_id is None:
+            rules = self.permissions
+            is_denied = bool(rules.subscribe.deny or (changes and rules.publish.deny))
+            return is_denied and right is not AdminRight.INQUIRE
+        if right is AdminRight.FETCH and has_private_channels(name):
+            return True
+        return bool(
+            self.subscribe_permissions(class_id, name).deny
+            or (changes and self.publish_permissions(class_id, name).deny)
+        )
 
     def has_any_access(self, class_id: int, name: str) -> bool:
         """Return True if the user may do anything with this class."""

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.users.permissions import (
     DEAD_LETTER_PREFIX,
-    AdminRight,
     ClassIdentity,
     ClassPermissions,
     Grants,
@@ -75,7 +74,7 @@ class ClassSubjectGrants(SubjectGrants):
         self._classes = classes
         self._own_publish_cache = self.publish_cache
         self.publish_cache = _BindingPermissionCache(table, self._can_publish, classes)
-        self._delivery_filters: dict[tuple[tuple[str, ...], bool], PermissionCache] = {}
+        self._delivery_filters: dict[tuple[str, ...], PermissionCache] = {}
 
     def _can_publish(self, name: str) -> bool:
         subject = name.encode()
@@ -108,12 +107,12 @@ class ClassSubjectGrants(SubjectGrants):
         return ()  # Subject patterns do not apply to messages from classes.
 
     def delivery_filter(self, subject: bytes, queue: bytes) -> PermissionCache | None:
-        key = super().denied_patterns(subject, queue), subjects.is_literal(subject)
+        key = super().denied_patterns(subject, queue)
         cache = self._delivery_filters.get(key)
         if cache is None:
-            is_denied = self._make_denied_check(self._filter_for_patterns(key[0]))
+            is_denied = self._make_denied_check(self._filter_for_patterns(key))
             cache = _DeliveryPermissionCache(
-                self._table, is_denied, self._classes, self.class_grants, is_literal=key[1]
+                self._table, is_denied, self._classes, self.class_grants
             )
             if len(self._delivery_filters) >= CACHED_PERMISSIONS_MAX:
                 self._delivery_filters.clear()
@@ -193,25 +192,16 @@ class _DeliveryPermissionCache(_BindingPermissionCache):
         judge: Callable[[str], bool],
         classes: SubjectClasses,
         class_grants: Grants,
-        *,
-        is_literal: bool,
     ) -> None:
-        """`is_literal` is True for a subscription without wildcards."""
         super().__init__(table, judge, classes)
         self._class_grants = class_grants
-        self._is_literal = is_literal
 
     def get(self, subject: bytes) -> bool:
         source_class = self._classes.source_class
         if source_class is None:
             return super().get(subject)
-        if has_private_channels(source_class.name) and not (
-            self._is_literal
-            or self._class_grants.has_right(
-                AdminRight.FETCH, source_class.class_id, source_class.name
-            )
-        ):
-            return True
+        if has_private_channels(source_class.name):
+            return True  # NATS clients receive replies in their inboxes.
         permissions: ClassPermissions = self._class_grants.subscribe_permissions(
             source_class.class_id, source_class.name
         )

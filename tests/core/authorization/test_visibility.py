@@ -51,6 +51,7 @@ def bus() -> BrokerHarness:
                 create_user("eve", f"{REPLIES_CLASS} {REPLIES_CLASS}.#"),
                 create_user("any"),
                 create_user("log", admin=((AdminRight.FETCH, "*"),)),
+                create_user("eye", admin=((AdminRight.INQUIRE, "*"),)),
             ]
         )
     )
@@ -75,15 +76,13 @@ def test_users_receive_replies_on_their_own_channels(bus: BrokerHarness) -> None
     declare_replies_class(bus)
     boss = connect_user(bus, "boss")
     ada = connect_user(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
-    log = connect_user(bus, "log", subscribe(9, 1))
     boss.send(publish_envelopes(9, 0, *(channel_envelope(name, b"x") for name in (TO_BOB, TO_ADA))))
     assert len(ada.receive_deliveries()) == 1
-    assert len(log.receive_deliveries()) == 2
     everything = connect_user(bus, "boss", subscribe(9, 1, channels=[f"{REPLIES_CLASS}.#"]))
     assert everything.receive_replies()[-1].kind == "subscribe"
 
 
-@pytest.mark.parametrize("who", ["ada", "eve", "any"])
+@pytest.mark.parametrize("who", ["ada", "eve", "any", "log"])
 @pytest.mark.parametrize(
     "channels", [[], [f"{REPLIES_CLASS}.#"], ["#"], [TO_ADA, f"{REPLIES_CLASS}.*"]]
 )
@@ -97,7 +96,7 @@ def test_wildcard_subscription_to_replies_is_refused(
     assert "only subscribe to single channels" in str(refused.content["message"])
 
 
-@pytest.mark.parametrize("who", ["ada", "any"])
+@pytest.mark.parametrize("who", ["ada", "any", "log"])
 def test_fetch_of_replies_is_refused(bus: BrokerHarness, who: str) -> None:
     declare_replies_class(bus)
     boss = connect_user(bus, "boss", publish_envelopes(9, 0, channel_envelope(TO_BOB, b"x")))
@@ -106,7 +105,34 @@ def test_fetch_of_replies_is_refused(bus: BrokerHarness, who: str) -> None:
     assert [said.content["code"] for said in connect_user(bus, who, asks).receive_replies()] == [
         Reason.UNAUTHORIZED
     ]
-    assert "code" not in connect_user(bus, "log", asks).receive_replies()[-1].content
+
+
+def test_reply_channel_of_another_user_is_refused(bus: BrokerHarness) -> None:
+    declare_replies_class(bus)
+    ada = connect_user(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
+    again = connect_user(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
+    spy = connect_user(bus, "any", subscribe(9, 1, channels=[TO_BOB, TO_ADA]))
+    bob = connect_user(bus, "any", subscribe(9, 1, channels=[TO_BOB]))
+    for refused, codes in ((ada, []), (again, []), (spy, [Reason.UNAUTHORIZED]), (bob, [])):
+        assert refused.receive_error_codes() == codes
+    boss = connect_user(bus, "boss", subscribe(9, 1, channels=[TO_ADA]))
+    assert boss.receive_error_codes() == []
+
+
+def test_reports_do_not_show_channels_of_replies(bus: BrokerHarness) -> None:
+    declare_replies_class(bus)
+    ada = connect_user(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
+    for who, is_shown in (("eye", False), ("boss", True)):
+        for what in (
+            {"about": "class", "class": 9},
+            {"about": "session", "session": ada.session.session_id},
+            {"about": "channel", "channel": TO_ADA},
+            {"about": "channel", "channel": f"{REPLIES_CLASS}.ad"},
+        ):
+            asks = json_request(frames.INQUIRE, 0, 8, **what)
+            (report,) = connect_user(bus, who, asks).receive_replies()
+            shown = str(report.content).replace(f"'channel': '{what.get('channel')}'", "")
+            assert (TO_ADA in shown) == is_shown, (who, what)
 
 
 def test_permission_by_id_allows_naming_the_class(bus: BrokerHarness) -> None:

@@ -84,7 +84,7 @@ def test_inboxes_of_other_users_are_not_readable() -> None:
     replies = [{"id": 9, "name": REPLIES_CLASS}]
     told = connect_version2(boss.harness, said, classes=replies, auth={"token": "2"})
     assert told.receive_error_codes() == []
-    assert [(message.sid, message.subject) for message in client.messages()] == [("2", names[0])]
+    assert client.messages() == []
 
 
 def test_bound_subjects_use_class_permissions() -> None:
