@@ -322,8 +322,6 @@ def log_stored_messages(
         commit_log.paused_sessions[session] = None
 
 
-def publish_error(commit_log: CommitLog | None, session: Session) -> tuple[Reason, str] | None:
+def publish_error(commit_log: CommitLog, session: Session) -> tuple[Reason, str] | None:
     """Return why messages of a version 2 session cannot be stored now, or None if they can."""
-    if commit_log is None or not session.has_confirms:
-        return None
-    return commit_log.write_error
+    return commit_log.write_error if session.has_confirms else None

@@ -22,7 +22,6 @@ refusals: `bridge.copier` and `gateway.modules.bus_writer`. The slow policies of
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import assert_never
 
 import numpy as np
@@ -65,12 +64,6 @@ from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
 from simplebus.core.subscription.position import Position, PositionChanges
 from simplebus.core.users.permissions import ClassAccess
 from simplebus.core.users.rate_limit import consume, has_waiting_sessions, is_one_allowed
-
-AppendFrames = Callable[[FrameBatch], int]
-"""Appends messages to a ring as far as there is space. Returns how many it has handled.
-
-A handled message was stored, or refused for a reason that waiting does not remove.
-"""
 
 OnStored = Callable[[Session | None, MessageClass, int, int], None]
 """Called after messages first..last-1 of a class were stored: (session, class, first, last).
@@ -219,7 +212,7 @@ class Store:
             columns: Columns of valid envelopes, if they are known; else the envelopes are scanned.
         """
         cls = self.classes[class_id]
-        failure = publish_error(self.commit_log, session)
+        failure = None if self.commit_log is None else publish_error(self.commit_log, session)
         if failure:
             cls.dropped_counts[failure[0]] += batch.count
             self._refuse_messages(session, batch, *failure)
@@ -269,24 +262,16 @@ class Store:
             raise RemoteProtocolError(
                 Reason.UNAUTHORIZED, publish_denied_text(session, cls, channel)
             )
-        sequence, columns = -1, EnvelopeColumns(1, [channel], 0)
-
-        def append(rest: FrameBatch) -> int:
-            nonlocal sequence
-            handled = self._append_to_ring(cls, session, columns, rest)
-            if handled:
-                sequence = cls.ring.head - 1
-            return handled
-
+        columns, stored = EnvelopeColumns(1, [channel], 0), 0
         if not (session.parked_messages or cls.blocked_sessions):
-            handled = self._append_with(append, session, cls, batch)
-            if not handled and cls.full_policy is FullPolicy.DROP_OLDEST:
-                self._append_dropping_oldest(append, session, cls, batch)
-        if sequence < 0:
+            stored = self.append_batch(cls, batch, session, columns)
+            if not stored and cls.full_policy is FullPolicy.DROP_OLDEST:
+                stored = self._append_dropping_oldest(cls, batch, session, columns)
+        if not stored:
             raise RemoteProtocolError(
                 Reason.DROP_NEWEST, f"class {cls.name or cls.class_id} is full"
             )
-        return sequence
+        return cls.ring.head - 1
 
     def _append_or_park(
         self,
@@ -301,8 +286,7 @@ class Store:
             The number of messages that were handled: stored, refused or dropped. The rest is
             parked in the publish queue.
         """
-        append = partial(self._append_to_ring, cls, session, columns)
-        handled = self._append_with(append, session, cls, batch)
+        handled = self.append_batch(cls, batch, session, columns)
         if handled == batch.count:
             return handled
         rest = batch.slice(handled, batch.count)
@@ -313,7 +297,7 @@ class Store:
             case FullPolicy.DROP_NEWEST:
                 self._drop_newest(session, cls, rest)
             case FullPolicy.DROP_OLDEST:
-                self._append_dropping_oldest(append, session, cls, rest)
+                self._append_dropping_oldest(cls, rest, session, columns)
             case _:
                 assert_never(cls.full_policy)
         return batch.count
@@ -374,32 +358,41 @@ class Store:
             cls.dropped_counts[Reason.UNAUTHORIZED] += count
         return 0, count
 
-    def append_batch(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
-        """Append messages of one frame type as far as there is space, without the class's policy.
+    def append_batch(
+        self,
+        cls: MessageClass,
+        batch: FrameBatch,
+        session: Session | None,
+        columns: EnvelopeColumns | None = None,
+    ) -> int:
+        """Append messages as far as there is space, without the class's policy.
+
+        Makes space if the class can evict messages.
+
+        Args:
+            cls: The class.
+            batch: Messages of one frame type.
+            session: Publisher; None for the broker itself.
+            columns: Columns of valid envelopes of which the batch contains the last ones; None to
+                scan the envelopes.
 
         Returns:
-            The number of messages that were handled.
+            The number of messages that were handled: stored, or refused for a reason that waiting
+            does not remove.
         """
-        append = partial(self._append_to_ring, cls, session, None)
-        return self._append_with(append, session, cls, batch)
-
-    def _append_with(
-        self, append: AppendFrames, session: Session | None, cls: MessageClass, batch: FrameBatch
-    ) -> int:
-        """Append messages with `append`, after making space if the class can evict messages.
-
-        Returns how many were handled.
-        """
-        ring = cls.ring
-        first = ring.head
-        handled = append(batch)
-        if handled < batch.count and cls.can_evict:
-            compactor = compaction.Compactor(self, cls)
-            while handled < batch.count:
-                rest = batch.slice(handled, batch.count)
-                if not compactor.make_room(rest.data.size):
-                    break
-                handled += append(rest)
+        ring, compactor = cls.ring, None
+        first, handled = ring.head, 0
+        while True:
+            rest = batch.slice(handled, batch.count) if handled else batch
+            if batch.data[0] == frames.MESSAGE:
+                handled += self.append_and_log(cls, rest, None, session)
+            else:
+                handled += self._append_envelopes(cls, rest, session, columns)
+            if handled == batch.count or not cls.can_evict:
+                break
+            compactor = compactor or compaction.Compactor(self, cls)
+            if not compactor.make_room(batch.data.size - int(batch.bounds[handled])):
+                break
         if ring.head != first:
             if self.clock.now >= cls.time_index.next_step_time:
                 cls.record_accepted(self.clock.now, first)
@@ -410,23 +403,6 @@ class Store:
                 on_stored(session, cls, first, ring.head)
             self.notify_subscribers(cls)
         return handled
-
-    def _append_to_ring(
-        self,
-        cls: MessageClass,
-        session: Session,
-        columns: EnvelopeColumns | None,
-        batch: FrameBatch,
-    ) -> int:
-        """Append messages as far as there is space.
-
-        `columns`, if they are known, belong to messages of which `batch` has the last ones.
-        """
-        if batch.data[0] == frames.MESSAGE:
-            return self.append_and_log(cls, batch, None, session)
-        if columns is not None:
-            columns = columns.slice(columns.count - batch.count, columns.count)
-        return self._append_envelopes(cls, batch, session, columns)
 
     def append_and_log(
         self,
@@ -449,10 +425,17 @@ class Store:
         self,
         cls: MessageClass,
         batch: FrameBatch,
-        session: Session,
+        session: Session | None,
         known_columns: EnvelopeColumns | None,
     ) -> int:
-        """Append messages with envelopes. A message with an invalid envelope is refused."""
+        """Append messages with envelopes as far as there is space. Parameters as `append_batch`.
+
+        A message with an invalid envelope is refused.
+        """
+        if known_columns is not None:
+            known_columns = known_columns.slice(
+                known_columns.count - batch.count, known_columns.count
+            )
         handled, scan_count = 0, batch.count
         while handled < batch.count:
             piece = batch.slice(handled, min(handled + scan_count, batch.count))
@@ -469,7 +452,9 @@ class Store:
                     scan_count = piece.count // 2
                     continue
                 good = piece if columns.count == piece.count else piece.slice(0, columns.count)
-                if not self._can_publish_to_all(session, cls, columns.names):
+                if session is not None and not self._can_publish_to_all(
+                    session, cls, columns.names
+                ):
                     allowed, refused = self._refuse_denied_channels(session, cls, good, rows)
                     if refused:
                         handled += refused
@@ -486,6 +471,7 @@ class Store:
                     break
             scan_count *= 2
             if columns.count < piece.count:
+                assert session is not None, "the broker published an invalid envelope"
                 self._refuse_envelope(session, piece.slice(columns.count, columns.count + 1))
                 handled += 1
                 scan_count = PLAIN_FRAMES_MAX  # More may be invalid: scan only a few at a time.
@@ -541,13 +527,23 @@ class Store:
             self._refuse_messages(session, batch, Reason.DROP_NEWEST, detail)
 
     def _append_dropping_oldest(
-        self, append: AppendFrames, session: Session | None, cls: MessageClass, batch: FrameBatch
-    ) -> None:
+        self,
+        cls: MessageClass,
+        batch: FrameBatch,
+        session: Session | None,
+        columns: EnvelopeColumns | None,
+    ) -> int:
+        """Append messages in place of the oldest ones. Parameters as `append_batch`.
+
+        Returns:
+            The number of messages that were stored or refused; the others were dropped.
+        """
         ring, compactor = cls.ring, compaction.DropOldestCompactor(self, cls)
+        handled_count = 0
         while True:
             if not len(ring):  # The ring is empty and still too full: others use all memory.
                 self._drop_newest(session, cls, batch)
-                return
+                return handled_count
             too_many = len(ring) + batch.count - ring.messages_max
             if too_many > 0:
                 floor = min(ring.floor + too_many, ring.head)
@@ -565,9 +561,10 @@ class Store:
             if copied is not None:
                 cls.dropped_counts[Reason.DROP_OLDEST] -= copied.count_from(needed)
                 compaction.append_copy(self, cls, copied)
-            handled = self._append_with(append, session, cls, batch)
+            handled = self.append_batch(cls, batch, session, columns)
+            handled_count += handled
             if handled == batch.count:
-                return
+                return handled_count
             batch = batch.slice(handled, batch.count)
 
     # Dead letters --------------------------------------------------------------------------------
@@ -655,22 +652,16 @@ class Store:
         If their class is full, its oldest dead letters are dropped, unless its policy is `block` or
         the memory of all classes is used up. Returns how many dead letters were handled.
         """
-        rows = dead_letter_class.channels.build_rows(columns, self.clock.now)
-        if rows is None:
-            return 0
-
-        def append(rest: FrameBatch) -> int:
-            rest_rows = rows.slice(rows.count - rest.count, rows.count)
-            return self.append_and_log(dead_letter_class, rest, rest_rows, None)
-
-        stored = self._append_with(append, None, dead_letter_class, batch)
+        if dead_letter_class.channels.build_rows(columns, self.clock.now) is None:
+            return 0  # No memory for the channel names.
+        stored = self.append_batch(dead_letter_class, batch, None, columns)
         if stored < batch.count:
             rest = batch.slice(stored, batch.count)
             if dead_letter_class.full_policy is FullPolicy.BLOCK or dead_letter_class.ring.can_grow(
                 rest
             ):
                 return stored
-            self._append_dropping_oldest(append, None, dead_letter_class, rest)
+            self._append_dropping_oldest(dead_letter_class, rest, None, columns)
         return batch.count
 
     def append_given_up(self) -> None:
