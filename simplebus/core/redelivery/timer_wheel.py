@@ -9,6 +9,7 @@ they are skipped when the span is due. A tick touches only the spans that are du
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -46,7 +47,9 @@ class TimerWheel:
     """Messages by the tick at which they are due and by their attempts."""
 
     def __init__(self) -> None:
-        self._due: dict[int, dict[int, SequenceSet]] = {}
+        self._due: defaultdict[int, defaultdict[int, SequenceSet]] = defaultdict(
+            lambda: defaultdict(SequenceSet)
+        )
         """Sets by tick, then by attempts. No set is empty."""
 
     def __len__(self) -> int:
@@ -55,7 +58,7 @@ class TimerWheel:
 
     def schedule(self, tick: int, first: int, last: int, attempts: int) -> None:
         """Schedule messages first..last-1 for `tick`."""
-        self._set(tick, attempts).add(first, last)
+        self._due[tick][attempts].add(first, last)
 
     def pop_due(self, tick: int) -> list[Span]:
         """Remove and return the spans that are due at `tick`, in ascending order."""
@@ -100,7 +103,7 @@ class TimerWheel:
         for tick, attempts, sequences in self.scheduled_sets(attempt):
             new_tick = due_tick(attempts)
             if new_tick != tick and (ranges := sequences.pop_ranges(first, last)):
-                self._set(new_tick, attempts).update(ranges)
+                self._due[new_tick][attempts].update(ranges)
                 self._drop_empty(tick, attempts)
 
     def pop_all(self) -> list[tuple[int, Span]]:
@@ -114,13 +117,6 @@ class TimerWheel:
     def __iter__(self) -> Iterator[Span]:
         for by_attempts in self._due.values():
             yield from _spans(by_attempts)
-
-    def _set(self, tick: int, attempts: int) -> SequenceSet:
-        by_attempts = self._due.setdefault(tick, {})
-        sequences = by_attempts.get(attempts)
-        if sequences is None:
-            sequences = by_attempts[attempts] = SequenceSet()
-        return sequences
 
     def _drop_empty(self, tick: int, attempts: int) -> None:
         by_attempts = self._due[tick]

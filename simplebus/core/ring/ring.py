@@ -249,7 +249,8 @@ class Ring:
         segment = self._last
         if segment is None:
             return 0
-        count = segment.count_fitting(batch, min(batch.count, self.messages_max - len(self)))
+        free_count = self.messages_max - (self.head - self.floor)
+        count = segment.count_fitting(batch, min(batch.count, free_count))
         if count and rows is not None and not self._add_columns(segment, rows):
             return 0
         return count
@@ -324,13 +325,7 @@ class Ring:
         frame. The view is valid until the frames are released.
         """
         assert self.floor <= first < last <= self.head, (self.floor, first, last, self.head)
-        segment = self._segment_of(first)
-        last = min(last, segment.end)
-        begin, end = segment.start_of(first), segment.start_of(last)
-        if end - begin > bytes_max:
-            last = max(first + 1, segment.find_frame(begin + bytes_max))
-            end = segment.start_of(last)
-        return segment.view[begin:end], last
+        return self._segment_of(first).view_frames(first, last, bytes_max)
 
     def view_batch(self, first: int, last: int, bytes_max: int) -> tuple[FrameBatch, int]:
         """Return the frames of `view_frames` as a batch, and the sequence after them."""
@@ -445,8 +440,9 @@ class Ring:
         if timer_index != self._timer_index:
             self._timer_index = timer_index
             self._stamped_from = self.head
-        for segment, start, stop in self._segments_of(first, min(last, self._stamped_from)):
-            segment.set_timer_index(slice(start, stop), timer_index)
+        if first < self._stamped_from:
+            for segment, start, stop in self._segments_of(first, min(last, self._stamped_from)):
+                segment.set_timer_index(slice(start, stop), timer_index)
 
     # Releasing -----------------------------------------------------------------------------------
 
@@ -467,9 +463,8 @@ class Ring:
         """Reuse the front of the last segment, which is in the cache. The ring is empty."""
         if len(self._segments) > 1:
             self._recycle_drained()
-        segment = self._segments[0]
-        segment.restart(self.head, self._appended_bytes)
-        self._on_segments_changed()
+        self._segments[0].restart(self.head, self._appended_bytes)
+        self._firsts[0] = self.head
 
     def _on_segments_changed(self) -> None:
         segments = self._segments

@@ -97,7 +97,7 @@ class Segment:
         space = self.capacity - self.used_bytes
         if count_max <= 0:
             return 0
-        if batch.ends[count_max - 1] <= space:
+        if batch.bounds[count_max] <= space:
             return count_max
         if batch.stride:
             return space // batch.stride
@@ -106,16 +106,16 @@ class Segment:
     def append(self, batch: FrameBatch, class_id: int, timer_index: int) -> None:
         """Copy in a batch that fits, and write the ids and timer indexes of its frames."""
         arena, offset, size, count = self.arena, self.used_bytes, batch.data.size, batch.count
-        head = self.first + self.count
+        batch_ends, head = batch.bounds[1:], self.first + self.count
         arena[offset : offset + size] = batch.data
         ends = self.offsets[self.count + 1 : self.count + 1 + count]
         if count <= PLAIN_FRAMES_MAX and not batch.stride:
             start, view = offset, self.view
-            for index, end in enumerate(batch.ends.tolist()):
+            for index, end in enumerate(batch_ends.tolist()):
                 write_id_and_timer(view, start, (head + index) & MESSAGE_ID_MASK, timer_index)
                 ends[index] = start = offset + end
         else:
-            np.add(batch.ends, offset, out=ends, casting="unsafe")
+            np.add(batch_ends, offset, out=ends, casting="unsafe")
             words = _header_words(class_id, head, timer_index, count)
             if batch.stride:
                 strides = (batch.stride,)
@@ -151,6 +151,19 @@ class Segment:
         """Return the sequence of the frame that contains this offset, at most `end`."""
         ends = self.offsets[1 : self.count + 1]
         return self.first + int(ends.searchsorted(offset, side="right"))
+
+    def view_frames(self, first: int, last: int, bytes_max: int) -> tuple[memoryview, int]:
+        """Return the frames of this segment from `first` on, and the sequence after them.
+
+        Stops before `last`, or at `bytes_max`, but returns at least one frame.
+        """
+        last = min(last, self.first + self.count)
+        begin = int(self.offsets[first - self.first])
+        end = int(self.offsets[last - self.first])
+        if end - begin > bytes_max:
+            last = max(first + 1, self.find_frame(begin + bytes_max))
+            end = int(self.offsets[last - self.first])
+        return self.view[begin:end], last
 
     def frame_view(self, sequence: int) -> memoryview:
         """Return a view of one frame."""
