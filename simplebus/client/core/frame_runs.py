@@ -115,7 +115,7 @@ class FrameRun:
 def split_into_runs(batch: FrameBatch) -> Iterator[FrameRun]:
     """Split a batch of frames into runs."""
     if batch.count > PLAIN_FRAMES_MAX:
-        breaks = np.flatnonzero(batch.key_changes()) + 1
+        breaks = batch.key_changes()
         if breaks.size * _STRETCH_FRAMES_MIN <= batch.count:
             first = 0
             for last in (*breaks.tolist(), batch.count):

@@ -362,7 +362,8 @@ class Broker:
             if handled_bytes < count:
                 self._receive_batches(session, buffer, count, handled_bytes)
         finally:
-            self._confirm_stored(session)
+            if session.has_confirms:
+                self._confirm_stored(session)
         if (
             handled_bytes < count
             or session.parked_messages
@@ -393,13 +394,14 @@ class Broker:
             if session.outbox.pending_bytes > limit:
                 break  # A small request can produce a large reply.
         session.adapt_read_size(count, event_count, expensive_count)
-        self._check_total_pending(session, count)
+        kept = count if session.parked_messages else min(count, len(session.receiver.tail))
+        if kept:
+            self._count_pending(kept)
 
-    def _check_total_pending(self, session: Session, count: int) -> None:
-        """Close sessions if the bytes received since the last tick exceed the total limit."""
-        kept = count if session.parked_messages else min(count, session.receiver.tail_bytes)
+    def _count_pending(self, size_bytes: int) -> None:
+        """Count held bytes, and close sessions if all of them together exceed the total limit."""
         limit = self.settings.limits.total_pending_bytes
-        if kept and self._uncounted_pending.add(kept, limit):
+        if self._uncounted_pending.add(size_bytes, limit):
             self._closing_sessions += select_sessions_to_close(self.sessions.values(), limit)
 
     def send_fatal_error(self, session: Session, error: RemoteProtocolError) -> None:
@@ -457,15 +459,19 @@ class Broker:
             self._confirm_progressed()
         if not (self._ready_session_ids or self._closing_sessions or self._resumed_sessions):
             return NO_ACTIONS
+        resumed = self._pop_resumed_sessions() if self._resumed_sessions else []
         actions = DriverActions(
-            list(self._ready_session_ids),
-            self._closing_sessions.copy(),
-            [s for s in self._resumed_sessions if not (s.parked_messages or s.is_closed)],
+            list(self._ready_session_ids), self._closing_sessions.copy(), resumed
         )
         self._ready_session_ids.clear()
         self._closing_sessions.clear()
-        self._resumed_sessions.clear()
         return actions
+
+    def _pop_resumed_sessions(self) -> list[Session]:
+        """Return the sessions that can be read again since the last call."""
+        resumed = [s for s in self._resumed_sessions if not (s.parked_messages or s.is_closed)]
+        self._resumed_sessions.clear()
+        return resumed
 
     def apply_position_changes(self) -> None:
         """Trim classes whose positions have moved, and end positions that exceed their limit."""
@@ -554,7 +560,8 @@ class Broker:
                 self._handle_request(session, event)
             case FrameRefused():
                 self._send_refusal(session, mask_unknown_class(session, event))
-                session.record_handled(event.published_count)
+                if event.published_count:
+                    session.record_published(self.clock.tick, event.published_count)
 
     def _handle_greeting(self, session: Session, greeting: ConnectRequested) -> None:
         decoder = session.version2

@@ -117,11 +117,8 @@ def _split_uniform(
     data = np.frombuffer(buffer, np.uint8, estimated_count * stride, first)
     offset = stride - DELIMITER_BYTES
     is_delimiter = strided(data, _HALF_WORD, offset, stride, estimated_count) == _DELIMITER_HALF
-    count = (
-        estimated_count
-        if np.count_nonzero(is_delimiter) == estimated_count
-        else int(is_delimiter.argmin())
-    )
+    first_other = int(is_delimiter.argmin())  # 0 if there is no other.
+    count = estimated_count if is_delimiter[first_other] else first_other
     if count < min(estimated_count // 2, _UNIFORM_RUN_MIN) or count < _UNIFORM_FRAMES_MIN:
         return None
     block = data[: count * stride]

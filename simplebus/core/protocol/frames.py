@@ -65,6 +65,7 @@ _UINT64: np.dtype[np.uint64] = np.dtype("<u8")
 _DASH = np.uint8(ord("-"))
 _KEY_MASK = np.uint32(0xFFFFFF)
 _KEY_SHIFT = np.uint64(32)
+_NO_CHANGES: npt.NDArray[np.intp] = np.empty(0, np.intp)
 
 KEY_BITS = np.uint64(0xFFFFFF << 32)
 """Bits of the next frame's type and class in the eight bytes that start with a delimiter."""
@@ -110,7 +111,7 @@ class FrameBatch:
     A batch is a view: it is valid until the underlying buffer is written again. Nobody changes it.
     """
 
-    __slots__ = ("_is_uniform", "bounds", "count", "data", "known_keys", "stride")
+    __slots__ = ("_key_changes", "bounds", "count", "data", "known_keys", "stride")
 
     def __init__(
         self, data: Bytes, bounds: Integers, stride: int, known_keys: Words | None = None
@@ -125,14 +126,13 @@ class FrameBatch:
         """Length of every frame if all are equal, else 0."""
         self.known_keys = known_keys
         """Result of `keys`, in KEY_BITS, if the splitter has computed it."""
-        self._is_uniform: bool | None = True if self.count == 1 else None
+        self._key_changes = _NO_CHANGES if self.count == 1 else None
+        """Result of `key_changes`; None until it is computed."""
 
     @property
     def is_uniform(self) -> bool:
         """True if all frames have the same type and class."""
-        if self._is_uniform is None:
-            self._is_uniform = not self.key_changes().any()
-        return self._is_uniform
+        return not self.key_changes().size
 
     @property
     def starts(self) -> Integers:
@@ -156,13 +156,18 @@ class FrameBatch:
             words = unaligned(self.data, _UINT32)[self.starts]
         return words & _KEY_MASK
 
-    def key_changes(self) -> Flags:
-        """Return flags, shape (count-1,): True if a frame's type or class differs from the previous
-        frame's.
+    def key_changes(self) -> npt.NDArray[np.intp]:
+        """Return the indexes of the frames whose type or class differs from the previous frame's.
+
+        They ascend.
         """
-        keys: TypeAndClassKeys | Words = self.keys() if self.known_keys is None else self.known_keys
-        flags: Flags = keys[1:] != keys[:-1]
-        return flags
+        if self._key_changes is None:
+            keys: TypeAndClassKeys | Words = (
+                self.keys() if self.known_keys is None else self.known_keys
+            )
+            # `np.flatnonzero` makes seven Python calls for the same.
+            self._key_changes = (keys[1:] != keys[:-1]).nonzero()[0] + 1
+        return self._key_changes
 
     def slice(self, first: int, last: int) -> FrameBatch:
         """Return frames first..last-1 without a copy."""

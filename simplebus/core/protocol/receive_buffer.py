@@ -59,14 +59,10 @@ class FrameReceiver:
         """Whole frames received."""
         self.received_bytes = 0
         """Bytes received."""
-        self._tail = bytearray()
+        self.tail = bytearray()
+        """Incomplete frame; empty between frames."""
         self._unsplit = (0, 0)
         """Range of the buffer behind the batch that `receive` yielded last."""
-
-    @property
-    def tail_bytes(self) -> int:
-        """Bytes of the incomplete frame; 0 between frames."""
-        return len(self._tail)
 
     def set_frame_bytes_max(self, frame_bytes_max: int) -> None:
         """Change the length of the longest frame that is accepted."""
@@ -76,7 +72,7 @@ class FrameReceiver:
         """Count the `count` new bytes as a frame and return True if they are exactly one."""
         first = HEADROOM_BYTES
         is_single = (
-            not self._tail
+            not self.tail
             and FRAME_BYTES_MIN <= count <= self.frame_bytes_max
             and buffer.raw.find(DELIMITER, first + HEADER_BYTES, first + count)
             == first + count - DELIMITER_BYTES
@@ -95,7 +91,7 @@ class FrameReceiver:
             Offsets of the frames in `buffer.writable`, and the end of the last one. Empty if there
             are more than FEW_FRAMES_MAX frames, or an incomplete or a too long one.
         """
-        if self._tail or count > FEW_FRAMES_BYTES_MAX:
+        if self.tail or count > FEW_FRAMES_BYTES_MAX:
             return []
         raw, first, last = buffer.raw, HEADROOM_BYTES, HEADROOM_BYTES + count
         bounds = [0]
@@ -133,21 +129,29 @@ class FrameReceiver:
         """
         self.received_bytes += count - skipped_bytes
         first, last = HEADROOM_BYTES + skipped_bytes, HEADROOM_BYTES + count
-        if self._tail:
-            if len(self._tail) <= HEADROOM_BYTES:
-                first = buffer.prepend(self._tail)
+        if self.tail:
+            if len(self.tail) <= HEADROOM_BYTES:
+                first = buffer.prepend(self.tail)
             else:
                 frame, first = self._assemble(buffer, first, last)
                 if frame is not None:
+                    self._cut_before_too_long(frame)
+                    self.frame_count += 1
                     self._unsplit = first, last
-                    yield from self._check_lengths(frame)
-        while (batch := split_frames(buffer.raw, first, last, buffer.scratch)) is not None:
+                    yield frame
+        while (
+            first < last
+            and (batch := split_frames(buffer.raw, first, last, buffer.scratch)) is not None
+        ):
+            if batch.data.size > self.frame_bytes_max:
+                batch = self._cut_before_too_long(batch)
             first += batch.data.size
+            self.frame_count += batch.count
             self._unsplit = first, last
-            yield from self._check_lengths(batch)
-        self._tail += buffer.view[first:last]
-        if len(self._tail) > self.frame_bytes_max:
-            raise self._build_too_long_error(len(self._tail), "and has not ended")
+            yield batch
+        self.tail += buffer.view[first:last]
+        if len(self.tail) > self.frame_bytes_max:
+            raise self._build_too_long_error(len(self.tail), "and has not ended")
 
     def unread(self, buffer: ReceiveBuffer, batch: FrameBatch, index: int) -> bytes:
         """Return what was received from frame `index` of the latest batch on, as if it had not been
@@ -165,29 +169,30 @@ class FrameReceiver:
         """Append to a long incomplete frame. Returns the frame once it is whole, and the next
         frame's offset.
         """
-        searched = len(self._tail)
-        self._tail += buffer.view[first:last]
+        searched = len(self.tail)
+        self.tail += buffer.view[first:last]
         earliest = max(HEADER_BYTES, searched - DELIMITER_BYTES + 1)
-        end = self._tail.find(DELIMITER, earliest)
+        end = self.tail.find(DELIMITER, earliest)
         if end < 0:
             return None, last
         length = end + DELIMITER_BYTES
-        frame = FrameBatch.from_frame(memoryview(bytes(self._tail[:length])))
-        self._tail.clear()
+        frame = FrameBatch.from_frame(memoryview(bytes(self.tail[:length])))
+        self.tail.clear()
         return frame, first + length - searched
 
-    def _check_lengths(self, batch: FrameBatch) -> Iterator[FrameBatch]:
-        """Yield the batch, up to the first frame that is too long."""
-        if batch.data.size > self.frame_bytes_max:
-            lengths = batch.lengths
-            if (batch.stride or lengths.max()) > self.frame_bytes_max:
-                index = int((lengths > self.frame_bytes_max).argmax())
-                if index:
-                    self.frame_count += index
-                    yield batch.slice(0, index)
-                raise self._build_too_long_error(int(lengths[index]), "long")
-        self.frame_count += batch.count
-        yield batch
+    def _cut_before_too_long(self, batch: FrameBatch) -> FrameBatch:
+        """Return the frames in front of the first one that is too long.
+
+        Raises:
+            RemoteProtocolError: frame_too_long if it is the first of the batch.
+        """
+        lengths = batch.lengths
+        if (batch.stride or lengths.max()) <= self.frame_bytes_max:
+            return batch
+        index = int((lengths > self.frame_bytes_max).argmax())
+        if index == 0:
+            raise self._build_too_long_error(int(lengths[0]), "long")
+        return batch.slice(0, index)
 
     def _build_too_long_error(self, length: int, description: str) -> RemoteProtocolError:
         return RemoteProtocolError(

@@ -122,6 +122,8 @@ class Session:
         """Decoder of the peer's protocol version; None until its first frame."""
         self.version2: Version2Decoder | None = None
         """The decoder if the peer speaks version 2, with the state of its publisher."""
+        self.has_confirms = False
+        """True for version 2: the peer's messages have numbers, and are confirmed or refused."""
         self.subscriptions: dict[int, BrokerSubscription | GroupMember] = {}
         """Subscriptions by class id; in version 2 by the number that the peer chose."""
         self.early_class_ids: set[int] = set()
@@ -255,15 +257,11 @@ class Session:
         self.handled_count += 1
 
     def record_published(self, tick: int, count: int) -> None:
-        """Record messages of a batch that were stored, parked or refused by the store."""
-        self.last_publish_tick = tick
-        self.record_handled(count)
-
-    def record_handled(self, count: int) -> None:
-        """Record messages of a batch that were handled, perhaps refused before the store.
+        """Record messages of a batch that were stored, parked or refused.
 
         If decoding the batch is stopped, the decoder expects the numbers of the others again.
         """
+        self.last_publish_tick = tick
         self.handled_count += count
         if self.version2 is not None:
             self.version2.record_handled(count)
@@ -348,7 +346,7 @@ class Session:
         return (
             self.parked_bytes
             + self.outbox.pending_bytes
-            + self.receiver.tail_bytes
+            + len(self.receiver.tail)
             + len(self.unprocessed)
         )
 
@@ -387,11 +385,6 @@ class Session:
             self._next_read_bytes = SMALL_EVENTS_READ_BYTES
         elif received_bytes >= self._next_read_bytes:
             self._next_read_bytes = min(2 * self._next_read_bytes, RECEIVE_BYTES)
-
-    @property
-    def has_confirms(self) -> bool:
-        """True for version 2: the peer's messages have numbers, and are confirmed or refused."""
-        return self.version2 is not None
 
     @property
     def producer(self) -> ProducerState | None:
@@ -444,16 +437,17 @@ class Session:
                 "the peer began a TLS handshake; this listener does not support TLS",
             )
         for batch in self.receiver.receive(buffer, received_bytes, skipped_bytes=skipped_bytes):
-            if self._can_split_reads and (end := find_slow_requests_end(batch)) < batch.count:
+            end = find_slow_requests_end(batch) if self._can_split_reads else batch.count
+            is_cut = end < batch.count
+            if is_cut:
                 self.unprocessed = self.receiver.unread(buffer, batch, end) + self.unprocessed
-                yield from self._decode(batch.slice(0, end))
+                batch = batch.slice(0, end)
+            if self.decoder is None:
+                yield from self._decode_first_frames(batch)
+            else:
+                yield from self.decoder.decode_events(batch)
+            if is_cut:
                 return
-            yield from self._decode(batch)
-
-    def _decode(self, batch: FrameBatch) -> Iterator[Event]:
-        if self.decoder is None:
-            return self._decode_first_frames(batch)
-        return self.decoder.decode_events(batch)
 
     def receive_few(
         self, buffer: ReceiveBuffer, received_bytes: int
@@ -492,7 +486,7 @@ class Session:
         if version2.is_version2_connect(opening):
             self.version2 = Version2Decoder(self._known_classes)
             self.decoder = self.version2
-            self.outbox.has_deliver_frames = True
+            self.has_confirms = self.outbox.has_deliver_frames = True
             yield version2.parse_connect(opening)
             first += 1
         else:
@@ -516,10 +510,10 @@ class Session:
         has_sent_nothing = outbox.sent_bytes == self._last_sent_bytes
         self._last_received_bytes = receiver.received_bytes
         sent_no_frame = (
-            receiver.frame_count == 0 and receiver.tail_bytes == 0
+            receiver.frame_count == 0 and not receiver.tail
         ) or not self.is_authenticated
         sent_no_frame = sent_no_frame and not self.is_authenticating
-        has_partial_frame = receiver.tail_bytes and receiver.frame_count == self._last_frame_count
+        has_partial_frame = receiver.tail and receiver.frame_count == self._last_frame_count
         is_send_blocked = has_sent_nothing and not outbox.is_idle
         is_blocking_others = is_blocking_publishers and is_send_blocked
         self.send_blocked_ticks = self.send_blocked_ticks + 1 if is_send_blocked else 0

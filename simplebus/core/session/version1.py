@@ -7,7 +7,7 @@ RemoteProtocolError, after the events of all frames before the offending one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import ClassVar
 
 import msgspec
@@ -37,7 +37,7 @@ _CLASS_IDS_DECODER = msgspec.json.Decoder(list[int], strict=True)
 class Version1Decoder:
     """Decoder of a version 1 peer's frames."""
 
-    HANDLERS: ClassVar[dict[int, Callable[..., Iterator[Event]]]]
+    HANDLERS: ClassVar[dict[int, Callable[..., Iterable[Event]]]]
     """Handlers by frame type. Every frame is legal at any time."""
     EXPECTED_TYPES: ClassVar[str] = "one of the digits 0 to 4"
 
@@ -64,15 +64,17 @@ class Version1Decoder:
             return AckedRange(key, first, last)
         return None
 
-    def decode_events(self, batch: FrameBatch) -> Iterator[Event]:
-        """Yield the events of frames. Each event must be applied before the next is requested."""
-        if batch.is_uniform:
-            yield from self._decode_run(batch)
-            return
+    def decode_events(self, batch: FrameBatch) -> Iterable[Event]:
+        """Return the events of frames. Each event must be applied before the next is requested."""
         changes = batch.key_changes()
-        if np.count_nonzero(changes) <= _RUN_COUNT_MAX:
-            yield from self._decode_runs(batch, np.flatnonzero(changes) + 1)
-            return
+        if not changes.size:
+            return self._decode_run(batch)
+        if changes.size <= _RUN_COUNT_MAX:
+            return self._decode_runs(batch, changes)
+        return self._decode_many_runs(batch)
+
+    def _decode_many_runs(self, batch: FrameBatch) -> Iterator[Event]:
+        """Yield the events of frames, sorted by kind and class as far as that is allowed."""
         keys = batch.keys()
         types = keys & 0xFF
         sortable = self._message_flags(types) | (types == frames.ACK) | (types == frames.HEARTBEAT)
@@ -98,9 +100,7 @@ class Version1Decoder:
         """Yield the events of runs of equal type and class, in order."""
         first = 0
         for last in (*changes.tolist(), batch.count):
-            yield from self._decode_run(
-                batch if last - first == batch.count else batch.slice(first, last)
-            )
+            yield from self._decode_run(batch.slice(first, last))
             first = last
 
     def _decode_sorted(self, batch: FrameBatch, keys: TypeAndClassKeys) -> Iterator[Event]:
@@ -148,8 +148,8 @@ class Version1Decoder:
             return [AckedRanges(key, firsts, lasts)], firsts.size
         return [PublishedBatch(key, batch)], batch.count if key in self.known_classes else 0
 
-    def _decode_run(self, batch: FrameBatch) -> Iterator[Event]:
-        """Yield the events of frames of one type and class."""
+    def _decode_run(self, batch: FrameBatch) -> Iterable[Event]:
+        """Return the events of frames of one type and class."""
         frame_type, key = first_type_and_key(batch)
         handler = self.HANDLERS.get(frame_type)
         if handler is None:
@@ -157,21 +157,21 @@ class Version1Decoder:
                 Reason.UNKNOWN_TYPE,
                 f"a frame began with byte 0x{frame_type:02x}; expected {self.EXPECTED_TYPES}",
             )
-        yield from handler(self, key, batch)
+        return handler(self, key, batch)
 
-    def _decode_heartbeat(self, key: int, batch: FrameBatch) -> Iterator[Event]:
-        return iter(())
+    def _decode_heartbeat(self, key: int, batch: FrameBatch) -> Iterable[Event]:
+        return ()
 
-    def _decode_messages(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+    def _decode_messages(self, key: int, batch: FrameBatch) -> Iterable[Event]:
         if key not in self.known_classes:
             raise RemoteProtocolError(
                 Reason.UNKNOWN_CLASS,
                 f"a message for class {key} came before any Connect that names this class",
             )
-        yield PublishedBatch(key, batch)
+        return (PublishedBatch(key, batch),)
 
-    def _decode_subscribe(self, key: int, batch: FrameBatch) -> Iterator[Event]:
-        yield Version1Subscribed(key)
+    def _decode_subscribe(self, key: int, batch: FrameBatch) -> Iterable[Event]:
+        return (Version1Subscribed(key),)
 
     def _decode_acks(self, key: int, batch: FrameBatch) -> Iterator[Event]:
         firsts, lasts = frames.parse_ack_ranges(batch)

@@ -304,11 +304,10 @@ class Version2Decoder(Version1Decoder):
         flags: Flags = (types == frames.MESSAGE) | (types == frames.ENVELOPE)
         return flags
 
-    def _decode_messages(self, key: int, batch: FrameBatch) -> Iterator[Event]:
+    def _decode_messages(self, key: int, batch: FrameBatch) -> Iterable[Event]:
         if key in self.known_classes:
-            yield PublishedBatch(key, batch)
-            return
-        yield from build_refusals(
+            return (PublishedBatch(key, batch),)
+        return build_refusals(
             batch,
             Reason.UNKNOWN_CLASS,
             f"no Connect has named class {key}",

@@ -35,7 +35,7 @@ def receive_chunks(
     except RemoteProtocolError as error:
         assert receiver.frame_count == len(found)
         return found, 0, error.reason
-    return found, receiver.tail_bytes, None
+    return found, len(receiver.tail), None
 
 
 def split_bytewise(data: bytes) -> Chunks:

@@ -138,7 +138,7 @@ def receive_frames(chunks: Sequence[bytes]) -> tuple[list[bytes], int]:
             count = BUFFER.fill(chunk[at : at + len(BUFFER.writable)])
             for batch in receiver.receive(BUFFER, count):
                 whole += split_frames(batch.data.tobytes())[0]
-    return whole, receiver.tail_bytes
+    return whole, len(receiver.tail)
 
 
 @vectors("streams", "streams")
