@@ -33,12 +33,17 @@ Calls for a batch of version 1. A read of more frames takes this path, on arrays
           split_frames                    finds the bounds of all frames at once
         Version1Decoder.decode_events     returns one `PublishedBatch` per class
       Store.publish                       permission, rate limit, full-class policy
-        Ring.append                       copies the frames, writes ids and timer indexes
-        log_stored_messages               with a journal only
-        Store.notify_subscribers
+        Store.append_batch                makes space if the class can evict messages
+          Store.append_and_log
+            Ring.append                   copies the frames, writes ids and timer indexes
+            log_stored_messages           with a journal only
+          Store.notify_subscribers
     Broker.end_turn
     Outbox.peek                           a view of as many frames as one write takes
     Outbox.mark_sent
+
+A version 1 session never enters `PublisherConfirms`. A batch of version 2 does, after its last
+event, as a single message does.
 
 The third path, of a message on a bound NATS subject, is described in `simplebus.nats.bus`.
 

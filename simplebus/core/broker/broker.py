@@ -365,8 +365,9 @@ class Broker:
             if session.has_confirms:
                 self._confirm_stored(session)
         if (
-            handled_bytes < count
-            or session.parked_messages
+            session.parked_messages
+            or session.receiver.tail
+            or session.unprocessed
             or session.outbox.pending_bytes > self.settings.limits.pending_bytes
         ):
             check_session_pending(session, self.settings.limits)
@@ -486,7 +487,8 @@ class Broker:
     def _confirm_progressed(self) -> None:
         """Confirm messages that were stored late, and find the sessions that may be read again."""
         for session in self._progressed_sessions:
-            self._confirm_stored(session)
+            if session.has_confirms:
+                self._confirm_stored(session)
             if not session.parked_messages:
                 self._resumed_sessions[session] = None
         self._progressed_sessions.clear()

@@ -41,14 +41,16 @@ class DeliveryPolicy:
 
     def redelivery_delay_ticks(self, attempts: int) -> int:
         """Return the ticks between a delivery and the next one if no ack arrives."""
-        return max(self.nack_delay_ticks(attempts), self.ack_timeout_ticks)
+        if self.backoff_ticks:
+            return max(_select_step(self.backoff_ticks, attempts), self.ack_timeout_ticks)
+        doubled = self.ack_timeout_ticks << min(max(attempts - 1, 0), 16)
+        return max(min(doubled, BACKOFF_TICKS_MAX), self.ack_timeout_ticks)
 
     def nack_delay_ticks(self, attempts: int) -> int:
         """Return the ticks between a nack and the next delivery."""
         if self.backoff_ticks:
             return _select_step(self.backoff_ticks, attempts)
-        doubled = self.ack_timeout_ticks << min(max(attempts - 1, 0), 16)
-        return max(min(doubled, BACKOFF_TICKS_MAX), self.ack_timeout_ticks)
+        return self.redelivery_delay_ticks(attempts)
 
     def nack_delay_seconds(self, attempts: int) -> float | None:
         """Return the seconds between a nack and the next delivery; None if only ticks are known."""

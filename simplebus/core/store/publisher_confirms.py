@@ -44,7 +44,8 @@ class PublisherConfirms:
     def confirm_stored(self, session: Session) -> None:
         """Confirm what a version 2 session has published so far, now or when it is durable."""
         decoder, commit_log = session.version2, self._commit_log
-        if decoder is None or session.is_closed:
+        assert decoder is not None
+        if session.is_closed:
             return
         stored_before = decoder.stored_before
         if stored_before == session.promised_number and not decoder.duplicate_count:
