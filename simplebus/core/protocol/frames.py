@@ -59,7 +59,10 @@ INQUIRE, PURGE = b"IP"
 CONFIRM_MAY_WAIT = 1
 """Last header field of a published message whose Confirm may wait (binary.md, "Confirm")."""
 
-_ID_AND_TIMER = struct.Struct(">iH")
+ID_AND_TIMER = struct.Struct(">iH")
+"""Message id and timer index, which lie at `ID_OFFSET` of a frame."""
+ID_OFFSET = 3
+
 _UINT32: np.dtype[np.uint32] = np.dtype("<u4")
 _UINT64: np.dtype[np.uint64] = np.dtype("<u8")
 _DASH = np.uint8(ord("-"))
@@ -439,11 +442,6 @@ def _parse_eight_digits(words: Words, digits: Integers | int) -> tuple[Integers,
     values += work
     values >>= u64(32)
     return values.view(np.int64), valid
-
-
-def write_id_and_timer(buffer: memoryview, offset: int, message_id: int, timer_index: int) -> None:
-    """Write message id and timer index of the frame that starts at `offset`."""
-    _ID_AND_TIMER.pack_into(buffer, offset + 3, message_id, timer_index)
 
 
 def flags_to_ranges(flags: Flags) -> list[tuple[int, int]]:

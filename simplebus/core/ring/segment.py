@@ -15,10 +15,11 @@ import numpy.typing as npt
 from simplebus.core.limits import FRAME_BYTES_MIN, MESSAGE_ID_MASK, PLAIN_FRAMES_MAX
 from simplebus.core.protocol.frames import (
     DELIMITER,
+    ID_AND_TIMER,
+    ID_OFFSET,
     FrameBatch,
     Integers,
     unaligned,
-    write_id_and_timer,
 )
 from simplebus.core.ring.columns import MessageRows, SegmentColumns
 from simplebus.core.ring.memory_budget import allocate_array, discard_pages, round_up_to_page
@@ -112,7 +113,8 @@ class Segment:
         if count <= PLAIN_FRAMES_MAX and not batch.stride:
             start, view = offset, self.view
             for index, end in enumerate(batch_ends.tolist()):
-                write_id_and_timer(view, start, (head + index) & MESSAGE_ID_MASK, timer_index)
+                message_id = (head + index) & MESSAGE_ID_MASK
+                ID_AND_TIMER.pack_into(view, start + ID_OFFSET, message_id, timer_index)
                 ends[index] = start = offset + end
         else:
             np.add(batch_ends, offset, out=ends, casting="unsafe")
@@ -130,7 +132,8 @@ class Segment:
         slot, offset = self.count, self.used_bytes
         end = offset + len(frame)
         self.view[offset:end] = frame
-        write_id_and_timer(self.view, offset, (self.first + slot) & MESSAGE_ID_MASK, timer_index)
+        message_id = (self.first + slot) & MESSAGE_ID_MASK
+        ID_AND_TIMER.pack_into(self.view, offset + ID_OFFSET, message_id, timer_index)
         self.offsets[slot + 1] = self.used_bytes = end
         self.count = slot + 1
         return slot

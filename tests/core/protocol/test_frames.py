@@ -217,9 +217,9 @@ def test_malformed_first_ack_gives_no_range() -> None:
     assert (firsts.size, lasts.size) == (0, 0)
 
 
-def test_write_id_and_timer_changes_no_other_byte() -> None:
+def test_writing_id_and_timer_changes_no_other_byte() -> None:
     buffer = bytearray(SMALLEST + HEADER_FULL_OF_DELIMITER + SMALLEST)
-    frames.write_id_and_timer(memoryview(buffer), 13, 0x7FFFFFFF, 0xFFFF)
+    frames.ID_AND_TIMER.pack_into(buffer, 13 + frames.ID_OFFSET, 0x7FFFFFFF, 0xFFFF)
     stamped = build_frame(
         MESSAGE, class_id=0x3C0D, message_id=0x7FFFFFFF, timer_index=0xFFFF, content=b"hi"
     )
