@@ -119,14 +119,14 @@ class AuthWorker:
     def _record_failure(self, network: str, auth: Auth) -> None:
         now = trio.current_time()
         self._failures_by_network.take_token(network, now)
-        if not auth.token:
+        if auth.user:  # Also beside a wrong token: the password is tried, too.
             self._failures_by_user.take_token(_bucket_key(network, auth), now)
 
     def _check_failure_limits(self, network: str, auth: Auth) -> None:
         now = trio.current_time()
         can_try = self._failures_by_network.has_token(network, now)
         if can_try and (
-            auth.token or self._failures_by_user.has_token(_bucket_key(network, auth), now)
+            not auth.user or self._failures_by_user.has_token(_bucket_key(network, auth), now)
         ):
             return
         raise RemoteProtocolError(

@@ -62,6 +62,7 @@ async def is_checked(worker: AuthWorker, auth: Auth, address: str = "10.0.0.1") 
         Auth(user="quick", password="wrong"),
         Auth(user="slow1", password="wrong"),
         Auth(user="nobody", password="wrong"),
+        Auth(user="quick", password="wrong", token="wrong"),
     ],
 )
 async def test_too_many_failures_are_refused_without_a_check(
