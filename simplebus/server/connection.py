@@ -205,7 +205,8 @@ class Connection(Generic[SessionT]):
                 is_open = True
                 if listener.auth_worker is not None:
                     is_open = await self._authenticate(listener.auth_worker)
-                elif tls is None:  # A crowd that sends nothing must not delay others.
+                elif tls is None and not self.has_unread():
+                    # A crowd that sends nothing must not delay others.
                     await self.preauth.wait_readable()
                 self._leave_preauth()
                 while is_open:
