@@ -21,7 +21,7 @@ from simplebus.config.errors import (
     describe_unknown_name,
 )
 from simplebus.config.parse import parse_size
-from simplebus.config.setting import SECONDS, SIZE
+from simplebus.config.setting import SECONDS
 from simplebus.core.users.subject_permissions import ResponsePermission, SubjectPermissions
 
 R = TypeVar("R")
@@ -33,18 +33,14 @@ _STEP = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 
 
-class Size(int):
-    """Bytes, written as a number or as a text with a unit."""
-
-
 class Seconds(float):
     """Seconds, written as a number or as a text with a unit."""
 
 
 def _decode(kind: type[Any], value: Any) -> Any:
-    """Return a `Size` or `Seconds` as settings of the server are read. Raises ValueError."""
+    """Return `Seconds` as the settings of the server are read. Raises ValueError."""
     try:
-        return kind((SIZE if kind is Size else SECONDS).parse_toml(value))
+        return kind(SECONDS.parse_toml(value))
     except typer.BadParameter as error:
         raise ValueError(error.message) from None
 

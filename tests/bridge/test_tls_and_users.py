@@ -273,6 +273,13 @@ def test_reads_credentials_of_both_ends_from_file(
     assert not read_bridges(table(target=target), folder=secret_file.parent).has_secrets
 
 
+def test_heartbeat_has_a_unit() -> None:
+    (bridge,) = read_bridges(table(heartbeat="2min")).bridges
+    assert (bridge.heartbeat_seconds, type(bridge.heartbeat_seconds)) == (120, float)
+    with pytest.raises(ConfigError, match=r"bridges\[0\].heartbeat: 'soon' is not a time"):
+        read_bridges(table(heartbeat="soon"))
+
+
 def test_former_names_of_both_ends_are_deprecated() -> None:
     assert not read_bridges(table(source={"token": "t"})).warnings
     assert read_bridges(table(near={"token": "t"}, far={"token": "t"})).warnings == (

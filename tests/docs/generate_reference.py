@@ -24,7 +24,7 @@ import typer
 from simplebus.bridge.copier import CopierStatistics
 from simplebus.bridge.metrics import bridge_snapshot
 from simplebus.cli import app
-from simplebus.config.schema import Seconds, Size
+from simplebus.config.schema import Seconds
 from simplebus.config.server_schema import SETTINGS, ClassTable
 from simplebus.config.setting import PREFIX, Setting, normalize
 from simplebus.core.errors import Reason
@@ -360,8 +360,8 @@ def _type_name(kind: Any) -> str:
         return "list of pairs" if get_origin(inner) is tuple else "list"
     if origin is dict or (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return "table"
-    if kind in (Size, Seconds):
-        return "size" if kind is Size else "time"
+    if kind is Seconds:
+        return "time"
     return {int: "integer", float: "number", bool: "boolean"}.get(kind, "text")
 
 
