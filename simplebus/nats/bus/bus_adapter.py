@@ -110,7 +110,6 @@ class BusAdapter:
         self._refusal_counts = broker.refusal_counts
         self._clients = clients
         self._durable_replies = DurableReplies(broker)
-        broker.on_journal_advanced = self._send_durable_replies
         self._ack_sink = _AckSink(self, routes.table.names)
         routes.add(ACK_SUBJECT_PATTERN, self._ack_sink)
         self.bindings = SubjectBindings(routes, broker, self)
@@ -239,6 +238,7 @@ class BusAdapter:
         waiting = PubAckReply(session, reply, payload, stored.log_position)
         if not self._durable_replies.add_pub_ack(cls.class_id, waiting):
             self._send_reply(session, reply, payload)
+        self._observe_journal()
 
     def refuse_confirmed(
         self, session: NatsSession, reply: bytes, cls: MessageClass, error: PublishError
@@ -250,9 +250,16 @@ class BusAdapter:
     def defers_pong(self, session: NatsSession) -> bool:
         """Return True if a PONG waits for what the client has published. It is sent later."""
         local_session = session.local_session
-        return local_session is not None and self._durable_replies.add_pong(
+        is_deferred = local_session is not None and self._durable_replies.add_pong(
             session, local_session.last_log_position
         )
+        self._observe_journal()
+        return is_deferred
+
+    def _observe_journal(self) -> None:
+        """Observe the journal only while replies wait."""
+        observer = None if self._durable_replies.is_empty else self._send_durable_replies
+        self.broker.on_journal_advanced = observer
 
     def _send_durable_replies(self) -> None:
         """Send the replies whose messages have become durable."""
@@ -261,6 +268,7 @@ class BusAdapter:
                 reply.session.send(encode.PONG * reply.count)
             elif not reply.session.is_closed:
                 self._send_reply(reply.session, reply.subject, reply.payload)
+        self._observe_journal()
 
     @staticmethod
     def _send_refusal(session: NatsSession, action: str, subject: bytes, reason: str) -> None:

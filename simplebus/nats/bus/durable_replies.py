@@ -46,6 +46,11 @@ class DurableReplies:
         self._pub_ack_counts: Counter[NatsSession] = Counter()
         """PubAcks that wait, by client."""
 
+    @property
+    def is_empty(self) -> bool:
+        """True if no reply waits."""
+        return not (self._pub_acks or self._pongs)
+
     def has_too_many(self, session: NatsSession) -> bool:
         """Return True if so many PubAcks of a client wait that it must not publish more."""
         return self._pub_ack_counts[session] >= WAITING_PUB_ACKS_MAX
