@@ -194,12 +194,14 @@ class _JournalLoader:
             )
 
         group = _RecordGroup()
-        for data, record in segments.records(is_wanted):
+        for data, record in segments.headers(is_wanted):
+            if self._may_have_new_ids(record) and (is_wanted(record) or is_intact(data, record)):
+                self._collect_message_ids(data, record)  # Also of released messages.
+            if not is_wanted(record):
+                continue
             later = self._is_after_state(record)
             if later:
                 self._known_heads.setdefault(cls.class_id, record.first)
-            if self._may_have_new_ids(record) and (is_wanted(record) or is_intact(data, record)):
-                self._collect_message_ids(data, record)
             if group.records and (
                 group.size >= _GROUP_BYTES
                 or record.first != group.records[-1].last

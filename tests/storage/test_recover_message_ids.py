@@ -149,3 +149,16 @@ def test_confirmed_messages_are_stored_once_through_crashes(
                     unwritten[name], is_duplicate = publish(bus, session, name)
                     assert not is_duplicate
     bus.crash()
+
+
+def test_id_of_a_message_that_is_released_in_the_same_write_is_known(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    session = open_session(bus)
+    bus.sync()
+    assert publish(bus, session, "a") == (0, False)
+    ack_all(bus, session)
+    bus.broker.close_session(session)
+    bus.sync()
+    bus = restart(bus, tmp_path)
+    assert publish(bus, open_session(bus), "a") == (0, True)
+    bus.crash()
