@@ -141,6 +141,7 @@ class Checkpointer:
         )
         commit_log.changed_class_ids.clear()
         commit_log.changed_durables.clear()
+        is_progress_requested = commit_log.pop_progress_request()
         changes = StateChanges([], [], [], progress=[])
         if is_full_scan:
             self._progressed.clear()
@@ -159,12 +160,20 @@ class Checkpointer:
         for class_id, durables in durables_by_class:
             for durable, group in durables:
                 self._collect_durable(classes[class_id], durable, group, changes)
-        self._collect_progress(now, changes)
+        self._collect_progress(now, changes, are_all_requested=is_progress_requested)
         return changes
 
-    def _collect_progress(self, now: float, changes: StateChanges) -> None:
-        """Record the cursors and acks of positions. Costly ones remain in `_progressed`."""
-        is_costly_due = not self._next_progress - PROGRESS_SECONDS <= now < self._next_progress
+    def _collect_progress(
+        self, now: float, changes: StateChanges, *, are_all_requested: bool
+    ) -> None:
+        """Record the cursors and acks of positions.
+
+        Costly ones remain in `_progressed`, unless `are_all_requested`.
+        """
+        is_costly_due = (
+            are_all_requested
+            or not self._next_progress - PROGRESS_SECONDS <= now < self._next_progress
+        )
         if is_costly_due:
             self._next_progress = now + PROGRESS_SECONDS
         for position in list(self._progressed):
@@ -178,7 +187,7 @@ class Checkpointer:
                 del self._progressed[position]
                 window = WindowSnapshot.from_window(position.window)
                 changes.progress.append(ProgressSnapshot(*key, window))
-            elif is_costly_due and position not in self._row_counts:
+            elif are_all_requested or (is_costly_due and position not in self._row_counts):
                 del self._progressed[position]
                 before = self._scanned_row_count
                 if position.durable:

@@ -116,6 +116,7 @@ class CommitLog:
         self._refusals: list[tuple[str, FrameRefused]] = []
         self._producer_starts: list[tuple[str, int, str]] = []
         self._purged_ranges: list[tuple[int, int, int]] = []
+        self._is_progress_requested = False
 
     @property
     def is_empty(self) -> bool:
@@ -127,6 +128,7 @@ class CommitLog:
             or self._purged_ranges
             or self.changed_class_ids
             or self.changed_durables
+            or self._is_progress_requested
         )
 
     @property
@@ -227,11 +229,22 @@ class CommitLog:
         """Append that the messages first..last-1 of a class were purged."""
         self._purged_ranges.append((class_id, first, last))
 
+    def append_progress_request(self) -> int:
+        """Have the next batch contain the progress of all positions. Returns its log position."""
+        self._is_progress_requested = True
+        return self.log_position
+
+    def pop_progress_request(self) -> bool:
+        """Return True if the next batch must contain the progress of all positions."""
+        is_requested, self._is_progress_requested = self._is_progress_requested, False
+        return is_requested
+
     def discard_changes(self) -> None:
         """Forget all changes except messages, for a store that keeps only messages."""
         self._refusals.clear()
         self._producer_starts.clear()
         self._purged_ranges.clear()
+        self._is_progress_requested = False
         self.changed_class_ids.clear()
         self.changed_durables.clear()
 

@@ -8,11 +8,13 @@ from random import Random
 import pytest
 
 from simplebus.core.limits import PROGRESS_ROWS_MAX, PROGRESS_SECONDS
+from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
     connect_version2,
+    json_request,
     nack,
     publish,
     publish_envelopes,
@@ -166,4 +168,55 @@ def test_a_reader_without_acks_is_recorded(tmp_path: Path) -> None:
     peer.send(publish(1, 1, b"b"))
     bus = restarted(bus, tmp_path)
     assert redelivered(bus, subscribe(1, 5, durable="billing")) == {0: 2}
+    bus.crash()
+
+
+# Acks that are waited for ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SUBSCRIPTIONS)
+def test_reply_about_acks_waits_until_they_are_stored(tmp_path: Path, kind: str) -> None:
+    bus = KeptBus(tmp_path)
+    reader = connect_version2(bus, SUBSCRIPTIONS[kind])
+    bus.sync()
+    peer = connect_version2(bus, name="till")
+    keyed = [encode_with_key(b"%d" % number, b"") for number in range(3)]
+    peer.send(publish_envelopes(1, 0, *keyed))
+    reader.receive_all()
+    bus.sync()
+    reader.send(ack(5, 0, 2), json_request(frames.INQUIRE, request=9, about="acks"))
+    assert reader.receive_replies() == []
+    bus.write()
+    assert reader.receive_replies() == []
+    bus.sync()
+    (reply,) = reader.receive_replies()
+    assert (reply.message_id, reply.content) == (9, {"about": "acks"})
+    assert redelivered(restarted(bus, tmp_path), SUBSCRIPTIONS[kind]) == {2: 2}
+
+
+def test_reply_about_acks_waits_also_for_costly_progress(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    request = subscribe(1, 5, durable="billing", group="workers", max_in_flight=1000)
+    reader = connect_version2(bus, request)
+    bus.sync()
+    count = 2 * PROGRESS_ROWS_MAX + 4
+    connect_version2(bus, publish(1, 0, *[b"x"] * count), name="till")
+    reader.receive_message_ids()
+    reader.send(*[nack(5, number, number + 1, 60_000) for number in range(0, count, 2)])
+    bus.sync()
+    bus.sync()
+    reader.send(ack(5, 1, 2), json_request(frames.INQUIRE, request=9, about="acks"))
+    bus.sync()
+    assert [reply.message_id for reply in reader.receive_replies()] == [9]
+    bus = restarted(bus, tmp_path)
+    window = bus.broker.classes[1].named_positions["billing", ""].window
+    assert window.unacked_ranges(0, 3) == [(0, 1), (2, 3)]
+    bus.crash()
+
+
+def test_reply_about_acks_does_not_wait_without_durability(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path, level=Durability.MEMORY)
+    reader = connect_version2(bus, classes=[1])
+    reader.send(json_request(frames.INQUIRE, request=9, about="acks"))
+    assert [reply.message_id for reply in reader.receive_replies()] == [9]
     bus.crash()

@@ -156,6 +156,26 @@ class BaseSubscription(SubscriptionState[T]):
             await self.refill()
         return [] if self.inbox.is_empty else list(self.next_batch(most))
 
+    async def ack_sync(self, *messages: Message[T]) -> None:
+        """Acknowledge messages, and wait until the server has stored the acknowledgements.
+
+        Afterwards these messages do not come again, however the server ends; with its durability
+        `disk`, not even after a power cut. Earlier acknowledgements of the subscription are stored,
+        too, if the connection was not lost since. Calls for several messages cost less.
+
+        Args:
+            messages: Messages of this subscription; none to wait for earlier acknowledgements.
+
+        Raises:
+            LocalProtocolError: A message belongs to another subscription or was fetched.
+            BusConnectionError: The connection was lost; the messages may come again.
+            RefusedError: The server keeps acknowledgements in a cluster (`--engine`).
+        """
+        self._connection.check_thread()
+        for message in messages:
+            self.ack(message)
+        await self._connection.sync_acks(self.inbox)
+
     # For the loops and the bus -------------------------------------------------------------------
 
     def subscribe(self, class_id: int) -> None:

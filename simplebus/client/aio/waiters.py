@@ -18,6 +18,7 @@ import anyio.lowlevel
 
 from simplebus.client.aio.writer import TransportWriter
 from simplebus.client.core.client import ClientCore
+from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.event_loop.deadlines import Deadlines
 from simplebus.client.event_loop.find import find_event_loop
@@ -139,6 +140,24 @@ class ConnectionWaiters:
             return
         with suppress(RefusedError, BusConnectionError), anyio.move_on_after(CLOSE_SECONDS):
             await self.wait_answered(request)
+
+    async def sync_acks(self, inbox: Inbox) -> None:
+        """Wait until the acks of a subscription are stored.
+
+        Raises:
+            BusConnectionError: The connection is lost; the acks may be lost, too.
+            RefusedError: The server cannot tell.
+        """
+        while True:
+            self.check_open()
+            if self.writer.transport is None:
+                await self.changed.wait()
+                continue
+            await self.wait_answered(inbox.subscribe_request)
+            if self.writer.transport is not None and not inbox.has_held_acks:
+                break
+            await anyio.lowlevel.checkpoint()
+        await self.wait_answered(self.core.sync_acks())
 
     async def request(self, send: Callable[[], OpenRequest]) -> OpenRequest:
         """Send a request and wait for its reply; repeat it if the connection is lost before."""

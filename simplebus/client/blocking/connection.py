@@ -21,6 +21,7 @@ from simplebus.client import fork_safety
 from simplebus.client.addresses import Address
 from simplebus.client.blocking.dial import Step, dial, start_tls, wait, wait_ready
 from simplebus.client.core.client import ClientCore
+from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.credentials import Access
 from simplebus.client.pending_confirms import PendingConfirms
@@ -424,6 +425,22 @@ class BlockingClientConnection:
                 return self.wait_answered(send())
             except BusConnectionError:
                 self.check_open()
+
+    def sync_acks(self, inbox: Inbox) -> None:
+        """Wait until the acks of a subscription are stored.
+
+        Raises:
+            BusConnectionError: The connection is lost; the acks may be lost, too.
+            RefusedError: The server cannot tell.
+        """
+        self.wait_until(
+            lambda: (
+                self._socket is not None
+                and inbox.subscribe_request.is_done
+                and not inbox.has_held_acks
+            )
+        )
+        self.wait_answered(self.core.sync_acks())
 
     # The end -------------------------------------------------------------------------------------
 

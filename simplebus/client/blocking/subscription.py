@@ -121,6 +121,25 @@ class BlockingBaseSubscription(SubscriptionState[T]):
         inbox.prepare_messages(MESSAGES_PER_TURN)
         return next(inbox.prepared_messages)
 
+    def ack_sync(self, *messages: Message[T]) -> None:
+        """Acknowledge messages, and wait until the server has stored the acknowledgements.
+
+        Afterwards these messages do not come again, however the server ends; with its durability
+        `disk`, not even after a power cut. Earlier acknowledgements of the subscription are stored,
+        too, if the connection was not lost since. Calls for several messages cost less.
+
+        Args:
+            messages: Messages of this subscription; none to wait for earlier acknowledgements.
+
+        Raises:
+            LocalProtocolError: A message belongs to another subscription or was fetched.
+            BusConnectionError: The connection was lost; the messages may come again.
+            RefusedError: The server keeps acknowledgements in a cluster (`--engine`).
+        """
+        for message in messages:
+            self.ack(message)
+        self._connection.sync_acks(self.inbox)
+
     def take(self, most: int, timeout: float | None = None) -> list[Message[T]]:
         """Return messages that have arrived together. Acknowledges those returned before.
 

@@ -23,7 +23,7 @@ from simplebus.core.errors import BusError, RefusedError
 from simplebus.core.limits import ACK_BATCH_MESSAGES, Limits
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
-from simplebus.core.protocol.inquiry import Inquiry
+from simplebus.core.protocol.inquiry import AcksInquiry, Inquiry
 from simplebus.core.protocol.opening import OPENING_BYTES, check_server_opening
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.protocol.requests import (
@@ -284,6 +284,12 @@ class ClientCore:
         content = msgspec.json.encode(inquiry)
         return self._connection.send_request(
             frames.INQUIRE, content=content, after_position=self.published_position
+        )
+
+    def sync_acks(self) -> OpenRequest:
+        """Ask for a reply when the acks so far are stored. They are sent before the request."""
+        return self._connection.send_request(
+            frames.INQUIRE, content=msgspec.json.encode(AcksInquiry())
         )
 
     def keep_last_values(self, class_id: int) -> OpenRequest:

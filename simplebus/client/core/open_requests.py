@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from simplebus.core.errors import BusError
 from simplebus.core.limits import MESSAGE_ID_MASK
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.inquiry import InquireReply
+from simplebus.core.protocol.inquiry import AcksInfo, InquireReply
 from simplebus.core.protocol.requests import ConnectReply, FetchReply, PurgeReply, SubscribeReply
 
 if TYPE_CHECKING:
     from simplebus.client.core.frame_runs import FrameRun
     from simplebus.client.core.messages import Batch
 
-ReplyBody = ConnectReply | SubscribeReply | FetchReply | PurgeReply | InquireReply
+ReplyBody = ConnectReply | SubscribeReply | FetchReply | PurgeReply | InquireReply | AcksInfo
 
 _PERSISTENT_TYPES = (frames.SUBSCRIBE, frames.UNSUBSCRIBE)
 

@@ -18,6 +18,8 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
+import msgspec
+
 from simplebus.core.authorization.durable_owners import DurableOwners
 from simplebus.core.authorization.session_permissions import check_right, mask_unknown_class
 from simplebus.core.broker.acknowledge import AckHandler
@@ -56,6 +58,7 @@ from simplebus.core.protocol.events import (
     Version1Subscribed,
     WorkingReceived,
 )
+from simplebus.core.protocol.inquiry import AcksInfo, AcksInquiry
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import ErrorReply
 from simplebus.core.session.admission import ConnectionLimits, admit_session
@@ -600,12 +603,39 @@ class Broker:
                 case PurgeRequested():
                     last = self.fetch_handler.check_purge(session, request)
                     session.outbox.defer_reply(partial(self._purge_in_turn, session, request, last))
+                case InquireRequested(body=AcksInquiry()):
+                    self._reply_when_acks_stored(session, request.request_number)
                 case InquireRequested():
                     check_right(session, AdminRight.INQUIRE)
                     refuse = partial(self._refuse_request, session, request)
                     self.inquiry_handler.handle_inquiry(session, request, refuse)
         except RemoteProtocolError as error:
             self._refuse_request(session, request, error)
+
+    def request_progress(self) -> int:
+        """Have the progress of all positions written with the next batch.
+
+        Returns:
+            The log position that is durable when all acks so far are stored; 0 if the promised
+            durability does not require that.
+        """
+        commit_log = self.store.commit_log
+        if commit_log is None or commit_log.is_remote or not commit_log.requires_durability:
+            return 0
+        return commit_log.append_progress_request()
+
+    def _reply_when_acks_stored(self, session: Session, request_number: int) -> None:
+        commit_log = self.store.commit_log
+        if commit_log is not None and commit_log.is_remote:
+            raise RemoteProtocolError(
+                Reason.BAD_REQUEST,
+                "this server keeps acknowledgements in a JetStream cluster, which does not report "
+                "when they are stored",
+            )
+        content = msgspec.json.encode(AcksInfo())
+        reply = frames.encode(frames.INQUIRE, message_id=request_number, content=content)
+        position = self.request_progress()
+        self.publisher_confirms.reply_when_durable(session, reply, position, None)
 
     def _purge_in_turn(self, session: Session, request: PurgeRequested, end: int) -> None:
         """Purge when earlier replies of the session are sent, because every position is examined.

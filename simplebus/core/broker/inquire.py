@@ -51,6 +51,7 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.events import InquireRequested
 from simplebus.core.protocol.inquiry import (
+    AcksInquiry,
     BusInfo,
     BusInquiry,
     ChannelInquiry,
@@ -99,10 +100,12 @@ class InquiryHandler:
         on_refused: Callable[[RemoteProtocolError], None],
     ) -> None:
         """Queue an Inquire request of a session. `on_refused` is called if it fails."""
+        inquiry = event.body
+        assert not isinstance(inquiry, AcksInquiry)
 
         def send_report(counted: dict[int, RemoteCountOutcome]) -> None:
             try:
-                report = self.build_report(event.body, counted, grants=session.grants)
+                report = self.build_report(inquiry, counted, grants=session.grants)
             except RemoteProtocolError as error:
                 on_refused(error)
                 return
@@ -111,7 +114,7 @@ class InquiryHandler:
                 frames.encode(frames.INQUIRE, message_id=event.request_number, content=content)
             )
 
-        remote_classes = partial(self._remote_classes, event.body)
+        remote_classes = partial(self._remote_classes, inquiry)
         session.outbox.defer_reply(RemoteInquiry(session, remote_classes, send_report).try_reply)
 
     def build_report(

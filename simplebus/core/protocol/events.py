@@ -12,7 +12,7 @@ from simplebus.core.errors import Reason
 from simplebus.core.limits import MESSAGE_ID_MASK, PRODUCER_RESENT_NUMBERS_MAX
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.frames import FrameBatch, Integers
-from simplebus.core.protocol.inquiry import Inquiry
+from simplebus.core.protocol.inquiry import AcksInquiry, Inquiry
 from simplebus.core.protocol.requests import (
     ConnectRequest,
     FetchRequest,
@@ -135,7 +135,7 @@ class InquireRequested:
     """The peer asked for the state of the bus ("Inquire")."""
 
     request_number: int
-    body: Inquiry
+    body: Inquiry | AcksInquiry
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,10 @@ class SessionInquiry(InquireRequest, frozen=True, tag="session"):
     session: int
 
 
+class AcksInquiry(InquireRequest, frozen=True, tag="acks"):
+    """Question whether the acks of the session are stored; the reply waits until they are."""
+
+
 Inquiry = BusInquiry | ClassInquiry | ChannelInquiry | SessionInquiry
 
 
@@ -352,13 +356,21 @@ class SessionInfo(_Info, frozen=True, tag_field="about", tag="session"):
     """Reason that it is not read, or what its messages wait for."""
 
 
+class AcksInfo(_Info, frozen=True, tag="acks", tag_field="about"):
+    """Statement that the acks that the session sent before are stored."""
+
+
 InquireReply = BusInfo | ClassInfo | ChannelInfo | SessionInfo
 
-_inquiry_decoder: msgspec.json.Decoder[Inquiry] = msgspec.json.Decoder(Inquiry)
-_reply_decoder: msgspec.json.Decoder[InquireReply] = msgspec.json.Decoder(InquireReply)
+_inquiry_decoder: msgspec.json.Decoder[Inquiry | AcksInquiry] = msgspec.json.Decoder(
+    Inquiry | AcksInquiry
+)
+_reply_decoder: msgspec.json.Decoder[InquireReply | AcksInfo] = msgspec.json.Decoder(
+    InquireReply | AcksInfo
+)
 
 
-def decode_inquiry(content: bytes) -> Inquiry:
+def decode_inquiry(content: bytes) -> Inquiry | AcksInquiry:
     """Decode the body of an Inquire request; empty content asks about the bus.
 
     Raises:
@@ -367,7 +379,7 @@ def decode_inquiry(content: bytes) -> Inquiry:
     return _decode(_inquiry_decoder, content or b'{"about":"bus"}', "an Inquire")
 
 
-def decode_reply(content: bytes) -> InquireReply:
+def decode_reply(content: bytes) -> InquireReply | AcksInfo:
     """Decode the body of a reply to an Inquire request.
 
     Raises:

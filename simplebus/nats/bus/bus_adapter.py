@@ -42,7 +42,7 @@ from simplebus.nats.bus.acked import (
 from simplebus.nats.bus.bindings import SubjectBinding, SubjectBindings
 from simplebus.nats.bus.bus_to_nats import BusToNats
 from simplebus.nats.bus.convert import RefusedMessages
-from simplebus.nats.bus.durable_replies import DurableReplies, PongReply, PubAckReply
+from simplebus.nats.bus.durable_replies import DurableReplies, PongReply, SubjectReply
 from simplebus.nats.bus.publish_acks import (
     PublishError,
     encode_pub_ack,
@@ -235,7 +235,7 @@ class BusAdapter:
     ) -> None:
         """Send a PubAck when the message is durable."""
         payload = encode_pub_ack(cls, stored)
-        waiting = PubAckReply(session, reply, payload, stored.log_position)
+        waiting = SubjectReply(session, reply, payload, stored.log_position)
         if not self._durable_replies.add_pub_ack(cls.class_id, waiting):
             self._send_reply(session, reply, payload)
         self._observe_journal()
@@ -402,6 +402,7 @@ class BusAdapter:
             is_valid = True  # A nack needs no action: the message will be redelivered anyway.
             if command.kind == "ack":
                 position.ack(sequence, sequence + 1)
+                self.broker.store.position_changes.record_progress(position)
             elif command.kind == "terminate":
                 position.terminate(sequence, sequence + 1, error=command.error)
                 self.broker.store.append_given_up()
@@ -409,8 +410,14 @@ class BusAdapter:
         if not is_valid:
             self._refusal_counts[Reason.ACK_UNSUBSCRIBED] += 1
         elif message.reply:
-            self._send_reply(session, message.reply, b"")
+            self._reply_when_stored(session, message.reply)
         return is_valid
+
+    def _reply_when_stored(self, session: NatsSession, reply: bytes) -> None:
+        """Send an empty reply when the effect of an ack is stored."""
+        waiting = SubjectReply(session, reply, b"", self.broker.request_progress())
+        if not self._durable_replies.add_ack_reply(waiting):
+            self._send_reply(session, reply, b"")
 
     def _send_reply(self, session: NatsSession, reply: bytes, payload: bytes) -> None:
         """Send a reply of the bus on a reply subject; to the client only if it may not publish

@@ -1,7 +1,8 @@
-"""Replies to NATS clients that wait for the journal: PubAcks and PONGs.
+"""Replies to NATS clients that wait for the journal: PubAcks, replies to acks, and PONGs.
 
-A PubAck waits until its message is as durable as confirms promise, a PONG until everything is that
-its client published before. PubAcks of one class keep their order, and so do the PONGs of a client.
+A PubAck waits until its message is as durable as confirms promise, the reply to an ack until the
+ack is, and a PONG until everything is that its client published before. PubAcks of one class keep
+their order, and so do the PONGs of a client.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from simplebus.nats.server.session import NatsSession
 
 
 @dataclass(slots=True)
-class PubAckReply:
-    """PubAck that waits."""
+class SubjectReply:
+    """PubAck or reply to an ack that waits."""
 
     session: NatsSession
     """Client that receives it."""
@@ -40,11 +41,12 @@ class DurableReplies:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._pub_acks: dict[int, deque[PubAckReply]] = {}
+        self._pub_acks: dict[int, deque[SubjectReply]] = {}
         """By class."""
+        self._ack_replies: deque[SubjectReply] = deque()
         self._pongs: dict[NatsSession, deque[PongReply]] = {}
-        self._pub_ack_counts: Counter[NatsSession] = Counter()
-        """PubAcks that wait, by client."""
+        self._reply_counts: Counter[NatsSession] = Counter()
+        """PubAcks and replies to acks that wait, by client."""
 
     @property
     def is_empty(self) -> bool:
@@ -52,10 +54,10 @@ class DurableReplies:
         return not (self._pub_acks or self._pongs)
 
     def has_too_many(self, session: NatsSession) -> bool:
-        """Return True if so many PubAcks of a client wait that it must not publish more."""
-        return self._pub_ack_counts[session] >= WAITING_PUB_ACKS_MAX
+        """Return True if so many replies of a client wait that it must not publish more."""
+        return self._reply_counts[session] >= WAITING_PUB_ACKS_MAX
 
-    def add_pub_ack(self, class_id: int, reply: PubAckReply) -> bool:
+    def add_pub_ack(self, class_id: int, reply: SubjectReply) -> bool:
         """Add a PubAck. Returns False if it need not wait: the caller sends it now."""
         queue = self._pub_acks.get(class_id)
         if queue is None:
@@ -63,7 +65,19 @@ class DurableReplies:
                 return False
             queue = self._pub_acks[class_id] = deque()
         queue.append(reply)
-        self._pub_ack_counts[reply.session] += 1
+        self._reply_counts[reply.session] += 1
+        return True
+
+    def add_ack_reply(self, reply: SubjectReply) -> bool:
+        """Add the reply to an ack. Returns False if it need not wait: the caller sends it now.
+
+        A client that has too many waiting replies gets none.
+        """
+        if self._broker.is_durable(reply.log_position):
+            return False
+        if not self.has_too_many(reply.session):
+            self._ack_replies.append(reply)
+            self._reply_counts[reply.session] += 1
         return True
 
     def add_pong(self, session: NatsSession, log_position: int) -> bool:
@@ -79,20 +93,24 @@ class DurableReplies:
             queue.append(PongReply(session, log_position))
         return True
 
-    def pop_durable(self) -> list[PubAckReply | PongReply]:
+    def pop_durable(self) -> list[SubjectReply | PongReply]:
         """Remove and return the replies that need not wait any longer."""
-        due: list[PubAckReply | PongReply] = []
+        due: list[SubjectReply | PongReply] = []
         for class_id, pub_acks in list(self._pub_acks.items()):
             while pub_acks and self._broker.is_durable(pub_acks[0].log_position, class_id):
                 reply = pub_acks.popleft()
-                self._pub_ack_counts[reply.session] -= 1
+                self._reply_counts[reply.session] -= 1
                 due.append(reply)
             if not pub_acks:
                 del self._pub_acks[class_id]
+        while self._ack_replies and self._broker.is_durable(self._ack_replies[0].log_position):
+            reply = self._ack_replies.popleft()
+            self._reply_counts[reply.session] -= 1
+            due.append(reply)
         for session, pongs in list(self._pongs.items()):
             while pongs and self._broker.is_durable(pongs[0].log_position):
                 due.append(pongs.popleft())
             if not pongs:
                 del self._pongs[session]
-        self._pub_ack_counts = +self._pub_ack_counts
+        self._reply_counts = +self._reply_counts
         return due

@@ -18,6 +18,7 @@ from simplebus.core.users.users import User, Users
 from simplebus.nats.limits import WAITING_PUB_ACKS_MAX
 from simplebus.nats.settings import NatsSettings
 from tests.behaviour.wire_peer_v2 import connect_version2
+from tests.behaviour.wire_peer_v2 import publish as publish_v2
 from tests.nats.bus.two_listeners import Client, NatsBrokerHarness, stored
 
 PING = b"PING\r\n"
@@ -320,3 +321,44 @@ def test_version_2_client_sees_the_id_as_a_header() -> None:
     publish(publisher(harness), Nats_Msg_Id="1")
     ((envelope, _),) = stored(harness, 7)
     assert envelope.headers == (("Nats-Reply-To", "_INBOX.a.1"), ("Nats-Msg-Id", "1"))
+
+
+# Replies to acks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [b"", b"+ACK", b"+TERM"])
+def test_reply_to_an_ack_waits_for_the_journal(command: bytes) -> None:
+    harness = bound(commit_log=CommitLog(Durability.DISK))
+    client = harness.client(b"SUB _INBOX.> 1\r\nSUB $SB.SUB.orders.d 2\r\n")
+    harness.write_journal()
+    connect_version2(harness, publish_v2(7, 0, b"a"))
+    harness.write_journal()
+    (message,) = client.messages()
+    client.pub(message.reply, command, reply="_INBOX.a.1")
+    assert client.messages() == []
+    harness.write_journal()
+    (reply,) = client.messages()
+    assert (reply.subject, reply.payload) == ("_INBOX.a.1", b"")
+
+
+def test_reply_to_an_ack_without_journal_comes_at_once() -> None:
+    harness = bound()
+    client = harness.client(b"SUB _INBOX.> 1\r\nSUB $SB.SUB.orders.d 2\r\n")
+    connect_version2(harness, publish_v2(7, 0, b"a"))
+    (message,) = client.messages()
+    client.pub(message.reply, b"+ACK", reply="_INBOX.a.1")
+    (reply,) = client.messages()
+    assert (reply.subject, reply.payload) == ("_INBOX.a.1", b"")
+
+
+def test_replies_to_acks_that_wait_are_limited() -> None:
+    harness = bound(commit_log=CommitLog(Durability.DISK))
+    client = harness.client(b"SUB _INBOX.> 1\r\nSUB $SB.SUB.orders.d 2\r\n")
+    harness.write_journal()
+    connect_version2(harness, publish_v2(7, 0, b"a"))
+    harness.write_journal()
+    (message,) = client.messages()
+    for _ in range(WAITING_PUB_ACKS_MAX + 1):
+        client.pub(message.reply, b"+ACK", reply="_INBOX.a.1")
+    harness.write_journal()
+    assert len(client.messages()) == WAITING_PUB_ACKS_MAX
