@@ -81,6 +81,7 @@ def verify(directory: Annotated[str, _DIRECTORY]) -> None:
         messages += summary.head - summary.first
         size += summary.bytes
         for gap in summary.gaps:
+            messages -= gap.last - gap.first
             if not gap.is_new:
                 label = summary.name or str(summary.class_id)
                 typer.echo(f"gap: {describe_range(label, gap.first, gap.last)}")

@@ -117,6 +117,7 @@ def test_repair_leaves_an_intact_journal(tmp_path: Path, place: str) -> None:
     assert run("repair", tmp_path).stdout.startswith("nothing to repair\n")
     if place != "state":
         assert f"gap: message {record} of class 1" in run("verify", tmp_path).stdout
+        assert "intact: 7 messages in" in run("verify", tmp_path).stdout
     bus = KeptBus(tmp_path)
     assert bus.found.problems == []
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
