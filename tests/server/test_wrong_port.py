@@ -57,7 +57,10 @@ OPTIONS = {
     "version 2": ("tcp", "--port"),
 }
 CELLS = [
-    (listener, opening) for listener in LISTENERS for opening in OPENINGS.keys() - OWN[listener]
+    (listener, opening)
+    for listener in LISTENERS
+    for opening in OPENINGS
+    if opening not in OWN[listener]
 ]
 
 
