@@ -418,6 +418,7 @@ class BusAdapter:
         waiting = SubjectReply(session, reply, b"", self.broker.request_progress())
         if not self._durable_replies.add_ack_reply(waiting):
             self._send_reply(session, reply, b"")
+        self._observe_journal()
 
     def _send_reply(self, session: NatsSession, reply: bytes, payload: bytes) -> None:
         """Send a reply of the bus on a reply subject; to the client only if it may not publish

@@ -51,7 +51,7 @@ class DurableReplies:
     @property
     def is_empty(self) -> bool:
         """True if no reply waits."""
-        return not (self._pub_acks or self._pongs)
+        return not (self._pub_acks or self._ack_replies or self._pongs)
 
     def has_too_many(self, session: NatsSession) -> bool:
         """Return True if so many replies of a client wait that it must not publish more."""
