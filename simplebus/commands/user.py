@@ -28,8 +28,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help=(
         "Manage the users file of [bold]simplebus serve --users FILE[/bold].\n\n"
-        "Permissions are added to the file by hand; a user without permissions may do everything."
-        "\n\n\b\n"
+        "Permissions and limits are added to the file by hand; a user without permissions may do "
+        "everything.\n\n\b\n"
         "  simplebus user add ada\n"
         "  simplebus user add scanner --token\n"
         "  simplebus user rm ada"
@@ -96,7 +96,7 @@ def add(
         bool,
         typer.Option(
             "--change",
-            help="Replace the secrets of an existing user. Its permissions stay.",
+            help="Replace all credentials of an existing user. Its permissions and limits stay.",
         ),
     ] = False,
     address: Annotated[
@@ -296,7 +296,7 @@ def _user_index(parts: list[str], name: str, path: Path) -> int | None:
     return None
 
 
-_SECRET_KEYS = {"name", "password", "token", "nkey", "certificate", "addresses"}
+_REPLACED_KEYS = {"name", "password", "token", "nkey", "certificate", "addresses"}
 
 
 def _replace_secrets(part: str, lines: list[str]) -> str:
@@ -304,7 +304,7 @@ def _replace_secrets(part: str, lines: list[str]) -> str:
     head = _HEAD.search(part)
     assert head is not None
     entries, rest = _split_entries(part[head.end() :].removeprefix("\n"))
-    kept = "".join(text for key, text in entries if key not in _SECRET_KEYS)
+    kept = "".join(text for key, text in entries if key not in _REPLACED_KEYS)
     return part[: head.end()] + "\n" + "\n".join(lines) + "\n" + kept + rest
 
 

@@ -8,7 +8,7 @@ Modules in reading order:
 - `setting`: declaration of a setting, from which its option, variable and key are derived.
 - `server_schema`: all settings of the server.
 - `environment`: environment variables that nothing reads.
-- `schema`: msgspec tables of classes and permissions.
+- `schema`: msgspec tables of users and their permissions.
 - `nats_users`: deprecated users of the `[nats]` table.
 - `users`: msgspec tables of users, and the users file.
 - `bridges`: msgspec tables of bridges.

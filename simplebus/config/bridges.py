@@ -200,7 +200,9 @@ def _build_bridge(
         with errors.collect():
             current, old = getattr(table, name), getattr(table, former)
             if current is not None and old is not None:
-                raise ConfigError(f"{path}.{former}: {name!r} is the same, expected either")
+                raise ConfigError(
+                    f"{path}.{former}: former name of {name!r}; expected only {name!r}"
+                )
             access, used = (old, former) if old is not None else (current, name)
             accesses[f"{name}_access"] = (access or AccessTable()).to_access(
                 f"{path}.{used}", folder
@@ -232,7 +234,7 @@ def _check_nats(bridge: BridgeSettings) -> None:
         (bridge.target, bridge.target_access),
     ):
         if is_nats_address(address):
-            from simplebus.bridge.build import NatsAccess  # Loaded when it is wanted.
+            from simplebus.bridge.build import NatsAccess
 
             NatsAccess(bridge.nats_credentials, access).check()
 
@@ -242,7 +244,7 @@ def _check_address(address: str, path: str) -> None:
     try:
         if address and is_nats_address(address):
             from simplebus.bridge.nats_connection import (
-                parse_addresses,  # Loaded when it is wanted.
+                parse_addresses,
             )
 
             parse_addresses(address)

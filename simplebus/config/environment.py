@@ -59,7 +59,7 @@ def unread_variables(names: Iterable[str], root_command: Any, others: Iterable[s
 
     known.update(_variables(root_command), ENVIRONMENT_VARIABLES.values(), (CREDENTIALS_VARIABLE,))
     return [
-        f"{name} in the environment is read by nothing{_suggestion(name, known)}"
+        f"no command reads {name} in the environment{_suggestion(name, known)}"
         for name in variables
         if name not in known
         and not name.startswith(_BRIDGE_PREFIXES)

@@ -1,7 +1,7 @@
 """Sample configuration file with every setting, generated from the options of `serve`.
 
-Comments begin with `## ` for text, `# ` for a default and `#- ` for an example. Removing every
-`# ` changes nothing, because those lines set the defaults.
+In the tables of settings, lines begin with `## ` for text, `# ` for a default and `#- ` for an
+example. Removing their `# ` changes nothing, because those lines set the defaults.
 """
 
 from __future__ import annotations

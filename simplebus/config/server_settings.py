@@ -97,7 +97,7 @@ def _check_spilling(config: ServerConfig, settings: Settings) -> None:
         own = settings.settings_for_class(-1 if class_id is None else class_id, name)
         if own.last_values is None and settings.full_policy_for(own) is FullPolicy.SPILL:
             raise ValueError(
-                f"--last-values {name or class_id}: it spills, and such a class keeps none"
+                f"--last-values {name or class_id}: a class that spills cannot keep last values"
             )
 
 

@@ -108,7 +108,7 @@ def _parse_flag(value: str | bool) -> bool:
 def _parse_count(value: str | float) -> int:
     try:
         count = int(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         count = None
     if count is None or isinstance(value, float):
         raise typer.BadParameter(f"it should be a valid integer, got {value!r}")

@@ -54,27 +54,27 @@ class _KeyScanner:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._at = 0
+        self._position = 0
         self._counted = 0, 1
         """Last counted position and its line."""
         self._elements: dict[str, int] = {}
         """Index of the latest table of each list of tables."""
         self.places: dict[str, int] = {}
         table = ""
-        while self._rest():
-            at = self._at
+        while self._skip_blanks():
+            at = self._position
             if self._text.startswith("[", at):
                 table = self._header()
             else:
-                self._pair(table)
-            if self._at == at:  # Not TOML.
+                self._scan_pair(table)
+            if self._position == at:  # Not TOML.
                 return
 
-    def _rest(self) -> bool:
+    def _skip_blanks(self) -> bool:
         """Skip blanks and comments. Return False at the end of the text."""
-        blank = _BLANK.match(self._text, self._at)
-        self._at = blank.end() if blank else self._at
-        return self._at < len(self._text)
+        blank = _BLANK.match(self._text, self._position)
+        self._position = blank.end() if blank else self._position
+        return self._position < len(self._text)
 
     def _line(self, offset: int) -> int:
         counted_offset, line = self._counted
@@ -82,26 +82,26 @@ class _KeyScanner:
         self._counted = offset, line
         return line
 
-    def _note(self, place: str, offset: int) -> None:
+    def _record_line(self, place: str, offset: int) -> None:
         self.places.setdefault(place, self._line(offset))
 
     def _header(self) -> str:
         """Scan `[a.b]` or `[[a.b]]` and return the place of its keys."""
-        start = self._at
+        start = self._position
         is_element = self._text.startswith("[[", start)
-        self._at += 1 + is_element
-        names = self._key()
-        self._at += 1 + is_element
+        self._position += 1 + is_element
+        names = self._scan_key()
+        self._position += 1 + is_element
         place = ""
         for name in names[:-1]:
             place = self._below(place, name)
-            self._note(place, start)
+            self._record_line(place, start)
         place = _joined(place, names[-1]) if names else place
-        self._note(place, start)
+        self._record_line(place, start)
         if not is_element:
             return self._latest(place)
         number = self._elements[place] = self._elements.get(place, -1) + 1
-        self._note(f"{place}[{number}]", start)
+        self._record_line(f"{place}[{number}]", start)
         return f"{place}[{number}]"
 
     def _below(self, place: str, name: str) -> str:
@@ -110,57 +110,59 @@ class _KeyScanner:
     def _latest(self, place: str) -> str:
         return f"{place}[{self._elements[place]}]" if place in self._elements else place
 
-    def _pair(self, table: str) -> None:
-        """key = value"""
-        start, place = self._at, table
-        for name in self._key():
+    def _scan_pair(self, table: str) -> None:
+        """Scan `key = value`."""
+        start, place = self._position, table
+        for name in self._scan_key():
             place = _joined(place, name)
-            self._note(place, start)
-        if self._rest() and self._text[self._at] == "=":
-            self._at += 1
-            self._value(place)
+            self._record_line(place, start)
+        if self._skip_blanks() and self._text[self._position] == "=":
+            self._position += 1
+            self._scan_value(place)
 
-    def _key(self) -> list[str]:
+    def _scan_key(self) -> list[str]:
         """Scan a dotted key and return its names."""
         names = []
-        while self._rest():
-            match = _STRING.match(self._text, self._at) or _BARE_KEY.match(self._text, self._at)
+        while self._skip_blanks():
+            match = _STRING.match(self._text, self._position) or _BARE_KEY.match(
+                self._text, self._position
+            )
             if match is None:
                 break
-            names.append(_meant(match[0]))
-            self._at = match.end()
-            if not self._rest() or self._text[self._at] != ".":
+            names.append(_decode_key(match[0]))
+            self._position = match.end()
+            if not self._skip_blanks() or self._text[self._position] != ".":
                 break
-            self._at += 1
+            self._position += 1
         return names
 
-    def _value(self, place: str) -> None:
-        if not self._rest():
+    def _scan_value(self, place: str) -> None:
+        if not self._skip_blanks():
             return
-        opening = self._text[self._at]
+        opening = self._text[self._position]
         if opening in "[{":
-            self._at += 1
-            self._several(place, "]" if opening == "[" else "}")
+            self._position += 1
+            self._scan_elements(place, "]" if opening == "[" else "}")
             return
-        match = _STRING.match(self._text, self._at) or _WORD.match(self._text, self._at)
-        self._at = match.end() if match else self._at
+        match = _STRING.match(self._text, self._position) or _WORD.match(self._text, self._position)
+        self._position = match.end() if match else self._position
 
-    def _several(self, place: str, end: str) -> None:
+    def _scan_elements(self, place: str, end: str) -> None:
         """Scan the elements of a list or inline table, and its end."""
         index = 0
-        while self._rest() and self._text[self._at] != end:
-            start = self._at
+        while self._skip_blanks() and self._text[self._position] != end:
+            start = self._position
             if self._text[start] == ",":
-                self._at += 1
+                self._position += 1
             elif end == "}":
-                self._pair(place)
+                self._scan_pair(place)
             else:
-                self._note(f"{place}[{index}]", start)
-                self._value(f"{place}[{index}]")
+                self._record_line(f"{place}[{index}]", start)
+                self._scan_value(f"{place}[{index}]")
                 index += 1
-            if self._at == start:
+            if self._position == start:
                 return
-        self._at += 1
+        self._position += 1
 
 
 def _joined(place: str, name: str) -> str:
@@ -168,7 +170,7 @@ def _joined(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
 
 
-def _meant(name: str) -> str:
+def _decode_key(name: str) -> str:
     """Return the name that a quoted or bare key stands for."""
     if name[0] not in "\"'":
         return name

@@ -252,7 +252,7 @@ def test_spill_requires_data_directory(file: Path) -> None:
     ("table", "flags", "what"),
     [
         ("last-values = true", (), "class state keeps last values"),
-        ("", ("--last-values", "state"), "--last-values state: it spills"),
+        ("", ("--last-values", "state"), "--last-values state: a class that spills"),
     ],
 )
 def test_last_values_conflict_with_spill(
@@ -373,6 +373,7 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ),
         ("[nats]\nmax_subs = 'x'", ": nats.max_subs: it should be a valid integer, got 'x'"),
         ("[nats]\nmax_subs = 7.5", ": nats.max_subs: it should be a valid integer, got 7.5"),
+        ("[nats]\nmax_subs = inf", ": nats.max_subs: it should be a valid integer, got inf"),
         ("[nats]\nport = 70000", ": nats.port: "),
         ("[classes]\nx = 4", ": classes.x: expected a table, got 4"),
         (

@@ -96,7 +96,7 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
     root = context.find_root().command
     unread_warnings = unread_variables(os.environ, root, SECRET_VARIABLES)
     for warning in (*plan.warnings, *unread_warnings):
-        log.warning("configuration.suspect", "configuration: {problem}", problem=warning)
+        log.warning("configuration.questioned", "configuration: {problem}", problem=warning)
 
     files = [path for path in (config, configuration.config.users.users) if path is not None]
 
@@ -123,7 +123,7 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
                 )
             for warning in (*new_plan.warnings, *widened):
                 log.warning(
-                    "configuration.suspect",
+                    "configuration.questioned",
                     "configuration: {problem}",
                     problem=warning,
                     is_unlimited=True,
@@ -131,7 +131,7 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
             if len(changed) > _LOGGED_CHANGES_MAX:
                 count = len(changed) - _LOGGED_CHANGES_MAX
                 log.info(
-                    "settings.changed",
+                    "setting.changes_omitted",
                     "configuration: {count} more changes",
                     count=count,
                     is_unlimited=True,

@@ -15,7 +15,9 @@ def parse_address(text: str | tuple[str, int]) -> tuple[str, int]:
         return text
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise typer.BadParameter(f"{text!r} is no port, such as 8223, and no 0.0.0.0:8223")
+        raise typer.BadParameter(
+            f"{text!r} is not an address; expected a port such as 8223, or 0.0.0.0:8223"
+        )
     return host.strip("[]") or HOSTS[0], int(port)
 
 
