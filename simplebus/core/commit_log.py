@@ -44,6 +44,8 @@ class JournalEntry:
     producer_runs: list[tuple[int, str]] = field(default_factory=list)
     """Runs of messages of one publisher: message count and producer key. The key is empty for
     messages without a message number."""
+    has_dead_letters: bool = False
+    """True if the broker itself stored some of the messages."""
 
     def append_frames(self, count: int, frames: bytes, producer: str) -> None:
         self.message_count += count
@@ -195,9 +197,20 @@ class CommitLog:
         return self.is_remote
 
     def append_messages(
-        self, class_id: int, first: int, count: int, frames: bytes, producer: str, now: float
+        self,
+        class_id: int,
+        first: int,
+        count: int,
+        frames: bytes,
+        producer: str,
+        now: float,
+        *,
+        is_dead: bool = False,
     ) -> None:
-        """Append the stored messages first..first+count-1 of a class."""
+        """Append the stored messages first..first+count-1 of a class.
+
+        `is_dead` is True for dead letters.
+        """
         entry = self._open_entries.get(class_id)
         if entry is None or not 0 <= now - entry.accepted_at < TIME_INDEX_STEP_SECONDS:
             entry = self._open_entries[class_id] = JournalEntry(class_id, first, now)
@@ -208,6 +221,7 @@ class CommitLog:
         expected = entry.first_sequence + entry.message_count
         assert expected == first, (expected, first)
         entry.append_frames(count, frames, producer)
+        entry.has_dead_letters |= is_dead
         self._pending_writes[class_id][-1].size_bytes += len(frames)
         self._next_batch_bytes += len(frames)
         self.unwritten_bytes += len(frames)
@@ -323,7 +337,7 @@ def log_stored_messages(
 ) -> None:
     """Append stored messages of a session, or of the broker itself if `session` is None."""
     if session is None:
-        commit_log.append_messages(class_id, first, count, frames, "", now)
+        commit_log.append_messages(class_id, first, count, frames, "", now, is_dead=True)
         return
     commit_log.append_messages(class_id, first, count, frames, session.producer_key, now)
     log_position = commit_log.log_position

@@ -73,6 +73,7 @@ class Journal:
         self._snapshot_batch_number = 0
         """Write batches up to this one are contained in a synced snapshot or in segments."""
         self._new_snapshot_batch_number = 0
+        self._has_unsynced_dead_letters = False
         self._is_snapshot_new = False
         self.written_bytes = 0
         """Bytes of written message records, including repeated writes."""
@@ -88,10 +89,13 @@ class Journal:
         """Append the contents of a write batch."""
         for entry in batch.entries:
             self._write_entry(entry, batch.number)
-        if batch.snapshot:
-            self._sync_files()  # A snapshot must not be stored before its messages.
-            if batch.number != self._new_snapshot_batch_number:
-                self._begin_state(batch.number)
+            self._has_unsynced_dead_letters |= entry.has_dead_letters
+        if batch.snapshot or (batch.changes and self._has_unsynced_dead_letters):
+            # A snapshot must not be stored before its messages, and a position that gave up
+            # messages not before its dead letters.
+            self._sync_files()
+        if batch.snapshot and batch.number != self._new_snapshot_batch_number:
+            self._begin_state(batch.number)
         changes, state = batch.snapshot or batch.changes, self._state
         if changes:
             assert state is not None, "changes before the first snapshot"
@@ -113,6 +117,7 @@ class Journal:
             self._remove_old_states()
 
     def _sync_files(self) -> None:
+        self._has_unsynced_dead_letters = False
         dirty = [file for file in self._files() if file.has_unsynced_data]
         if self.durability is Durability.DISK:
             self.files_synced += len(dirty)

@@ -286,7 +286,7 @@ def test_former_names_of_both_ends_are_deprecated() -> None:
         "bridges[0].near is deprecated: use bridges[0].source",
         "bridges[0].far is deprecated: use bridges[0].target",
     )
-    with pytest.raises(ConfigError, match=r"bridges\[0\].near: 'source' is the same"):
+    with pytest.raises(ConfigError, match=r"near: former name of 'source'; expected only 'source'"):
         read_bridges(table(near={"token": "t"}, source={"token": "t"}))
 
 

@@ -79,3 +79,19 @@ def test_exhausted_message_is_dead_lettered_after_restart(
     connect_version2(bus, purge(0, 3))
     assert Reason.NO_DEAD_LETTER not in bus.statistics(1).dropped
     bus.close()
+
+
+def test_dead_letters_are_synced_before_their_position_is_written(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path)
+    reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
+    peer = connect_version2(bus, publish(1, 0, b"first", b"second"), name="till")
+    bus.sync()
+    assert reader.receive_message_ids() == [0, 1]
+    synced = bus.journal.files_synced
+    peer.send(publish(1, 2, b"third"))
+    bus.write()
+    assert bus.journal.files_synced == synced
+    reader.send(nack(5, 0, 1, "terminate"))
+    bus.write()
+    assert bus.journal.files_synced > synced
+    bus.crash()
