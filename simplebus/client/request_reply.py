@@ -91,10 +91,10 @@ class PendingReply:
 class PendingReplies:
     """Requests of one bus that wait for their replies."""
 
-    def __init__(self, class_id: int) -> None:
+    def __init__(self, class_id: int, prefix: str) -> None:
         self.class_id = class_id
         """Class id of replies."""
-        self.channel = _REPLY_CHANNEL_PREFIX + secrets.token_hex(8)
+        self.channel = (prefix or _REPLY_CHANNEL_PREFIX) + secrets.token_hex(8)
         """Channel of the replies to this bus."""
         self._reply_headers = (
             (REPLY_TO_HEADER, self.channel),

@@ -141,7 +141,7 @@ def test_rejects_invalid_class_reference(what: object) -> None:
 
 
 def test_each_bus_has_its_own_reply_channel() -> None:
-    assert PendingReplies(1).channel != PendingReplies(1).channel
+    assert PendingReplies(1, "").channel != PendingReplies(1, "").channel
 
 
 def decode_request(asking: PendingReplies, options: Any, timeout: float | None) -> Envelope:
@@ -155,7 +155,7 @@ def decode_request(asking: PendingReplies, options: Any, timeout: float | None) 
 
 
 def test_request_has_reply_headers_and_own_options() -> None:
-    asking = PendingReplies(9)
+    asking = PendingReplies(9, "")
     envelope = decode_request(asking, {"channel": "a.b", "headers": {"mine": "too"}}, 2.5)
     assert (envelope.channel, envelope.expires_ms) == ("a.b", 2500)
     assert envelope.headers == (
@@ -168,7 +168,7 @@ def test_request_has_reply_headers_and_own_options() -> None:
 
 
 def test_requests_without_options_expire_with_their_own_timeouts() -> None:
-    asking = PendingReplies(9)
+    asking = PendingReplies(9, "")
     found = [decode_request(asking, {}, timeout) for timeout in (2.5, 2.5, None, 1)]
     assert [envelope.expires_ms for envelope in found] == [2500, 2500, None, 1000]
     assert [dict(envelope.headers)["request-id"] for envelope in found] == ["1", "2", "3", "4"]

@@ -553,7 +553,8 @@ class Bus(Publisher):
         """Subscribe to the replies to this bus, before the first request."""
         async with self._replies_lock:
             if self._replies is None:
-                asking = PendingReplies(await self.resolve_class_id(request_reply.REPLY_CLASS_NAME))
+                class_id = await self.resolve_class_id(request_reply.REPLY_CLASS_NAME)
+                asking = PendingReplies(class_id, self._core.reply_channel_prefix)
                 messages = self.subscribe(asking.class_id, asking.channel, start="new")
                 await self._tasks.start(self._receive_replies, asking, messages)
                 self._replies = asking

@@ -581,7 +581,8 @@ class BlockingBus(BlockingPublisher):
     def _open_replies(self) -> tuple[PendingReplies, BlockingRawSubscription]:
         """Return the replies to this bus. The first request subscribes to them."""
         if self._replies is None:
-            asking = PendingReplies(self.resolve_class_id(request_reply.REPLY_CLASS_NAME))
+            class_id = self.resolve_class_id(request_reply.REPLY_CLASS_NAME)
+            asking = PendingReplies(class_id, self._core.reply_channel_prefix)
             subscription = self.subscribe(asking.class_id, asking.channel, start="new")
             subscription.__enter__()  # Until the bus is left.
             self._replies = asking, subscription

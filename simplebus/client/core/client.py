@@ -142,6 +142,11 @@ class ClientCore:
         """Seconds for which every server of a cluster detects duplicates; 0 without a cluster."""
         return self._connection.duplicate_seconds
 
+    @property
+    def reply_channel_prefix(self) -> str:
+        """Prefix of the channels on which this client may receive replies; empty for any."""
+        return self._connection.reply_channel_prefix
+
     def connection_made(self, now: float) -> OpenRequest:
         """Start a new connection and return its Connect request.
 

@@ -95,6 +95,8 @@ class ConnectionState:
         """Identity of the server process."""
         self.duplicate_seconds = 0.0
         """Seconds for which a cluster detects duplicates; see `ConnectReply.duplicates`."""
+        self.reply_channel_prefix = ""
+        """Prefix of the channels on which this client may receive replies; empty for any."""
 
     # Connections ---------------------------------------------------------------------------------
 
@@ -144,6 +146,7 @@ class ConnectionState:
         )
         self.bus_id, self.run_id = reply.bus, reply.run
         self.duplicate_seconds = reply.duplicates
+        self.reply_channel_prefix = reply.replies
         self.session_id = reply.session
         self.durability = Durability(min(reply.level, max(Durability)))
         self.connection_count += 1

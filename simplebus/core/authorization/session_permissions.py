@@ -22,6 +22,7 @@ from simplebus.core.users.permissions import (
     ClassPermissions,
     Grants,
     has_private_channels,
+    reply_channel_prefix,
 )
 
 __all__ = [
@@ -195,26 +196,20 @@ def can_use_wildcards(session: Session, cls: MessageClass, channels: Sequence[st
 
 
 def check_private_channels(session: Session, cls: MessageClass, channels: Sequence[str]) -> None:
-    """Check that no other user subscribes to these channels, if channels of the class are private.
-
-    A client subscribes to its replies before it sends a request, so nobody else can do so.
+    """Check that these channels are the user's own, if channels of the class are private.
 
     Raises:
         RemoteProtocolError: unauthorized.
     """
     if session.grants is None or not has_private_channels(cls.name):
         return
-    filters = {each for channel in channels for each in cls.channels.find_filters(channel)}
-    for position in cls.positions if filters else ():
-        own = position.channel_filter
-        if (
-            own in filters
-            and position.owner != session.user
-            and not set(channels).isdisjoint(own.patterns if own is not None else ())
-        ):
-            raise _unauthorized_error(
-                session, f"may not subscribe to channels of another user of {_class_label(cls)}"
-            )
+    prefix = reply_channel_prefix(session.user)
+    if not all(channel.startswith(prefix) for channel in channels):
+        raise _unauthorized_error(
+            session,
+            f"may only subscribe to channels of class {_class_label(cls)} that begin with "
+            f"{prefix!r}",
+        )
 
 
 def mask_unknown_class(session: Session, refusal: FrameRefused) -> FrameRefused:

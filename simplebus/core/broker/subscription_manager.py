@@ -51,7 +51,7 @@ from simplebus.core.subscription.channel_filter import ChannelFilter
 from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
 from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.subscription import BrokerSubscription
-from simplebus.core.users.permissions import ClassPermissions
+from simplebus.core.users.permissions import ClassPermissions, reply_channel_prefix
 
 
 def check_first_number(request: ConnectRequest, class_registry: ClassRegistry) -> None:
@@ -243,6 +243,7 @@ class SubscriptionManager:
             if store.class_registry.is_remote
             else lost,  # Another stateless server may have stored them.
             duplicates=store.class_registry.dedup_window_seconds,
+            replies=reply_channel_prefix(None if session.grants is None else session.user),
         )
         frame = frames.encode(
             frames.CONNECT, message_id=greeting.request_number, content=reply.encode()

@@ -132,6 +132,8 @@ class ConnectReply(_JsonBody, frozen=True):
     """Seconds for which any server of a cluster detects duplicates by publisher name, instance and
     number; 0 if this bus detects them as long as it knows the name.
     """
+    replies: str = ""
+    """Prefix of the channels of replies that the client may use; empty for any."""
 
 
 class Start(_Request, frozen=True):

@@ -21,6 +21,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2s
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,17 @@ DEAD_LETTER_PREFIX = "dead."
 
 REPLIES_CLASS = "simplebus.replies"
 """Class of replies to requests. A user with permissions receives only replies to itself."""
+
+
+def reply_channel_prefix(user: str | None) -> str:
+    """Return the prefix of the channels on which a user may receive replies.
+
+    Args:
+        user: Name of a user with permissions; None for clients that may receive all replies.
+    """
+    if user is None:
+        return f"{REPLIES_CLASS}."
+    return f"{REPLIES_CLASS}.{blake2s(user.encode(), digest_size=8).hexdigest()}."
 
 
 def has_private_channels(name: str) -> bool:

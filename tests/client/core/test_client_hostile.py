@@ -110,10 +110,10 @@ def test_counts_frames_of_unknown_types() -> None:
 
 
 def test_too_long_frame_is_a_protocol_error() -> None:
-    connection = ModelConnection(ClientCore(frame_bytes_max=200))
+    connection = ModelConnection(ClientCore(frame_bytes_max=300))
     connection.connect()
     connection.exchange()
-    connection.server.send_frame(HEARTBEAT, content=b"x" * 200)
+    connection.server.send_frame(HEARTBEAT, content=b"x" * 300)
     with pytest.raises(RemoteProtocolError) as caught:
         connection.exchange()
     assert caught.value.reason == Reason.FRAME_TOO_LONG

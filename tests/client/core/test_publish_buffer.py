@@ -437,21 +437,21 @@ def test_message_numbers_that_look_like_delimiters() -> None:
 
 
 def test_rejects_payload_too_long_for_a_frame() -> None:
-    connection = ModelConnection(ClientCore(name="tester", frame_bytes_max=200))
+    connection = ModelConnection(ClientCore(name="tester", frame_bytes_max=250))
     connection.connect()
     connection.exchange()
     core = connection.core
-    with pytest.raises(LocalProtocolError, match=r"has 188 bytes; .* at most 187"):
-        core.publish(b"x" * 188, 1)
-    with pytest.raises(LocalProtocolError, match="at index 1 has 188 bytes; "):
-        core.publish_many([b"x" * 187, b"x" * 188], 1)
-    with pytest.raises(LocalProtocolError, match=r"at index 0 has 187 bytes \(192 with its env"):
-        core.publish_many([b"x" * 187], 1, Envelope(channel="ab"))
+    with pytest.raises(LocalProtocolError, match=r"has 238 bytes; .* at most 237"):
+        core.publish(b"x" * 238, 1)
+    with pytest.raises(LocalProtocolError, match="at index 1 has 238 bytes; "):
+        core.publish_many([b"x" * 237, b"x" * 238], 1)
+    with pytest.raises(LocalProtocolError, match=r"at index 0 has 237 bytes \(242 with its env"):
+        core.publish_many([b"x" * 237], 1, Envelope(channel="ab"))
     assert core.published_position == 0
-    core.publish(b"x" * 187, 1)
-    core.publish_many([b"x" * 187] * 3, 1)
+    core.publish(b"x" * 237, 1)
+    core.publish_many([b"x" * 237] * 3, 1)
     connection.exchange()
-    assert payloads(connection.server) == [b"x" * 187] * 4
+    assert payloads(connection.server) == [b"x" * 237] * 4
 
 
 @settings(deadline=None)

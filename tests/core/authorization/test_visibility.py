@@ -17,6 +17,7 @@ from simplebus.core.users.permissions import (
     PermissionRules,
     Permissions,
     has_private_channels,
+    reply_channel_prefix,
 )
 from simplebus.core.users.users import User, Users
 from tests.behaviour.wire_peer import BrokerHarness
@@ -29,7 +30,7 @@ from tests.behaviour.wire_peer_v2 import (
     subscribe,
 )
 
-TO_ADA, TO_BOB = f"{REPLIES_CLASS}.ada", f"{REPLIES_CLASS}.bob"
+TO_ADA, TO_BOB = reply_channel_prefix("ada") + "1", reply_channel_prefix("bob") + "1"
 NAMED = NamedClass(id=9, name=REPLIES_CLASS)
 
 
@@ -112,11 +113,30 @@ def test_reply_channel_of_another_user_is_refused(bus: BrokerHarness) -> None:
     ada = connect_user(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
     again = connect_user(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
     spy = connect_user(bus, "any", subscribe(9, 1, channels=[TO_BOB, TO_ADA]))
-    bob = connect_user(bus, "any", subscribe(9, 1, channels=[TO_BOB]))
-    for refused, codes in ((ada, []), (again, []), (spy, [Reason.UNAUTHORIZED]), (bob, [])):
-        assert refused.receive_error_codes() == codes
     boss = connect_user(bus, "boss", subscribe(9, 1, channels=[TO_ADA]))
-    assert boss.receive_error_codes() == []
+    for peer, codes in ((ada, []), (again, []), (spy, [Reason.UNAUTHORIZED]), (boss, [])):
+        assert peer.receive_error_codes() == codes
+
+
+def test_late_reply_is_not_for_another_user(bus: BrokerHarness) -> None:
+    declare_replies_class(bus)
+    ada = connect_user(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
+    ada.disconnect()
+    connect_user(bus, "boss", publish_envelopes(9, 0, channel_envelope(TO_ADA, b"x")))
+    spy = connect_user(bus, "any", subscribe(9, 1, channels=[TO_ADA]))
+    assert spy.receive_error_codes() == [Reason.UNAUTHORIZED]
+
+
+def test_connect_reply_names_the_channels_of_replies(bus: BrokerHarness) -> None:
+    declare_replies_class(bus)
+    prefixes = {}
+    for user in ("ada", "any", "boss"):
+        asks = json_request(frames.CONNECT, 0, 8)
+        (reply,) = connect_user(bus, user, asks).receive_replies()
+        prefixes[user] = reply.content["replies"]
+    assert TO_ADA.startswith(prefixes["ada"])
+    assert not TO_ADA.startswith(prefixes["any"])
+    assert prefixes["boss"] == f"{REPLIES_CLASS}."
 
 
 def test_reports_do_not_show_channels_of_replies(bus: BrokerHarness) -> None:
@@ -127,7 +147,7 @@ def test_reports_do_not_show_channels_of_replies(bus: BrokerHarness) -> None:
             {"about": "class", "class": 9},
             {"about": "session", "session": ada.session.session_id},
             {"about": "channel", "channel": TO_ADA},
-            {"about": "channel", "channel": f"{REPLIES_CLASS}.ad"},
+            {"about": "channel", "channel": TO_ADA[:-2]},
         ):
             asks = json_request(frames.INQUIRE, 0, 8, **what)
             (report,) = connect_user(bus, who, asks).receive_replies()
