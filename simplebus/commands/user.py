@@ -73,7 +73,7 @@ def add(
         bool, typer.Option("--token", help="Generate a token instead of reading a password.")
     ] = False,
     certificate: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--certificate",
             metavar="NAME",
@@ -81,9 +81,9 @@ def add(
             help="Authenticate the user by a certificate with this name: an email address, a DNS "
             "name, or a subject such as CN=ada,OU=shops. No password is read.",
         ),
-    ] = "",
+    ] = None,
     nkey: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--nkey",
             metavar="KEY",
@@ -91,7 +91,7 @@ def add(
             help="Authenticate a NATS client by this public key, U and 55 more characters. No "
             "password is read.",
         ),
-    ] = "",
+    ] = None,
     change: Annotated[
         bool,
         typer.Option(
@@ -118,14 +118,16 @@ def add(
 
         new_token = secrets.token_urlsafe(_TOKEN_BYTES)
         lines.append(f"token = {_text(hash_token(new_token))}")
-    elif not (certificate or nkey or address):
-        lines.append(f"password = {_text(_hash(_read_password()))}")
-    if certificate:
+    if certificate is not None:
         lines.append(f"certificate = {_text(certificate)}")
-    if nkey:
+    if nkey is not None:
         lines.append(f"nkey = {_text(nkey)}")
     if address:
         lines.append(f"addresses = [{', '.join(map(_text, address))}]")
+    has_password = len(lines) == 1
+    _check_user([*lines, 'password = "checked later"'] if has_password else lines)
+    if has_password:
+        lines.append(f"password = {_text(_hash(_read_password()))}")
     block = "[[users]]\n" + "\n".join(lines) + "\n"
     with _locked_folder(users):
         parts = _read_parts(users)
@@ -248,14 +250,20 @@ def _read_parts(path: Path) -> list[str]:
 
     Comments directly before a user belong to that user.
     """
+    if path.exists() and not path.is_file():
+        fail(f"{path} is not a file")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return [""]
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"{path} cannot be read: {getattr(error, 'strerror', '') or error}")
-    _check(path, text)
+    except OSError as error:
+        fail(f"{path} cannot be read: {error.strerror}")
+    except UnicodeDecodeError:
+        fail(f"{path}: is not TOML: it is not UTF-8")
+    user_count = _check(path, text)
     heads = [found.start() for found in _HEAD.finditer(text)]
+    if len(heads) != user_count:
+        fail(f"{path} has a form that simplebus user cannot change; edit it by hand")
     heads[1:] = [start - _remarks_size(text[:start]) for start in heads[1:]]
     return [text[a:b] for a, b in zip([0, *heads], [*heads, len(text)], strict=True)]
 
@@ -331,14 +339,28 @@ def _split_entries(text: str) -> tuple[list[tuple[str, str]], str]:
     return [*entries, ("", entry)], text[length:]
 
 
-def _check(path: Path, text: str) -> None:
-    """Exit unless the text is a valid users file."""
+def _check(path: Path, text: str) -> int:
+    """Return the number of users in the text of a users file; exit if the text is invalid."""
     from simplebus.config.users import parse_users_file
 
     try:
-        parse_users_file(text, path)
+        return len(parse_users_file(text, path).users)
     except ConfigError as error:
         fail(str(error))
+
+
+def _check_user(lines: list[str]) -> None:
+    """Exit if a line of a user's table is invalid."""
+    from simplebus.config.users import parse_users
+    from simplebus.core import toml
+
+    try:
+        parse_users([toml.loads("\n".join(lines))])
+    except ConfigError as error:
+        fail(
+            "\n".join(each.removeprefix("users[0]").lstrip(".: ") for each in error.messages),
+            status=2,
+        )
 
 
 def _copy_ownership(file: int, status: os.stat_result) -> None:

@@ -188,6 +188,46 @@ def test_invalid_file_stays_unchanged(file: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["users.toml"]
 
 
+def test_device_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert run("add", "ada", "--users", str(pipe), said="x\n") == (
+        1,
+        f"simplebus: {pipe} is not a file\n",
+    )
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['users = [{ name = "ada", token = "t" }]\n', '[["users"]]\nname = "ada"\ntoken = "t"\n'],
+)
+def test_users_of_another_form_are_not_overlooked(file: Path, text: str) -> None:
+    file.write_text(text)
+    sentence = f"simplebus: {file} has a form that simplebus user cannot change; edit it by hand\n"
+    for words in (["rm", "ada"], ["add", "ada"], ["add", "grace"]):
+        assert run(*words, "--users", str(file), said="x\n") == (1, sentence)
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["", "--token"], "name: a user name has 1 to 200 printable characters, got ''"),
+        (["ada", "--nkey", ""], "user 'ada' cannot authenticate: expected a password, token"),
+        (["ada", "--certificate", ""], "certificate: user 'ada': '' is not a name"),
+        (["ada", "--address", "300.0.0.1"], "addresses: user 'ada': '300.0.0.1' does not appear"),
+    ],
+)
+def test_invalid_user_is_described_without_a_line(
+    file: Path, words: list[str], sentence: str
+) -> None:
+    status, output = run("add", *words, "--users", str(file))
+    assert status == 2
+    assert output.startswith(f"simplebus: {sentence}")
+    assert not file.exists()
+
+
 def test_empty_password_is_rejected(file: Path) -> None:
     assert run("add", "a", "--users", str(file), said="\n")[0] == 2
     assert not file.exists()
