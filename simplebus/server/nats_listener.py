@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 import trio
@@ -92,8 +93,19 @@ class NatsListener:
         server.connection_finders.append(self._connection_of_session)
 
     def apply_settings(self, settings: NatsSettings) -> None:
-        """Apply new settings and disconnect clients whose user was removed or changed."""
+        """Apply new settings and disconnect clients whose user was removed or changed.
+
+        The settings of TLS stay, because the listener's certificate does.
+        """
         self.nats_server.now = trio.current_time()
+        previous = self.nats_server.settings
+        settings = replace(
+            settings,
+            limits=replace(settings.limits, tls_seconds=previous.limits.tls_seconds),
+            tls_required=previous.tls_required,
+            tls_available=previous.tls_available,
+            tls_verify=previous.tls_verify,
+        )
         apply_nats_settings(self.nats_server, settings)
         self.flush_ready()
 

@@ -388,11 +388,7 @@ async def reload(running: RunningServer, options: ServeOptions) -> ServeOptions:
     try:
         if options.reload is not None:
             settings, fresh, say = await read_in_thread(options.reload)
-            if fresh.users is None and running.server.broker.users is not None:
-                raise ValueError(
-                    "the new settings have no users, so every client could connect; restart the "
-                    "server to disable authentication"
-                )
+            _check_authentication_stays(running, fresh)
             apply_settings(
                 running.server.broker,
                 running.nats_listener,
@@ -411,12 +407,25 @@ async def reload(running: RunningServer, options: ServeOptions) -> ServeOptions:
             say()
     except (ValueError, BusError) as error:
         for line in str(error).splitlines():
-            log.error("reload.rejected", "settings not reloaded: {error}", error=line)
+            log.error(
+                "reload.rejected", "settings not reloaded: {error}", error=line, is_unlimited=True
+            )
     except Exception:  # No error of a reload may end the server.
         log.exception("reload.failed", "applying the reloaded settings failed")
     await running.reload_certificates(log_warnings=options.reload is None)
     notify("READY=1")
     return options
+
+
+def _check_authentication_stays(running: RunningServer, fresh: ServeOptions) -> None:
+    """Raise ValueError if a listener that requires authentication would admit every client."""
+    reason = "so every client could connect; restart the server to disable authentication"
+    if fresh.users is None and running.server.broker.users is not None:
+        raise ValueError(f"the new settings have no users, {reason}")
+    listener = running.nats_listener
+    users = None if listener is None else listener.nats_server.settings.users
+    if users is not None and fresh.nats.users is None:
+        raise ValueError(f"the new settings have no users of NATS clients, {reason}")
 
 
 def ready_line(running: RunningServer) -> str:

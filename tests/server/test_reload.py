@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import replace
 from typing import Any
@@ -13,12 +14,13 @@ from simplebus.core.limits import Limits
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
 from simplebus.core.users.users import User, Users
+from simplebus.logs.rate_limit import LogRateLimit
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
 from simplebus.server import reload as server_reload
 from simplebus.server.reload import CannotReloadError, apply_settings
 from simplebus.server.run import RunningServer, ServeOptions, reload
-from tests.support.nats_peer import connect_nats_peer
+from tests.support.nats_peer import connect_nats_peer, open_nats_peer
 from tests.support.running_server import (
     ack,
     class_statistics,
@@ -177,6 +179,44 @@ async def test_reload_disconnects_nats_clients_of_changed_users() -> None:
         anybody = await connect_nats_peer(server)
         await anybody.send(b"PUB a 9\r\n123456789\r\n")
         assert b"Maximum Payload" in await anybody.read_line()
+
+
+async def test_reload_keeps_tls_of_the_nats_listener() -> None:
+    async with serving(INITIAL, nats_port=0) as server:
+        limits = NatsLimits(max_payload=9, tls_seconds=60.0)
+        apply(server, nats=NatsSettings(limits=limits, tls_required=True, tls_verify=True))
+        client = await open_nats_peer(server)
+        info = await client.read_info()
+        assert info["max_payload"] == 9
+        assert {"tls_required", "tls_verify"}.isdisjoint(info)
+        assert server.nats_listener is not None
+        used = server.nats_listener.nats_server.settings.limits
+        assert used.tls_seconds == NatsLimits().tls_seconds
+
+
+async def test_reload_without_nats_users_keeps_authentication(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nats = NatsSettings(users=Users((User("ada", "ada"),)))
+    async with serving(INITIAL, nats_port=0, nats=nats) as server:
+        await reload(server, ServeOptions(reload=lambda: (INITIAL, ServeOptions(), lambda: None)))
+        assert "the new settings have no users of NATS clients" in caplog.text
+        client = await open_nats_peer(server)
+        assert (await client.read_info())["auth_required"] is True
+
+
+async def test_all_errors_of_every_reload_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> Any:
+        raise ValueError("\n".join(f"bus.toml:{line}: wrong" for line in range(100)))
+
+    handler = logging.NullHandler()
+    log_filter = LogRateLimit(handler)
+    async with serving(INITIAL) as server:
+        for _ in range(2):
+            await reload(server, ServeOptions(reload=broken))
+    rejected = [each for each in caplog.records if "settings not reloaded" in each.getMessage()]
+    assert len(rejected) == 200
+    assert all(map(log_filter.filter, rejected))
 
 
 async def test_invalid_file_changes_nothing_and_is_logged(
