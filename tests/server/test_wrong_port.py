@@ -20,7 +20,7 @@ from simplebus.core.protocol.opening import Opening, recognize_opening
 from simplebus.server.run import RunningServer
 from simplebus.server.tls.certificates import TlsOptions
 from tests.support.certificates import CertificateAuthority, CertificatePair, client_ssl_context
-from tests.support.running_server import serving
+from tests.support.running_server import serving, wait_until
 
 IMMEDIATELY_SECONDS = 4.0
 """Less than every time limit of the server for a client that sends nothing useful."""
@@ -146,10 +146,19 @@ async def test_client_without_tls_is_told_its_port_where_tls_is_required(
     async with tls_server(server_certificate) as server:
         reply = await exchange(server, listener, OPENINGS[opening])
         wanted, option = OPTIONS[opening]
-        if listener != "nats":  # As nats-server, which explains nothing before TLS.
-            sentence = f"{NAMES[wanted]} is {address(server, wanted).rpartition(':')[2]} ({option})"
-            assert sentence in caplog.text
+        sentence = f"{NAMES[wanted]} is {address(server, wanted).rpartition(':')[2]} ({option})"
+        await wait_until(lambda: sentence in caplog.text)
+        if listener != "nats":  # As nats-server, which sends nothing but INFO before TLS.
             assert sentence.encode() in reply or listener == "tcp"
+
+
+async def test_nats_client_without_tls_is_logged_as_such(
+    server_certificate: CertificatePair, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with tls_server(server_certificate) as server:
+        await exchange(server, "nats", OPENINGS["nats"])
+        sentence = "got a NATS command without TLS, but the port for NATS clients requires TLS"
+        await wait_until(lambda: sentence in caplog.text)
 
 
 async def test_http_client_without_tls_is_told_that_tls_is_required(

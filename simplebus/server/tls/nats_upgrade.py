@@ -77,9 +77,9 @@ class NatsTlsConnection(Connection[NatsSession]):
             )
         except HandshakeError as error:
             self.session.discard_output()
-            raise NatsError(
-                Reason.TLS_HANDSHAKE, f"the TLS handshake {error}", closed_reason=_CLOSE_REASON
-            ) from None
+            wrong_port = self._listener.find_wrong_port(error.first_bytes, has_tls=True)
+            why = f"the TLS handshake {error}" if wrong_port is None else wrong_port.sentence
+            raise NatsError(Reason.TLS_HANDSHAKE, why, closed_reason=_CLOSE_REASON) from None
         self.session.certificate_names = certificate_names(tls.certificate() or {})
         self.transport = self.tls = tls
         self._is_sending_blocked = False
