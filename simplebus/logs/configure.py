@@ -6,6 +6,7 @@ blocks the process: see `LineWriter`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -46,14 +47,36 @@ def _stderr_handler() -> logging.Handler:
 _writers: dict[int, LineWriter] = {}
 
 
-def write_line(line: str) -> None:
-    """Write a line that is no event to standard error, after the queued log lines."""
+def write_line(line: str, event: str, values: Mapping[str, object]) -> None:
+    """Write a line without time and level to standard error, after the queued log lines.
+
+    In the format json, the line is an event with these values.
+    """
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LineHandler):
-            handler.writer.write_line(line)
+            if isinstance(handler.formatter, JsonFormatter):
+                line = handler.format(_make_record(logging.INFO, event, line, values))
+            handler.writer.write_line(line, handler.format_dropped)
             return
     if sys.stderr is not None:
-        print(line, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
+
+
+def _make_record(
+    level: int, event: str, sentence: str, values: Mapping[str, object]
+) -> logging.LogRecord:
+    """Return the record of an event of the log itself."""
+    return logging.makeLogRecord(
+        {
+            "name": "simplebus",
+            "levelno": level,
+            "levelname": logging.getLevelName(level),
+            "event": event,
+            "msg": sentence,
+            **values,
+        }
+    )
 
 
 class LineHandler(logging.Handler):
@@ -65,22 +88,16 @@ class LineHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self.writer.write_line(self.format(record), self._format_suppressed)
+            self.writer.write_line(self.format(record), self.format_dropped)
         except Exception:
             self.handleError(record)
 
-    def _format_suppressed(self, count: int) -> str:
-        record = logging.makeLogRecord(
-            {
-                "name": "simplebus",
-                "levelno": logging.WARNING,
-                "levelname": "WARNING",
-                "event": "lines.dropped",
-                "msg": DROPPED_LINES_TEXT.format(count),
-                "count": count,
-            }
+    def format_dropped(self, count: int) -> str:
+        """Return the line for a number of dropped lines."""
+        sentence = DROPPED_LINES_TEXT.format(count)
+        return self.format(
+            _make_record(logging.WARNING, "lines.dropped", sentence, {"count": count})
         )
-        return self.format(record)
 
     def flush(self) -> None:
         """Wait until queued lines are written, for a limited time."""

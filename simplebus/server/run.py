@@ -97,7 +97,7 @@ class ServeOptions:
     that exist at the start from garbage collection.
     """
     verbose: bool = False
-    """Print message rates once per second."""
+    """Write message rates to standard error once per second."""
     inherited: Mapping[str, list[socket.socket]] = field(default_factory=dict)
     """Listening sockets from systemd, by listener name, used instead of new ones."""
     reload: Callable[[], tuple[Settings, ServeOptions, Callable[[], None]]] | None = None
@@ -167,7 +167,7 @@ async def serve(
     Args:
         settings: Settings of the broker.
         options: Addresses, users, storage and limits.
-        announce: Called with the ready line, and with rates if `options.verbose` is set.
+        announce: Called with the ready line.
         task_status: Receives a `RunningServer` once every listener accepts connections.
 
     Raises:
@@ -343,7 +343,7 @@ async def _accept_until_stopped(
         task_status.started(running)
         if options.verbose:
             nats_server = nats_listener.nats_server if nats_listener is not None else None
-            listener_nursery.start_soon(print_rates, server.broker, nats_server, announce)
+            listener_nursery.start_soon(print_rates, server.broker, nats_server)
 
         async def run_lame_duck() -> None:
             log.info(

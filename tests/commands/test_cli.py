@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -311,6 +312,18 @@ def test_verbose_prints_rates_to_stderr() -> None:
         it.signal(signal.SIGTERM)
         status, said, _ = it.wait()
     assert (status, said) == (0, "")
+
+
+def test_verbose_prints_rates_as_json_events() -> None:
+    with run_server("--verbose", "--log-format", "json") as (it, _):
+        assert it.process.stderr is not None
+        line = json.loads(it.process.stderr.readline())
+        it.signal(signal.SIGTERM)
+        assert it.wait()[0] == 0
+    assert line["event"] == "rates.measured"
+    assert line["message"].startswith("Received: 0. Send: 0.")
+    numbers = [line[name] for name in ("received", "in_flight", "memory_bytes", "nats_clients")]
+    assert numbers == [0, 0, 0, 0]
 
 
 async def test_sigterm_waits_for_acks_of_stored_messages() -> None:

@@ -630,12 +630,13 @@ Every event that simplebus logs, with its level, its fields and its sentence. Th
 guide](../guide/operating.md#logs-and-traces) shows a JSON line and queries. A name is a subject and
 an occurrence. Names and fields are stable; the sentence may change.
 
-Three events belong to the log itself:
+Four events are not logged by a call of their own:
 
 | event | fields | meaning |
 |---|---|---|
 | `events.suppressed` | `suppressed_event`, `count` | Events of this name exceeded the rate limit. |
 | `lines.dropped` | `count` | Lines were dropped, because the log was not read in time. |
+| `rates.measured` | `received`, `sent`, `nats_received`, … | Rates of `--verbose`, as JSON. |
 | `message.logged` |  | Message of another library, or of your own module of a gateway. |
 
 """

@@ -13,7 +13,12 @@ from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.core.protocol import frames
-from simplebus.server.observability.message_rates import format_nats_rates, format_rates
+from simplebus.server.observability.message_rates import (
+    format_nats_rates,
+    format_rates,
+    measure_nats_rates,
+    measure_rates,
+)
 from tests.support.nats_peer import connect_nats_peer
 from tests.support.running_server import (
     ack,
@@ -237,7 +242,7 @@ async def test_rate_line_counts_messages_between_two_snapshots() -> None:
         peer = await connect(server, [1])
         await peer.send(subscribe() + message(b"x") * 3)
         await peer.read_messages(3)
-        line = format_rates(before, server.server.broker.statistics())
+        line = format_rates(measure_rates(before, server.server.broker.statistics()))
         assert line.startswith("Received: 3. Send: 3. Acknowledged: 0.")
 
 
@@ -249,7 +254,7 @@ async def test_rate_line_includes_nats_messages() -> None:
         before = front.statistics()
         await peer.send(b"SUB a 1\r\nSUB a 2\r\nPUB a 0\r\n\r\n")
         assert (await peer.read_line()).startswith(b"MSG a")
-        line = format_nats_rates(before, front.statistics())
+        line = format_nats_rates(measure_nats_rates(before, front.statistics()))
         assert line == "NATS: received: 1. Sent: 2. Clients: 1. Slow: 0."
 
 

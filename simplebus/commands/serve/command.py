@@ -253,11 +253,6 @@ def exit_for_invalid_options(error: ValueError) -> NoReturn:
 
 
 def _announce(line: str) -> None:
-    """Print the ready line to standard output, any other line to the log; ignore closed streams."""
-    from simplebus.logs.configure import write_line
-
+    """Print the ready line to standard output; ignore a closed stream."""
     with contextlib.suppress(OSError):
-        if line.startswith("simplebus ready "):
-            print(line, flush=True)
-        else:
-            write_line(line)
+        print(line, flush=True)

@@ -5,12 +5,13 @@ A rate is the difference between two statistics snapshots, so no extra counters 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import trio
 
 from simplebus.core.broker.broker import Broker
 from simplebus.core.statistics import BrokerStatistics
+from simplebus.logs.configure import write_line
 from simplebus.nats.nats_server import NatsServer
 from simplebus.nats.statistics import NatsServerStatistics
 
@@ -44,39 +45,59 @@ class MessageRates:
         )
 
 
-async def print_rates(
-    broker: Broker, nats_server: NatsServer | None, announce: Callable[[str], None]
-) -> None:
-    """Print one line per second in the format of the original server, until cancelled."""
+async def print_rates(broker: Broker, nats_server: NatsServer | None) -> None:
+    """Write one line per second in the format of the original server, until cancelled."""
     before, nats_before = broker.statistics(), nats_server.statistics() if nats_server else None
     while True:
         await trio.sleep(1)
         now = broker.statistics()
-        line = format_rates(before, now)
+        rates = measure_rates(before, now)
+        line = format_rates(rates)
         if nats_server is not None and nats_before is not None:
             nats_now = nats_server.statistics()
-            line += " " + format_nats_rates(nats_before, nats_now)
+            nats_rates = measure_nats_rates(nats_before, nats_now)
+            line += " " + format_nats_rates(nats_rates)
+            rates |= {f"nats_{name}": value for name, value in nats_rates.items()}
             nats_before = nats_now
-        announce(line)
+        write_line(line, "rates.measured", rates)
         before = now
 
 
-def format_rates(before: BrokerStatistics, now: BrokerStatistics) -> str:
-    """Format the difference of two broker snapshots that are one second apart."""
-    sent = now.delivered + now.redelivered - before.delivered - before.redelivered
-    return (
-        f"Received: {now.published - before.published:,}. Send: {sent:,}. "
-        f"Acknowledged: {now.acknowledged - before.acknowledged:,}. "
-        f"Redelivered: {now.redelivered - before.redelivered:,}. In flight: {now.in_flight:,}. "
-        f"Dropped: {now.dropped - before.dropped:,}. "
-        f"Sessions: {now.sessions}. Memory: {now.memory_bytes >> 20} MiB."
-    )
+def measure_rates(before: BrokerStatistics, now: BrokerStatistics) -> dict[str, int]:
+    """Return the difference of two broker snapshots that are one second apart, by field."""
+    return {
+        "received": now.published - before.published,
+        "sent": now.delivered + now.redelivered - before.delivered - before.redelivered,
+        "acknowledged": now.acknowledged - before.acknowledged,
+        "redelivered": now.redelivered - before.redelivered,
+        "in_flight": now.in_flight,
+        "dropped": now.dropped - before.dropped,
+        "sessions": now.sessions,
+        "memory_bytes": now.memory_bytes,
+    }
 
 
-def format_nats_rates(before: NatsServerStatistics, now: NatsServerStatistics) -> str:
-    """Format the difference of two snapshots of the NATS server."""
+def format_rates(rates: Mapping[str, int]) -> str:
+    """Format the result of `measure_rates`."""
     return (
-        f"NATS: received: {now.in_messages - before.in_messages:,}. "
-        f"Sent: {now.out_messages - before.out_messages:,}. Clients: {now.clients}. "
-        f"Slow: {now.slow_consumers - before.slow_consumers}."
-    )
+        "Received: {received:,}. Send: {sent:,}. Acknowledged: {acknowledged:,}. "
+        "Redelivered: {redelivered:,}. In flight: {in_flight:,}. Dropped: {dropped:,}. "
+        "Sessions: {sessions}. Memory: {mib} MiB."
+    ).format(mib=rates["memory_bytes"] >> 20, **rates)
+
+
+def measure_nats_rates(before: NatsServerStatistics, now: NatsServerStatistics) -> dict[str, int]:
+    """Return the difference of two snapshots of the NATS server, by field."""
+    return {
+        "received": now.in_messages - before.in_messages,
+        "sent": now.out_messages - before.out_messages,
+        "clients": now.clients,
+        "slow_consumers": now.slow_consumers - before.slow_consumers,
+    }
+
+
+def format_nats_rates(rates: Mapping[str, int]) -> str:
+    """Format the result of `measure_nats_rates`."""
+    return (
+        "NATS: received: {received:,}. Sent: {sent:,}. Clients: {clients}. Slow: {slow_consumers}."
+    ).format(**rates)
