@@ -12,7 +12,7 @@ Modules in reading order:
     read            the source: offsets, plan, readers, retention, batch and stream
     source          the data source that Spark loads; needs pyspark, as all below
     sink            batch and stream writers
-    java            finds a Java runtime for Spark
+    java_runtime    finds a Java runtime for Spark
     spark_home      a Spark home whose Python workers start faster
     jobs            archive, compaction, replay, dead letters and reports
     commands        the jobs as `simplebus pipeline` commands
@@ -33,7 +33,7 @@ The lag of a running query, by server and class:
 >>> lag(rows.writeStream.format("noop").start().lastProgress)
 """
 
-from simplebus.spark.java import JavaError, ensure_java
+from simplebus.spark.java_runtime import JavaError, ensure_java
 from simplebus.spark.read.progress import lag
 
 __all__ = ["JavaError", "ensure_java", "lag"]

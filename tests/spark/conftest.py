@@ -25,7 +25,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Spark session that the tests share."""
     from pyspark.sql import SparkSession
 
-    from simplebus.spark.java import ensure_java
+    from simplebus.spark.java_runtime import ensure_java
     from simplebus.spark.spark_home import use_precompiled_home
     from tests.spark.fast_start import JAVA_OPTIONS
 

@@ -96,7 +96,7 @@ def spark_session(
         fail(NEEDS_SPARK)
     # Spark logs every exception with its whole context.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
-    from simplebus.spark.java import JavaError
+    from simplebus.spark.java_runtime import JavaError
     from simplebus.spark.jobs.progress import error_sentence
     from simplebus.spark.jobs.session import session
 

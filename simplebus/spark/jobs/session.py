@@ -19,7 +19,7 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simplebus.spark.java import cache_folder, ensure_java
+from simplebus.spark.java_runtime import cache_folder, ensure_java
 from simplebus.spark.spark_home import use_precompiled_home
 
 if TYPE_CHECKING:

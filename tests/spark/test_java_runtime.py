@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.spark.java import JavaEnvironment, JavaError, choose_java, parse_version, write_shim
+from simplebus.spark.java_runtime import (
+    JavaEnvironment,
+    JavaError,
+    choose_java,
+    parse_version,
+    write_shim,
+)
 
 
 @pytest.mark.parametrize(
