@@ -17,6 +17,10 @@ from datetime import UTC, datetime
 UNNAMED_EVENT = "message.logged"
 """Event of records of other libraries and of modules of a gateway that do not give a name."""
 
+TRACEBACK_LINES_MAX = 100
+"""Lines of a traceback that are logged: the first and the last ones."""
+TRACEBACK_LINE_CHARACTERS_MAX = 1000
+
 _STANDARD_ATTRIBUTES = frozenset(
     (*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "is_unlimited")
 )
@@ -89,4 +93,8 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> list[
         lines = "".join(traceback.format_exception_only(error)).splitlines()
     else:
         lines = formatter.formatException(record.exc_info).splitlines()
-    return [line.strip() for line in lines if line.strip()]
+    lines = [line[:TRACEBACK_LINE_CHARACTERS_MAX].strip() for line in lines if line.strip()]
+    if (omitted := len(lines) - TRACEBACK_LINES_MAX) > 0:
+        half = TRACEBACK_LINES_MAX // 2
+        lines[half:-half] = [f"… {omitted} lines omitted …"]
+    return lines

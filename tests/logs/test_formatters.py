@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 
 from simplebus.logs.configure import is_systemd_journal
 from simplebus.logs.event_logger import EventLogger
-from simplebus.logs.formatters import JsonFormatter, TextFormatter, escape_controls
+from simplebus.logs.formatters import (
+    TRACEBACK_LINE_CHARACTERS_MAX,
+    TRACEBACK_LINES_MAX,
+    JsonFormatter,
+    TextFormatter,
+    escape_controls,
+)
 
 
 def record(text: str, *args: object, level: int = logging.WARNING) -> logging.LogRecord:
@@ -61,6 +67,24 @@ def test_traceback_is_logged_on_one_line() -> None:
     assert "WARNING a beat failed | Traceback (most recent call last): | File " in output
     assert output.endswith("| ValueError: one | two\\x1b[2J")
     assert json.loads(JsonFormatter().format(failing_record()))["traceback"][-1] == "two\x1b[2J"
+
+
+def test_traceback_is_bounded() -> None:
+    failed = record("a beat failed")
+    error = ValueError("last " + "x" * 1_000_000)
+    for number in range(1000):
+        cause, error = error, ValueError("\n".join([f"error {number}"] * 3))
+        error.__cause__ = cause
+    try:
+        raise error
+    except ValueError:
+        failed.exc_info = sys.exc_info()
+    lines = json.loads(JsonFormatter().format(failed))["traceback"]
+    assert lines[0] == f"ValueError: last {'x' * 1000}"[:TRACEBACK_LINE_CHARACTERS_MAX]
+    assert lines[-1] == "error 999"
+    assert len(lines) == TRACEBACK_LINES_MAX + 1
+    assert " lines omitted …" in lines[TRACEBACK_LINES_MAX // 2]
+    assert len(TextFormatter().format(failed)) < TRACEBACK_LINES_MAX * 1100
 
 
 def test_journal_lines_have_a_priority() -> None:
