@@ -323,6 +323,7 @@ class Server:
                 "class {class_name} was created by {creator}",
                 class_name=cls.name or str(cls.class_id),
                 creator=cls.created_by,
+                user=cls.creator,
             )
         if more := created[_LOGGED_CLASSES_MAX:]:
             log.info(

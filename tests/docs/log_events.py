@@ -81,6 +81,7 @@ FIELD_MEANINGS = {
     "target": "Bus to which messages are copied.",
     "uplink": "Name of an uplink at its target.",
     "url": "URL of a module bus.",
+    "user": "Name of a user; empty without users.",
     "wanted_limit": "Size limit that the options ask for, as text.",
 }
 """Meaning of each field, as Markdown."""

@@ -17,6 +17,7 @@ from simplebus.core.settings import Settings
 from simplebus.core.users.passwords import PasswordVerifier, hash_token
 from simplebus.core.users.permissions import AdminRight, Permissions
 from simplebus.core.users.users import User, Users
+from simplebus.nats.settings import NatsSettings
 from simplebus.server.run import RunningServer
 from tests.support.nats_peer import connect_nats_peer
 from tests.support.programs import run_program, run_server
@@ -118,6 +119,22 @@ async def test_only_authorized_users_declare_classes() -> None:
                 await bus.publish(b"x", class_id="ordres")
             assert "did you mean" not in refused.value.sentence  # The user may not know the names.
         assert class_names(server) == ["orders", "made 0", "made 1"]
+
+
+async def test_creation_of_a_class_names_the_user(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "simplebus.server")
+    users = Users([User("ada", token=hash_token("t"))], PasswordVerifier(b"any"))
+    nats, settings = NatsSettings(users=users), Settings(tick_seconds=0.01)
+    async with serving(settings, users=users, nats=nats, nats_port=0) as server:
+        async with simplebus.connect(server.addresses[0], name="shop", token="t") as bus:
+            await bus.publish(b"x", class_id="ordres")
+        client = await connect_nats_peer(server, auth_token="t")
+        await client.send(b"SUB $SB.SUB.lamps 1\r\n")
+        await wait_until(lambda: "class lamps was created" in caplog.text)
+    assert "class ordres was created by session 0 'shop' of user 'ada' (127.0.0.1:" in caplog.text
+    assert "class lamps was created by NATS client 1 of user 'ada' (127.0.0.1:" in caplog.text
+    created = [vars(each) for each in caplog.records if "was created by" in each.getMessage()]
+    assert {each["user"] for each in created} == {"ada"}
 
 
 def test_option_refuses_undeclared_classes(tmp_path: Path) -> None:

@@ -261,7 +261,8 @@ def describe_session(session: Session) -> str:
     """Return a short description of a session."""
     name = producer_name(session)
     called = f" {truncate_text(name)!r}" if name else ""
-    return f"session {session.session_id}{called} ({truncate_text(session.peer)})"
+    owner = f" of user {truncate_text(session.user)!r}" if session.user else ""
+    return f"session {session.session_id}{called}{owner} ({truncate_text(session.peer)})"
 
 
 def producer_name(session: Session | None) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from simplebus.core.authorization.session_permissions import check_subscribe
 from simplebus.core.broker.broker import Broker, PublishResult
+from simplebus.core.broker.inquire_positions import truncate_text
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import MESSAGE_ID_MASK
@@ -301,7 +302,7 @@ class BusAdapter:
             [(class_id, _)] = store.class_registry.declare_classes(
                 [request.class_ref],
                 creator=deliveries.local_session.user,
-                created_by=f"NATS client {session.client_id} ({session.peer})",
+                created_by=_describe_client(session),
             )
             number = deliveries.next_number()
             subscription = AckedSubscription(
@@ -454,6 +455,11 @@ class BusAdapter:
         return subscription.has_in_flight(
             sequence, sequence + 1, ack.attempt, include_waiting=command.kind == "terminate"
         )
+
+
+def _describe_client(session: NatsSession) -> str:
+    owner = f" of user {truncate_text(session.user.name)!r}" if session.user is not None else ""
+    return f"NATS client {session.client_id}{owner} ({session.peer})"
 
 
 def _check_denied_patterns(

@@ -7,7 +7,7 @@ and lists have maximum lengths, so that many classes or connections do not delay
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -69,7 +69,7 @@ class ConnectionFacts(msgspec.Struct, frozen=True):
     lang: str
     version: str
     user: str
-    """User or nkey of a NATS client."""
+    """Name of the user; empty if the bus has no users."""
     start: float
     """Unix time of the connection."""
     idle_seconds: float
@@ -105,7 +105,7 @@ class ConnectionFacts(msgspec.Struct, frozen=True):
 class SubscriptionFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """One subject of a client's subscription, in the fields of nats-server.
 
-    Subscriptions to classes have subjects `class.<id> <pattern>`.
+    Subscriptions to classes have subjects `class.<name> <pattern>`, or the id without a name.
     """
 
     cid: int
@@ -161,6 +161,8 @@ class ServerFacts(msgspec.Struct, frozen=True):
     nats_settings: NatsSettings | None
     routes: SubjectRoutesStatistics
     """Subscriptions of NATS clients; zeros without a NATS listener."""
+    is_auth_required: bool
+    """True if a listener for clients has users."""
     server_id: str
     """Id of the NATS server if there is one, else of the bus."""
     journal: JournalStatistics | None
@@ -255,6 +257,8 @@ class FactsCollector:
             nats=nats,
             nats_settings=nats_server.settings if nats_server is not None else None,
             routes=nats_server.routes.statistics() if nats_server is not None else _NO_ROUTES,
+            is_auth_required=broker.users is not None
+            or (nats_server is not None and nats_server.settings.users is not None),
             server_id=self.server_id,
             journal=server.journal_pump.statistics() if server.journal_pump is not None else None,
             cluster=None
@@ -311,7 +315,7 @@ class FactsCollector:
             subscription
             for connection in self._connections()
             if cids is None or _connection_id(connection) in cids
-            for subscription in islice(_subscriptions(connection), most)
+            for subscription in islice(self._list_subscriptions(connection), most)
         )
         selected = islice(every, offset, None if limit is None else offset + limit)
         found: list[SubscriptionFacts] = []
@@ -319,6 +323,31 @@ class FactsCollector:
             found += batch
             yield
         return found
+
+    def count_subscriptions(self) -> int:
+        """Return the number of subscriptions that `collect_subscriptions` lists."""
+        return sum(
+            len(session.subscriptions)
+            if isinstance(session, NatsSession)
+            else sum(len(_patterns(each)) for each in session.subscriptions.values())
+            for session in (each.session for each in self._connections())
+        )
+
+    def _list_subscriptions(self, connection: AnyConnection) -> Iterator[SubscriptionFacts]:
+        session, cid = connection.session, _connection_id(connection)
+        if isinstance(session, NatsSession):
+            for sid, each in list(session.subscriptions.items()):
+                subject, sid_text, queue = map(_text, (each.subject, sid, each.queue or b""))
+                yield SubscriptionFacts(cid, subject, sid_text, each.delivered_count, queue)
+            return
+        for key, subscription in list(session.subscriptions.items()):
+            position = subscription.position
+            label = self._server.broker.classes[subscription.class_id].label
+            for pattern in _patterns(subscription):
+                subject = f"class.{label} {pattern}"
+                yield SubscriptionFacts(
+                    cid, subject, str(key), position.delivered_count, position.group
+                )
 
     def _connections(self) -> list[AnyConnection]:
         nats = self._nats_listener.connections.values() if self._nats_listener is not None else ()
@@ -355,7 +384,7 @@ def _describe_connection(connection: AnyConnection) -> ConnectionFacts | None:
         peer=session.peer.partition(" (")[0],  # The program's name follows.
         lang=session.options.lang if is_nats else "",
         version=session.options.version if is_nats else "",
-        user=(session.options.user or session.options.nkey) if is_nats else "",
+        user=_user_name(session),
         start=connection.connected_at,
         idle_seconds=tcp.idle_seconds,
         rtt_microseconds=tcp.rtt_microseconds,
@@ -384,22 +413,17 @@ def _count_sent_messages(session: Session) -> int:
     )
 
 
-def _subscriptions(connection: AnyConnection) -> Iterator[SubscriptionFacts]:
-    session, cid = connection.session, _connection_id(connection)
+def _user_name(session: Session | NatsSession) -> str:
     if isinstance(session, NatsSession):
-        for sid, each in list(session.subscriptions.items()):
-            subject, sid_text, queue = map(_text, (each.subject, sid, each.queue or b""))
-            yield SubscriptionFacts(cid, subject, sid_text, each.delivered_count, queue)
-        return
-    for key, subscription in list(session.subscriptions.items()):
-        position = subscription.position
-        channel_filter = position.channel_filter
-        patterns = channel_filter.patterns if channel_filter is not None else ("#",)
-        for pattern in patterns[:SUBJECTS_PER_CONNECTION_MAX]:
-            subject = f"class.{subscription.class_id} {pattern}"
-            yield SubscriptionFacts(
-                cid, subject, str(key), position.delivered_count, position.group
-            )
+        return session.user.name if session.user is not None else ""
+    return session.user
+
+
+def _patterns(subscription: Any) -> Sequence[str]:
+    """Return the channel patterns of a subscription to a class."""
+    channel_filter = subscription.position.channel_filter
+    patterns = channel_filter.patterns if channel_filter is not None else ("#",)
+    return patterns[:SUBJECTS_PER_CONNECTION_MAX]
 
 
 def _text(raw: bytes) -> str:

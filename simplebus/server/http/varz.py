@@ -137,8 +137,9 @@ class VarzEndpoints:
     def _handle_subsz(self, request: Request) -> ResponseSteps:
         limit, offset = _page(request)
         facts = yield from self._collector.collect()
-        routes, rows = facts.routes, list[SubscriptionFacts]()
+        routes, rows, total = facts.routes, list[SubscriptionFacts](), 0
         if request.get_flag("subs"):
+            total = self._collector.count_subscriptions()
             rows = yield from self._collector.collect_subscriptions(offset=offset, limit=limit)
         return json_response(
             {
@@ -151,7 +152,7 @@ class VarzEndpoints:
                 "cache_hit_rate": 0.0,
                 "max_fanout": routes.widest,
                 "avg_fanout": routes.mean_width,
-                "total": len(rows),
+                "total": total,
                 "offset": offset,
                 "limit": limit,
                 **({"subscriptions_list": rows} if rows else {}),
@@ -215,7 +216,7 @@ def _format_server(facts: ServerFacts) -> dict[str, Any]:
         "version": PROTOCOL_VERSION,
         "proto": 1,
         "go": "none",
-        "auth_required": settings is not None and settings.users is not None,
+        "auth_required": facts.is_auth_required,
         "max_connections": limits.connections + nats_limit("connections"),
         "ping_interval": int(nats_limit("ping_seconds") * _NANOSECONDS),
         "ping_max": nats_limit("pings_max"),

@@ -15,9 +15,14 @@ from typing import Any, TypeVar
 import pytest
 import trio
 
+import simplebus
 from load.ports import free_ports
 from simplebus.core.protocol import frames
+from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.statistics import BrokerStatistics
+from simplebus.core.users.passwords import PasswordVerifier, hash_token
+from simplebus.core.users.users import User, Users
+from simplebus.nats.settings import NatsSettings
 from simplebus.server.http import varz as http_varz
 from simplebus.server.http.varz import format_duration, format_timestamp
 from simplebus.server.run import RunningServer
@@ -39,8 +44,8 @@ def run_steps(steps: Generator[None, None, T]) -> T:
             return result
 
 
-async def get_json(server: RunningServer, path: str) -> Any:
-    return (await (await open_http_peer(server)).request(path)).json
+async def get_json(server: RunningServer, path: str, *headers: str) -> Any:
+    return (await (await open_http_peer(server)).request(path, *headers)).json
 
 
 def describe_shape(value: object) -> object:
@@ -270,6 +275,43 @@ async def test_lists_are_bounded_and_include_the_total() -> None:
         assert (response["num_connections"], response["total"], response["limit"]) == (2, 5, 2)
         assert (await get_json(server, "/connz?limit=1000000"))["limit"] == http_varz.ROWS_MAX
         assert (await get_json(server, "/connz?state=closed"))["connections"] == []
+
+
+async def test_subsz_total_counts_all_listed_subscriptions() -> None:
+    classes = (NamedClass(name="orders", id=7),)
+    async with serving(http_port=0, nats_port=0, classes=classes) as server:
+        client = await connect_nats_peer(server)
+        await client.send(b"SUB a 1\r\nSUB b 2\r\nPING\r\n")
+        await client.read_line()
+        async with (
+            simplebus.connect(server.addresses[0]) as bus,
+            bus.subscribe("orders", "eu.*", "us.#"),
+        ):
+            everything = await get_json(server, "/subsz?subs=1")
+            subjects = [each["subject"] for each in everything["subscriptions_list"]]
+            assert subjects == ["a", "b", "class.orders eu.*", "class.orders us.#"]
+            assert everything["total"] == 4
+            page = await get_json(server, "/subsz?subs=1&limit=1&offset=3")
+            assert (len(page["subscriptions_list"]), page["total"]) == (1, 4)
+
+
+async def test_user_is_shown_for_every_kind_of_credentials() -> None:
+    tokens = User("tokens", token=hash_token("t"))
+    addresses = User("addresses", addresses=("127.0.0.0/8",))
+    bearer = "Authorization: Bearer t"
+    users = Users([tokens, addresses], PasswordVerifier(b"any"))
+    nats = NatsSettings(users=users)
+    async with serving(http_port=0, nats_port=0, users=users, nats=nats) as server:
+        peer = await connect_nats_peer(server, auth_token="t")
+        await connect(server, [1])
+        async with simplebus.connect(server.addresses[0], token="t"):
+            response = await get_json(server, "/connz?auth=1", bearer)
+            names = [each["authorized_user"] for each in response["connections"]]
+            assert names == ["tokens", "addresses", "tokens"]
+        await peer.stream.aclose()
+        assert (await get_json(server, "/varz", bearer))["auth_required"] is True
+    async with serving(http_port=0, users=users) as server:
+        assert (await get_json(server, "/varz", bearer))["auth_required"] is True
 
 
 NATS_TOP_SORT_KEYS = {
