@@ -159,6 +159,11 @@ async def find_dead_letter_class(bus: Bus, class_: int | str) -> ClassInfo | Non
     )
 
 
+async def has_class(bus: Bus, class_: int | str) -> bool:
+    """Return True if the bus has this class."""
+    return await _inquire_class(bus, class_) is not None
+
+
 async def _inquire_class(bus: Bus, class_: int | str) -> ClassInfo | None:
     try:
         return await bus.explain(class_)

@@ -248,7 +248,9 @@ async def _find(bus: Bus, class_: int | str) -> ClassInfo:
 
     found = await dead_letters.find_dead_letter_class(bus, class_)
     if found is None:
-        raise BusError(f"class {class_} has no dead letters")
+        if await dead_letters.has_class(bus, class_):
+            raise BusError(f"class {class_} has no dead letters")
+        raise BusError(f"there is no class {class_!r}")
     return found
 
 

@@ -99,6 +99,11 @@ class DashboardClient:
                     f"{self._url} has an untrusted certificate ({error.reason.verify_message}): "
                     "name its authority with --tls-ca"
                 ) from None
+            if isinstance(error.reason, ssl.SSLError):
+                raise OSError(
+                    f"{self._url}: the TLS handshake failed ({error.reason.reason}); without TLS, "
+                    "the address begins with http://"
+                ) from None
             raise OSError(f"{self._url} does not answer: {error.reason}") from None
         except http.client.RemoteDisconnected:
             raise OSError(

@@ -373,8 +373,11 @@ def test_dlq_commands_require_a_selection(server: BusServer) -> None:
     create_dead_letters(server, "which", 1)
     for words in ([], ["--all", "--reason", "terminated"]):
         assert "expected --all" in run(server, "dlq", "requeue", "which", *words, status=2).output
-    with pytest.raises(BusError, match="class nowhere has no dead letters"):
+    with pytest.raises(BusError, match="there is no class 'nowhere'"):
         run(server, "dlq", "show", "nowhere")
+    run(server, "pub", "somewhere", "x")
+    with pytest.raises(BusError, match="class somewhere has no dead letters"):
+        run(server, "dlq", "show", "somewhere")
 
 
 def test_dead_letter_without_origin_is_kept(server: BusServer) -> None:

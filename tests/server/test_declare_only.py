@@ -58,6 +58,12 @@ async def test_undeclared_class_is_refused() -> None:
         assert class_names(server) == ["orders"]
 
 
+async def test_message_of_an_undeclared_id_is_refused_with_the_reason() -> None:
+    async with declared_server() as server, simplebus.connect(server.addresses[0]) as bus:
+        with pytest.raises(RefusedError, match="named class 9, and --declare-only is on"):
+            await bus.publish(b"x", class_id=9)
+
+
 async def test_version1_client_with_an_undeclared_class_is_disconnected(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -248,6 +248,14 @@ async def test_top_at_the_port_for_bus_clients_is_told_the_http_port() -> None:
             await trio.to_thread.run_sync(client.fetch)
 
 
+@pytest.mark.parametrize("listener", LISTENERS)
+async def test_top_with_tls_at_a_port_without_is_told_so(listener: str) -> None:
+    async with plain_server() as server:
+        client = DashboardClient(f"https://{address(server, listener)}")
+        with pytest.raises(OSError, match=r"handshake failed .* the address begins with http://"):
+            await trio.to_thread.run_sync(client.fetch)
+
+
 async def test_bus_client_tries_its_next_address_after_a_wrong_port() -> None:
     async with plain_server() as server:
         urls = [f"simplebus://{address(server, each)}" for each in ("nats", "http", "tcp")]

@@ -14,6 +14,7 @@ The outbox pulls frames from its subscriptions. They are not pushed into it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -564,7 +565,11 @@ class Broker:
             case PurgeRequested() | InquireRequested():
                 self._handle_request(session, event)
             case FrameRefused():
-                self._send_refusal(session, mask_unknown_class(session, event))
+                refusal = mask_unknown_class(session, event)
+                if refusal.reason is Reason.UNKNOWN_CLASS and self.settings.declare_only:
+                    hint = ", and --declare-only is on"
+                    refusal = replace(refusal, message=f"{refusal.message}{hint}")
+                self._send_refusal(session, refusal)
                 if event.published_count:
                     session.record_published(self.clock.tick, event.published_count)
 
