@@ -62,7 +62,7 @@ SMALL_EVENTS_READ_BYTES = 16 * 1024
 EXPENSIVE_EVENTS_MAX = 16
 # Slow requests of one peer that one turn of the event loop processes, by their length. Each counts
 # for more, because a short one may take a millisecond, too.
-SLOW_REQUESTS_BYTES_MAX = 16 * 1024
+SLOW_REQUESTS_BYTES_MAX = 8 * 1024
 SLOW_REQUEST_BYTES = 1024
 # Sessions whose timeouts are checked in one turn of the event loop.
 TICKED_SESSIONS_PER_TURN = 256
@@ -239,7 +239,7 @@ HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
 HANDSHAKES_BYTES_MAX = 16 * 1024 * 1024
 HANDSHAKE_HEARTBEATS_MAX = 64
 CHANNEL_BYTES_MAX = 4096
-BINDINGS_MAX = 1024
+BINDINGS_MAX = 256
 # Pairs of a class and a NATS subject that is bound to it.
 SUBJECT_BINDINGS_MAX = 4096
 # Segments of a pattern with wildcards, as many as an AMQP routing key can have.
@@ -248,7 +248,11 @@ PATTERN_SEGMENTS_MAX = 128
 PATTERN_PAGE_SIZE = 1024
 # Patterns of ended subscriptions that are removed in one turn of the event loop. More would delay
 # other clients by several milliseconds.
-PATTERNS_REMOVED_PER_TURN = 256
+PATTERNS_REMOVED_PER_TURN = 64
+# Patterns of a subscription that are removed when it ends; more of them are removed later.
+PATTERNS_REMOVED_AT_ONCE = 4
+# Subscriptions of a closed connection that end in one turn of the event loop.
+SUBSCRIPTIONS_ENDED_PER_TURN = 64
 # Result cache of a subscription index: names, values of all names, and combined pattern sets.
 CACHE_NAMES_MAX = 4096
 CACHE_VALUES_MAX = 1 << 20

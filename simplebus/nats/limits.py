@@ -54,7 +54,7 @@ EVENTS_PER_READ = 2048
 OUTPUT_PER_READ_BYTES = 8 * 1024 * 1024
 # Cost of events outside batches, as bytes of output that take equally long.
 EVENT_COST_BYTES = 4 * 1024
-SUBSCRIBE_COST_BYTES = 64 * 1024
+SUBSCRIBE_COST_BYTES = 512 * 1024
 # Cost of delivering a message or batch to one sink.
 DELIVERY_COST_BYTES = 1024
 # If a leaving client has more subscriptions than this, they are removed later, a limited number in

@@ -10,6 +10,7 @@ process is handled here. Modules in reading order:
 - `nats_listener`: `NatsListener`, the NATS counterpart of `Server`
 - `wrong_port`: explains to a client of another protocol which port it needs
 - `local_client`: clients inside the server process, such as bridges
+- `slow_requests`: turns of connections whose requests take long to process
 - `preauth`: limits and fair scheduling for connections that are not authenticated yet
 - `tls`: certificates and handshakes
 - `journal`: threads that write and read the journal

@@ -37,6 +37,7 @@ from simplebus.server.preauth.closing import ClosingConnections
 from simplebus.server.preauth.eviction import EvictableConnections
 from simplebus.server.preauth.greeting import Greeting
 from simplebus.server.preauth.queue import PreAuthQueue
+from simplebus.server.slow_requests import SlowRequestTurns
 
 # Outbox pieces sent before other connections get a turn.
 _SENDS_PER_TURN = 4
@@ -124,6 +125,10 @@ class Listener(Protocol[SessionT]):
     closing_connections: ClosingConnections
 
     @property
+    def slow_request_turns(self) -> SlowRequestTurns:
+        """Schedules the `unprocessed` requests of all connections."""
+
+    @property
     def auth_worker(self) -> AuthWorker | None:
         """Checks credentials before the session gets them; None if no client needs any."""
 
@@ -151,6 +156,9 @@ class Listener(Protocol[SessionT]):
     def is_blocking_publishers(self, session: SessionT) -> bool: ...
     def send_fatal_error(self, session: SessionT, error: RemoteProtocolError) -> None: ...
     def flush_ready(self) -> None: ...
+    def end_some_subscriptions(self, session: SessionT) -> bool:
+        """End some subscriptions of a client that is gone. Returns True if there are more."""
+
     def on_closed(
         self, connection: Connection[SessionT], reason: str | RemoteProtocolError
     ) -> None: ...
@@ -210,7 +218,9 @@ class Connection(Generic[SessionT]):
                     await self.preauth.wait_readable()
                 self._leave_preauth()
                 while is_open:
-                    if session.unprocessed or (tls is not None and tls.has_unread):
+                    if session.unprocessed:
+                        await listener.slow_request_turns.wait_turn()
+                    elif tls is not None and tls.has_unread:
                         await trio.lowlevel.checkpoint()
                     else:
                         await trio.lowlevel.wait_readable(sock)
@@ -247,6 +257,8 @@ class Connection(Generic[SessionT]):
         finally:
             self._leave_preauth()
             reason = self._disconnect_error or reason
+            while listener.end_some_subscriptions(session):
+                await trio.lowlevel.cancel_shielded_checkpoint()
             if isinstance(reason, RemoteProtocolError) and not session.is_closed:
                 listener.send_fatal_error(session, reason)
             listener.on_closed(self, reason)

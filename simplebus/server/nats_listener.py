@@ -75,6 +75,7 @@ class NatsListener:
         """Checks the credentials of NATS users if the server has no users of its own."""
         self.buffer = server.buffer
         self.preauth_queue = server.preauth_queue
+        self.slow_request_turns = server.slow_request_turns
         self.evictable_connections = EvictableConnections()
         self.closing_connections = server.closing_connections
         self.connections: dict[int, Connection[NatsSession]] = {}
@@ -320,6 +321,10 @@ class NatsListener:
     def send_fatal_error(self, session: NatsSession, error: RemoteProtocolError) -> None:
         if isinstance(error, NatsError):
             self.nats_server.send_error(session, error)
+
+    def end_some_subscriptions(self, session: NatsSession) -> bool:
+        """Return False: `close_session` ends subscriptions in small portions."""
+        return False
 
     def on_closed(
         self, connection: Connection[NatsSession], reason: str | RemoteProtocolError

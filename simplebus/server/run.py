@@ -245,6 +245,11 @@ async def _run_server(
     )
     process.keep_freed_memory_mapped()
     process.raise_descriptor_limit()
+    if options.owns_process:
+        most = server.broker.settings.limits.connections
+        if nats_listener is not None:
+            most += nats_listener.nats_server.settings.limits.connections
+        process.grow_descriptor_table(most)
     # Signals are handled before the ready line: its reader may stop the server at once.
     watchdog = LoopWatchdog()
     with watchdog.watch_in_thread() if options.owns_process else contextlib.nullcontext():

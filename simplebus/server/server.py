@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -40,6 +40,7 @@ from simplebus.server.preauth.closing import ClosingConnections
 from simplebus.server.preauth.eviction import EvictableConnections
 from simplebus.server.preauth.greeting import Greeting, parse_greeting
 from simplebus.server.preauth.queue import PreAuthQueue
+from simplebus.server.slow_requests import SlowRequestTurns
 from simplebus.server.tls.certificates import ReloadableCertificate
 from simplebus.server.tls.handshake import TlsConnection
 from simplebus.server.wrong_port import WrongPortCheck
@@ -49,6 +50,7 @@ log = EventLogger("simplebus.server")
 # A host that does not acknowledge TCP data for this long is gone.
 _UNACKED_SECONDS_MAX = 30.0
 _UNACKED_CHECK_TICKS = 5
+_UNACKED_CHECKS_PER_TURN = 128
 _LOGGED_CLASSES_MAX = 20
 """New classes that are logged one by one in a tick."""
 _BULK_BYTES = 64 * 1024
@@ -109,12 +111,12 @@ class Traffic(NamedTuple):
     received_bytes: int = 0
     sent_bytes: int = 0
 
-    def with_session(self, session: Session) -> Traffic:
-        """Return these totals plus those of `session`."""
+    def with_sessions(self, sessions: Collection[Session]) -> Traffic:
+        """Return these totals plus those of `sessions`."""
         return Traffic(
-            self.messages + session.handled_count,
-            self.received_bytes + session.receiver.received_bytes,
-            self.sent_bytes + session.outbox.sent_bytes,
+            self.messages + sum(each.handled_count for each in sessions),
+            self.received_bytes + sum(each.receiver.received_bytes for each in sessions),
+            self.sent_bytes + sum(each.outbox.sent_bytes for each in sessions),
         )
 
 
@@ -149,6 +151,7 @@ class Server:
         """If set, binary clients must use TLS."""
         self.auth_worker: AuthWorker | None = None
         self.preauth_queue = PreAuthQueue()
+        self.slow_request_turns = SlowRequestTurns()
         self.evictable_connections = EvictableConnections()
         self.other_evictable_connections: list[EvictableConnections] = []
         """Unauthenticated connections of the other listeners."""
@@ -280,7 +283,9 @@ class Server:
             self._is_removing_patterns = True
             self.start_soon(self._remove_patterns)
         if self.broker.tick_number % _UNACKED_CHECK_TICKS == 0:
-            for connection in list(self.connections.values()):
+            for number, connection in enumerate(list(self.connections.values()), 1):
+                if number % _UNACKED_CHECKS_PER_TURN == 0:
+                    yield
                 if connection.unacked_seconds() > _UNACKED_SECONDS_MAX:
                     self._disconnect(
                         connection.session,
@@ -295,7 +300,7 @@ class Server:
     async def _remove_patterns(self) -> None:
         """Remove the patterns of ended subscriptions in small steps."""
         while self.broker.store.remove_some_patterns():
-            await trio.lowlevel.checkpoint()
+            await self.slow_request_turns.wait_turn()
         self._is_removing_patterns = False
 
     def _log_losses(self) -> None:
@@ -590,11 +595,17 @@ class Server:
             found = next((other for other in others if other is not None), None)
         return found
 
+    def end_some_subscriptions(self, session: Session) -> bool:
+        """End some subscriptions of a client that is gone. Returns True if there are more."""
+        has_more = self.broker.end_some_subscriptions(session)
+        self.flush_ready()
+        return has_more
+
     def on_closed(self, connection: SessionOwner, reason: str | RemoteProtocolError) -> None:
         """Remove a connection that has ended."""
         session = connection.session
         self.log_closed(f"session {session.session_id}", session.peer, reason)
-        self._closed_traffic = self._closed_traffic.with_session(session)
+        self._closed_traffic = self._closed_traffic.with_sessions([session])
         if self.local_clients.pop(session.session_id, None) is None:
             self.connections.pop(session.session_id, None)
             self.address_limits.remove_connection(session.address)
@@ -603,10 +614,8 @@ class Server:
 
     def total_traffic(self) -> Traffic:
         """Return the totals of all connections since the start."""
-        total = self._closed_traffic
-        for connection in (*self.connections.values(), *self.local_clients.values()):
-            total = total.with_session(connection.session)
-        return total
+        owners = (*self.connections.values(), *self.local_clients.values())
+        return self._closed_traffic.with_sessions([owner.session for owner in owners])
 
     def log_closed(self, what: str, peer: str, reason: str | RemoteProtocolError) -> None:
         """Log the end of a connection of any listener, and count it if the server closed it."""

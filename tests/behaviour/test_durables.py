@@ -8,6 +8,7 @@ import pytest
 
 from simplebus.core.errors import Reason
 from simplebus.core.limits import (
+    BINDINGS_MAX,
     DURABLES_MEMORY_DIVISOR,
     EXPENSIVE_EVENTS_MAX,
     EXPENSIVE_EVENTS_READ_BYTES,
@@ -277,10 +278,12 @@ def test_refused_subscription_uses_no_memory_and_keeps_backlog(start: str) -> No
     bus = BrokerHarness(class_bytes=1 << 22, total_bytes=1 << 22)
     peer = connect_version2(bus, publish(1, 0, *numbered(3)))
     used = bus.broker.budget.used_bytes
-    count = 1024 if start == "waiting" else 10
-    patterns = [f"{number}.{'*.' * 20}#" for number in range(count)]
+    count = BINDINGS_MAX if start == "waiting" else 10
+    patterns = [f"{number}.{'*.' * 100}#" for number in range(count)]
     peer.send(subscribe(1, 5, channels=patterns, start=start))
     assert peer.receive_error_codes() == ["memory_limit" if start == "waiting" else "bad_request"]
+    while bus.broker.store.remove_some_patterns():
+        pass
     assert bus.broker.budget.used_bytes == used
     assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1, 2]
 

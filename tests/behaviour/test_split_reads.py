@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simplebus.core.limits import (
+    BINDINGS_MAX,
     PATTERNS_REMOVED_PER_TURN,
     SLOW_REQUEST_BYTES,
     SLOW_REQUESTS_BYTES_MAX,
+    SUBSCRIPTIONS_ENDED_PER_TURN,
     TICKED_SESSIONS_PER_TURN,
 )
 from tests.behaviour.wire_peer import BrokerHarness, WirePeer
@@ -24,7 +26,7 @@ from tests.behaviour.wire_peer_v2 import (
 )
 
 CONFIRM = b"6"
-PATTERN_COUNT = 1024
+PATTERN_COUNT = BINDINGS_MAX
 
 
 def patterns(number: int) -> list[str]:
@@ -148,3 +150,48 @@ def test_ticks_visit_a_bounded_number_of_sessions_at_once() -> None:
         parts = [len(part) for part in bus.broker.tick_in_parts()]
         assert bus.broker.tick_number < 2 * limits.hello_seconds
     assert parts == [TICKED_SESSIONS_PER_TURN, TICKED_SESSIONS_PER_TURN, 1]
+
+
+@given(
+    options=st.lists(
+        st.sampled_from(
+            [
+                {},
+                {"durable": "d"},
+                {"group": "g"},
+                {"group": "g", "durable": "g"},
+                {"channels": ["#"]},
+            ]
+        ),
+        min_size=1,
+        max_size=200,
+    ),
+    is_sent=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_subscriptions_that_end_in_portions_end_as_at_once(
+    options: list[dict[str, object]], is_sent: bool
+) -> None:
+    states = []
+    for in_portions in (False, True):
+        bus = BrokerHarness()
+        bus.skips_checks = True
+        watcher = connect_version2(bus, subscribe(1, 1, group="g"), classes=[1])
+        peer = connect_version2(bus, classes=[1])
+        for number, each in enumerate(options, 1):
+            own = {**each, "durable": f"d{number}"} if each.get("durable") == "d" else each
+            peer.send(subscribe(1, number, **own))
+        peer.send(publish(1, 0, b"first", b"second"))
+        if is_sent:
+            peer.receive_deliveries()
+        watcher.receive_deliveries()
+        turns = 0
+        while in_portions and bus.broker.end_some_subscriptions(peer.session):
+            turns += 1
+        assert turns <= len(options) // SUBSCRIPTIONS_ENDED_PER_TURN
+        peer.disconnect()
+        bus.check_invariants()
+        watcher.receive_deliveries()
+        cls = bus.broker.classes[1]
+        states.append((len(cls.positions), len(cls.subscriptions), bus.statistics(1)))
+    assert states[0] == states[1]

@@ -154,7 +154,7 @@ def test_cost_of_patterns_and_channels_is_linear() -> None:
         writer.send(publish_envelopes(1, first, *contents))
     peer = connect_version2(bus)
     for number in range(1, 50):
-        patterns = [f"c.{n * number}" for n in range(1000)] + ["x.*.y"]
+        patterns = [f"c.{n * number}" for n in range(250)] + ["x.*.y"]
         peer.send(subscribe(1, number, start="new", channels=patterns))
     peer.receive_replies()
     writer.send(publish_envelopes(1, 60_000, channel_envelope("c.49", b"")))

@@ -416,6 +416,14 @@ class Broker:
             reply = ErrorReply(code=error.reason, message=error.sentence, fatal=True)
             session.outbox.queue_reply(frames.encode(frames.ERROR, content=reply.encode()))
 
+    def end_some_subscriptions(self, session: Session) -> bool:
+        """End some subscriptions of a session whose peer is gone, before `close_session`.
+
+        Returns:
+            True if the session has more subscriptions, which the next call ends.
+        """
+        return not session.is_closed and self.subscription_manager.end_some_subscriptions(session)
+
     def close_session(self, session: Session) -> None:
         """Close a session whose peer is gone.
 

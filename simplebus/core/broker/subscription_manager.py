@@ -7,6 +7,7 @@ request that describes the same names differently is refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 from simplebus.core.authorization import visibility
@@ -21,6 +22,7 @@ from simplebus.core.broker.inquire_positions import describe_session
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import AnyGroup, Group, GroupMember
 from simplebus.core.group.key_ordered_group import KeyOrderedGroup
+from simplebus.core.limits import SUBSCRIPTIONS_ENDED_PER_TURN
 from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.purge import apply_purges
@@ -615,14 +617,37 @@ class SubscriptionManager:
             waiting.pop(session, None)
             if not waiting:
                 self._early_subscribers.pop(class_id, None)
+        self._end_subscriptions(session.subscriptions.values())
+        session.subscriptions.clear()
+
+    def end_some_subscriptions(self, session: Session) -> bool:
+        """End some subscriptions of a session whose peer is gone, with all its members of a group.
+
+        Returns:
+            True if the session has more subscriptions.
+        """
+        subscriptions = list(session.subscriptions.items())
+        ended = subscriptions[:SUBSCRIPTIONS_ENDED_PER_TURN]
+        groups = {held.group for _, held in ended if isinstance(held, GroupMember)}
+        ended += [
+            each
+            for each in subscriptions[SUBSCRIPTIONS_ENDED_PER_TURN:]
+            if isinstance(each[1], GroupMember) and each[1].group in groups
+        ]
+        for number, _ in ended:
+            del session.subscriptions[number]
+        self._end_subscriptions(held for _, held in ended)
+        return bool(session.subscriptions)
+
+    def _end_subscriptions(self, subscriptions: Iterable[BrokerSubscription | GroupMember]) -> None:
+        """End or detach subscriptions of one session."""
         groups: dict[AnyGroup, None] = {}
-        for held in session.subscriptions.values():
+        for held in subscriptions:
             if isinstance(held, GroupMember):
                 held.group.remove_member(held)
                 groups[held.group] = None
             else:
                 self._detach_subscription(held, forget=False)
-        session.subscriptions.clear()
         for group in groups:  # Returned messages are assigned after all members have left.
             self._update_group_after_leave(group, forget=False)
 

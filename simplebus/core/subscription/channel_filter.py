@@ -29,6 +29,7 @@ from simplebus.core.limits import (
     FORGET_CHANNELS_MIN,
     PATTERN_BYTES,
     PATTERN_SEGMENT_BYTES,
+    PATTERNS_REMOVED_AT_ONCE,
     PATTERNS_REMOVED_PER_TURN,
 )
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
@@ -276,13 +277,13 @@ class ChannelTable:
         return channel_filter
 
     def remove_filter(self, channel_filter: ChannelFilter) -> None:
-        """Remove a filter. Few patterns are removed now, many by later calls of
-        `remove_some_patterns`.
+        """Remove a filter. Very few patterns are removed now, more by later calls of
+        `remove_some_patterns`, because many filters may end at the same time.
         """
         del self._filters[channel_filter]
         self._return_budget(self._capacity)
         patterns = list(channel_filter.watched_patterns)
-        if len(patterns) <= PATTERNS_REMOVED_PER_TURN:
+        if len(patterns) <= PATTERNS_REMOVED_AT_ONCE:
             self._remove_patterns(channel_filter, patterns)
         else:
             self._removed_patterns.append((channel_filter, patterns))
@@ -294,10 +295,13 @@ class ChannelTable:
 
     def remove_some_patterns(self) -> None:
         """Remove up to PATTERNS_REMOVED_PER_TURN patterns of removed filters."""
-        if self._removed_patterns:
+        count = PATTERNS_REMOVED_PER_TURN
+        while self._removed_patterns and count:
             channel_filter, patterns = self._removed_patterns[0]
-            self._remove_patterns(channel_filter, patterns[-PATTERNS_REMOVED_PER_TURN:])
-            del patterns[-PATTERNS_REMOVED_PER_TURN:]
+            removed = patterns[-count:]
+            self._remove_patterns(channel_filter, removed)
+            del patterns[-count:]
+            count -= len(removed)
             if not patterns:
                 self._removed_patterns.popleft()
 

@@ -227,6 +227,9 @@ class FactsCollector:
         broker, cluster, watchdog = server.broker, server.jetstream, self.watchdog
         nats_server = listener.nats_server if listener is not None else None
         nats = nats_server.statistics() if nats_server is not None else None
+        yield
+        traffic = server.total_traffic()
+        yield
         bus = yield from bus_facts.collect_bus(broker.store, self._listed_classes)
         self._listed_classes = {each.class_id for each in bus.classes}
         yield
@@ -248,7 +251,7 @@ class FactsCollector:
             refused=dict(broker.refusal_counts),
             disconnected=dict(server.disconnect_counts),
             limits=broker.settings.limits,
-            traffic=server.total_traffic(),
+            traffic=traffic,
             listeners=self._count_connections(),
             http_seconds=self.http_seconds(),
             latencies=self.latency.snapshots(),
