@@ -147,11 +147,11 @@ class BrokerRestorer:
             for run, rows in self._stored_frames.iter_runs(cls.channels, batch, accepted_times):
                 self._append_run(cls, run, rows)
         except ValueError as error:
-            raise RestoreError(f"class {cls.class_id}: {error}") from None
+            raise RestoreError(f"class {cls.label}: {error}") from None
         except MemoryError:
             ring = cls.ring.statistics()
             raise RestoreError(
-                f"class {cls.class_id} holds more than fits into memory: {ring.message_count} "
+                f"class {cls.label} holds more than fits into memory: {ring.message_count} "
                 f"messages take {ring.memory_bytes} bytes, and there are more; raise the memory "
                 "limit of the class or of all classes, or use the policy spill"
             ) from None

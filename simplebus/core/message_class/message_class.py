@@ -358,7 +358,7 @@ class MessageClass:
             case "last_values":
                 if self.spill is not None:
                     raise ValueError(
-                        f"class {self.class_id} spills to disk and therefore keeps no last values"
+                        f"class {self.label} spills to disk and therefore keeps no last values"
                     )
                 return self._create_last_values_window(channel_filter, now), PositionHandover()
             case Start(sequence=int(sequence), time=None):

@@ -31,7 +31,7 @@ def purge_messages(cls: MessageClass, first: int, last: int, commit_log: CommitL
     if first < last and purged.range_count >= PURGED_RANGES_MAX and first > cls.first_sequence:
         raise RemoteProtocolError(
             Reason.MEMORY_LIMIT,
-            f"class {cls.class_id} has {purged.range_count} purged ranges between stored messages, "
+            f"class {cls.label} has {purged.range_count} purged ranges between stored messages, "
             f"{PURGED_RANGES_MAX} are allowed; purge or acknowledge the oldest messages first",
         )
     if commit_log is not None and requested_first < last:
