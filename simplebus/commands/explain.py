@@ -232,6 +232,7 @@ def _class(info: ClassInfo) -> Iterator[Line]:
         format_duration,
         format_message_count,
     )
+    from simplebus.core.errors import DEAD_LETTER_REASONS
 
     yield 0, _class_name(info.class_id, info.name)
     yield 1, info.waits_for
@@ -267,8 +268,11 @@ def _class(info: ClassInfo) -> Iterator[Line]:
             f"{info.acknowledged:,} acknowledged"
         ),
     )
-    if info.dropped:
-        yield 1, f"dropped: {_counts(info.dropped)}"
+    dead_lettered = {k: v for k, v in info.dropped.items() if k in DEAD_LETTER_REASONS}
+    if dropped := {k: v for k, v in info.dropped.items() if k not in dead_lettered}:
+        yield 1, f"dropped: {_counts(dropped)}"
+    if dead_lettered:
+        yield 1, f"moved to dead letters: {_counts(dead_lettered)}"
     if info.dead_letters:
         class_ = info.name or info.class_id
         yield 1, f"dead letters: {info.dead_letters:,}, see simplebus dlq show {class_}"

@@ -21,7 +21,7 @@ from simplebus.core.broker.class_warnings import count_backlog, find_class_warni
 from simplebus.core.broker.inquire import protocol_version
 from simplebus.core.broker.inquire_positions import PositionReporter, producer_name, truncate_text
 from simplebus.core.broker.wait_reasons import complete_sentence, format_count, format_duration
-from simplebus.core.errors import Reason
+from simplebus.core.errors import DEAD_LETTER_REASONS, Reason
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.inquiry import PositionInfo
 from simplebus.core.session.session import Session
@@ -66,6 +66,7 @@ class ClassFacts(msgspec.Struct, frozen=True):
     is_dead: bool = False
     """True for a dead-letter class."""
     dropped: Mapping[Reason, int] = {}
+    """Messages dropped or moved to dead letters, by reason."""
     unavailable: str = ""
     """Reason why its storage accepts no messages; empty if it does."""
     warning: str = ""
@@ -80,7 +81,13 @@ class ClassFacts(msgspec.Struct, frozen=True):
 
     @property
     def dropped_count(self) -> int:
-        return sum(self.dropped.values())
+        """Messages dropped without becoming dead letters."""
+        return sum(self.dropped.values()) - self.dead_lettered_count
+
+    @property
+    def dead_lettered_count(self) -> int:
+        """Messages moved to dead letters."""
+        return sum(self.dropped.get(reason, 0) for reason in DEAD_LETTER_REASONS)
 
     def plus(self, other: ClassFacts) -> ClassFacts:
         """Return the facts of both together."""

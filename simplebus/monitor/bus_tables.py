@@ -26,6 +26,7 @@ _CLASS_COLUMNS = {
     "dropped_count": Column(
         "Dropped", "count", "Messages dropped, or not delivered to some subscription."
     ),
+    "dead_lettered_count": Column("Dead-lettered", "count", "Messages moved to dead letters."),
     "positions": Column("Subscriptions", "count"),
 }
 _DEAD_LETTER_COLUMNS = {

@@ -288,7 +288,10 @@ def test_dlq_requeue_publishes_and_purges(server: BusServer) -> None:
     ]
     left = json_objects(server, "dlq", "show", "again")
     assert [one["sequence"] for one in left] == [0, 2, 4]
-    assert any("dead letters: 3, see" in line for line in output_lines(server, "explain", "again"))
+    explained = output_lines(server, "explain", "again")
+    assert any("dead letters: 3, see" in line for line in explained)
+    assert any("moved to dead letters: max_deliveries 5" in line for line in explained)
+    assert not any("dropped" in line for line in explained)
     [pile] = json_objects(server, "dlq", "ls", "again")
     assert pile["letters"] == 3
     done = json_objects(server, "dlq", "requeue", "again", "--subscription", "billing")

@@ -210,3 +210,13 @@ def test_dropped_messages_of_an_unexpected_reason_are_counted() -> None:
     add_bus_metrics(builder, BusFacts([facts], None, facts, dead_letters=0))
     counts = dropped_counts(builder.build(), "dropped_messages")
     assert (counts["draining"], counts["expired"], counts["purged"]) == (2, 3, 0)
+
+
+def test_dead_letters_do_not_count_as_dropped() -> None:
+    dropped = {Reason.MAX_DELIVERIES: 2, Reason.TERMINATED: 1, Reason.EXPIRED: 4}
+    facts = ClassFacts("orders", 7, dropped=dropped)
+    assert (facts.dropped_count, facts.dead_lettered_count) == (4, 3)
+    table = bus_tables.build_classes_table(BusFacts([facts], None, facts, dead_letters=0))
+    titles = [column.title for column in table.columns]
+    (row,) = table.rows
+    assert (row[titles.index("Dropped")], row[titles.index("Dead-lettered")]) == (4, 3)

@@ -68,7 +68,8 @@ def _build_flows(facts: ServerFacts) -> dict[str, float]:
         "delivered": total.delivered,
         "acknowledged": total.acknowledged,
         "redelivered": total.redelivered,
-        "dropped": sum(total.dropped.values()),
+        "dropped": total.dropped_count,
+        "dead-lettered": total.dead_lettered_count,
     }
     return (
         flows
