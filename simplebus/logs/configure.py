@@ -19,18 +19,22 @@ from simplebus.logs.rate_limit import LogRateLimit
 
 
 def configure_logging(level: str, log_format: str = "console") -> None:
-    """Log to standard error from `level` up; `log_format` is "console" or "json"."""
+    """Log to standard error from `level` up; `log_format` is "console" or "json".
+
+    A later call keeps the handler, and so the counts of its rate limit.
+    """
     handler = _stderr_handler()
-    if isinstance(handler, LineHandler):
-        handler.writer.start()
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
     elif sys.stderr is not None and is_systemd_journal(sys.stderr, os.environ):
         handler.setFormatter(TextFormatter(for_journal=True))
     else:
         handler.setFormatter(TextFormatter())
-    handler.addFilter(LogRateLimit(handler))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    if handler in logging.getLogger().handlers:
+        logging.getLogger().setLevel(level.upper())
+    else:
+        handler.addFilter(LogRateLimit(handler))
+        logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 def _stderr_handler() -> logging.Handler:
@@ -41,10 +45,14 @@ def _stderr_handler() -> logging.Handler:
         descriptor = sys.stderr.fileno()
     except (OSError, ValueError):  # Replaced by a test.
         return logging.StreamHandler(sys.stderr)
-    return LineHandler(_writers.setdefault(descriptor, LineWriter(descriptor)))
+    if descriptor not in _handlers:
+        _handlers[descriptor] = LineHandler(LineWriter(descriptor))
+        _handlers[descriptor].writer.start()
+    return _handlers[descriptor]
 
 
-_writers: dict[int, LineWriter] = {}
+_handlers: dict[int, LineHandler] = {}
+"""Handlers by descriptor. One that is removed would be flushed at the end, too."""
 
 
 def write_line(line: str, event: str, values: Mapping[str, object]) -> None:
