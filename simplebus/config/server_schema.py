@@ -259,6 +259,12 @@ class TimeoutSettings(SettingsTable):
         "logged. A second signal stops the server at once.",
         default=10.0,
     )
+    idle_class_timeout: float = SECONDS.setting(
+        "Time until a class is removed that has no messages, subscriptions, durables and bound "
+        "subjects, that no connected client has named, and that the file does not declare. 0 "
+        "keeps all classes.",
+        sets=(Settings, "idle_class_seconds"),
+    )
     heartbeat: float = SECONDS.setting(
         "Time of silence after which each side of a version 2 connection sends a heartbeat. After "
         "three times as long the connection is closed. 0 turns heartbeats off.",
@@ -531,6 +537,26 @@ class UserSettings(SettingsTable):
         "Maximum number of open connections from one address, to the binary and the NATS port "
         "together. Further connections are closed at once. 0 sets no limit.",
         default=0,
+    )
+    max_classes_per_address: int | None = COUNT.setting(
+        "Maximum number of classes that clients of one address create without a user. Further "
+        "classes are refused. 0 sets no limit.",
+        sets=(Limits, "classes_per_address"),
+        default_text="half of --max-classes",
+        example="2048",
+    )
+    max_classes_per_connection: int | None = COUNT.setting(
+        "The same limit for one connection. 0 sets no limit.",
+        sets=(Limits, "classes_per_connection"),
+        default_text="a quarter of --max-classes",
+        example="1024",
+    )
+    max_durables_per_address: int | None = COUNT.setting(
+        "Maximum number of durables and groups, in all classes together, that clients of one "
+        "address create without a user. Further ones are refused. 0 sets no limit.",
+        sets=(Limits, "durables_per_address"),
+        default_text="half of --max-durables",
+        example="2048",
     )
     max_connection_rate: float = _CONNECTION_RATE.setting(
         "Sustained rate of new connections per second from one address; bursts may be ten times as "

@@ -35,6 +35,7 @@ from simplebus.core.snapshot import (
     ProducerSnapshot,
     ProgressSnapshot,
     RefusalSnapshot,
+    RemovedClass,
     StateChanges,
     WindowSnapshot,
 )
@@ -115,6 +116,7 @@ class Checkpointer:
             purged,
             [RefusalSnapshot.from_refusal(each) for _, each in refused],
             progress=changes.progress,
+            removed_classes=changes.removed_classes,
         )
         if not any(structs.astuple(changes)):
             return commit_log.pop_write_batch(allow_empty=has_entries)
@@ -142,7 +144,10 @@ class Checkpointer:
         commit_log.changed_class_ids.clear()
         commit_log.changed_durables.clear()
         is_progress_requested = commit_log.pop_progress_request()
-        changes = StateChanges([], [], [], progress=[])
+        changes = StateChanges([], [], [], progress=[], removed_classes=[])
+        for class_id in dict.fromkeys(class_ids):
+            if class_id not in classes:
+                changes.removed_classes.append(self._record_removed_class(class_id))
         if is_full_scan:
             self._progressed.clear()
             self._row_counts.clear()
@@ -156,12 +161,21 @@ class Checkpointer:
             )
             return changes
         for class_id in dict.fromkeys(class_ids):
-            self._collect_class_header(classes[class_id], changes)
+            if class_id in classes:
+                self._collect_class_header(classes[class_id], changes)
         for class_id, durables in durables_by_class:
             for durable, group in durables:
                 self._collect_durable(classes[class_id], durable, group, changes)
         self._collect_progress(now, changes, are_all_requested=is_progress_requested)
         return changes
+
+    def _record_removed_class(self, class_id: int) -> RemovedClass:
+        self._class_headers.pop(class_id, None)
+        self._position_states.pop(class_id, None)
+        registry = self._broker.store.class_registry
+        removed = registry.removed_classes.get(class_id) or RemovedClass(class_id, "", 0)
+        self._class_states[class_id] = removed.head, (removed.head, None)
+        return removed
 
     def _collect_progress(
         self, now: float, changes: StateChanges, *, are_all_requested: bool
@@ -270,6 +284,7 @@ class Checkpointer:
             boot_id=self._commit_log.boot_id,
             durability=int(self._commit_log.durability),
             message_ids=broker.store.message_ids.snapshot(),
+            removed_classes=list(broker.store.class_registry.removed_classes.values()),
         )
 
     def _snapshot_producers(self) -> list[ProducerSnapshot]:
@@ -310,6 +325,7 @@ class Checkpointer:
             self._snapshot_delays(handover),
             self._broker.clock.now,
             cls.creator,
+            cls.creator_address,
         )
 
     def _snapshot_position(self, position: Position) -> PositionSnapshot:
@@ -336,6 +352,7 @@ class Checkpointer:
             pending_dead_letters,
             position.owner,
             policy.backoff_seconds,
+            position.owner_address,
         )
 
     def _snapshot_delays(self, handover: PositionHandover) -> DelayRanges:

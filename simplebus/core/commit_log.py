@@ -159,6 +159,10 @@ class CommitLog:
         """Classes with messages that are not written."""
         return list(self._pending_writes)
 
+    def has_unwritten(self, class_id: int) -> bool:
+        """Return True if messages or durables of a class are not written."""
+        return class_id in self._pending_writes or class_id in self.changed_durables
+
     def is_durable(self, position: int) -> bool:
         """Return True if changes up to log position `position` have the required durability."""
         return not self.requires_durability or self.durable_position >= position

@@ -210,8 +210,14 @@ DURABLE_BYTES = 8 * 1024
 DURABLES_MEMORY_DIVISOR = 4
 # A user with restricted permissions may create this part of all classes, and of the durables.
 USER_QUOTA_DIVISOR = 4
-# Restricted users leave this part of all classes to others, because classes are never removed.
+# Restricted users leave this part of all classes to others.
 RESERVED_CLASSES_DIVISOR = 8
+# Clients of one address without a user may create this part of all classes, and of the durables;
+# one connection of them this part of the classes.
+ADDRESS_QUOTA_DIVISOR = 2
+CONNECTION_QUOTA_DIVISOR = 4
+# Classes that are checked for use per tick.
+IDLE_CLASS_CHECKS_PER_TICK = 512
 
 # The pending bytes of all connections are checked again after this part of the limit was received.
 PENDING_CHECK_DIVISOR = 16
@@ -398,6 +404,14 @@ class Limits:
     """Subscriptions of one version 2 connection."""
     durables: int = 4096
     """Durables and groups of one class."""
+    classes_per_address: int | None = None
+    """Classes created by clients of one address without a user; 0 for no limit, None for half of
+    `classes`."""
+    classes_per_connection: int | None = None
+    """The same for one connection; None for a quarter of `classes`."""
+    durables_per_address: int | None = None
+    """Durables and groups, in all classes, created by clients of one address without a user; 0 for
+    no limit, None for half of `durables`."""
     credit_bytes: int = CREDIT_BYTES
     """Unconfirmed bytes of a version 2 publisher."""
     hello_seconds: float = 30.0
@@ -408,9 +422,12 @@ class Limits:
     """Time that a peer may read nothing while a full class waits for it."""
 
     def __post_init__(self) -> None:
+        for name in ("classes_per_address", "classes_per_connection", "durables_per_address"):
+            if (quota := getattr(self, name)) is not None and quota < 0:
+                raise ValueError(f"limit {name} must be 0 or more, got {quota}")
         for field in fields(self):
             value = getattr(self, field.name)
-            if not value > 0:
+            if field.default is not None and not value > 0:
                 raise ValueError(f"limit {field.name} must be above 0, got {value}")
         for name, low, high in (
             ("frame_bytes", FRAME_BYTES_MIN, self.class_bytes // 2),

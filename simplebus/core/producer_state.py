@@ -134,6 +134,8 @@ class ProducerState:
     """True if messages before `next_number` may be lost, until the publisher connects and says
     which numbers it knows to be confirmed.
     """
+    address: str = ""
+    """Address of the client that used the name last without a user; empty if unknown."""
     session_id: int | None = None
     """The session that uses the name now; None if there is none."""
     disconnected_at: float = 0.0
@@ -147,6 +149,11 @@ class ProducerState:
     def user(self) -> str:
         """The user that owns the name; empty without authentication."""
         return self.key.partition("\0")[0] if "\0" in self.key else ""
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """The user, or the address without a user, to which the state is charged."""
+        return self.user, self.address
 
     @property
     def end_number(self) -> int:
@@ -178,7 +185,7 @@ class ProducerStates:
         self._by_key: dict[str, ProducerState] = {}
         self._disconnected: dict[str, ProducerState] = {}
         """States without a session, the longest disconnected first."""
-        self._disconnected_by_user: dict[str, dict[str, ProducerState]] = {}
+        self._disconnected_by_owner: dict[tuple[str, str], dict[str, ProducerState]] = {}
         self._bitmap_bytes: dict[str, int] = {}
         """Size of each state's bitmap, the least recently updated first."""
         self._total_bitmap_bytes = 0
@@ -189,10 +196,13 @@ class ProducerStates:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def claim_name(self, name: str, instance: str, session_id: int, *, user: str = "") -> NameClaim:
+    def claim_name(
+        self, name: str, instance: str, session_id: int, *, user: str = "", address: str = ""
+    ) -> NameClaim:
         """Assign a publisher name to a session.
 
-        The caller ends the former session, if there is one, and then calls `resume`.
+        The caller ends the former session, if there is one, and then calls `resume`. States without
+        a user are charged to `address`.
 
         Raises:
             RemoteProtocolError: (name_in_use) if another instance uses the name.
@@ -212,6 +222,7 @@ class ProducerStates:
         self._remove_disconnected(producer)
         producer.instance = instance
         producer.session_id = session_id
+        producer.address = address
         return NameClaim(producer, former, is_known, is_other_instance)
 
     def resume(self, claim: NameClaim, unconfirmed: int | None, *, is_other_bus: bool) -> int:
@@ -376,17 +387,18 @@ class ProducerStates:
         producer.session_id = None
         producer.disconnected_at = now
         self._disconnected[producer.key] = producer
-        self._disconnected_by_user.setdefault(producer.user, {})[producer.key] = producer
+        self._disconnected_by_owner.setdefault(producer.owner, {})[producer.key] = producer
 
     def _remove_disconnected(self, producer: ProducerState) -> None:
         if self._disconnected.pop(producer.key, None) is not None:
-            others = self._disconnected_by_user[producer.user]
+            others = self._disconnected_by_owner[producer.owner]
             del others[producer.key]
             if not others:
-                del self._disconnected_by_user[producer.user]
+                del self._disconnected_by_owner[producer.owner]
 
     def expire(self, now: float) -> None:
-        """Remove expired states, and if there are too many, the oldest of the user with the most.
+        """Remove expired states, and if there are too many, the oldest of the user or address
+        with the most.
 
         Called once per tick.
         """
@@ -397,7 +409,7 @@ class ProducerStates:
             self._remove(longest)
         excess = len(self._by_key) - PRODUCER_STATES_MAX
         while excess > 0 and self._disconnected:
-            largest, *others = heapq.nlargest(2, self._disconnected_by_user.values(), key=len)
+            largest, *others = heapq.nlargest(2, self._disconnected_by_owner.values(), key=len)
             count = min(excess, max(1, len(largest) - len(others[0]) if others else excess))
             for longest in list(islice(largest.values(), count)):
                 self._remove(longest)

@@ -67,6 +67,7 @@ from simplebus.core.snapshot import (
     ProducerSnapshot,
     RecoveredState,
     RefusalSnapshot,
+    RemovedClass,
 )
 
 # Empty messages that are appended together.
@@ -127,6 +128,12 @@ class BrokerRestorer:
             [(class_id, name)], are_internal=is_internal
         )
         return self._broker.classes[class_id]
+
+    def finish_removed_class(self, cls: MessageClass, removed: RemovedClass) -> None:
+        """Remove a recovered class again that was removed before, unless it has messages."""
+        if cls.first_sequence == cls.ring.head:
+            cls.ring.set_next_sequence(max(cls.ring.head, removed.head))
+            self._broker.store.class_registry.remove_class(cls.class_id)
 
     def append_messages(
         self, cls: MessageClass, first: int, batch: FrameBatch, accepted_times: Times
@@ -207,7 +214,8 @@ class BrokerRestorer:
         ring = cls.ring
         cls.backlog_window = AckWindow(floor=cls.first_sequence)
         if kept is not None:
-            cls.creator = kept.creator
+            cls.set_creator(kept.creator, kept.creator_address)
+            self._broker.store.class_registry.count_creator(cls)
             head = ring.head if known_head is None else known_head
             window = cls.backlog_window = kept.backlog_window.to_window(
                 floor=cls.first_sequence, head=head

@@ -141,6 +141,8 @@ class Settings:
     """Deliveries after which a message is given up; 0 for no limit."""
     declare_only: bool = False
     """True if clients cannot create classes, except users with the right to configure them."""
+    idle_class_seconds: float = 3600.0
+    """Time after which an unused class without messages is removed; 0 to keep all classes."""
 
     def __post_init__(self) -> None:
         _check_deliveries(self.deliveries_max)
@@ -150,6 +152,8 @@ class Settings:
             raise ValueError(f"tick_seconds must be above 0, got {self.tick_seconds}")
         if not self.heartbeat_seconds >= 0:
             raise ValueError(f"heartbeat_seconds must be 0 or more, got {self.heartbeat_seconds}")
+        if not self.idle_class_seconds >= 0:
+            raise ValueError(f"idle_class_seconds must be 0 or more, got {self.idle_class_seconds}")
         for key, own in self.classes.items():
             if own.last_values and self.full_policy_for(own) is FullPolicy.SPILL:
                 raise ValueError(

@@ -59,6 +59,17 @@ class ClassSnapshot(_SnapshotRecord, frozen=True):
     """Time of this snapshot, in seconds since 1970."""
     creator: str = ""
     """The user that created the class; empty if unknown."""
+    creator_address: str = ""
+    """Address of the client that created the class; empty if unknown."""
+
+
+class RemovedClass(_SnapshotRecord, frozen=True):
+    """An unused class that was removed."""
+
+    class_id: int
+    name: str
+    head: int
+    """The next sequence, if the class is created again."""
 
 
 class PositionSnapshot(_SnapshotRecord, frozen=True):
@@ -90,6 +101,8 @@ class PositionSnapshot(_SnapshotRecord, frozen=True):
     """The user that created the durable; empty if unknown."""
     backoff_seconds: tuple[float, ...] = ()
     """Exact values of `backoff_ticks`; empty in states of older versions."""
+    owner_address: str = ""
+    """Address of the client that created the durable without a user; empty if unknown."""
 
     @property
     def key(self) -> tuple[int, str, str]:
@@ -194,6 +207,8 @@ class StateChanges(_SnapshotRecord, frozen=True):
     """In a snapshot, the ids of the latest messages."""
     progress: list[ProgressSnapshot] = []
     """Progress of positions that are not in `positions`."""
+    removed_classes: list[RemovedClass] = []
+    """Classes that were removed; in a snapshot, those whose next sequence is not 0."""
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -212,6 +227,8 @@ class RecoveredState:
 
     def __init__(self) -> None:
         self.classes: dict[int, ClassSnapshot] = {}
+        self.removed_classes: dict[int, RemovedClass] = {}
+        """Removed classes whose next sequence is not 0, by id."""
         self.positions: dict[tuple[int, str, str], PositionSnapshot] = {}
         self.producers: dict[str, ProducerSnapshot] = {}
         self.refused_ranges: list[tuple[str, int, int]] = []
@@ -233,7 +250,14 @@ class RecoveredState:
         self.boot_id = changes.boot_id or self.boot_id
         self.durability = self.durability if changes.durability is None else changes.durability
         self.message_ids = changes.message_ids or self.message_ids
-        self.classes.update((each.class_id, each) for each in changes.classes)
+        for created in changes.classes:
+            self.classes[created.class_id] = created
+            self.removed_classes.pop(created.class_id, None)
+        for removed in changes.removed_classes:
+            self.classes.pop(removed.class_id, None)
+            self.removed_classes.pop(removed.class_id, None)
+            if removed.head:
+                self.removed_classes[removed.class_id] = removed
         for key in changes.removed_positions:
             self.positions.pop(key, None)
         self.positions.update((each.key, each) for each in changes.positions)

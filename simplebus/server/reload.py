@@ -92,7 +92,7 @@ def apply_settings(
         table.settings = previous
     broker.settings = new_settings
     broker.store.apply_settings(new_settings)
-    table.declare_classes(classes)
+    table.declare_operator_classes(classes)
     _unbind(broker, classes, classes_before)
     if nats_listener is not None:
         nats_listener.apply_settings(nats)

@@ -214,7 +214,7 @@ async def _run_server(
     announce: Callable[[str], None],
     task_status: trio.TaskStatus[RunningServer],
 ) -> None:
-    server.broker.store.class_registry.declare_classes(options.classes)
+    server.broker.store.class_registry.declare_operator_classes(options.classes)
     certificates = {
         each: ReloadableCertificate(each) for each in (options.tls, options.nats_tls) if each
     }

@@ -316,12 +316,22 @@ class Server:
         self._logged_counts = counts
 
     def _log_new_classes(self) -> None:
-        """Log the classes that clients have created since the previous tick."""
-        classes, first = self.broker.classes, self._logged_class_count
-        self._logged_class_count = len(classes)
-        if first == len(classes):
+        """Log the classes that clients have created, or that were removed, since the previous
+        tick.
+        """
+        for label in self.broker.idle_classes.pop_removed():
+            log.info(
+                "class.removed",
+                "class {class_name} was removed, because nobody used it for --idle-class-timeout",
+                class_name=label,
+            )
+        registry = self.broker.store.class_registry
+        new_count = registry.created_count - self._logged_class_count
+        self._logged_class_count = registry.created_count
+        if not new_count:
             return
-        created = [cls for cls in islice(classes.values(), first, None) if cls.created_by]
+        newest = islice(reversed(registry.classes.values()), new_count)
+        created = [cls for cls in newest if cls.created_by][::-1]
         for cls in created[:_LOGGED_CLASSES_MAX]:
             log.info(
                 "class.created",

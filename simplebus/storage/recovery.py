@@ -25,7 +25,13 @@ from simplebus.core.restore import (
     choose_number_trust,
     collect_producer_numbers,
 )
-from simplebus.core.snapshot import ClassSnapshot, ProducerSnapshot, RecoveredState
+from simplebus.core.snapshot import (
+    ClassSnapshot,
+    ProducerSnapshot,
+    RecoveredState,
+    RemovedClass,
+    WindowSnapshot,
+)
 from simplebus.core.store.message_ids import iter_message_ids
 from simplebus.storage.append_file import sync_directory, sync_file
 from simplebus.storage.directory import JournalDirectory
@@ -151,6 +157,9 @@ class _JournalLoader:
     def read_classes(self, folder: Path) -> None:
         ids = {class_id_of(each.name) for each in folder.iterdir()} | set(self._state.classes)
         self._share_bytes = self._broker.budget.limit_bytes // (2 * max(1, len(ids)))
+        for removed in self._state.removed_classes.values():
+            self._read_removed_class(removed, folder / folder_name(removed.class_id))
+        ids -= set(self._state.removed_classes)
         for class_id in sorted(each for each in ids if each is not None):
             kept = self._state.classes.get(class_id)
             cls = self._restoring.open_class(class_id, kept.name if kept else "")
@@ -159,6 +168,23 @@ class _JournalLoader:
             self._read_class(cls, folder / folder_name(class_id), kept)
             self._restoring.restore_backlog(cls, kept, self._known_heads.get(class_id))
             self._found.message_count += len(cls.ring)
+
+    def _read_removed_class(self, removed: RemovedClass, folder: Path) -> None:
+        """Restore the next sequence of a removed class.
+
+        The class exists again if later messages are stored: then the server ended before it wrote
+        that the class was created again.
+        """
+        if not folder.is_dir() or not numbers(folder):
+            self._broker.store.class_registry.add_removed_class(removed)
+            return
+        cls = self._restoring.open_class(removed.class_id, removed.name)
+        window = WindowSnapshot(removed.head, removed.head)
+        kept = ClassSnapshot(removed.class_id, removed.name, removed.head, removed.head, window)
+        self._read_class(cls, folder, kept)
+        self._restoring.restore_backlog(cls, kept, self._known_heads.get(removed.class_id))
+        self._found.message_count += len(cls.ring)
+        self._restoring.finish_removed_class(cls, removed)
 
     def _read_class(self, cls: MessageClass, folder: Path, kept: ClassSnapshot | None) -> None:
         ring, floor = cls.ring, kept.floor if kept else 0

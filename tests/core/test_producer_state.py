@@ -81,7 +81,20 @@ def test_excess_states_expire_of_the_user_with_most_names() -> None:
     assert not states.claim_name("4", "", 1, user="bob").is_known
     states.expire(PRODUCER_STATE_SECONDS)
     assert [each.user for each in states] == ["bob"]
-    assert not states._disconnected_by_user
+    assert not states._disconnected_by_owner
+
+
+def test_excess_states_expire_of_the_address_with_most_names() -> None:
+    states = ProducerStates()
+    for address, count in (("10.0.0.1", 3), ("10.0.0.2", PRODUCER_STATES_MAX)):
+        for number in range(count):
+            claim = states.claim_name(f"{address} {number}", "", number, address=address)
+            states.mark_disconnected(claim.producer, 0.0)
+    states.expire(1.0)
+    assert Counter(each.address for each in states) == {
+        "10.0.0.1": 3,
+        "10.0.0.2": PRODUCER_STATES_MAX - 3,
+    }
 
 
 def test_users_have_separate_names() -> None:

@@ -73,6 +73,7 @@ from simplebus.core.session.session import Session
 from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.statistics import BrokerStatistics
+from simplebus.core.store.idle_classes import IdleClasses
 from simplebus.core.store.publisher_confirms import PublisherConfirms
 from simplebus.core.store.quotas import Quotas
 from simplebus.core.store.refusal_sender import RefusalSender
@@ -198,6 +199,7 @@ class Broker:
             quotas=Quotas(self.user_directory, self.store),
             publisher_confirms=self.publisher_confirms,
         )
+        self.idle_classes = IdleClasses(self.store)
         self.inquiry_handler = InquiryHandler(
             self.store, self.sessions, self.refusal_counts, identity=identity
         )
@@ -249,7 +251,7 @@ class Broker:
         return session
 
     def open_local_session(
-        self, peer: str = "", *, user: str = "", grants: Grants | None = None
+        self, peer: str = "", *, user: str = "", grants: Grants | None = None, address: str = ""
     ) -> Session:
         """Create a session for a client of another listener, which decodes its bytes and
         authenticated it.
@@ -258,7 +260,7 @@ class Broker:
         session.
         """
         session = self.open_session(peer)
-        session.mark_local(user, grants)
+        session.mark_local(user, grants, address)
         return session
 
     def open_internal_session(self, peer: str) -> Session:
@@ -741,6 +743,7 @@ class Broker:
                 group.distribute_messages()
         self.store.tick()
         self.subscription_manager.tick()
+        self.idle_classes.tick()
         pending_bytes, limit_bytes = 0, self.settings.limits.total_pending_bytes
         sessions = list(self.sessions.values())
         for first in range(0, len(sessions), TICKED_SESSIONS_PER_TURN):

@@ -7,7 +7,7 @@ request that describes the same names differently is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from simplebus.core.authorization import visibility
@@ -37,6 +37,7 @@ from simplebus.core.protocol.events import (
 from simplebus.core.protocol.requests import (
     ConnectReply,
     ConnectRequest,
+    NamedClass,
     SubscribeReply,
     SubscribeRequest,
 )
@@ -147,13 +148,40 @@ class SubscriptionManager:
         """Handle a version 1 Connect: declare classes and send the session id."""
         class_ids = tuple(self._store.class_registry.deduplicate(class_ids))
         check_class_references(session, class_ids, self._store.class_registry)
-        found = [(class_id, "") for class_id in class_ids]
-        self.quotas.check_new_classes(session, found)
-        self._store.class_registry.create_classes(
-            found, creator=session.user, created_by=describe_session(session)
-        )
+        self.quotas.check_new_classes(session, [(class_id, "") for class_id in class_ids])
+        self.declare_classes(session, class_ids, describe_session(session))
         content = session.session_id.to_bytes(4, "little")
         self._send_reply(session, frames.encode(frames.CONNECT, content=content))
+
+    def declare_classes(
+        self, session: Session, references: Sequence[int | str | NamedClass], description: str
+    ) -> list[tuple[int, str]]:
+        """Declare classes for a session, after `Quotas.check_new_classes`.
+
+        Args:
+            session: Session that keeps the classes from being removed.
+            references: Classes by id, by name, or as `NamedClass`.
+            description: Description of the client.
+
+        Returns:
+            (id, name) of each class.
+
+        Raises:
+            RemoteProtocolError: As `ClassRegistry.declare_classes`.
+        """
+        registry = self._store.class_registry
+        count_before = registry.created_count
+        found = registry.declare_classes(
+            references,
+            creator=session.user,
+            creator_address=self.quotas.anonymous_address(session),
+            created_by=description,
+        )
+        session.count_created_classes(registry.created_count - count_before)
+        for class_id, _ in found:
+            if session.add_declared_class(class_id):
+                self._store.classes[class_id].add_session()
+        return found
 
     def _start_early_subscribers(self, class_id: int) -> None:
         """Subscribe the version 1 sessions that subscribed before this class existed."""
@@ -178,13 +206,18 @@ class SubscriptionManager:
         class_registry = self._store.class_registry
         check_first_number(request, class_registry)
         classes = class_registry.deduplicate(request.classes)
-        named, _ = class_registry.check_declaration(classes)
+        address = self.quotas.anonymous_address(session)
+        named, _ = class_registry.check_declaration(classes, address)
         check_class_references(session, classes, class_registry)
         self.quotas.check_new_classes(session, named)
         if decoder.is_greeted or request.name is None:
             return None
         return self.producer_states.claim_name(
-            request.name, request.instance or "", session.session_id, user=session.user
+            request.name,
+            request.instance or "",
+            session.session_id,
+            user=session.user,
+            address=address,
         )
 
     def connect_v2(
@@ -225,9 +258,7 @@ class SubscriptionManager:
                 heartbeat_seconds=self._negotiate_heartbeat(request.heartbeat),
                 client=request.client,
             )
-        found = store.class_registry.declare_classes(
-            classes, creator=session.user, created_by=describe_session(session)
-        )
+        found = self.declare_classes(session, classes, describe_session(session))
         settings = self._settings
         reply = ConnectReply(
             session=session.session_id,
@@ -370,7 +401,8 @@ class SubscriptionManager:
         else:
             self.durable_owners.check_can_resume(session, cls, position, scope)
             visibility.apply_scope(cls, position, scope)
-        self.quotas.assign_owner(position, session.user)
+        address = "" if is_resumed else self.quotas.anonymous_address(session)
+        self.quotas.assign_owner(position, session.user, address)
         if self.durable_owners.can_change(session, cls, position):
             if is_resumed and not position.has_consumer:
                 self._set_delivery_policy(
@@ -525,7 +557,7 @@ class SubscriptionManager:
             is_key_ordered=bool(kept.group and kept.is_key_ordered),
         )
         position.set_idle_seconds(kept.idle_seconds)
-        self.quotas.assign_owner(position, kept.owner)
+        self.quotas.assign_owner(position, kept.owner, kept.owner_address)
         # The clock may have been set back; delays must not grow because of that.
         taken_at = min(kept.taken_at, self._store.clock.now)
         cls.group_or_position(position).delay_redeliveries(
@@ -596,7 +628,7 @@ class SubscriptionManager:
         """
         position = self._open_position(cls, request, scope)
         position.set_idle_seconds(former.idle_seconds)
-        self.quotas.assign_owner(position, former.owner)
+        self.quotas.assign_owner(position, former.owner, former.owner_address)
         self.end_position(former)
         return position
 
@@ -612,6 +644,8 @@ class SubscriptionManager:
 
     def close_session(self, session: Session) -> None:
         """End or detach the positions of a session that has ended."""
+        for class_id in session.declared_class_ids:
+            self._store.classes[class_id].remove_session()
         for class_id in session.early_class_ids:
             waiting = self._early_subscribers.get(class_id, {})
             waiting.pop(session, None)

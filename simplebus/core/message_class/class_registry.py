@@ -1,12 +1,16 @@
 """All classes of a bus by id and name, their settings, and the subjects bound to them.
 
-A class is never removed. A request that names several classes either succeeds for all of them or
-changes nothing.
+A request that names several classes either succeeds for all of them or changes nothing.
+
+A class that was removed keeps its id for its name, and its next sequence: if it is created again,
+nobody confuses its messages with former ones.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from simplebus.core import dead_letters
@@ -36,7 +40,10 @@ from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.ring.memory_budget import MemoryBudget, MemoryShare
 from simplebus.core.ring.ring import Ring
 from simplebus.core.settings import FullPolicy, Retention, Settings
+from simplebus.core.snapshot import RemovedClass
 from simplebus.core.users.permissions import ClassIdentity, unresolved_class
+
+_ALL_IDS = range(CLASS_ID_MAX, -1, -1)
 
 
 class _BudgetSizes(NamedTuple):
@@ -64,12 +71,21 @@ def _compute_budgets(settings: Settings) -> _BudgetSizes:
 
 
 def _too_many_classes_error(
-    new_count: int, existing_count: int, max_count: int
+    new_count: int, existing_count: int, settings: Settings
 ) -> RemoteProtocolError:
     return RemoteProtocolError(
         Reason.TOO_MANY_CLASSES,
-        f"a Connect named {new_count} new classes; {existing_count} exist, {max_count} may exist",
+        f"a Connect named {new_count} new classes; {existing_count} exist, "
+        f"{settings.limits.classes} may exist{class_limit_hint(settings, '--max-classes')}",
     )
+
+
+def class_limit_hint(settings: Settings, setting: str) -> str:
+    """Return the end of an error about too many classes: what ends it."""
+    removal = "classes are never removed"
+    if settings.idle_class_seconds and not settings.declare_only:
+        removal = f"unused ones are removed after {settings.idle_class_seconds:g} s"
+    return f"; {removal}; set {setting} to change the limit"
 
 
 class ClassRegistry:
@@ -81,6 +97,15 @@ class ClassRegistry:
         """Receives new classes and names; None without a journal."""
         self.classes: dict[int, MessageClass] = {}
         self.class_id_by_name: dict[str, int] = {}
+        self.declared_ids: set[int] = set()
+        """Ids of classes that the operator has declared. They are not removed."""
+        self.removed_classes: dict[int, RemovedClass] = {}
+        """Removed classes whose next sequence is not 0, by id."""
+        self._removed_id_by_name: dict[str, int] = {}
+        self.class_count_by_address: Counter[str] = Counter()
+        """Existing classes by the address of the client that created them without a user."""
+        self.created_count = 0
+        """Classes created so far."""
         self.internal_class_ids: set[int] = set()
         """Ids of dead-letter classes that the bus created. They do not count towards the limit."""
         self.subject_bindings = ClassSubjectBindings()
@@ -148,15 +173,20 @@ class ClassRegistry:
         *,
         are_internal: bool = False,
         creator: str = "",
+        creator_address: str = "",
         created_by: str = "",
-    ) -> None:
+    ) -> list[int]:
         """Create the classes with these ids and names that do not exist, and set new names.
 
         Args:
             ids_and_names: Result of `resolve_ids`. An empty name leaves the class's name unchanged.
             are_internal: True for classes of the bus itself, which do not count towards the limit.
             creator: Name of the user who creates the classes.
+            creator_address: Address of the client, if it has no user.
             created_by: Description of the client that creates them.
+
+        Returns:
+            The ids of the new classes.
 
         Raises:
             RemoteProtocolError: too_many_classes. No class has been created.
@@ -166,13 +196,49 @@ class ClassRegistry:
             names[class_id] = name or names.get(class_id, "")
         if are_internal:
             self.internal_class_ids.update(names.keys() - self.classes.keys())
-        for class_id in self.select_new_ids(names):
+        new_ids = self.select_new_ids(names)
+        for class_id in new_ids:
             self._create_class(class_id, names[class_id])
-            self.classes[class_id].creator = creator
-            self.classes[class_id].created_by = created_by
+            self.classes[class_id].set_creator(creator, creator_address, created_by)
+            self.count_creator(self.classes[class_id])
         for class_id, name in names.items():
             if name:
                 self._set_class_name(self.classes[class_id], name)
+        return new_ids
+
+    def count_creator(self, cls: MessageClass) -> None:
+        """Count a class for the address of its creator."""
+        if cls.creator_address:
+            self.class_count_by_address[cls.creator_address] += 1
+
+    def remove_class(self, class_id: int) -> None:
+        """Remove an unused class."""
+        cls = self.classes.pop(class_id)
+        if self.class_id_by_name.get(cls.name) == class_id:
+            del self.class_id_by_name[cls.name]
+        self.internal_class_ids.discard(class_id)
+        if cls.creator_address:
+            self.class_count_by_address[cls.creator_address] -= 1
+            if not self.class_count_by_address[cls.creator_address]:
+                del self.class_count_by_address[cls.creator_address]
+        self.add_removed_class(RemovedClass(class_id, cls.name, cls.ring.head))
+        if self.commit_log is not None:
+            self.commit_log.changed_class_ids[class_id] = None
+
+    def add_removed_class(self, removed: RemovedClass) -> None:
+        """Keep the id and the next sequence of a class that does not exist."""
+        if removed.head:
+            self.removed_classes[removed.class_id] = removed
+            if removed.name:
+                self._removed_id_by_name[removed.name] = removed.class_id
+
+    def _pop_removed_class(self, class_id: int) -> int:
+        """Stop keeping the id of a removed class. Returns its next sequence, 0 for others."""
+        removed = self.removed_classes.pop(class_id, None)
+        if removed is None:
+            return 0
+        self._removed_id_by_name.pop(removed.name, None)
+        return removed.head
 
     def _create_class(self, class_id: int, name: str) -> None:
         limits = self.settings.limits
@@ -184,6 +250,8 @@ class ClassRegistry:
             if dead_letters.is_dead_letter_class(name)
             else self.budget,
         )
+        ring.set_next_sequence(self._pop_removed_class(class_id))
+        self.created_count += 1
         cls = self.class_factory(ring, self.settings.keep, self.settings.full_policy)
         cls.ack_latency = self._ack_latency
         self.classes[class_id] = cls
@@ -196,6 +264,8 @@ class ClassRegistry:
         if self.commit_log is not None and cls.name != name:
             self.commit_log.changed_class_ids[cls.class_id] = None
         is_changed = cls.name != name
+        if (removed_id := self._removed_id_by_name.get(name)) is not None:
+            self._pop_removed_class(removed_id)
         cls.name = name
         self.class_id_by_name[name] = cls.class_id
         self._apply_class_settings(cls)
@@ -241,7 +311,7 @@ class ClassRegistry:
         new = [class_id for class_id in dict.fromkeys(class_ids) if class_id not in self.classes]
         max_count = self.settings.limits.classes
         if len(self.classes) + len(new) - len(self.internal_class_ids) > max_count:
-            raise _too_many_classes_error(len(new), len(self.classes), max_count)
+            raise _too_many_classes_error(len(new), len(self.classes), self.settings)
         return new
 
     def deduplicate(self, references: Sequence[ClassReferenceT]) -> list[ClassReferenceT]:
@@ -259,7 +329,7 @@ class ClassRegistry:
         )
         new_count, max_count = len(unique) - sum(known), self.settings.limits.classes
         if new_count > 2 * max_count:
-            raise _too_many_classes_error(new_count, len(self.classes), max_count)
+            raise _too_many_classes_error(new_count, len(self.classes), self.settings)
         return unique
 
     def _resolve_known(
@@ -298,15 +368,25 @@ class ClassRegistry:
                 and class_id not in new_name_by_id
             )
 
-        other_free_ids = filter(is_free, range(CLASS_ID_MAX, -1, -1))
+        def find_free_id(name: str) -> int | None:
+            removed_id = self._removed_id_by_name.get(name)
+            if removed_id is not None and is_free(removed_id):
+                return removed_id
+            candidates = (each for each in candidate_ids(name) if is_free(each))
+            class_id = next((c for c in candidates if c not in self.removed_classes), None)
+            return next(other_free_ids, None) if class_id is None else class_id
+
+        other_free_ids = chain(
+            (n for n in _ALL_IDS if n not in self.removed_classes and is_free(n)),
+            (n for n in _ALL_IDS if is_free(n)),
+        )
         ids_and_names: list[tuple[int, str]] = []
         for named in named_classes:
             name = named.name or ""
             known_id = self.class_id_by_name.get(name, new_id_by_name.get(name)) if name else None
             class_id = named.id if named.id is not None else known_id
             if class_id is None:
-                class_id = next(filter(is_free, candidate_ids(name)), None)
-                class_id = next(other_free_ids, None) if class_id is None else class_id
+                class_id = find_free_id(name)
             if class_id is None:
                 raise RemoteProtocolError(
                     Reason.TOO_MANY_CLASSES, f"no class id is left for the class {name!r}"
@@ -353,6 +433,7 @@ class ClassRegistry:
         references: Sequence[int | str | NamedClass],
         *,
         creator: str = "",
+        creator_address: str = "",
         created_by: str = "",
     ) -> list[tuple[int, str]]:
         """Create the referenced classes if needed, and apply their names, subjects and last values.
@@ -360,6 +441,7 @@ class ClassRegistry:
         Args:
             references: Classes by id, by name, or as `NamedClass`.
             creator: Name of the user who creates the classes.
+            creator_address: Address of the client, if it has no user.
             created_by: Description of the client that creates them.
 
         Returns:
@@ -368,14 +450,23 @@ class ClassRegistry:
         Raises:
             RemoteProtocolError: As `check_declaration` does. Nothing has changed then.
         """
-        ids_and_names, bindings = self.check_declaration(references)
-        self.create_classes(ids_and_names, creator=creator, created_by=created_by)
+        ids_and_names, bindings = self.check_declaration(references, creator_address)
+        self.create_classes(
+            ids_and_names, creator=creator, creator_address=creator_address, created_by=created_by
+        )
         for (class_id, _), reference in zip(ids_and_names, references, strict=True):
             if isinstance(reference, NamedClass) and reference.last_values:
                 self.enable_last_values(class_id)
         for class_id, subject in bindings:
-            self.subject_bindings.bind(class_id, subject)
+            self.subject_bindings.bind(class_id, subject, creator_address)
         return ids_and_names
+
+    def declare_operator_classes(self, references: Sequence[int | str | NamedClass]) -> None:
+        """Declare the classes of the operator, instead of those declared by it before.
+
+        These classes are not removed while they are unused. Raises like `declare_classes`.
+        """
+        self.declared_ids = {class_id for class_id, _ in self.declare_classes(references)}
 
     @property
     def is_remote(self) -> bool:
@@ -394,7 +485,7 @@ class ClassRegistry:
                 self.commit_log.changed_class_ids[class_id] = None
 
     def check_declaration(
-        self, references: Sequence[int | str | NamedClass]
+        self, references: Sequence[int | str | NamedClass], creator_address: str = ""
     ) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
         """Return what `declare_classes` would do, without a change.
 
@@ -422,7 +513,7 @@ class ClassRegistry:
             if isinstance(reference, NamedClass)
             for subject in reference.subjects
         ]
-        self.subject_bindings.check_bindings(bindings)
+        self.subject_bindings.check_bindings(bindings, creator_address)
         return ids_and_names, bindings
 
     def _check_last_values(self, class_id: int, name: str) -> None:

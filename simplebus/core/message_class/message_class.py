@@ -70,6 +70,12 @@ class MessageClass:
         """Description of the client that created the class; empty for other classes, and for all
         classes from before the start of the server.
         """
+        self.creator_address = ""
+        """Address of the client that created the class; empty if unknown."""
+        self.session_count = 0
+        """Open sessions that have declared the class."""
+        self.idle_since: tuple[float, int] | None = None
+        """Time and head when the class was first found unused; None since it was used."""
         self.full_policy = full_policy
         self.ring = ring
         self.set_retention(retention)
@@ -98,7 +104,7 @@ class MessageClass:
         """Positions that limit their own backlog."""
         self.named_positions: dict[tuple[str, str], Position] = {}
         """Durables and groups by `position_key`."""
-        self.backlog_window = AckWindow(floor=0)
+        self.backlog_window = AckWindow(floor=ring.head)
         """Ack window of the backlog."""
         self.backlog_handover = PositionHandover()
         """Delivery state of the backlog's messages that former subscriptions received."""
@@ -117,6 +123,47 @@ class MessageClass:
         """Time when the probe was accepted."""
         self.ack_latency: Histogram | None = None
         """Histogram of the measured latencies; None to measure nothing."""
+
+    def set_creator(self, user: str, address: str, description: str = "") -> None:
+        """Record who created the class."""
+        self.creator, self.creator_address, self.created_by = user, address, description
+
+    def add_session(self) -> None:
+        """Record that a session has declared the class."""
+        self.session_count += 1
+        self.idle_since = None
+
+    def remove_session(self) -> None:
+        """Record that a session that declared the class has ended."""
+        self.session_count -= 1
+
+    @property
+    def is_unused(self) -> bool:
+        """True if the class stores nothing, and nothing of it refers to a client."""
+        return not (
+            self.session_count
+            or self.positions
+            or self.blocked_sessions
+            or self.first_sequence != self.ring.head
+            or self.pending_floors
+            or self.is_remote
+        )
+
+    @property
+    def has_memory(self) -> bool:
+        """True if the class holds memory, which an idle class returns after some ticks."""
+        return self.ring.statistics().memory_bytes > 0 or self.channels.memory_bytes > 0
+
+    def measure_idle_seconds(self, now: float) -> float:
+        """Return how long the class has been unused, as far as this was called before."""
+        if not self.is_unused:
+            self.idle_since = None
+            return 0.0
+        since, head = self.idle_since or (now, self.ring.head)
+        if head != self.ring.head or now < since:  # Or the clock was set back.
+            since = now
+        self.idle_since = since, self.ring.head
+        return now - since
 
     def set_retention(self, retention: Retention) -> None:
         self.retention = retention
@@ -277,6 +324,7 @@ class MessageClass:
 
         A position with the same name must be removed afterwards.
         """
+        self.idle_since = None
         self.positions[position] = None
         self._floor_index.add(position)
         if self.spill is not None:

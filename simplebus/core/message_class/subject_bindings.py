@@ -6,11 +6,12 @@ most once per class. The NATS listener observes the bindings and routes the mess
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from simplebus.core.channel.pattern import ONE_OR_MORE, TAIL_WILDCARDS, ZERO_OR_MORE, check_pattern
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import SUBJECT_BINDINGS_MAX
+from simplebus.core.limits import ADDRESS_QUOTA_DIVISOR, SUBJECT_BINDINGS_MAX
 
 RESERVED_SUBJECT_PREFIXES = ("$", "_INBOX.")
 """Prefixes of subjects that cannot be bound: server APIs and reply subjects."""
@@ -23,15 +24,18 @@ class ClassSubjectBindings:
     """Bindings of all classes of a bus."""
 
     def __init__(self) -> None:
-        self._bindings: dict[tuple[int, str], None] = {}
+        self._bindings: dict[tuple[int, str], str] = {}
+        """Address of the client that bound a subject without a user, by class id and subject."""
+        self._count_by_address: Counter[str] = Counter()
         self._observers: list[OnBindingChanged] = []
 
     def __len__(self) -> int:
         """Return the number of (class, subject) pairs."""
         return len(self._bindings)
 
-    def check_bindings(self, bindings: Iterable[tuple[int, str]]) -> None:
-        """Check that (class id, subject) pairs can be bound.
+    def check_bindings(self, bindings: Iterable[tuple[int, str]], address: str = "") -> None:
+        """Check that (class id, subject) pairs can be bound, by a client of `address` if it has no
+        user.
 
         Raises:
             RemoteProtocolError: bad_channel if a subject is not valid, bad_request if there are too
@@ -46,21 +50,38 @@ class ClassSubjectBindings:
                 f"cannot bind {len(new)} more subjects to classes: {len(self._bindings)} are "
                 f"bound, {SUBJECT_BINDINGS_MAX} are allowed",
             )
+        quota = SUBJECT_BINDINGS_MAX // ADDRESS_QUOTA_DIVISOR
+        if address and self._count_by_address[address] + len(new) > quota:
+            raise RemoteProtocolError(
+                Reason.BAD_REQUEST,
+                f"cannot bind {len(new)} more subjects to classes: clients of {address} without a "
+                f"user have bound {self._count_by_address[address]} of at most {quota}",
+            )
 
-    def bind(self, class_id: int, subject: str) -> None:
-        """Bind a subject to a class. Raises like `check_bindings`."""
+    def bind(self, class_id: int, subject: str, address: str = "") -> None:
+        """Bind a subject to a class. Arguments and errors as in `check_bindings`."""
         pair = (class_id, subject)
         if pair not in self._bindings:
-            self.check_bindings([pair])
-            self._bindings[pair] = None
+            self.check_bindings([pair], address)
+            self._bindings[pair] = address
+            if address:
+                self._count_by_address[address] += 1
             self._notify_observers(pair, True)
 
     def unbind(self, class_id: int, subject: str) -> None:
         """Remove a binding. Stored messages stay. Raises KeyError if the subject is not bound."""
         if (class_id, subject) not in self._bindings:
             raise KeyError(f"subject {subject!r} is not bound to class {class_id}")
-        del self._bindings[class_id, subject]
+        address = self._bindings.pop((class_id, subject))
+        if address:
+            self._count_by_address[address] -= 1
+            if not self._count_by_address[address]:
+                del self._count_by_address[address]
         self._notify_observers((class_id, subject), False)
+
+    def is_bound(self, class_id: int) -> bool:
+        """Return True if a subject is bound to the class."""
+        return any(bound_id == class_id for bound_id, _ in self._bindings)
 
     def subjects_of(self, class_id: int) -> tuple[str, ...]:
         """Return the subjects of a class in the order in which they were bound."""

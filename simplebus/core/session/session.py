@@ -126,6 +126,10 @@ class Session:
         """True for version 2: the peer's messages have numbers, and are confirmed or refused."""
         self.subscriptions: dict[int, BrokerSubscription | GroupMember] = {}
         """Subscriptions by class id; in version 2 by the number that the peer chose."""
+        self.declared_class_ids: set[int] = set()
+        """Classes that it has declared. They are not removed while the session is open."""
+        self.created_class_count = 0
+        """Classes that it has created."""
         self.early_class_ids: set[int] = set()
         """Classes that it subscribed to before they exist."""
         self.parked_messages: deque[tuple[int, FrameBatch]] = deque()
@@ -211,11 +215,26 @@ class Session:
         self.is_internal = True
         self.authenticate("", None, self.token_buckets, frame_bytes_max=frame_bytes_max)
 
-    def mark_local(self, user: str, grants: Grants | None) -> None:
-        """Make this a local session, for a client that another listener has authenticated."""
+    def mark_local(self, user: str, grants: Grants | None, address: str) -> None:
+        """Make this a local session, for a client that another listener has authenticated.
+
+        That listener applies the rate limits.
+        """
+        self.address = address
         self.is_authenticated, self.user, self.grants = True, user, grants
         self.is_local = self.outbox.has_deliver_frames = True
         self.decoder = Version1Decoder(self._known_classes)
+
+    def count_created_classes(self, count: int) -> None:
+        """Count classes that the peer has created."""
+        self.created_class_count += count
+
+    def add_declared_class(self, class_id: int) -> bool:
+        """Record that the peer has declared a class. Returns False if it had done so before."""
+        if class_id in self.declared_class_ids:
+            return False
+        self.declared_class_ids.add(class_id)
+        return True
 
     def set_token_buckets(self, token_buckets: tuple[RateLimiter, ...]) -> None:
         """Replace the rate limits of its messages."""

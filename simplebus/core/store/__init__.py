@@ -7,7 +7,8 @@
 - `message_ids`: ids of the latest messages of NATS clients, for deduplication.
 - `compaction`: copies last values to the head, so that older messages can be released.
 - `publisher_confirms`: confirms and replies that wait for the journal.
-- `quotas`: limits on the classes and durables that one user creates.
+- `quotas`: limits on the classes and durables that one user or address creates.
+- `idle_classes`: removes classes that nobody uses.
 
 May import everything of core except `broker`, `checkpoint` and `restore`.
 """

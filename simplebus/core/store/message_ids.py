@@ -47,6 +47,10 @@ class MessageIds:
         """Return the number of ids, some of which may have expired."""
         return self._count
 
+    def has_ids(self, class_id: int) -> bool:
+        """Return True if ids of messages of the class are remembered."""
+        return class_id in self._windows
+
     def find(self, class_id: int, message_id: bytes, now: float) -> int | None:
         """Return the sequence of the message that has used an id; None if the id is unused."""
         window = self._windows.get(class_id)

@@ -175,6 +175,8 @@ class Position:
         """Parts of a group that hold messages."""
         self.owner = ""
         """User that created it; empty if unknown."""
+        self.owner_address = ""
+        """Address of the client that created it without a user; empty if unknown."""
         self.log_position = 0
         """Log position of the entry that created or removed it; 0 if it is not journaled."""
         self.idle_seconds: float | None = None
@@ -1347,9 +1349,9 @@ class Position:
         """Record the log position of the entry that created or removes it."""
         self.log_position = log_position
 
-    def set_owner(self, user: str) -> None:
-        """Set the user that it belongs to; empty for none."""
-        self.owner = user
+    def set_owner(self, user: str, address: str = "") -> None:
+        """Set the user that it belongs to, and the address if it has no user; empty for none."""
+        self.owner, self.owner_address = user, address
 
     def set_idle_seconds(self, idle_seconds: float | None) -> None:
         """Set how long it is kept while no session is attached; None for unlimited."""

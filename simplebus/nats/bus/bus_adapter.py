@@ -179,6 +179,7 @@ class BusAdapter:
                 session.peer,
                 user=session.user.name if session.user is not None else "",
                 grants=session.class_grants,
+                address=session.address,
             )
             self.nats_sessions[local_session.session_id] = session
             deliveries = AckedDeliveries(session, local_session, self.broker)
@@ -299,10 +300,10 @@ class BusAdapter:
             check_subscribe(deliveries.local_session, request.class_ref, store.class_registry)
             classes = store.class_registry.resolve_ids([request.class_ref])
             broker.subscription_manager.quotas.check_new_classes(deliveries.local_session, classes)
-            [(class_id, _)] = store.class_registry.declare_classes(
+            [(class_id, _)] = broker.subscription_manager.declare_classes(
+                deliveries.local_session,
                 [request.class_ref],
-                creator=deliveries.local_session.user,
-                created_by=_describe_client(session),
+                _describe_client(session),
             )
             number = deliveries.next_number()
             subscription = AckedSubscription(

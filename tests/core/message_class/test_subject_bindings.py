@@ -124,3 +124,19 @@ def test_connect_with_invalid_subject_changes_nothing() -> None:
     assert len(bus.broker.store.subject_bindings) == 0
     peer.send(json_request(CONNECT, request=4, version=2, classes=[{"id": 5, "subjects": "a"}]))
     assert peer.receive_error_codes() == ["bad_connect"]
+
+
+def test_address_leaves_bindings_to_others() -> None:
+    bindings = ClassSubjectBindings()
+    quota = SUBJECT_BINDINGS_MAX // 2
+    for number in range(quota):
+        bindings.bind(1, f"a.{number}", "10.0.0.1")
+    sentence = (
+        "cannot bind 1 more subjects to classes: clients of 10.0.0.1 without a user have bound "
+        f"{quota} of at most {quota}"
+    )
+    with pytest.raises(RemoteProtocolError, match=sentence):
+        bindings.bind(1, "more", "10.0.0.1")
+    bindings.bind(1, "more", "10.0.0.2")
+    bindings.unbind(1, "a.0")
+    bindings.bind(1, "most", "10.0.0.1")

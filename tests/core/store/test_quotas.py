@@ -9,9 +9,18 @@ from simplebus.core.users.passwords import hash_token
 from simplebus.core.users.permissions import Permissions
 from simplebus.core.users.users import User, Users
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import Version2Peer, connect_version2, subscribe, unsubscribe
+from tests.behaviour.wire_peer_v2 import (
+    Version2Peer,
+    connect_request,
+    connect_version2,
+    subscribe,
+    unsubscribe,
+)
 
-HINT = "; classes are never removed; set max-classes in the table of the user to change the limit"
+HINT = (
+    "; unused ones are removed after 3600 s; set max-classes in the table of the user to change "
+    "the limit"
+)
 
 
 def user(name: str, **about: int) -> User:
@@ -153,3 +162,80 @@ def test_change_owner_moves_the_count() -> None:
     quotas.remove_position(named)
     quotas.remove_position(plain)
     assert not quotas.position_count_by_user
+
+
+def declare(bus: BrokerHarness, address: str, *classes: object) -> str:
+    """Declare classes on a new connection and end it. Returns the sentence of a refusal."""
+    peer = Version2Peer(bus, bus.broker.open_session("peer", address=address))
+    try:
+        peer.send(connect_request(*classes))
+    except RemoteProtocolError as error:
+        return error.sentence
+    finally:
+        peer.disconnect()
+    return ""
+
+
+def test_address_leaves_classes_to_others() -> None:
+    bus = BrokerHarness(classes=16)
+    for n in range(8):
+        assert declare(bus, "10.0.0.1", f"c{n}") == ""
+    assert declare(bus, "10.0.0.1", "more") == (
+        "a client without a user declares 1 new classes, but clients of 10.0.0.1 have created 8 "
+        "of at most 8; unused ones are removed after 3600 s; set --max-classes-per-address to "
+        "change the limit"
+    )
+    assert declare(bus, "10.0.0.1", "c0") == ""  # Existing classes do not count.
+    assert declare(bus, "10.0.0.2", "orders") == ""
+
+
+def test_connection_may_create_a_part_of_the_classes_of_its_address() -> None:
+    bus = BrokerHarness(classes=16)
+    assert declare(bus, "10.0.0.1", *range(4)) == ""
+    assert declare(bus, "10.0.0.1", *range(4, 9)) == (
+        "a client without a user declares 5 new classes, but the connection has created 0 of at "
+        "most 4; unused ones are removed after 3600 s; set --max-classes-per-connection to change "
+        "the limit"
+    )
+    assert len(bus.broker.classes) == 4
+
+
+def test_addresses_of_a_network_share_the_quota() -> None:
+    bus = BrokerHarness(classes=16, classes_per_address=1)
+    assert declare(bus, "2001:db8::1", "a") == ""
+    assert "clients of 2001:db8::/64" in declare(bus, "2001:db8::2", "b")
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.1"])
+def test_clients_in_the_process_and_limit_0_have_no_quota(address: str) -> None:
+    bus = BrokerHarness(classes=16, classes_per_address=0, classes_per_connection=0)
+    if not address:
+        bus = BrokerHarness(classes=16)
+    assert declare(bus, address, *range(16)) == ""
+    assert declare(bus, address, "more").startswith("a Connect named 1 new classes; 16 exist")
+
+
+def test_address_leaves_durables_to_others() -> None:
+    bus = BrokerHarness(durables=4)
+    greedy = Version2Peer(bus, bus.broker.open_session("peer", address="10.0.0.1"))
+    greedy.send(connect_request(1, 2))
+    greedy.receive_replies()
+    wanted = [subscribe(1 + n % 2, n, durable=f"d{n}") for n in (1, 2, 3)]
+    assert replies_to(greedy, *wanted) == [
+        "subscribe",
+        "subscribe",
+        "clients of 10.0.0.1 without a user have 2 durables and groups in all classes, at most 2 "
+        "are allowed; set --max-durables-per-address to change the limit",
+    ]
+    innocent = Version2Peer(bus, bus.broker.open_session("peer", address="10.0.0.2"))
+    innocent.send(connect_request(1))
+    innocent.receive_replies()
+    assert replies_to(innocent, subscribe(1, 1, durable="billing")) == ["subscribe"]
+    assert replies_to(greedy, unsubscribe(1, forget=True), subscribe(1, 3, group="g")) == [
+        "unsubscribe",
+        "subscribe",
+    ]
+    quotas = bus.broker.subscription_manager.quotas
+    assert quotas.position_count_by_address == {"10.0.0.1": 2, "10.0.0.2": 1}
+    greedy.send(unsubscribe(3), unsubscribe(2, forget=True))
+    assert quotas.position_count_by_address == {"10.0.0.2": 1}

@@ -1,0 +1,136 @@
+"""Removed classes stay removed, and continue with their sequences when they are created again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simplebus.core.limits import RING_IDLE_TICKS
+from simplebus.core.settings import Settings
+from tests.behaviour.wire_peer import advance_tick
+from tests.behaviour.wire_peer_v2 import Version2Peer, ack, connect_request, publish, subscribe
+from tests.storage.journaled_broker import KeptBus
+
+SETTINGS = Settings(idle_class_seconds=10)
+ADDRESS = "10.0.0.1"
+
+
+def start(path: Path) -> KeptBus:
+    return KeptBus(path, settings=SETTINGS)
+
+
+def restart(bus: KeptBus, path: Path, *, is_stopped: bool) -> KeptBus:
+    bus.close() if is_stopped else bus.crash()
+    return start(path)
+
+
+def peer_of(bus: KeptBus, *classes: object) -> Version2Peer:
+    peer = Version2Peer(bus, bus.broker.open_session("peer", address=ADDRESS))
+    peer.send(connect_request(*classes))
+    peer.receive_replies()
+    return peer
+
+
+def pass_messages(bus: KeptBus, name: str, count: int, first: int = 0) -> None:
+    """Publish messages to a class, and have them consumed."""
+    peer = peer_of(bus, name)
+    class_id = bus.broker.store.class_id_by_name[name]
+    peer.send(subscribe(class_id, 5), publish(class_id, 0, *[b"x"] * count))
+    assert peer.receive_message_ids() == list(range(first, first + count))
+    peer.send(ack(5, first, first + count))
+    peer.disconnect()
+    bus.sync()
+
+
+def remove_idle(bus: KeptBus) -> None:
+    for _ in range(10 + 2 * RING_IDLE_TICKS + 2):
+        advance_tick(bus)
+        bus.sync()
+    assert not bus.broker.classes
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_removed_class_stays_removed(tmp_path: Path, is_stopped: bool) -> None:
+    bus = start(tmp_path)
+    pass_messages(bus, "orders", 3)
+    peer_of(bus, "empty").disconnect()
+    class_id = bus.broker.store.class_id_by_name["orders"]
+    bus.sync()
+    remove_idle(bus)
+    for _ in range(2):
+        bus = restart(bus, tmp_path, is_stopped=is_stopped)
+        assert not bus.broker.classes
+        assert not bus.found.problems
+        assert not bus.broker.store.class_registry.class_count_by_address
+        bus.sync()
+    pass_messages(bus, "orders", 2, first=3)
+    assert bus.broker.store.class_id_by_name["orders"] == class_id
+    bus = restart(bus, tmp_path, is_stopped=is_stopped)
+    assert list(bus.broker.classes) == [class_id]
+    assert bus.broker.classes[class_id].ring.head == 5
+    assert bus.broker.store.class_registry.class_count_by_address == {ADDRESS: 1}
+    bus.crash()
+
+
+def test_removal_that_is_not_written_is_repeated(tmp_path: Path) -> None:
+    bus = start(tmp_path)
+    pass_messages(bus, "orders", 3)
+    for _ in range(10 + 2 * RING_IDLE_TICKS + 2):
+        advance_tick(bus)
+    assert not bus.broker.classes
+    bus.crash()
+    bus = start(tmp_path)
+    assert [cls.name for cls in bus.broker.classes.values()] == ["orders"]
+    remove_idle(bus)
+    bus.crash()
+
+
+def test_messages_of_a_class_created_again_survive_without_its_record(tmp_path: Path) -> None:
+    bus = start(tmp_path)
+    pass_messages(bus, "orders", 3)
+    class_id = bus.broker.store.class_id_by_name["orders"]
+    remove_idle(bus)
+    peer = peer_of(bus, "orders")
+    peer.send(publish(class_id, 0, b"new"))
+    batch = bus.keeper.build_write_batch()
+    assert batch is not None
+    batch.changes = b""  # The server ends between the two files.
+    bus.journal.write(batch)
+    bus.crash()
+    bus = start(tmp_path)
+    assert not bus.found.problems
+    assert bus.broker.store.class_id_by_name == {"orders": class_id}
+    reader = peer_of(bus, "orders")
+    reader.send(subscribe(class_id, 5))
+    assert reader.receive_message_ids() == [3]
+    bus.crash()
+
+
+def test_segments_of_removed_classes_are_removed(tmp_path: Path) -> None:
+    bus = start(tmp_path)
+    pass_messages(bus, "orders", 3)
+    class_id = bus.broker.store.class_id_by_name["orders"]
+    remove_idle(bus)
+    bus.keeper.is_snapshot_due = True
+    bus.remove(is_short=True)
+    segments = list((tmp_path / "classes" / str(class_id)).iterdir())
+    assert [each.stat().st_size for each in segments] == [0]
+    bus = restart(bus, tmp_path, is_stopped=False)
+    assert not bus.broker.classes
+    assert not bus.found.problems
+    pass_messages(bus, "orders", 1, first=3)
+    bus.crash()
+
+
+def test_removed_class_with_few_free_classes(tmp_path: Path) -> None:
+    bus = start(tmp_path)
+    pass_messages(bus, "orders", 3)
+    remove_idle(bus)
+    peer_of(bus, "a", "b").disconnect()
+    bus.sync()
+    bus.crash()
+    settings = Settings(limits=type(SETTINGS.limits)(classes=2))
+    bus = KeptBus(tmp_path, settings=settings)
+    assert {cls.name for cls in bus.broker.classes.values()} == {"a", "b"}
+    bus.crash()
