@@ -12,6 +12,7 @@ Modules in reading order:
     read            the source: offsets, plan, readers, retention, batch and stream
     source          the data source that Spark loads; needs pyspark, as all below
     sink            batch and stream writers
+    java            the connector: source and sink in Java, for sessions that have its jar
     java_runtime    finds a Java runtime for Spark
     spark_home      a Spark home whose Python workers start faster
     jobs            archive, compaction, replay, dead letters and reports

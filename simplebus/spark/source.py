@@ -20,8 +20,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from simplebus.logs.event_logger import EventLogger
 from simplebus.spark.arrow_columns import schema_ddl
 from simplebus.spark.connections import SourceConnections
+from simplebus.spark.java import JAR
 from simplebus.spark.options import SourceOptions, is_true, sink_options, source_options
 from simplebus.spark.read.filters import FilterBounds, bounds_of_filters
 from simplebus.spark.read.offsets import check_distinct, resolve_offsets
@@ -33,6 +35,11 @@ from simplebus.spark.sink import BatchWriter, StreamWriter, check_sink
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+log = EventLogger("simplebus.spark")
+
+_CONNECTOR_OPTION = "simplebus.connector"
+"""Option of queries that the connector in Java passes on to this source."""
 
 
 class SimplebusSource(DataSource):
@@ -139,10 +146,20 @@ class SimplebusSource(DataSource):
         """Return the columns as DDL. Other options are checked later, when the kind of use is
         known.
         """
+        if _CONNECTOR_OPTION not in self.options:
+            log.warning(
+                "connector.missing",
+                "the source in Python serves the query; the connector is faster: add {path} to "
+                "the setting spark.jars",
+                path=JAR,
+            )
         return schema_ddl(
             include_headers=is_true(self.options.get("includeHeaders", "")),
             include_memory=is_true(self.options.get("includeMemory", "")),
         )
+
+    def _user_options(self) -> dict[str, str]:
+        return {name: value for name, value in self.options.items() if name != _CONNECTOR_OPTION}
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader for `spark.read`.
@@ -153,7 +170,7 @@ class SimplebusSource(DataSource):
         Raises:
             ValueError: An option is unknown, missing or invalid.
         """
-        options = source_options(self.options, streaming=False)
+        options = source_options(self._user_options(), streaming=False)
         return FilteringReader(options) if options.filter_pushdown else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
@@ -165,7 +182,7 @@ class SimplebusSource(DataSource):
         Raises:
             ValueError: An option is unknown, missing or invalid.
         """
-        return SparkStreamReader(source_options(self.options, streaming=True))
+        return SparkStreamReader(source_options(self._user_options(), streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a writer for `frame.write`.
@@ -177,7 +194,7 @@ class SimplebusSource(DataSource):
         Raises:
             ValueError: An option or a column is unknown, missing or invalid.
         """
-        options = sink_options(self.options)
+        options = sink_options(self._user_options())
         check_sink(schema, options, overwrite=overwrite)
         return BatchWriter(options)
 
@@ -193,7 +210,7 @@ class SimplebusSource(DataSource):
         Raises:
             ValueError: An option or a column is unknown, missing or invalid.
         """
-        options = sink_options(self.options)
+        options = sink_options(self._user_options())
         check_sink(schema, options, overwrite=overwrite)
         return StreamWriter(options)
 

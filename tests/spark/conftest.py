@@ -21,18 +21,32 @@ def server() -> Iterator[BusServer]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Spark session that the tests share."""
+def credentials_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Empty file with the credentials of all processes of the Spark session."""
+    path = tmp_path_factory.mktemp("credentials") / "credentials.toml"
+    path.touch(0o600)
+    return path
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, credentials_file: Path) -> Iterator[Any]:
+    """Spark session that the tests share.
+
+    `format("simplebus")` is the connector, and `format("simplebus_python")` the source in Python.
+    """
     from pyspark.sql import SparkSession
 
+    from simplebus.spark.java import JAR
     from simplebus.spark.java_runtime import ensure_java
     from simplebus.spark.spark_home import use_precompiled_home
     from tests.spark.fast_start import JAVA_OPTIONS
+    from tests.spark.python_source import PythonSource
 
     ensure_java()
     place = tmp_path_factory.mktemp("spark")
     use_precompiled_home(kept())
     settings = {
+        "spark.jars": str(JAR),
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.default.parallelism": "2",
@@ -53,7 +67,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         builder = builder.config(name, value)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+        patch.setenv("SIMPLEBUS_CREDENTIALS", str(credentials_file))
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    session.dataSource.register(PythonSource)
     yield session
     session.stop()

@@ -33,6 +33,8 @@ def test_killed_server_is_archived_once(spark: Any, tmp_path: Path) -> None:
     data = tmp_path / "bus"
     arguments = ["serve", "--host", "127.0.0.1", "--no-nats", "--no-http"]
     arguments += ["--data-dir", str(data), "--port", str(port := free_port())]
+    # The query of the files holds nothing back.
+    arguments += ["--keep-messages", "10000"]
     with running_program(*arguments) as killed:
         killed.read_line()
         address = f"simplebus://127.0.0.1:{port}"

@@ -19,6 +19,7 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simplebus.spark.java import JAR
 from simplebus.spark.java_runtime import cache_folder, ensure_java
 from simplebus.spark.spark_home import use_precompiled_home
 
@@ -45,7 +46,7 @@ def is_this_machine(master: str) -> bool:
 
 
 def configuration(master: str, settings: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return Spark's settings for a master.
+    """Return Spark's settings for a master. The jar of the connector precedes the user's jars.
 
     Args:
         master: Spark's master, such as `local[*]`.
@@ -71,7 +72,9 @@ def configuration(master: str, settings: Mapping[str, str] | None = None) -> dic
             # Shuffles are small here; 200 empty tasks would take longer than the work.
             "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
         }
-    return settings_by_name | dict(settings or {})
+    settings_by_name |= dict(settings or {})
+    jars = [str(JAR), settings_by_name.get("spark.jars", "")]
+    return settings_by_name | {"spark.jars": ",".join(filter(None, jars))}
 
 
 def session(

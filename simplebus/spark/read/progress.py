@@ -11,8 +11,8 @@ from typing import Any
 
 from simplebus.spark.read.offsets import OffsetError, ServerOffsets, load_offsets
 
-_SOURCE = "PythonMicroBatchStream"
-"""Spark's name of a source written in Python."""
+_SOURCES = ("PythonMicroBatchStream", "SimplebusMicroBatchStream")
+"""Names in a progress report: Spark's for a source written in Python, and that of the connector."""
 
 
 def lag(progress: Any) -> dict[str, dict[str, int]]:
@@ -35,7 +35,7 @@ def lag(progress: Any) -> dict[str, dict[str, int]]:
     """
     found: dict[str, dict[str, int]] = {}
     for source in _sources(progress):
-        if _SOURCE not in str(source.get("description", "")):
+        if not any(name in str(source.get("description", "")) for name in _SOURCES):
             continue
         end, heads = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
         for server, position in heads.items():

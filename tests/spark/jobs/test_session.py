@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from simplebus.spark.java import JAR
 from simplebus.spark.jobs import session
 from simplebus.spark.jobs.session import configuration, is_local, write_package
 
@@ -24,6 +25,11 @@ def test_local_session_listens_on_loopback_only(master: str) -> None:
 def test_cluster_and_user_settings_take_precedence() -> None:
     assert not {name for name in configuration("yarn") if name.startswith("spark.driver.host")}
     assert configuration("local[*]", {"spark.ui.enabled": "true"})["spark.ui.enabled"] == "true"
+
+
+def test_sessions_have_the_connector_beside_the_jars_of_the_user() -> None:
+    assert configuration("yarn")["spark.jars"] == str(JAR)
+    assert configuration("yarn", {"spark.jars": "/a,/b"})["spark.jars"] == f"{JAR},/a,/b"
 
 
 def test_executors_import_the_package_of_the_driver(tmp_path: Path) -> None:

@@ -1,0 +1,240 @@
+package io.simplebus.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import io.simplebus.client.BusAddress;
+import io.simplebus.client.BusConnection;
+import io.simplebus.client.BusConnectionException;
+import io.simplebus.client.Credentials;
+import io.simplebus.client.Frames;
+import io.simplebus.client.Json;
+import io.simplebus.client.RefusedException;
+import java.io.Closeable;
+import java.io.IOException;
+import java.time.Duration;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ThreadLocalRandom;
+
+/**
+ * Reader of a bus: resolves class names and gets extents.
+ *
+ * <p>Requests change nothing at the bus except that new class names get ids. So they are repeated
+ * after a lost connection, for up to the option {@code timeout}.
+ */
+final class BusReader implements Closeable {
+    static final long SEQUENCE_MAX = Long.MAX_VALUE;
+
+    /** Timeout of a first connection without retries: the user who starts a query waits for it. */
+    private static final double CONNECT_SECONDS = 5;
+
+    private static final double RETRY_DELAY_MIN_SECONDS = 0.05;
+    private static final double RETRY_DELAY_MAX_SECONDS = 1;
+
+    private final String server;
+    private final double timeoutSeconds;
+    private final Map<String, Integer> ids = new HashMap<>();
+    private BusConnection connection;
+    private int connectionCount;
+
+    /**
+     * Connects.
+     *
+     * @param retriesConnect true to retry the first connection for the whole timeout, too
+     */
+    BusReader(String server, double timeoutSeconds, boolean retriesConnect) throws IOException {
+        this.server = server;
+        this.timeoutSeconds = timeoutSeconds;
+        if (retriesConnect) {
+            reconnect();
+        } else {
+            connect(Math.min(timeoutSeconds, CONNECT_SECONDS));
+        }
+    }
+
+    String server() {
+        return server;
+    }
+
+    /** Returns the current connection. */
+    BusConnection connection() {
+        return connection;
+    }
+
+    /** Returns the number of connections so far: it changes when a connection was replaced. */
+    int connectionCount() {
+        return connectionCount;
+    }
+
+    String memoryId() {
+        return connection.memoryId();
+    }
+
+    private void connect(double seconds) throws IOException {
+        connection =
+                BusConnection.connect(
+                        BusAddress.parse(server),
+                        Credentials.fromEnvironment(System.getenv()),
+                        null,
+                        Duration.ofMillis(Math.max(1, Math.round(seconds * 1000))));
+        connectionCount++;
+    }
+
+    /** Replaces the connection; tries for the timeout. */
+    void reconnect() throws IOException {
+        if (connection != null) {
+            connection.close();
+        }
+        long deadline = System.nanoTime() + (long) (timeoutSeconds * 1e9);
+        for (int turn = 0; ; turn++) {
+            double remaining = (deadline - System.nanoTime()) / 1e9;
+            try {
+                connect(Math.max(remaining, RETRY_DELAY_MIN_SECONDS));
+                return;
+            } catch (BusConnectionException error) {
+                double delay =
+                        Math.min(
+                                        RETRY_DELAY_MIN_SECONDS * Math.pow(2, Math.min(turn, 10)),
+                                        RETRY_DELAY_MAX_SECONDS)
+                                * (1 - ThreadLocalRandom.current().nextDouble() / 2);
+                if (error.isPermanent() || delay >= (deadline - System.nanoTime()) / 1e9) {
+                    throw error;
+                }
+                sleep(delay);
+            }
+        }
+    }
+
+    static void sleep(double seconds) throws IOException {
+        try {
+            Thread.sleep(Math.round(seconds * 1000));
+        } catch (InterruptedException error) {
+            Thread.currentThread().interrupt();
+            throw new java.io.InterruptedIOException("interrupted while waiting for a bus");
+        }
+    }
+
+    /** Requests to a bus. */
+    interface Requests<T> {
+        T send() throws IOException;
+    }
+
+    /** Sends requests, again if the connection is lost meanwhile. */
+    <T> T repeat(Requests<T> requests) throws IOException {
+        while (true) {
+            try {
+                return requests.send();
+            } catch (BusConnectionException error) {
+                if (error.isPermanent()) {
+                    throw error;
+                }
+                reconnect();
+            }
+        }
+    }
+
+    /** Returns the id of a class, given as digits or a name. A new name is assigned an id. */
+    int classId(String name) throws IOException {
+        Integer known = ids.get(name);
+        if (known == null) {
+            known = SourceOptions.classId(name);
+            if (known == null) {
+                known = repeat(() -> connection.nameClasses(List.of(name)).path(name).asInt());
+            }
+            ids.put(name, known);
+        }
+        return known;
+    }
+
+    /**
+     * Returns the stored sequences of these classes, with the memory id.
+     *
+     * @param creates true to create a class whose id is unused; otherwise it is an error
+     * @throws ClassMissingException if a class does not exist
+     */
+    BusExtent getExtent(List<String> names, boolean creates) throws IOException {
+        Map<Integer, String> distinct = new HashMap<>();
+        for (String name : names) {
+            String other = distinct.putIfAbsent(classId(name), name);
+            if (other != null) {
+                throw new OffsetException(
+                        "subscribe has " + other + " and " + name + ", which are the same class of "
+                                + server + "; drop one of them");
+            }
+        }
+        return repeat(
+                () -> {
+                    if (creates) {
+                        connection.nameClasses(distinct.keySet());
+                    }
+                    Map<String, Integer> requests = new LinkedHashMap<>();
+                    for (String name : names) {
+                        // A sequence that never exists: the reply has the floor and the head.
+                        requests.put(name, sendFetch(classId(name), SEQUENCE_MAX, 1));
+                    }
+                    Map<String, ClassExtent> held = new LinkedHashMap<>();
+                    for (Map.Entry<String, Integer> request : requests.entrySet()) {
+                        JsonNode reply = receiveFetch(request.getValue());
+                        held.put(
+                                request.getKey(),
+                                new ClassExtent(
+                                        reply.path("floor").asLong(), reply.path("head").asLong()));
+                    }
+                    return new BusExtent(memoryId(), held);
+                });
+    }
+
+    /**
+     * Returns the first message of each class accepted at or after a time; null if there is none yet.
+     * Messages accepted shortly before the time may be included.
+     *
+     * @param times milliseconds since 1970, by class
+     */
+    Map<String, Long> findFirstSince(Map<String, Long> times) throws IOException {
+        Map<String, Long> found = new LinkedHashMap<>();
+        for (Map.Entry<String, Long> one : times.entrySet()) {
+            int id = classId(one.getKey());
+            JsonNode reply =
+                    repeat(
+                            () -> {
+                                ObjectNode request =
+                                        Json.object()
+                                                .put("count", 1)
+                                                .put("time", one.getValue() / 1000.0);
+                                return receiveFetch(connection.send(Frames.FETCH, id, 0, request));
+                            });
+            long first = reply.path("first").asLong();
+            found.put(one.getKey(), first < reply.path("head").asLong() ? first : null);
+        }
+        return found;
+    }
+
+    private int sendFetch(int id, long first, long count) throws IOException {
+        ObjectNode request = Json.object().put("first", first).put("count", count);
+        return connection.send(Frames.FETCH, id, 0, request);
+    }
+
+    private JsonNode receiveFetch(int request) throws IOException {
+        try {
+            return connection.receiveReply(Frames.FETCH, request);
+        } catch (RefusedException error) {
+            throw classError(error);
+        }
+    }
+
+    /** Returns the error to throw for a refused Fetch. */
+    RuntimeException classError(RefusedException error) throws RefusedException {
+        if (error.code().equals("unknown_class")) {
+            return new ClassMissingException(
+                    "cannot read from " + server + ": " + error.getMessage(), error);
+        }
+        throw error;
+    }
+
+    @Override
+    public void close() {
+        connection.close();
+    }
+}

@@ -1,0 +1,55 @@
+package io.simplebus.spark;
+
+import java.util.EnumSet;
+import java.util.Set;
+import org.apache.spark.sql.connector.catalog.SupportsRead;
+import org.apache.spark.sql.connector.catalog.SupportsWrite;
+import org.apache.spark.sql.connector.catalog.Table;
+import org.apache.spark.sql.connector.catalog.TableCapability;
+import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.write.LogicalWriteInfo;
+import org.apache.spark.sql.connector.write.WriteBuilder;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/** Classes of buses as a table. */
+final class MessageTable implements SupportsRead, SupportsWrite {
+    private final StructType schema;
+
+    MessageTable(StructType schema) {
+        this.schema = schema;
+    }
+
+    @Override
+    public String name() {
+        return SimplebusDataSource.NAME;
+    }
+
+    // The interface replaced this method by columns(), which calls it.
+    @Override
+    @SuppressWarnings("deprecation")
+    public StructType schema() {
+        return schema;
+    }
+
+    @Override
+    public Set<TableCapability> capabilities() {
+        return EnumSet.of(
+                TableCapability.BATCH_READ,
+                TableCapability.MICRO_BATCH_READ,
+                TableCapability.BATCH_WRITE,
+                TableCapability.STREAMING_WRITE,
+                TableCapability.ACCEPT_ANY_SCHEMA);
+    }
+
+    @Override
+    public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
+        return new MessageScanBuilder(options, schema);
+    }
+
+    @Override
+    public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
+        Table table = new PythonSource("writes").table(info.schema(), info.options());
+        return ((SupportsWrite) table).newWriteBuilder(info);
+    }
+}
