@@ -33,18 +33,21 @@ _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION_LINE = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$")
 _SPARK_MODULES = ("py4j.", "pyspark.")
 _CONDITION = re.compile(r"\[[A-Z0-9_.]+\] ")
+_JAVA_CAUSE = re.compile(r"An error occurred while calling \S+\n: (?:[\w$.]+: )?(?P<cause>.+)")
 _SQLSTATE = re.compile(r" SQLSTATE: \w+$")
 
 
 def error_sentence(error: BaseException | str) -> str:
-    """Return the message of the Python exception inside an error of Spark, or the error's first
-    line.
+    """Return the message of the Python exception inside an error of Spark, or the first line of the
+    error, or of its cause in Java.
     """
     text = str(error)
     found = [raised for block in text.split(_TRACEBACK)[1:] if (raised := _parse_traceback(block))]
     ours = [raised for raised in found if not raised[0].startswith(_SPARK_MODULES)]
     for kind, sentence in reversed(ours or found):
         return sentence or kind
+    if (java := _JAVA_CAUSE.match(text)) is not None:
+        text = java["cause"]
     first = next((line for line in text.splitlines() if line.strip()), "")
     return _SQLSTATE.sub("", _CONDITION.sub("", first, count=1)).strip() or type(error).__name__
 

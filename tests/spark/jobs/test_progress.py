@@ -43,6 +43,10 @@ py4j.protocol.Py4JJavaError: An error occurred while calling o55.save.
         (WRAPPED, "messages 20 to 54 of class 1 at h:1 are lost: gone"),
         ("Traceback (most recent call last):\n  File 'x'\nKeyboardInterrupt", "KeyboardInterrupt"),
         ("[PATH_NOT_FOUND] Path does not exist: a. SQLSTATE: 42K03", "Path does not exist: a."),
+        (
+            "An error occurred while calling o65.create.\n: java.io.IOException: no room\n\tat",
+            "no room",
+        ),
         ("plain", "plain"),
     ],
 )
