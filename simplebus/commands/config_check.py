@@ -19,6 +19,7 @@ from simplebus.commands.serve.tls_options import (
     tls_options,
     tls_warnings,
 )
+from simplebus.config import nats_users
 from simplebus.config.configuration import (
     Configuration,
     Source,
@@ -123,6 +124,7 @@ def _find_conflicts(configuration: Configuration) -> tuple[dict[str, list[str]],
         attempt(lambda: _check_data_dir(data_dir))
     ineffective = file.ineffective_settings(settings) if settings is not None else []
     return errors, [
+        *nats_users.secret_warnings(os.environ),
         *ineffective,
         *tls_warnings(certificates),
         *certificate_user_warnings(users, certificates),

@@ -6,13 +6,18 @@ of its result would otherwise exceed the recursion limit.
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Collection
 from tomllib import TOMLDecodeError
 from typing import Any
 
 __all__ = ["TOMLDecodeError", "loads"]
 
 _LEVELS_MAX = 32
+_INTEGER_BITS_MAX = 10_000
+_LONG_NUMBER = re.compile(r"[\da-fxob_]{2500,}", re.IGNORECASE)
+"""Number that Python does not convert from or to decimal digits."""
 
 
 def loads(text: str) -> dict[str, Any]:
@@ -21,17 +26,40 @@ def loads(text: str) -> dict[str, Any]:
         document = tomllib.loads(text)
     except RecursionError:
         raise _too_deep() from None
+    except TOMLDecodeError:
+        raise
+    except ValueError:
+        raise _too_long(text) from None
     level, depth = [document], 0
     while level:
         if depth > _LEVELS_MAX:
             raise _too_deep()
+        if any(_has_long_integer(each) for each in level):
+            raise _too_long(text)
         level, depth = [child for each in level for child in _child_containers(each)], depth + 1
     return document
 
 
+def _children(container: Any) -> Collection[Any]:
+    return container.values() if isinstance(container, dict) else container
+
+
 def _child_containers(container: Any) -> list[Any]:
-    children = container.values() if isinstance(container, dict) else container
-    return [child for child in children if isinstance(child, dict | list)]
+    return [child for child in _children(container) if isinstance(child, dict | list)]
+
+
+def _has_long_integer(container: Any) -> bool:
+    return any(
+        isinstance(child, int) and child.bit_length() > _INTEGER_BITS_MAX
+        for child in _children(container)
+    )
+
+
+def _too_long(text: str) -> TOMLDecodeError:
+    number = _LONG_NUMBER.search(text)
+    start = number.start() if number is not None else 0
+    line, column = text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
+    return TOMLDecodeError(f"the number is too long (at line {line}, column {column})")
 
 
 def _too_deep() -> TOMLDecodeError:

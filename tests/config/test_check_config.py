@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from simplebus.commands.config_check import check_file
 from tests.config.check_config import check_config
 from tests.support.certificates import CertificateAuthority
 
@@ -324,3 +325,14 @@ def test_former_names_of_a_bridge_are_warnings_with_lines(tmp_path: Path) -> Non
     assert check_config(file) == (0, f"simplebus: {warning}\n{file} is fine\n")
     file.write_text(text.format("target"))
     assert check_config(file) == (0, f"{file} is fine\n")
+
+
+def test_deprecated_variables_are_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "bus.toml"
+    file.write_text("")
+    monkeypatch.setenv("SIMPLEBUS_NATS_TOKEN", "secret")
+    warnings, errors = check_file(str(file))
+    assert warnings == (
+        "SIMPLEBUS_NATS_TOKEN is deprecated; write [[users]] in the configuration file instead",
+    )
+    assert errors == []

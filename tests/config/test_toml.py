@@ -31,6 +31,12 @@ def test_deep_nesting_is_an_error(text: str) -> None:
         toml.loads(text)
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "-" + "9" * 5000, "0x" + "f" * 5000])
+def test_number_that_python_does_not_print_is_an_error(number: str) -> None:
+    with pytest.raises(toml.TOMLDecodeError, match=r"too long \(at line 2, column \d\)"):
+        toml.loads(f"a = 1\nb = [{number}]")
+
+
 def test_other_errors_are_unchanged() -> None:
     with pytest.raises(toml.TOMLDecodeError, match="at end of document"):
         toml.loads("a = 1\nb = ")
