@@ -22,6 +22,7 @@ from simplebus.commands import (
     forget,
     gateway,
     journal,
+    sbom,
     systemd_unit,
     top,
     user,
@@ -537,6 +538,7 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     help=systemd_unit.HELP,
 )(systemd_unit.systemd_unit)
+app.command(rich_help_panel=_SET_UP, help=sbom.HELP)(sbom.sbom)
 
 
 # Entry point --------------------------------------------------------------------------------------

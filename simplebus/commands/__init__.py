@@ -8,6 +8,7 @@
 - `check_config`: `check-config` and `config sample`; `config_check` finds the errors of a file.
 - `user`: the users file.
 - `systemd_unit`: units for systemd.
+- `sbom`: list of the installed packages.
 - `client_options`: options of every command that connects to a server.
 
 Commands import their implementation when they run, so that `--help` is fast. May import every

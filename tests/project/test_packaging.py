@@ -7,12 +7,16 @@ import importlib.metadata
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email import message_from_string
 from email.message import Message
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from tests.project.test_structure import TOP_LEVEL
 from tests.support.programs import environment
@@ -225,3 +229,25 @@ def test_zsh_and_fish_complete_commands(
     assert f"_SIMPLEBUS_COMPLETE=complete_{shell}" in script
     request = {"_SIMPLEBUS_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "simplebus ser"}
     assert run_completion(**request, **variables) == completion
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-lowest.txt"])
+def test_locked_packages_have_hashes_and_satisfy_the_requirements(name: str) -> None:
+    text = (ROOT / ".ci" / name).read_text().replace("\\\n", " ")
+    locked: dict[str, Version] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        pin, *hashes = line.split(" --hash=sha256:")
+        assert hashes, f"{line}: expected hashes; run .ci/lock"
+        requirement = Requirement(pin.strip())
+        (specifier,) = requirement.specifier
+        assert specifier.operator == "=="
+        locked[canonicalize_name(requirement.name)] = Version(specifier.version)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for each in (*project["dependencies"], *extras["dev"], *extras["spark"]):
+        requirement = Requirement(each)
+        if requirement.name == project["name"]:
+            continue
+        version = locked.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{each} is not in .ci/{name}; run .ci/lock"
+        assert version in requirement.specifier, f"{each}: .ci/{name} has {version}; run .ci/lock"
