@@ -193,6 +193,15 @@ async def test_invalid_credentials_are_refused(
 @forgets
 @pytest.mark.usefixtures("forgetful")
 @on_asyncio
+async def test_client_reports_an_invalid_nkey_seed(users: NatsTestServer) -> None:
+    with pytest.raises(nkeys.ErrInvalidSeed):
+        await connected(users, nkeys_seed_str=SEED[:-1])
+    await is_served(users, nkeys_seed_str=SEED)
+
+
+@forgets
+@pytest.mark.usefixtures("forgetful")
+@on_asyncio
 async def test_certificate_and_token_are_accepted(token: Certified) -> None:
     await is_served(token.server, tls=token.context(), token="sesame")
     with pytest.raises(Error, match="Authorization Violation"):
