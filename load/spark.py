@@ -1,8 +1,8 @@
-"""Rate of the Spark source and sink, against Spark's own Parquet files.
+"""Rate of the Spark connector, the Python source and the sink, against Spark's own Parquet files.
 
     python load/run.py spark
 
-Both sides of a ratio read the same rows in the same session, in turn. Their content is compared
+All sides of a ratio read the same rows in the same session, in turn. Their content is compared
 before timing. A query is timed from start to end, as a user waits for it. Written messages are
 counted at the bus.
 """
@@ -13,11 +13,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import simplebus
 from load.brokers import HOST, Broker, running
 from load.generators import Generator
 from load.measure import Flow, RunOptions, measure
@@ -25,9 +27,15 @@ from load.processes import LoadError
 from load.report import Row
 from simplebus.spark.read.bus_reader import BusReader
 
-ROWS = 2_000_000
+ROWS_BY_SIZE = {16: 4_000_000, 128: 2_000_000, 1024: 400_000}
+"""Number of messages, by bytes of a payload."""
 SINK_ROWS = 1_000_000
+FILL_BYTES = 8_000_000
+"""Bytes of payloads that are published to one class before the next one has its turn."""
 PAYLOAD_BYTES = 128
+ROWS = ROWS_BY_SIZE[PAYLOAD_BYTES]
+CONNECTOR, PYTHON, PARQUET = "simplebus", "simplebus_python", "parquet"
+"""Formats that read the same rows."""
 CLASSES = (1, 2)
 QUICK_PART = 5
 WARM_UPS = 3  # The JVM learns.
@@ -49,11 +57,16 @@ def run(run_options: RunOptions) -> list[Row]:
 
     spark = session("load", master="local[2]", settings=SETTINGS)
     try:
+        _register_python_source(spark)
         with tempfile.TemporaryDirectory(prefix="simplebus-load-") as folder:
-            place = Path(folder)
-            with running("simplebus", server_args=run_options.server_args) as broker:
-                fill(broker, ROWS // part)
-                rows = _compared(spark, broker, place, ROWS // part, run_options.rounds)
+            place, rows = Path(folder), []
+            for size, count in ROWS_BY_SIZE.items():
+                with running("simplebus", server_args=run_options.server_args) as broker:
+                    fill(broker, count // part, size)
+                    rows += _compared(
+                        spark, broker, place / str(size), size, count // part, run_options.rounds
+                    )
+            place /= str(PAYLOAD_BYTES)
             rows += _files(spark, place, ROWS // part, run_options)
             rows += _written(spark, place, SINK_ROWS // part, run_options)
             rows += _followed(spark, place, FOLLOWED_S // part, run_options)
@@ -63,17 +76,33 @@ def run(run_options: RunOptions) -> list[Row]:
         spark.stop()
 
 
-def fill(broker: Broker, count: int) -> None:
-    """Publish messages to CLASSES in turn."""
-    classes = ",".join(map(str, CLASSES))
-    options: dict[str, Any] = {"count": count, "size": PAYLOAD_BYTES, "classes": classes}
-    with Generator("publish", "simplebus", broker.port, timeout_s=60, **options) as publisher:
-        publisher.result()
+def _register_python_source(spark: Any) -> None:
+    """Register the source in Python under a name of its own, beside the connector."""
+    from simplebus.spark.source import SimplebusSource
+
+    class PythonSource(SimplebusSource):  # Local, so that it is sent to the workers.
+        @classmethod
+        def name(cls) -> str:
+            return PYTHON
+
+    spark.dataSource.register(PythonSource)
 
 
-def reading(reader: Any, broker: Broker, **options: object) -> Any:
+def fill(broker: Broker, count: int, size: int = PAYLOAD_BYTES) -> None:
+    """Publish messages to CLASSES in turn, with random payloads: Parquet stores equal ones once."""
+    source = np.random.default_rng(0)
+    step = min(count, FILL_BYTES // size)
+    with simplebus.connect_blocking(f"{HOST}:{broker.port}") as bus:
+        for number, first in enumerate(range(0, count, step)):
+            rows = min(step, count - first)
+            text = source.bytes(rows * size)
+            payloads = [text[at : at + size] for at in range(0, rows * size, size)]
+            bus.publish_many(payloads, class_id=CLASSES[number % len(CLASSES)])
+
+
+def reading(reader: Any, broker: Broker, kind: str = CONNECTOR, **options: object) -> Any:
     """A frame of the messages in CLASSES; reader is spark.read or spark.readStream."""
-    found = reader.format("simplebus").option("servers", f"{HOST}:{broker.port}")
+    found = reader.format(kind).option("servers", f"{HOST}:{broker.port}")
     given = {"subscribe": ",".join(map(str, CLASSES)), "startingOffsets": "earliest", **options}
     for name, value in given.items():
         found = found.option(name, str(value))
@@ -83,48 +112,78 @@ def reading(reader: Any, broker: Broker, **options: object) -> Any:
 # Reading ------------------------------------------------------------------------------------------
 
 
-def _compared(spark: Any, broker: Broker, place: Path, count: int, rounds: int) -> list[Row]:
+def _compared(
+    spark: Any, broker: Broker, place: Path, size: int, count: int, rounds: int
+) -> list[Row]:
+    """Compare connector, Python source and Parquet files with the same rows."""
     files = str(place / "files")
     reading(spark.read, broker).write.parquet(files)
-    ours, theirs = _digest(reading(spark.read, broker)), _digest(spark.read.parquet(files))
-    if ours != theirs or ours[0] != count:
-        raise LoadError(f"the bus gave {ours}, the files hold {theirs}, of {count} messages")
-    kind = spark.read.parquet(files).schema
+    schema = spark.read.parquet(files).schema
 
-    def batch(frame: Any) -> Callable[[], object]:
-        return lambda: frame().write.format("noop").mode("overwrite").save()
+    def frame(kind: str) -> Any:
+        return spark.read.parquet(files) if kind == PARQUET else reading(spark.read, broker, kind)
 
-    def stream(frame: Any) -> Callable[[], object]:
-        return lambda: _stream(spark, frame(), place / "out", count)
+    def stream(kind: str) -> Any:
+        if kind == PARQUET:
+            return spark.readStream.schema(schema).parquet(files)
+        return reading(spark.readStream, broker, kind, durable="none")
 
-    pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "batch to noop": (
-            batch(lambda: reading(spark.read, broker)),
-            batch(lambda: spark.read.parquet(files)),
-        ),
-        "stream to Parquet": (
-            stream(lambda: reading(spark.readStream, broker, durable="none")),
-            stream(lambda: spark.readStream.schema(kind).parquet(files)),
-        ),
+    digests = {kind: _digest(frame(kind)) for kind in (CONNECTOR, PYTHON, PARQUET)}
+    if len(set(digests.values())) > 1 or digests[CONNECTOR][0] != count:
+        raise LoadError(f"of {count} messages, the sources gave {digests}")
+    out = place / "out"
+    works: dict[str, tuple[Callable[[str], object], float]] = {
+        "batch to noop": (lambda kind: _discard(frame(kind)), 0.9 if size > 128 else 1.0),
+        "one column to noop": (lambda kind: _discard(frame(kind).select("value")), 1.0),
     }
-    return [
-        Row(
-            "spark",
-            f"{name} against Spark's own Parquet source, {count / 1e6:g} M rows",
-            _ratios(*pair, rounds=rounds),
-            "x",
-            0.8,
-        )
-        for name, pair in pairs.items()
-    ]
+    if size == PAYLOAD_BYTES:
+        works |= {
+            "stream to noop": (lambda kind: _stream(stream(kind), out, count, "noop"), 0.9),
+            "batch to Parquet": (
+                lambda kind: frame(kind).write.mode("overwrite").parquet(str(out)),
+                1.0,
+            ),
+            "stream to Parquet": (
+                lambda kind: _stream(stream(kind), out, count, "parquet"),
+                0.9,
+            ),
+        }
+    found = []
+    for name, (work, target) in works.items():
+        seconds = _alternate(work, (CONNECTOR, PYTHON, PARQUET), rounds)
+        for kind, bar in ((CONNECTOR, target), (PYTHON, None)):
+            ratios = [
+                theirs / ours for ours, theirs in zip(seconds[kind], seconds[PARQUET], strict=True)
+            ]
+            title = f"{name} of {size} B by {kind} against Parquet, {count / 1e6:g} M rows"
+            found.append(Row("spark", title, ratios, "x", bar))
+    return found
+
+
+def _discard(frame: Any) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _alternate(
+    work: Callable[[str], object], kinds: tuple[str, ...], rounds: int
+) -> dict[str, list[float]]:
+    """Return the seconds of each kind, measured in turn."""
+    for _ in range(WARM_UPS):
+        for kind in kinds:
+            work(kind)
+    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(rounds):
+        for kind in kinds:
+            found[kind].append(_seconds(partial(work, kind)))
+    return found
 
 
 def _ratios(
     ours: Callable[[], object], theirs: Callable[[], object], *, rounds: int
 ) -> list[float]:
-    for _ in range(WARM_UPS):
-        ours(), theirs()
-    return [_seconds(theirs) / _seconds(ours) for _ in range(rounds)]
+    works = {"ours": ours, "theirs": theirs}
+    seconds = _alternate(lambda kind: works[kind](), tuple(works), rounds)
+    return [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["theirs"], strict=True)]
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -170,10 +229,10 @@ def _digest(frame: Any, columns: tuple[str, ...] = _COLUMNS) -> tuple[int, ...]:
     return tuple(row)
 
 
-def _stream(spark: Any, frame: Any, out: Path, count: int) -> None:
+def _stream(frame: Any, out: Path, count: int, sink: str) -> None:
     """Run one query over the available messages. Raises LoadError unless it read `count` rows."""
     shutil.rmtree(out, ignore_errors=True)
-    writing = frame.writeStream.format("parquet").trigger(availableNow=True)
+    writing = frame.writeStream.format(sink).trigger(availableNow=True)
     query = writing.option("checkpointLocation", str(out / "checkpoint")).start(str(out / "table"))
     if not query.awaitTermination(TIMEOUT_S):
         raise LoadError(f"a stream did not end within {TIMEOUT_S} s: {query.status}")
