@@ -165,7 +165,7 @@ class SimulationRun:
         if world.is_calm:
             return
         rng = world.random
-        if server.is_up:
+        if server.is_up and not server.is_paused:
             match rng.choice(self.shape.fates):
                 case "kill":
                     server.kill()
@@ -177,6 +177,8 @@ class SimulationRun:
                     disk.dies_in = rng.randint(1, 12)
                 case "jump":
                     server.jump(rng.choice([-2.0, 0.7, 600.0]))
+                case "pause":
+                    server.pause(rng.choice([0.3, 3.0, 30.0]))
                 case "full":
                     disk.is_full = True
                     world.call_later(rng.uniform(0.1, 5.0), self._end_disk_fault)

@@ -63,7 +63,7 @@ class Scenario:
             "deliveries": rng.choice([0, 0, 3]),
             "in_flight": rng.choice([0, 1, 5]),
             "by_key": rng.random() < 0.5,
-            "fates": ("kill", "cut", "stop", "dies", "full", "broken", "jump", *"------"),
+            "fates": ("kill", "cut", "stop", "dies", "full", "broken", "jump", "pause", *"------"),
         }
         assert drawn.keys() == {field.name for field in fields(cls)}
         drawn |= given

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from unittest import mock
 
@@ -92,6 +92,7 @@ class SimulatedServer(Endpoint):
         self._unread: dict[SimulatedConnection, bytearray] = {}
         self._alarm = math.inf
         self._epoch = EPOCH
+        self._paused_until = 0.0
         self._warnings: list[str] = []
         """Warnings of the current process, or of the last one."""
         self.log = _LogCapture(self._warnings)
@@ -99,11 +100,17 @@ class SimulatedServer(Endpoint):
     # Processes -----------------------------------------------------------------------------------
 
     def while_process_lives(self, action: object) -> object:
-        """Wrap an action: it is skipped if this process is gone, and kills it on SimulatedCrash."""
+        """Wrap an action: it is skipped if this process is gone, and kills it on SimulatedCrash.
+
+        While the process is paused, the action waits.
+        """
         life = self.life
 
         def act(*given: object) -> None:
             if self.is_up and self.life == life:
+                if self.is_paused:
+                    self.world.call_later(self._paused_until - self.world.now, act, *given)
+                    return
                 try:
                     action(*given)  # type: ignore[operator]
                 except SimulatedCrash:
@@ -178,6 +185,16 @@ class SimulatedServer(Endpoint):
         self._epoch += seconds
         self.promises.clock_set(self._epoch + self.world.now)
 
+    @property
+    def is_paused(self) -> bool:
+        """True while the process is stopped by SIGSTOP."""
+        return self.world.now < self._paused_until
+
+    def pause(self, seconds: float) -> None:
+        """Stop the process as SIGSTOP does, and continue it later. Clients and clocks go on."""
+        self.world.trace("the bus is paused for", seconds)
+        self._paused_until = self.world.now + seconds
+
     def kill(self, *, power: bool = False) -> None:
         """Kill the process, or cut the power."""
         if self.is_up:
@@ -204,6 +221,7 @@ class SimulatedServer(Endpoint):
         tell(self.broker, self.level)  # type: ignore[operator]
         self._warnings.clear()
         self.is_up = False
+        self._paused_until = 0.0
         if power:
             self.disk.cut_power()
         self.release_files()
@@ -225,8 +243,8 @@ class SimulatedServer(Endpoint):
     # Connections ---------------------------------------------------------------------------------
 
     def accept(self, client: Endpoint, name: str) -> SimulatedConnection | None:
-        """Accept a client; None if the bus is down."""
-        if not self.is_up:
+        """Accept a client; None if the bus is down or paused."""
+        if not self.is_up or self.is_paused:
             return None
         line = SimulatedConnection(self.world, client, self, name)
         session = self.broker.open_session(name)
@@ -238,15 +256,22 @@ class SimulatedServer(Endpoint):
 
     def on_bytes(self, line: SimulatedConnection, data: bytes) -> None:
         if line in self._sessions:
-            self._unread[line] += data
-            self._read(line)
+            self._unread[line] += data  # Received by the kernel, even while the process is paused.
+            self._when_running(self._read, line)
 
     def on_writable(self, line: SimulatedConnection) -> None:
-        if line in self._sessions:
-            self._flush(line)
-            self.settle()
+        self._when_running(self._flush_on, line)
 
     def on_closed(self, line: SimulatedConnection) -> None:
+        self._when_running(self._close_if_open, line)
+
+    def _when_running(
+        self, action: Callable[[SimulatedConnection], None], line: SimulatedConnection
+    ) -> None:
+        """Run an action of the process now, or when it is no longer paused."""
+        self.while_process_lives(action)(line)  # type: ignore[operator]
+
+    def _close_if_open(self, line: SimulatedConnection) -> None:
         if line in self._sessions:
             self._close(line)
             self.settle()
