@@ -18,6 +18,7 @@ from load import (
     growing_backlog,
     kills,
     memory,
+    memory_limit,
     module_bus,
     monitor,
     nats_scaling,
@@ -391,6 +392,7 @@ SCENARIOS = (
     Scenario("journal-latency", "time of a confirm", special=durability.latency),
     Scenario("backlog", "unacknowledged messages", special=durability.backlog),
     Scenario("growing-backlog", "a bystander of a growing class", special=growing_backlog.run),
+    Scenario("memory-limit", "a server without memory", special=memory_limit.run, is_long=True),
     Scenario("kills", "servers killed under load", special=kills.run, is_long=True),
     Scenario(
         "engine-kills",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import socket
+import time
 
 import pytest
 import trio
@@ -263,3 +264,16 @@ async def test_garbage_collection_stays_enabled_without_owns_process() -> None:
     before = gc.get_freeze_count()
     async with serving():
         assert gc.get_freeze_count() == before
+
+
+@pytest.mark.parametrize("jump_seconds", [-3600.0, 3600.0])
+async def test_running_server_ignores_jumps_of_the_system_clock(
+    monkeypatch: pytest.MonkeyPatch, jump_seconds: float
+) -> None:
+    async with serving() as server:
+        clock = server.server.broker.clock
+        server.server.update_clock()
+        before, now = clock.now, time.time
+        monkeypatch.setattr(time, "time", lambda: now() + jump_seconds)
+        server.server.update_clock()
+        assert before <= clock.now < before + abs(jump_seconds) / 2

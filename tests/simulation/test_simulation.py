@@ -2,6 +2,7 @@
 
     pytest tests/simulation --seed 17         one run, with a trace
     pytest tests/simulation --seeds 5000      this many runs
+    python -m tests.simulation.nightly        100,000 new runs on all cores
 
 Half of the seeds are fixed, so that a failure shows the change that caused it. The others are
 random, so that rare failures are found some day; in CI all are fixed. A failure names its seed.
