@@ -35,6 +35,10 @@ _HEADER = struct.Struct("<4sBBHIIIQQdI")
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 BODY_BYTES_MAX = (1 << 32) - 1
+_COUNT_MAX = (1 << 32) - 1
+"""Messages of one record."""
+GAP_MESSAGES_MAX = 1 << 40
+"""Missing messages that are skipped. A record that is farther away is itself damaged."""
 
 CHECKSUM_MISMATCH = "checksum mismatch"
 
@@ -228,9 +232,14 @@ def encode_entry(entry: JournalEntry, batch_number: int, *, salt: int = 0) -> li
 def encode_gap(
     class_id: int, first: int, count: int, batch_number: int, time: float, *, salt: int = 0
 ) -> bytes:
-    """Encode the record of missing messages."""
-    pieces = _record(RecordKind.GAP, [], class_id, b"", count, batch_number, first, time, salt=salt)
-    return b"".join(pieces)
+    """Encode up to GAP_MESSAGES_MAX missing messages as one record, or several of them."""
+    encoded = b""
+    for begin in range(first, first + count, _COUNT_MAX):
+        part = min(_COUNT_MAX, first + count - begin)
+        encoded += b"".join(
+            _record(RecordKind.GAP, [], class_id, b"", part, batch_number, begin, time, salt=salt)
+        )
+    return encoded
 
 
 def encode_changes(

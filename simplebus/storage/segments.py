@@ -450,7 +450,9 @@ class SegmentChain:
         return [
             each
             for each in found
-            if each.batch_number >= batch_number and (following is None or each.first < following)
+            if each.batch_number >= batch_number
+            and (following is None or each.first < following)
+            and each.first - self.head <= records.GAP_MESSAGES_MAX
         ]
 
     def _can_continue_at(self, record: Record, last: Record) -> bool:
@@ -495,7 +497,7 @@ class SegmentChain:
     def _add_torn_end(self, path: Path, begin: int, end: int) -> None:
         """Record damage at the end of the class. Messages that the state knows become a gap."""
         count, gap = self._known_head - self.head, b""
-        if count > 0:
+        if 0 < count <= records.GAP_MESSAGES_MAX:
             number = self._found.last_batch_number
             gap = records.encode_gap(
                 self.class_id, self.head, count, number, self._time, salt=self._salt

@@ -97,3 +97,20 @@ def test_later_format_is_reported_as_unknown() -> None:
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_never_raise(data: bytes) -> None:
     assert isinstance(records.read_record(memoryview(data), 0), EndOfRecords)
+
+
+@given(
+    first=st.integers(0, 1 << 50),
+    count=st.one_of(st.integers(1, 1000), st.integers((1 << 32) - 2, 1 << 36)),
+)
+def test_gap_of_any_size_is_encoded_in_records_that_follow_each_other(
+    first: int, count: int
+) -> None:
+    data = memoryview(records.encode_gap(7, first, count, 3, 1.5, salt=9))
+    at, end = 0, first
+    while at < len(data):
+        record = records.read_record(data, at, salt=9)
+        assert isinstance(record, Record)
+        assert (record.kind, record.class_id, record.first) == (RecordKind.GAP, 7, end)
+        at, end = record.end, record.last
+    assert end == first + count
