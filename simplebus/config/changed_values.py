@@ -193,9 +193,9 @@ def _subject_permission_values(
         return {}
     responses = permissions.responses
     return {
-        f"{prefix}publish.allow": permissions.publish_allow or None,
+        f"{prefix}publish.allow": permissions.publish_allow,
         f"{prefix}publish.deny": permissions.publish_deny or None,
-        f"{prefix}subscribe.allow": permissions.subscribe_allow or None,
+        f"{prefix}subscribe.allow": permissions.subscribe_allow,
         f"{prefix}subscribe.deny": permissions.subscribe_deny or None,
         f"{prefix}allow_responses.max": responses and responses.max_responses,
         f"{prefix}allow_responses.expires": responses and responses.expires_seconds,

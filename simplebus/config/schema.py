@@ -219,9 +219,9 @@ def build_subject_permissions(
         responses = ResponsePermission(response_table.max, response_table.expires)
     try:
         return SubjectPermissions(
-            publish_allow=_as_tuple(publish.allow),
+            publish_allow=None if publish.allow is None else _as_tuple(publish.allow),
             publish_deny=_as_tuple(publish.deny),
-            subscribe_allow=_as_tuple(subscribe.allow),
+            subscribe_allow=None if subscribe.allow is None else _as_tuple(subscribe.allow),
             subscribe_deny=_as_tuple(subscribe.deny),
             responses=responses,
         )

@@ -188,6 +188,12 @@ def test_invalid_file_stays_unchanged(file: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["users.toml"]
 
 
+def test_empty_list_allows_no_subject(file: Path) -> None:
+    file.write_text('[[users]]\nname = "a"\ntoken = "t"\n[users.nats]\npublish = []\n')
+    (user,) = read_users_file(file)[0].users
+    assert user.subject_permissions == SubjectPermissions(publish_allow=())
+
+
 def test_device_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

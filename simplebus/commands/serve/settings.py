@@ -251,7 +251,7 @@ def _rights(user: User) -> tuple[set[str], set[str]]:
         allowed = permissions.publish.allow, permissions.subscribe.allow
         denied = (*permissions.publish.deny, *permissions.subscribe.deny)
     elif (subjects := user.subject_permissions) is not None:
-        allowed = subjects.publish_allow or None, subjects.subscribe_allow or None
+        allowed = subjects.publish_allow, subjects.subscribe_allow
         denied = (*subjects.publish_deny, *subjects.subscribe_deny)
     else:
         return {*_RIGHTS}, set()

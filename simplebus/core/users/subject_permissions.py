@@ -26,9 +26,11 @@ class SubjectPermissions:
         ValueError: A pattern is not legal.
     """
 
-    publish_allow: tuple[str, ...] = ()
+    publish_allow: tuple[str, ...] | None = None
+    """None allows every subject."""
     publish_deny: tuple[str, ...] = ()
-    subscribe_allow: tuple[str, ...] = ()
+    subscribe_allow: tuple[str, ...] | None = None
+    """None allows every subject."""
     subscribe_deny: tuple[str, ...] = ()
     responses: ResponsePermission | None = None
     """If set, publishing is denied unless allowed by a pattern or as a response."""
@@ -40,7 +42,7 @@ class SubjectPermissions:
             ("subscribe_allow", 2),
             ("subscribe_deny", 2),
         ):
-            for pattern in getattr(self, name):
+            for pattern in getattr(self, name) or ():
                 parts = pattern.split()
                 legal = all(map(_is_legal, parts))
                 if not (1 <= len(parts) <= words and legal):

@@ -72,19 +72,19 @@ class SubjectGrants:
     def __init__(self, permissions: SubjectPermissions, table: SubjectTable) -> None:
         self.responses = permissions.responses
         self._table = table
-        allow = _PatternList(permissions.publish_allow)
+        allow = _PatternList(permissions.publish_allow or ())
         deny = _PatternList(permissions.publish_deny)
-        everything = not permissions.publish_allow and permissions.responses is None
+        everything = permissions.publish_allow is None and permissions.responses is None
         self.publish_cache = PermissionCache(
             table,
             lambda name: (everything or allow.matches(name)) and not deny.matches(name),
         )
         """Decides if a subject may be published on, without response permissions."""
-        subscribe_allow = tuple(map(normalize_pattern, permissions.subscribe_allow))
-        self._can_subscribe_all = not subscribe_allow
+        subscribe_allow = tuple(map(normalize_pattern, permissions.subscribe_allow or ()))
+        self._can_subscribe_all = permissions.subscribe_allow is None
         self._allow = _PatternList(subscribe_allow)
-        self._is_subscribe_restricted = bool(
-            permissions.subscribe_allow or permissions.subscribe_deny
+        self._is_subscribe_restricted = not self._can_subscribe_all or bool(
+            permissions.subscribe_deny
         )
         self._allow_requests = _PatternList(
             tuple(p for p in subscribe_allow if p.startswith(REQUEST_PREFIX))

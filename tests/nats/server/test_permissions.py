@@ -24,29 +24,40 @@ SUBJECTS = (
 NAMES = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4).map(".".join)
 
 
-def grants(**lists: tuple[str, ...]) -> SubjectGrants:
+def grants(**lists: tuple[str, ...] | None) -> SubjectGrants:
     return SubjectGrants(SubjectPermissions(**lists), SubjectTable())  # type: ignore[arg-type]
 
 
-@given(st.lists(SUBJECTS, max_size=3), st.lists(SUBJECTS, max_size=3), NAMES)
-def test_publish_requires_allow_and_no_deny(allow: list[str], deny: list[str], name: str) -> None:
-    may = grants(publish_allow=tuple(allow), publish_deny=tuple(deny)).publish_cache
-    allowed = not allow or any(matches(pattern, name) for pattern in allow)
+ALLOWED = st.none() | st.lists(SUBJECTS, max_size=3).map(tuple)
+
+
+@given(ALLOWED, st.lists(SUBJECTS, max_size=3), NAMES)
+def test_publish_requires_allow_and_no_deny(
+    allow: tuple[str, ...] | None, deny: list[str], name: str
+) -> None:
+    may = grants(publish_allow=allow, publish_deny=tuple(deny)).publish_cache
+    allowed = allow is None or any(matches(pattern, name) for pattern in allow)
     denied = any(matches(pattern, name) for pattern in deny)
     assert may.get(name.encode()) == (allowed and not denied)
 
 
-@given(st.lists(SUBJECTS, max_size=3), st.lists(SUBJECTS, max_size=3), SUBJECTS, NAMES)
+@given(ALLOWED, st.lists(SUBJECTS, max_size=3), SUBJECTS, NAMES)
 def test_delivered_subjects_are_allowed_and_not_denied(
-    allow: list[str], deny: list[str], subject: str, name: str
+    allow: tuple[str, ...] | None, deny: list[str], subject: str, name: str
 ) -> None:
-    these = grants(subscribe_allow=tuple(allow), subscribe_deny=tuple(deny))
+    these = grants(subscribe_allow=allow, subscribe_deny=tuple(deny))
     if not these.can_subscribe(subject.encode(), b"") or not matches(subject, name):
         return
     held_back = these.delivery_filter(subject.encode(), b"")
     if held_back is None or not held_back.get(name.encode()):
-        assert not allow or any(matches(pattern, name) for pattern in allow)
+        assert allow is None or any(matches(pattern, name) for pattern in allow)
         assert not any(matches(pattern, name) for pattern in deny)
+
+
+def test_empty_allow_list_allows_nothing() -> None:
+    nothing = grants(publish_allow=(), subscribe_allow=())
+    assert not nothing.publish_cache.get(b"a")
+    assert not nothing.can_subscribe(b"a", b"")
 
 
 def test_subscription_wider_than_the_allow_pattern_is_denied() -> None:
