@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from simplebus.config.environment import unread_variables
-from simplebus.config.errors import MESSAGES_MAX
 from simplebus.console.errors import CONFIG_STATUS, fail
 
 CHECK_HELP = (
@@ -50,7 +49,7 @@ def check_config(
     for warning in (*warnings, *unread):
         typer.echo(f"simplebus: {warning}", err=True)
     if mistakes:
-        fail("\n".join(mistakes[:MESSAGES_MAX]), status=CONFIG_STATUS)
+        fail("\n".join(mistakes), status=CONFIG_STATUS)
     typer.echo(f"{file} is fine")
 
 

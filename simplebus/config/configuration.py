@@ -21,7 +21,7 @@ from typing import Any
 
 import typer
 
-from simplebus.config.errors import ConfigError
+from simplebus.config.errors import ConfigError, shorten
 from simplebus.config.file import ConfigFile, read_config
 from simplebus.config.server_schema import SETTINGS, ServerConfig
 from simplebus.config.setting import Setting, normalize
@@ -105,7 +105,7 @@ def read_configuration(
                 try:
                     values[name] = setting.parse_text(text)
                 except typer.BadParameter as error:
-                    variable_errors.append(f"{spelled.variable}: {error.message}")
+                    variable_errors.append(f"{spelled.variable}: {shorten(error.message)}")
             else:
                 continue
             if spelled is not setting:

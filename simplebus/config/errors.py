@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 MESSAGES_MAX = 100
 """Maximum number of errors to report at once."""
+_MESSAGE_CHARACTERS_MAX = 500
 
 
 class ConfigError(ValueError):
@@ -44,13 +45,28 @@ class ErrorCollector:
             raise ConfigError(*dict.fromkeys(self.messages))
 
 
-def check_unique_names(names: Iterable[str], table: str) -> None:
-    """Raise ConfigError if a name is given both with `-` and with `_`."""
+def find_repeated_names(names: Iterable[str], table: str) -> Iterator[str]:
+    """Yield an error for each name that is given both with `-` and with `_`."""
     seen: dict[str, str] = {}
     for name in names:
         other = seen.setdefault(name.replace("-", "_"), name)
         if other != name:
-            raise ConfigError(f"{table}: {other!r} and {name!r} are the same, expected either")
+            yield f"{table}: {other!r} and {name!r} are the same, expected either"
+
+
+def shorten(message: str) -> str:
+    """Return an error message, cut to a limited length: it may contain a long value."""
+    if len(message) <= _MESSAGE_CHARACTERS_MAX:
+        return message
+    half = _MESSAGE_CHARACTERS_MAX // 2
+    return f"{message[:half]}…{message[-half:]}"
+
+
+def limit_messages(messages: Sequence[str]) -> tuple[str, ...]:
+    """Return the first messages, and how many there are more."""
+    more = len(messages) - MESSAGES_MAX
+    omitted = [f"there are {more} more errors"] if more > 0 else []
+    return (*messages[:MESSAGES_MAX], *omitted)
 
 
 def describe_toml_error(path: Path, error: str) -> str:

@@ -19,20 +19,22 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from simplebus.config.errors import (
-    MESSAGES_MAX,
     ConfigError,
     ErrorCollector,
-    check_unique_names,
     describe_toml_error,
     describe_unknown_name,
+    find_repeated_names,
+    limit_messages,
+    shorten,
 )
 from simplebus.config.nats_users import (
     NatsTable,
@@ -160,7 +162,7 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
         tuple(warnings),
         lines,
     )
-    return config, tuple(map(config.add_location, errors.messages[:MESSAGES_MAX]))
+    return config, limit_messages([*map(config.add_location, errors.messages)])
 
 
 def _read_text(path: Path) -> tuple[str, int]:
@@ -219,11 +221,26 @@ class _Reader:
                 self.warnings.append(f"{path}.{key} is deprecated: use {path}.{setting.toml_key}")
             if setting is None:
                 continue
-            try:
-                valid[setting.name] = setting.parse_toml(values[key], self._folder)
-            except typer.BadParameter as error:
-                self.errors.messages.append(f"{path}.{key}: {error.message}")
+            if setting.is_list and isinstance(values[key], list):
+                items = [
+                    self._parse(setting.kind.parse_toml, item, f"{path}.{key}[{index}]")
+                    for index, item in enumerate(values[key])
+                ]
+                if None not in items:
+                    valid[setting.name] = tuple(items)
+                continue
+            parse = partial(setting.parse_toml, folder=self._folder)
+            if (value := self._parse(parse, values[key], f"{path}.{key}")) is not None:
+                valid[setting.name] = value
         return valid
+
+    def _parse(self, parse: Callable[[Any], Any], value: Any, path: str) -> Any:
+        """Return a parsed value; None after an error."""
+        try:
+            return parse(value)
+        except typer.BadParameter as error:
+            self.errors.messages.append(f"{path}: {shorten(error.message)}")
+            return None
 
     def read_class_tables(self, tables: Any) -> dict[str, ClassTable]:
         """Return the valid parts of the tables of single classes, by name."""
@@ -240,8 +257,7 @@ class _Reader:
 
     def check_names(self, names: Iterable[str], known_names: Collection[str], path: str) -> None:
         """Add an error for each unknown or duplicate name of a table."""
-        with self.errors.collect():
-            check_unique_names(names, path)
+        self.errors.messages += find_repeated_names(names, path)
         for name in names:
             if normalize(name) in known_names:
                 continue
@@ -262,6 +278,8 @@ def _suggest_place(name: str, *, is_table: bool) -> str:
     for table in _OPTION_TABLES:
         if any((each.toml_table, each.field_name) == (table, name) for each in SETTINGS.values()):
             return f"it to stand in [{table}]"
+    if not is_table and name in _OWN_TABLES:
+        return f"the table [{name}]"
     if (setting := SETTINGS.get(name)) is not None:
         return f"{setting.toml_key!r} in [{setting.toml_table}]"
     option_keys = [

@@ -54,6 +54,19 @@ PORT_MAX = 65_535
 
 # Parsers -----------------------------------------------------------------------------------------
 
+_BYTES_MAX = (1 << 63) - 1
+
+
+def parse_digits(text: str, maximum: int) -> int | None:
+    """Return the number that ASCII digits stand for; None for other text and larger numbers."""
+    if not (text.isascii() and text.isdigit()):
+        return None
+    digits = text.lstrip("0") or "0"  # Python converts a limited number of digits only.
+    if len(digits) > len(str(maximum)) or (number := int(digits)) > maximum:
+        return None
+    return number
+
+
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
@@ -62,15 +75,16 @@ def parse_size(text: str | int) -> int:
     normalized = str(text).strip().lower()
     digits = normalized.rstrip("bkmgi ")
     unit = normalized[len(digits) :].strip()
-    if not (digits.isascii() and digits.isdigit()) or unit not in _UNITS:
+    size = parse_digits(digits, _BYTES_MAX)
+    if size is None or unit not in _UNITS:
         unit_hint = f"{unit[:1].upper()}iB"
-        has_hint = unit_hint.lower() in _UNITS and digits.isascii() and digits.isdigit()
+        has_hint = unit_hint.lower() in _UNITS and size is not None
         hint = f"did you mean {digits}{unit_hint}? " if has_hint else ""
         raise typer.BadParameter(
             f"{text!r} is not a size; {hint}write a whole number of bytes, or a number with KiB, "
             "MiB or GiB, such as 64MiB"
         )
-    return int(digits) * _UNITS[unit]
+    return size * _UNITS[unit]
 
 
 def parse_host(text: str | int) -> str:
@@ -102,8 +116,8 @@ def _is_ipv6(host: str) -> bool:
 def parse_port(text: str | int) -> int:
     """Return a port number from 0 to 65535. Raises typer.BadParameter."""
     word = str(text).strip()
-    if word.isascii() and word.isdigit() and int(word) <= PORT_MAX:
-        return int(word)
+    if (port := parse_digits(word, PORT_MAX)) is not None:
+        return port
     hint = ""
     if "://" in word:
         hint = (
@@ -159,12 +173,11 @@ def parse_pauses(text: str | tuple[float, ...]) -> tuple[float, ...]:
 
 def parse_class(text: int | str) -> int | str:
     """Return a class id or class name. Raises typer.BadParameter."""
-    if isinstance(text, int):
-        return text
-    if text.isascii() and text.isdigit():
-        if int(text) > CLASS_ID_MAX:
+    if isinstance(text, int) or (text.isascii() and text.isdigit()):
+        class_id = parse_digits(str(text), CLASS_ID_MAX)
+        if class_id is None:
             raise typer.BadParameter(f"a class id is from 0 to {CLASS_ID_MAX}, got {text}")
-        return int(text)
+        return class_id
     if not text.isprintable() or " " in text or not 0 < len(text) <= NAME_CHARACTERS_MAX:
         raise typer.BadParameter(
             f"{text!r} is not a class; write its id, from 0 to {CLASS_ID_MAX}, or its name, 1 to "
@@ -239,8 +252,8 @@ def parse_start(text: str) -> str | int | datetime:
 
     if text in START_KEYWORDS:
         return text
-    if text.isascii() and text.isdigit() and int(text) <= SEQUENCE_MAX:
-        return int(text)
+    if (sequence := parse_digits(text, SEQUENCE_MAX)) is not None:
+        return sequence
     try:
         return datetime.fromisoformat(text)
     except ValueError:

@@ -6,9 +6,10 @@ errors are translated to the terms of TOML, with the key's path in front.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 import typer
@@ -17,18 +18,22 @@ from simplebus.config.errors import (
     MESSAGES_MAX,
     ConfigError,
     ErrorCollector,
-    check_unique_names,
     describe_unknown_name,
+    find_repeated_names,
 )
 from simplebus.config.parse import parse_size
 from simplebus.config.setting import SECONDS
 from simplebus.core.users.subject_permissions import ResponsePermission, SubjectPermissions
 
+Path: TypeAlias = tuple[str | int, ...]
+"""Keys, and indexes of lists, from a table to a value."""
 R = TypeVar("R")
 T = TypeVar("T", bound="TomlTable")
 
 _MSGSPEC_ERROR = re.compile(r"(?s)(?P<what>.*?)(?: - at `(?P<at>[^`]*)`)?")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_BOUNDS = re.compile(r" [<>]=? ")
+_PLACEHOLDER = "unnamed"
 _STEP = re.compile(r"\.[^.\[]+|\[[^\]]*\]")
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 
@@ -70,8 +75,8 @@ class ResponsesTable(TomlTable, frozen=True):
 
     max: int = 1
     """Maximum replies per request; negative for no limit."""
-    expires: float = 120.0
-    """Seconds to reply; negative for no limit."""
+    expires: float | str = 120.0
+    """Seconds to reply, or a text with a unit; negative for no limit."""
 
 
 class SubjectPermissionsTable(TomlTable, frozen=True):
@@ -80,16 +85,6 @@ class SubjectPermissionsTable(TomlTable, frozen=True):
     publish: SubjectRulesTable | list[str] | str | None = None
     subscribe: SubjectRulesTable | list[str] | str | None = None
     allow_responses: ResponsesTable | bool = False
-
-
-_TABLES: dict[str, type[TomlTable]] = {
-    "permissions": SubjectPermissionsTable,
-    "default_permissions": SubjectPermissionsTable,
-    "publish": SubjectRulesTable,
-    "subscribe": SubjectRulesTable,
-    "allow_responses": ResponsesTable,
-}
-"""Table type by the last part of its path."""
 
 
 def parse_table(table_type: type[T], values: dict[str, Any], path: str) -> T:
@@ -109,46 +104,53 @@ def parse_valid_part(
     Errors are added to `errors`.
     """
     spellings: dict[str, str] = {}
-    values = _normalize_keys(values, table_path, spellings)
+    values = _normalize_keys(values, table_path, spellings, errors)
     indexes: dict[int, list[int]] = {}
+    reported: set[Path] = set()
     for _ in range(MESSAGES_MAX):
         try:
             return msgspec.convert(values, table_type, dec_hook=_decode)
         except msgspec.ValidationError as error:
             match = _MSGSPEC_ERROR.fullmatch(str(error))
             assert match is not None
-            path = [*map(_parse_step, _STEP.findall((match["at"] or "").removeprefix("$")))]
-            suffix = _format_path(values, path, indexes, spellings)
-            errors.messages.append(
-                _describe_error(table_type, match["what"], table_path, suffix, spellings)
-            )
-            if unknown := _UNKNOWN.fullmatch(match["what"]):
-                path.append(unknown[1])
-            if _MISSING.fullmatch(match["what"]) or not _remove(values, path, indexes):
+            what = match["what"]
+            path = (*map(_parse_step, _STEP.findall((match["at"] or "").removeprefix("$"))),)
+            place = table_path + _format_path(values, path, indexes, spellings)
+            if name := _MISSING.fullmatch(what):
+                path = (*path, name[1])
+                if path not in reported:
+                    errors.messages.append(f"{place}: {name[1].replace('_', '-')!r} is missing")
+                is_removed = _insert(values, path)
+            elif name := _UNKNOWN.fullmatch(what):
+                known = _find_table_type(table_type, path).keys()
+                spelled = spellings.get(name[1], name[1])
+                errors.messages.append(describe_unknown_name(spelled, known, place))
+                is_removed = _remove(values, (*path, name[1]), indexes)
+            else:
+                value = _find(values, path)
+                got = f", got {value!r}" if _BOUNDS.search(what) else ""
+                errors.messages.append(f"{place}: {_translate_types(what)}{got}")
+                reported.add(path)
+                is_removed = _remove(values, path, indexes)
+            if not is_removed:
                 break
     return None
 
 
-def _describe_error(
-    table_type: type[TomlTable],
-    message: str,
-    table_path: str,
-    suffix: str,
-    spellings: Mapping[str, str],
-) -> str:
-    """Translate one error of msgspec. `spelled` maps keys to their spelling in the file."""
-    path = table_path + suffix
-    if name := _UNKNOWN.fullmatch(message):
-        last_key = re.sub(r"\[.*?\]$", "", path).rpartition(".")[2]
-        known_table = (
-            table_type
-            if path == table_path
-            else _TABLES.get(last_key.replace("-", "_"), table_type)
-        )
-        return describe_unknown_name(spellings.get(name[1], name[1]), known_table.keys(), path)
-    if name := _MISSING.fullmatch(message):
-        return f"{path}: {name[1].replace('_', '-')!r} is missing"
-    return f"{path}: {_translate_types(message)}"
+def _find_table_type(table_type: type[TomlTable], path: Path) -> type[TomlTable]:
+    """Return the type of the table at a path below a table of `table_type`."""
+    for step in path:
+        types = {each.encode_name: each.type for each in msgspec.structs.fields(table_type)}
+        table_type = next(_table_types(types.get(str(step))), table_type)
+    return table_type
+
+
+def _table_types(annotation: Any) -> Iterator[type[TomlTable]]:
+    """Yield the types of tables in an annotation such as `list[X] | Y`."""
+    if isinstance(annotation, type) and issubclass(annotation, TomlTable):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _table_types(each)
 
 
 def _parse_step(word: str) -> str | int:
@@ -157,7 +159,7 @@ def _parse_step(word: str) -> str | int:
 
 
 def _format_path(
-    values: Any, path: list[str | int], indexes: dict[int, list[int]], spellings: Mapping[str, str]
+    values: Any, path: Path, indexes: dict[int, list[int]], spellings: Mapping[str, str]
 ) -> str:
     """Return a path as the file writes it.
 
@@ -176,12 +178,25 @@ def _format_path(
     return text
 
 
-def _remove(values: Any, path: list[str | int], indexes: dict[int, list[int]]) -> bool:
+def _find(values: Any, path: Path) -> Any:
+    """Return the value at a path. Raises LookupError or TypeError if there is none."""
+    for step in path:
+        values = values[step]
+    return values
+
+
+def _insert(values: Any, path: Path) -> bool:
+    """Insert a text for a required key, so that the rest can be checked. Return False if it is
+    there. All required keys are texts.
+    """
+    table, last = _find(values, path[:-1]), path[-1]
+    return bool(table.setdefault(last, _PLACEHOLDER) is _PLACEHOLDER)
+
+
+def _remove(values: Any, path: Path, indexes: dict[int, list[int]]) -> bool:
     """Remove an invalid value, so that the rest can be checked. Return False if it is missing."""
     try:
-        *parents, last = path
-        for step in parents:
-            values = values[step]
+        values, last = _find(values, path[:-1]), path[-1]
         if isinstance(values, list):
             indexes.setdefault(id(values), list(range(len(values)))).pop(int(last))
         del values[last]
@@ -215,18 +230,36 @@ def build_subject_permissions(
     publish, subscribe = _as_rules_table(table.publish), _as_rules_table(table.subscribe)
     response_table = table.allow_responses
     responses = ResponsePermission() if response_table is True else None
+    errors = ErrorCollector()
     if isinstance(response_table, ResponsesTable):
-        responses = ResponsePermission(response_table.max, response_table.expires)
+        with errors.collect():
+            seconds = _parse_expiry(response_table.expires, f"{path}.allow_responses.expires")
+            responses = ResponsePermission(response_table.max, seconds)
+    patterns: dict[str, Any] = {
+        "publish_allow": None if publish.allow is None else _as_tuple(publish.allow),
+        "publish_deny": _as_tuple(publish.deny),
+        "subscribe_allow": None if subscribe.allow is None else _as_tuple(subscribe.allow),
+        "subscribe_deny": _as_tuple(subscribe.deny),
+    }
+    for name, texts in patterns.items():
+        for text in texts or ():
+            try:
+                SubjectPermissions(**dict[str, Any]({name: (text,)}))
+            except ValueError as error:  # The message begins with the parameter's name.
+                errors.messages.append(f"{path}.{str(error).replace('_', '.', 1)}")
+    errors.raise_if_any()
+    return SubjectPermissions(responses=responses, **patterns)
+
+
+def _parse_expiry(value: float | str, path: str) -> float:
+    """Return seconds, which may be negative. Raises ConfigError."""
     try:
-        return SubjectPermissions(
-            publish_allow=None if publish.allow is None else _as_tuple(publish.allow),
-            publish_deny=_as_tuple(publish.deny),
-            subscribe_allow=None if subscribe.allow is None else _as_tuple(subscribe.allow),
-            subscribe_deny=_as_tuple(subscribe.deny),
-            responses=responses,
-        )
-    except ValueError as error:  # The message begins with the parameter's name.
-        raise ConfigError(f"{path}.{str(error).replace('_', '.', 1)}") from None
+        seconds = float(SECONDS.parse_toml(value)) if isinstance(value, str) else value
+    except typer.BadParameter as error:
+        raise ConfigError(f"{path}: {error.message}") from None
+    if not math.isfinite(seconds):
+        raise ConfigError(f"{path}: expected a finite number of seconds, got {value!r}")
+    return seconds
 
 
 def _as_rules_table(value: SubjectRulesTable | list[str] | str | None) -> SubjectRulesTable:
@@ -237,21 +270,23 @@ def _as_tuple(value: list[str] | str | None) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value or ())
 
 
-def _normalize_keys(value_: Any, path: str, spellings: dict[str, str]) -> Any:
+def _normalize_keys(
+    value_: Any, path: str, spellings: dict[str, str], errors: ErrorCollector
+) -> Any:
     """Return the value with `_` for `-` in all keys; record the original spelling.
 
-    Raises ConfigError if a key is given in both forms.
+    Keys that are given in both forms are added to `errors`.
     """
     if isinstance(value_, dict):
-        check_unique_names(value_, path)
+        errors.messages += find_repeated_names(value_, path)
         table = {}
         for key, value in value_.items():
             spellings[normalized := key.replace("-", "_")] = key
-            table[normalized] = _normalize_keys(value, f"{path}.{key}", spellings)
+            table[normalized] = _normalize_keys(value, f"{path}.{key}", spellings, errors)
         return table
     if isinstance(value_, list):
         return [
-            _normalize_keys(item, f"{path}[{index}]", spellings)
+            _normalize_keys(item, f"{path}[{index}]", spellings, errors)
             for index, item in enumerate(value_)
         ]
     return value_

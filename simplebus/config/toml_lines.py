@@ -20,7 +20,10 @@ _STRING = re.compile(
     r'"""(?:[^\\]|\\.)*?"{3,5}(?!")|\'\'\'.*?\'{3,5}(?!\')|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'',
     re.DOTALL,
 )
-_HEAD = re.compile(r"(?P<where>[^']*?)(?:: )?'(?P<name>[^']+)' (?:is unknown|is missing)")
+_HEAD = re.compile(
+    r"(?P<where>[^']*?)(?:: )?'(?P<name>[^']+)' "
+    r"(?:is unknown|is missing|and '[^']+' are the same)"
+)
 
 
 def locate_keys(text: str) -> dict[str, int]:

@@ -36,7 +36,12 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from simplebus.config.errors import MESSAGES_MAX, ConfigError, ErrorCollector, describe_toml_error
+from simplebus.config.errors import (
+    ConfigError,
+    ErrorCollector,
+    describe_toml_error,
+    limit_messages,
+)
 from simplebus.config.schema import (
     SubjectPermissionsTable,
     TomlTable,
@@ -117,6 +122,8 @@ class UserTable(TomlTable, frozen=True):
         name = "it"  # Placeholder, so that an invalid name is reported only once.
         with errors.collect():
             name = build_located(f"{path}.name", lambda: User(self.name)).name
+        with errors.collect():
+            build_located(f"{path}.max-message-rate", lambda: RateLimit(self.max_message_rate))
         for key, arguments in self._single_values():
             with errors.collect():
                 build_located(f"{path}.{key}", partial(User, name, **arguments))
@@ -181,12 +188,18 @@ class ConfiguredUsers:
         return Users(self.users, PasswordVerifier(key)) if self.is_configured else None
 
 
+_KEYS = {"token": "token", "nkey": "nkey", "certificate": "certificate", "network": "addresses"}
+"""Key of a user's table by the kind of an identity."""
+
+
 def parse_users(user_tables: Any, path: str = "users") -> ConfiguredUsers:
     """Return the users of a parsed file. Raises ConfigError with all errors."""
     if not isinstance(user_tables, list):
         raise ConfigError(f"{path}: expected [[{path}]], one table for each user")
     users: list[User] = []
     names: set[str] = set()
+    owners: dict[tuple[str, str], str] = {}
+    """Names of users by their identities."""
     errors = ErrorCollector()
     for index, table in enumerate(user_tables):
         user_path, own_errors = f"{path}[{index}]", ErrorCollector()
@@ -198,13 +211,16 @@ def parse_users(user_tables: Any, path: str = "users") -> ConfiguredUsers:
                     errors.messages.append(f"{user_path}.name: there is another user {name!r}")
                 names.add(name)
             if (parsed := parse_valid_part(UserTable, table, user_path, own_errors)) is not None:
-                users.append(parsed.to_user(user_path, is_whole=not own_errors.messages))
+                user = parsed.to_user(user_path, is_whole=not own_errors.messages)
+                users.append(user)
+                own_errors.messages += [
+                    f"{user_path}.{_KEYS[kind]}: user {owner!r} has the same {kind}"
+                    for kind, value in user.identities()
+                    if (owner := owners.setdefault((kind, value), user.name)) != user.name
+                ]
         errors.messages += own_errors.messages
-    configured = ConfiguredUsers(tuple(users), is_configured=True)
-    with errors.collect():
-        build_located(path, configured.to_users)
     errors.raise_if_any()
-    return configured
+    return ConfiguredUsers(tuple(users), is_configured=True)
 
 
 def read_users_file(path: Path) -> tuple[ConfiguredUsers, str]:
@@ -244,7 +260,7 @@ def parse_users_file(text: str, path: Path) -> ConfiguredUsers:
     if errors.messages:
         lines = locate_keys(text)
         raise ConfigError(
-            *(add_location(each, path, lines) for each in errors.messages[:MESSAGES_MAX])
+            *limit_messages([add_location(each, path, lines) for each in errors.messages])
         )
     return configured
 

@@ -28,7 +28,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from simplebus.config.errors import ConfigError, check_unique_names, describe_unknown_name
+from simplebus.config.errors import ConfigError, describe_unknown_name, find_repeated_names
 from simplebus.core import toml
 from simplebus.gateway.mailbox import QUEUE_UNITS, FullQueuePolicy
 from simplebus.gateway.modules import SHIPPED
@@ -253,7 +253,8 @@ def convert_settings(raw: Mapping[str, Any], settings_type: Any) -> Any:
         known = [each.name for each in dataclasses.fields(settings_type)]
     else:
         known = [each.encode_name for each in msgspec.structs.fields(settings_type)]
-    check_unique_names(raw, "settings")
+    for error in find_repeated_names(raw, "settings"):
+        raise ConfigError(error)
     for name in raw:
         if name.replace("-", "_") not in known:
             raise _LocatedConfigError((name,), describe_unknown_name(name, known, ""))

@@ -329,6 +329,7 @@ def test_all_errors_of_users_file_are_reported_with_lines(file: Path) -> None:
         (4, "users[0].addresses: user 'a': '10.0.0.0/33' does not appear to be"),
         (10, "users[1]: 'nam' is unknown; did you mean 'name'?"),
         (9, "users[1]: 'name' is missing"),
+        (11, "users[1].token: the token of user 'unnamed': expected 64 hexadecimal digits"),
         (14, "users[2].name: there is another user 'a'"),
         (17, "users[3]: user 'nobody' cannot authenticate: expected a password, token, nkey,"),
     ]

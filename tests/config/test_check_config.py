@@ -81,7 +81,7 @@ full = "spill"
     ) == [
         "3: classes.orders.max-memory must be at least 262144, got 1",
         "4: classes.orders.max-messages must be at least 1, got 0",
-        "5: classes.orders.backoff: -1 is not a time; write seconds such as 10 or 0.5, or a "
+        "5: classes.orders.backoff[1]: -1 is not a time; write seconds such as 10 or 0.5, or a "
         "number with ms, s, min, h or d, such as 5min",
         "6: classes.orders.max-deliveries: it should be 0 or more, got -1",
         "7: classes.orders.subjects[0]: cannot bind the subject: pattern 'a..b': "
@@ -177,7 +177,7 @@ def test_limit_without_effect_is_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "why"),
     [
-        ("bind = [1.5]", "serve.bind: expected a text, got 1.5"),
+        ("bind = [1.5]", "serve.bind[0]: expected a text, got 1.5"),
         ("last-values = 1.5", "serve.last-values: expected a text, got 1.5"),
         ("users = 7", "serve.users: expected a text, got 7"),
         (r'users = "\u0000"', r"serve.users: '\x00' is not a path: it contains a zero byte"),
@@ -281,6 +281,86 @@ name = "c"
         strict=True,
     ):
         assert each.startswith(f"{line}: {sentence}")
+
+
+def test_errors_of_one_user_do_not_hide_each_other(tmp_path: Path) -> None:
+    assert find_problems(
+        tmp_path,
+        """[[users]]
+name = 3
+token = "sha256:x"
+max-connections = -1
+max-message-rate = inf
+max_classes = 1
+max-classes = 2
+[users.permissions]
+admn = "purge"
+[users.nats]
+subscribe = ["a..b", "c..d"]
+allow_responses = { expires = nan }
+[[users]]
+name = "a"
+token = "t"
+addresses = "10.0.0.0/8"
+[[users]]
+name = "b"
+token = "t"
+addresses = ["10.1.0.0/8"]
+""",
+    ) == [
+        "2: users[0].name: expected a text, got a whole number",
+        "3: users[0].token: the token of user 'unnamed': expected 64 hexadecimal digits after "
+        "sha256:",
+        "4: users[0].max-connections: expected a whole number from 0, got -1",
+        "5: users[0].max-message-rate: a rate of messages is 0 or more a second, got inf",
+        "6: users[0]: 'max_classes' and 'max-classes' are the same, expected either",
+        "9: users[0].permissions: 'admn' is unknown; did you mean 'admin'?",
+        "11: users[0].nats.subscribe.allow: 'a..b' is not a pattern, expected a subject, or a "
+        "subject and a queue",
+        "11: users[0].nats.subscribe.allow: 'c..d' is not a pattern, expected a subject, or a "
+        "subject and a queue",
+        "12: users[0].nats.allow_responses.expires: expected a finite number of seconds, got nan",
+        "19: users[2].token: user 'a' has the same token",
+        "20: users[2].addresses: user 'a' has the same network",
+    ]
+
+
+def test_each_element_of_a_list_is_checked(tmp_path: Path) -> None:
+    text = "[serve]\nhost = [1, '::1', '']\nlast-values = [99999, -1, 'state']"
+    assert find_problems(tmp_path, text) == [
+        "2: serve.host[0]: expected a text, got 1",
+        "2: serve.host[2]: '' is not an address; expected an address to listen on, such as "
+        "0.0.0.0 or :: for all addresses of this machine",
+        "3: serve.last-values[0]: a class id is from 0 to 65535, got 99999",
+        "3: serve.last-values[1]: a class id is from 0 to 65535, got -1",
+    ]
+
+
+@pytest.mark.parametrize("key", ["port", "max-memory", "tick"])
+def test_long_value_is_shortened(tmp_path: Path, key: str) -> None:
+    (problem,) = find_problems(tmp_path, f"[serve]\n{key} = '{'9' * 5000}x'")
+    assert problem.startswith(f"2: serve.{key}: '9999")
+    assert len(problem) < 600
+
+
+def test_number_of_further_errors_is_reported(tmp_path: Path) -> None:
+    text = "[tls]\n" + "".join(f"x{number} = 1\n" for number in range(103))
+    problems = find_problems(tmp_path, text)
+    assert len(problems) == 101
+    assert problems[-1].endswith("there are 3 more errors")
+
+
+def test_table_in_a_wrong_place_is_named(tmp_path: Path) -> None:
+    assert find_problems(tmp_path, "[serve.tls]\ncert = 'a'\n") == [
+        "1: serve: 'tls' is unknown; did you mean the table [tls]?"
+    ]
+
+
+def test_unknown_key_of_an_inner_table_gets_the_names_of_that_table(tmp_path: Path) -> None:
+    text = "[[bridges]]\nname = 'b'\nto = 'simplebus://h'\nclasses = ['a']\n"
+    assert find_problems(tmp_path, f"{text}[bridges.target]\ntokn = 'x'\n") == [
+        "6: bridges[0].target: 'tokn' is unknown; did you mean 'token'?"
+    ]
 
 
 def test_expired_certificate_is_a_warning(tmp_path: Path) -> None:

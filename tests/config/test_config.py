@@ -311,7 +311,7 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ("[serve]\nport = true", ": serve.port: expected a value, not true or false, got true"),
         ("[serve]\nverbose = 1", ": serve.verbose: expected true or false, got 1"),
         ("[serve]\nhost = 3", ": serve.host: expected a text, got 3"),
-        ("[serve]\nhost = [[]]", ": serve.host: expected a single value, got a list"),
+        ("[serve]\nhost = [[]]", ": serve.host[0]: expected a single value, got a list"),
         ("[serve]\ntick = 2026-01-01", ": serve.tick: expected a single value"),
         ("[serve]\ntick = 'soon'", ": serve.tick: 'soon' is not a time"),
         ("[serve]\nmax_memory = '1MB'", ": serve.max_memory: '1MB' is not a size"),

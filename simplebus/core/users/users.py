@@ -7,7 +7,7 @@ its clients are identified by certificate or address, if a user lists them.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from simplebus.core.errors import Reason, RemoteProtocolError
@@ -99,6 +99,19 @@ class User:
             except ValueError as error:
                 raise ValueError(f"user {self.name!r}: {error}") from None
 
+    def identities(self) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the value of each name or credential that no other user may have."""
+        yield "name", self.name
+        if self.token:
+            is_hashed = self.token.startswith("sha256:")
+            yield "token", self.token if is_hashed else hash_token(self.token)
+        if self.nkey:
+            yield "nkey", self.nkey
+        for name in self.certificates:
+            yield "certificate", normalize_name(name)
+        for network in self.networks:
+            yield "network", str(network)
+
     def without_limits(self) -> User:
         """Return a copy without connection, rate and quota limits."""
         return replace(self, connections=0, rate=UNLIMITED, classes_max=None, durables_max=None)
@@ -147,7 +160,13 @@ class Users:
         """Users by the hash of their token."""
         self._users_by_certificate: dict[str, User] = {}
         self._users_by_nkey: dict[str, User] = {}
-        by_network: dict[str, User] = {}
+        tables: dict[str, dict[str, User]] = {
+            "name": self._users_by_name,
+            "token": self._users_by_token,
+            "certificate": self._users_by_certificate,
+            "nkey": self._users_by_nkey,
+            "network": {},
+        }
         self._networks: list[tuple[Network, User]] = []
         self._grants: dict[str, Grants] = {}
         self.resolve_class_name: Callable[[str], Sequence[ClassIdentity]] = unresolved_class
@@ -156,26 +175,10 @@ class Users:
             (u.password for u in users if is_slow_hash(u.password)), _DECOY_PASSWORD
         )
         for user in users:
-            token = user.token
-            if token and not token.startswith("sha256:"):
-                token = hash_token(token)
-            for what, table, keys in (
-                ("name", self._users_by_name, (user.name,)),
-                ("token", self._users_by_token, (token,) if token else ()),
-                ("nkey", self._users_by_nkey, (user.nkey,) if user.nkey else ()),
-                (
-                    "certificate",
-                    self._users_by_certificate,
-                    tuple(map(normalize_name, user.certificates)),
-                ),
-                ("network", by_network, tuple(map(str, user.networks))),
-            ):
-                for key in keys:
-                    other = table.setdefault(key, user)
-                    if other is not user:
-                        raise ValueError(
-                            f"users {other.name!r} and {user.name!r} have the same {what}"
-                        )
+            for kind, value in user.identities():
+                other = tables[kind].setdefault(value, user)
+                if other is not user:
+                    raise ValueError(f"users {other.name!r} and {user.name!r} have the same {kind}")
             self._networks += [(network, user) for network in user.networks]
         # The narrowest network that contains an address wins.
         self._networks.sort(key=lambda pair: -pair[0].prefixlen)
