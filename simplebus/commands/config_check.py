@@ -5,25 +5,27 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from simplebus.commands.serve.http_options import http_port
 from simplebus.commands.serve.jetstream_options import engine_options
 from simplebus.commands.serve.nats_options import nats_options
-from simplebus.commands.serve.settings import configured_users, http_port
 from simplebus.commands.serve.tls_options import (
     certificate_user_warnings,
     tls_options,
     tls_warnings,
 )
+from simplebus.commands.serve.user_options import configured_users
 from simplebus.config import nats_users
 from simplebus.config.configuration import (
     Configuration,
     Source,
     name_options_by_source,
+    old_value_warnings,
     read_configuration,
     settings_in,
 )
@@ -32,13 +34,26 @@ from simplebus.config.parse import HOSTS
 from simplebus.config.server_schema import ServerConfig
 from simplebus.config.server_settings import server_settings
 from simplebus.config.setting import PREFIX, normalize
+from simplebus.config.users import ConfiguredUsers
 from simplebus.console.errors import describe_error
 from simplebus.server.tls.certificates import check_readable, create_ssl_context
 from simplebus.storage.directory import check_directory
 from simplebus.storage.errors import JournalError
 
 
-def check_file(file: str) -> tuple[tuple[str, ...], list[str]]:
+def find_errors(path: Path, flags: Mapping[str, Any]) -> list[str]:
+    """Return all errors in a configuration file, in the order of lines, and in variables.
+
+    Args:
+        path: The file.
+        flags: Values of the command line, by name.
+    """
+    return check_file(str(path), flags)[1]
+
+
+def check_file(
+    file: str, flags: Mapping[str, Any] | None = None
+) -> tuple[tuple[str, ...], list[str]]:
     """Return the warnings, and all errors in the file and the environment variables.
 
     Options that contradict others are ignored, and the rest is checked again.
@@ -46,7 +61,7 @@ def check_file(file: str) -> tuple[tuple[str, ...], list[str]]:
     errors: dict[str, None] = {}
     ignored: list[str] = []
     while True:
-        configuration = read_configuration({}, os.environ, Path(file), ignored=ignored)
+        configuration = read_configuration(flags or {}, os.environ, Path(file), ignored=ignored)
         conflicts, warnings = _find_conflicts(configuration)
         errors |= dict.fromkeys(conflicts)
         conflicting = [
@@ -110,7 +125,10 @@ def _find_conflicts(configuration: Configuration) -> tuple[dict[str, list[str]],
             ("--http-port", http, config.http.http_host or HOSTS),
         )
     )
-    users = attempt(lambda: configured_users(config.users.users, file))
+    users, users_warnings = attempt(lambda: configured_users(config.users.users, file)) or (
+        ConfiguredUsers(),
+        (),
+    )
     if settings is not None:
         attempt(lambda: engine_options(config, settings, os.environ))
     certificates = {nats.tls if nats else None, attempt(lambda: tls_options(config.tls))}
@@ -124,6 +142,8 @@ def _find_conflicts(configuration: Configuration) -> tuple[dict[str, list[str]],
         attempt(lambda: _check_data_dir(data_dir))
     ineffective = file.ineffective_settings(settings) if settings is not None else []
     return errors, [
+        *old_value_warnings(configuration),
+        *users_warnings,
         *nats_users.secret_warnings(os.environ),
         *ineffective,
         *tls_warnings(certificates),

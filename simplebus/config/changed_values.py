@@ -9,6 +9,7 @@ import enum
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +32,18 @@ class _Secret(str):
     """Value that is compared, but never shown."""
 
 
-def describe_changes(key: str, old: Any, new: Any) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class ValueChange:
+    """Key of the file whose value differs."""
+
+    key: str
+    description: str
+    value: str = ""
+    """The new value, as in the file; empty if it is not set, or not shown."""
+    previous: str = ""
+
+
+def describe_changes(key: str, old: Any, new: Any) -> list[ValueChange]:
     """Return one description for each key of the file whose value differs.
 
     Args:
@@ -45,9 +57,10 @@ def describe_changes(key: str, old: Any, new: Any) -> list[str]:
         )
     match new if old is None else old:
         case ClassTable():
-            return _describe_tables(
+            changes = _describe_tables(
                 key, *({} if each is None else each.values_by_key() for each in (old, new))
             )
+            return changes or [_describe_presence(key, is_new=old is None)]
         case ConfiguredUsers():
             old, new = old or ConfiguredUsers(), new or ConfiguredUsers()
             return _describe_named(
@@ -76,7 +89,7 @@ def _describe_named(
     new: Mapping[str, T],
     *,
     values: Callable[[T], dict[str, Any]] | None = None,
-) -> list[str]:
+) -> list[ValueChange]:
     """Describe the changes of tables that have a name each.
 
     Args:
@@ -89,17 +102,21 @@ def _describe_named(
     for name in dict.fromkeys((*old, *new)):
         place = quote_key(key, name)
         if name not in new:
-            lines.append(f"{place} was removed")
+            lines.append(_describe_presence(place, is_new=False))
         elif name not in old:
-            lines.append(f"{place} was added")
+            lines.append(_describe_presence(place, is_new=True))
         elif values is not None:
             lines += _describe_tables(place, values(old[name]), values(new[name]))
         elif old[name] != new[name]:
-            lines.append(f"{place} has changed")
+            lines.append(ValueChange(place, f"{place} has changed"))
     return lines
 
 
-def _describe_tables(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def _describe_presence(key: str, *, is_new: bool) -> ValueChange:
+    return ValueChange(key, f"{key} was {'added' if is_new else 'removed'}")
+
+
+def _describe_tables(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[ValueChange]:
     """Describe the differing values of two tables. None stands for a key that is not set."""
     return [
         _describe_value(f"{key}.{name}", old.get(name), new.get(name))
@@ -108,13 +125,16 @@ def _describe_tables(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -
     ]
 
 
-def _describe_value(key: str, old: Any, new: Any) -> str:
-    old_text, new_text = _format_value(old), _format_value(new)
+def _describe_value(key: str, old: Any, new: Any) -> ValueChange:
+    previous, value = _format_value(old), _format_value(new)
+    was = f", was {previous}" if previous else ""
     if new is None:
-        return f"{key} is not set" + (f", was {old_text}" if old_text else "")
-    if not new_text:
-        return f"{key} has changed"
-    return f"{key} = {new_text}" + (f", was {old_text}" if old_text and old is not None else "")
+        description = f"{key} is not set{was}"
+    elif value:
+        description = f"{key} = {value}{was}"
+    else:
+        description = f"{key} has changed"
+    return ValueChange(key, description, value, previous)
 
 
 def quote_key(table: str, name: str) -> str:

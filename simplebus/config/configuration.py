@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import typer
 
 from simplebus.config.errors import ConfigError, shorten
 from simplebus.config.file import ConfigFile, read_config
+from simplebus.config.parse import LogFormat
 from simplebus.config.server_schema import SETTINGS, ServerConfig
 from simplebus.config.setting import Setting, normalize
 from simplebus.config.toml_lines import find_line
@@ -121,6 +122,13 @@ def read_configuration(
         file_errors,
         tuple(variable_errors),
     )
+
+
+def old_value_warnings(configuration: Configuration) -> Iterator[str]:
+    """Yield a warning for each value that has another name now."""
+    if configuration.config.general.log_format is LogFormat.TEXT:
+        warning = ValueError("--log-format: 'text' is deprecated: use 'console'")
+        yield str(name_options_by_source(warning, configuration))
 
 
 # Names in error messages --------------------------------------------------------------------------

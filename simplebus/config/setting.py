@@ -282,8 +282,8 @@ class Setting:
         return folder / parsed if isinstance(parsed, Path) else parsed
 
     def format_value(self, value: Any) -> Any:
-        """Return a value as it is compared and shown after a reload: a size as a text."""
-        if self.kind.parse is SIZE.parse and value is not None:
+        """Return a value as it is compared and shown after a reload: a size or choice as a text."""
+        if (self.kind.parse is SIZE.parse or self.kind.choices) and value is not None:
             return self.kind.format(value)
         return None if value == () else value
 

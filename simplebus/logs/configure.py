@@ -37,6 +37,11 @@ def configure_logging(level: str, log_format: str = "console") -> None:
         logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
+def level_number(level: str) -> int:
+    """Return the number of a level for `configure_logging`, by which levels are ordered."""
+    return logging.getLevelNamesMapping()[level.upper()]
+
+
 def _stderr_handler() -> logging.Handler:
     """Return a handler for standard error, which may be closed or replaced."""
     if sys.stderr is None:  # Closed by the parent process.

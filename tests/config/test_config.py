@@ -741,6 +741,7 @@ def test_changed_users_are_described_without_secrets(file: Path) -> None:
         ("last-values = [7]", "last-values = ['x']", 'last-values = ["x"], was ["7"]'),
         ("verbose = false", "verbose = true", "verbose = true, was false"),
         ("engine = 'nats://a'", "engine = 'nats://u:secret@b'", "engine has changed"),
+        ("", "durability = 'os'", 'durability = "os", was "disk"'),
     ],
 )
 def test_changed_options_are_written_as_in_the_file(
@@ -748,6 +749,40 @@ def test_changed_options_are_written_as_in_the_file(
 ) -> None:
     changes = reload_texts(file, f"[serve]\n{before}\n", f"[serve]\n{after}\n")
     assert [each.removesuffix(": needs a restart") for each in changes] == [f"serve.{change}"]
+
+
+def test_added_and_removed_class_without_keys_is_named(file: Path) -> None:
+    assert reload_texts(file, "", "[classes.orders]\n") == ["classes.orders was added"]
+    assert reload_texts(file, "[classes.orders]\n", "") == ["classes.orders was removed"]
+
+
+def test_change_has_its_values(file: Path) -> None:
+    file.write_text("[serve]\nmax-classes = 5\n")
+    configuration = load(file)
+    plan = build_plan(configuration)
+    file.write_text("[serve]\nmax-classes = 6\n[[users]]\nname = 'a'\ntoken = 't'\n")
+    first, second = find_changes(plan, reload_plan(configuration))
+    assert (first.key, first.value, first.previous) == ("serve.max-classes", "6", "5")
+    assert (second.key, second.value, second.previous) == ("users.a", "", "")
+
+
+def test_old_name_of_a_value_is_a_warning(file: Path) -> None:
+    file.write_text("[serve]\nlog-format = 'text'\n")
+    (warning,) = build_plan(load(file)).warnings
+    assert warning == f"{file}:2: serve.log-format: 'text' is deprecated: use 'console'"
+    configuration = parse_arguments(["--log-format", "text"])
+    assert build_plan(configuration).warnings == (
+        "--log-format: 'text' is deprecated: use 'console'",
+    )
+
+
+def test_readable_users_file_is_a_warning_of_the_plan(file: Path) -> None:
+    users = file.parent / "users.toml"
+    users.write_text("[[users]]\nname = 'a'\ntoken = 't'\n")
+    users.chmod(0o644)
+    file.write_text("[serve]\nusers = 'users.toml'\n")
+    (warning,) = build_plan(load(file)).warnings
+    assert warning.startswith(f"{users} holds secrets")
 
 
 def test_changes_are_counted() -> None:
@@ -765,6 +800,14 @@ def test_invalid_reload_reports_all_errors(file: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         reload_plan(configuration)
     assert len(caught.value.messages) == 2
+    file.write_text("[serve]\nmax-classes = 0\nmax-connections = 0\n[tls]\ncert = 'a'\n")
+    with pytest.raises(ConfigError) as caught:
+        reload_plan(configuration)
+    assert caught.value.messages == (
+        f"{file}:2: serve.max-classes must be above 0, got 0",
+        f"{file}:3: serve.max-connections must be above 0, got 0",
+        f"{file}:5: tls.cert needs tls.key too",
+    )
     file.write_text("[serve]\nmax-memory = '1MiB'\nmax-class-memory = '2MiB'")
     with pytest.raises(ConfigError, match=r"bus.toml:3: serve\.max-class-memory must be from"):
         reload_plan(configuration)

@@ -58,6 +58,7 @@ FIELD_MEANINGS = {
     "path": "Path of a file, or of an HTTP request.",
     "payload_bytes": "Largest message that the NATS servers accept, in bytes.",
     "peer": "Address of a client, with its name if it has one.",
+    "previous": "Previous value of a setting, as in the file; empty if there was none.",
     "problem": "Sentence about a file or a setting.",
     "properties": "Properties of a message, as text.",
     "range": "Range of sequences of a class, as text.",
@@ -70,6 +71,7 @@ FIELD_MEANINGS = {
     "sentence": "Error message that belongs to the reason code.",
     "sequence": "Sequence of the first message concerned.",
     "server": "Address of the server.",
+    "setting": "Key of a setting in the file.",
     "signal": "Name of a Unix signal.",
     "source": "Bus from which messages are copied.",
     "stack": "Functions that the event loop is executing.",
@@ -82,6 +84,7 @@ FIELD_MEANINGS = {
     "uplink": "Name of an uplink at its target.",
     "url": "URL of a module bus.",
     "user": "Name of a user; empty without users.",
+    "value": "New value of a setting, as in the file; empty if it is not set, or a secret.",
     "wanted_limit": "Size limit that the options ask for, as text.",
 }
 """Meaning of each field, as Markdown."""

@@ -44,7 +44,9 @@ def test_json_lines_have_event_and_named_values() -> None:
 @pytest.mark.parametrize("arguments", [(), ("--log-format", "console"), ("--log-format", "text")])
 def test_console_lines_are_the_messages_of_the_json_lines(arguments: tuple[str, ...]) -> None:
     """`text` is the old name of `console`."""
-    messages = [
+    messages = ["configuration: --log-format: 'text' is deprecated: use 'console'"]
+    messages = messages if "text" in arguments else []
+    messages += [
         json.loads(line)["message"] for line in log_of_lost_messages("--log-format", "json")
     ]
     console = log_of_lost_messages(*arguments)

@@ -81,7 +81,7 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
     )
     from simplebus.commands.serve.stable_read import read_when_stable
     from simplebus.config.environment import unread_variables
-    from simplebus.logs.configure import configure_logging
+    from simplebus.logs.configure import configure_logging, level_number
     from simplebus.logs.event_logger import EventLogger
     from simplebus.server import systemd
     from simplebus.server.run import serve as serve_until_stopped
@@ -110,8 +110,10 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
                 find_changes(plan, new_plan),
                 find_widened_permissions(plan, new_plan),
             )
+            levels = plan.log_level, new_plan.log_level
             plan = apply_reload(plan, new_plan)
-            configure_logging(new_plan.log_level, new_plan.log_format)
+            # A change to a higher level is logged, too.
+            configure_logging(min(levels, key=level_number), new_plan.log_format)
             for change in changed[:_LOGGED_CHANGES_MAX]:
                 level = logging.INFO if change.is_reloaded else logging.WARNING
                 log.log(
@@ -119,6 +121,9 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
                     "setting.changed",
                     "configuration: {change}",
                     change=change,
+                    setting=change.key,
+                    value=change.value,
+                    previous=change.previous,
                     is_unlimited=True,
                 )
             for warning in (*new_plan.warnings, *widened):
@@ -140,7 +145,9 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
                 "configuration.reloaded",
                 "reloaded the configuration: {changes}",
                 changes=count_changes(changed),
+                is_unlimited=True,
             )
+            configure_logging(new_plan.log_level, new_plan.log_format)
 
         return new_plan.settings, new_plan.options, write_line
 

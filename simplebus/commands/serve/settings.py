@@ -9,26 +9,31 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simplebus.commands.config_check import find_errors
 from simplebus.commands.serve import jetstream_options
+from simplebus.commands.serve.http_options import http_port
 from simplebus.commands.serve.nats_options import nats_options
 from simplebus.commands.serve.tls_options import (
     certificate_user_warnings,
     tls_options,
     tls_warnings,
 )
+from simplebus.commands.serve.user_options import configured_users
 from simplebus.config import nats_users
 from simplebus.config.changed_values import describe_changes, quote_key
-from simplebus.config.configuration import Configuration, name_options_by_source, read_configuration
+from simplebus.config.configuration import (
+    Configuration,
+    name_options_by_source,
+    old_value_warnings,
+    read_configuration,
+)
 from simplebus.config.errors import ConfigError
 from simplebus.config.file import ConfigFile
 from simplebus.config.parse import HOSTS
 from simplebus.config.server_schema import SETTINGS, ServerConfig
 from simplebus.config.server_settings import server_settings
-from simplebus.config.users import ConfiguredUsers, merge_users, read_users_file
-from simplebus.logs.event_logger import EventLogger
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import BridgeSettings
@@ -36,12 +41,9 @@ if TYPE_CHECKING:
     from simplebus.core.users.users import User
     from simplebus.server.run import ServeOptions
 
-log = EventLogger("simplebus")
-
 SECRET_VARIABLES = (*nats_users.SECRETS, *jetstream_options.SECRETS.values())
 """Environment variables that `serve` reads and that no option sets."""
 
-_HTTP_PORT = 8222
 _RELOADABLE_KEYS = {setting.key for setting in SETTINGS.values() if setting.is_reloadable}
 _RELOADABLE_TABLES = ("classes.", "nats.users", "users")
 
@@ -68,6 +70,10 @@ class SettingChange:
     """Key and new value, without secrets."""
     is_reloaded: bool
     """True if the running server applies the new value."""
+    key: str = ""
+    value: str = ""
+    """The new value; empty if it is not set, or a secret."""
+    previous: str = ""
 
     def __str__(self) -> str:
         return self.description if self.is_reloaded else f"{self.description}: needs a restart"
@@ -80,11 +86,28 @@ def build_plan(configuration: Configuration) -> ServerPlan:
         ValueError: If a variable is invalid, or settings contradict each other.
         ConfigError: If the mistake is in the configuration file.
     """
-    configuration.raise_errors()
+    try:
+        configuration.raise_errors()
+    except ValueError as error:
+        raise _with_other_errors(error, configuration) from None
     try:
         return _build_plan(configuration)
     except ValueError as error:
-        raise name_options_by_source(error, configuration) from None
+        named = name_options_by_source(error, configuration)
+        raise _with_other_errors(named, configuration) from None
+
+
+def _with_other_errors(error: ValueError, configuration: Configuration) -> ValueError:
+    """Return an error together with all others of the configuration file."""
+    if configuration.file is None:
+        return error
+    found = find_errors(configuration.file.path, configuration.flags)
+    own = [each for each in str(error).splitlines() if each not in found]
+    # An error of the command line is found again, with the file in front.
+    others = [each for each in found if not each.endswith(tuple(own))]
+    if isinstance(error, ConfigError):
+        return ConfigError(*own, *others)
+    return ValueError("\n".join((*own, *others)))
 
 
 def _build_plan(configuration: Configuration) -> ServerPlan:
@@ -95,7 +118,7 @@ def _build_plan(configuration: Configuration) -> ServerPlan:
     if "engine" in configuration.names_on_command_line:
         jetstream_options.check_no_secret(config)
     settings = server_settings(config, file.class_settings if file else None)
-    configured = configured_users(config.users.users, file)
+    configured, users_warnings = configured_users(config.users.users, file)
     users = configured.to_users(os.urandom(32))
     nats = nats_options(configuration, os.environ, users=users)
     general, limits = config.general, config.users
@@ -129,6 +152,8 @@ def _build_plan(configuration: Configuration) -> ServerPlan:
         file.bridges if file else (),
         (
             *configuration.warnings,
+            *old_value_warnings(configuration),
+            *users_warnings,
             *nats_users.secret_warnings(os.environ),
             *(file.ineffective_settings(settings) if file else ()),
             *tls_warnings(certificates),
@@ -136,36 +161,6 @@ def _build_plan(configuration: Configuration) -> ServerPlan:
         ),
         _setting_values(config, file) | {"users": configured},
     )
-
-
-def configured_users(path: Path | None, file: ConfigFile | None) -> ConfiguredUsers:
-    """Return the users of the users file and the configuration file. Raises ValueError."""
-    groups = [] if file is None else [file.users]
-    if path is not None:
-        try:
-            users_of_file, warning = read_users_file(path)
-        except ConfigError as error:
-            raise ConfigError(*(f"--users: {each}" for each in error.messages)) from None
-        if warning:
-            log.warning("users_file.readable", "{problem}", problem=warning)
-        groups.append(users_of_file)
-    return merge_users(groups) if groups else ConfiguredUsers()
-
-
-def http_port(configuration: Configuration) -> int | None:
-    """Return the port of the HTTP listener; None if it is closed.
-
-    Raises:
-        ValueError: If options contradict each other.
-    """
-    config = configuration.config
-    if config.http.no_http:
-        for name in configuration.names_on_command_line:
-            if name.startswith("http_"):
-                raise ValueError(f"--no-http and {SETTINGS[name].flag} contradict each other")
-        return None
-    port = config.http.http_port
-    return (_HTTP_PORT if config.general.port else 0) if port is None else port
 
 
 def _setting_values(config: ServerConfig, file: ConfigFile | None) -> dict[str, Any]:
@@ -189,9 +184,15 @@ def reload_plan(configuration: Configuration) -> ServerPlan:
 def find_changes(old: ServerPlan, new: ServerPlan) -> list[SettingChange]:
     """Return the settings that differ, one for each key of the file."""
     return [
-        SettingChange(description, is_reloaded=_is_reloadable(key))
+        SettingChange(
+            change.description,
+            is_reloaded=_is_reloadable(key),
+            key=change.key,
+            value=change.value,
+            previous=change.previous,
+        )
         for key in _differing_keys(old, new)
-        for description in describe_changes(key, old.values.get(key), new.values.get(key))
+        for change in describe_changes(key, old.values.get(key), new.values.get(key))
     ]
 
 
