@@ -21,6 +21,7 @@ import simplebus
 from simplebus import cli
 from simplebus.config.server_schema import SETTINGS
 from simplebus.core.errors import BusConnectionError
+from tests.support.certificates import CertificateAuthority
 from tests.support.programs import ROOT, environment, run_program, run_server, running_program
 
 COMMANDS = typer.main.get_group(cli.app).commands
@@ -599,3 +600,15 @@ def test_command_line_does_not_import_server() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert done.stdout == "False False\n"
+
+
+def test_wrong_certificate_is_reported_with_key_and_line(tmp_path: Path) -> None:
+    authority = CertificateAuthority(tmp_path)
+    cert, key = authority.issue("localhost").cert, authority.issue("other").key
+    file = tmp_path / "bus.toml"
+    file.write_text(f"[tls]\ncert = '{cert}'\nkey = '{key}'\n")
+    status, _, complaint = run_program("serve", "--port", "0", "--config", str(file))
+    assert status == 78
+    place = rf"simplebus: {re.escape(str(file))}:[23]: tls\.(cert|key): "
+    assert re.match(f"{place}{re.escape(str(cert))} and .* are not a PEM certificate", complaint)
+    assert complaint.count("\n") == 1

@@ -165,7 +165,7 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
             run = partial(serve_with_bridges, run, plan.bridges)
         trio.run(run)
     except (BaseExceptionGroup, BusError, OSError, MemoryError) as error:
-        _exit_with_error(error, options.hosts)
+        _exit_with_error(error, options.hosts, configuration)
 
 
 def parse_arguments(arguments: Sequence[str]) -> Configuration:
@@ -217,7 +217,9 @@ def declare_options() -> None:
 declare_options()
 
 
-def _exit_with_error(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
+def _exit_with_error(
+    error: BaseException, hosts: tuple[str, ...], configuration: Configuration
+) -> NoReturn:
     """Print why the server failed or did not start, and exit with the matching status."""
     import logging
     import socket
@@ -236,8 +238,10 @@ def _exit_with_error(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
     match cause:
         case RemoteProtocolError():
             message, status = cause.sentence, USAGE_STATUS
-        case UnusableClusterError() | CertificateError():
+        case UnusableClusterError():
             status = CONFIG_STATUS
+        case CertificateError():
+            message, status = _locate_error(message, configuration), CONFIG_STATUS
         case JournalInUseError():
             status = BUSY_STATUS
         case JournalError():
@@ -252,6 +256,16 @@ def _exit_with_error(error: BaseException, hosts: tuple[str, ...]) -> NoReturn:
         case MemoryError():
             status = MEMORY_STATUS
     fail(message, status=status)
+
+
+def _locate_error(message: str, configuration: Configuration) -> str:
+    """Return an error about a file with the key and the line that name the file, if there are."""
+    from simplebus.commands.config_check import find_errors
+
+    if configuration.file is None:
+        return message
+    found = find_errors(configuration.file.path, configuration.flags)
+    return "\n".join(each for each in found if message in each) or message
 
 
 def exit_for_invalid_options(error: ValueError) -> NoReturn:
