@@ -147,6 +147,13 @@ async def test_settings_that_need_a_restart_change_nothing(
         assert not server.server.broker.classes
 
 
+async def test_fewer_classes_than_exist_are_refused() -> None:
+    async with serving(INITIAL) as server:
+        await connect(server, [1, 2, 3])
+        with pytest.raises(CannotReloadError, match="max-classes is 2, but 3 classes exist"):
+            apply(server, Settings(Limits(classes=2)))
+
+
 async def test_reload_binds_and_unbinds_subjects() -> None:
     first = [NamedClass(name="orders", subjects=["orders.>"])]
     second = [NamedClass(name="orders", subjects=["shops.>"])]
