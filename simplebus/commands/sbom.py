@@ -15,8 +15,9 @@ from simplebus.console.errors import fail
 from simplebus.console.installation import DISTRIBUTION, install_command
 
 HELP = (
-    "Print a software bill of materials: simplebus and every installed package that it needs, with "
-    "versions and licenses, in the format CycloneDX 1.6 (JSON).\n\n\b\n"
+    "Print a software bill of materials.\n\n"
+    "It lists simplebus and every installed package that it needs, with versions and licenses, in "
+    "the format CycloneDX 1.6 (JSON).\n\n\b\n"
     "  simplebus sbom > sbom.json\n"
     "  simplebus sbom --extra spark > sbom.json    with the packages of the data pipeline"
 )
