@@ -151,8 +151,13 @@ def parse_bridges(tables: Any, folder: Path, *, is_served: bool) -> ConfiguredBr
         raise ConfigError("bridges: expected tables, as [[bridges]] begins them")
     bridges: list[BridgeSettings] = []
     has_secrets, warnings, errors = False, list[str](), ErrorCollector()
+    names: set[object] = set()
     for index, values in enumerate(tables):
         path = f"bridges[{index}]"
+        if isinstance(name := values.get("name"), str):
+            if name in names:
+                errors.messages.append(f"{path}.name: there is another bridge {name!r}")
+            names.add(name)
         with errors.collect():
             table = parse_table(BridgeTable, values, path)
             has_secrets |= table.has_secrets
@@ -161,10 +166,7 @@ def parse_bridges(tables: Any, folder: Path, *, is_served: bool) -> ConfiguredBr
                 for name, former in _FORMER_NAMES.items()
                 if getattr(table, former) is not None
             ]
-            bridge = _build_bridge(table, path, folder, is_served=is_served)
-            if any(other.name == bridge.name for other in bridges):
-                raise ConfigError(f"{path}.name: there is another bridge {bridge.name!r}")
-            bridges.append(bridge)
+            bridges.append(_build_bridge(table, path, folder, is_served=is_served))
     errors.raise_if_any()
     try:
         check_loops(bridges)
@@ -223,7 +225,8 @@ def _build_bridge(
         )
         _check_nats(bridge)
     except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        has_key = str(error).startswith("hops ")
+        raise ConfigError(f"{path}{'.' if has_key else ': '}{error}") from None
     return bridge
 
 

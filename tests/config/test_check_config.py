@@ -356,6 +356,16 @@ def test_table_in_a_wrong_place_is_named(tmp_path: Path) -> None:
     ]
 
 
+def test_bridges_are_checked_independently(tmp_path: Path) -> None:
+    bridge = "[[bridges]]\nname = 'b'\nto = 'simplebus://h'\nclasses = ['a']\n"
+    assert find_problems(tmp_path, f"{bridge}hops = -1\n{bridge}heartbeat = 'x'\n") == [
+        "5: bridges[0].hops is from 1 to 16, got -1",
+        "7: bridges[1].name: there is another bridge 'b'",
+        "10: bridges[1].heartbeat: 'x' is not a time; write seconds such as 10 or 0.5, or a number "
+        "with ms, s, min, h or d, such as 5min",
+    ]
+
+
 def test_unknown_key_of_an_inner_table_gets_the_names_of_that_table(tmp_path: Path) -> None:
     text = "[[bridges]]\nname = 'b'\nto = 'simplebus://h'\nclasses = ['a']\n"
     assert find_problems(tmp_path, f"{text}[bridges.target]\ntokn = 'x'\n") == [
