@@ -16,6 +16,7 @@ from load import (
     durability,
     engine_kills,
     growing_backlog,
+    holds,
     kills,
     memory,
     memory_limit,
@@ -413,6 +414,7 @@ SCENARIOS = (
     Scenario("permissions", "what permissions cost", special=tls_and_permissions.permissions),
     Scenario("attack", "an attack on a server under load", special=connection_attack.run),
     Scenario("attacks", "one client with many legal requests", special=attacks.run),
+    Scenario("holds", "longest holds of the event loop by any request", special=holds.run),
     Scenario("bridge", "from bus to bus, and to NATS", special=bridge.run),
     Scenario("sdk", "Python programs, beside those of nats-py", special=sdk.run),
     Scenario(

@@ -1,0 +1,464 @@
+"""Longest holds of the event loop, in CPU time, by every kind of request at its maximum.
+
+    python load/run.py holds [--quick]
+
+No request holds the loop for longer than HOLD_MAX_S: longer work is cut into steps, between which
+other clients have their turn. The server runs with an instrument that reports each step of a
+millisecond or more; see `load.hold_server`. The requests run one kind after the other, and each row
+is the longest step from the beginning of a kind to the beginning of the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from load import attacks
+from load.brokers import HOST, REPOSITORY, START_S
+from load.connection_attack import ports_of
+from load.measure import RunOptions
+from load.processes import Process
+from load.report import Row
+from simplebus.core.limits import BINDINGS_MAX, FETCH_MESSAGES_MAX, Limits
+from simplebus.core.protocol import frames
+
+HOLD_MAX_S = 0.005
+PATIENCE_S = 120.0
+SETTLE_S = 2.5
+"""Time for ticks, snapshots and the removal of what ended."""
+CLASSES = Limits().classes
+MESSAGES = 1_000_000
+CHANNELS = 50_000
+MEMBERS = 1000
+CONNECTIONS = 5000
+FULL, CHANNELED, VALUES, TIMED, GROUPED = 1, 2, 3, 4, 5
+"""Classes."""
+
+SERVER = (
+    *("--port", "0", "--nats-port", "0", "--http-port", "0", "--log-level", "error"),
+    *("--max-memory", "8GiB", "--max-connections", "16000", "--hello-timeout", "2"),
+    *("--max-classes-per-connection", "0", "--max-classes-per-address", "0"),
+    *("--max-durables-per-address", "0", "--ack-timeout", "600", "--durability", "os"),
+)
+
+
+class Hold(NamedTuple):
+    """A step of a task."""
+
+    at: float
+    seconds: float
+    gc_seconds: float
+    faults: int
+    task: str
+    stack: str
+
+
+@dataclass
+class HeldServer:
+    """A running server, and the ports of its listeners."""
+
+    process: Process
+    tcp: int
+    nats: int
+    http: int
+
+    def holds(self) -> list[Hold]:
+        """Return the steps that were reported so far."""
+        found = [
+            json.loads(line[5:])
+            for line in self.process.output().splitlines()
+            if line.startswith("hold ")
+        ]
+        names = ("at", "seconds", "gc", "faults", "task", "stack")
+        return [Hold(*(each[name] for name in names)) for each in found]
+
+
+@contextlib.contextmanager
+def serving(*options: str) -> Iterator[HeldServer]:
+    """Run a server with the instrument."""
+    command = [sys.executable, "-m", "load.hold_server", "serve", *SERVER, *options]
+    with Process("simplebus", command, directory=REPOSITORY) as process:
+        process.wait_for_line("simplebus ready", timeout_s=START_S)
+        yield HeldServer(process, *map(int, ports_of(process.output()).split(",")))
+
+
+def run(run_options: RunOptions) -> list[Row]:
+    """Return the rows of the scenario."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    rows = []
+    with tempfile.TemporaryDirectory() as directory:
+        config = Path(directory) / "bus.toml"
+        config.write_text("".join(f'[classes."declared.{n}"]\n' for n in range(100)))
+        for kinds, options in (
+            (KINDS, ("--config", str(config))),
+            (JOURNAL_KINDS, ("--data-dir", str(Path(directory) / "data"))),
+        ):
+            with serving(*options, *run_options.server_args) as server:
+                rows += measure(server, kinds)
+    return rows
+
+
+def measure(server: HeldServer, kinds: dict[str, Callable[[HeldServer], object]]) -> list[Row]:
+    """Run each kind of request, and return the longest hold of each."""
+    begins = []
+    for kind in kinds.values():
+        begins.append(time.monotonic())
+        kind(server)
+        time.sleep(SETTLE_S)
+    holds, rows = server.holds(), []
+    for number, title in enumerate(kinds):
+        end = begins[number + 1] if number + 1 < len(begins) else time.monotonic()
+        found = sorted(
+            (each for each in holds if begins[number] <= each.at < end),
+            key=lambda each: -each.seconds,
+        )
+        long_count = sum(each.seconds > HOLD_MAX_S for each in found)
+        note = f"{long_count} above {HOLD_MAX_S * 1e3:g} ms"
+        if found:
+            first = found[0]
+            note += f"; {first.task}: {first.stack}"
+            note += f"; garbage {first.gc_seconds * 1e3:.1f} ms, {first.faults} page faults"
+        longest = found[0].seconds * 1e3 if found else 1.0
+        rows.append(
+            Row("holds", title, [longest], "ms", HOLD_MAX_S * 1e3, less_is_better=True, note=note)
+        )
+    return rows
+
+
+class Client:
+    """Binary client of version 2 that waits for replies."""
+
+    def __init__(self, server: HeldServer, *classes: object, **more: object) -> None:
+        self.socket = socket.create_connection((HOST, server.tcp), timeout=PATIENCE_S)
+        self._received = bytearray()
+        body = {"version": 2, "classes": list(classes), **more}
+        self.send(frames.CONNECT, body)
+        self.wait(frames.CONNECT)
+
+    def send(self, kind: int, body: object, *, class_id: int = 0, number: int = 0) -> None:
+        """Send a request."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.socket.sendall(
+            frames.encode(
+                kind,
+                class_id=class_id,
+                message_id=1,
+                timer_index=number,
+                content=content,
+            )
+        )
+
+    def wait(self, kind: int, count: int = 1) -> None:
+        """Wait for `count` replies of a kind, or of errors, and forget all other frames."""
+        marks = [frames.DELIMITER + bytes([each]) for each in (kind, frames.ERROR)]
+        if not self._received:
+            self._received += frames.DELIMITER
+        while sum(self._received.count(mark) for mark in marks) < count:
+            more = self.socket.recv(1 << 20)
+            assert more, "the server closed the connection"
+            self._received += more
+        self._received.clear()
+
+    def subscribe(self, class_id: int, number: int = 1, **options: object) -> None:
+        """Subscribe, and wait for the reply."""
+        self.send(frames.SUBSCRIBE, options, class_id=class_id, number=number)
+        self.wait(frames.SUBSCRIBE)
+
+    def read_for(self, seconds: float) -> None:
+        """Read and forget what comes until nothing has come for so long."""
+        self.socket.settimeout(seconds)
+        with contextlib.suppress(TimeoutError):
+            while self.socket.recv(1 << 20):
+                pass
+        self.socket.settimeout(PATIENCE_S)
+        self._received.clear()
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def _publish(server: HeldServer, class_id: int, contents: Iterator[bytes], *, kind: int) -> None:
+    """Publish messages as fast as the server takes them, without reading confirms."""
+    client = Client(server, class_id)
+    pieces: list[bytes] = []
+    size = 0
+    reader = threading.Thread(target=client.read_for, args=(2.0,), daemon=True)
+    reader.start()
+    for number, content in enumerate(contents):
+        frame = frames.encode(kind, class_id=class_id, message_id=number, content=content)
+        pieces.append(frame)
+        size += len(frame)
+        if size > 1 << 20:
+            client.socket.sendall(b"".join(pieces))
+            pieces, size = [], 0
+    client.socket.sendall(b"".join(pieces))
+    client.send(frames.CONNECT, {})
+    reader.join()
+    client.close()
+
+
+def _envelope(channel: str, payload: bytes) -> bytes:
+    name = channel.encode()
+    return b"\x08" + len(name).to_bytes(2, "big") + name + payload
+
+
+def _timed(payload: bytes, expires_ms: int) -> bytes:
+    return b"\x02" + expires_ms.to_bytes(8, "big") + payload
+
+
+def _http(server: HeldServer, path: str) -> None:
+    sock = socket.create_connection((HOST, server.http), timeout=PATIENCE_S)
+    sock.sendall(f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode())
+    while sock.recv(1 << 20):
+        pass
+    sock.close()
+
+
+# Requests ----------------------------------------------------------------------------------------
+
+
+def connect_and_wait(server: HeldServer) -> None:
+    Client(server, 1).close()
+
+
+def publish_plain(server: HeldServer) -> None:
+    """Many small messages of version 1 in large writes, to a class without a subscriber."""
+    frame = frames.encode(frames.MESSAGE, class_id=FULL, content=b"0123456789abcdef")
+    sock = socket.create_connection((HOST, server.tcp), timeout=PATIENCE_S)
+    sock.sendall(frames.encode(frames.CONNECT, content=b"[%d]" % FULL))
+    block = frame * 50_000
+    for _ in range(4 * MESSAGES // 50_000):
+        sock.sendall(block)
+    time.sleep(1.0)
+    sock.close()
+
+
+def publish_large(server: HeldServer) -> None:
+    """Messages of almost a mebibyte."""
+    contents = (b"x" * ((1 << 20) - 100) for _ in range(64))
+    _publish(server, 6, contents, kind=frames.MESSAGE)
+
+
+def publish_envelopes(server: HeldServer) -> None:
+    contents = (_envelope(f"site.{n % CHANNELS}.power", b"%d" % n) for n in range(MESSAGES))
+    _publish(server, CHANNELED, contents, kind=frames.ENVELOPE)
+
+
+def publish_timed(server: HeldServer) -> None:
+    expires_ms = int((time.time() + 15) * 1000)
+    contents = (_timed(b"%d" % n, expires_ms) for n in range(MESSAGES // 2))
+    _publish(server, TIMED, contents, kind=frames.ENVELOPE)
+
+
+def expire(server: HeldServer) -> None:
+    """Wait until the messages of `publish_timed` have expired, with a durable that needs them."""
+    client = Client(server, TIMED)
+    client.subscribe(TIMED, durable="late", max_in_flight=1)
+    client.close()
+    time.sleep(16)
+
+
+def fetch(server: HeldServer) -> None:
+    client = Client(server)
+    for _ in range(20):
+        client.send(frames.FETCH, {"count": FETCH_MESSAGES_MAX, "times": True}, class_id=CHANNELED)
+    client.wait(frames.FETCH, 20)
+    client.close()
+
+
+def subscribe_with_filter(server: HeldServer) -> None:
+    client = Client(server, CHANNELED)
+    client.subscribe(CHANNELED, start="earliest", channels=["site.7.*"])
+    client.read_for(1.0)
+    patterns = [f"site.{n}.*" for n in range(BINDINGS_MAX)]
+    client.subscribe(CHANNELED, 2, start="earliest", channels=patterns)
+    client.read_for(1.0)
+    client.subscribe(CHANNELED, 3, start={"time": time.time() - 1})
+    client.read_for(1.0)
+    client.close()
+
+
+def ack_in_ranges(server: HeldServer) -> None:
+    """Receive a million messages, ack every other one, and then the others."""
+    client = Client(server, FULL)
+    client.subscribe(FULL, start="earliest", durable="acks", max_in_flight=MESSAGES)
+    client.read_for(1.0)
+    for odd in (0, 1):
+        acks = b"".join(
+            frames.encode_ack(class_id=1, timer_index=0, first=n, last=n + 1)
+            for n in range(odd, MESSAGES, 2)
+        )
+        client.socket.sendall(acks)
+        client.read_for(1.0)
+    client.close()
+
+
+def nack_in_ranges(server: HeldServer) -> None:
+    client = Client(server, FULL)
+    client.subscribe(FULL, durable="acks", max_in_flight=MESSAGES)
+    client.read_for(1.0)
+    first = MESSAGES
+    nacks = b"".join(
+        frames.encode(frames.NACK, class_id=1, content=b"%d-%d 60000" % (n, n + 1))
+        for n in range(first, first + MESSAGES // 8, 2)
+    )
+    client.socket.sendall(nacks)
+    client.read_for(1.0)
+    client.close()
+
+
+def purge(server: HeldServer) -> None:
+    client = Client(server)
+    client.send(frames.PURGE, {}, class_id=CHANNELED)
+    client.wait(frames.PURGE)
+    client.send(frames.PURGE, {}, class_id=FULL)
+    client.wait(frames.PURGE)
+    client.close()
+
+
+def open_groups(server: HeldServer) -> None:
+    """A thousand members of a group, and of a key-ordered one, with many messages; they leave."""
+    contents = (_envelope(f"key.{n % 5000}", b"%d" % n) for n in range(MESSAGES // 4))
+    _publish(server, GROUPED, contents, kind=frames.ENVELOPE)
+    for by_key in (False, True):
+        clients = [Client(server, GROUPED) for _ in range(MEMBERS // 500)]
+        for number in range(1, MEMBERS // len(clients) + 1):
+            for client in clients:
+                body = {"group": f"g {by_key}", "by_key": by_key, "start": "earliest"}
+                client.send(frames.SUBSCRIBE, body, class_id=GROUPED, number=number)
+        for client in clients:
+            client.read_for(2.0)
+            client.close()
+
+
+def keep_last_values(server: HeldServer) -> None:
+    reader = Client(server, {"id": VALUES, "last_values": True})
+    reader.subscribe(VALUES)
+    reader.close()
+    contents = (_envelope(f"sensor.{n % CHANNELS}", b"%d" % n) for n in range(4 * CHANNELS))
+    _publish(server, VALUES, contents, kind=frames.ENVELOPE)
+    client = Client(server, VALUES)
+    client.subscribe(VALUES, start="last_values")
+    client.read_for(1.0)
+    client.close()
+
+
+def declare_classes(server: HeldServer) -> None:
+    Client(server, *(f"class {n}" for n in range(CLASSES - 500))).close()
+
+
+def leave_durables(server: HeldServer) -> None:
+    """Many durables in many classes."""
+    for part in range(4):
+        client = Client(server, *(f"class {n}" for n in range(1000 * part, 1000 * part + 800)))
+        client.close()
+    client = Client(server, "class 1", FULL)
+    for number in range(1, 1001):
+        body = {"durable": f"d {number}"}
+        client.send(frames.SUBSCRIBE, body, class_id=FULL, number=number)
+    client.wait(frames.SUBSCRIBE, 1000)
+    client.close()
+
+
+def inquire(server: HeldServer) -> None:
+    client = Client(server)
+    for body in (
+        {"about": "bus"},
+        {"about": "class", "class": FULL},
+        {"about": "class", "class": CHANNELED},
+        {"about": "class", "class": GROUPED},
+        {"about": "channel", "channel": "site.7.power"},
+        {"about": "session", "session": 0},
+    ):
+        client.send(frames.INQUIRE, body)
+        client.wait(frames.INQUIRE)
+    client.close()
+
+
+def read_http(server: HeldServer) -> None:
+    """Each page of the HTTP port, while many classes and connections exist."""
+    held = [
+        socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
+        for _ in range(CONNECTIONS)
+    ]
+    for sock in held:
+        sock.sendall(b'CONNECT {"verbose":false}\r\nSUB a.%d 1\r\nPING\r\n' % sock.fileno())
+    for path in (
+        *("/metrics", "/healthz", "/varz", "/classz", f"/connz?limit={2 * CONNECTIONS}&subs=1"),
+        *(f"/connz?limit={2 * CONNECTIONS}&sort=bytes_to", "/subsz?subs=1&limit=100000", "/"),
+    ):
+        _http(server, path)
+    for sock in held:
+        sock.close()
+
+
+def reload(server: HeldServer) -> None:
+    os.kill(server.process.pid, signal.SIGHUP)
+
+
+def nats_publish(server: HeldServer) -> None:
+    """Small NATS messages in large writes, to a thousand subscribers of one client."""
+    sock = socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
+    subs = b"".join(b"SUB many.* %d\r\n" % n for n in range(1000))
+    sock.sendall(b'CONNECT {"verbose":false,"echo":false}\r\n' + subs + b"PING\r\n")
+    publisher = socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
+    publisher.sendall(b'CONNECT {"verbose":false}\r\n' + b"PUB none 1\r\nx\r\n" * 200_000)
+    publisher.sendall(b"PUB many.a 1\r\nx\r\n" * 200 + b"PING\r\n")
+    sock.settimeout(2.0)
+    with contextlib.suppress(TimeoutError):
+        while sock.recv(1 << 20):
+            pass
+    publisher.close()
+    sock.close()
+
+
+def attack(kind: str) -> Callable[[HeldServer], object]:
+    """Return an attack of `load.attacks` as a kind of request."""
+    return lambda server: attacks.ATTACKS[kind](server.tcp, server.nats)
+
+
+KINDS: dict[str, Callable[[HeldServer], object]] = {
+    "connect": connect_and_wait,
+    "messages of version 1, 4,000,000": publish_plain,
+    "messages of 1 MiB": publish_large,
+    "envelopes, 1,000,000 with 50,000 channels": publish_envelopes,
+    "envelopes with expiry, 500,000": publish_timed,
+    "expiry of these": expire,
+    "Fetch, 20 of the largest": fetch,
+    "Subscribe from the first of 1,000,000, with patterns": subscribe_with_filter,
+    "Acks of 1,000,000 messages, one by one": ack_in_ranges,
+    "Nacks of 62,500 messages, one by one": nack_in_ranges,
+    "groups with 1,000 members": open_groups,
+    "last values of 50,000 channels": keep_last_values,
+    "Purge of 5,000,000 messages": purge,
+    "Connect with 3,596 new classes": declare_classes,
+    "Inquire, every kind": inquire,
+    "HTTP pages with 5,000 connections": read_http,
+    "reload": reload,
+    "NATS messages": nats_publish,
+    "61,440 patterns": attack("patterns"),
+    "200,000 NATS wildcards": attack("wildcards"),
+    "5,000 silent connections": attack("connections"),
+}
+JOURNAL_KINDS: dict[str, Callable[[HeldServer], object]] = {
+    "journal: Connect with 3,596 new classes": declare_classes,
+    "journal: 1,000 durables": leave_durables,
+    "journal: 1,000,000 envelopes": publish_envelopes,
+    "journal: messages of version 1, 4,000,000": publish_plain,
+    "journal: Acks of 1,000,000 messages, one by one": ack_in_ranges,
+    "journal: Purge": purge,
+}
+"""Kinds of requests that are measured with a journal, and with its snapshots."""
