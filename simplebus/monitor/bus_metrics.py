@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from simplebus.core.errors import DEAD_LETTER_REASONS, DROP_REASONS
 from simplebus.monitor.bus_facts import BusFacts
 from simplebus.monitor.metrics_builder import MetricsBuilder
@@ -29,10 +31,11 @@ _DROPPED_HELP = (
     "Messages dropped, moved to dead letters, or not delivered to some subscription, by reason."
 )
 _SUM = "Sum over all classes."
+_ROWS_PER_STEP = 50
 
 
-def add_bus_metrics(builder: MetricsBuilder, bus: BusFacts) -> None:
-    """Add the metrics of the bus, of each listed class and of the other classes together.
+def add_bus_metrics(builder: MetricsBuilder, bus: BusFacts) -> Iterator[None]:
+    """Add the metrics of the bus, of each listed class and of the other classes together, in steps.
 
     The other classes have no counters: their membership changes, and a counter must not decrease.
     """
@@ -41,7 +44,9 @@ def add_bus_metrics(builder: MetricsBuilder, bus: BusFacts) -> None:
     builder.counter_by_reason(
         "bus_dropped_messages", f"{_DROPPED_HELP} {_SUM}", bus.total.dropped, _DROPPED_REASONS
     )
-    for each in bus.rows:
+    for number, each in enumerate(bus.rows, 1):
+        if number % _ROWS_PER_STEP == 0:
+            yield
         labels = {"class": each.name, "class_id": str(each.class_id) if each.class_id >= 0 else ""}
         if each is not bus.others:
             builder.fields(MetricKind.COUNTER, each, _COUNTER_FIELDS, **labels)

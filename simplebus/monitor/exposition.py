@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, chain
 
+from msgspec import structs
 from prometheus_client import generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -28,6 +29,8 @@ OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PREFIX = "simplebus_"
 _PROCESS_PREFIX = "process_"
 """Prefix of the standard metrics of all client libraries, which get no prefix of ours."""
+_VALUES_PER_PART = 500
+"""Values that are encoded in one step of the event loop."""
 _OPENMETRICS_END = b"# EOF\n"
 """End mark that the OpenMetrics encoder writes after each metric."""
 
@@ -36,8 +39,8 @@ class Exposition:
     """Encodes the metrics of one program and caches the results."""
 
     def __init__(self) -> None:
-        self._cache: dict[tuple[bool, str], tuple[Metric, bytes]] = {}
-        """Latest metric and its encoding, by format and name."""
+        self._cache: dict[tuple[bool, str, int], tuple[Metric, bytes]] = {}
+        """Latest part of a metric and its encoding, by format, name and index of the part."""
 
     def encode(self, metrics: Iterable[Metric], accept: str = "") -> tuple[str, Iterator[bytes]]:
         """Return the content type and the encoded metrics.
@@ -47,22 +50,32 @@ class Exposition:
         """
         # The library's own choice fails at versions that are no numbers.
         is_openmetrics = "application/openmetrics-text" in accept
-        parts = (self._encode_metric(metric, is_openmetrics) for metric in metrics)
+        parts = (part for metric in metrics for part in self._encode_metric(metric, is_openmetrics))
         return (
             (OPENMETRICS_TYPE, chain(parts, [_OPENMETRICS_END]))
             if is_openmetrics
             else (TEXT_TYPE, parts)
         )
 
-    def _encode_metric(self, metric: Metric, is_openmetrics: bool) -> bytes:
-        cached, encoded = self._cache.get((is_openmetrics, metric.name), (None, b""))
-        if metric != cached:
-            encode: Callable[[Collector], bytes] = (
-                _generate_openmetrics if is_openmetrics else generate_latest
-            )
-            encoded = encode(_SingleMetric(build_family(metric))).removesuffix(_OPENMETRICS_END)
-            self._cache[is_openmetrics, metric.name] = metric, encoded
-        return encoded
+    def _encode_metric(self, metric: Metric, is_openmetrics: bool) -> Iterator[bytes]:
+        """Encode a metric in parts with a limited number of values."""
+        for first in range(0, max(1, len(metric.values)), _VALUES_PER_PART):
+            part = structs.replace(metric, values=metric.values[first : first + _VALUES_PER_PART])
+            cached, encoded = self._cache.get((is_openmetrics, metric.name, first), (None, b""))
+            if part != cached:
+                encoded = _encode_part(part, is_openmetrics)
+                if first:  # The lines about the whole metric stand in the first part.
+                    lines = encoded.splitlines(keepends=True)
+                    encoded = b"".join(line for line in lines if not line.startswith(b"# "))
+                self._cache[is_openmetrics, metric.name, first] = part, encoded
+            yield encoded
+
+
+def _encode_part(metric: Metric, is_openmetrics: bool) -> bytes:
+    encode: Callable[[Collector], bytes] = (
+        _generate_openmetrics if is_openmetrics else generate_latest
+    )
+    return encode(_SingleMetric(build_family(metric))).removesuffix(_OPENMETRICS_END)
 
 
 class _SingleMetric(Collector):

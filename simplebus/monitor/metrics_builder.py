@@ -35,8 +35,9 @@ class MetricsBuilder:
 
         Prometheus sees a first increase only if the value before it was 0, not absent.
         """
+        values, names = self._values_of(MetricKind.COUNTER, name, help), tuple(labels.items())
         for reason, value in (dict.fromkeys(reasons, 0) | dict(counts)).items():
-            self.counter(name, help, value, **labels, reason=str(reason))
+            values.append(((*names, ("reason", str(reason))), value))
 
     def gauge(self, name: str, help: str, value: float, **labels: str) -> None:
         """Add a value that may grow and shrink."""
@@ -50,16 +51,23 @@ class MetricsBuilder:
         self, kind: MetricKind, source: object, fields: Iterable[MetricField], **labels: str
     ) -> None:
         """Add the values of fields of `source`."""
+        names = tuple(labels.items())
         for name, field, help in fields:
-            self._add(kind, name, help, getattr(source, field), labels)
+            self._values_of(kind, name, help).append((names, getattr(source, field)))
 
     def _add(
         self, kind: MetricKind, name: str, help: str, value: Value, labels: Mapping[str, str]
     ) -> None:
+        self._values_of(kind, name, help).append((tuple(labels.items()), value))
+
+    def _values_of(
+        self, kind: MetricKind, name: str, help: str
+    ) -> list[tuple[tuple[tuple[str, str], ...], Value]]:
+        """Return the list of the values of a metric, which is created if needed."""
         metric = self._metrics.get(name)
         if metric is None:
             metric = self._metrics[name] = Metric(name, kind, help, [])
-        metric.values.append((tuple(labels.items()), value))
+        return metric.values
 
     def build(self) -> list[Metric]:
         """Return all metrics."""

@@ -9,7 +9,7 @@ outbox. No socket, clock or thread: a driver brings bytes and times and sends wh
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 
 import numpy as np
@@ -67,6 +67,10 @@ from simplebus.nats.statistics import NatsServerStatistics
 _OK = b"+OK\r\n"
 _PING = b"PING\r\n"
 _TOO_MANY_SUBSCRIPTIONS = error_line("maximum subscriptions exceeded")
+
+
+_SESSIONS_PER_STEP = 250
+"""Sessions that one step of the statistics counts."""
 
 
 class NatsServer:
@@ -292,16 +296,40 @@ class NatsServer:
 
     def statistics(self) -> NatsServerStatistics:
         """Return the current counters."""
-        sessions = self.sessions.values()
+        steps = self.statistics_in_steps()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as finished:
+                statistics: NatsServerStatistics = finished.value
+                return statistics
+
+    def statistics_in_steps(self) -> Generator[None, None, NatsServerStatistics]:
+        """Return the same in steps, because there may be many clients.
+
+        Traffic of a client that leaves between the steps is counted once.
+        """
+        in_messages, in_bytes = self.closed_in_messages, self.closed_in_bytes
+        out_messages, out_bytes = self.closed_out_messages, self.closed_out_bytes
+        subscriptions = pending_bytes = 0
+        for number, session in enumerate(list(self.sessions.values()), 1):
+            if number % _SESSIONS_PER_STEP == 0:
+                yield
+            subscriptions += len(session.subscriptions)
+            in_messages += session.in_messages
+            in_bytes += session.in_bytes
+            out_messages += session.out_messages
+            out_bytes += session.outbox.sent_bytes
+            pending_bytes += session.outbox.pending_bytes
         return NatsServerStatistics(
-            clients=len(sessions),
+            clients=len(self.sessions),
             accepted=self.next_client_id - 1,
-            subscriptions=sum(len(session.subscriptions) for session in sessions),
-            in_messages=self.closed_in_messages + sum(each.in_messages for each in sessions),
-            in_bytes=self.closed_in_bytes + sum(each.in_bytes for each in sessions),
-            out_messages=self.closed_out_messages + sum(each.out_messages for each in sessions),
-            out_bytes=self.closed_out_bytes + sum(each.outbox.sent_bytes for each in sessions),
-            pending_bytes=sum(session.outbox.pending_bytes for session in sessions),
+            subscriptions=subscriptions,
+            in_messages=in_messages,
+            in_bytes=in_bytes,
+            out_messages=out_messages,
+            out_bytes=out_bytes,
+            pending_bytes=pending_bytes,
             denied=self.denied_count,
             slow_consumers=self.slow_consumer_count,
         )

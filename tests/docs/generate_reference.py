@@ -12,7 +12,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 from unittest.mock import MagicMock
@@ -459,13 +459,21 @@ def render_configuration() -> str:
 # Metrics -----------------------------------------------------------------------------------------
 
 
+def count_nothing() -> Generator[None, None, MagicMock]:
+    """Return the statistics of a NATS listener, in steps."""
+    yield
+    return MagicMock()
+
+
 def server_metrics() -> list[Metric]:
     """Return the metrics of a server with a journal, NATS clients and a JetStream cluster."""
     server = MagicMock()
     server.broker.store.classes = {}
     server.broker.refusal_counts = server.disconnect_counts = {Reason.BAD_ACK: 1}
     server.journal_pump.statistics.return_value.level = Durability.DISK
-    monitor = ServerMonitor(FactsCollector(server, MagicMock()))
+    listener = MagicMock()
+    listener.nats_server.statistics_in_steps = count_nothing
+    monitor = ServerMonitor(FactsCollector(server, listener))
     monitor.collector.watchdog = MagicMock()
 
     async def collect() -> list[Metric]:  # Needs trio's clock.
@@ -483,7 +491,8 @@ def metrics_of_classes() -> list[Metric]:
     """Return the metrics of all classes together, and of each one."""
     builder = MetricsBuilder()
     facts = ClassFacts("orders", 7, dropped={Reason.EXPIRED: 1})
-    add_bus_metrics(builder, BusFacts([facts], None, facts, dead_letters=0))
+    for _ in add_bus_metrics(builder, BusFacts([facts], None, facts, dead_letters=0)):
+        pass
     return builder.build()
 
 

@@ -99,7 +99,8 @@ def test_other_classes_are_summed(bus: SocketlessBroker, monkeypatch: pytest.Mon
     )
     assert figures.total.published == 16
     metrics_builder = MetricsBuilder()
-    add_bus_metrics(metrics_builder, figures)
+    for _ in add_bus_metrics(metrics_builder, figures):
+        pass
     text = b"".join(Exposition().encode(metrics_builder.build())[1]).decode()
     assert 'simplebus_stored_messages{class="(others)",class_id=""} 3.0\n' in text
     assert 'published_messages_total{class="(others)"' not in text  # It could fall.
@@ -198,7 +199,8 @@ def dropped_counts(metrics: list[Metric], name: str) -> dict[str, object]:
 
 def test_dropped_messages_are_zero_before_the_first_one() -> None:
     builder, facts = MetricsBuilder(), ClassFacts("orders", 7)
-    add_bus_metrics(builder, BusFacts([facts], None, facts, dead_letters=0))
+    for _ in add_bus_metrics(builder, BusFacts([facts], None, facts, dead_letters=0)):
+        pass
     zeros = {reason.value: 0 for reason in (*DROP_REASONS, *DEAD_LETTER_REASONS)}
     assert dropped_counts(builder.build(), "bus_dropped_messages") == zeros
     assert dropped_counts(builder.build(), "dropped_messages") == zeros
@@ -207,7 +209,8 @@ def test_dropped_messages_are_zero_before_the_first_one() -> None:
 def test_dropped_messages_of_an_unexpected_reason_are_counted() -> None:
     dropped = {Reason.DRAINING: 2, Reason.EXPIRED: 3}
     builder, facts = MetricsBuilder(), ClassFacts("orders", 7, dropped=dropped)
-    add_bus_metrics(builder, BusFacts([facts], None, facts, dead_letters=0))
+    for _ in add_bus_metrics(builder, BusFacts([facts], None, facts, dead_letters=0)):
+        pass
     counts = dropped_counts(builder.build(), "dropped_messages")
     assert (counts["draining"], counts["expired"], counts["purged"]) == (2, 3, 0)
 

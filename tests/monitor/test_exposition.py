@@ -96,3 +96,18 @@ def test_cached_encoding_equals_a_new_one(snapshots: list[tuple[bool, list[int]]
         assert b"".join(
             exposition.encode(metrics_builder.build(), accept)[1]
         ).decode() == encode_text(metrics_builder, accept)
+
+
+@given(st.integers(0, 1100), st.booleans())
+def test_metric_with_many_values_is_encoded_in_parts(count: int, is_open: bool) -> None:
+    metrics_builder = MetricsBuilder()
+    for number in range(count):
+        metrics_builder.counter("things", "Things.", number, **{"class": str(number)})
+    metrics_builder.gauge("other", "Other.", 1)
+    parts = list(Exposition().encode(metrics_builder.build(), OPEN if is_open else PLAIN)[1])
+    assert len(parts) == (count + 499) // 500 + 1 + is_open
+    (*_, other) = families = list((read_open if is_open else read_plain)(b"".join(parts).decode()))
+    assert other.name == "simplebus_other"
+    things = [sample for family in families[:-1] for sample in family.samples]
+    assert [(s.labels["class"], s.value) for s in things] == [(str(n), n) for n in range(count)]
+    assert len(families) == 1 + (count > 0)

@@ -485,3 +485,19 @@ def test_statistics_include_closed_clients() -> None:
     assert (gone.clients, gone.accepted, gone.subscriptions) == (0, 1, 0)
     assert (gone.in_messages, gone.in_bytes, gone.out_messages) == (1, 3, 1)
     assert (gone.denied, gone.slow_consumers, gone.pending_bytes) == (0, 0, 0)
+
+
+def test_statistics_count_clients_in_steps_and_each_once() -> None:
+    harness = waiting()
+    clients = [Client(harness) for _ in range(600)]
+    for client in clients[:3]:
+        client.send(QUIET + b"PUB a 1\r\nx\r\n")
+    steps = harness.nats_server.statistics_in_steps()
+    next(steps)
+    clients[0].close()
+    clients[-1].close()
+    next(steps)
+    with pytest.raises(StopIteration) as finished:
+        next(steps)
+    assert finished.value.value.in_messages == 3
+    assert harness.nats_server.statistics().in_messages == 3

@@ -226,7 +226,9 @@ class FactsCollector:
         server, listener = self._server, self._nats_listener
         broker, cluster, watchdog = server.broker, server.jetstream, self.watchdog
         nats_server = listener.nats_server if listener is not None else None
-        nats = nats_server.statistics() if nats_server is not None else None
+        nats = None
+        if nats_server is not None:
+            nats = yield from nats_server.statistics_in_steps()
         yield
         traffic = server.total_traffic()
         yield

@@ -7,7 +7,7 @@ from simplebus.monitor.bus_metrics import add_bus_metrics
 from simplebus.monitor.metrics_builder import MetricsBuilder
 from simplebus.monitor.snapshot import Metric, MetricKind
 from simplebus.server import process
-from simplebus.server.http.facts import ServerFacts
+from simplebus.server.http.facts import ServerFacts, Steps
 
 _COUNTER, _GAUGE, _HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 
@@ -104,10 +104,10 @@ _CLUSTER_PUBLISHER_COUNTERS = (
 )
 
 
-def build_metrics(facts: ServerFacts, version: str) -> list[Metric]:
-    """Return all metrics of a server with this version of the package."""
+def build_metrics(facts: ServerFacts, version: str) -> Steps[list[Metric]]:
+    """Build all metrics of a server with this version of the package, in steps."""
     builder, journal = MetricsBuilder(), facts.journal
-    add_bus_metrics(builder, facts.bus)
+    yield from add_bus_metrics(builder, facts.bus)
     builder.fields(_GAUGE, facts, _BROKER_GAUGES)
     builder.counter(
         "http_answers_seconds",

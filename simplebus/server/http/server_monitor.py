@@ -48,11 +48,14 @@ class ServerMonitor:
     def take_snapshot(self, detailed: bool) -> SnapshotSteps:
         """Collect a snapshot in steps; tables and notes of clients only if `detailed`."""
         facts = yield from self.collector.collect(detailed=detailed)
+        yield
+        metrics = yield from build_metrics(facts, self.version)
+        yield
         snapshot = MonitorSnapshot(
             title="simplebus",
             subtitle=f"bus {facts.identity}",
             health=facts.health,
-            metrics=build_metrics(facts, self.version),
+            metrics=metrics,
             flows=_build_flows(facts),
             tiles=_build_tiles(facts),
             tables=_build_tables(facts, detailed=detailed),

@@ -49,6 +49,8 @@ _CONNECTION_FIELDS = (
 _DAY, _YEAR = 86_400, 365 * 86_400
 _NANOSECONDS = 1_000_000_000
 
+_ROWS_PER_STEP = 100
+
 
 class VarzEndpoints:
     """Monitoring endpoints of one server."""
@@ -113,12 +115,19 @@ class VarzEndpoints:
             connections.sort(key=sort, reverse=descending)
         page = connections[offset : offset + limit]
         now = time.time()
-        rows = [_format_connection(each, now, auth=request.get_flag("auth")) for each in page]
+        rows: list[dict[str, Any]] = []
+        for number, each in enumerate(page, 1):
+            rows.append(_format_connection(each, now, auth=request.get_flag("auth")))
+            if number % _ROWS_PER_STEP == 0:
+                yield
         if subs and subs not in ("0", "false"):
             cids = {each.cid for each in page}
-            found = yield from self._collector.collect_subscriptions(cids)
+            listed_by_cid: dict[int, list[SubscriptionFacts]] = {}
+            for found in (yield from self._collector.collect_subscriptions(cids)):
+                listed_by_cid.setdefault(found.cid, []).append(found)
+            yield
             for row in rows:
-                listed = [each for each in found if each.cid == row["cid"]]
+                listed = listed_by_cid.get(row["cid"], [])
                 if subs == "detail":
                     row["subscriptions_list_detail"] = listed
                 else:
