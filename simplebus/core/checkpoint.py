@@ -17,7 +17,9 @@ from msgspec import structs
 
 from simplebus.core.commit_log import CommitLog, WriteBatch
 from simplebus.core.limits import (
+    CHECKPOINT_PAUSE_SECONDS,
     CHECKPOINT_POSITIONS,
+    CHECKPOINT_POSITIONS_PER_TURN,
     CHECKPOINT_SECONDS,
     CHECKPOINT_UNION_MAX,
     PROGRESS_ROWS_MAX,
@@ -63,7 +65,11 @@ class Checkpointer:
         self._position_states: dict[int, dict[_PositionKey, tuple[Position, object]]] = {}
         """The recorded state of each durable, by class."""
         self.next_full_scan = float("-inf")
-        """Time of the next complete scan, by the broker's clock."""
+        """Time of the next scan, or of the next part of the current one, by the broker's clock."""
+        self._unscanned: list[MessageClass] = []
+        """Classes that the current scan has not examined."""
+        self._scanned_count = 0
+        """Classes and positions that it has examined."""
         self._scanned_row_count = 0
         """Rows about single messages that the current scan has read."""
         self._change_bytes = 0
@@ -89,14 +95,14 @@ class Checkpointer:
             or self._message_bytes > SNAPSHOT_MESSAGE_BYTES
         ):
             self.is_snapshot_due = True
-        is_full_scan = self.is_snapshot_due or now >= self.next_full_scan
+        is_scan_due = self.is_snapshot_due or now >= self.next_full_scan
         # The clock may have been set back.
         is_progress_due = bool(self._progressed) and not (
             self._next_progress - PROGRESS_SECONDS <= now < self._next_progress
         )
-        if not (is_full_scan or has_entries or is_progress_due):
+        if not (is_scan_due or has_entries or is_progress_due):
             return None
-        changes = self._collect_changes(now, is_full_scan=is_full_scan)
+        changes = self._collect_changes(now, is_scan_due=is_scan_due)
         producer_starts = [
             ProducerSnapshot(name, number, [], instance)
             for name, number, instance in commit_log.pop_producer_starts()
@@ -134,8 +140,10 @@ class Checkpointer:
             class_id for class_id, (floor, (head, _)) in self._class_states.items() if floor == head
         }
 
-    def _collect_changes(self, now: float, *, is_full_scan: bool) -> StateChanges:
-        """Return the changes of everything, or only those that the commit log marked as urgent."""
+    def _collect_changes(self, now: float, *, is_scan_due: bool) -> StateChanges:
+        """Return the changes that the commit log marked as urgent, and those that a part of a scan
+        finds. With a snapshot, the scan is complete.
+        """
         commit_log, classes = self._commit_log, self._broker.classes
         class_ids, durables_by_class = (
             [*commit_log.changed_class_ids, *commit_log.changed_durables],
@@ -148,26 +156,52 @@ class Checkpointer:
         for class_id in dict.fromkeys(class_ids):
             if class_id not in classes:
                 changes.removed_classes.append(self._record_removed_class(class_id))
-        if is_full_scan:
-            self._progressed.clear()
-            self._row_counts.clear()
-            scanned_count, self._scanned_row_count = 0, 0
-            for cls in classes.values():
-                self._collect_class(cls, changes)
-                scanned_count += 1 + len(cls.positions)
-            scanned_count += self._scanned_row_count
-            self.next_full_scan = now + CHECKPOINT_SECONDS * max(
-                1.0, scanned_count / CHECKPOINT_POSITIONS
-            )
-            return changes
+        scanned: set[int] = set()
+        if is_scan_due:
+            scanned = self._scan_some_classes(now, changes)
+            if len(scanned) == len(classes):
+                self._progressed.clear()
+                return changes
         for class_id in dict.fromkeys(class_ids):
-            if class_id in classes:
+            if class_id in classes and class_id not in scanned:
                 self._collect_class_header(classes[class_id], changes)
         for class_id, durables in durables_by_class:
-            for durable, group in durables:
+            for durable, group in durables if class_id not in scanned else ():
                 self._collect_durable(classes[class_id], durable, group, changes)
         self._collect_progress(now, changes, are_all_requested=is_progress_requested)
         return changes
+
+    def _scan_some_classes(self, now: float, changes: StateChanges) -> set[int]:
+        """Collect all changes of the next classes of the current scan, or of all classes if a
+        snapshot is due.
+
+        Returns:
+            The ids of these classes.
+        """
+        classes = self._broker.classes
+        if self.is_snapshot_due or not self._unscanned:
+            self._unscanned = list(reversed(classes.values()))
+            self._scanned_count = self._scanned_row_count = 0
+            self._row_counts.clear()
+        scanned, count_before = set[int](), self._scanned_count
+        while self._unscanned and (
+            self.is_snapshot_due
+            or self._scanned_count - count_before < CHECKPOINT_POSITIONS_PER_TURN
+        ):
+            cls = self._unscanned.pop()
+            if classes.get(cls.class_id) is not cls:
+                continue  # It was removed since the scan began.
+            self._collect_class(cls, changes)
+            scanned.add(cls.class_id)
+            self._scanned_count += 1 + len(cls.positions)
+            for position in cls.positions:
+                self._progressed.pop(position, None)
+        if self._unscanned:
+            self.next_full_scan = now + CHECKPOINT_PAUSE_SECONDS
+        else:
+            count = self._scanned_count + self._scanned_row_count
+            self.next_full_scan = now + CHECKPOINT_SECONDS * max(1.0, count / CHECKPOINT_POSITIONS)
+        return scanned
 
     def _record_removed_class(self, class_id: int) -> RemovedClass:
         self._class_headers.pop(class_id, None)

@@ -64,8 +64,10 @@ EXPENSIVE_EVENTS_MAX = 16
 # for more, because a short one may take a millisecond, too.
 SLOW_REQUESTS_BYTES_MAX = 8 * 1024
 SLOW_REQUEST_BYTES = 1024
-# Sessions whose timeouts are checked in one turn of the event loop.
+# Sessions whose timeouts are checked in one turn of the event loop, and classes and positions that
+# are ticked in one turn.
 TICKED_SESSIONS_PER_TURN = 256
+TICKED_CLASSES_PER_TURN = 256
 EXPENSIVE_EVENTS_READ_BYTES = 1024
 
 # Bytes that a peer whose messages wait for a full class may still send per interval, so that the
@@ -217,7 +219,7 @@ RESERVED_CLASSES_DIVISOR = 8
 ADDRESS_QUOTA_DIVISOR = 2
 CONNECTION_QUOTA_DIVISOR = 4
 # Classes that are checked for use per tick.
-IDLE_CLASS_CHECKS_PER_TICK = 512
+IDLE_CLASS_CHECKS_PER_TICK = 256
 
 # The pending bytes of all connections are checked again after this part of the limit was received.
 PENDING_CHECK_DIVISOR = 16
@@ -331,6 +333,9 @@ COMMIT_LOG_BYTES_MAX = 64 * 1024 * 1024
 # and rows about single messages than this.
 CHECKPOINT_SECONDS = 0.1
 CHECKPOINT_POSITIONS = 1000
+# A scan examines so many positions and classes, then pauses, so that others have their turn.
+CHECKPOINT_POSITIONS_PER_TURN = 256
+CHECKPOINT_PAUSE_SECONDS = 0.005
 # Without messages to write, sent and acknowledged messages are recorded at most so often. Positions
 # whose record needs more rows or bytes than this are left to the complete scan.
 PROGRESS_SECONDS = 0.005

@@ -21,7 +21,11 @@ from simplebus.core.broker.broker import NO_ACTIONS, Broker, Settings
 from simplebus.core.broker.wait_reasons import format_count, format_message_count
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import DEAD_LETTER_REASONS, Reason, RemoteProtocolError
-from simplebus.core.limits import ACK_READ_DELAY_SECONDS, PROGRESS_SECONDS
+from simplebus.core.limits import (
+    ACK_READ_DELAY_SECONDS,
+    PROGRESS_SECONDS,
+    TICKED_CLASSES_PER_TURN,
+)
 from simplebus.core.protocol.opening import Opening, WrongProtocolError
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import Auth
@@ -271,7 +275,7 @@ class Server:
         Other work is allowed at each yield, so that many sessions do not delay it.
         """
         self.update_clock()
-        self._log_losses()
+        yield from self._log_losses()
         self._log_new_classes()
         if self.journal_pump is not None:
             self.journal_pump.tick()
@@ -303,12 +307,14 @@ class Server:
             await self.slow_request_turns.wait_turn()
         self._is_removing_patterns = False
 
-    def _log_losses(self) -> None:
+    def _log_losses(self) -> Iterator[None]:
         """Log one line per reason for frames and messages dropped since the previous tick."""
         counts: Counter[tuple[str, Reason]] = Counter()
         for reason, count in self.broker.refusal_counts.items():
             counts["", reason] = count
-        for cls in self.broker.classes.values():
+        for number, cls in enumerate(list(self.broker.classes.values()), 1):
+            if number % TICKED_CLASSES_PER_TURN == 0:
+                yield
             for reason, count in cls.count_undelivered().items():
                 counts[cls.label, reason] = count
         for (class_name, reason), count in (counts - self._logged_counts).items():

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simplebus.core.limits import (
     BINDINGS_MAX,
+    EXPENSIVE_EVENTS_READ_BYTES,
     PATTERNS_REMOVED_PER_TURN,
     SLOW_REQUEST_BYTES,
     SLOW_REQUESTS_BYTES_MAX,
     SUBSCRIPTIONS_ENDED_PER_TURN,
+    TICKED_CLASSES_PER_TURN,
     TICKED_SESSIONS_PER_TURN,
 )
 from tests.behaviour.wire_peer import BrokerHarness, WirePeer
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
+    channel_envelope,
     connect_version2,
+    nack,
     publish,
+    publish_envelopes,
     subscribe,
     unsubscribe,
 )
+from tests.support.oracles import DELIMITER
 
 CONFIRM = b"6"
 PATTERN_COUNT = BINDINGS_MAX
@@ -150,6 +157,56 @@ def test_ticks_visit_a_bounded_number_of_sessions_at_once() -> None:
         parts = [len(part) for part in bus.broker.tick_in_parts()]
         assert bus.broker.tick_number < 2 * limits.hello_seconds
     assert parts == [TICKED_SESSIONS_PER_TURN, TICKED_SESSIONS_PER_TURN, 1]
+
+
+def test_ticks_visit_a_bounded_number_of_classes_and_positions_at_once() -> None:
+    bus = BrokerHarness(durables=2 * TICKED_CLASSES_PER_TURN)
+    bus.skips_checks = True
+    peer = connect_version2(bus, classes=list(range(2 * TICKED_CLASSES_PER_TURN)), heartbeat=0)
+    # Two parts for the positions, two for the classes, and one for the session.
+    assert len(list(bus.broker.tick_in_parts())) == 5
+    for number in range(1, 2 * TICKED_CLASSES_PER_TURN):
+        peer.send(subscribe(1, number, durable=f"d{number}"))
+    assert len(list(bus.broker.tick_in_parts())) == 6
+
+
+def test_positions_that_end_between_the_parts_of_a_tick_are_skipped() -> None:
+    bus = BrokerHarness(durables=2 * TICKED_CLASSES_PER_TURN)
+    bus.skips_checks = True
+    peer = connect_version2(bus, classes=[1])
+    count = 2 * TICKED_CLASSES_PER_TURN
+    for number in range(1, count):
+        peer.send(subscribe(1, number, durable=f"d{number}"))
+    parts = bus.broker.tick_in_parts()
+    next(parts)
+    for number in range(1, count):
+        peer.send(unsubscribe(number, forget=True))
+    assert not any(parts)
+    bus.broker.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("content", "most"),
+    [
+        (b"".join(nack(5, n, n + 1) for n in range(500)), 32),
+        (b"".join(ack(5, n, n + 1) for n in range(40_000)), 16_384),
+        (
+            b"".join(publish_envelopes(1, n, channel_envelope(f"a.{n}", b"")) for n in range(5000)),
+            1024,
+        ),
+    ],
+    ids=["nacks", "acks", "channels"],
+)
+def test_reads_bring_a_bounded_number_of_slow_frames(content: bytes, most: int) -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = connect_version2(bus, subscribe(1, 5))
+    frame_bytes = len(content) // content.count(DELIMITER)
+    while content:
+        size = peer.session.next_read_bytes
+        peer.send(content[:size])
+        content = content[size:]
+    assert peer.session.next_read_bytes <= max(2 * most * frame_bytes, EXPENSIVE_EVENTS_READ_BYTES)
 
 
 @given(

@@ -12,7 +12,11 @@ from simplebus.core import checkpoint
 from simplebus.core.broker.broker import Broker
 from simplebus.core.checkpoint import Checkpointer
 from simplebus.core.commit_log import CommitLog
-from simplebus.core.limits import CHECKPOINT_SECONDS
+from simplebus.core.limits import (
+    CHECKPOINT_PAUSE_SECONDS,
+    CHECKPOINT_POSITIONS_PER_TURN,
+    CHECKPOINT_SECONDS,
+)
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.redelivery.handover import merge_adjacent
 from simplebus.core.snapshot import decode_changes
@@ -67,3 +71,46 @@ def test_individual_delays_are_merged_and_scanned_rarely(
     assert (len(kept.attempts), len(kept.delays)) == (0, 1)
     assert kept.delays[0][:2] == (0, count)
     assert checkpointer.next_full_scan - bus.broker.clock.now >= CHECKPOINT_SECONDS * count / few
+
+
+def test_scan_examines_a_bounded_number_of_classes_at_once() -> None:
+    bus = BrokerHarness()
+    bus.broker = Broker(bus.broker.settings, commit_log=CommitLog(Durability.MEMORY))
+    checkpointer, count = Checkpointer(bus.broker), 3 * CHECKPOINT_POSITIONS_PER_TURN
+    peer = connect_version2(bus, classes=list(range(count)))
+    checkpointer.build_write_batch()
+    for class_id in range(count):
+        peer.send(publish(class_id, class_id, b"x"))
+    heads: dict[int, int] = {}
+    turns = 0
+    bus.broker.clock.now += 10 * CHECKPOINT_SECONDS
+    while len(heads) < count:
+        batch = checkpointer.build_write_batch()
+        turns += 1
+        if batch is None:
+            break
+        found = decode_changes(batch.changes).classes if batch.changes else []
+        assert len(found) <= CHECKPOINT_POSITIONS_PER_TURN
+        heads |= {each.class_id: each.head for each in found}
+        bus.broker.clock.now += CHECKPOINT_PAUSE_SECONDS
+    assert heads == dict.fromkeys(range(count), 1)
+    assert turns == 3
+    pause = checkpointer.next_full_scan - bus.broker.clock.now
+    assert pause > CHECKPOINT_SECONDS - 2 * CHECKPOINT_PAUSE_SECONDS
+
+
+def test_class_that_is_removed_during_a_scan_is_recorded_as_removed() -> None:
+    bus = BrokerHarness()
+    bus.broker = Broker(bus.broker.settings, commit_log=CommitLog(Durability.MEMORY))
+    checkpointer, count = Checkpointer(bus.broker), 2 * CHECKPOINT_POSITIONS_PER_TURN
+    connect_version2(bus, classes=list(range(count))).disconnect()
+    checkpointer.build_write_batch()
+    bus.broker.clock.now += 10 * CHECKPOINT_SECONDS
+    checkpointer.build_write_batch()
+    for class_id in (0, count - 1):
+        bus.broker.store.class_registry.remove_class(class_id)
+    bus.broker.clock.now += CHECKPOINT_PAUSE_SECONDS
+    batch = checkpointer.build_write_batch()
+    assert batch is not None
+    removed = decode_changes(batch.changes).removed_classes
+    assert [each.class_id for each in removed] == [0, count - 1]

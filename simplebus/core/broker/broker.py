@@ -35,6 +35,7 @@ from simplebus.core.limits import (
     ACK_READ_DELAY_MESSAGES_MAX,
     MESSAGE_ID_MASK,
     RECENT_PUBLISH_TICKS,
+    TICKED_CLASSES_PER_TURN,
     TICKED_SESSIONS_PER_TURN,
 )
 from simplebus.core.message_class.message_class import MessageClass
@@ -103,8 +104,12 @@ _FRAME_TYPE_BY_REQUEST: dict[type[RequestEvent], int] = {
 }
 
 
-_EXPENSIVE_EVENTS = (SubscribeRequested, ConnectRequested, Version1Connected)
-"""Events that may take long; a read brings only a few of them."""
+_SLOW_EVENTS = (
+    *(AckedRanges, NackReceived, WorkingReceived, TerminateReceived),
+    *(SubscribeRequested, ConnectRequested, Version1Connected),
+)
+"""Events that take long if there are many of them; a read brings only some of them."""
+_NEW_CHANNELS_PER_SLOW_EVENT = 64
 
 
 class DriverActions(NamedTuple):
@@ -383,11 +388,12 @@ class Broker:
     ) -> None:
         """Process the bytes of a read behind the first `handled_bytes` in batches of frames."""
         limit = self.settings.limits.pending_bytes
-        event_count = expensive_count = 0
+        event_count, slow_event_count = 0, 0.0
+        channel_count = self.store.new_channel_count
         for event in session.receive(buffer, count, skipped_bytes=handled_bytes):
             event_count += 1
-            if isinstance(event, _EXPENSIVE_EVENTS):
-                expensive_count += event.slow_event_count
+            if isinstance(event, _SLOW_EVENTS):
+                slow_event_count += event.slow_event_count
             if not session.is_authenticated:
                 admit_session(
                     self.users,
@@ -400,7 +406,9 @@ class Broker:
             self._dispatch_event(session, event)
             if session.outbox.pending_bytes > limit:
                 break  # A small request can produce a large reply.
-        session.adapt_read_size(count, event_count, expensive_count)
+        channel_count = self.store.new_channel_count - channel_count
+        slow_event_count += channel_count / _NEW_CHANNELS_PER_SLOW_EVENT
+        session.adapt_read_size(count, event_count, slow_event_count)
         kept = count if session.parked_messages else min(count, len(session.receiver.tail))
         if kept:
             self._count_pending(kept)
@@ -730,18 +738,15 @@ class Broker:
         """
         self.clock.tick += 1
         self.store.timer_index = self.clock.tick % self.settings.ack_timeout
+        ticked_count = 0
         for cls in list(self.classes.values()):
-            for position in cls.positions:
-                position.tick(self.clock.tick)
-            for subscription in cls.subscriptions.values():
-                if subscription.has_work:
-                    subscription.outbox.enqueue(subscription)
-                if subscription.is_queued:
-                    subscription.outbox.mark_ready()
-            for group in cls.groups.values():
-                group.tick(self.clock.tick)
-                group.distribute_messages()
-        self.store.tick()
+            for count in self._tick_positions(cls):
+                ticked_count += count
+                if ticked_count >= TICKED_CLASSES_PER_TURN:
+                    ticked_count = 0
+                    yield []
+        for _ in self.store.tick_in_parts():
+            yield []
         self.subscription_manager.tick()
         self.idle_classes.tick()
         pending_bytes, limit_bytes = 0, self.settings.limits.total_pending_bytes
@@ -754,6 +759,26 @@ class Broker:
             pending_bytes += sum(session.pending_bytes for session in part)
         if pending_bytes > limit_bytes:
             yield select_sessions_to_close(self.sessions.values(), limit_bytes)
+
+    def _tick_positions(self, cls: MessageClass) -> Iterator[int]:
+        """Tick the positions of a class. Yields the number of positions of each part, plus one."""
+        positions = list(cls.positions)
+        for first in range(0, len(positions), TICKED_CLASSES_PER_TURN):
+            part = positions[first : first + TICKED_CLASSES_PER_TURN]
+            for position in part:
+                if position not in cls.positions:
+                    continue  # It has ended between the parts.
+                position.tick(self.clock.tick)
+                if (subscription := cls.subscriptions.get(position)) is not None:
+                    if subscription.has_work:
+                        subscription.outbox.enqueue(subscription)
+                    if subscription.is_queued:
+                        subscription.outbox.mark_ready()
+                elif (group := cls.groups.get(position)) is not None:
+                    group.tick(self.clock.tick)
+                    group.distribute_messages()
+            yield len(part)
+        yield 1
 
     def _tick_sessions(self, sessions: list[Session]) -> list[tuple[Session, RemoteProtocolError]]:
         """Check the timeouts of some sessions. Returns those that must be closed."""

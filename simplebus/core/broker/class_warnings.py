@@ -30,6 +30,8 @@ def count_backlog(cls: MessageClass) -> int:
 
 def find_class_warning(cls: MessageClass, now: float) -> ClassWarning | None:
     """Return the warning about a class at the time `now`, or None."""
+    if not cls.positions and cls.first_sequence == cls.ring.head:
+        return None  # Nearly all of very many classes.
     if cls.is_remote or dead_letters.is_dead_letter_class(cls.name):
         return None
     if has_private_channels(cls.name):

@@ -148,6 +148,12 @@ class InquiryHandler:
                 )
                 if grants is not None:
                     classes = [cls for cls in classes if not has_private_channels(cls.name)]
+                bound_ids = self._store.subject_bindings.class_ids()
+                classes = [
+                    cls
+                    for cls in classes
+                    if cls.positions or len(cls.channels) or cls.class_id in bound_ids
+                ]
                 return report_channel(
                     channel,
                     classes,

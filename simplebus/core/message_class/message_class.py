@@ -292,7 +292,7 @@ class MessageClass:
 
     def count_undelivered(self) -> Counter[Reason]:
         """Return the messages that were dropped or not delivered to some position, by reason."""
-        counts = self.dropped_counts.copy()
+        counts = Counter(self.dropped_counts) if self.dropped_counts else Counter[Reason]()
         for subscription in self.positions:
             if subscription.undelivered_counts:
                 counts.update(subscription.undelivered_counts)

@@ -79,9 +79,9 @@ class ClassSubjectBindings:
                 del self._count_by_address[address]
         self._notify_observers((class_id, subject), False)
 
-    def is_bound(self, class_id: int) -> bool:
-        """Return True if a subject is bound to the class."""
-        return any(bound_id == class_id for bound_id, _ in self._bindings)
+    def class_ids(self) -> set[int]:
+        """Return the ids of the classes with subjects."""
+        return {class_id for class_id, _ in self._bindings}
 
     def subjects_of(self, class_id: int) -> tuple[str, ...]:
         """Return the subjects of a class in the order in which they were bound."""

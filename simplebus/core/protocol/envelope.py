@@ -11,12 +11,14 @@ delimiter `<\r\n>` never occurs in it. Only `decode` decides if an envelope is w
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from simplebus.core.channel.pattern import check_name
 from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
+from simplebus.core.limits import CHANNEL_BYTES_MAX
 from simplebus.core.protocol.frames import DELIMITER
 
 PUBLISHED, EXPIRES, NOT_BEFORE, CHANNEL, KEY, HEADERS = (1 << bit for bit in range(6))
@@ -40,6 +42,9 @@ TIMES_BYTES = tuple(8 * fields.bit_count() for fields in range(TIMES + 1))
 # Limits of the caches: prefixes of envelopes with only a channel, and decoded channels.
 _CACHE_ENTRIES_MAX = 4096
 _CACHED_BYTES_MAX = 256
+_PLAIN_SEGMENT = rb"[!\"$-)+,\-/-=?-~]+"
+_PLAIN_CHANNEL = re.compile(_PLAIN_SEGMENT + rb"(?:\." + _PLAIN_SEGMENT + rb")*")
+"""Legal names without wildcard characters and in ASCII, which nearly all names are."""
 _prefix_cache: dict[str, bytes] = {}
 _channel_cache: dict[bytes, str] = {}
 
@@ -402,6 +407,8 @@ def decode_channel(text: bytes) -> str:
 
 
 def _check_channel(text: bytes) -> str:
+    if _PLAIN_CHANNEL.fullmatch(text) and len(text) <= CHANNEL_BYTES_MAX:
+        return text.decode("ascii")
     try:
         return check_name(text.decode())
     except UnicodeDecodeError as error:

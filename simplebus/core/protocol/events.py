@@ -21,8 +21,10 @@ from simplebus.core.protocol.requests import (
     UnsubscribeRequest,
 )
 
+# What takes as long as creating one subscription, a slow event.
 _CLASSES_PER_SLOW_EVENT = 64
-"""Opening this many classes takes as long as creating one subscription."""
+_ACKS_PER_SLOW_EVENT = 1024
+_NACKS_PER_SLOW_EVENT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,9 @@ class Version1Connected:
     class_ids: tuple[int, ...]
 
     @property
-    def slow_event_count(self) -> int:
+    def slow_event_count(self) -> float:
         """Number of slow events that it counts as."""
-        return len(self.class_ids) // _CLASSES_PER_SLOW_EVENT
+        return len(self.class_ids) / _CLASSES_PER_SLOW_EVENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,11 @@ class AckedRanges:
     lasts: Integers
     """Exclusive ends, shape (n,)."""
 
+    @property
+    def slow_event_count(self) -> float:
+        """Number of slow events that it counts as."""
+        return self.firsts.size / _ACKS_PER_SLOW_EVENT
+
 
 @dataclass(slots=True)
 class PublishedFrame:
@@ -95,9 +102,9 @@ class ConnectRequested:
     body: ConnectRequest
 
     @property
-    def slow_event_count(self) -> int:
+    def slow_event_count(self) -> float:
         """Number of slow events that it counts as."""
-        return len(self.body.classes) // _CLASSES_PER_SLOW_EVENT
+        return len(self.body.classes) / _CLASSES_PER_SLOW_EVENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,7 @@ class SubscribeRequested:
     subscription_number: int
     body: SubscribeRequest
 
-    slow_event_count = 1
+    slow_event_count = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +168,8 @@ class NackReceived:
     attempt: int = 0
     """Attempt of the delivery that is rejected; 0 for any."""
 
+    slow_event_count = 1 / _NACKS_PER_SLOW_EVENT
+
 
 @dataclass(frozen=True, slots=True)
 class WorkingReceived:
@@ -171,6 +180,8 @@ class WorkingReceived:
     last: int
     attempt: int = 0
     """See `NackReceived.attempt`."""
+
+    slow_event_count = 1 / _NACKS_PER_SLOW_EVENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +194,8 @@ class TerminateReceived:
     error: str = ""
     attempt: int = 0
     """See `NackReceived.attempt`."""
+
+    slow_event_count = 1 / _NACKS_PER_SLOW_EVENT
 
 
 @dataclass(frozen=True, slots=True)

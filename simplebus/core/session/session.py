@@ -392,17 +392,19 @@ class Session:
         )
 
     def adapt_read_size(
-        self, received_bytes: int, event_count: int, expensive_count: int = 0
+        self, received_bytes: int, event_count: int, slow_event_count: float = 0.0
     ) -> None:
         """Adapt the read size after a read. Bulk traffic is read in larger pieces."""
-        if expensive_count > EXPENSIVE_EVENTS_MAX:
+        if slow_event_count > EXPENSIVE_EVENTS_MAX:
             self._next_read_bytes = max(
                 EXPENSIVE_EVENTS_READ_BYTES,
-                received_bytes * EXPENSIVE_EVENTS_MAX // expensive_count,
+                int(received_bytes * EXPENSIVE_EVENTS_MAX / slow_event_count),
             )
         elif event_count > SMALL_EVENTS and received_bytes < event_count * SMALL_EVENT_BYTES:
             self._next_read_bytes = SMALL_EVENTS_READ_BYTES
-        elif received_bytes >= self._next_read_bytes:
+        elif (
+            received_bytes >= self._next_read_bytes and 2 * slow_event_count <= EXPENSIVE_EVENTS_MAX
+        ):
             self._next_read_bytes = min(2 * self._next_read_bytes, RECEIVE_BYTES)
 
     @property

@@ -48,24 +48,23 @@ class IdleClasses:
         ]
         if not idle:
             return
-        waiting = {
+        used = {
             class_id
             for session in store.publish_queue.blocked_sessions()
             for class_id, _ in session.parked_messages
         }
+        used |= store.subject_bindings.class_ids() | registry.declared_ids
         for cls in idle:
-            if not (cls.has_memory or self._is_referenced(cls.class_id, waiting)):
+            if not (cls.has_memory or self._is_referenced(cls.class_id, used)):
                 registry.remove_class(cls.class_id)
                 self._removed_labels.append(cls.label)
 
-    def _is_referenced(self, class_id: int, waiting: Container[int]) -> bool:
+    def _is_referenced(self, class_id: int, used: Container[int]) -> bool:
         """Return True if something outside of the class refers to it."""
         store, commit_log = self._store, self._store.commit_log
         return (
-            class_id in waiting
-            or class_id in store.class_registry.declared_ids
+            class_id in used
             or class_id in store.position_changes.class_ids
-            or store.subject_bindings.is_bound(class_id)
             or store.message_ids.has_ids(class_id)
             or (commit_log is not None and commit_log.has_unwritten(class_id))
         )

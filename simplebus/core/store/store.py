@@ -21,7 +21,7 @@ refusals: `bridge.copier` and `gateway.modules.bus_writer`. The slow policies of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import assert_never
 
 import numpy as np
@@ -43,6 +43,7 @@ from simplebus.core.limits import (
     PLAIN_FRAMES_MAX,
     REDELIVERY_MESSAGES,
     SCAN_MESSAGES_MAX,
+    TICKED_CLASSES_PER_TURN,
 )
 from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.message_class.message_class import MessageClass, build_row
@@ -105,6 +106,8 @@ class Store:
         self.failure_reasons = FailureReasons()
         """Reasons of nacks, for messages that will be redelivered."""
         self.timer_index = 0
+        self.new_channel_count = 0
+        """Channels that batches have added so far, as far as no others were forgotten meanwhile."""
         self._refusal_sender = refusal_sender
         self.on_stored: OnStored | None = None
         """Called with all stored messages, if set."""
@@ -445,7 +448,9 @@ class Store:
                 else known_columns.slice(handled, handled + piece.count)
             )
             if columns.count:
+                known_count = len(cls.channels)
                 rows = cls.channels.build_rows(columns, self.clock.now)
+                self.new_channel_count += max(0, len(cls.channels) - known_count)
                 if rows is None:
                     if piece.count == 1:
                         break
@@ -737,8 +742,11 @@ class Store:
 
     # Time ----------------------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """Retry dead letters, shrink rings, and expire messages. Called once per tick."""
+    def tick_in_parts(self) -> Iterator[None]:
+        """Retry dead letters, shrink rings, and expire messages. Called once per tick.
+
+        Other calls are allowed at each yield.
+        """
         self.failure_reasons.forget_acked()
         self.message_ids.tick(self.clock.now)
         self.remove_some_patterns()
@@ -749,7 +757,9 @@ class Store:
             self._retry_dead_letters()
         if self.spill_manager is not None:
             self.spill_manager.tick()
-        for cls in list(self.classes.values()):
+        for number, cls in enumerate(list(self.classes.values())):
+            if number % TICKED_CLASSES_PER_TURN == 0:
+                yield
             if cls.ring.tick():
                 channel_budget -= cls.channels.shrink_idle(channel_budget)
             cls.time_index.trim(cls.first_sequence)
@@ -757,7 +767,8 @@ class Store:
                 cls.purged_sequences.remove(0, cls.first_sequence)
             if cls.ring.floor < cls.ring.timed_until:
                 scan_budget = self._expire_messages(cls, scan_budget)
-            self._enforce_pending_limits(cls)  # A backlog may not be counted completely yet.
+            if cls.limited_positions:
+                self._enforce_pending_limits(cls)  # A backlog may not be counted completely yet.
             if cls.blocked_sessions or cls.retention.seconds or cls.has_last_values:
                 self.trim_class(cls)  # Other classes may have given memory back.
 

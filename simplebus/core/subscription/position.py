@@ -849,6 +849,17 @@ class Position:
             for first, last in self.unsettled_ranges(span.first, span.last):
                 waiting.add(first, last)
 
+    def _mark_all_waiting(self, spans: list[Span]) -> None:
+        """Do the same for many spans in one pass."""
+        if self.is_shared:
+            return
+        waiting: dict[bool, Ranges] = {True: [], False: []}
+        for span in spans:
+            waiting[self._is_unsent(span)] += self.unsettled_ranges(span.first, span.last)
+        self._unsent_sequences.update(sorted(waiting[True]))
+        if self.delivery_policy.in_flight_max is not None:
+            self._resend_sequences.update(sorted(waiting[False]))
+
     def _is_unsent(self, span: Span) -> bool:
         """Return True if a span was never sent, by this position or by its predecessor."""
         return span.attempts == 0
@@ -1267,8 +1278,9 @@ class Position:
         backoff, so that a consumer that keeps crashing does not use up a message's deliveries.
         """
         self.has_consumer, self.session_id = False, -1
-        for due, span in self._ack_timer.pop_all():
-            self._mark_waiting(span)
+        unacked = self._ack_timer.pop_all()
+        self._mark_all_waiting([span for _, span in unacked])
+        for due, span in unacked:
             self.requeue_unacked(span, due)
         redeliveries = sorted(
             (*self._redelivery_queue, *self._spilled_redeliveries), key=lambda span: span.first

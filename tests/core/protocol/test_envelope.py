@@ -7,6 +7,7 @@ delimiter and NUL, because stuffing consists of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from itertools import product
@@ -17,10 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simplebus.core.channel.pattern import check_name
 from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
 from simplebus.core.limits import CHANNEL_BYTES_MAX, PLAIN_FRAMES_MAX
 from simplebus.core.protocol import envelope as protocol_envelope
 from simplebus.core.protocol import envelope_batch as envelopes
+from simplebus.core.protocol.envelope import decode_channel
 from simplebus.core.protocol.envelope_batch import (
     Envelope,
     EnvelopeColumns,
@@ -612,3 +615,22 @@ def test_very_long_texts_are_read() -> None:
 
 def test_empty_batch_has_no_columns() -> None:
     assert scan_envelopes(build_envelope_batch([b"\0"]).slice(0, 0)) == EnvelopeColumns(0, [], 0)
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [b"a", b".", b"*", b"#", b">", b"!", b"~", b" ", b"\x7f", b"\n", b"\xc3\xa9"]
+        ),
+        max_size=6,
+    ).map(b"".join)
+    | st.binary(max_size=8)
+)
+def test_channels_are_legal_exactly_if_their_names_are(text: bytes) -> None:
+    def outcome(function: Callable[[], str]) -> str | None:
+        try:
+            return function()
+        except (RemoteProtocolError, ValueError):
+            return None
+
+    assert outcome(lambda: decode_channel(text)) == outcome(lambda: check_name(text.decode()))
