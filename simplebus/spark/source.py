@@ -52,89 +52,66 @@ class SimplebusSource(DataSource):
     ...     .load()
     ... )
 
-    The columns match those of Spark's Kafka source: key, value, topic (the class), partition
-    (the class
-    id), offset (the sequence), timestamp, timestampType, channel and server. timestampType 0
-    means that
-    the publisher set the timestamp; 1 means that the bus accepted the message then, within some
-    hundredths of a second. includeHeaders adds headers. includeMemory adds memory, the id of
-    the bus
-    memory that the offset belongs to: a bus that lost its data has a new memory id and starts at
-    offset 0. Server, memory, topic and offset identify a message for ever. Only value, offset and
-    timestamp are never null.
+    The columns match those of Spark's Kafka source: key, value, topic (the class), partition (the
+    class id), offset (the sequence), timestamp, timestampType, channel and server. timestampType 0
+    means that the publisher set the timestamp; 1 means that the bus accepted the message then,
+    within some hundredths of a second. includeHeaders adds headers. includeMemory adds memory, the
+    id of the bus memory that the offset belongs to: a bus that lost its data has a new memory id
+    and starts at offset 0. Server, memory, topic and offset identify a message for ever. Only
+    value, offset and timestamp are never null.
 
     Args:
         options: The options below. subscribe is required, and either servers or path. Option names
             are case-insensitive.
 
-            servers                 buses as host:port, comma-separated; default: load()'s argument
-            path                    instead of servers: absolute paths of data directories of buses,
-                                    comma-separated; default: load()'s argument
-            subscribe               class names or ids, comma-separated
-            channels                patterns; messages on other channels are skipped
-            startingOffsets         earliest (default of a batch), latest (default of a stream),
-            or JSON
-                                    {"host:port": {"orders": 120, "7": -2}}: -2 earliest, -1 latest
-            endingOffsets           batch only: latest, or JSON
-            startingTimestamp, endingTimestamp
-                                    milliseconds since 1970: start at, or end before, the first
-                                    message
-                                    accepted at or after this time, within some hundredths of a
-                                    second
-            startingOffsetsByTimestamp, endingOffsetsByTimestamp
-                                    the same as JSON {"host:port": {"orders": 1763740800000}};
-                                    overrides
-                                    offsets, and is overridden by the timestamp for all classes
-            startingOffsetsByTimestampStrategy
-                                    error; or latest: start at the end of a class without a
-                                    message at
-                                    or after the time
-            maxOffsetsPerTrigger    stream only: maximum number of messages per batch
-            minOffsetsPerTrigger    stream only: number of messages that a batch waits for
-            maxTriggerDelay         15m; stream only: maximum wait for minOffsetsPerTrigger
-            (90s, 2h, 1d)
-            durable                 stream only: name of the durable that retains unprocessed
-            messages
-                                    on each bus, also while the query is stopped. By default the
-                                    query
-                                    generates a name and stores it in its checkpoint. `none` retains
-                                    messages only while the query runs; use it for temporary queries
-            durableIdle             7d; time after which the buses delete the durable of a
-            stopped query
-            failOnDataLoss          true; false: log lost messages and unreachable buses and
-            continue.
-                                    An unreachable bus is read from its last offset when it is back,
-                                    except for its messages in a batch that had started
-            minPartitions, maxRecordsPerPartition
-                                    number and size of the tasks of a batch
-            filterPushdown          false; batch only: true reads only the offsets, topics and
-            servers
-                                    that filters select. Spark's own setting
-                                    spark.sql.python.filterPushdown.enabled must be true too
-            includeHeaders          false
-            includeMemory           false
-            timeout                 30; seconds for which connecting to a bus is retried
+            servers: buses as host:port, comma-separated; default: load()'s argument.
+            path: instead of servers: absolute paths of data directories of buses, comma-separated;
+                default: load()'s argument.
+            subscribe: class names or ids, comma-separated.
+            channels: patterns; messages on other channels are skipped.
+            startingOffsets: earliest (default of a batch), latest (default of a stream), or JSON
+                {"host:port": {"orders": 120, "7": -2}}, where -2 is earliest and -1 latest.
+            endingOffsets: batch only: latest, or JSON.
+            startingTimestamp, endingTimestamp: milliseconds since 1970: start at, or end before,
+                the first message accepted at or after this time, within some hundredths of a
+                second.
+            startingOffsetsByTimestamp, endingOffsetsByTimestamp: the same as JSON
+                {"host:port": {"orders": 1763740800000}}. They override offsets, and timestamps for
+                all classes override them.
+            startingOffsetsByTimestampStrategy: error; or latest: start at the end of a class
+                without a message at or after the time.
+            maxOffsetsPerTrigger: stream only: maximum number of messages per batch.
+            minOffsetsPerTrigger: stream only: number of messages that a batch waits for.
+            maxTriggerDelay: 15m; stream only: maximum wait for minOffsetsPerTrigger (90s, 2h, 1d).
+            durable: stream only: name of the durable that retains unprocessed messages on each bus,
+                also while the query is stopped. By default the query generates a name and stores
+                it in its checkpoint. `none` retains messages only while the query runs; use it for
+                temporary queries.
+            durableIdle: 7d; time after which the buses delete the durable of a stopped query.
+            failOnDataLoss: true; false: log lost messages and unreachable buses and continue. An
+                unreachable bus is read from its last offset when it is back, except for its
+                messages in a batch that had started.
+            minPartitions, maxRecordsPerPartition: number and size of the tasks of a batch.
+            filterPushdown: false; batch only: true reads only the offsets, topics and servers that
+                filters select. Spark's own setting spark.sql.python.filterPushdown.enabled must be
+                true too.
+            includeHeaders: false.
+            includeMemory: false.
+            timeout: 30; seconds for which connecting to a bus is retried.
 
     With path, driver and executors read the journal files of `simplebus serve --data-dir`, each
-    under
-    that path. The server may run or not. A query holds nothing back: the server deletes
-    messages that
-    its own subscriptions no longer need, and failOnDataLoss applies to them. Configure the
-    retention
-    of the class to keep messages for queries. The earliest message is the first one in the files.
-    The path takes the place of host:port in the column server and in JSON. A query reads only
-    synced
-    data, so it has each message once, also after a power cut. durable, durableIdle and timeout
-    do not
-    apply.
+    under that path. The server may run or not. A query holds nothing back: the server deletes
+    messages that its own subscriptions no longer need, and failOnDataLoss applies to them.
+    Configure the retention of the class to keep messages for queries. The earliest message is the
+    first one in the files. The path takes the place of host:port in the column server and in JSON.
+    A query reads only synced data, so it has each message once, also after a power cut. durable,
+    durableIdle and timeout do not apply.
 
     The source acks messages when Spark commits a batch. Spark's asyncProgressTracking commits
-    before
-    progress is stored; do not use it here.
+    before progress is stored; do not use it here.
 
     The sink takes the columns value, class (or topic) unless the option class is set, and
-    optionally
-    channel, key, headers, and expiry in seconds.
+    optionally channel, key, headers, and expiry in seconds.
     """
 
     @classmethod
