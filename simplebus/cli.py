@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from simplebus.commands import (
     bridge,
     check_config,
+    deploy,
     dlq,
     explain,
     forget,
@@ -538,6 +539,7 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     help=systemd_unit.HELP,
 )(systemd_unit.systemd_unit)
+app.command(rich_help_panel=_SET_UP, help=deploy.HELP)(deploy.deploy)
 app.command(rich_help_panel=_SET_UP, help=sbom.HELP)(sbom.sbom)
 
 

@@ -59,6 +59,8 @@ _JOURNAL_GAUGES = (
     ("journal_level", "level", "Durability that a confirm promises: 0 memory, 1 os, 2 disk."),
     ("journal_pending_lots", "pending_batch_count", "Write batches that are not durable yet."),
     ("journal_held_bytes", "held_bytes", "Frame bytes that are not durable yet."),
+    ("journal_disk_bytes", "disk_bytes", "Size of the file system of the data directory."),
+    ("journal_disk_free_bytes", "disk_free_bytes", "Free bytes of this file system."),
     (
         *("journal_lagging_sessions", "lagging_session_count"),
         "Sessions that are not read from until the journal has caught up.",

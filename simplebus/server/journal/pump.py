@@ -10,8 +10,10 @@ meanwhile form the next batch, so a slow disk gets larger batches.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 
@@ -74,6 +76,19 @@ class JournalStatistics:
     """Frame bytes that were read back."""
     read_failure_count: int
     """Failed reads."""
+    disk_bytes: int
+    """Size of the file system of the data directory; 0 if it cannot be read."""
+    disk_free_bytes: int
+    """Bytes of this file system that the server may still use."""
+
+
+def measure_disk(directory: Path) -> tuple[int, int]:
+    """Return size and free bytes of the file system of a directory; zeros if unknown."""
+    try:
+        status = os.statvfs(directory)
+    except OSError:
+        return 0, 0
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
 
 class JournalPump:
@@ -89,6 +104,7 @@ class JournalPump:
         self._flush_ready = flush_ready
         self._checkpointer = Checkpointer(broker)
         self._call_soon: RunInLoop = _not_started
+        self._path = directory.path
         self._journal = Journal(directory, durability=broker.commit_log.durability)
         self._writer = JournalWriter(
             self._journal,
@@ -129,6 +145,7 @@ class JournalPump:
 
     def statistics(self) -> JournalStatistics:
         commit_log, failure = self._commit_log, self._commit_log.write_error
+        disk_bytes, disk_free_bytes = measure_disk(self._path)
         return JournalStatistics(
             level=commit_log.durability,
             pending_batch_count=commit_log.last_batch_number - self._last_written,
@@ -145,6 +162,8 @@ class JournalPump:
             else 0,
             read_bytes=self._reader.read_bytes,
             read_failure_count=self._reader.failure_count,
+            disk_bytes=disk_bytes,
+            disk_free_bytes=disk_free_bytes,
         )
 
     @property
