@@ -17,7 +17,6 @@ from typer.core import TyperGroup
 from simplebus.commands import (
     bridge,
     check_config,
-    deploy,
     dlq,
     explain,
     forget,
@@ -29,6 +28,7 @@ from simplebus.commands import (
     user,
 )
 from simplebus.commands.client_options import with_client_options
+from simplebus.commands.deploy import command as deploy_command
 from simplebus.commands.serve import command
 from simplebus.config.environment import describe_invalid_variable, remove_service_links
 from simplebus.config.parse import (
@@ -539,7 +539,7 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     help=systemd_unit.HELP,
 )(systemd_unit.systemd_unit)
-app.command(rich_help_panel=_SET_UP, help=deploy.HELP)(deploy.deploy)
+app.command(rich_help_panel=_SET_UP, help=deploy_command.HELP)(deploy_command.deploy)
 app.command(rich_help_panel=_SET_UP, help=sbom.HELP)(sbom.sbom)
 
 

@@ -8,8 +8,7 @@
 - `check_config`: `check-config` and `config sample`; `config_check` finds the errors of a file.
 - `user`: the users file.
 - `systemd_unit`: units for systemd.
-- `deploy`: files for containers, Kubernetes, Prometheus and Grafana; `grafana_dashboard` builds the
-  dashboard.
+- `deploy`: files for containers, Kubernetes, Prometheus and Grafana; a package.
 - `sbom`: list of the installed packages.
 - `client_options`: options of every command that connects to a server.
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import simplebus
 from simplebus.cli import app
-from simplebus.commands.deploy import DeployedFile, render_file
-from simplebus.commands.grafana_dashboard import CHARTS, TILES, build_dashboard
+from simplebus.commands.deploy.command import DeployedFile, render_file
+from simplebus.commands.deploy.grafana_dashboard import CHARTS, TILES, build_dashboard
 from simplebus.config.server_schema import SETTINGS
 from tests.support.programs import PATIENCE_SECONDS, run_server
 from tests.support.requirements import require_program

@@ -32,7 +32,10 @@ ORDER: Mapping[str, tuple[str, ...]] = {
     "simplebus.gateway": ("modules",),
     "simplebus.spark": ("java", "read", "jobs", "commands"),
     "simplebus.spark.jobs": ("report",),
-    "simplebus.commands": ("serve",),
+    "simplebus.commands": (
+        "deploy",
+        "serve",
+    ),
 }
 """Sub-packages of each package: a package imports only packages that stand before it."""
 

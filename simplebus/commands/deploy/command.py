@@ -77,8 +77,8 @@ def deploy(
 def render_file(name: str) -> str:
     """Return the content of a file of the command."""
     if name == _DASHBOARD:
-        from simplebus.commands.grafana_dashboard import build_dashboard
+        from simplebus.commands.deploy.grafana_dashboard import build_dashboard
 
         return json.dumps(build_dashboard(), indent=2) + "\n"
-    folder = resources.files("simplebus.commands").joinpath("files", "deploy")
+    folder = resources.files("simplebus.commands.deploy").joinpath("files")
     return folder.joinpath(name).read_text("utf-8")
