@@ -793,6 +793,17 @@ def test_changes_are_counted() -> None:
     assert count_changes([waiting, waiting]) == "0 changes applied, 2 need a restart"
 
 
+def test_error_of_the_command_line_is_reported_once_beside_those_of_the_file(file: Path) -> None:
+    file.write_text("[serve]\nmax-class-memory = '1MiB'\n[tls]\ncert = 'a'\n")
+    with pytest.raises(ConfigError) as caught:
+        build_plan(load(file, "--max-frame", "900MiB"))
+    assert [each.removeprefix(f"{file}:").strip() for each in caught.value.messages] == [
+        "4: tls.cert needs tls.key too",
+        "--max-frame must be from 13 to 524288, got 943718400 (a frame may take at most half of "
+        "serve.max-class-memory)",
+    ]
+
+
 def test_invalid_reload_reports_all_errors(file: Path) -> None:
     file.write_text("[serve]\nport = 1")
     configuration = load(file)

@@ -28,6 +28,7 @@ from simplebus.config.configuration import (
     name_options_by_source,
     old_value_warnings,
     read_configuration,
+    settings_in,
 )
 from simplebus.config.errors import ConfigError
 from simplebus.config.file import ConfigFile
@@ -102,12 +103,17 @@ def _with_other_errors(error: ValueError, configuration: Configuration) -> Value
     if configuration.file is None:
         return error
     found = find_errors(configuration.file.path, configuration.flags)
-    own = [each for each in str(error).splitlines() if each not in found]
-    # An error of the command line is found again, with the file in front.
-    others = [each for each in found if not each.endswith(tuple(own))]
+    own = str(error).splitlines()
+    # An error of the command line would be found again, without the conflicting key of the file.
+    named = {setting.name for each in own for setting in settings_in(each)}
+    messages = [each for each in own if each not in found] + [
+        each
+        for each in found
+        if each in own or named.isdisjoint(setting.name for setting in settings_in(each))
+    ]
     if isinstance(error, ConfigError):
-        return ConfigError(*own, *others)
-    return ValueError("\n".join((*own, *others)))
+        return ConfigError(*messages)
+    return ValueError("\n".join(messages))
 
 
 def _build_plan(configuration: Configuration) -> ServerPlan:
