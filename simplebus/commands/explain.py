@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simplebus.config.parse import URL, URL_OPTION, parse_class
+from simplebus.config.parse import URL, URL_OPTION, parse_class, parse_digits
 from simplebus.console.errors import fail
+from simplebus.core.limits import SEQUENCE_MAX
 
 if TYPE_CHECKING:
     import msgspec
@@ -67,10 +68,11 @@ def explain(
 ) -> None:
     """See HELP."""
     words = " ".join(what or []).split()
-    if len(words) == 2 and words[0] == "session" and words[1].isascii() and words[1].isdigit():
-        if session not in (None, int(words[1])):
-            fail(f"two sessions were given: {words[1]} and {session}", status=2)
-        words, session = [], int(words[1])
+    number = parse_digits(words[1], SEQUENCE_MAX) if len(words) == 2 else None
+    if words[:1] == ["session"] and number is not None:
+        if session not in (None, number):
+            fail(f"two sessions were given: {number} and {session}", status=2)
+        words, session = [], number
     if len(words) > 1 or (words and session is not None):
         fail(f"one class, channel or session is explained, got {' '.join(words)!r}", status=2)
     from functools import partial

@@ -471,3 +471,8 @@ def test_forget_removes_unused_durable(
         assert found.stored == 0
 
     with_bus(server, look)
+
+
+def test_session_id_of_many_digits_is_no_session(server: BusServer) -> None:
+    output = run(server, "explain", "session", "9" * 5000, status=2).output
+    assert "one class, channel or session is explained" in output

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus.config.parse import HOSTS, option
+from simplebus.config.parse import HOSTS, PORT_MAX, option, parse_digits
 from simplebus.config.server_schema import SETTINGS
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ def parse_address(text: str | tuple[str, int]) -> tuple[str, int]:
     if isinstance(text, tuple):
         return text
     host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+    if (number := parse_digits(port, PORT_MAX)) is None:
         raise typer.BadParameter(
             f"{text!r} is not an address; expected a port such as 8223, or 0.0.0.0:8223"
         )
-    return host.strip("[]") or HOSTS[0], int(port)
+    return host.strip("[]") or HOSTS[0], number
 
 
 HttpAddress = Annotated[
