@@ -49,7 +49,9 @@ _NAMES = {
 
 
 def deploy(
-    file: Annotated[DeployedFile, typer.Argument(show_default=False, help="File to print.")],
+    file: Annotated[
+        DeployedFile, typer.Argument(show_default=False, help="Name of the file to print.")
+    ],
     directory: Annotated[
         Path | None,
         typer.Option(
