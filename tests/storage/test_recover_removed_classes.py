@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from simplebus.core.limits import RING_IDLE_TICKS
+from simplebus.core.limits import CHECKPOINT_SECONDS, RING_IDLE_TICKS, Limits
 from simplebus.core.settings import Settings
 from tests.behaviour.wire_peer import advance_tick
 from tests.behaviour.wire_peer_v2 import Version2Peer, ack, connect_request, publish, subscribe
@@ -40,6 +43,7 @@ def pass_messages(bus: KeptBus, name: str, count: int, first: int = 0) -> None:
     assert peer.receive_message_ids() == list(range(first, first + count))
     peer.send(ack(5, first, first + count))
     peer.disconnect()
+    bus.broker.clock.now += 2 * CHECKPOINT_SECONDS  # A scan records the acks.
     bus.sync()
 
 
@@ -130,7 +134,41 @@ def test_removed_class_with_few_free_classes(tmp_path: Path) -> None:
     peer_of(bus, "a", "b").disconnect()
     bus.sync()
     bus.crash()
-    settings = Settings(limits=type(SETTINGS.limits)(classes=2))
-    bus = KeptBus(tmp_path, settings=settings)
+    bus = KeptBus(tmp_path, settings=Settings(limits=Limits(classes=2)))
     assert {cls.name for cls in bus.broker.classes.values()} == {"a", "b"}
     bus.crash()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["pass", "declare", "remove", "crash", "stop"]), st.integers(0, 2)
+        ),
+        max_size=14,
+    )
+)
+def test_sequences_and_ids_continue_whatever_happens(steps: list[tuple[str, int]]) -> None:
+    with TemporaryDirectory() as directory:
+        path = Path(directory)
+        bus, heads, ids = start(path), dict.fromkeys("abc", 0), dict[str, int]()
+        for step, number in steps:
+            name = "abc"[number]
+            match step:
+                case "pass":
+                    pass_messages(bus, name, number + 1, first=heads[name])
+                    heads[name] += number + 1
+                    ids.setdefault(name, bus.broker.store.class_id_by_name[name])
+                case "declare":
+                    peer_of(bus, name).disconnect()
+                    bus.sync()
+                case "remove":
+                    remove_idle(bus)
+                case _:
+                    bus = restart(bus, path, is_stopped=step == "stop")
+                    assert not bus.found.problems
+            found = bus.broker.store.class_id_by_name
+            assert {each: found[each] for each in ids if each in found}.items() <= ids.items()
+            for each in bus.broker.classes.values():
+                assert each.ring.head == heads[each.name]
+        bus.crash()
