@@ -39,14 +39,23 @@ class KeyAssignment(Generic[MemberT]):
         """Buckets that each member owns."""
         self._best_weights: Words = np.zeros(HASH_BUCKET_COUNT, np.uint64)
         """Weight of each bucket's owner."""
-        self.owner_by_bucket: list[MemberT | None] = [None] * HASH_BUCKET_COUNT
-        """Owner of each bucket."""
+        self._owner_by_bucket: list[MemberT | None] = [None] * HASH_BUCKET_COUNT
+        """Owner of each bucket; None also for orphans."""
+        self._orphans: list[int] = []
+        """Buckets of removed members, which are assigned when an owner is asked for."""
 
     def __bool__(self) -> bool:
         return bool(self._members)
 
     def __contains__(self, member: MemberT) -> bool:
         return member in self._index_by_member
+
+    @property
+    def owner_by_bucket(self) -> list[MemberT | None]:
+        """Owner of each bucket. The list must not be changed, and not be kept."""
+        if self._orphans:
+            self._assign_orphans()
+        return self._owner_by_bucket
 
     def owner_of(self, partition: int) -> MemberT | None:
         """Return the member that serves a partition, or None if there are no members."""
@@ -57,6 +66,8 @@ class KeyAssignment(Generic[MemberT]):
 
         The same `identity` gets the same partitions when the member joins again.
         """
+        if self._orphans:
+            self._assign_orphans()
         seed = np.uint64(hash_bytes(identity.encode()))
         index = self._index_by_member[member] = len(self._members)
         self._members.append(member)
@@ -66,7 +77,8 @@ class KeyAssignment(Generic[MemberT]):
         weights = _rendezvous_weights(_BUCKET_HASHES, seed)
         won_buckets = np.flatnonzero(weights > self._best_weights)
         self._best_weights[won_buckets] = weights[won_buckets]
-        buckets, owners, former_owners = won_buckets.tolist(), self.owner_by_bucket, set[MemberT]()
+        buckets, owners = won_buckets.tolist(), self._owner_by_bucket
+        former_owners = set[MemberT]()
         for bucket in buckets:
             owner = owners[bucket]
             if owner is not None:
@@ -77,28 +89,32 @@ class KeyAssignment(Generic[MemberT]):
         return former_owners
 
     def remove_member(self, member: MemberT) -> None:
-        """Remove a member and assign its buckets to the others."""
+        """Remove a member. Its buckets are assigned to the others when an owner is asked for, so
+        that many members can leave at once.
+        """
         index, last = self._index_by_member.pop(member), self._members.pop()
         if last is not member:
             self._members[index], self._index_by_member[last] = last, index
             self._seeds[index] = self._seeds[len(self._members)]
-        buckets = sorted(self._buckets_by_member.pop(member))
+        buckets = self._buckets_by_member.pop(member)
+        for bucket in buckets:
+            self._owner_by_bucket[bucket] = None
+        self._orphans += buckets
         if not self._members:
             self._best_weights[:] = 0
-            self.owner_by_bucket = [None] * HASH_BUCKET_COUNT
-        elif buckets:
-            self._reassign_buckets(buckets)
+            self._orphans.clear()
 
-    def _reassign_buckets(self, buckets: list[int]) -> None:
-        """Assign `buckets` to the remaining members."""
-        members = self._members
+    def _assign_orphans(self) -> None:
+        """Assign the buckets of removed members to the remaining ones."""
+        members, buckets = self._members, sorted(self._orphans)
+        self._orphans.clear()
         seeds = self._seeds[: len(members)]
         weights = _rendezvous_weights(_BUCKET_HASHES[buckets][:, None], seeds[None, :])
         chosen = weights.argmax(axis=1)
         self._best_weights[buckets] = weights[np.arange(len(buckets)), chosen]
         for bucket, index in zip(buckets, chosen.tolist(), strict=True):
             owner = members[index]
-            self.owner_by_bucket[bucket] = owner
+            self._owner_by_bucket[bucket] = owner
             self._buckets_by_member[owner].add(bucket)
 
     def check_invariants(self) -> None:
