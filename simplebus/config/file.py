@@ -42,7 +42,7 @@ from simplebus.config.nats_users import (
     deprecation_warnings,
     parse_nats_table,
 )
-from simplebus.config.server_schema import SETTINGS, ClassTable
+from simplebus.config.server_schema import SETTING_TABLES, SETTINGS, ClassTable
 from simplebus.config.server_settings import class_settings, named_class
 from simplebus.config.setting import Setting, describe_toml, normalize
 from simplebus.config.toml_lines import add_location, locate_keys
@@ -54,8 +54,7 @@ from simplebus.core.settings import ClassSettings, FullPolicy, Settings
 if TYPE_CHECKING:
     from simplebus.bridge.settings import BridgeSettings
 
-_OPTION_TABLES = ("serve", "tls", "nats")
-_OWN_TABLES = (*_OPTION_TABLES, "classes", "bridges", "users")
+_TOP_TABLES = (*(each for each in SETTING_TABLES if "." not in each), "classes", "bridges", "users")
 _BYTES_MAX = 4 << 20
 _SUGGESTIONS_MAX = 4
 """Maximum number of keys suggested for an unknown table."""
@@ -110,9 +109,12 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
         raise ConfigError(describe_toml_error(path, str(error))) from None
     reader = _Reader(path.parent)
     errors = reader.errors
-    reader.check_names(document, _OWN_TABLES, "")
-    tables = {name: reader.copy_table(document.get(name, {}), name) for name in _OPTION_TABLES}
-    tables["nats.tls"] = reader.copy_table(tables["nats"].pop("tls", {}), "nats.tls")
+    reader.check_names(document, _TOP_TABLES, "")
+    tables: dict[str, dict[str, Any]] = {}
+    for name in SETTING_TABLES:
+        outer, _, key = name.rpartition(".")
+        value = tables[outer].pop(key, {}) if outer else document.get(name, {})
+        tables[name] = reader.copy_table(value, name)
     options: dict[str, Any] = {}
     user_keys = NatsTable.keys()
     for name, values in tables.items():
@@ -152,15 +154,15 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
         warnings.append(f"{path} holds passwords or tokens, and every user may read it")
     config = ConfigFile(
         path,
-        options,
-        nats_users,
-        classes,
-        settings_of_classes,
-        class_tables,
-        bridges,
-        users,
-        tuple(warnings),
-        lines,
+        options=options,
+        nats_users=nats_users,
+        classes=classes,
+        class_settings=settings_of_classes,
+        class_tables=class_tables,
+        bridges=bridges,
+        users=users,
+        warnings=tuple(warnings),
+        lines=lines,
     )
     return config, limit_messages([*map(config.add_location, errors.messages)])
 
@@ -275,10 +277,10 @@ def _suggest_place(name: str, *, is_table: bool) -> str:
     The name may include the table's prefix, as on the command line, or be that of an unknown table
     such as [http], which is the prefix of options.
     """
-    for table in _OPTION_TABLES:
+    for table in _TOP_TABLES:
         if any((each.toml_table, each.field_name) == (table, name) for each in SETTINGS.values()):
             return f"it to stand in [{table}]"
-    if not is_table and name in _OWN_TABLES:
+    if not is_table and name in _TOP_TABLES:
         return f"the table [{name}]"
     if (setting := SETTINGS.get(name)) is not None:
         return f"{setting.toml_key!r} in [{setting.toml_table}]"

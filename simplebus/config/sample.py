@@ -10,11 +10,10 @@ import json
 import re
 import textwrap
 
-from simplebus.config.server_schema import SETTINGS, ClassTable
+from simplebus.config.server_schema import SETTING_TABLES, SETTINGS, ClassTable
 from simplebus.config.setting import Setting, normalize
 
 _WIDTH = 96
-_SECTIONS = ("serve", "tls", "nats", "nats.tls")
 _FLAG_NAME = re.compile(r"--([a-z][a-z-]*)")
 _MARKUP = re.compile(r"\[/?bold\]")
 
@@ -39,11 +38,6 @@ USERS = """\
 #- publish = ["metrics.>"]           # for NATS subjects that are bound to no class
 """
 
-CLASSES = """\
-# Settings of single classes, by class name.
-#
-#- [classes.orders]"""
-
 BRIDGES = """\
 # Bridges that copy classes between servers. Without `from` or `to` it is this server.
 #
@@ -62,10 +56,10 @@ def render_sample() -> str:
         "# then environment variables: SIMPLEBUS_PORT for port, and so on.",
         "# `simplebus check-config FILE` checks the file. SIGHUP makes the server reload it.",
     ]
-    for section in _SECTIONS:
-        lines += ["", f"[{section}]"]
+    for table in SETTING_TABLES:
+        lines += ["", f"[{table}]"]
         for setting in SETTINGS.values():
-            if setting.toml_table == section:
+            if setting.toml_table == table:
                 lines += ["", *_render_setting(setting)]
     lines += [
         "",

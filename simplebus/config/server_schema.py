@@ -738,3 +738,5 @@ SETTINGS: Mapping[str, Setting] = {
     each.name: each for table in TABLES.values() for each in table.settings()
 }
 """All settings by name, in the order of the help."""
+SETTING_TABLES = ("serve", "tls", "nats", "nats.tls")
+"""Tables of the configuration file that hold settings, in the order of the sample file."""
