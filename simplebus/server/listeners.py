@@ -29,10 +29,14 @@ _DESCRIPTOR_ATTEMPTS_MAX = 8
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
+class ListenError(OSError):
+    """Address that is not available to a listener."""
+
+
 async def bind(host: str, port: int) -> list[socket.socket]:
     """Return listening sockets on every address of `host`. Port 0 selects one free port for all.
 
-    Raises OSError, with the address in its text, if an address is not available.
+    Raises ListenError, with the address in its text, if an address is not available.
     """
     infos = await trio.socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -52,7 +56,7 @@ async def bind(host: str, port: int) -> list[socket.socket]:
             except OSError as error:
                 wanted = format_address((address[0], chosen_port))
                 text = f"cannot listen on {wanted}: {error.strerror}"
-                raise OSError(error.errno, text) from None
+                raise ListenError(error.errno, text) from None
             sock.listen(_BACKLOG)
     except BaseException:
         for sock in sockets:
@@ -92,10 +96,10 @@ def explain_port_in_use(purpose: str) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
+    except ListenError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        raise OSError(error.errno, f"{error.strerror}. That port {purpose}") from None
+        raise ListenError(error.errno, f"{error.strerror}. That port {purpose}") from None
 
 
 def format_address(address: tuple[object, ...]) -> str:

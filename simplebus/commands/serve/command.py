@@ -225,6 +225,7 @@ def _exit_with_error(
     import socket
 
     from simplebus.jetstream.cluster.cluster_id import UnusableClusterError
+    from simplebus.server.listeners import ListenError
     from simplebus.server.tls.certificates import CertificateError
     from simplebus.storage.errors import JournalError, JournalInUseError
 
@@ -251,7 +252,7 @@ def _exit_with_error(
                 f"cannot listen on {' or '.join(hosts)}: {message}",
                 UNAVAILABLE_STATUS,
             )
-        case OSError() if message.startswith("cannot listen on"):
+        case ListenError():
             status = UNAVAILABLE_STATUS
         case MemoryError():
             status = MEMORY_STATUS
