@@ -450,7 +450,9 @@ class PromiseChecker(DeliveryChecks):
         if position_history.by_key:
             self._check_key_order(position_history, sequence, name)
         sent = Delivery((session_history.session.session_id, number), session_history.clean_tick)
-        sent.is_open = sequence not in position_history.rejected
+        # Copied for sending before the subscription ended, it is sent to others, too.
+        is_ended = number in session_history.ended_subscriptions
+        sent.is_open = sequence not in position_history.rejected and not is_ended
         position_history.rejected.discard(sequence)
         if (position_history.class_id, sequence) in session_history.overtaken:
             session_history.overtaken.remove((position_history.class_id, sequence))
