@@ -6,8 +6,10 @@ last and has a default, so that older records can be read.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
-from msgspec import structs
+from msgspec import Meta, structs
 
 from simplebus.core.errors import Reason
 from simplebus.core.protocol.events import FrameRefused
@@ -21,10 +23,14 @@ class _SnapshotRecord(msgspec.Struct, array_like=True, frozen=True):
 class WindowSnapshot(_SnapshotRecord, frozen=True):
     """An ack window."""
 
-    floor: int
+    floor: Annotated[int, Meta(ge=0)]
     cursor: int
     acked_bits: bytes = b""
     """One bit per message from the floor on: 1 if it was acknowledged."""
+
+    def __post_init__(self) -> None:
+        if self.cursor < self.floor:
+            raise ValueError(f"expected floor <= cursor, got {self.floor} and {self.cursor}")
 
     @classmethod
     def from_window(cls, window: AckWindow) -> WindowSnapshot:
