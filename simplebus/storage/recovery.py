@@ -86,6 +86,12 @@ def recover(directory: JournalDirectory, broker: Broker) -> RecoveryResult:
     except (RestoreError, RemoteProtocolError) as error:
         sentence = error.sentence if isinstance(error, RemoteProtocolError) else str(error)
         raise JournalError(f"cannot recover {directory.path}: {sentence}") from None
+    except (LookupError, ValueError, OverflowError) as error:
+        # Records with right checksums, but values that no server has written.
+        raise JournalError(
+            f"cannot recover {directory.path}: the state contradicts itself ({error!r}); expected "
+            "the files of one journal; restore a backup, or move the directory away"
+        ) from error
     return found
 
 

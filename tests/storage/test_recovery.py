@@ -493,3 +493,16 @@ def test_snapshot_is_written_after_its_messages(tmp_path: Path) -> None:
     assert file is not None
     assert (file.path, file.synced_bytes) == (path, file.written_bytes)
     bus.crash()
+
+
+def test_state_that_contradicts_itself_is_a_journal_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path)
+
+    def find_unknown_class(*given: object) -> None:
+        raise KeyError(-3)
+
+    monkeypatch.setattr(restore.BrokerRestorer, "open_class", find_unknown_class)
+    with pytest.raises(JournalError, match=r"the state contradicts itself \(KeyError\(-3\)\)"):
+        KeptBus(tmp_path)
