@@ -54,13 +54,13 @@ EVENTS_PER_READ = 2048
 OUTPUT_PER_READ_BYTES = 8 * 1024 * 1024
 # Cost of events outside batches, as bytes of output that take equally long.
 EVENT_COST_BYTES = 4 * 1024
-SUBSCRIBE_COST_BYTES = 512 * 1024
+SUBSCRIBE_COST_BYTES = 1024 * 1024
 # Cost of delivering a message or batch to one sink.
 DELIVERY_COST_BYTES = 1024
 # If a leaving client has more subscriptions than this, they are removed later, a limited number in
 # each turn of the event loop, so that other clients do not wait.
 IMMEDIATE_REMOVALS_MAX = 128
-REMOVALS_PER_TURN_MAX = 128
+REMOVALS_PER_TURN_MAX = 64
 READ_BYTES_MIN = 4 * 1024
 # Estimated memory: per subscription, per character of its subject, per pattern, per token of a
 # pattern behind the indexed head, per queue group member. All subscriptions together may use

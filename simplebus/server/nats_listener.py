@@ -302,7 +302,7 @@ class NatsListener:
         """Remove unused routes in small steps, so that other tasks can run between them."""
         while self.nats_server.routes.has_abandoned:
             self.nats_server.routes.remove_abandoned()
-            await trio.lowlevel.checkpoint()
+            await self.slow_request_turns.wait_turn()
         self._is_removing_routes = False
 
     @property
