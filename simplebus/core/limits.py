@@ -64,6 +64,8 @@ EXPENSIVE_EVENTS_MAX = 16
 # for more, because a short one may take a millisecond, too.
 SLOW_REQUESTS_BYTES_MAX = 8 * 1024
 SLOW_REQUEST_BYTES = 1024
+# The same for a Nack or Working, which takes about 40 microseconds.
+SLOW_ACK_BYTES = 96
 # Sessions whose timeouts are checked in one turn of the event loop, and classes and positions that
 # are ticked in one turn.
 TICKED_SESSIONS_PER_TURN = 256

@@ -12,6 +12,7 @@ from simplebus.core.limits import (
     BINDINGS_MAX,
     EXPENSIVE_EVENTS_READ_BYTES,
     PATTERNS_REMOVED_PER_TURN,
+    SLOW_ACK_BYTES,
     SLOW_REQUEST_BYTES,
     SLOW_REQUESTS_BYTES_MAX,
     SUBSCRIPTIONS_ENDED_PER_TURN,
@@ -29,6 +30,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     subscribe,
     unsubscribe,
+    working,
 )
 from tests.support.oracles import DELIMITER
 
@@ -77,6 +79,21 @@ def test_few_short_requests_are_processed_in_one_turn() -> None:
     assert sum(counts) == 100
 
 
+@pytest.mark.parametrize("frame", [nack(1, 0, 1), nack(1, 0, 1, "60000"), working(1, 0, 1)])
+def test_nacks_of_one_read_are_processed_in_portions(frame: bytes) -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = split_reader(bus)
+    counts = [peer.session.receiver.frame_count]
+    peer.send(frame * 2000)
+    counts.append(peer.session.receiver.frame_count)
+    while run_turn(peer):
+        counts.append(peer.session.receiver.frame_count)
+    processed = [b - a for a, b in pairwise(counts)]
+    assert max(processed) <= SLOW_REQUESTS_BYTES_MAX // (SLOW_ACK_BYTES + len(frame))
+    assert sum(processed) == 2000
+
+
 def test_messages_are_not_split() -> None:
     bus = BrokerHarness()
     peer = split_reader(bus)
@@ -90,6 +107,7 @@ REQUESTS = st.one_of(
     st.builds(lambda n: subscribe(2, n % 3 + 4, channels=["a.*"]), st.integers(0, 9)),
     st.builds(lambda n: unsubscribe(n % 6 + 1), st.integers(0, 9)),
     st.just(ack(1, 0, 1)),
+    st.builds(lambda n: nack(1, n, n + 1) * 200, st.integers(0, 9)),
     st.just(b""),
 )
 

@@ -32,6 +32,7 @@ from simplebus.core.limits import (
     PARKED_BATCH_BYTES,
     RECEIVE_BYTES,
     RECENT_PUBLISH_TICKS,
+    SLOW_ACK_BYTES,
     SLOW_REQUEST_BYTES,
     SLOW_REQUESTS_BYTES_MAX,
     SMALL_EVENT_BYTES,
@@ -44,7 +45,7 @@ from simplebus.core.outbox import Outbox, SendSource
 from simplebus.core.producer_state import ProducerState
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.events import AckedRange, Event, PublishedFrame
-from simplebus.core.protocol.frames import FrameBatch
+from simplebus.core.protocol.frames import FrameBatch, Integers
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.session import version2
 from simplebus.core.session.version1 import Version1Decoder
@@ -56,10 +57,11 @@ if TYPE_CHECKING:
     from simplebus.core.subscription.subscription import BrokerSubscription
     from simplebus.core.users.permissions import Grants
 
-_IS_SLOW = np.zeros(256, np.bool_)
-"""By frame type, True for requests that may take long."""
-_IS_SLOW[[frames.CONNECT, frames.SUBSCRIBE, frames.UNSUBSCRIBE]] = True
-_IS_SLOW[[frames.FETCH, frames.PURGE, frames.INQUIRE]] = True
+_SLOW_COSTS: Integers = np.zeros(256, np.int64)
+"""Cost in bytes of a slow request, without its length, by frame type; 0 for other frames."""
+_SLOW_COSTS[[frames.CONNECT, frames.SUBSCRIBE, frames.UNSUBSCRIBE]] = SLOW_REQUEST_BYTES
+_SLOW_COSTS[[frames.FETCH, frames.PURGE, frames.INQUIRE]] = SLOW_REQUEST_BYTES
+_SLOW_COSTS[[frames.NACK, frames.WORKING]] = SLOW_ACK_BYTES
 
 _TLS_HANDSHAKE_BYTE = 0x16
 """First byte of a TLS client; no frame begins with it."""
@@ -593,11 +595,12 @@ def find_slow_requests_end(batch: FrameBatch) -> int:
     """Return the number of leading frames that contain as many slow requests as one turn should
     process, at least one.
     """
-    if batch.is_uniform and not _IS_SLOW[batch.data[0]]:
+    if batch.is_uniform and not _SLOW_COSTS[batch.data[0]]:
         return batch.count
-    slow = np.flatnonzero(_IS_SLOW[batch.data[batch.starts]])
+    costs = _SLOW_COSTS[batch.data[batch.starts]]
+    slow = np.flatnonzero(costs)
     if slow.size <= 1:
         return batch.count
-    cost_bytes = np.cumsum(batch.lengths[slow] + SLOW_REQUEST_BYTES)
+    cost_bytes = np.cumsum(batch.lengths[slow] + costs[slow])
     count = max(1, int(cost_bytes.searchsorted(SLOW_REQUESTS_BYTES_MAX, side="right")))
     return batch.count if count >= slow.size else int(slow[count - 1]) + 1
