@@ -2,6 +2,7 @@
 
 Modules in reading order:
 
+    option_names    names of the options, also for the connector
     options         options of the source and the sink, parsed and checked
     arrow_columns   frames to Arrow columns; needs pyarrow
     rows            Arrow columns to messages; needs pyarrow

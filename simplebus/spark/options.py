@@ -6,7 +6,6 @@ unknown name is an error, since an ignored typing error would be worse.
 
 from __future__ import annotations
 
-import difflib
 import posixpath
 import re
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 from simplebus.client.addresses import Address
 from simplebus.core.channel.pattern import check_pattern
 from simplebus.core.limits import CLASS_ID_MAX, IDLE_SECONDS_MAX, NAME_CHARACTERS_MAX
+from simplebus.spark.option_names import OptionUse, expected_values, unknown_option_message
 from simplebus.spark.read.offsets import (
     MILLISECONDS_MAX,
     NumbersByClass,
@@ -38,7 +38,7 @@ MAX_PARTITION_MESSAGES = 500_000
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Options of the source. SimplebusSource documents them."""
+    """Options of the source. The page protocol/spark.md documents them."""
 
     servers: tuple[str, ...]
     """Buses as `host:port`, or journals as absolute paths of data directories."""
@@ -96,7 +96,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
 
     Raises ValueError with the option's name, its value and the expected one.
     """
-    reader = _OptionReader(options, {**_SOURCE, **(_STREAMING if streaming else _BATCH)})
+    reader = _OptionReader(options, "stream" if streaming else "batch")
     servers = _locations(reader)
     found = SourceOptions(
         servers=servers,
@@ -179,7 +179,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
 
     Raises ValueError with the option's name, its value and the expected one.
     """
-    reader = _OptionReader(options, _SINK)
+    reader = _OptionReader(options, "sink")
     servers = reader.required(
         "path" if reader.has("path") and not reader.has("servers") else "servers", _servers
     )
@@ -196,46 +196,8 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     )
 
 
-# Spark passes the argument of load() as `path`, and adds options of its own to every stream.
-_SOURCE = {
-    "servers": "simplebus host:port, several with commas",
-    "path": "the data directory of a bus, several with commas; or servers, as load()'s argument",
-    "subscribe": "classes by name or id, with commas",
-    "channels": "patterns of channels, with commas",
-    "startingOffsets": "earliest, latest or JSON",
-    "startingTimestamp": "milliseconds since 1970",
-    "startingOffsetsByTimestamp": "JSON",
-    "startingOffsetsByTimestampStrategy": "error or latest",
-    "failOnDataLoss": "true or false",
-    "minPartitions": "a number",
-    "maxRecordsPerPartition": "a number",
-    "includeHeaders": "true or false",
-    "includeMemory": "true or false",
-    "timeout": "seconds",
-}
-_BATCH = {
-    "endingOffsets": "latest or JSON",
-    "endingTimestamp": "milliseconds since 1970",
-    "endingOffsetsByTimestamp": "JSON",
-    "filterPushdown": "true or false",
-}
-_STREAMING = {
-    "maxOffsetsPerTrigger": "a number",
-    "minOffsetsPerTrigger": "a number",
-    "maxTriggerDelay": "a span of time such as 15m",
-    "durable": "a name, or the word none",
-    "durableIdle": "a span of time such as 7d",
-}
 # A journal has no durables and no connection.
 _BUS_ONLY_OPTIONS = ("durable", "durableIdle", "timeout")
-_SINK = {
-    "servers": "simplebus host:port",
-    "path": "the same as servers: the argument of save() or start()",
-    "class": "class by name or id",
-    "channel": "a channel",
-    "timeout": "seconds",
-    "checkpointLocation": "Spark's own",
-}
 
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -245,20 +207,20 @@ _DURATION = re.compile(rf"(?P<number>\d{{1,9}}(\.\d+)?)\s*(?P<unit>{'|'.join(_UN
 class _OptionReader:
     """Options as given by the user, checked for unknown names."""
 
-    def __init__(self, options: Mapping[str, str], known: Mapping[str, str]) -> None:
+    def __init__(self, options: Mapping[str, str], use: OptionUse) -> None:
         self._values = {name.lower(): value for name, value in options.items()}
-        self._known = known
-        lower = {name.lower(): name for name in known}
+        self._expected = expected_values(use)
+        known = {name.lower() for name in self._expected}
         for name in options:
-            if name.lower() not in lower:
-                raise ValueError(_unknown_option_message(name, lower))
+            if name.lower() not in known:
+                raise ValueError(unknown_option_message(name, use))
 
     def has(self, name: str) -> bool:
         return name.lower() in self._values
 
     def required(self, name: str, read: Callable[[str], Any]) -> Any:
         if not self._values.get(name.lower(), "").strip():
-            raise ValueError(f"the option {name} is missing; expected {self._known[name]}")
+            raise ValueError(f"the option {name} is missing; expected {self._expected[name]}")
         return self.get(name, None, read)
 
     def get(self, name: str, default: Any, read: Callable[[str], Any]) -> Any:
@@ -269,12 +231,6 @@ class _OptionReader:
             return read(text)
         except ValueError as error:
             raise ValueError(f"the option {name} is {text!r}: {error}") from None
-
-
-def _unknown_option_message(name: str, known: Mapping[str, str]) -> str:
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    hint = f"did you mean {known[near[0]]}?" if near else f"expected {', '.join(known.values())}"
-    return f"there is no option {name} here; {hint}"
 
 
 def _split_list(text: str) -> list[str]:

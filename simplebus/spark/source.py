@@ -61,43 +61,8 @@ class SimplebusSource(DataSource):
     value, offset and timestamp are never null.
 
     Args:
-        options: The options below. subscribe is required, and either servers or path. Option names
-            are case-insensitive.
-
-            servers: buses as host:port, comma-separated; default: load()'s argument.
-            path: instead of servers: absolute paths of data directories of buses, comma-separated;
-                default: load()'s argument.
-            subscribe: class names or ids, comma-separated.
-            channels: patterns; messages on other channels are skipped.
-            startingOffsets: earliest (default of a batch), latest (default of a stream), or JSON
-                {"host:port": {"orders": 120, "7": -2}}, where -2 is earliest and -1 latest.
-            endingOffsets: batch only: latest, or JSON.
-            startingTimestamp, endingTimestamp: milliseconds since 1970: start at, or end before,
-                the first message accepted at or after this time, within some hundredths of a
-                second.
-            startingOffsetsByTimestamp, endingOffsetsByTimestamp: the same as JSON
-                {"host:port": {"orders": 1763740800000}}. They override offsets, and timestamps for
-                all classes override them.
-            startingOffsetsByTimestampStrategy: error; or latest: start at the end of a class
-                without a message at or after the time.
-            maxOffsetsPerTrigger: stream only: maximum number of messages per batch.
-            minOffsetsPerTrigger: stream only: number of messages that a batch waits for.
-            maxTriggerDelay: 15m; stream only: maximum wait for minOffsetsPerTrigger (90s, 2h, 1d).
-            durable: stream only: name of the durable that retains unprocessed messages on each bus,
-                also while the query is stopped. By default the query generates a name and stores
-                it in its checkpoint. `none` retains messages only while the query runs; use it for
-                temporary queries.
-            durableIdle: 7d; time after which the buses delete the durable of a stopped query.
-            failOnDataLoss: true; false: log lost messages and unreachable buses and continue. An
-                unreachable bus is read from its last offset when it is back, except for its
-                messages in a batch that had started.
-            minPartitions, maxRecordsPerPartition: number and size of the tasks of a batch.
-            filterPushdown: false; batch only: true reads only the offsets, topics and servers that
-                filters select. Spark's own setting spark.sql.python.filterPushdown.enabled must be
-                true too.
-            includeHeaders: false.
-            includeMemory: false.
-            timeout: 30; seconds for which connecting to a bus is retried.
+        options: Texts by case-insensitive names, which `option_names.OPTIONS` lists and the page
+            protocol/spark.md documents. The source requires subscribe, and either servers or path.
 
     With path, driver and executors read the journal files of `simplebus serve --data-dir`, each
     under that path. The server may run or not. A query holds nothing back: the server deletes
@@ -205,6 +170,8 @@ class BatchReader(DataSourceReader):
         """Return the tasks of the job."""
         options = self._options
         with SourceConnections(options) as connections:
+            for server in options.servers:
+                connections[server].check_classes(options.subscribe)
             starting, ending = (
                 resolve_times(options.starting, connections),
                 resolve_times(options.ending, connections),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from simplebus.core.limits import (
@@ -10,6 +11,7 @@ from simplebus.core.limits import (
     PRODUCER_STATES_MAX,
     Limits,
 )
+from simplebus.spark.option_names import OPTIONS
 from simplebus.spark.options import MAX_PARTITION_MESSAGES, TIMEOUT_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -28,3 +30,12 @@ def test_spark_page_states_the_limits_of_the_code() -> None:
         assert text.format(figure) in PAGE
     assert PRODUCER_STATE_SECONDS == 3600
     assert "for an hour" in PAGE
+
+
+def test_spark_page_lists_all_options() -> None:
+    section = PAGE.partition("\n## Options\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+    listed = {name for cell in cells for name in re.findall(r"`([a-zA-Z]{4,})`", cell)}
+    names = {option.name for option in OPTIONS}
+    assert listed - {"earliest", "latest", "error", "false", "true"} <= names
+    assert [name for name in names - {"checkpointLocation"} if f"`{name}`" not in section] == []

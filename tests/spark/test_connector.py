@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.settings import Retention, Settings
 from simplebus.core.users.users import User, Users
 from simplebus.server.tls.certificates import TlsOptions
+from simplebus.spark.options import source_options
 from simplebus.testing.server import BusServer, bus_server
 from tests.spark.bus_messages import publish_numbers
 from tests.spark.competing_consumer import take
+from tests.spark.option_cases import INVALID_BATCH_OPTIONS, INVALID_STREAM_OPTIONS
 from tests.support.certificates import CertificateAuthority
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -65,6 +68,7 @@ def mixed_server() -> Iterator[BusServer]:
     with bus_server(Settings(keep=Retention(messages=MESSAGES // 2))) as server:
         publish_numbers(server, 0, 70_000)
         publish_numbers(server, 0, 900, 3)
+        publish_numbers(server, 0, 1, "örders")
         with simplebus.connect_blocking(server.address) as bus:
             core = bus.connection.core
             bus.keep_last_values(2)
@@ -142,6 +146,8 @@ def test_columns_filters_and_statistics_reach_the_plan(spark: Any, mixed_server:
     [
         ({"subscribe": "9"}, "cannot read from {place}: no Connect has named class 9"),
         ({"minPartition": "9"}, "there is no option minpartition here; did you mean minPartitions"),
+        ({"subscribe": "örder"}, "{place}: there is no class 'örder'; did you mean örders?"),
+        ({"subscribe": "1,zzz"}, "{place}: there is no class 'zzz'; check the option subscribe"),
         ({"servers": "127.0.0.1:9"}, "cannot connect to simplebus://127.0.0.1:9: "),
         ({"minPartitions": "-1"}, "the option minPartitions is '-1': expected a whole number from"),
         ({"subscribe": " "}, "the option subscribe is missing; expected classes by name or id"),
@@ -166,6 +172,34 @@ def test_sources_report_the_same_errors(
         expected = re.escape(sentence.format(place=place(mixed_server)))
         with pytest.raises(Exception, match=expected):
             reading(spark.read, kind, mixed_server, **given).count()
+
+
+def error_of(action: Callable[[], object]) -> str:
+    with pytest.raises(Exception, match=r".") as caught:
+        action()
+    return str(caught.value)
+
+
+def python_error(given: dict[str, str], *, streaming: bool) -> str:
+    """Return the error of the Python source, without the details of a JSON error."""
+    error = error_of(partial(source_options, given, streaming=streaming))
+    return re.sub(r" \(Expecting .*\)\)", "", error).lower()  # Spark passes names in lower case.
+
+
+def test_invalid_batch_options_are_reported_in_the_words_of_python(spark: Any) -> None:
+    found, expected = [], []
+    for given, _ in INVALID_BATCH_OPTIONS:
+        frame = spark.read.format("simplebus").options(**given).load()
+        found.append(error_of(frame.count).lower())
+        expected.append(python_error(given, streaming=False))
+    assert found == expected
+
+
+def test_invalid_stream_options_are_reported_in_the_words_of_python(spark: Any) -> None:
+    for given, _ in INVALID_STREAM_OPTIONS:
+        frame = spark.readStream.format("simplebus").options(**given).load()
+        query = frame.writeStream.format("noop").start()
+        assert python_error(given, streaming=True) in error_of(query.awaitTermination).lower()
 
 
 def run_query(spark: Any, kind: str, server: BusServer, folder: Path, **options: object) -> Any:

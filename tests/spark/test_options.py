@@ -6,8 +6,7 @@ import pytest
 
 from simplebus.spark.options import sink_options, source_options
 from simplebus.spark.read.offsets import TimestampSpec
-
-NEEDED = {"servers": "127.0.0.1:8888", "subscribe": "7"}
+from tests.spark.option_cases import INVALID_BATCH_OPTIONS, INVALID_STREAM_OPTIONS, NEEDED
 
 
 def test_option_names_ignore_case() -> None:
@@ -70,77 +69,13 @@ def test_durable_is_private_unless_named_or_disabled() -> None:
         assert source_options(NEEDED | given, streaming=True).durable == expected
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"maxTriggerDelay": "900000"}, "number above 0 and its unit .*, as in 15m"),
-        ({"maxTriggerDelay": "0s"}, "number above 0 and its unit"),
-        (
-            {"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
-            "5 exceeds maxOffsetsPerTrigger",
-        ),
-        ({"minOffsetPerTrigger": "5"}, "did you mean minOffsetsPerTrigger"),
-        ({"durableIdle": "7"}, "number above 0 and its unit"),
-        ({"durableIdle": "366d"}, "expected at most 365d"),
-        ({"durable": " "}, "a name of 1 to 200 characters, or none"),
-        (
-            {"endingTimestamp": "5"},
-            "no option endingTimestamp here; did you mean startingTimestamp",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "sentence"), INVALID_STREAM_OPTIONS)
 def test_invalid_stream_options_are_rejected(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         source_options(NEEDED | given, streaming=True)
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"subscribe": "7"}, "servers is missing; expected simplebus host:port"),
-        ({"servers": "a", "subscribe": " "}, "subscribe is missing"),
-        ({"servers": "http://a", "subscribe": "7"}, "'http://a'.*not a server address"),
-        (
-            NEEDED | {"startingOffset": "latest"},
-            "no option startingOffset here; did you mean start",
-        ),
-        (NEEDED | {"subscirbe": "8"}, "did you mean subscribe?"),
-        (NEEDED | {"zzz": "8"}, "expected servers, "),
-        (NEEDED | {"subscribe": "65536"}, "class id is from 0 to 65535, got 65536"),
-        (NEEDED | {"subscribe": ","}, "expected classes by name or id"),
-        (NEEDED | {"channels": "a..b"}, "channels is 'a..b'"),
-        (NEEDED | {"failOnDataLoss": "maybe"}, "failOnDataLoss is 'maybe': expected true or false"),
-        (NEEDED | {"minPartitions": "0"}, "expected a whole number from 1 on"),
-        (NEEDED | {"timeout": "soon"}, "expected seconds above 0"),
-        (NEEDED | {"timeout": "inf"}, "expected seconds above 0"),
-        (
-            NEEDED | {"startingOffsets": "7"},
-            "the JSON has no server; expected earliest, latest or JSON",
-        ),
-        (NEEDED | {"startingOffsets": '{"a": 7}'}, "the JSON has 7 for a"),
-        (NEEDED | {"startingOffsets": '{"a": {"7": -3}}'}, "-1 for latest or -2 for earliest"),
-        (NEEDED | {"startingOffsets": '{"a": {"7": 1.5}}'}, "1.5, expected a sequence >= 0"),
-        (NEEDED | {"startingOffsets": '{"a": {"7": true}}'}, "True, expected a sequence >= 0"),
-        (NEEDED | {"startingOffsets": "{"}, "not valid JSON"),
-        (NEEDED | {"endingOffsets": "earliest"}, 'expected "latest" or JSON'),
-        (
-            NEEDED | {"endingOffsets": '{"a": {"7": -2}}'},
-            "-2, expected a sequence >= 0, or -1",
-        ),
-        (NEEDED | {"startingTimestamp": "-1"}, "expected milliseconds since 1970, a whole number"),
-        (
-            NEEDED | {"endingTimestamp": "2025-01-01"},
-            "endingTimestamp is '2025-01-01': expected mi",
-        ),
-        (NEEDED | {"startingOffsetsByTimestamp": "5"}, "has no server; expected JSON such as"),
-        (
-            NEEDED | {"startingOffsetsByTimestamp": '{"a": {"7": -1}}'},
-            "class 7 at a has the time -1, expected milliseconds since 1970",
-        ),
-        (NEEDED | {"startingOffsetsByTimestampStrategy": "x"}, "expected error or latest"),
-        (NEEDED | {"maxOffsetsPerTrigger": "5"}, "no option maxOffsetsPerTrigger here"),
-    ],
-)
+@pytest.mark.parametrize(("given", "sentence"), INVALID_BATCH_OPTIONS)
 def test_invalid_batch_options_are_rejected(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         source_options(given, streaming=False)
@@ -165,8 +100,12 @@ def test_sink_has_one_server_and_one_class() -> None:
         sink_options({"servers": "a,b"})
     with pytest.raises(ValueError, match="expected one class in the option class, got 1, 2"):
         sink_options({"servers": "a", "class": "1,2"})
-    with pytest.raises(ValueError, match="no option subscribe here"):
+    with pytest.raises(ValueError, match="no option subscribe here; it is an option of the source"):
         sink_options({"servers": "a", "subscribe": "1"})
+    with pytest.raises(
+        ValueError, match=r"no option topic here; use subscribe in .*, and class in"
+    ):
+        sink_options({"servers": "a", "topic": "1"})
 
 
 def test_path_selects_journals_that_offsets_name() -> None:

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from simplebus.spark.java import JAR, SOURCE_FOLDER
+from simplebus.spark.option_names import encode_table
 
 RELEASE = 17
 """Java version of the class files, the lowest that Spark 4 supports."""
@@ -39,12 +40,20 @@ def source_files() -> list[Path]:
     return sorted(path for path in SOURCE_FOLDER.rglob("*") if path.is_file())
 
 
+def generated_files() -> dict[str, bytes]:
+    """Return the files of the jar that are generated from Python, by path."""
+    return {"io/simplebus/spark/options.json": encode_table().encode()}
+
+
 def digest_sources() -> str:
-    """Return the digest of all source files with their paths."""
+    """Return the digest of all source files and generated files with their paths."""
     digest = hashlib.sha256()
-    for path in source_files():
-        digest.update(f"{path.relative_to(SOURCE_FOLDER).as_posix()}\0".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    files = {
+        path.relative_to(SOURCE_FOLDER).as_posix(): path.read_bytes() for path in source_files()
+    }
+    for path, content in (files | generated_files()).items():
+        digest.update(f"{path}\0".encode())
+        digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()
 
 
@@ -100,6 +109,7 @@ def build(jar: Path) -> None:
 def _entries(classes: Path) -> dict[str, bytes]:
     """Return the content of the jar by path."""
     found = {_MANIFEST: b"Manifest-Version: 1.0\r\n\r\n", _DIGEST: digest_sources().encode()}
+    found |= generated_files()
     for path in classes.rglob("*.class"):
         found[path.relative_to(classes).as_posix()] = path.read_bytes()
     for path in source_files():

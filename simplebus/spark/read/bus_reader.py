@@ -7,6 +7,7 @@ a lost connection, for up to `timeout` seconds.
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -14,9 +15,11 @@ from typing import Self
 
 from simplebus.client.blocking.bus import BlockingBus, connect_blocking
 from simplebus.client.core.open_requests import OpenRequest
-from simplebus.core.errors import BusConnectionError, RefusedError
+from simplebus.core.dead_letters import is_dead_letter_class
+from simplebus.core.errors import BusConnectionError, Reason, RefusedError
 from simplebus.core.limits import FETCH_MESSAGES_MAX
 from simplebus.core.protocol.requests import FetchReply
+from simplebus.jetstream.names import CLUSTER_ID_PREFIX
 from simplebus.logs.event_logger import EventLogger
 from simplebus.spark.arrow_columns import FetchedFrames
 from simplebus.spark.options import class_id
@@ -91,6 +94,35 @@ class BusReader:
             known = self.blocking_bus.resolve_class_id(name) if number is None else number
             self._ids[name] = known
         return known
+
+    def check_classes(self, names: Sequence[str]) -> None:
+        """Raise ClassMissingError if a class, given by its name, does not exist.
+
+        Creates none, unlike `class_id`. A class of dead letters may be missing, since the first
+        dead letter creates it. Checks nothing without the right `inquire`, or at a stateless
+        server, which knows only the classes that it has used.
+        """
+        if self.memory_id.startswith(CLUSTER_ID_PREFIX):
+            return
+        for name in names:
+            if class_id(name) is not None or is_dead_letter_class(name):
+                continue
+            try:
+                self.blocking_bus.explain(name)
+            except RefusedError as error:
+                if error.code == Reason.UNAUTHORIZED:
+                    return
+                if error.code == Reason.UNKNOWN_CLASS:
+                    raise self._missing_class_error(name) from None
+                raise
+
+    def _missing_class_error(self, name: str) -> ClassMissingError:
+        names = [each.name for each in self.blocking_bus.explain().classes if each.name]
+        similar = difflib.get_close_matches(name, names, n=3)
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "check the option subscribe"
+        return ClassMissingError(
+            f"cannot read from {self.server}: there is no class {name!r}; {hint}"
+        )
 
     def get_extent(self, names: Sequence[str], *, make: bool = False) -> BusExtent:
         """Return the stored sequences of these classes, with the memory id.

@@ -74,6 +74,11 @@ class SparkJournalReader:
             self._ids[name] = known
         return known
 
+    def check_classes(self, names: Sequence[str]) -> None:
+        """Raise ClassMissingError if a class, given by its name, does not exist."""
+        for name in names:
+            self.class_id(name)
+
     def _class_error(self, name: str) -> ClassMissingError:
         return ClassMissingError(
             f"the journal at {self.server} has no class {name!r}; check the option subscribe"

@@ -9,6 +9,8 @@ import pytest
 import simplebus
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.settings import Retention, Settings
+from simplebus.core.users.permissions import Permissions
+from simplebus.core.users.users import User, Users
 from simplebus.spark.arrow_columns import ColumnOptions, to_record_batch
 from simplebus.spark.read.bus_reader import BusReader, ClassMissingError
 from simplebus.spark.read.offsets import ClassExtent, OffsetError
@@ -50,6 +52,27 @@ def test_missing_class_fails_and_is_not_created(server: BusServer) -> None:
         with pytest.raises(ClassMissingError):
             bus.get_extent(["5"])
         assert bus.get_extent(["5"], make=True).classes == {"5": ClassExtent(0, 0)}
+
+
+def test_misspelled_class_is_reported_and_not_created(server: BusServer) -> None:
+    publish(server, b"a", class_id="orders")
+    with source(server) as bus:
+        bus.check_classes(["orders", "5", "dead.orders"])
+        with pytest.raises(ClassMissingError, match=r"no class 'ordres'; did you mean orders\?"):
+            bus.check_classes(["orders", "ordres"])
+        with pytest.raises(ClassMissingError, match="no class 'zzz'; check the option subscribe"):
+            bus.check_classes(["zzz"])
+        assert [one.name for one in bus.blocking_bus.explain().classes] == ["orders"]
+
+
+def test_user_who_may_not_inquire_reads_without_a_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SIMPLEBUS_USER", "ada")
+    monkeypatch.setenv("SIMPLEBUS_PASSWORD", "x")
+    users = Users([User("ada", password="x", permissions=Permissions(admin=()))])
+    with bus_server(users=users) as server, source(server) as bus:
+        bus.check_classes(["ordres"])
 
 
 def test_range_is_read_in_parts_to_its_end(server: BusServer) -> None:

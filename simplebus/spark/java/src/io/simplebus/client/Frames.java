@@ -10,6 +10,7 @@ public final class Frames {
     public static final byte CONFIRM = '6';
     public static final byte UNSUBSCRIBE = 'U';
     public static final byte FETCH = 'F';
+    public static final byte INQUIRE = 'I';
     public static final byte ERROR = 'E';
 
     public static final int HEADER_BYTES = 9;

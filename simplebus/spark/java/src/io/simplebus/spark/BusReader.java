@@ -12,6 +12,7 @@ import io.simplebus.client.RefusedException;
 import java.io.Closeable;
 import java.io.IOException;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -30,6 +31,12 @@ final class BusReader implements Closeable {
     /** Timeout of a first connection without retries: the user who starts a query waits for it. */
     private static final double CONNECT_SECONDS = 5;
 
+    /** Memory ids of stateless servers begin with it. */
+    static final String CLUSTER_ID_PREFIX = "cluster.";
+
+    private static final String DEAD_LETTER_PREFIX = "dead.";
+    private static final int SIMILAR_NAMES_MAX = 3;
+    private static final double SIMILARITY_MIN = 0.6;
     private static final double RETRY_DELAY_MIN_SECONDS = 0.05;
     private static final double RETRY_DELAY_MAX_SECONDS = 1;
 
@@ -146,6 +153,60 @@ final class BusReader implements Closeable {
             ids.put(name, known);
         }
         return known;
+    }
+
+    /**
+     * Throws an exception if a class, given by its name, does not exist. Creates none, unlike {@link
+     * #classId}. A class of dead letters may be missing, since the first dead letter creates it.
+     *
+     * <p>Checks nothing without the right {@code inquire}, or at a stateless server, which knows only
+     * the classes that it has used.
+     *
+     * @throws ClassMissingException if a class does not exist; the message names similar ones
+     */
+    void checkClasses(List<String> names) throws IOException {
+        if (memoryId().startsWith(CLUSTER_ID_PREFIX)) {
+            return;
+        }
+        for (String name : names) {
+            if (SourceOptions.classId(name) != null || name.startsWith(DEAD_LETTER_PREFIX)) {
+                continue;
+            }
+            try {
+                inquire(Json.object().put("about", "class").put("class", name));
+            } catch (RefusedException error) {
+                if (error.code().equals("unauthorized")) {
+                    return;
+                }
+                if (error.code().equals("unknown_class")) {
+                    throw missingClassError(name);
+                }
+                throw error;
+            }
+        }
+    }
+
+    private ClassMissingException missingClassError(String name) throws IOException {
+        List<String> names = new ArrayList<>();
+        for (JsonNode one : inquire(Json.object().put("about", "bus")).path("classes")) {
+            names.add(one.path("name").asText());
+        }
+        names.remove("");
+        List<String> similar = SimilarNames.find(name, names, SIMILAR_NAMES_MAX, SIMILARITY_MIN);
+        return new ClassMissingException(
+                "cannot read from " + server + ": there is no class '" + name + "'; "
+                        + (similar.isEmpty()
+                                ? "check the option subscribe"
+                                : "did you mean " + String.join(" or ", similar) + "?"),
+                null);
+    }
+
+    private JsonNode inquire(ObjectNode question) throws IOException {
+        return repeat(
+                () -> {
+                    int request = connection.send(Frames.INQUIRE, 0, 0, question);
+                    return connection.receiveReply(Frames.INQUIRE, request);
+                });
     }
 
     /**

@@ -1,13 +1,13 @@
 package io.simplebus.spark;
 
 import java.io.Serializable;
+import java.util.Arrays;
 
 /**
  * Pattern of channels: segments joined by dots. {@code *} is one segment; at the end, {@code #} is
  * zero or more segments and {@code >} one or more.
  */
 record ChannelPattern(String text) implements Serializable {
-    private static final int BYTES_MAX = 4096;
     private static final int SEGMENTS_MAX = 128;
 
     /**
@@ -16,27 +16,21 @@ record ChannelPattern(String text) implements Serializable {
      * @throws IllegalArgumentException if it is not legal
      */
     static ChannelPattern parse(String text) {
-        String[] segments = text.split("\\.", -1);
-        boolean hasWildcards = false;
-        for (int number = 0; number < segments.length; number++) {
-            String segment = segments[number];
-            boolean isTail = segment.equals("#") || segment.equals(">");
-            hasWildcards |= isTail || segment.equals("*");
-            if (segment.isEmpty()
-                    || segment.chars().anyMatch(one -> one <= ' ' || one == 0x7f)
-                    || isTail && number < segments.length - 1) {
-                throw new IllegalArgumentException(
-                        "pattern '" + text + "': segment " + (number + 1) + " of " + segments.length
-                                + " is '" + segment + "', expected text without spaces; # and > may "
-                                + "only be the last segment");
-            }
-        }
-        if (text.getBytes(java.nio.charset.StandardCharsets.UTF_8).length > BYTES_MAX
-                || hasWildcards && segments.length > SEGMENTS_MAX) {
+        String[] segments = ChannelName.checkSegments(text, "pattern");
+        if (segments.length > SEGMENTS_MAX && Arrays.stream(segments).anyMatch(ChannelName::isWildcard)) {
             throw new IllegalArgumentException(
-                    "pattern '" + text.substring(0, 80) + "…' is too long, expected at most "
-                            + BYTES_MAX + " bytes, and " + SEGMENTS_MAX
-                            + " segments if some are wildcards");
+                    "pattern " + ChannelName.shorten(text) + " of " + segments.length
+                            + " segments is too long, expected at most " + SEGMENTS_MAX
+                            + " if some are wildcards");
+        }
+        for (int number = 1; number < segments.length; number++) {
+            String segment = segments[number - 1];
+            if (segment.equals("#") || segment.equals(">")) {
+                throw new IllegalArgumentException(
+                        "pattern " + ChannelName.shorten(text) + ": segment " + number + " of "
+                                + segments.length + " is the wildcard " + segment
+                                + ", which may only be the last");
+            }
         }
         return new ChannelPattern(text);
     }

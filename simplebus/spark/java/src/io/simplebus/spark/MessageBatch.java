@@ -42,6 +42,9 @@ final class MessageBatch implements Batch {
     }
 
     private InputPartition[] plan(BusReaders buses) throws IOException {
+        for (String server : options.servers()) {
+            buses.get(server).checkClasses(options.subscribe());
+        }
         OffsetSpec starting = buses.resolveTimes(options.starting());
         OffsetSpec ending = buses.resolveTimes(options.ending());
         Map<String, BusExtent> extents = new LinkedHashMap<>();

@@ -4,6 +4,7 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.Set;
 import java.util.function.Function;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
@@ -18,28 +19,40 @@ final class OptionReader {
     private static final Pattern COUNT = Pattern.compile("0*[1-9]\\d{0,17}");
 
     private final Map<String, String> values;
+    private final Map<String, String> expected;
 
-    OptionReader(Map<String, String> values) {
-        this.values =
-                values.entrySet().stream()
+    /**
+     * Checks the names of the options.
+     *
+     * @param use use of the options, of {@link OptionNames}
+     */
+    OptionReader(Map<String, String> options, String use) {
+        values =
+                options.entrySet().stream()
                         .collect(
                                 Collectors.toMap(
                                         one -> one.getKey().toLowerCase(Locale.ROOT),
                                         Map.Entry::getValue,
                                         (first, second) -> second));
+        expected = OptionNames.expectedValues(use);
+        Set<String> known =
+                expected.keySet().stream()
+                        .map(name -> name.toLowerCase(Locale.ROOT))
+                        .collect(Collectors.toSet());
+        for (String name : options.keySet()) {
+            if (!known.contains(name.toLowerCase(Locale.ROOT))) {
+                throw new IllegalArgumentException(OptionNames.unknownOptionMessage(name, use));
+            }
+        }
     }
 
     boolean has(String name) {
         return values.containsKey(name.toLowerCase(Locale.ROOT));
     }
 
-    String text(String name, String otherwise) {
-        return values.getOrDefault(name.toLowerCase(Locale.ROOT), otherwise);
-    }
-
     /** Returns the value of an option; {@code otherwise} if it is not set. */
     <T> T get(String name, T otherwise, Function<String, T> read) {
-        String text = text(name, null);
+        String text = values.get(name.toLowerCase(Locale.ROOT));
         if (text == null) {
             return otherwise;
         }
@@ -51,10 +64,10 @@ final class OptionReader {
         }
     }
 
-    <T> T required(String name, String expected, Function<String, T> read) {
-        if (text(name, "").isBlank()) {
+    <T> T required(String name, Function<String, T> read) {
+        if (values.getOrDefault(name.toLowerCase(Locale.ROOT), "").isBlank()) {
             throw new IllegalArgumentException(
-                    "the option " + name + " is missing; expected " + expected);
+                    "the option " + name + " is missing; expected " + expected.get(name));
         }
         return get(name, null, read);
     }

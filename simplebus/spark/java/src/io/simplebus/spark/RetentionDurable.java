@@ -24,9 +24,6 @@ final class RetentionDurable {
     private static final String NEW = "new";
     private static final String WAITING = "waiting";
 
-    /** Memory ids of stateless servers, whose subscriptions have their own numbering. */
-    private static final String CLUSTER_ID_PREFIX = "cluster.";
-
     // The connection of a killed query may hold the name until the bus notices its end.
     private static final double NAME_IN_USE_SECONDS = 10;
     private static final double NAME_RETRY_SECONDS = 0.2;
@@ -164,7 +161,7 @@ final class RetentionDurable {
      */
     private long startSequence(String className, long sequence, String word, JsonNode reply)
             throws IOException {
-        if (!bus.memoryId().startsWith(CLUSTER_ID_PREFIX)) {
+        if (!bus.memoryId().startsWith(BusReader.CLUSTER_ID_PREFIX)) {
             return reply.path("cursor").asLong();
         }
         ClassExtent extent = bus.getExtent(List.of(className), false).classes().get(className);

@@ -11,8 +11,8 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 /**
  * Entry point of {@code format("simplebus")}.
  *
- * <p>Spark prefers a data source in a jar to one in Python with the same name. A query with options
- * that only the Python source has is passed on to it, and so are unknown options, which it reports.
+ * <p>Spark prefers a data source in a jar to one in Python with the same name. A query that reads the
+ * files of a journal is passed on to the Python source.
  */
 public final class SimplebusDataSource implements TableProvider, DataSourceRegister {
     static final String NAME = "simplebus";
@@ -29,8 +29,8 @@ public final class SimplebusDataSource implements TableProvider, DataSourceRegis
 
     @Override
     public StructType inferSchema(CaseInsensitiveStringMap options) {
-        return isServedByPython(options)
-                ? python(options).inferSchema(options)
+        return SourceOptions.readsJournal(options)
+                ? python().inferSchema(options)
                 : ColumnNames.schema(options);
     }
 
@@ -43,18 +43,14 @@ public final class SimplebusDataSource implements TableProvider, DataSourceRegis
     @Override
     public Table getTable(
             StructType schema, Transform[] partitioning, Map<String, String> properties) {
-        return isServedByPython(properties)
-                ? python(properties).table(schema, properties)
+        return SourceOptions.readsJournal(properties)
+                ? python().table(schema, properties)
                 : new MessageTable(ColumnNames.schema(properties));
     }
 
-    private static boolean isServedByPython(Map<String, String> options) {
-        return !SourceOptions.unknownNames(options).isEmpty();
-    }
-
-    private PythonSource python(Map<String, String> options) {
+    private PythonSource python() {
         if (python == null) { // Each one starts a Python process.
-            python = new PythonSource("the options " + SourceOptions.unknownNames(options));
+            python = new PythonSource("the files of journals");
         }
         return python;
     }

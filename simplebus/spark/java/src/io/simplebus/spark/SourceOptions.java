@@ -5,13 +5,12 @@ import java.io.Serializable;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
-import java.util.Set;
 import java.util.function.Function;
 import java.util.stream.Collectors;
-import java.util.stream.Stream;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * Options of the source, with the names and meanings of the Python source, which documents them.
+ * Options of the source. Their names are in {@link OptionNames}.
  *
  * @param servers names of the buses, {@code host:port}
  * @param subscribe classes: ids in digits, or names
@@ -48,56 +47,19 @@ record SourceOptions(
     private static final int NAME_CHARACTERS_MAX = 200;
     private static final int CLASS_ID_MAX = 0xFFFF;
 
-    private static final Set<String> COMMON =
-            Set.of(
-                    "servers",
-                    "path",
-                    "subscribe",
-                    "channels",
-                    "startingOffsets",
-                    "startingTimestamp",
-                    "startingOffsetsByTimestamp",
-                    "startingOffsetsByTimestampStrategy",
-                    "failOnDataLoss",
-                    "minPartitions",
-                    "maxRecordsPerPartition",
-                    "includeHeaders",
-                    "includeMemory",
-                    "timeout");
-    private static final Set<String> BATCH =
-            Set.of(
-                    "endingOffsets",
-                    "endingTimestamp",
-                    "endingOffsetsByTimestamp",
-                    "filterPushdown");
-    private static final Set<String> STREAMING =
-            Set.of(
-                    "maxOffsetsPerTrigger",
-                    "minOffsetsPerTrigger",
-                    "maxTriggerDelay",
-                    "durable",
-                    "durableIdle");
-    private static final Set<String> KNOWN =
-            Stream.of(COMMON, BATCH, STREAMING)
-                    .flatMap(Set::stream)
-                    .map(name -> name.toLowerCase(Locale.ROOT))
-                    .collect(Collectors.toUnmodifiableSet());
+    /** Returns true if the options name the files of a journal, which the Python source reads. */
+    static boolean readsJournal(Map<String, String> options) {
+        String path = option(options, "path").strip();
+        return path.startsWith("/") || path.startsWith("file:");
+    }
 
-    /**
-     * Returns the options that this connector does not have, in lower case. The Python source either
-     * has them or reports them.
-     */
-    static Set<String> unknownNames(Map<String, String> options) {
-        Set<String> found =
-                options.keySet().stream()
-                        .map(name -> name.toLowerCase(Locale.ROOT))
-                        .filter(name -> !KNOWN.contains(name))
-                        .collect(Collectors.toSet());
-        String path = new OptionReader(options).text("path", "").strip();
-        if (path.startsWith("/") || path.startsWith("file:")) {
-            found.add("path"); // Files of a journal.
-        }
-        return found;
+    /** Returns true if a boolean option is true. */
+    static boolean isTrue(Map<String, String> options, String name) {
+        return option(options, name).strip().equalsIgnoreCase("true");
+    }
+
+    private static String option(Map<String, String> options, String name) {
+        return new CaseInsensitiveStringMap(options).getOrDefault(name, "");
     }
 
     /**
@@ -106,14 +68,8 @@ record SourceOptions(
      * @throws IllegalArgumentException with the option's name, its value and the expected one
      */
     static SourceOptions parse(Map<String, String> options, boolean isStream) {
-        OptionReader reader = new OptionReader(options);
-        for (String name : isStream ? BATCH : STREAMING) {
-            if (reader.has(name)) {
-                throw new IllegalArgumentException(
-                        "there is no option " + name + " here; it is an option of a "
-                                + (isStream ? "batch" : "stream"));
-            }
-        }
+        OptionReader reader =
+                new OptionReader(options, isStream ? OptionNames.STREAM : OptionNames.BATCH);
         if (reader.has("path") && reader.has("servers")) {
             throw new IllegalArgumentException(
                     "both servers and path are set; expected servers to read from running buses, or "
@@ -139,12 +95,8 @@ record SourceOptions(
                 new SourceOptions(
                         reader.required(
                                 reader.has("path") ? "path" : "servers",
-                                "simplebus host:port, several with commas",
                                 SourceOptions::parseServers),
-                        reader.required(
-                                "subscribe",
-                                "classes by name or id, with commas",
-                                SourceOptions::parseClasses),
+                        reader.required("subscribe", SourceOptions::parseClasses),
                         reader.get("channels", List.of(), SourceOptions::parsePatterns),
                         startOrEnd(
                                 reader,
@@ -214,10 +166,6 @@ record SourceOptions(
             return OffsetSpec.ofTime(timestamp, common, isStrict);
         }
         return byClass == null ? offsets : byClass;
-    }
-
-    static boolean isTrue(Map<String, String> options, String name) {
-        return new OptionReader(options).text(name, "").strip().equalsIgnoreCase("true");
     }
 
     private static List<String> parseServers(String text) {
