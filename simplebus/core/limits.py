@@ -70,6 +70,10 @@ SLOW_ACK_BYTES = 96
 # are ticked in one turn.
 TICKED_SESSIONS_PER_TURN = 256
 TICKED_CLASSES_PER_TURN = 256
+# Classes of a Connect that are created in one turn of the event loop. A shorter Connect never names
+# more of them.
+CREATED_CLASSES_PER_TURN = 32
+LONG_CONNECT_BYTES = 2 * CREATED_CLASSES_PER_TURN
 EXPENSIVE_EVENTS_READ_BYTES = 1024
 
 # Bytes that a peer whose messages wait for a full class may still send per interval, so that the
@@ -261,8 +265,9 @@ PATTERN_PAGE_SIZE = 1024
 PATTERNS_REMOVED_PER_TURN = 64
 # Patterns of a subscription that are removed when it ends; more of them are removed later.
 PATTERNS_REMOVED_AT_ONCE = 4
-# Subscriptions of a closed connection that end in one turn of the event loop.
+# Subscriptions and declared classes of a closed connection that end in one turn of the event loop.
 SUBSCRIPTIONS_ENDED_PER_TURN = 64
+DECLARED_CLASSES_ENDED_PER_TURN = 512
 # Result cache of a subscription index: names, values of all names, and combined pattern sets.
 CACHE_NAMES_MAX = 4096
 CACHE_VALUES_MAX = 1 << 20

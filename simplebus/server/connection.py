@@ -10,6 +10,7 @@ consumers are behind (`PublisherThrottle`), and shortly after acks, so that acks
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import struct
@@ -95,6 +96,10 @@ class ConnectionSession(Protocol):
         """Received bytes that are to be processed in later turns."""
 
     @property
+    def is_request_pending(self) -> bool:
+        """True if `Listener.continue_request` must be called before anything else is processed."""
+
+    @property
     def outbox(self) -> ConnectionOutbox: ...
     @property
     def next_read_bytes(self) -> int: ...
@@ -150,6 +155,9 @@ class Listener(Protocol[SessionT]):
     @property
     def tick_number(self) -> int: ...
     def receive(self, session: SessionT, count: int) -> None: ...
+    def continue_request(self, session: SessionT) -> None:
+        """Process the next part of the pending request of a session."""
+
     def should_delay_read(self, session: SessionT) -> bool:
         """Return True if the next read should be delayed; the caller then awaits `delay_read`."""
 
@@ -218,7 +226,7 @@ class Connection(Generic[SessionT]):
                     await self.preauth.wait_readable()
                 self._leave_preauth()
                 while is_open:
-                    if session.unprocessed:
+                    if session.is_request_pending or session.unprocessed:
                         await listener.slow_request_turns.wait_turn()
                     elif tls is not None and tls.has_unread:
                         await trio.lowlevel.checkpoint()
@@ -227,6 +235,9 @@ class Connection(Generic[SessionT]):
                     # The session may have been closed while the task was waiting.
                     if session.is_closed or self._is_disconnecting:
                         break
+                    if session.is_request_pending:
+                        listener.continue_request(session)
+                        continue
                     try:
                         count = (
                             session.refill(listener.buffer)
@@ -257,6 +268,10 @@ class Connection(Generic[SessionT]):
         finally:
             self._leave_preauth()
             reason = self._disconnect_error or reason
+            while session.is_request_pending:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                with contextlib.suppress(RemoteProtocolError):  # Nobody can receive it.
+                    listener.continue_request(session)
             while listener.end_some_subscriptions(session):
                 await trio.lowlevel.cancel_shielded_checkpoint()
             if isinstance(reason, RemoteProtocolError) and not session.is_closed:
@@ -400,7 +415,8 @@ class Connection(Generic[SessionT]):
 
     def has_unread(self) -> bool:
         """Return True if received bytes are to be processed, or the stream has ended."""
-        return bool(self.session.unprocessed) or self._poll(select.POLLIN)
+        session = self.session
+        return session.is_request_pending or bool(session.unprocessed) or self._poll(select.POLLIN)
 
     def _poll(self, events: int) -> bool:
         if self.socket.fileno() < 0:

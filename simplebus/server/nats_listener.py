@@ -322,6 +322,9 @@ class NatsListener:
         if isinstance(error, NatsError):
             self.nats_server.send_error(session, error)
 
+    def continue_request(self, session: NatsSession) -> None:
+        """Do nothing: no command is processed in parts."""
+
     def end_some_subscriptions(self, session: NatsSession) -> bool:
         """Return False: `close_session` ends subscriptions in small portions."""
         return False

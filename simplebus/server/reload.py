@@ -82,9 +82,9 @@ def apply_settings(
     Raises CannotReloadError, in which case nothing is changed.
     """
     new_settings, table = reloadable_settings(broker, settings), broker.store.class_registry
-    if len(table.classes) > new_settings.limits.classes:
+    if table.class_count > new_settings.limits.classes:
         raise CannotReloadError(
-            f"max-classes is {new_settings.limits.classes}, but {len(table.classes)} classes exist"
+            f"max-classes is {new_settings.limits.classes}, but {table.class_count} classes exist"
         )
     classes, previous = list(classes), table.settings
     table.settings = new_settings  # The limit for classes may change.

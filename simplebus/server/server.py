@@ -601,6 +601,12 @@ class Server:
         if self.jetstream is not None and self.jetstream.end_turn():
             self.flush_ready()
 
+    def continue_request(self, session: Session) -> None:
+        """Process the next part of the pending request of a session. Raises RemoteProtocolError."""
+        self.update_clock()
+        self.broker.continue_request(session)
+        self.flush_ready()
+
     def _find_session_owner(self, session_id: int) -> Connection[Any] | SessionOwner | None:
         """Return the owner of a broker session on any listener, or None."""
         found: Connection[Any] | SessionOwner | None = self.connections.get(session_id)

@@ -33,6 +33,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import BaseGroup
 from simplebus.core.limits import (
     ACK_READ_DELAY_MESSAGES_MAX,
+    CREATED_CLASSES_PER_TURN,
     MESSAGE_ID_MASK,
     RECENT_PUBLISH_TICKS,
     TICKED_CLASSES_PER_TURN,
@@ -571,11 +572,13 @@ class Broker:
             case AckedRanges():
                 self._ack_handler.ack_ranges(session, event)
             case Version1Connected():
-                self.subscription_manager.connect_v1(session, event.class_ids)
+                self._start_request(
+                    session, self.subscription_manager.connect_v1(session, event.class_ids)
+                )
             case Version1Subscribed():
                 self.subscription_manager.subscribe_v1(session, event.class_id)
             case ConnectRequested():
-                self._handle_greeting(session, event)
+                self._start_request(session, self._handle_greeting(session, event))
             case NackReceived() | WorkingReceived() | TerminateReceived():
                 self._ack_handler.handle_nack_or_working(session, event)
             case SubscribeRequested() | UnsubscribeRequested() | FetchRequested():
@@ -591,14 +594,41 @@ class Broker:
                 if event.published_count:
                     session.record_published(self.clock.tick, event.published_count)
 
-    def _handle_greeting(self, session: Session, greeting: ConnectRequested) -> None:
+    def _start_request(self, session: Session, parts: Iterator[None]) -> None:
+        """Process the first part of a request. `continue_request` processes the others."""
+        session.set_pending_request(parts)
+        self.continue_request(session)
+        while session.is_request_pending and not session.can_split_reads:
+            self.continue_request(session)
+
+    def continue_request(self, session: Session) -> None:
+        """Process the next part of the request of a session for which `is_request_pending`.
+
+        The driver calls it again later while that is so, even if the peer is gone or the session
+        was closed, and calls `receive` only afterwards.
+
+        Raises:
+            RemoteProtocolError: As `receive`.
+        """
+        parts = session.pending_request
+        session.set_pending_request(None)
+        for _ in parts or ():
+            session.set_pending_request(parts)
+            return
+
+    def _handle_greeting(self, session: Session, greeting: ConnectRequested) -> Iterator[None]:
         decoder = session.version2
         assert decoder is not None
+        if len(greeting.body.classes) > CREATED_CLASSES_PER_TURN:
+            yield  # Decoding it has taken long.
+            if session.is_closed:
+                return
         try:
-            claim = self.subscription_manager.claim_producer(session, greeting)
+            checked = self.subscription_manager.check_connect(session, greeting)
+            claim = checked.claim
             if claim is not None and claim.former_session_id is not None:
                 self._end_taken_over_session(self.sessions[claim.former_session_id])
-            self.subscription_manager.connect_v2(session, greeting, claim)
+            yield from self.subscription_manager.connect_v2(session, greeting, checked)
         except RemoteProtocolError as error:
             if not decoder.is_greeted:
                 raise

@@ -257,9 +257,9 @@ class PositionReporter:
         return self.describe_session(position.session_id)
 
 
-def describe_session(session: Session) -> str:
-    """Return a short description of a session."""
-    name = producer_name(session)
+def describe_session(session: Session, name: str = "") -> str:
+    """Return a short description of a session, with the publisher name that it will have."""
+    name = name or producer_name(session)
     called = f" {truncate_text(name)!r}" if name else ""
     owner = f" of user {truncate_text(session.user)!r}" if session.user else ""
     return f"session {session.session_id}{called}{owner} ({truncate_text(session.peer)})"

@@ -7,8 +7,9 @@ request that describes the same names differently is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from simplebus.core.authorization import visibility
 from simplebus.core.authorization.durable_owners import DurableOwners
@@ -22,8 +23,11 @@ from simplebus.core.broker.inquire_positions import describe_session
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import AnyGroup, Group, GroupMember
 from simplebus.core.group.key_ordered_group import KeyOrderedGroup
-from simplebus.core.limits import SUBSCRIPTIONS_ENDED_PER_TURN
-from simplebus.core.message_class.class_registry import ClassRegistry
+from simplebus.core.limits import (
+    DECLARED_CLASSES_ENDED_PER_TURN,
+    SUBSCRIPTIONS_ENDED_PER_TURN,
+)
+from simplebus.core.message_class.class_registry import ClassRegistry, Declaration
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.message_class.purge import apply_purges
 from simplebus.core.message_class.remote_storage import CatchUpBarrier, RemoteStorage
@@ -106,6 +110,15 @@ def resume_producer(
     return lost, is_new_here or before != (producer.next_number, producer.is_uncertain)
 
 
+class CheckedConnect(NamedTuple):
+    """Version 2 Connect that can be carried out."""
+
+    claim: NameClaim | None
+    """Claim of its publisher name; None without a name, and for a later Connect."""
+    declaration: Declaration
+    """Its classes, which are reserved."""
+
+
 class SubscriptionManager:
     """Creates, resumes and ends the positions of one broker, and answers Connect requests."""
 
@@ -144,14 +157,30 @@ class SubscriptionManager:
 
     # Connect -------------------------------------------------------------------------------------
 
-    def connect_v1(self, session: Session, class_ids: tuple[int, ...]) -> None:
-        """Handle a version 1 Connect: declare classes and send the session id."""
-        class_ids = tuple(self._store.class_registry.deduplicate(class_ids))
-        check_class_references(session, class_ids, self._store.class_registry)
-        self.quotas.check_new_classes(session, [(class_id, "") for class_id in class_ids])
-        self.declare_classes(session, class_ids, describe_session(session))
-        content = session.session_id.to_bytes(4, "little")
-        self._send_reply(session, frames.encode(frames.CONNECT, content=content))
+    def connect_v1(self, session: Session, class_ids: tuple[int, ...]) -> Iterator[None]:
+        """Handle a version 1 Connect in parts: declare classes and send the session id."""
+        declaration = self._check_declaration(session, class_ids)
+        self._reserve_classes(session, declaration, describe_session(session))
+        yield from self._create_in_parts(session, declaration)
+        if not session.is_closed:
+            content = session.session_id.to_bytes(4, "little")
+            self._send_reply(session, frames.encode(frames.CONNECT, content=content))
+
+    def _check_declaration(
+        self, session: Session, references: Sequence[int | str | NamedClass]
+    ) -> Declaration:
+        """Check that a session may declare classes. Changes nothing.
+
+        Raises:
+            RemoteProtocolError: As `ClassRegistry.check_declaration`, `check_class_references` and
+                `Quotas.check_new_classes`.
+        """
+        registry = self._store.class_registry
+        classes = registry.deduplicate(references)
+        declaration = registry.check_declaration(classes, self.quotas.anonymous_address(session))
+        check_class_references(session, classes, registry)
+        self.quotas.check_new_classes(session, declaration.ids_and_names)
+        return declaration
 
     def declare_classes(
         self, session: Session, references: Sequence[int | str | NamedClass], description: str
@@ -169,19 +198,39 @@ class SubscriptionManager:
         Raises:
             RemoteProtocolError: As `ClassRegistry.declare_classes`.
         """
-        registry = self._store.class_registry
-        count_before = registry.created_count
-        found = registry.declare_classes(
-            references,
+        declaration = self._store.class_registry.check_declaration(
+            references, self.quotas.anonymous_address(session)
+        )
+        self._reserve_classes(session, declaration, description)
+        for _ in self._create_in_parts(session, declaration):
+            pass
+        return declaration.ids_and_names
+
+    def _reserve_classes(
+        self, session: Session, declaration: Declaration, description: str
+    ) -> None:
+        """Reserve the classes of a checked declaration; `_create_in_parts` must follow."""
+        self._store.class_registry.reserve(
+            declaration,
             creator=session.user,
             creator_address=self.quotas.anonymous_address(session),
             created_by=description,
         )
-        session.count_created_classes(registry.created_count - count_before)
-        for class_id, _ in found:
-            if session.add_declared_class(class_id):
-                self._store.classes[class_id].add_session()
-        return found
+
+    def _create_in_parts(self, session: Session, declaration: Declaration) -> Iterator[None]:
+        """Create the reserved classes of a declaration, even if the session ends meanwhile."""
+        registry, is_long = self._store.class_registry, declaration.has_many_steps
+        if is_long:
+            yield
+        count_before = registry.created_count
+        for class_ids in registry.apply_in_parts(declaration):
+            session.count_created_classes(registry.created_count - count_before)
+            for class_id in class_ids if not session.is_closed else ():
+                if session.add_declared_class(class_id):
+                    self._store.classes[class_id].add_session()
+            if is_long:
+                yield
+            count_before = registry.created_count
 
     def _start_early_subscribers(self, class_id: int) -> None:
         """Subscribe the version 1 sessions that subscribed before this class existed."""
@@ -192,48 +241,49 @@ class SubscriptionManager:
             except RemoteProtocolError:  # The new class is not permitted; v1 has no error reply.
                 self._store.classes[class_id].dropped_counts[Reason.UNAUTHORIZED] += 1
 
-    def claim_producer(self, session: Session, greeting: ConnectRequested) -> NameClaim | None:
-        """Check a version 2 Connect, and claim the publisher name of the first one.
+    def check_connect(self, session: Session, greeting: ConnectRequested) -> CheckedConnect:
+        """Check a version 2 Connect, claim the publisher name of the first one, and reserve the
+        classes.
 
         The caller ends the former session of the claim, which settles which of its messages are
         stored, and then calls `connect_v2`.
-
-        Returns:
-            The claim; None without a name, and for a later Connect.
         """
         decoder, request = session.version2, greeting.body
         assert decoder is not None
-        class_registry = self._store.class_registry
-        check_first_number(request, class_registry)
-        classes = class_registry.deduplicate(request.classes)
-        address = self.quotas.anonymous_address(session)
-        named, _ = class_registry.check_declaration(classes, address)
-        check_class_references(session, classes, class_registry)
-        self.quotas.check_new_classes(session, named)
-        if decoder.is_greeted or request.name is None:
-            return None
-        return self.producer_states.claim_name(
-            request.name,
-            request.instance or "",
-            session.session_id,
-            user=session.user,
-            address=address,
-        )
+        check_first_number(request, self._store.class_registry)
+        declaration = self._check_declaration(session, request.classes)
+        claim = None
+        if not decoder.is_greeted and request.name is not None:
+            claim = self.producer_states.claim_name(
+                request.name,
+                request.instance or "",
+                session.session_id,
+                user=session.user,
+                address=self.quotas.anonymous_address(session),
+            )
+        if not decoder.is_greeted:
+            session.set_client(request.client)
+        name = claim.producer.name if claim is not None else ""
+        self._reserve_classes(session, declaration, describe_session(session, name))
+        return CheckedConnect(claim, declaration)
 
     def connect_v2(
-        self, session: Session, greeting: ConnectRequested, claim: NameClaim | None
-    ) -> None:
-        """Handle a version 2 Connect: declare classes, resume the producer, and reply.
+        self, session: Session, greeting: ConnectRequested, checked: CheckedConnect
+    ) -> Iterator[None]:
+        """Handle a version 2 Connect in parts: declare classes, resume the producer, and reply.
 
         Args:
             session: Session of the peer.
             greeting: The Connect.
-            claim: Result of `claim_producer`.
+            checked: Result of `check_connect`.
         """
-        decoder, request = session.version2, greeting.body
+        yield from self._create_in_parts(session, checked.declaration)
+        if session.is_closed:
+            return
+        ids_and_names = checked.declaration.ids_and_names
+        decoder, request, claim = session.version2, greeting.body, checked.claim
         assert decoder is not None
         store = self._store
-        classes = store.class_registry.deduplicate(request.classes)
         lost, is_first = 0, not decoder.is_greeted
         if is_first:
             producer = decoder.producer
@@ -256,16 +306,14 @@ class SubscriptionManager:
                 producer,
                 can_skip_numbers=request.first is not None,
                 heartbeat_seconds=self._negotiate_heartbeat(request.heartbeat),
-                client=request.client,
             )
-        found = self.declare_classes(session, classes, describe_session(session))
         settings = self._settings
         reply = ConnectReply(
             session=session.session_id,
             server="simplebus",
             bus=self.identity,
             run=self.run_id,
-            classes={name: class_id for class_id, name in found if name},
+            classes={name: class_id for class_id, name in ids_and_names if name},
             next=decoder.next_number,
             credit=settings.limits.granted_credit_bytes,
             heartbeat=session.heartbeat_seconds,
@@ -655,11 +703,14 @@ class SubscriptionManager:
         session.subscriptions.clear()
 
     def end_some_subscriptions(self, session: Session) -> bool:
-        """End some subscriptions of a session whose peer is gone, with all its members of a group.
+        """End some subscriptions of a session whose peer is gone, with all its members of a group,
+        and its use of some classes.
 
         Returns:
-            True if the session has more subscriptions.
+            True if the session has more of them.
         """
+        for _ in range(min(DECLARED_CLASSES_ENDED_PER_TURN, len(session.declared_class_ids))):
+            self._store.classes[session.declared_class_ids.pop()].remove_session()
         subscriptions = list(session.subscriptions.items())
         ended = subscriptions[:SUBSCRIPTIONS_ENDED_PER_TURN]
         groups = {held.group for _, held in ended if isinstance(held, GroupMember)}
@@ -671,7 +722,7 @@ class SubscriptionManager:
         for number, _ in ended:
             del session.subscriptions[number]
         self._end_subscriptions(held for _, held in ended)
-        return bool(session.subscriptions)
+        return bool(session.subscriptions or session.declared_class_ids)
 
     def _end_subscriptions(self, subscriptions: Iterable[BrokerSubscription | GroupMember]) -> None:
         """End or detach subscriptions of one session."""

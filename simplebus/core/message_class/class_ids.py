@@ -13,24 +13,31 @@ from simplebus.core.protocol.requests import NamedClass
 ClassReferenceT = TypeVar("ClassReferenceT")
 """Type of a reference to a class: an id, a name or a `NamedClass`."""
 
+_PLAIN_TYPES = frozenset({int, str})
+_ASSIGNED_COUNT = CLASS_ID_MAX + 1 - ASSIGNED_CLASS_ID_MIN
+
+
+def preferred_id(name: str) -> int:
+    """Return the id for a new class with this name, unless it is used.
+
+    It depends only on the name, so independent buses usually choose the same id.
+    """
+    return ASSIGNED_CLASS_ID_MIN + zlib.crc32(name.encode()) % _ASSIGNED_COUNT
+
 
 def candidate_ids(name: str) -> Iterator[int]:
-    """Yield ids for a new class with this name, the preferred one first.
-
-    The ids depend only on the name, so independent buses usually choose the same id.
-    """
-    span = CLASS_ID_MAX + 1 - ASSIGNED_CLASS_ID_MIN
-    first = zlib.crc32(name.encode())
-    return (ASSIGNED_CLASS_ID_MIN + (first - n) % span for n in range(ASSIGNED_CLASS_ID_PROBES))
-
-
-def is_id_or_name(reference: object) -> bool:
-    """Return True if the reference is a plain id or name."""
-    return isinstance(reference, int | str)
+    """Yield ids for a new class with this name, the preferred one first."""
+    first = preferred_id(name) - ASSIGNED_CLASS_ID_MIN
+    return (
+        ASSIGNED_CLASS_ID_MIN + (first - n) % _ASSIGNED_COUNT
+        for n in range(ASSIGNED_CLASS_ID_PROBES)
+    )
 
 
 def deduplicate_references(references: Sequence[ClassReferenceT]) -> list[ClassReferenceT]:
     """Return the references in order, each plain id or name once. Others are not compared."""
+    if all(map(_PLAIN_TYPES.__contains__, map(type, references))):
+        return list(dict.fromkeys(references))
     seen: set[int | str] = set()
     unique = []
     for reference in references:

@@ -1,6 +1,8 @@
 """All classes of a bus by id and name, their settings, and the subjects bound to them.
 
-A request that names several classes either succeeds for all of them or changes nothing.
+A request that names several classes either succeeds for all of them or changes nothing. It is
+checked at once, and everything that it creates is reserved: nobody else can use these ids, names
+and quotas. Creating many classes takes long, so that follows in parts, which cannot fail.
 
 A class that was removed keeps its id for its name, and its next sequence: if it is created again,
 nobody confuses its messages with former ones.
@@ -9,9 +11,10 @@ nobody confuses its messages with former ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from simplebus.core import dead_letters
 from simplebus.core.commit_log import CommitLog
@@ -19,6 +22,7 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.histogram import Histogram
 from simplebus.core.limits import (
     CLASS_ID_MAX,
+    CREATED_CLASSES_PER_TURN,
     DEAD_LETTERS_MEMORY_DIVISOR,
     DEAD_LETTERS_RESERVE_DIVISOR,
     NAME_CHARACTERS_MAX,
@@ -29,7 +33,7 @@ from simplebus.core.message_class.class_ids import (
     ClassReferenceT,
     candidate_ids,
     deduplicate_references,
-    is_id_or_name,
+    preferred_id,
     to_named_class,
 )
 from simplebus.core.message_class.last_values import BRIDGE_RECORDS_CLASS
@@ -43,6 +47,7 @@ from simplebus.core.settings import FullPolicy, Retention, Settings
 from simplebus.core.snapshot import RemovedClass
 from simplebus.core.users.permissions import ClassIdentity, unresolved_class
 
+T = TypeVar("T")
 _ALL_IDS = range(CLASS_ID_MAX, -1, -1)
 
 
@@ -57,6 +62,45 @@ class _BudgetSizes(NamedTuple):
     """Dead letters; part of `rings`."""
     dead_letters_reserved: int
     """Part of `rings` that only dead letters may use."""
+
+
+class _Creator(NamedTuple):
+    """Client that creates classes."""
+
+    user: str = ""
+    """Its user; empty if unknown."""
+    address: str = ""
+    """Its address, if it has no user."""
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reservation:
+    """Classes that a request will create or name."""
+
+    names: dict[int, str]
+    """Names by class id; empty for a class without a name."""
+    new_ids: set[int]
+    """Ids of the classes that it creates. The others exist and receive a name."""
+    creator: _Creator
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """Declaration of classes that was checked and can be carried out."""
+
+    ids_and_names: list[tuple[int, str]]
+    """Id and name of each referenced class; the name is empty if the reference has none."""
+    last_value_ids: list[int]
+    """Ids of the classes that are to keep last values."""
+    bindings: list[tuple[int, str]]
+    """Class id and subject of each pair to bind."""
+
+    @property
+    def has_many_steps(self) -> bool:
+        """True if it is to be carried out in parts."""
+        count = len(self.ids_and_names) + len(self.last_value_ids) + len(self.bindings)
+        return count > CREATED_CLASSES_PER_TURN
 
 
 def _compute_budgets(settings: Settings) -> _BudgetSizes:
@@ -88,6 +132,12 @@ def class_limit_hint(settings: Settings, setting: str) -> str:
     return f"; {removal}; set {setting} to change the limit"
 
 
+def _split_into_parts(items: list[T]) -> Iterator[list[T]]:
+    """Yield the items in lists of at most CREATED_CLASSES_PER_TURN."""
+    for first in range(0, len(items), CREATED_CLASSES_PER_TURN):
+        yield items[first : first + CREATED_CLASSES_PER_TURN]
+
+
 class ClassRegistry:
     """All classes of a bus. Creates and configures classes; the store changes their messages."""
 
@@ -102,8 +152,15 @@ class ClassRegistry:
         self.removed_classes: dict[int, RemovedClass] = {}
         """Removed classes whose next sequence is not 0, by id."""
         self._removed_id_by_name: dict[str, int] = {}
+        self._reserved: dict[int, _Reservation] = {}
+        """Reservations by class id."""
+        self._reserved_id_by_name: dict[str, int] = {}
+        self._reserved_count = 0
+        """Reserved classes that do not exist."""
         self.class_count_by_address: Counter[str] = Counter()
-        """Existing classes by the address of the client that created them without a user."""
+        """Existing and reserved classes by the address of the client that created them without a
+        user.
+        """
         self.created_count = 0
         """Classes created so far."""
         self.internal_class_ids: set[int] = set()
@@ -191,23 +248,79 @@ class ClassRegistry:
         Raises:
             RemoteProtocolError: too_many_classes. No class has been created.
         """
+        ids_and_names = list(ids_and_names)
+        if are_internal:
+            self.internal_class_ids.update(n for n, _ in ids_and_names if not self.is_known(n))
+        new_ids = self._reserve_classes(
+            ids_and_names, _Creator(creator, creator_address, created_by)
+        )
+        self._create_reserved(ids_and_names)
+        return new_ids
+
+    def _reserve_classes(
+        self, ids_and_names: list[tuple[int, str]], creator: _Creator
+    ) -> list[int]:
+        """Reserve the ids and names that are new, and count the classes for their creator.
+
+        Returns:
+            The ids of the new classes.
+        """
         names: dict[int, str] = {}
         for class_id, name in ids_and_names:
             names[class_id] = name or names.get(class_id, "")
-        if are_internal:
-            self.internal_class_ids.update(names.keys() - self.classes.keys())
         new_ids = self.select_new_ids(names)
-        for class_id in new_ids:
-            self._create_class(class_id, names[class_id])
-            self.classes[class_id].set_creator(creator, creator_address, created_by)
-            self.count_creator(self.classes[class_id])
-        for class_id, name in names.items():
-            if name:
-                self._set_class_name(self.classes[class_id], name)
+        reservation = _Reservation(names, set(new_ids), creator)
+        named_ids = []
+        for class_id in names.keys() - reservation.new_ids:
+            if not (name := names[class_id]):
+                continue
+            if (other := self._reserved.get(class_id)) is not None:
+                other.names[class_id] = name
+                self._reserved_id_by_name[name] = class_id
+            elif self.classes[class_id].name != name:
+                named_ids.append(class_id)
+        reserved_ids = [*new_ids, *named_ids]
+        self._reserved.update(dict.fromkeys(reserved_ids, reservation))
+        self._reserved_id_by_name.update({names[each]: each for each in reserved_ids})
+        self._reserved_count += len(new_ids)
+        if creator.address:
+            self.class_count_by_address[creator.address] += len(new_ids)
         return new_ids
 
+    def _create_reserved(self, ids_and_names: Iterable[tuple[int, str]]) -> None:
+        """Create and name these reserved classes, unless another request has done so."""
+        for class_id, name in ids_and_names:
+            reservation, is_new = self._reserved.pop(class_id, None), False
+            if reservation is not None:
+                name, is_new = reservation.names[class_id], class_id in reservation.new_ids
+                self._reserved_id_by_name.pop(name, None)
+                self._reserved_count -= is_new
+            if class_id not in self.classes:
+                self._create_class(class_id, name)
+                if reservation is not None and is_new:
+                    self.classes[class_id].set_creator(*reservation.creator)
+            if name and self.classes[class_id].name != name:
+                self._set_class_name(self.classes[class_id], name)
+
+    def is_known(self, class_id: int) -> bool:
+        """Return True if a class exists or is reserved."""
+        return class_id in self.classes or class_id in self._reserved
+
+    @property
+    def class_count(self) -> int:
+        """Number of classes, including reserved ones."""
+        return len(self.classes) + self._reserved_count
+
+    def count_created_by(self, user: str) -> int:
+        """Return how many existing and reserved classes a user has created."""
+        created_count = sum(cls.creator == user for cls in self.classes.values())
+        return created_count + sum(
+            class_id in each.new_ids and each.creator.user == user
+            for class_id, each in self._reserved.items()
+        )
+
     def count_creator(self, cls: MessageClass) -> None:
-        """Count a class for the address of its creator."""
+        """Count a recovered class for the address of its creator."""
         if cls.creator_address:
             self.class_count_by_address[cls.creator_address] += 1
 
@@ -308,10 +421,11 @@ class ClassRegistry:
 
     def select_new_ids(self, class_ids: Iterable[int]) -> list[int]:
         """Return the ids of classes that do not exist. Raises like `create_classes`."""
-        new = [class_id for class_id in dict.fromkeys(class_ids) if class_id not in self.classes]
+        classes, reserved = self.classes, self._reserved
+        new = [n for n in dict.fromkeys(class_ids) if n not in classes and n not in reserved]
         max_count = self.settings.limits.classes
-        if len(self.classes) + len(new) - len(self.internal_class_ids) > max_count:
-            raise _too_many_classes_error(len(new), len(self.classes), self.settings)
+        if self.class_count + len(new) - len(self.internal_class_ids) > max_count:
+            raise _too_many_classes_error(len(new), self.class_count, self.settings)
         return new
 
     def deduplicate(self, references: Sequence[ClassReferenceT]) -> list[ClassReferenceT]:
@@ -321,15 +435,15 @@ class ClassRegistry:
             RemoteProtocolError: too_many_classes. New ids and names together are more than twice
                 the limit, so even if each class is named by both there are too many.
         """
-        unique = deduplicate_references(references)
-        known = (
-            reference in self.classes or reference in self.class_id_by_name
-            for reference in unique
-            if is_id_or_name(reference)
-        )
-        new_count, max_count = len(unique) - sum(known), self.settings.limits.classes
-        if new_count > 2 * max_count:
-            raise _too_many_classes_error(new_count, len(self.classes), self.settings)
+        unique, max_count = deduplicate_references(references), self.settings.limits.classes
+        if len(unique) > 2 * max_count:
+            new_count = len(unique) - sum(
+                reference in self.classes or reference in self.class_id_by_name
+                for reference in unique
+                if isinstance(reference, int | str)
+            )
+            if new_count > 2 * max_count:
+                raise _too_many_classes_error(new_count, self.class_count, self.settings)
         return unique
 
     def _resolve_known(
@@ -356,61 +470,94 @@ class ClassRegistry:
         """
         if (all_known := self._resolve_known(references)) is not None:
             return all_known
-        named_classes = [to_named_class(reference) for reference in references]
-        requested_ids = {named.id for named in named_classes}
+        requested_ids = {
+            each if isinstance(each, int) else to_named_class(each).id
+            for each in references
+            if not isinstance(each, str)
+        }
         new_id_by_name: dict[str, int] = {}
         new_name_by_id: dict[int, str] = {}
+        classes, reserved, removed = self.classes, self._reserved, self.removed_classes
 
         def is_free(class_id: int) -> bool:
-            return (
-                class_id not in self.classes
-                and class_id not in requested_ids
-                and class_id not in new_name_by_id
+            return not (
+                class_id in classes
+                or class_id in requested_ids
+                or class_id in new_name_by_id
+                or class_id in reserved
             )
 
-        def find_free_id(name: str) -> int | None:
-            removed_id = self._removed_id_by_name.get(name)
-            if removed_id is not None and is_free(removed_id):
-                return removed_id
-            candidates = (each for each in candidate_ids(name) if is_free(each))
-            class_id = next((c for c in candidates if c not in self.removed_classes), None)
-            return next(other_free_ids, None) if class_id is None else class_id
-
-        other_free_ids = chain(
-            (n for n in _ALL_IDS if n not in self.removed_classes and is_free(n)),
-            (n for n in _ALL_IDS if is_free(n)),
-        )
-        ids_and_names: list[tuple[int, str]] = []
-        for named in named_classes:
-            name = named.name or ""
-            known_id = self.class_id_by_name.get(name, new_id_by_name.get(name)) if name else None
-            class_id = named.id if named.id is not None else known_id
-            if class_id is None:
-                class_id = find_free_id(name)
-            if class_id is None:
+        def find_free_id(name: str) -> int:
+            class_id = self._removed_id_by_name.get(name)
+            if class_id is not None and is_free(class_id):
+                return class_id
+            class_id = preferred_id(name)
+            if is_free(class_id) and class_id not in removed:
+                return class_id
+            for class_id in candidate_ids(name):
+                if is_free(class_id) and class_id not in removed:
+                    return class_id
+            if (class_id := next(other_free_ids, -1)) < 0:
                 raise RemoteProtocolError(
                     Reason.TOO_MANY_CLASSES, f"no class id is left for the class {name!r}"
                 )
+            return class_id
+
+        other_free_ids = chain(
+            (n for n in _ALL_IDS if n not in removed and is_free(n)),
+            (n for n in _ALL_IDS if is_free(n)),
+        )
+        id_by_name, reserved_id_by_name = self.class_id_by_name, self._reserved_id_by_name
+        ids_and_names: list[tuple[int, str]] = []
+        for reference in references:
+            if isinstance(reference, str):
+                class_id, name = None, reference
+            elif isinstance(reference, int):
+                class_id, name = reference, ""
+            else:
+                class_id, name = reference.id, reference.name or ""
             if name:
-                current_name = new_name_by_id.get(class_id, "")
-                if class_id in self.classes:
-                    current_name = self.classes[class_id].name or current_name
-                if (known_id is not None and known_id != class_id) or current_name not in (
-                    "",
-                    name,
-                ):
-                    raise RemoteProtocolError(
-                        Reason.CLASS_NAME_CONFLICT,
-                        f"the class {name!r} was named with id {class_id}; "
-                        + (
-                            f"class {class_id} has the name {current_name!r}"
-                            if current_name
-                            else f"the class has id {known_id}"
-                        ),
-                    )
+                known_id = id_by_name.get(name, new_id_by_name.get(name))
+                if known_id is None:
+                    known_id = reserved_id_by_name.get(name)
+                if class_id is None:
+                    class_id = find_free_id(name) if known_id is None else known_id
+                else:
+                    self._check_name(class_id, name, known_id, new_name_by_id.get(class_id, ""))
                 new_id_by_name[name], new_name_by_id[class_id] = class_id, name
+            assert class_id is not None
             ids_and_names.append((class_id, name))
         return ids_and_names
+
+    def _check_name(
+        self, class_id: int, name: str, known_id: int | None, current_name: str
+    ) -> None:
+        """Check that a class can have this id and this name.
+
+        Args:
+            class_id: Id of the class.
+            name: Its name.
+            known_id: Id of the class that has the name, or receives it; None if there is none.
+            current_name: Name that the class receives by the same request; empty for none.
+
+        Raises:
+            RemoteProtocolError: class_name_conflict.
+        """
+        if (reservation := self._reserved.get(class_id)) is not None:
+            current_name = reservation.names[class_id] or current_name
+        elif class_id in self.classes:
+            current_name = self.classes[class_id].name or current_name
+        if known_id in (None, class_id) and current_name in ("", name):
+            return
+        raise RemoteProtocolError(
+            Reason.CLASS_NAME_CONFLICT,
+            f"the class {name!r} was named with id {class_id}; "
+            + (
+                f"class {class_id} has the name {current_name!r}"
+                if current_name
+                else f"the class has id {known_id}"
+            ),
+        )
 
     def bind_subject(self, subject: str, class_: int | str) -> int:
         """Store what NATS clients publish on a subject in a class, which is created if needed.
@@ -450,16 +597,55 @@ class ClassRegistry:
         Raises:
             RemoteProtocolError: As `check_declaration` does. Nothing has changed then.
         """
-        ids_and_names, bindings = self.check_declaration(references, creator_address)
-        self.create_classes(
-            ids_and_names, creator=creator, creator_address=creator_address, created_by=created_by
+        declaration = self.check_declaration(references, creator_address)
+        self.reserve(
+            declaration,
+            creator=creator,
+            creator_address=creator_address,
+            created_by=created_by,
         )
-        for (class_id, _), reference in zip(ids_and_names, references, strict=True):
-            if isinstance(reference, NamedClass) and reference.last_values:
+        for _ in self.apply_in_parts(declaration):
+            pass
+        return declaration.ids_and_names
+
+    def reserve(
+        self,
+        declaration: Declaration,
+        *,
+        creator: str = "",
+        creator_address: str = "",
+        created_by: str = "",
+    ) -> None:
+        """Reserve everything that a declaration creates. `apply_in_parts` must follow.
+
+        Args:
+            declaration: Result of `check_declaration`; nothing has changed since.
+            creator: See `declare_classes`, as the following ones.
+            creator_address: Address of the client, if it has no user.
+            created_by: Description of the client that creates them.
+        """
+        self._reserve_classes(
+            declaration.ids_and_names, _Creator(creator, creator_address, created_by)
+        )
+        self.subject_bindings.reserve(declaration.bindings, creator_address)
+
+    def apply_in_parts(self, declaration: Declaration) -> Iterator[list[int]]:
+        """Create the classes of a reserved declaration, in parts of bounded work.
+
+        Yields:
+            The ids of the classes that exist since this part.
+        """
+        for pairs in _split_into_parts(declaration.ids_and_names):
+            self._create_reserved(pairs)
+            yield [class_id for class_id, _ in pairs]
+        for class_ids in _split_into_parts(declaration.last_value_ids):
+            for class_id in class_ids:
                 self.enable_last_values(class_id)
-        for class_id, subject in bindings:
-            self.subject_bindings.bind(class_id, subject, creator_address)
-        return ids_and_names
+            yield []
+        for bindings in _split_into_parts(declaration.bindings):
+            for class_id, subject in bindings:
+                self.subject_bindings.bind(class_id, subject)
+            yield []
 
     def declare_operator_classes(self, references: Sequence[int | str | NamedClass]) -> None:
         """Declare the classes of the operator, instead of those declared by it before.
@@ -486,11 +672,8 @@ class ClassRegistry:
 
     def check_declaration(
         self, references: Sequence[int | str | NamedClass], creator_address: str = ""
-    ) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    ) -> Declaration:
         """Return what `declare_classes` would do, without a change.
-
-        Returns:
-            (id, name) of each class, and the (class id, subject) pairs to bind.
 
         Raises:
             RemoteProtocolError: As `resolve_ids`, `select_new_ids` and
@@ -504,17 +687,15 @@ class ClassRegistry:
                 Reason.BAD_REQUEST,
                 "a stateless server, with its classes in a JetStream cluster, keeps no last values",
             )
+        declaration = Declaration(ids_and_names, [], [])
         for (class_id, name), reference in zip(ids_and_names, references, strict=True):
-            if isinstance(reference, NamedClass) and reference.last_values:
-                self._check_last_values(class_id, name)
-        bindings = [
-            (class_id, subject)
-            for (class_id, _), reference in zip(ids_and_names, references, strict=True)
-            if isinstance(reference, NamedClass)
-            for subject in reference.subjects
-        ]
-        self.subject_bindings.check_bindings(bindings, creator_address)
-        return ids_and_names, bindings
+            if isinstance(reference, NamedClass):
+                if reference.last_values:
+                    self._check_last_values(class_id, name)
+                    declaration.last_value_ids.append(class_id)
+                declaration.bindings.extend((class_id, each) for each in reference.subjects)
+        self.subject_bindings.check_bindings(declaration.bindings, creator_address)
+        return declaration
 
     def _check_last_values(self, class_id: int, name: str) -> None:
         """Raise RemoteProtocolError (bad_request) if a class cannot keep last values as it spills.

@@ -27,6 +27,8 @@ class ClassSubjectBindings:
         self._bindings: dict[tuple[int, str], str] = {}
         """Address of the client that bound a subject without a user, by class id and subject."""
         self._count_by_address: Counter[str] = Counter()
+        self._reserved: set[tuple[int, str]] = set()
+        """Bindings that the observers do not know yet."""
         self._observers: list[OnBindingChanged] = []
 
     def __len__(self) -> int:
@@ -58,14 +60,23 @@ class ClassSubjectBindings:
                 f"user have bound {self._count_by_address[address]} of at most {quota}",
             )
 
+    def reserve(self, bindings: Iterable[tuple[int, str]], address: str = "") -> None:
+        """Count these bindings, for which `check_bindings` was called. `bind` makes each valid."""
+        for pair in bindings:
+            if pair not in self._bindings:
+                self._bindings[pair] = address
+                self._reserved.add(pair)
+                if address:
+                    self._count_by_address[address] += 1
+
     def bind(self, class_id: int, subject: str, address: str = "") -> None:
         """Bind a subject to a class. Arguments and errors as in `check_bindings`."""
         pair = (class_id, subject)
         if pair not in self._bindings:
             self.check_bindings([pair], address)
-            self._bindings[pair] = address
-            if address:
-                self._count_by_address[address] += 1
+            self.reserve([pair], address)
+        if pair in self._reserved:
+            self._reserved.remove(pair)
             self._notify_observers(pair, True)
 
     def unbind(self, class_id: int, subject: str) -> None:
@@ -77,7 +88,10 @@ class ClassSubjectBindings:
             self._count_by_address[address] -= 1
             if not self._count_by_address[address]:
                 del self._count_by_address[address]
-        self._notify_observers((class_id, subject), False)
+        if (class_id, subject) in self._reserved:
+            self._reserved.remove((class_id, subject))
+        else:
+            self._notify_observers((class_id, subject), False)
 
     def class_ids(self) -> set[int]:
         """Return the ids of the classes with subjects."""
@@ -91,7 +105,8 @@ class ClassSubjectBindings:
         """Call `observer` for every existing binding now, and for every change later."""
         self._observers.append(observer)
         for class_id, subject in self._bindings:
-            observer(class_id, subject, True)
+            if (class_id, subject) not in self._reserved:
+                observer(class_id, subject, True)
 
     def _notify_observers(self, binding: tuple[int, str], is_bound: bool) -> None:
         for observer in self._observers:

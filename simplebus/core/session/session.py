@@ -29,6 +29,7 @@ from simplebus.core.limits import (
     EXPENSIVE_EVENTS_READ_BYTES,
     HANDSHAKE_FRAME_BYTES_MAX,
     HEARTBEATS_MISSED_MAX,
+    LONG_CONNECT_BYTES,
     PARKED_BATCH_BYTES,
     RECEIVE_BYTES,
     RECENT_PUBLISH_TICKS,
@@ -181,7 +182,10 @@ class Session:
         self._last_sent_bytes = 0
         self.unprocessed = b""
         """Received bytes that are processed in later turns. See `allow_split_reads`."""
-        self._can_split_reads = False
+        self.can_split_reads = False
+        """True if slow requests are processed in several turns. See `allow_split_reads`."""
+        self.pending_request: Iterator[None] | None = None
+        """The other parts of a request that is being processed."""
         self._known_classes = known_classes
         self._next_read_bytes = TRICKLE_BYTES
 
@@ -242,13 +246,17 @@ class Session:
         """Replace the rate limits of its messages."""
         self.token_buckets = token_buckets
 
+    def set_client(self, client: str) -> None:
+        """Add the name of the client library, if it is known, to the name of the peer for logs."""
+        if client:
+            self.peer = f"{self.peer} ({client!r})"
+
     def start_producer(
         self,
         producer: ProducerState,
         *,
         can_skip_numbers: bool,
         heartbeat_seconds: float,
-        client: str,
     ) -> None:
         """Start a version 2 session: continue the messages of a publisher.
 
@@ -256,14 +264,11 @@ class Session:
             producer: State of the publisher.
             can_skip_numbers: True if the publisher may skip numbers.
             heartbeat_seconds: Longest silence of either side; 0 for unlimited.
-            client: Name of the client library for logs; may be empty.
         """
         assert self.version2 is not None
         self.version2.start_producer(producer, can_skip_numbers=can_skip_numbers)
         self.confirmed_number = self.promised_number = producer.next_number
         self.heartbeat_seconds = heartbeat_seconds
-        if client:
-            self.peer = f"{self.peer} ({client!r})"
 
     def close(self) -> None:
         """Record that the connection has ended."""
@@ -374,9 +379,19 @@ class Session:
     def allow_split_reads(self) -> None:
         """Process only a few slow requests of a read at once.
 
-        After each read the caller processes `unprocessed` in later turns, by `refill`.
+        After each read the caller completes the pending request, see `Broker.continue_request`, and
+        processes `unprocessed`, by `refill`, in later turns.
         """
-        self._can_split_reads = True
+        self.can_split_reads = True
+
+    def set_pending_request(self, parts: Iterator[None] | None) -> None:
+        """Set the other parts of the request that is being processed; None if it is complete."""
+        self.pending_request = parts
+
+    @property
+    def is_request_pending(self) -> bool:
+        """True if a request is being processed in parts; nothing else may be processed then."""
+        return self.pending_request is not None
 
     def refill(self, buffer: ReceiveBuffer) -> int:
         """Copy some of the unprocessed bytes into the buffer. Returns how many, as a read does."""
@@ -460,16 +475,15 @@ class Session:
                 "the peer began a TLS handshake; this listener does not support TLS",
             )
         for batch in self.receiver.receive(buffer, received_bytes, skipped_bytes=skipped_bytes):
-            end = find_slow_requests_end(batch) if self._can_split_reads else batch.count
-            is_cut = end < batch.count
-            if is_cut:
+            end = find_slow_requests_end(batch) if self.can_split_reads else None
+            if end is not None:
                 self.unprocessed = self.receiver.unread(buffer, batch, end) + self.unprocessed
                 batch = batch.slice(0, end)
             if self.decoder is None:
                 yield from self._decode_first_frames(batch)
             else:
                 yield from self.decoder.decode_events(batch)
-            if is_cut:
+            if end is not None:
                 return
 
     def receive_few(
@@ -591,16 +605,21 @@ class Session:
         )
 
 
-def find_slow_requests_end(batch: FrameBatch) -> int:
+def find_slow_requests_end(batch: FrameBatch) -> int | None:
     """Return the number of leading frames that contain as many slow requests as one turn should
-    process, at least one.
+    process, at least one; None if the turn may also process what was received behind the batch.
+
+    A long Connect may need several turns, so it is the last one.
     """
     if batch.is_uniform and not _SLOW_COSTS[batch.data[0]]:
-        return batch.count
-    costs = _SLOW_COSTS[batch.data[batch.starts]]
+        return None
+    types = batch.data[batch.starts]
+    costs = _SLOW_COSTS[types]
     slow = np.flatnonzero(costs)
-    if slow.size <= 1:
-        return batch.count
-    cost_bytes = np.cumsum(batch.lengths[slow] + costs[slow])
+    lengths = batch.lengths[slow]
+    is_long_connect = (types[slow] == frames.CONNECT) & (lengths > LONG_CONNECT_BYTES)
+    cost_bytes = np.cumsum(lengths + costs[slow])
     count = max(1, int(cost_bytes.searchsorted(SLOW_REQUESTS_BYTES_MAX, side="right")))
-    return batch.count if count >= slow.size else int(slow[count - 1]) + 1
+    if is_long_connect[:count].any():
+        return int(slow[is_long_connect.argmax()]) + 1
+    return None if count >= slow.size else int(slow[count - 1]) + 1

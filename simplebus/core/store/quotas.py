@@ -63,8 +63,8 @@ class Quotas:
             RemoteProtocolError: too_many_classes; or unknown_class if only the operator declares
                 classes.
         """
-        classes = self._store.classes
-        missing = [each for each in requested if each[0] not in classes]
+        registry = self._store.class_registry
+        missing = [each for each in requested if not registry.is_known(each[0])]
         if missing and self._store.settings.declare_only:
             self._check_declared(session, missing)
         new = {class_id for class_id, _ in missing}
@@ -73,7 +73,7 @@ class Quotas:
         quota = self._quota_of(session, "classes", self._store.settings.limits.classes)
         if not new or quota is None:
             return
-        created_count = sum(cls.creator == session.user for cls in classes.values())
+        created_count = registry.count_created_by(session.user)
         if created_count + len(new) > quota:
             raise RemoteProtocolError(
                 Reason.TOO_MANY_CLASSES,
@@ -84,13 +84,13 @@ class Quotas:
         reserved = total // RESERVED_CLASSES_DIVISOR
         if (
             self._configured_quota(session, "classes") is None
-            and len(classes) + len(new) > total - reserved
+            and registry.class_count + len(new) > total - reserved
         ):
             raise RemoteProtocolError(
                 Reason.TOO_MANY_CLASSES,
-                f"user {session.user!r} declares {len(new)} new classes, but {len(classes)} of "
-                f"{total} exist, and the last {reserved} are reserved for users without "
-                f"restrictions{self._user_quota_hint()}",
+                f"user {session.user!r} declares {len(new)} new classes, but "
+                f"{registry.class_count} of {total} exist, and the last {reserved} are reserved "
+                f"for users without restrictions{self._user_quota_hint()}",
             )
 
     def _user_quota_hint(self) -> str:

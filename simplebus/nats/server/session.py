@@ -155,6 +155,8 @@ class NatsSession:
         """Messages sent or pending."""
         self.unprocessed = b""
         """Received bytes that are processed in later turns. See `allow_split_reads`."""
+        self.is_request_pending = False
+        """Always False: no command is processed in parts."""
         self.can_split_reads = False
         """True if a read with expensive commands may be processed in parts."""
         self._owner = owner

@@ -1,0 +1,295 @@
+"""A Connect with many classes is applied in several turns, completely or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simplebus.core.broker import broker as broker_module
+from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import CREATED_CLASSES_PER_TURN, DECLARED_CLASSES_ENDED_PER_TURN
+from simplebus.core.message_class import class_registry
+from simplebus.core.message_class.class_ids import preferred_id
+from simplebus.core.session import session as session_module
+from tests.behaviour import wire_peer
+from tests.behaviour.wire_peer import BrokerHarness, WirePeer
+from tests.behaviour.wire_peer_v2 import (
+    Version2Peer,
+    connect_request,
+    connect_version2,
+    publish,
+    subscribe,
+)
+
+MANY = 5 * CREATED_CLASSES_PER_TURN
+NAMES = [f"class {n}" for n in range(MANY)]
+
+
+def open_peer(bus: BrokerHarness, *, address: str = "") -> Version2Peer:
+    """Return a peer that has not connected yet, and whose requests are processed in turns."""
+    peer = Version2Peer(bus, bus.broker.open_session(address=address))
+    peer.session.allow_split_reads()
+    return peer
+
+
+def run_turn(peer: WirePeer) -> bool:
+    """Process the next part of what was received. Returns False if there is nothing left."""
+    broker, session = peer.bus.broker, peer.session
+    if session.is_request_pending:
+        broker.continue_request(session)
+    elif session.unprocessed:
+        broker.receive(session, peer.bus.buffer, session.refill(peer.bus.buffer))
+    else:
+        return False
+    peer.bus.check_invariants()
+    return True
+
+
+def disconnect(peer: WirePeer) -> None:
+    """Close the connection as a server does."""
+    while peer.session.is_request_pending:
+        peer.bus.broker.continue_request(peer.session)
+    while peer.bus.broker.end_some_subscriptions(peer.session):
+        pass
+    peer.disconnect()
+
+
+def test_each_turn_creates_few_classes_and_nothing_behind_is_processed() -> None:
+    bus = BrokerHarness()
+    other = connect_version2(bus, classes=[1])
+    peer = open_peer(bus)
+    peer.send(connect_request(*NAMES, 1, name="p", client="c") + publish(1, 0, b"behind"))
+    counts, registry = [], bus.broker.store.class_registry
+    while peer.session.is_request_pending:
+        before = registry.created_count
+        assert not peer.receive_replies()
+        run_turn(peer)
+        counts.append(registry.created_count - before)
+        assert bus.statistics(1).ring.message_count == 0
+    assert max(counts) <= CREATED_CLASSES_PER_TURN
+    assert sum(counts) == MANY
+    (reply,) = peer.receive_replies()
+    assert list(reply.content["classes"]) == NAMES
+    while run_turn(peer):
+        pass
+    assert bus.statistics(1).ring.message_count == 1
+    created_by = {cls.created_by for cls in bus.broker.classes.values() if cls.name}
+    assert created_by == {"session 1 'p' (session 1 ('c'))"}
+    assert other.session.created_class_count == 1
+    assert peer.session.created_class_count == MANY
+
+
+def test_version_1_connect_with_many_classes_is_applied_in_several_turns() -> None:
+    bus = BrokerHarness()
+    peer = WirePeer(bus, bus.broker.open_session())
+    peer.session.allow_split_reads()
+    peer.send(wire_peer.connect(*range(MANY)) + wire_peer.publish(7, b"behind"))
+    turns = 0
+    while run_turn(peer):
+        turns += 1
+    assert turns >= MANY // CREATED_CLASSES_PER_TURN
+    assert set(bus.broker.classes) == set(range(MANY))
+    assert bus.statistics(7).ring.message_count == 1
+
+
+def test_refused_connect_changes_nothing() -> None:
+    bus = BrokerHarness(classes=MANY - 1)
+    peer = open_peer(bus)
+    peer.send(connect_request(*NAMES))
+    with pytest.raises(RemoteProtocolError) as caught:
+        run_turn(peer)
+    assert caught.value.reason is Reason.TOO_MANY_CLASSES
+    assert not peer.session.is_request_pending
+    assert not bus.broker.classes
+    assert bus.broker.store.class_registry.class_count == 0
+
+
+def test_reserved_classes_count_for_limits_and_quotas() -> None:
+    bus = BrokerHarness(classes=MANY + 1, classes_per_address=MANY, classes_per_connection=0)
+    peer = open_peer(bus, address="192.0.2.1")
+    peer.send(connect_request(*NAMES))
+    run_turn(peer)
+    neighbor = open_peer(bus, address="192.0.2.1")
+    assert neighbor.send_refused(connect_request("one more")) is Reason.TOO_MANY_CLASSES
+    assert connect_version2(bus, classes=["other"]).session.created_class_count == 1
+    refused = Version2Peer(bus, bus.broker.open_session())
+    assert refused.send_refused(connect_request("another")) is Reason.TOO_MANY_CLASSES
+    while run_turn(peer):
+        pass
+    assert len(bus.broker.classes) == MANY + 1
+    assert bus.broker.store.class_registry.class_count == MANY + 1
+
+
+def test_reserved_name_is_refused_with_another_id_and_used_with_its_own() -> None:
+    bus = BrokerHarness()
+    peer = open_peer(bus)
+    peer.send(connect_request(*NAMES, {"id": 5, "name": "five"}))
+    run_turn(peer)
+    other = connect_version2(bus, classes=[])
+    other.send(connect_request({"id": 6, "name": "five"}), connect_request({"id": 5, "name": "x"}))
+    assert other.receive_error_codes() == ["class_name_conflict"] * 2
+    other.send(connect_request("five"), subscribe(5, 1))
+    assert [reply.kind for reply in other.receive_replies()] == ["connect", "subscribe"]
+    while run_turn(peer):
+        pass
+    (reply,) = peer.receive_replies()
+    assert reply.content["classes"]["five"] == 5
+    assert bus.broker.classes[5].session_count == 2
+
+
+def test_reserved_id_is_not_assigned_to_another_name() -> None:
+    bus = BrokerHarness()
+    peer = open_peer(bus)
+    peer.send(connect_request(*NAMES, preferred_id("orders")))
+    run_turn(peer)
+    connect_version2(bus, classes=["orders"])
+    assert bus.broker.store.class_id_by_name["orders"] != preferred_id("orders")
+    while run_turn(peer):
+        pass
+    assert bus.broker.classes[preferred_id("orders")].name == ""
+
+
+def test_connection_that_ends_meanwhile_leaves_complete_unused_classes() -> None:
+    bus = BrokerHarness()
+    peer = open_peer(bus)
+    peer.send(connect_request(*NAMES, name="p", instance="i"))
+    run_turn(peer)
+    run_turn(peer)
+    disconnect(peer)
+    assert len(bus.broker.classes) == MANY
+    assert all(cls.is_unused for cls in bus.broker.classes.values())
+    assert bus.broker.store.class_registry.class_count == MANY
+    again = connect_version2(bus, classes=NAMES, name="p", instance="i")
+    assert again.session.created_class_count == 0
+
+
+def test_publisher_name_that_is_taken_over_meanwhile_belongs_to_the_new_session() -> None:
+    bus = BrokerHarness()
+    peer = open_peer(bus)
+    peer.send(connect_request(*NAMES, name="p", instance="i"))
+    run_turn(peer)
+    run_turn(peer)
+    newer = connect_version2(bus, classes=[1], name="p", instance="i")
+    assert peer.session.is_closed
+    while run_turn(peer):
+        pass
+    assert len(bus.broker.classes) == MANY + 1
+    assert bus.broker.classes[1].session_count == 1
+    assert sum(cls.session_count for cls in bus.broker.classes.values()) == 1
+    newer.send(publish(1, 0, b"message"))
+    assert bus.statistics(1).ring.message_count == 1
+
+
+def test_use_of_many_classes_ends_in_several_turns() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    count = 2 * DECLARED_CLASSES_ENDED_PER_TURN + 1
+    peer = connect_version2(bus, classes=[f"class {n}" for n in range(count)])
+    turns = [bus.broker.end_some_subscriptions(peer.session) for _ in range(4)]
+    assert turns == [True, True, False, False]
+    peer.disconnect()
+    assert all(cls.is_unused for cls in bus.broker.classes.values())
+
+
+def test_subject_that_is_reserved_is_bound_by_the_first_connect_that_completes() -> None:
+    bus = BrokerHarness()
+    seen: list[tuple[int, str, bool]] = []
+    bus.broker.store.subject_bindings.add_observer(lambda *change: seen.append(change))
+    peer = open_peer(bus)
+    peer.send(connect_request(*NAMES, {"id": 5, "subjects": ["a", "b"]}))
+    run_turn(peer)
+    run_turn(peer)
+    assert seen == []
+    connect_version2(bus, classes=[{"id": 5, "subjects": ["a"]}])
+    assert seen == [(5, "a", True)]
+    while run_turn(peer):
+        pass
+    assert sorted(seen) == [(5, "a", True), (5, "b", True)]
+
+
+IDS = st.sampled_from([1, 2, preferred_id("a")])
+NAMES_OF_TWO = st.sampled_from(["a", "b"])
+REFERENCES = st.one_of(
+    IDS,
+    NAMES_OF_TWO,
+    st.builds(lambda number, name: {"id": number, "name": name}, IDS, NAMES_OF_TWO),
+    st.builds(
+        lambda name, subject: {"name": name, "subjects": [subject], "last_values": True},
+        NAMES_OF_TWO,
+        st.sampled_from(["x.*", "y"]),
+    ),
+)
+
+
+@contextmanager
+def tiny_turns() -> Iterator[None]:
+    """Create one class per turn, in every Connect."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(class_registry, "CREATED_CLASSES_PER_TURN", 1)
+        patch.setattr(broker_module, "CREATED_CLASSES_PER_TURN", 1)
+        patch.setattr(session_module, "LONG_CONNECT_BYTES", 0)
+        yield
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.lists(REFERENCES, max_size=4)), max_size=5),
+    st.data(),
+)
+def test_connects_in_turns_end_as_those_at_once(
+    requests: list[tuple[int, list[object]]], data: st.DataObject
+) -> None:
+    """The order is that of the checks, whichever order the other parts are processed in."""
+    with tiny_turns():
+        split = BrokerHarness(classes=4)
+        peers = [connect_version2(split, classes=[]) for _ in range(3)]
+        for peer in peers:
+            peer.session.allow_split_reads()
+        order: list[tuple[int, list[object]]] = []
+        for index, references in requests:
+            while peers[index].session.is_request_pending:
+                run_turn(peers[index])
+            peers[index].send(connect_request(*references))
+            if peers[index].session.is_request_pending:
+                run_turn(peers[index])  # Decoding has a turn of its own.
+            order.append((index, references))
+            for other in data.draw(st.lists(st.integers(0, 2), max_size=6)):
+                run_turn(peers[other])
+        for peer in peers:
+            while run_turn(peer):
+                pass
+        replies = [[reply.content for reply in peer.receive_replies()] for peer in peers]
+    whole = BrokerHarness(classes=4)
+    expected_peers = [connect_version2(whole, classes=[]) for _ in range(3)]
+    for index, references in order:
+        expected_peers[index].send(connect_request(*references))
+    expected = [[reply.content for reply in peer.receive_replies()] for peer in expected_peers]
+    assert replies == expected
+    assert describe(split) == describe(whole)
+    for peer in (*peers, *expected_peers):
+        disconnect(peer)
+    assert all(cls.session_count == 0 for cls in split.broker.classes.values())
+
+
+def describe(bus: BrokerHarness) -> object:
+    store = bus.broker.store
+    registry = store.class_registry
+    assert registry.class_count == len(registry.classes)
+    return (
+        registry.class_id_by_name,
+        len(store.subject_bindings),
+        {
+            class_id: (
+                cls.name,
+                cls.session_count,
+                cls.has_last_values,
+                cls.created_by,
+                store.subject_bindings.subjects_of(class_id),
+            )
+            for class_id, cls in sorted(registry.classes.items())
+        },
+    )
