@@ -60,7 +60,7 @@ class HoldRecorder(trio.abc.Instrument):
             "seconds": seconds,
             "gc": self._gc_s,
             "faults": faults,
-            "task": task.name.rpartition(".")[2],
+            "task": ".".join(task.name.split(".")[-2:]),
             "stack": max(stacks, key=stacks.__getitem__, default=""),
         }
         os.write(1, f"hold {json.dumps(hold)}\n".encode())

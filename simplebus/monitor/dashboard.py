@@ -38,7 +38,7 @@ SNAPSHOT_MAX_AGE_SECONDS = 0.5
 """Time for which a snapshot is reused."""
 READER_TIMEOUT_SECONDS = 5.0
 """Time for which a reader of detailed snapshots is expected to return."""
-_METRICS_PER_STEP = 4
+_PARTS_PER_STEP = 4
 
 
 class RateHistory(msgspec.Struct, frozen=True):
@@ -161,7 +161,7 @@ class Dashboard:
         parts: list[bytes] = []
         for count, part in enumerate(lines):
             parts.append(part)
-            if count % _METRICS_PER_STEP == _METRICS_PER_STEP - 1:
+            if count % _PARTS_PER_STEP == _PARTS_PER_STEP - 1:
                 yield
         return Response(b"".join(parts), content_type)
 

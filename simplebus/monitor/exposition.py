@@ -29,8 +29,9 @@ OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PREFIX = "simplebus_"
 _PROCESS_PREFIX = "process_"
 """Prefix of the standard metrics of all client libraries, which get no prefix of ours."""
-_VALUES_PER_PART = 500
-"""Values that are encoded in one step of the event loop."""
+VALUES_PER_PART = 100
+"""Values that are encoded at once. The caller encodes several parts in one step of the event loop.
+"""
 _OPENMETRICS_END = b"# EOF\n"
 """End mark that the OpenMetrics encoder writes after each metric."""
 
@@ -59,8 +60,8 @@ class Exposition:
 
     def _encode_metric(self, metric: Metric, is_openmetrics: bool) -> Iterator[bytes]:
         """Encode a metric in parts with a limited number of values."""
-        for first in range(0, max(1, len(metric.values)), _VALUES_PER_PART):
-            part = structs.replace(metric, values=metric.values[first : first + _VALUES_PER_PART])
+        for first in range(0, max(1, len(metric.values)), VALUES_PER_PART):
+            part = structs.replace(metric, values=metric.values[first : first + VALUES_PER_PART])
             cached, encoded = self._cache.get((is_openmetrics, metric.name, first), (None, b""))
             if part != cached:
                 encoded = _encode_part(part, is_openmetrics)

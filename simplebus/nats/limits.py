@@ -61,6 +61,8 @@ DELIVERY_COST_BYTES = 1024
 # each turn of the event loop, so that other clients do not wait.
 IMMEDIATE_REMOVALS_MAX = 128
 REMOVALS_PER_TURN_MAX = 64
+# Clients whose timeouts are checked in one turn of the event loop. Each may be sent a PING.
+CHECKED_CLIENTS_PER_TURN = 128
 READ_BYTES_MIN = 4 * 1024
 # Estimated memory: per subscription, per character of its subject, per pattern, per token of a
 # pattern behind the indexed head, per queue group member. All subscriptions together may use

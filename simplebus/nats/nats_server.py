@@ -9,7 +9,7 @@ outbox. No socket, clock or thread: a driver brings bytes and times and sends wh
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 
 import numpy as np
@@ -25,6 +25,7 @@ from simplebus.nats.bus.bus_adapter import BusAdapter
 from simplebus.nats.errors import NatsError, error_line, stale_connection
 from simplebus.nats.limits import (
     BLOCKED_READ_INTERVAL_SECONDS,
+    CHECKED_CLIENTS_PER_TURN,
     DELIVERY_COST_BYTES,
     EVENT_COST_BYTES,
     FIRST_PING_SECONDS,
@@ -351,16 +352,29 @@ class NatsServer:
         """Disconnect slow and silent clients and remove abandoned subscriptions. Called every
         second.
         """
+        for _ in self.tick_in_parts():
+            pass
+
+    def tick_in_parts(self) -> Iterator[None]:
+        """Do the work of `tick` in parts, each for a limited number of clients.
+
+        Other calls are allowed between the parts.
+        """
         self.routes.remove_abandoned()
         self.slow_consumer_monitor.now = self.now
-        for slow_session, error in self.slow_consumer_monitor.find_slow_consumers():
-            self._disconnect_slow_consumer(slow_session, error)
-        checks = self._liveness_checks
-        while checks and checks[0][0] <= self.now:
+        for slow in self.slow_consumer_monitor.find_slow_consumers():
+            for slow_session, error in slow:
+                self._disconnect_slow_consumer(slow_session, error)
+            yield
+        checks, now, count = self._liveness_checks, self.now, 0
+        while checks and checks[0][0] <= now:
             _, client_id = heapq.heappop(checks)
             session = self.sessions.get(client_id)
             if session is not None and not session.is_disconnecting:
                 heapq.heappush(checks, (self._check_liveness(session), client_id))
+            count += 1
+            if count % CHECKED_CLIENTS_PER_TURN == 0:
+                yield
 
     def _check_liveness(self, session: NatsSession) -> float:
         """Send a PING or disconnect a silent client. Returns the time of the next check."""

@@ -127,7 +127,10 @@ class NatsListener:
             await trio.sleep(min(_TICK_SECONDS, seconds / _TICKS_PER_LIMIT_MIN))
             self.nats_server.now = trio.current_time()
             try:
-                self.nats_server.tick()
+                for _ in self.nats_server.tick_in_parts():
+                    self.flush_ready()
+                    await trio.lowlevel.checkpoint()
+                    self.nats_server.now = trio.current_time()
                 self.flush_ready()
                 if self._should_trim_memory:
                     self._should_trim_memory = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from simplebus.core.limits import RECEIVE_BYTES
 from simplebus.core.users.subject_permissions import ResponsePermission, SubjectPermissions
 from simplebus.core.users.users import User, Users
 from simplebus.nats.limits import (
+    CHECKED_CLIENTS_PER_TURN,
     FIRST_PING_SECONDS,
     IMMEDIATE_REMOVALS_MAX,
     OUTPUT_PER_READ_BYTES,
@@ -56,6 +58,34 @@ def test_first_ping_is_early_and_after_the_first_pong() -> None:
     assert silent.lines() == b""
     at(harness, 120.0)
     assert silent.lines() == b"PING\r\n"
+
+
+def test_each_part_of_a_tick_examines_few_clients() -> None:
+    harness = waiting()
+    clients = [harness.client(QUIET + b"PING\r\n") for _ in range(2 * CHECKED_CLIENTS_PER_TURN + 1)]
+    for client in clients:
+        client.lines()
+    harness.nats_server.now = FIRST_PING_SECONDS
+    counts = []
+    for _ in harness.nats_server.tick_in_parts():
+        counts.append(sum(client.session.unanswered_ping_count for client in clients))
+    assert counts[-1] == 2 * CHECKED_CLIENTS_PER_TURN
+    assert max(after - before for before, after in pairwise(counts)) <= CHECKED_CLIENTS_PER_TURN
+    harness.settle()
+    assert all(client.lines() == b"PING\r\n" for client in clients)
+
+
+def test_each_part_of_a_tick_looks_for_few_slow_consumers() -> None:
+    harness = waiting()
+    clients = [harness.client(QUIET) for _ in range(2 * CHECKED_CLIENTS_PER_TURN + 1)]
+    monitor = harness.nats_server.slow_consumer_monitor
+    for client in clients:
+        client.session.send(b"unread")
+    monitor.track({client.session: None for client in clients})
+    assert not any(monitor.find_slow_consumers())
+    monitor.now += harness.nats_server.settings.limits.write_seconds + 1
+    counts = [len(part) for part in monitor.find_slow_consumers()]
+    assert counts == [CHECKED_CLIENTS_PER_TURN, CHECKED_CLIENTS_PER_TURN, 1]
 
 
 def test_client_that_answers_no_ping_is_disconnected() -> None:

@@ -25,6 +25,7 @@ from simplebus.core.users import rate_limit
 from simplebus.core.users.users import User
 from simplebus.nats.errors import NatsError
 from simplebus.nats.limits import (
+    CHECKED_CLIENTS_PER_TURN,
     LAST_CHANCE_SECONDS,
     RECENT_DELIVERY_SECONDS,
     SLOW_CLIENT_PENDING_BYTES,
@@ -234,36 +235,42 @@ class SlowConsumerMonitor:
             else []
         )
 
-    def find_slow_consumers(self) -> list[tuple[NatsSession, NatsError]]:
-        """Return the sessions to disconnect, with errors. Called once per tick."""
-        for session in [
-            session
-            for session in self._tracked_sessions
-            if session.is_closed or not session.kept_bytes
-        ]:
-            session.sent_bytes_at_tick, session.last_chance_until = -1, 0.0
-            del self._tracked_sessions[session]
-        return [*self._find_write_timeouts(), *self._find_over_memory()]
+    def find_slow_consumers(self) -> Iterator[list[tuple[NatsSession, NatsError]]]:
+        """Yield the sessions to disconnect, with errors, in parts of bounded work.
 
-    def _find_write_timeouts(self) -> Iterator[tuple[NatsSession, NatsError]]:
-        """Yield the sessions that read nothing for `write_seconds`."""
-        seconds = self._limits.write_seconds
-        for session in self._tracked_sessions:
-            outbox = session.outbox
-            if not self.is_slow(session):
-                session.last_chance_until = 0.0
-            if outbox.sent_bytes != session.sent_bytes_at_tick or not outbox.pending_bytes:
-                session.sent_bytes_at_tick, session.progress_at = outbox.sent_bytes, self.now
-            elif self.now - session.progress_at > seconds and not session.is_disconnecting:
-                yield (
-                    session,
-                    NatsError(
-                        Reason.SLOW_CONSUMER,
-                        f"the client read none of {outbox.pending_bytes} pending bytes for "
-                        f"{seconds:g} s{_list_subjects(session)}",
-                        closed_reason="Slow Consumer (Write Deadline)",
-                    ),
-                )
+        Called once per tick. Other calls are allowed between the parts.
+        """
+        kept_bytes, sessions = 0, list(self._tracked_sessions)
+        for first in range(0, len(sessions), CHECKED_CLIENTS_PER_TURN):
+            part = sessions[first : first + CHECKED_CLIENTS_PER_TURN]
+            yield [
+                (session, error)
+                for session in part
+                if (error := self._check_progress(session)) is not None
+            ]
+            kept_bytes += sum(each.kept_bytes for each in part if not each.is_disconnecting)
+        if kept_bytes > self._total_pending_bytes:
+            yield list(self._find_over_memory())
+
+    def _check_progress(self, session: NatsSession) -> NatsError | None:
+        """Return the error of a session that read nothing for `write_seconds`, or None."""
+        if session.is_closed or not session.kept_bytes:
+            session.sent_bytes_at_tick, session.last_chance_until = -1, 0.0
+            self._tracked_sessions.pop(session, None)
+            return None
+        outbox, seconds = session.outbox, self._limits.write_seconds
+        if not self.is_slow(session):
+            session.last_chance_until = 0.0
+        if outbox.sent_bytes != session.sent_bytes_at_tick or not outbox.pending_bytes:
+            session.sent_bytes_at_tick, session.progress_at = outbox.sent_bytes, self.now
+        elif self.now - session.progress_at > seconds and not session.is_disconnecting:
+            return NatsError(
+                Reason.SLOW_CONSUMER,
+                f"the client read none of {outbox.pending_bytes} pending bytes for "
+                f"{seconds:g} s{_list_subjects(session)}",
+                closed_reason="Slow Consumer (Write Deadline)",
+            )
+        return None
 
     def _find_over_memory(self) -> Iterator[tuple[NatsSession, NatsError]]:
         """Yield the largest sessions until the others fit into the total limit."""

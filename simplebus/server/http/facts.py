@@ -40,6 +40,7 @@ SUBJECTS_PER_CONNECTION_MAX = 256
 """Subjects listed per connection."""
 _CLIENTS_MAX = 50
 _ROWS_PER_STEP = 64
+_COUNTED_PER_STEP = 512
 _NO_ROUTES = SubjectRoutesStatistics()
 
 AnyConnection: TypeAlias = Connection[Any]
@@ -329,14 +330,19 @@ class FactsCollector:
             yield
         return found
 
-    def count_subscriptions(self) -> int:
-        """Return the number of subscriptions that `collect_subscriptions` lists."""
-        return sum(
-            len(session.subscriptions)
-            if isinstance(session, NatsSession)
-            else sum(len(_patterns(each)) for each in session.subscriptions.values())
-            for session in (each.session for each in self._connections())
-        )
+    def count_subscriptions(self) -> Steps[int]:
+        """Count in steps the subscriptions that `collect_subscriptions` lists."""
+        total = 0
+        for number, connection in enumerate(self._connections(), 1):
+            session = connection.session
+            total += (
+                len(session.subscriptions)
+                if isinstance(session, NatsSession)
+                else sum(len(_patterns(each)) for each in session.subscriptions.values())
+            )
+            if number % _COUNTED_PER_STEP == 0:
+                yield
+        return total
 
     def _list_subscriptions(self, connection: AnyConnection) -> Iterator[SubscriptionFacts]:
         session, cid = connection.session, _connection_id(connection)

@@ -126,7 +126,9 @@ class VarzEndpoints:
             for found in (yield from self._collector.collect_subscriptions(cids)):
                 listed_by_cid.setdefault(found.cid, []).append(found)
             yield
-            for row in rows:
+            for number, row in enumerate(rows, 1):
+                if number % _ROWS_PER_STEP == 0:
+                    yield
                 listed = listed_by_cid.get(row["cid"], [])
                 if subs == "detail":
                     row["subscriptions_list_detail"] = listed
@@ -148,7 +150,7 @@ class VarzEndpoints:
         facts = yield from self._collector.collect()
         routes, rows, total = facts.routes, list[SubscriptionFacts](), 0
         if request.get_flag("subs"):
-            total = self._collector.count_subscriptions()
+            total = yield from self._collector.count_subscriptions()
             rows = yield from self._collector.collect_subscriptions(offset=offset, limit=limit)
         return json_response(
             {
