@@ -18,6 +18,7 @@ Modules in reading order:
     sequence_set       sets of sequences, stored as ranges
     ack_window         sequences that a position has acknowledged
     timer_wheel        timer wheel of deliveries that wait for an ack, and of rejected messages
+    redelivery_queue   spans that are to be sent again
     delivery_policy    ack timeout, backoff and limits of a position
     delivery_state     state of one position, as inquiries show it
     failure_reasons    reasons that consumers gave in nacks

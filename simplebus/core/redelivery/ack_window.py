@@ -13,6 +13,7 @@ import numpy as np
 
 from simplebus.core.limits import MESSAGE_ID_BITS, MESSAGE_ID_MASK, PLAIN_FRAMES_MAX
 from simplebus.core.protocol.frames import Flags, Integers
+from simplebus.core.redelivery.sequence_set import SequenceSet
 
 _HALF_ID_SPACE = 1 << (MESSAGE_ID_BITS - 1)
 _FLAGS_MIN = 1024
@@ -156,18 +157,40 @@ class AckWindow:
             return []
         if self._flags_end <= first:
             return [(first, last)]
-        marked = np.zeros(last - first + 2, np.int8)
-        marked[0] = marked[-1] = 1
-        body = marked[1:-1]
-        end = min(last, self._flags_end)
-        done = 0
-        for start, stop in self._index_ranges(first, end):
-            body[done : done + stop - start] = self._flags[start:stop]
+        is_wanted = np.ones(last - first + 2, np.bool_)
+        is_wanted[0] = is_wanted[-1] = False
+        return list(zip(*self._find_unacked(first, is_wanted), strict=True))
+
+    def unacked_set(self, sequences: SequenceSet) -> SequenceSet:
+        """Return the messages of a set that were sent and not acknowledged."""
+        firsts, lasts = sequences.bounds
+        if not firsts:
+            return SequenceSet()
+        first, last = max(firsts[0], self.floor), min(lasts[-1], self.cursor)
+        if first >= last:
+            return SequenceSet()
+        steps = np.zeros(last - first + 2, np.int8)
+        begins, ends = (np.array(bounds).clip(first, last) for bounds in sequences.bounds)
+        np.add.at(steps, begins - first + 1, 1)
+        np.subtract.at(steps, ends - first + 1, 1)
+        is_wanted = np.cumsum(steps, dtype=np.int8).view(np.bool_)
+        return SequenceSet.from_bounds(*self._find_unacked(first, is_wanted))
+
+    def _find_unacked(self, first: int, is_wanted: Flags) -> tuple[list[int], list[int]]:
+        """Return the bounds of the ranges of messages that are wanted and not acknowledged.
+
+        Args:
+            first: First message, at or above the floor.
+            is_wanted: Flags of the messages from `first` on, between two that are False. They are
+                changed.
+        """
+        body, done = is_wanted[1:-1], 0
+        for start, stop in self._index_ranges(first, min(first + body.size, self._flags_end)):
+            part = body[done : done + stop - start]
+            np.greater(part, self._flags[start:stop], out=part)
             done += stop - start
-        steps = np.diff(marked)
-        begins = np.flatnonzero(steps == -1) + first
-        ends = np.flatnonzero(steps == 1) + first
-        return list(zip(begins.tolist(), ends.tolist(), strict=True))
+        edges = np.flatnonzero(is_wanted[1:] != is_wanted[:-1]) + first
+        return edges[::2].tolist(), edges[1::2].tolist()
 
     def unacked_sequences(self) -> tuple[Integers, int]:
         """Return the unacknowledged sequences below the last flag, and the sequence from which on

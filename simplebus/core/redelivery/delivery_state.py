@@ -31,7 +31,7 @@ class DeliveryState(NamedTuple):
     """Messages that are redelivered at a tick."""
     delayed_spans: Sequence[tuple[float, int, Span]]
     """Heap of messages that are delayed until a time."""
-    redelivery_queue: Sequence[Span]
+    redelivery_queue: Iterable[Span]
     """Messages to be handled now: sent again, sent for the first time (attempts 0), or given up."""
     waiting_sequences: Sequence[SequenceSet]
     """All messages that wait to be sent, as far as the position keeps them; else empty."""

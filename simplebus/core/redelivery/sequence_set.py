@@ -6,6 +6,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
 
+import numpy as np
+
 # Up to this many ranges are inserted one by one; more are merged in one pass.
 _INSERT_ONE_BY_ONE_MAX = 16
 
@@ -20,6 +22,15 @@ class SequenceSet:
         self._firsts: list[int] = []
         self._lasts: list[int] = []
         self._count = 0
+
+    @classmethod
+    def from_bounds(cls, firsts: list[int], lasts: list[int]) -> SequenceSet:
+        """Return a set of the ranges firsts[i]..lasts[i]-1, which ascend and do not touch. The
+        lists belong to the set.
+        """
+        result = cls()
+        result._firsts, result._lasts, result._count = firsts, lasts, sum(lasts) - sum(firsts)
+        return result
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -77,6 +88,11 @@ class SequenceSet:
         return ranges
 
     @property
+    def bounds(self) -> tuple[list[int], list[int]]:
+        """First sequences of the ranges, and their exclusive ends. They must not be changed."""
+        return self._firsts, self._lasts
+
+    @property
     def range_count(self) -> int:
         """Number of ranges."""
         return len(self._firsts)
@@ -89,15 +105,24 @@ class SequenceSet:
             for first, last in ranges:
                 self.add(first, last)
             return
-        firsts: list[int] = []
-        lasts: list[int] = []
-        for first, last in sorted([*self, *ranges]):
-            if lasts and first <= lasts[-1]:
-                lasts[-1] = max(last, lasts[-1])
-            else:
-                firsts.append(first)
-                lasts.append(last)
-        self._firsts, self._lasts, self._count = firsts, lasts, sum(lasts) - sum(firsts)
+        self._unite([first for first, _ in ranges], [last for _, last in ranges])
+
+    def unite(self, other: SequenceSet) -> None:
+        """Add all sequences of another set."""
+        if other.range_count <= _INSERT_ONE_BY_ONE_MAX:
+            self.update(list(other))
+        else:
+            self._unite(other._firsts, other._lasts)
+
+    def _unite(self, more_firsts: list[int], more_lasts: list[int]) -> None:
+        """Add many ranges, which are not empty."""
+        firsts, lasts = np.array(self._firsts + more_firsts), np.array(self._lasts + more_lasts)
+        order = firsts.argsort(kind="stable")
+        firsts, lasts = firsts[order], np.maximum.accumulate(lasts[order])
+        begins = np.flatnonzero(np.r_[True, firsts[1:] > lasts[:-1]])
+        self._firsts = firsts[begins].tolist()
+        self._lasts = lasts[np.r_[begins[1:] - 1, lasts.size - 1]].tolist()
+        self._count = sum(self._lasts) - sum(self._firsts)
 
     def missing_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the ranges of first..last-1 that are not in the set."""

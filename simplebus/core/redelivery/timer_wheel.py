@@ -60,9 +60,17 @@ class TimerWheel:
         """Schedule messages first..last-1 for `tick`."""
         self._due[tick][attempts].add(first, last)
 
+    def schedule_set(self, tick: int, attempts: int, sequences: SequenceSet) -> None:
+        """Schedule the messages of a set for `tick`."""
+        self._due[tick][attempts].unite(sequences)
+
     def pop_due(self, tick: int) -> list[Span]:
         """Remove and return the spans that are due at `tick`, in ascending order."""
         return _spans(self._due.pop(tick, {}))
+
+    def pop_due_sets(self, tick: int) -> list[tuple[int, SequenceSet]]:
+        """Remove the messages that are due at `tick`. Returns them as (attempts, messages)."""
+        return list(self._due.pop(tick, {}).items())
 
     def __bool__(self) -> bool:
         return bool(self._due)
@@ -113,6 +121,12 @@ class TimerWheel:
         ]
         self._due.clear()
         return spans
+
+    def pop_all_sets(self) -> list[tuple[int, int, SequenceSet]]:
+        """Remove everything. Returns the result of `scheduled_sets`."""
+        sets = self.scheduled_sets()
+        self._due.clear()
+        return sets
 
     def __iter__(self) -> Iterator[Span]:
         for by_attempts in self._due.values():

@@ -24,7 +24,7 @@ selected for sending, so not while a durable has no session.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
@@ -55,6 +55,7 @@ from simplebus.core.redelivery.delivery_state import DeliveryState
 from simplebus.core.redelivery.failure_reasons import FailureReasons
 from simplebus.core.redelivery.handover import PositionHandover
 from simplebus.core.redelivery.in_flight_bytes import InFlightBytes
+from simplebus.core.redelivery.redelivery_queue import RedeliveryQueue, SpanSet
 from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.redelivery.timer_wheel import Span, TimerWheel, check_covered_once, split_spans
 from simplebus.core.ring.ring import Ring
@@ -68,6 +69,12 @@ from simplebus.core.subscription.pending_dead_letters import PendingDeadLetters
 from simplebus.core.subscription.selection import MessageSelection, Ranges
 
 _NO_FRAMES = memoryview(b"")
+
+# Up to this many ranges, a loop is faster than arrays.
+_MARKED_ONE_BY_ONE_MAX = 16
+
+# Delayed spans that are queued in one turn, at the cost of a copied message each: about 1,000.
+_WAKEUP_SCAN_MAX = SCAN_MESSAGES_MAX // 4
 
 
 class PositionChanges:
@@ -223,7 +230,7 @@ class Position:
         self._ack_timer = TimerWheel()
         self._nack_timer = TimerWheel()
         self._delayed_spans: list[tuple[float, int, Span]] = []
-        self._redelivery_queue: deque[Span] = deque()
+        self._redelivery_queue = RedeliveryQueue()
         self._spilled_redeliveries: list[Span] = []
         """Redeliveries that are not read back from disk yet."""
         self._unsent_sequences = SequenceSet()
@@ -442,10 +449,10 @@ class Position:
             sendable messages. None if nothing can be sent now, or the scan limit was reached.
         """
         while self._redelivery_queue and self.scanned_count < self._scan_limit:
-            span = self._redelivery_queue[0]
+            span = self._redelivery_queue.first
             first = max(span.first, self.window.floor)
             if first >= self.ring.head:
-                self._spilled_redeliveries.append(self._redelivery_queue.popleft())
+                self._spilled_redeliveries.append(self._redelivery_queue.pop_first())
                 continue
             is_plain = self._is_next_redelivery_plain()
             scan_count = REDELIVERY_PLAIN_MESSAGES if is_plain else REDELIVERY_MESSAGES
@@ -476,7 +483,7 @@ class Position:
         """True if the next redeliveries need no inspection and all match."""
         return (
             self.channel_filter is None
-            and self._redelivery_queue[0].first >= self.ring.special_until
+            and self._redelivery_queue.first.first >= self.ring.special_until
         )
 
     def consume_redeliveries(
@@ -487,7 +494,7 @@ class Position:
             waiting.remove(span.first, end_sequence)
         span.first = end_sequence
         if span.first >= span.last:
-            self._redelivery_queue.popleft()
+            self._redelivery_queue.pop_first()
         self._skip_unsendable(selection, end_sequence, attempts=span.attempts)
 
     def _copy_single(self, tick: int) -> CopiedFrames | None:
@@ -811,13 +818,15 @@ class Position:
         for holder in self._holders:
             for span in holder.pop_overdue(tick):  # The timer merges and sorts the spans of all.
                 self._ack_timer.schedule(tick, span.first, span.last, span.attempts)
-        due = [span for span in self._ack_timer.pop_due(tick) if span.last > self.window.floor]
-        for span in due:
-            self._mark_waiting(span)
-        if self._nack_timer and (rejected := self._nack_timer.pop_due(tick)):
-            due = sorted(due + rejected, key=lambda span: span.first)
+        overdue = self._ack_timer.pop_due_sets(tick)
+        for _, sequences in overdue:
+            sequences.remove(0, self.window.floor)
+        due = [each for each in overdue if each[1]]
+        self._mark_sets_waiting(due)
+        due += self._nack_timer.pop_due_sets(tick)
         if due:
-            self.requeue(due)
+            self._redelivery_queue.append_sets(due)
+            self.requeue_count += 1
         self.window.release_memory()
 
     @property
@@ -826,10 +835,18 @@ class Position:
         return self._delayed_spans[0][0] if self._delayed_spans else NEVER
 
     def handle_wakeup(self) -> bool:
-        """Queue delayed messages whose time has come. Returns True if there is work to do."""
+        """Queue delayed messages whose time has come, a limited number of spans.
+
+        Returns True if there is work to do.
+        """
         self.scanned_count = 0
-        while self._delayed_spans and self._delayed_spans[0][0] <= self._clock.now:
+        while (
+            self._delayed_spans
+            and self._delayed_spans[0][0] <= self._clock.now
+            and self.scanned_count < _WAKEUP_SCAN_MAX  # Otherwise `next_wakeup` is due again.
+        ):
             self.requeue([heapq.heappop(self._delayed_spans)[2]])
+            self.scanned_count += SCAN_COST_OF_COPY
         return bool(self._redelivery_queue)
 
     def delay_span(self, due_time: float, span: Span) -> None:
@@ -849,16 +866,32 @@ class Position:
             for first, last in self.unsettled_ranges(span.first, span.last):
                 waiting.add(first, last)
 
-    def _mark_all_waiting(self, spans: list[Span]) -> None:
-        """Do the same for many spans in one pass."""
-        if self.is_shared:
+    def _mark_sets_waiting(self, sets: list[SpanSet]) -> None:
+        """Record that messages in flight wait to be sent again, in one pass for each set."""
+        if self.is_shared or self.delivery_policy.in_flight_max is None:
             return
-        waiting: dict[bool, Ranges] = {True: [], False: []}
-        for span in spans:
-            waiting[self._is_unsent(span)] += self.unsettled_ranges(span.first, span.last)
-        self._unsent_sequences.update(sorted(waiting[True]))
-        if self.delivery_policy.in_flight_max is not None:
-            self._resend_sequences.update(sorted(waiting[False]))
+        for _, sequences in sets:
+            if sequences.range_count <= _MARKED_ONE_BY_ONE_MAX:
+                for first, last in sequences:
+                    self._resend_sequences.update(self.unsettled_ranges(first, last))
+            else:
+                waiting = self.window.unacked_set(sequences)
+                for span in self.pending_dead_letters:
+                    waiting.remove(span.first, span.last)
+                self._resend_sequences.unite(waiting)
+
+    def _mark_all_waiting(self) -> None:
+        """Record that nothing is in flight: all unsettled messages wait to be sent."""
+        if self.is_shared or self.delivery_policy.in_flight_max is None:
+            return
+        waiting = SequenceSet()
+        waiting.add(self.window.floor, self.window.cursor)
+        waiting = self.window.unacked_set(waiting)
+        for span in self.pending_dead_letters:
+            waiting.remove(span.first, span.last)
+        for first, last in self._unsent_sequences:
+            waiting.remove(first, last)
+        self._resend_sequences = waiting
 
     def _is_unsent(self, span: Span) -> bool:
         """Return True if a span was never sent, by this position or by its predecessor."""
@@ -1278,15 +1311,16 @@ class Position:
         backoff, so that a consumer that keeps crashing does not use up a message's deliveries.
         """
         self.has_consumer, self.session_id = False, -1
-        unacked = self._ack_timer.pop_all()
-        self._mark_all_waiting([span for _, span in unacked])
-        for due, span in unacked:
-            self.requeue_unacked(span, due)
-        redeliveries = sorted(
-            (*self._redelivery_queue, *self._spilled_redeliveries), key=lambda span: span.first
-        )
-        self._redelivery_queue = deque(redeliveries)
+        sent_once: list[SpanSet] = []
+        for due, attempts, sequences in self._ack_timer.pop_all_sets():
+            if attempts < 2:
+                sent_once.append((attempts, sequences))
+            else:
+                self._nack_timer.schedule_set(due, attempts, sequences)
+        self._mark_all_waiting()
+        self._redelivery_queue.sort_with(sent_once, self._spilled_redeliveries)
         self._spilled_redeliveries.clear()
+        self.requeue_count += 1
 
     def requeue(self, spans: Iterable[Span]) -> None:
         """Append spans to the redelivery queue."""
@@ -1295,7 +1329,7 @@ class Position:
 
     def sort_redeliveries(self, key: Callable[[Span], Any]) -> None:
         """Sort the redelivery queue."""
-        self._redelivery_queue = deque(sorted(self._redelivery_queue, key=key))
+        self._redelivery_queue.extend(sorted(self._redelivery_queue.pop_all(), key=key))
 
     @property
     def has_new_messages(self) -> bool:
@@ -1314,7 +1348,7 @@ class Position:
     @property
     def next_redelivery(self) -> Span | None:
         """First span of the redelivery queue."""
-        return self._redelivery_queue[0] if self._redelivery_queue else None
+        return self._redelivery_queue.first if self._redelivery_queue else None
 
     def count_unassigned(self, spans_max: int) -> int:
         """Return the number of messages to be sent, of at most `spans_max` redelivered spans."""
@@ -1423,7 +1457,7 @@ class Position:
         """Queue the redeliveries that were read back from disk, before all others."""
         if not self._spilled_redeliveries:
             return
-        self._redelivery_queue.extendleft(reversed(self._spilled_redeliveries))
+        self._redelivery_queue.extend_front(self._spilled_redeliveries)
         self._spilled_redeliveries.clear()
         self.requeue_count += 1
         if self.is_shared:
@@ -1476,8 +1510,7 @@ class Position:
     def delay_redeliveries(self, delays: Iterable[tuple[int, int, float]]) -> None:
         """Delay redeliveries: rows (first, last, due) with `due` in seconds since 1970."""
         future_delays = [row for row in sorted(delays) if row[2] > self._clock.now]
-        self._redelivery_queue, spans = deque(), self._redelivery_queue
-        for span, due in split_spans(spans, future_delays):
+        for span, due in split_spans(self._redelivery_queue.pop_all(), future_delays):
             if due is None:
                 self._redelivery_queue.append(span)
             else:
@@ -1495,8 +1528,7 @@ class Position:
         future_delays = sorted(
             row for row in handover.not_before_ticks if row[2] > self._clock.tick
         )
-        self._redelivery_queue, spans = deque(), self._redelivery_queue
-        for span, due in split_spans(spans, future_delays):
+        for span, due in split_spans(self._redelivery_queue.pop_all(), future_delays):
             if due is None:
                 self._redelivery_queue.append(span)
             else:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from simplebus.core.redelivery.ack_window import AckWindow
+from simplebus.core.redelivery.sequence_set import SequenceSet
 from tests.support.oracles import ID_COUNT, group_ids
 
 Ranges = list[tuple[int, int]]
@@ -72,6 +73,17 @@ class AckWindowMachine(RuleBasedStateMachine):
         assert self.window.skip_to(floor) == len(lost) + never_sent
         self.unacked -= lost
         self.cursor = max(self.cursor, floor)
+
+    @rule(some=st.lists(spans, max_size=40))
+    def find_unacked_of_a_set(self, some: Ranges) -> None:
+        sequences, numbers = SequenceSet(), set[int]()
+        for at, count in some:
+            first = max(0, self.floor + at)
+            sequences.add(first, first + count)
+            numbers |= set(range(first, first + count))
+        found = self.window.unacked_set(sequences)
+        found.check()
+        assert {s for a, b in found for s in range(a, b)} == self.unacked & numbers
 
     @rule()
     def release_memory(self) -> None:

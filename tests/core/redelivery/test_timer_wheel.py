@@ -49,6 +49,13 @@ class SequenceSetMachine(RuleBasedStateMachine):
         self.set.update(flags_to_ranges(np.isin(np.arange(61), list(numbers))))
         self.model |= numbers
 
+    @rule(numbers=st.sets(st.integers(0, 60)) | st.just(set(range(0, 60, 3))))
+    def unite(self, numbers: set[int]) -> None:
+        other = SequenceSet()
+        other.update(flags_to_ranges(np.isin(np.arange(61), list(numbers))))
+        self.set.unite(other)
+        self.model |= numbers
+
     @rule()
     def clear(self) -> None:
         self.set.clear()

@@ -1,0 +1,177 @@
+"""Queue of the spans that a position sends again, or for the first time after a delay.
+
+Overdue messages may be tens of thousands of ranges. They are added as sets, and a range becomes a
+`Span` when it is first in the queue, so that adding them costs the same for any number of ranges.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+
+from simplebus.core.redelivery.sequence_set import SequenceSet
+from simplebus.core.redelivery.timer_wheel import Span
+
+SpanSet = tuple[int, SequenceSet]
+"""Attempts, and the messages that have them. A queue owns the sets that were added to it."""
+
+_first = attrgetter("first")
+
+
+class RedeliveryQueue:
+    """Queue of spans. The first one may be changed in place until it is removed."""
+
+    def __init__(self) -> None:
+        self._entries: deque[Span | _MergedSpans] = deque()
+        """Spans and merged spans. The first entry is a span, and no merged spans are empty."""
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def __iter__(self) -> Iterator[Span]:
+        """Yield all spans in the order of the queue."""
+        for entry in self._entries:
+            if isinstance(entry, Span):
+                yield entry
+            else:
+                yield from entry
+
+    @property
+    def first(self) -> Span:
+        """First span. The queue must not be empty."""
+        span = self._entries[0]
+        assert isinstance(span, Span)
+        return span
+
+    def pop_first(self) -> Span:
+        """Remove and return the first span."""
+        span = self._entries.popleft()
+        self._expose_first()
+        assert isinstance(span, Span)
+        return span
+
+    def append(self, span: Span) -> None:
+        """Append a span."""
+        self._entries.append(span)
+
+    def extend(self, spans: Iterable[Span]) -> None:
+        """Append spans in their order."""
+        self._entries.extend(spans)
+
+    def extend_front(self, spans: list[Span]) -> None:
+        """Insert spans before all others, in their order."""
+        self._entries.extendleft(reversed(spans))
+
+    def append_sets(self, sets: list[SpanSet]) -> None:
+        """Append the messages of sets, in the order of their sequences."""
+        self._append_merged([_RangeSource(*each) for each in sets])
+
+    def sort_with(self, sets: list[SpanSet], spans: Iterable[Span]) -> None:
+        """Sort all spans by their first sequence, together with more of them."""
+        sources: list[_Source] = [_RangeSource(*each) for each in sets]
+        single = list(spans)
+        for entry in self._entries:
+            if isinstance(entry, Span):
+                single.append(entry)
+            else:
+                sources += entry.sources
+        if single:
+            sources.append(_SpanSource(deque(sorted(single, key=_first))))
+        self._entries.clear()
+        self._append_merged(sources)
+
+    def pop_all(self) -> list[Span]:
+        """Remove and return all spans."""
+        spans = list(self)
+        self._entries.clear()
+        return spans
+
+    def _append_merged(self, sources: list[_Source]) -> None:
+        merged = _MergedSpans(sources)
+        if merged:
+            self._entries.append(merged)
+            self._expose_first()
+
+    def _expose_first(self) -> None:
+        """Replace merged spans at the front by their first span and the rest."""
+        if self._entries and isinstance(merged := self._entries[0], _MergedSpans):
+            span = merged.pop_first()
+            if not merged:
+                self._entries.popleft()
+            self._entries.appendleft(span)
+
+
+class _RangeSource:
+    """Ascending ranges of messages with equal attempts."""
+
+    def __init__(self, attempts: int, sequences: SequenceSet) -> None:
+        self._attempts = attempts
+        self._firsts, self._lasts = sequences.bounds
+        self._index = 0
+
+    @property
+    def next_sequence(self) -> int | None:
+        """First sequence of the next span; None if there is none."""
+        return self._firsts[self._index] if self._index < len(self._firsts) else None
+
+    def pop_first(self) -> Span:
+        index, self._index = self._index, self._index + 1
+        return Span(self._firsts[index], self._lasts[index], self._attempts)
+
+    def __iter__(self) -> Iterator[Span]:
+        for index in range(self._index, len(self._firsts)):
+            yield Span(self._firsts[index], self._lasts[index], self._attempts)
+
+
+class _SpanSource:
+    """Ascending spans."""
+
+    def __init__(self, spans: deque[Span]) -> None:
+        self._spans = spans
+
+    @property
+    def next_sequence(self) -> int | None:
+        """First sequence of the next span; None if there is none."""
+        return self._spans[0].first if self._spans else None
+
+    def pop_first(self) -> Span:
+        return self._spans.popleft()
+
+    def __iter__(self) -> Iterator[Span]:
+        return iter(self._spans)
+
+
+_Source = _RangeSource | _SpanSource
+
+
+class _MergedSpans:
+    """Spans of several ascending sources, in ascending order."""
+
+    def __init__(self, sources: list[_Source]) -> None:
+        self.sources = sources
+        self._heap = [
+            (sequence, number)
+            for number, source in enumerate(sources)
+            if (sequence := source.next_sequence) is not None
+        ]
+        """First sequence of each source that is not empty, and the number of the source."""
+        heapq.heapify(self._heap)
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def __iter__(self) -> Iterator[Span]:
+        return heapq.merge(*self.sources, key=_first)
+
+    def pop_first(self) -> Span:
+        """Remove and return the first span. There must be one."""
+        number = self._heap[0][1]
+        span = self.sources[number].pop_first()
+        sequence = self.sources[number].next_sequence
+        if sequence is None:
+            heapq.heappop(self._heap)
+        else:
+            heapq.heapreplace(self._heap, (sequence, number))
+        return span

@@ -1,0 +1,115 @@
+"""Redelivery queue against a list of spans."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from simplebus.core.redelivery.redelivery_queue import RedeliveryQueue, SpanSet
+from simplebus.core.redelivery.sequence_set import SequenceSet
+from simplebus.core.redelivery.timer_wheel import Span
+from tests.support.call_counter import count_calls
+
+MESSAGES = st.dictionaries(st.integers(0, 40), st.integers(1, 3), max_size=20)
+"""Attempts by message."""
+
+
+def build_sets(attempts_by_message: dict[int, int]) -> list[SpanSet]:
+    sets: dict[int, SequenceSet] = {}
+    for message, attempts in attempts_by_message.items():
+        sets.setdefault(attempts, SequenceSet()).add(message, message + 1)
+    return list(sets.items())
+
+
+def spans_of(sets: list[SpanSet]) -> list[Span]:
+    return sorted(
+        [Span(a, b, attempts) for attempts, sequences in sets for a, b in sequences],
+        key=lambda span: span.first,
+    )
+
+
+class RedeliveryQueueMachine(RuleBasedStateMachine):
+    """A redelivery queue against a list. New messages have sequences that are not used yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue, self.model = RedeliveryQueue(), list[Span]()
+        self.next_sequence = 100
+
+    def new_messages(self, attempts_by_message: dict[int, int]) -> dict[int, int]:
+        """Return the messages with unused sequences, above or below the ones in use."""
+        first, self.next_sequence = self.next_sequence, self.next_sequence + 50
+        return {first + number: attempts for number, attempts in attempts_by_message.items()}
+
+    def new_spans(self, attempts: list[int]) -> list[Span]:
+        first, self.next_sequence = self.next_sequence, self.next_sequence + 50
+        return [Span(first + 3 * n, first + 3 * n + 2, each) for n, each in enumerate(attempts)]
+
+    @rule(attempts=st.integers(0, 3))
+    def append(self, attempts: int) -> None:
+        (span,) = self.new_spans([attempts])
+        self.queue.append(span)
+        self.model.append(span)
+
+    @rule(attempts=st.lists(st.integers(0, 3), max_size=4), is_front=st.booleans())
+    def extend(self, attempts: list[int], is_front: bool) -> None:
+        spans = self.new_spans(attempts)
+        if is_front:
+            self.queue.extend_front(spans)
+            self.model[:0] = spans
+        else:
+            self.queue.extend(spans)
+            self.model += spans
+
+    @rule(messages=MESSAGES)
+    def append_sets(self, messages: dict[int, int]) -> None:
+        sets = build_sets(self.new_messages(messages))
+        self.model += spans_of(sets)
+        self.queue.append_sets(sets)
+
+    @rule(messages=MESSAGES, attempts=st.lists(st.integers(0, 3), max_size=4))
+    def sort_with(self, messages: dict[int, int], attempts: list[int]) -> None:
+        sets, spans = build_sets(self.new_messages(messages)), self.new_spans(attempts)
+        self.model = sorted([*self.model, *spans_of(sets), *spans], key=lambda span: span.first)
+        self.queue.sort_with(sets, spans)
+
+    @precondition(lambda self: self.model)
+    @rule(is_cut=st.booleans())
+    def take_first(self, is_cut: bool) -> None:
+        expected = self.model[0]
+        assert self.queue.first == expected
+        if is_cut and expected.first + 1 < expected.last:
+            first = self.queue.first
+            self.model[0] = Span(first.first + 1, first.last, first.attempts)
+            first.first += 1
+        else:
+            assert self.queue.pop_first() == self.model.pop(0)
+
+    @rule()
+    def pop_all(self) -> None:
+        assert self.queue.pop_all() == self.model
+        self.model = []
+
+    @invariant()
+    def queue_equals_model(self) -> None:
+        assert list(self.queue) == self.model
+        assert bool(self.queue) == bool(self.model)
+
+
+TestRedeliveryQueue = RedeliveryQueueMachine.TestCase
+
+
+def test_adding_sets_costs_the_same_for_any_number_of_ranges() -> None:
+    def count(range_count: int) -> int:
+        queue = RedeliveryQueue()
+        sets = build_sets(dict.fromkeys(range(0, 2 * range_count, 2), 1))
+        more = build_sets(dict.fromkeys(range(1, 8 * range_count, 8), 2))
+
+        def add() -> None:
+            queue.append_sets(sets)
+            queue.sort_with(more, [])
+            queue.pop_first()
+
+        return count_calls(add)
+
+    assert count(10) == count(1000)
