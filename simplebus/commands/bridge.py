@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus.commands.serve import http_options
-from simplebus.config.errors import ConfigError, describe_unknown_name
+from simplebus.commands.http_option import HttpAddress
+from simplebus.config.errors import ConfigError
 from simplebus.config.parse import option, parse_class, parse_pattern
 from simplebus.config.server_schema import SETTINGS
-from simplebus.config.toml_lines import add_location, locate_keys
 from simplebus.console.errors import CONFIG_STATUS, USAGE_STATUS, describe_error, fail
-from simplebus.core import toml
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import BridgeSettings
@@ -109,7 +107,7 @@ def bridge(
             "messages back.",
         ),
     ] = False,
-    http: http_options.HttpAddress = None,
+    http: HttpAddress = None,
     log_level: Annotated[Any, SETTINGS["log_level"].option(reads_variable=True)] = "info",
     log_format: Annotated[Any, SETTINGS["log_format"].option(reads_variable=True)] = "console",
 ) -> None:
@@ -220,28 +218,20 @@ def _add_environment_credentials(bridge: BridgeSettings) -> BridgeSettings:
 
 def _read_bridges(path: Path) -> Sequence[BridgeSettings]:
     """Return the bridges of a file. Raises ConfigError."""
-    from simplebus.config.bridges import parse_bridges
+    from simplebus.config.bridges import read_bridges
+    from simplebus.config.table_reader import TableReader
+    from simplebus.config.toml_document import read_document
 
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        raw = toml.loads(text)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
-    lines = locate_keys(text)
-    try:
-        for key in raw:
-            if key != "bridges":
-                raise ConfigError(describe_unknown_name(key, ["bridges"], ""))
-        if not (raw_bridges := raw.get("bridges", [])):
-            raise ConfigError("the file has no bridges: expected a table [[bridges]]")
-        configured = parse_bridges(raw_bridges, path.parent, is_served=False)
-    except ConfigError as error:
-        raise ConfigError(*(add_location(each, path, lines) for each in error.messages)) from None
-    for warning in configured.warnings:
-        typer.echo(f"simplebus: {add_location(warning, path, lines)}", err=True)
-    return configured.bridges
+    document, reader = read_document(path), TableReader(path.parent)
+    reader.check_names(document.tables, ["bridges"], "")
+    bridges = read_bridges(reader, document.tables.get("bridges", []), is_served=False)
+    if not (bridges or reader.errors.messages):
+        reader.errors.messages.append("the file has no bridges: expected a table [[bridges]]")
+    if reader.errors.messages:
+        raise ConfigError(*document.locate(reader.errors.messages))
+    for warning in map(document.add_location, reader.warnings):
+        typer.echo(f"simplebus: {warning}", err=True)
+    return bridges
 
 
 async def _run(copiers: list[Any], http: tuple[str, int] | None) -> None:

@@ -41,11 +41,10 @@ def check_config(
     ],
 ) -> None:
     from simplebus.commands.config_check import check_file
-    from simplebus.commands.serve.settings import SECRET_VARIABLES
 
     warnings, mistakes = check_file(file)
     root = context.find_root().command
-    unread = unread_variables(os.environ, root, SECRET_VARIABLES)
+    unread = unread_variables(os.environ, root)
     for warning in (*warnings, *unread):
         typer.echo(f"simplebus: {warning}", err=True)
     if mistakes:

@@ -11,15 +11,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from simplebus.commands.serve.http_options import http_port
 from simplebus.commands.serve.jetstream_options import engine_options
-from simplebus.commands.serve.nats_options import nats_options
+from simplebus.commands.serve.listener_options import configured_users, http_port, nats_options
 from simplebus.commands.serve.tls_options import (
     certificate_user_warnings,
     tls_options,
     tls_warnings,
 )
-from simplebus.commands.serve.user_options import configured_users
 from simplebus.config import nats_users
 from simplebus.config.configuration import (
     Configuration,
@@ -95,6 +93,7 @@ def _find_conflicts(configuration: Configuration) -> tuple[dict[str, list[str]],
     errors: dict[str, list[str]] = {}
     config, file = configuration.config, configuration.file
     assert file is not None
+    path = file.document.path
 
     def attempt(check: Callable[[], Any]) -> Any:
         try:
@@ -110,8 +109,8 @@ def _find_conflicts(configuration: Configuration) -> tuple[dict[str, list[str]],
 
     def note(error: ValueError, options: list[str]) -> None:
         for message in str(name_options_by_source(error, configuration)).splitlines():
-            is_told = message.startswith((f"{file.path}:", f"{file.path} ", PREFIX))
-            errors[message if is_told else file.add_location(message)] = options
+            is_told = message.startswith((f"{path}:", f"{path} ", PREFIX))
+            errors[message if is_told else file.document.add_location(message)] = options
 
     settings = attempt(lambda: server_settings(config, file.class_settings))
     nats = attempt(lambda: nats_options(configuration, os.environ))

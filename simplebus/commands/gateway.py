@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus.commands.serve import http_options
+from simplebus.commands.http_option import HttpAddress
 from simplebus.config.errors import ConfigError
 from simplebus.config.server_schema import SETTINGS
 from simplebus.console.errors import CONFIG_STATUS, fail
@@ -76,7 +76,7 @@ def gateway(
             "that a stopping module may take for its current call.",
         ),
     ] = SETTINGS["drain_timeout"].default,
-    http: http_options.HttpAddress = None,
+    http: HttpAddress = None,
     log_level: Annotated[Any, SETTINGS["log_level"].option(reads_variable=True)] = "info",
     log_format: Annotated[Any, SETTINGS["log_format"].option(reads_variable=True)] = "console",
 ) -> None:

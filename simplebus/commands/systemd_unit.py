@@ -260,7 +260,7 @@ def systemd_unit(
             fail(str(error), status=USAGE_STATUS)
         return
     places = installed_paths()
-    files = [configuration.file.path] if configuration.file else []
+    files = [configuration.file.document.path] if configuration.file else []
     files += [
         value
         for setting, value in configuration.config.items()

@@ -341,26 +341,25 @@ def _split_entries(text: str) -> tuple[list[tuple[str, str]], str]:
 
 def _check(path: Path, text: str) -> int:
     """Return the number of users in the text of a users file; exit if the text is invalid."""
-    from simplebus.config.users import parse_users_file
+    from simplebus.config.toml_document import parse_document
+    from simplebus.config.users import parse_users
 
     try:
-        return len(parse_users_file(text, path).users)
+        return len(parse_users(parse_document(text, path)).users)
     except ConfigError as error:
         fail(str(error))
 
 
 def _check_user(lines: list[str]) -> None:
     """Exit if a line of a user's table is invalid."""
-    from simplebus.config.users import parse_users
+    from simplebus.config.table_reader import TableReader
+    from simplebus.config.users import read_users
     from simplebus.core import toml
 
-    try:
-        parse_users([toml.loads("\n".join(lines))])
-    except ConfigError as error:
-        fail(
-            "\n".join(each.removeprefix("users[0]").lstrip(".: ") for each in error.messages),
-            status=2,
-        )
+    reader = TableReader(Path())
+    read_users(reader, [toml.loads("\n".join(lines))])
+    if errors := reader.errors.messages:
+        fail("\n".join(e.removeprefix("users[0]").lstrip(".: ") for e in errors), status=2)
 
 
 def _copy_ownership(file: int, status: os.stat_result) -> None:

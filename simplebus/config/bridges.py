@@ -2,232 +2,235 @@
 
 [[bridges]]
 name = "hq"                        names the stored positions: do not change it
-from = "simplebus://till:8888"     by default, the server of this file
-to = "simplebus://hq:8888"         a NATS cluster: "nats://a:4222, nats://b:4222"
+to = "nats://a:4222, nats://b:4222"
 classes = ["orders", 7]            unchanged; or with settings for each class:
 
 [[bridges.copy]]
 class = "orders"
-to = "orders-eu"                   class at the target
-channels = ["eu.#"]                copy only matching channels
 rewrite = [["eu.#", "till-4.eu.#"]]
-stream = "ORDERS"                  stream of a NATS server
-under_way = 1                      maximum messages in flight into the stream
 
-[bridges.source]                   credentials at `from`; [bridges.target] at `to`
+[bridges.target]                   credentials at `to`; [bridges.source] at `from`
 user = "bridge"
-password = "…"                     or token = "…"
-ca = "authority.pem"               for simplebuss:// or tls://; also cert and key
-credentials = "till.toml"          or all of these in a file
-
-Paths are relative to the file's directory. `near` and `far` are former names of `source` and
-`target`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import msgspec
-import typer
 
 from simplebus.bridge.loop_header import HOPS_MAX
 from simplebus.bridge.settings import BridgeSettings, CopiedClass, check_loops, is_nats_address
 from simplebus.client.addresses import Address
 from simplebus.client.credentials import Access
-from simplebus.config.errors import ConfigError, ErrorCollector
 from simplebus.config.parse import parse_class
-from simplebus.config.schema import Seconds, TomlTable, parse_table
+from simplebus.config.setting import COUNT, FILE, FLAG, SECONDS, TEXT, Kind, SettingsTable
+from simplebus.config.table_reader import TableReader
 
 _PASSWORD = re.compile(r"//[^/@]*:[^@]*@")
 """Password in an address."""
 
 
-class CopyTable(TomlTable, frozen=True):
+def _parse_address(text: str) -> str:
+    if text and is_nats_address(text):
+        from simplebus.bridge.nats_connection import parse_addresses
+
+        parse_addresses(text)
+    elif text:
+        Address.parse(text)
+    return text
+
+
+def _parse_rewrite(pair: list[Any]) -> tuple[str, str]:
+    if len(pair) != 2 or not all(isinstance(each, str) for each in pair):
+        raise ValueError(f"expected a list of a pattern and a template, got {pair!r}")
+    return pair[0], pair[1]
+
+
+_CLASS = Kind("text or integer", "CLASS", parse_class, (int, str))
+_ADDRESS = Kind("text", "URL", _parse_address)
+_REWRITE = Kind("list of two texts", "", _parse_rewrite, (list,))
+_SECRET = replace(TEXT, is_secret=True)
+
+
+@dataclass(frozen=True)
+class CopyTable(SettingsTable):
     """Class to copy."""
 
-    class_: int | str = msgspec.field(name="class")
-    to: int | str | None = None
-    channels: list[str] = msgspec.field(default_factory=list)
-    rewrite: list[tuple[str, str]] = msgspec.field(default_factory=list)
-    start: str = "waiting"
-    stream: str = ""
-    under_way: int | None = None
+    class_: int | str = _CLASS.setting(
+        "Class to copy, by name or id. From a NATS server: the class at the target.",
+        is_required=True,
+    )
+    to: int | str | None = _CLASS.setting("Class at the target. Left out: the same.")
+    channels: tuple[str, ...] = TEXT.setting(
+        "Patterns of the channels to copy. Left out: all. From a NATS server: its subjects.",
+        is_list=True,
+    )
+    rewrite: tuple[tuple[str, str], ...] = _REWRITE.setting(
+        "Pattern and template of each rule that renames channels. The first matching rule applies.",
+        is_list=True,
+    )
+    start: str = TEXT.setting(
+        "First message that a new copier copies: `waiting`, `new`, `earliest` or `last`.",
+        default="waiting",
+    )
+    stream: str = TEXT.setting(
+        "JetStream stream to read, or that must store the messages. Left out: NATS without "
+        "JetStream.",
+        default="",
+    )
+    under_way: int | None = replace(COUNT, unit="messages").setting(
+        "Messages in flight into the stream, 1 to 24,576. Left out: as many as keep their order."
+    )
+
+    def to_class(self) -> CopiedClass:
+        """Return the class. Raises ValueError for contradictory settings."""
+        values = (getattr(self, each.field_name) for each in self.settings())
+        return CopiedClass(*values)
 
 
-class AccessTable(TomlTable, frozen=True):
+def _text(path: Path | None) -> str:
+    return "" if path is None else str(path)
+
+
+@dataclass(frozen=True)
+class AccessTable(SettingsTable):
     """Credentials of a bridge at one end, and the authorities it trusts there."""
 
-    user: str = ""
-    password: str = ""
-    token: str = ""
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
-    credentials: str = ""
+    user: str = TEXT.setting("User name.", default="")
+    password: str = _SECRET.setting("Password of the user.", default="")
+    token: str = _SECRET.setting("Token, instead of user and password.", default="")
+    ca: Path | None = FILE.setting(
+        "PEM file of trusted authorities. Left out: those of the system."
+    )
+    cert: Path | None = FILE.setting("PEM file with a client certificate.")
+    key: Path | None = FILE.setting("PEM file with its key, if it is not in the same file.")
+    credentials: Path | None = FILE.setting("TOML file with all of these keys, instead of them.")
 
-    @property
-    def has_secrets(self) -> bool:
-        return bool(self.password or self.token)
-
-    def to_access(self, path: str, folder: Path) -> Access:
-        """Return the credentials, with paths relative to `folder`.
-
-        Raises:
-            ConfigError: If values contradict each other, or a file is invalid.
-        """
-        values = {name: getattr(self, name) for name in self.__struct_fields__}
-        for name in ("ca", "cert", "key", "credentials"):
-            values[name] = str(folder / values[name]) if values[name] else ""
-        file = values.pop("credentials")
-        if file and any(values.values()):
-            raise ConfigError(f"{path}: 'credentials' cannot be combined with other keys")
+    def to_access(self) -> Access:
+        """Return the credentials. Raises ValueError for contradictions and invalid files."""
+        own = Access(
+            self.user, self.password, self.token, _text(self.ca), _text(self.cert), _text(self.key)
+        )
+        if self.credentials and own != Access():
+            raise ValueError("'credentials' cannot be combined with other keys")
+        file = self.credentials
         try:
-            return Access.from_file(file) if file else Access(**values)
+            return Access.from_file(str(file)) if file else own
         except OSError as error:
-            raise ConfigError(f"{path}: {file} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise ConfigError(f"{path}: {error}") from None
+            raise ValueError(f"{file} cannot be read: {error.strerror}") from None
 
 
-class BridgeTable(TomlTable, frozen=True):
+_ACCESS = Kind("table", "", str, (), table=AccessTable)
+
+
+@dataclass(frozen=True)
+class BridgeTable(SettingsTable):
     """Bridge between two servers."""
 
-    name: str
-    from_: str = msgspec.field(name="from", default="")
-    to: str = ""
-    classes: list[int | str] = msgspec.field(default_factory=list)
-    copy: list[CopyTable] = msgspec.field(default_factory=list)
-    both: bool = False
-    hops: int = HOPS_MAX
-    heartbeat: Seconds = Seconds(10)
-    path: bool = True
-    user: str = ""
-    password: str = ""
-    token: str = ""
-    seed: str = ""
-    source: AccessTable | None = None
-    target: AccessTable | None = None
-    near: AccessTable | None = None
-    """Former name of `source`."""
-    far: AccessTable | None = None
-    """Former name of `target`."""
+    name: str = TEXT.setting(
+        "Name of the bridge, under which both servers store its position: do not change it.",
+        default="",
+        is_required=True,
+    )
+    from_: str = _ADDRESS.setting(
+        "Address of the source. In the file of `serve`, left out: that server.", default=""
+    )
+    to: str = _ADDRESS.setting(
+        "Address of the target, in the same form. `nats://` and `tls://` addresses are NATS "
+        "servers; those of a cluster are separated by commas.",
+        default="",
+    )
+    classes: tuple[int | str, ...] = _CLASS.setting(
+        "Classes to copy unchanged, by name or id.", is_list=True
+    )
+    copy: Any = Kind("list of tables", "", str, (), table=CopyTable).setting(
+        "See `[[bridges.copy]]`.", is_list=True
+    )
+    both: bool = FLAG.setting("`true` copies in both directions.")
+    hops: int = replace(COUNT, unit="servers").setting(
+        "Maximum number of servers that a copied message has passed.", default=HOPS_MAX
+    )
+    heartbeat: float = SECONDS.setting(
+        "Silence after which a peer is checked; after three times as long the connection is lost.",
+        default=10.0,
+    )
+    path: bool = FLAG.setting(
+        "`false` omits the header `bridge-path` for a NATS target; only if no message can return "
+        "from there.",
+        default=True,
+    )
+    user: str = TEXT.setting("User at a NATS server.", default="")
+    password: str = _SECRET.setting("Password at a NATS server.", default="")
+    token: str = _SECRET.setting("Token at a NATS server.", default="")
+    seed: str = _SECRET.setting("Seed of an nkey at a NATS server.", default="")
+    source: AccessTable = _ACCESS.setting(
+        "Credentials at the source, see below.", default=AccessTable(), old_names=("near",)
+    )
+    target: AccessTable = _ACCESS.setting(
+        "Credentials at the target, see below.", default=AccessTable(), old_names=("far",)
+    )
 
-    @property
-    def has_secrets(self) -> bool:
-        own = self.password or self.token or self.seed or _PASSWORD.search(self.from_ + self.to)
-        accesses = self.source, self.target, self.near, self.far
-        return bool(own or any(access and access.has_secrets for access in accesses))
+    def to_bridge(self, reader: TableReader, path: str) -> BridgeSettings:
+        """Return the bridge, whose table is at `path`.
 
-
-_FORMER_NAMES = {"source": "near", "target": "far"}
-
-
-@dataclass(frozen=True, slots=True)
-class ConfiguredBridges:
-    """Bridges of a configuration file."""
-
-    bridges: tuple[BridgeSettings, ...] = ()
-    has_secrets: bool = False
-    warnings: tuple[str, ...] = ()
-    """Warnings about former names; each begins with its key."""
-
-
-def parse_bridges(tables: Any, folder: Path, *, is_served: bool) -> ConfiguredBridges:
-    """Return the bridges of a parsed file.
-
-    Args:
-        tables: Value of the key `bridges`.
-        folder: Directory of the file.
-        is_served: True for the file of `serve`: a missing end is that server.
-
-    Raises:
-        ConfigError: With all errors, without the file's name.
-    """
-    if not isinstance(tables, list) or not all(isinstance(values, dict) for values in tables):
-        raise ConfigError("bridges: expected tables, as [[bridges]] begins them")
-    bridges: list[BridgeSettings] = []
-    has_secrets, warnings, errors = False, list[str](), ErrorCollector()
-    names: set[object] = set()
-    for index, values in enumerate(tables):
-        path = f"bridges[{index}]"
-        if isinstance(name := values.get("name"), str):
-            if name in names:
-                errors.messages.append(f"{path}.name: there is another bridge {name!r}")
-            names.add(name)
-        with errors.collect():
-            table = parse_table(BridgeTable, values, path)
-            has_secrets |= table.has_secrets
-            warnings += [
-                f"{path}.{former} is deprecated: use {path}.{name}"
-                for name, former in _FORMER_NAMES.items()
-                if getattr(table, former) is not None
-            ]
-            bridges.append(_build_bridge(table, path, folder, is_served=is_served))
-    errors.raise_if_any()
-    try:
-        check_loops(bridges)
-    except ValueError as error:
-        raise ConfigError(f"bridges: {error}") from None
-    return ConfiguredBridges(tuple(bridges), has_secrets, tuple(warnings))
-
-
-def _build_bridge(
-    table: BridgeTable, path: str, folder: Path, *, is_served: bool
-) -> BridgeSettings:
-    errors, copied_classes = ErrorCollector(), list[CopiedClass]()
-    addresses = {"from": table.from_, "to": table.to}
-    missing = [name for name, address in addresses.items() if not address]
-    if not is_served:
-        errors.messages += [f"{path}: {name!r} is missing" for name in missing]
-    elif len(missing) == len(addresses):
-        errors.messages.append(f"{path}: 'to' is missing, or 'from'")
-    for name, address in addresses.items():
-        with errors.collect():
-            _check_address(address, f"{path}.{name}")
-    copy_tables = [
-        (CopyTable(class_), f"{path}.classes[{index}]")
-        for index, class_ in enumerate(table.classes)
-    ]
-    copy_tables += [(class_, f"{path}.copy[{index}]") for index, class_ in enumerate(table.copy)]
-    for copy_table, copy_path in copy_tables:
-        with errors.collect():
-            copied_classes.append(_build_copied_class(copy_table, copy_path))
-    nats_values = {name: getattr(table, name) for name in ("user", "password", "token", "seed")}
-    accesses = {}
-    for name, former in _FORMER_NAMES.items():
-        with errors.collect():
-            current, old = getattr(table, name), getattr(table, former)
-            if current is not None and old is not None:
-                raise ConfigError(
-                    f"{path}.{former}: former name of {name!r}; expected only {name!r}"
-                )
-            access, used = (old, former) if old is not None else (current, name)
-            accesses[f"{name}_access"] = (access or AccessTable()).to_access(
-                f"{path}.{used}", folder
-            )
-    errors.raise_if_any()
-    try:
-        bridge = BridgeSettings(
-            table.name,
-            table.from_,
-            table.to,
-            tuple(copied_classes),
-            is_bidirectional=table.both,
-            hops_max=table.hops,
-            heartbeat_seconds=float(table.heartbeat),  # JSON of a Connect has no subclasses.
-            has_path=table.path,
+        Errors in its classes and credentials are added to those of `reader`. Raises ValueError for
+        contradictory settings.
+        """
+        copied, access = [], {"source": Access(), "target": Access()}
+        for index, class_ in enumerate(self.classes):
+            with reader.errors.collect(f"{path}.classes[{index}]"):
+                copied.append(CopiedClass(class_))
+        for copy_path, table, is_valid in self.copy:
+            with reader.errors.collect(copy_path):
+                if is_valid:
+                    copied.append(table.to_class())
+        for name in access:
+            with reader.errors.collect(f"{path}.{name}"):
+                access[name] = getattr(self, name).to_access()
+        nats_values = {name: getattr(self, name) for name in ("user", "password", "token", "seed")}
+        return BridgeSettings(
+            self.name,
+            self.from_,
+            self.to,
+            tuple(copied),
+            is_bidirectional=self.both,
+            hops_max=self.hops,
+            heartbeat_seconds=self.heartbeat,
+            has_path=self.path,
             nats_credentials={name: value for name, value in nats_values.items() if value},
-            **accesses,
+            source_access=access["source"],
+            target_access=access["target"],
         )
-        _check_nats(bridge)
-    except ValueError as error:
-        has_key = str(error).startswith("hops ")
-        raise ConfigError(f"{path}{'.' if has_key else ': '}{error}") from None
-    return bridge
+
+
+def read_bridges(
+    reader: TableReader, tables: Any, *, is_served: bool
+) -> tuple[BridgeSettings, ...]:
+    """Return the valid bridges of the value of the key `bridges`.
+
+    `is_served` is true for the file of `serve`: a missing end is that server.
+    """
+    bridges: list[BridgeSettings] = []
+    for path, table, is_valid in reader.read_tables(BridgeTable, tables, "bridges"):
+        reader.has_secrets |= bool(_PASSWORD.search(f"{table.from_} {table.to}"))
+        missing = [key for key, end in (("from", table.from_), ("to", table.to)) if not end]
+        if missing and is_valid and (not is_served or len(missing) == 2):
+            reader.errors.messages += (
+                [f"{path}: 'to' is missing, or 'from'"]
+                if is_served
+                else [f"{path}: {key!r} is missing" for key in missing]
+            )
+            is_valid = False
+        with reader.errors.collect(path):
+            bridge = table.to_bridge(reader, path) if is_valid else None
+            if bridge is not None:
+                _check_nats(bridge)
+                bridges.append(bridge)
+    with reader.errors.collect("bridges"):
+        check_loops(bridges)
+    return tuple(bridges)
 
 
 def _check_nats(bridge: BridgeSettings) -> None:
@@ -240,37 +243,3 @@ def _check_nats(bridge: BridgeSettings) -> None:
             from simplebus.bridge.build import NatsAccess
 
             NatsAccess(bridge.nats_credentials, access).check()
-
-
-def _check_address(address: str, path: str) -> None:
-    """Raise ConfigError if the address is neither empty nor valid."""
-    try:
-        if address and is_nats_address(address):
-            from simplebus.bridge.nats_connection import (
-                parse_addresses,
-            )
-
-            parse_addresses(address)
-        elif address:
-            Address.parse(address)
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def _build_copied_class(table: CopyTable, path: str) -> CopiedClass:
-    try:
-        return CopiedClass(
-            _parse_class(table.class_),
-            None if table.to is None else _parse_class(table.to),
-            tuple(table.channels),
-            tuple(table.rewrite),
-            table.start,
-            table.stream,
-            table.under_way,
-        )
-    except (ValueError, typer.BadParameter) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'message', error)}") from None
-
-
-def _parse_class(value: int | str) -> int | str:
-    return parse_class(str(value)) if isinstance(value, int) else parse_class(value)

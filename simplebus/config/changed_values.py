@@ -1,6 +1,7 @@
-"""Descriptions of configuration values that differ between two readings, without secrets.
+"""Values of a configuration that differ between two readings, without secrets.
 
-A description is written as in the file: `classes.orders.keep-seconds = 1800, was 3600`.
+Values are compared by table and key of the file. A change is described as in the file:
+`classes.orders.keep-seconds = 1800, was 3600`.
 """
 
 from __future__ import annotations
@@ -8,133 +9,148 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from simplebus.config.nats_users import NatsUsers
-from simplebus.config.parse import format_size
-from simplebus.config.server_schema import ClassTable
-from simplebus.config.users import ConfiguredUsers
+from simplebus.config.nats_users import NatsTable
+from simplebus.config.server_schema import SETTINGS, ServerConfig
 from simplebus.core.protocol.requests import NamedClass
-from simplebus.core.users.permissions import PermissionRules, Permissions
-from simplebus.core.users.subject_permissions import SubjectPermissions
-from simplebus.core.users.users import User
 
-T = TypeVar("T")
+Tables = Mapping[str, Mapping[str, Any]]
+"""Values by table and by key of the file. None and a missing key are the same."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_CREDENTIALS = re.compile(r"//[^/@]*@")
+_SECRET_KEYS = ("password", "token", "seed")
 _SHOWN_CHARACTERS = 500
-
-
-class _Secret(str):
-    """Value that is compared, but never shown."""
+_NATS_KEYS = {each.toml_key for each in NatsTable.settings()} - {"users"}
+_RELOADED_TABLES = ("classes.", "users.", "nats.users.")
+_RELOADED_KEYS = {each.key for each in SETTINGS.values() if each.is_reloadable}
+_RELOADED_KEYS |= {f"nats.{key}" for key in _NATS_KEYS}
 
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """Key of the file whose value differs."""
+    """Table, or key of a table, whose value differs."""
 
     key: str
     description: str
+    is_reloaded: bool
+    """True if the running server applies the new value."""
     value: str = ""
-    """The new value, as in the file; empty if it is not set, or not shown."""
+    """The new value, as in the file; empty if it is not set, or a secret."""
     previous: str = ""
 
+    def __str__(self) -> str:
+        return self.description if self.is_reloaded else f"{self.description}: needs a restart"
 
-def describe_changes(key: str, old: Any, new: Any) -> list[ValueChange]:
-    """Return one description for each key of the file whose value differs.
+
+def compared_values(
+    config: ServerConfig, document: Mapping[str, Any], users: Sequence[Any] = ()
+) -> Tables:
+    """Return the values of all settings, and those of classes, users and bridges.
 
     Args:
-        key: Option, or table, as in the file.
-        old: The previous value; None if it was not set.
-        new: The new value; None if it is not set.
+        config: Values of all settings.
+        document: The parsed configuration file.
+        users: Tables of all users, as parsed.
     """
-    if key == "bridges":
-        return _describe_named(
-            key, *({bridge.name: bridge for bridge in bridges or ()} for bridges in (old, new))
-        )
-    match new if old is None else old:
-        case ClassTable():
-            changes = _describe_tables(
-                key, *({} if each is None else each.values_by_key() for each in (old, new))
-            )
-            return changes or [_describe_presence(key, is_new=old is None)]
-        case ConfiguredUsers():
-            old, new = old or ConfiguredUsers(), new or ConfiguredUsers()
-            return _describe_named(
-                key,
-                {user.name: user for user in old.users},
-                {user.name: user for user in new.users},
-                values=_user_values,
-            )
-        case NatsUsers():
-            old, new = old or NatsUsers(), new or NatsUsers()
-            return [
-                *_describe_tables(key.rpartition(".")[0], _nats_values(old), _nats_values(new)),
-                *_describe_named(
-                    key,
-                    {user.name: user for user in old.users},
-                    {user.name: user for user in new.users},
-                    values=_nats_user_values,
-                ),
+    tables: dict[str, dict[str, Any]] = {}
+    for setting, value in config.items():
+        table = tables.setdefault(setting.toml_table, {})
+        table[setting.toml_key] = setting.format_value(value)
+    nats = document.get("nats", {})
+    tables["nats"] |= {
+        key: value for key, value in _flatten(nats) if key.partition(".")[0] in _NATS_KEYS
+    }
+    lists = {"users": users, "bridges": document.get("bridges", ())}
+    for path, elements in (lists | {"nats.users": nats.get("users", ())}).items():
+        for each in elements:
+            name = each.get("name", each.get("user", each.get("nkey")))
+            tables[quote_key(path, str(name))] = dict(_flatten(each))
+    for name, values in document.get("classes", {}).items():
+        tables[quote_key("classes", name)] = dict(_flatten(values))
+    return tables
+
+
+def _flatten(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and the values of a table and the tables in it."""
+    for name, value in table.items():
+        key = name.replace("_", "-")
+        if isinstance(value, dict):
+            yield from ((f"{key}.{inner}", each) for inner, each in _flatten(value))
+        else:
+            yield key, value
+
+
+def find_changes(old: Tables, new: Tables) -> list[ValueChange]:
+    """Return one change for each key whose value differs, and for each added or removed table."""
+    changes = []
+    for table in dict.fromkeys((*old, *new)):
+        if table in old and table in new:
+            changes += [
+                _describe(table, key, old[table].get(key), new[table].get(key))
+                for key in _differing_keys(old[table], new[table])
             ]
-    return [_describe_value(key, old, new)]
+        else:
+            word = "added" if table in new else "removed"
+            changes.append(ValueChange(table, f"{table} was {word}", _is_reloaded(table)))
+    return changes
 
 
-def _describe_named(
-    key: str,
-    old: Mapping[str, T],
-    new: Mapping[str, T],
-    *,
-    values: Callable[[T], dict[str, Any]] | None = None,
-) -> list[ValueChange]:
-    """Describe the changes of tables that have a name each.
+def count_changes(changes: Sequence[ValueChange]) -> str:
+    """Return how many changes were applied, and how many need a restart."""
+    if not changes:
+        return "no changes"
+    applied = sum(change.is_reloaded for change in changes)
+    text = f"{applied} change{'' if applied == 1 else 's'} applied"
+    if waiting := len(changes) - applied:
+        text += f", {waiting} need{'s' if waiting == 1 else ''} a restart"
+    return text
 
-    Args:
-        key: Key of the tables.
-        old: Previous tables by name.
-        new: New tables by name.
-        values: Returns the values of a table; None if values are not shown.
+
+def apply_reload(old: Tables, new: Tables) -> Tables:
+    """Return the values of the running server after a reload.
+
+    Those that need a restart keep their old values.
     """
-    lines = []
-    for name in dict.fromkeys((*old, *new)):
-        place = quote_key(key, name)
-        if name not in new:
-            lines.append(_describe_presence(place, is_new=False))
-        elif name not in old:
-            lines.append(_describe_presence(place, is_new=True))
-        elif values is not None:
-            lines += _describe_tables(place, values(old[name]), values(new[name]))
-        elif old[name] != new[name]:
-            lines.append(ValueChange(place, f"{place} has changed"))
-    return lines
-
-
-def _describe_presence(key: str, *, is_new: bool) -> ValueChange:
-    return ValueChange(key, f"{key} was {'added' if is_new else 'removed'}")
-
-
-def _describe_tables(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[ValueChange]:
-    """Describe the differing values of two tables. None stands for a key that is not set."""
-    return [
-        _describe_value(f"{key}.{name}", old.get(name), new.get(name))
+    tables = {
+        name: dict((new if _is_reloaded(name) else old)[name])
         for name in dict.fromkeys((*old, *new))
-        if old.get(name) != new.get(name)
-    ]
+        if name in (new if _is_reloaded(name) else old)
+    }
+    for name in tables.keys() & new.keys():
+        for key in _differing_keys(tables[name], new[name]):
+            if _is_reloaded(name, key):
+                tables[name][key] = new[name].get(key)
+    return tables
 
 
-def _describe_value(key: str, old: Any, new: Any) -> ValueChange:
-    previous, value = _format_value(old), _format_value(new)
-    was = f", was {previous}" if previous else ""
+def _is_reloaded(table: str, key: str = "") -> bool:
+    return table.startswith(_RELOADED_TABLES) or (
+        f"{table}.{key}" in _RELOADED_KEYS or f"{table}.{key.partition('.')[0]}" in _RELOADED_KEYS
+    )
+
+
+def _differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    return [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
+
+
+def _describe(table: str, key: str, old: Any, new: Any) -> ValueChange:
+    is_secret = key.rpartition(".")[2] in _SECRET_KEYS
+    previous, value = ("" if is_secret else _format_value(each) for each in (old, new))
+    name = f"{table}.{key}"
     if new is None:
-        description = f"{key} is not set{was}"
+        description = f"{name} is not set"
     elif value:
-        description = f"{key} = {value}{was}"
+        description = f"{name} = {value}"
     else:
-        description = f"{key} has changed"
-    return ValueChange(key, description, value, previous)
+        description = f"{name} has changed"
+    if previous:
+        description += f", was {previous}"
+    return ValueChange(name, description, _is_reloaded(table, key), value, previous)
 
 
 def quote_key(table: str, name: str) -> str:
@@ -144,11 +160,9 @@ def quote_key(table: str, name: str) -> str:
 
 
 def _format_value(value: Any) -> str:
-    """Return a value as in TOML; empty if it is a secret or has no text."""
+    """Return a value as in TOML; empty if it has no text, or contains credentials."""
     text = ""
     match value:
-        case None | _Secret():
-            pass
         case bool():
             text = str(value).lower()
         case enum.Enum():
@@ -158,82 +172,12 @@ def _format_value(value: Any) -> str:
         case float():
             text = str(int(value)) if value.is_integer() else str(value)
         case str() | Path():
-            text = json.dumps(str(value), ensure_ascii=False)
+            if not _CREDENTIALS.search(str(value)):
+                text = json.dumps(str(value), ensure_ascii=False)
         case NamedClass():
             name = str(value.id if value.name is None else value.name)
-            text = json.dumps("=".join((*value.subjects, name)), ensure_ascii=False)
+            text = _format_value("=".join((*value.subjects, name)))
         case list() | tuple():
             parts = [_format_value(part) for part in value]
             text = f"[{', '.join(parts)}]" if all(parts) else ""
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
-
-
-def _user_values(user: User) -> dict[str, Any]:
-    """Return the values of a `[[users]]` table by key; None for keys that are not set."""
-    return {
-        "password": _Secret(user.password) or None,
-        "token": _Secret(user.token) or None,
-        "nkey": user.nkey or None,
-        "certificate": user.certificates or None,
-        "addresses": user.addresses or None,
-        "max-connections": user.connections,
-        "max-message-rate": user.rate.messages,
-        "max-byte-rate": format_size(int(user.rate.bytes)),
-        "max-classes": user.classes_max,
-        "max-durables": user.durables_max,
-        **_permission_values(user.permissions),
-        **_subject_permission_values("nats.", user.subject_permissions),
-    }
-
-
-def _permission_values(permissions: Permissions | None) -> dict[str, Any]:
-    if permissions is None:
-        return {}
-    values: dict[str, Any] = {}
-    for name, rules in (("publish", permissions.publish), ("subscribe", permissions.subscribe)):
-        values |= _rule_values(f"permissions.{name}", rules)
-    return values | {
-        "permissions.admin": tuple(
-            right.value if class_ == "*" else f"{right.value} {class_}"
-            for right, class_ in permissions.admin
-        ),
-        "permissions.wildcards": permissions.wildcards,
-    }
-
-
-def _rule_values(key: str, rules: PermissionRules) -> dict[str, Any]:
-    allow = None if rules.allow is None else tuple(map(str, rules.allow))
-    return {f"{key}.allow": allow, f"{key}.deny": tuple(map(str, rules.deny)) or None}
-
-
-def _subject_permission_values(
-    prefix: str, permissions: SubjectPermissions | None
-) -> dict[str, Any]:
-    if permissions is None:
-        return {}
-    responses = permissions.responses
-    return {
-        f"{prefix}publish.allow": permissions.publish_allow,
-        f"{prefix}publish.deny": permissions.publish_deny or None,
-        f"{prefix}subscribe.allow": permissions.subscribe_allow,
-        f"{prefix}subscribe.deny": permissions.subscribe_deny or None,
-        f"{prefix}allow_responses.max": responses and responses.max_responses,
-        f"{prefix}allow_responses.expires": responses and responses.expires_seconds,
-    }
-
-
-def _nats_values(users: NatsUsers) -> dict[str, Any]:
-    """Return the values of the `[nats]` table that no option sets."""
-    return {
-        "no_auth_user": users.anonymous or None,
-        **_subject_permission_values("default_permissions.", users.default_permissions),
-    }
-
-
-def _nats_user_values(user: User) -> dict[str, Any]:
-    return {
-        "password": _Secret(user.password) or None,
-        "token": _Secret(user.token) or None,
-        "nkey": user.nkey or None,
-        **_subject_permission_values("permissions.", user.subject_permissions),
-    }

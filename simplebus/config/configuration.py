@@ -26,7 +26,7 @@ from simplebus.config.file import ConfigFile, read_config
 from simplebus.config.parse import LogFormat
 from simplebus.config.server_schema import SETTINGS, ServerConfig
 from simplebus.config.setting import Setting, normalize
-from simplebus.config.toml_lines import find_line
+from simplebus.config.toml_document import TomlDocument
 
 _FLAG = re.compile(r"--[a-z][a-z-]*")
 
@@ -89,7 +89,7 @@ def read_configuration(
         try:
             file, file_errors = read_config(path)
         except ConfigError as error:
-            file, file_errors = ConfigFile(path), error.messages
+            file, file_errors = ConfigFile(TomlDocument(path)), error.messages
     values: dict[str, Any] = {}
     sources: dict[str, Source] = {}
     warnings, variable_errors = [*(file.warnings if file else ())], list[str]()
@@ -157,7 +157,7 @@ def _name_options(sentence: str, configuration: Configuration) -> tuple[str, boo
     """Return one message with its options renamed, and whether the file caused it."""
     file = configuration.file
     sources = {each.flag: configuration.sources.get(each.name) for each in settings_in(sentence)}
-    begins_with_key = file is not None and find_line(sentence, file.lines) is not None
+    begins_with_key = file is not None and file.document.find_line(sentence) is not None
     is_of_file = begins_with_key or Source.FILE in sources.values()
     default = Source.VARIABLE if Source.VARIABLE in sources.values() else Source.FLAG
 
@@ -173,5 +173,4 @@ def _name_options(sentence: str, configuration: Configuration) -> tuple[str, boo
         return flag[0]
 
     message = _FLAG.sub(rename, sentence)
-    is_located = file is not None and is_of_file
-    return (file.add_location(message) if file and is_located else message), is_of_file
+    return (file.document.add_location(message) if file and is_of_file else message), is_of_file

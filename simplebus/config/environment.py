@@ -17,9 +17,20 @@ from typing import Any
 import typer
 
 from simplebus.config.errors import describe_value_error
+from simplebus.config.nats_users import SECRETS
 from simplebus.config.server_schema import SETTINGS
 from simplebus.config.setting import PREFIX
 
+ENGINE_SECRETS = {
+    "user": "SIMPLEBUS_ENGINE_USER",
+    "password": "SIMPLEBUS_ENGINE_PASSWORD",
+    "token": "SIMPLEBUS_ENGINE_TOKEN",
+    "seed": "SIMPLEBUS_ENGINE_SEED",
+}
+"""Environment variables with the server's NATS credentials: user and password, token, or nkey seed.
+
+They have no options, because every user can list command lines.
+"""
 _BRIDGE_PREFIXES = ("SIMPLEBUS_FROM_", "SIMPLEBUS_TO_")  # And then any of those of clients.
 _KUBERNETES_NAME = re.compile(
     r"SIMPLEBUS_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP)\w*)?)"
@@ -41,16 +52,15 @@ def remove_service_links(environment: MutableMapping[str, str]) -> None:
                 del environment[name]
 
 
-def unread_variables(names: Iterable[str], root_command: Any, others: Iterable[str]) -> list[str]:
+def unread_variables(names: Iterable[str], root_command: Any) -> list[str]:
     """Return a warning for each environment variable that no command reads.
 
     Args:
         names: The names of all environment variables.
         root_command: The command line, whose commands are searched only if needed.
-        others: Variables that `serve` reads and that no setting has.
     """
     variables = sorted(name for name in names if name.startswith(PREFIX))
-    known = {PREFIX + "CONFIG", *others} | {
+    known = {PREFIX + "CONFIG", *SECRETS, *ENGINE_SECRETS.values()} | {
         spelled.variable for setting in SETTINGS.values() for spelled in (setting, *setting.former)
     }
     if known.issuperset(variables):

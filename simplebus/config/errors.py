@@ -10,7 +10,6 @@ import contextlib
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 MESSAGES_MAX = 100
 """Maximum number of errors to report at once."""
@@ -32,12 +31,17 @@ class ErrorCollector:
         self.messages: list[str] = []
 
     @contextlib.contextmanager
-    def collect(self) -> Iterator[None]:
-        """Add a ConfigError of this block to the messages, and continue after the block."""
+    def collect(self, path: str = "") -> Iterator[None]:
+        """Add an error of this block to the messages, and continue after the block.
+
+        `path` is the key of a ValueError; a ConfigError names its keys itself.
+        """
         try:
             yield
         except ConfigError as error:
             self.messages.extend(error.messages)
+        except ValueError as error:
+            self.messages.append(f"{path}: {shorten(str(error))}")
 
     def raise_if_any(self) -> None:
         """Raise ConfigError with all messages, if there are any."""
@@ -67,14 +71,6 @@ def limit_messages(messages: Sequence[str]) -> tuple[str, ...]:
     more = len(messages) - MESSAGES_MAX
     omitted = [f"there are {more} more errors"] if more > 0 else []
     return (*messages[:MESSAGES_MAX], *omitted)
-
-
-def describe_toml_error(path: Path, error: str) -> str:
-    """Return tomllib's error message with the file and line in front."""
-    match = re.fullmatch(r"(?s)(.*) \(at line (\d+), column (\d+)\)", error)
-    if match is None:
-        return f"{path}: is not TOML: {error}"
-    return f"{path}:{match[2]}: is not TOML: {match[1]}, in column {match[3]}"
 
 
 def suggest_name(word: str, names: Iterable[str]) -> str:

@@ -5,18 +5,18 @@ They become users as those of `[[users]]`, but of NATS clients only. The table w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from simplebus.config.errors import ConfigError, ErrorCollector
-from simplebus.config.schema import (
+from simplebus.config.errors import ConfigError
+from simplebus.config.setting import TEXT, Kind, SettingsTable
+from simplebus.config.table_reader import TableReader
+from simplebus.config.users import (
+    NKEY,
+    PASSWORD,
+    SUBJECT_PERMISSIONS,
     SubjectPermissionsTable,
-    TomlTable,
-    build_located,
-    build_subject_permissions,
-    parse_table,
-    parse_valid_part,
 )
 from simplebus.core.users.subject_permissions import SubjectPermissions
 from simplebus.core.users.users import User, Users
@@ -26,79 +26,89 @@ if TYPE_CHECKING:
 
 SECRETS = ("SIMPLEBUS_NATS_TOKEN", "SIMPLEBUS_NATS_USER", "SIMPLEBUS_NATS_PASSWORD")
 """Environment variables with a token, or a user and password, that NATS clients must present."""
-
 _TOKEN_USER = "nats token"
-_REPLACEMENTS = {
-    "users": "write each user as [[users]], with its permissions as [users.nats]",
-    "user": 'write [[users]] with "name" and "password"',
-    "token": 'write [[users]] with "name" and "token"',
-    "no_auth_user": 'give a user of [[users]] addresses = ["0.0.0.0/0", "::/0"]',
-    "default_permissions": "give each user of [[users]] its [users.nats]",
-}
-"""What to write instead of each deprecated key."""
 
 
-class NatsUserTable(TomlTable, frozen=True):
+def _parse_not_empty(text: str) -> str:
+    if not text:
+        raise ValueError("an empty value would let everybody in; remove the key instead")
+    return text
+
+
+_NAME = Kind("text", "NAME", _parse_not_empty)
+_SECRET = replace(_NAME, is_secret=True)
+
+
+@dataclass(frozen=True)
+class NatsUserTable(SettingsTable):
     """User with a password, an nkey or a certificate."""
 
-    user: str = ""
-    password: str = ""
-    nkey: str = ""
-    """Public key."""
-    permissions: SubjectPermissionsTable | None = None
+    user: str = TEXT.setting(
+        "Name of the user, or the name in its certificate with `verify-and-map`.", default=""
+    )
+    password: str = PASSWORD.setting("Password, in plain text.", default="")
+    nkey: str = NKEY.setting("Public key, instead of name and password.", default="")
+    permissions: SubjectPermissionsTable | None = SUBJECT_PERMISSIONS.setting(
+        "Permissions for subjects, as in `[users.nats]`."
+    )
 
-    def to_user(self, path: str) -> User:
-        """Return the user. Raises ConfigError if a value is invalid."""
+    def to_user(self) -> User:
+        """Return the user. Raises ValueError without name and nkey."""
         if not (self.user or self.nkey):
-            raise ConfigError(f"{path}: expected 'user' or 'nkey'")
-        permissions = build_subject_permissions(self.permissions, f"{path}.permissions")
-        return build_located(
-            path,
-            lambda: User(
-                self.user or self.nkey,
-                self.password,
-                nkey=self.nkey,
-                subject_permissions=permissions,
-            ),
+            raise ValueError("expected 'user' or 'nkey'")
+        permissions = None if self.permissions is None else self.permissions.to_permissions()
+        return User(
+            self.user or self.nkey,
+            self.password,
+            nkey=self.nkey,
+            subject_permissions=permissions,
         )
 
 
-class NatsTable(TomlTable, frozen=True):
+@dataclass(frozen=True)
+class NatsTable(SettingsTable):
     """Authentication of NATS clients."""
 
-    token: str | None = None
-    user: str | None = None
-    password: str | None = None
-    users: tuple[NatsUserTable, ...] = ()
-    no_auth_user: str = ""
-    """User of clients that send no credentials."""
-    default_permissions: SubjectPermissionsTable | None = None
-    """Permissions of users without permissions of their own."""
+    DEPRECATED = (
+        "write each user as [[users]], with its permissions as [users.nats]. Users of [[users]] "
+        "may connect to all listeners"
+    )
 
-    def to_users(self, users: Sequence[User], path: str) -> NatsUsers:
-        """Return all users of the table; `users` are those of its list.
+    token: str | None = _SECRET.setting("Token that every client may send.")
+    user: str | None = _NAME.setting("Name of a single user.")
+    password: str | None = _SECRET.setting("Password of this user, in plain text.")
+    users: Any = Kind("list of tables", "", str, (), table=NatsUserTable).setting(
+        "See `[[nats.users]]`.", is_list=True
+    )
+    no_auth_user: str = TEXT.setting("User of clients that send no credentials.", default="")
+    default_permissions: SubjectPermissionsTable | None = SUBJECT_PERMISSIONS.setting(
+        "Permissions of users without permissions of their own."
+    )
 
-        Raises ConfigError if values contradict each other.
-        """
-        values = {"token": self.token, "user": self.user, "password": self.password}
-        for key, value in values.items():
-            if value == "":
-                raise ConfigError(
-                    f"{path}.{key}: an empty value would let everybody in; remove the key instead"
-                )
-        if bool(self.user) != bool(self.password):
-            raise ConfigError(f"{path}: 'user' and 'password' need each other")
-        default = build_subject_permissions(self.default_permissions, f"{path}.default_permissions")
-        secrets = dict(zip(SECRETS, (self.token, self.user, self.password), strict=True))
-        result = NatsUsers(tuple(users), self.no_auth_user, default)
-        result = build_located(path, lambda: result.with_secrets(secrets))
-        build_located(path, lambda: Users(result.users, anonymous=result.anonymous))
-        return result
+    def to_users(self, reader: TableReader) -> NatsUsers:
+        """Return all users of the table; none after an error, which `reader` collects."""
+        users: list[User] = []
+        for path, table, is_valid in self.users:
+            with reader.errors.collect(path):
+                if is_valid:
+                    users.append(table.to_user())
+        with reader.errors.collect("nats"):
+            if bool(self.user) != bool(self.password):
+                raise ValueError("'user' and 'password' need each other")
+            default = self.default_permissions
+            result = NatsUsers(
+                tuple(users),
+                self.no_auth_user,
+                None if default is None else default.to_permissions(),
+            ).with_secrets(dict(zip(SECRETS, (self.token, self.user, self.password), strict=True)))
+            Users(result.users, anonymous=result.anonymous)
+            return result
+        return NatsUsers()
 
 
 @dataclass(frozen=True, slots=True)
 class NatsUsers:
-    """Users of NATS clients only."""
+    """Users of NATS clients."""
 
     users: tuple[User, ...] = ()
     anonymous: str = ""
@@ -155,48 +165,8 @@ class NatsUsers:
         )
 
 
-def deprecation_warnings(keys: Mapping[str, object], path: str = "nats") -> Iterator[str]:
-    """Yield a warning for each key of the table that is set."""
-    for key, replacement in _REPLACEMENTS.items():
-        if key in keys:
-            yield (
-                f"{path}.{key} is deprecated; {replacement} instead. Users of [[users]] may "
-                "connect to all listeners"
-            )
-
-
 def secret_warnings(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield a warning for each variable of `SECRETS` that is set."""
     for variable in SECRETS:
         if environment.get(variable):
             yield f"{variable} is deprecated; write [[users]] in the configuration file instead"
-
-
-def parse_nats_table(
-    table_values: dict[str, Any], errors: ErrorCollector, path: str = "nats"
-) -> tuple[NatsUsers, bool]:
-    """Return the valid part of the `[nats]` table, and whether it contains secrets.
-
-    Errors are added to `errors`.
-    """
-    own_errors, users, user_tables = ErrorCollector(), list[User](), table_values.get("users")
-    if isinstance(user_tables, list) and all(
-        isinstance(user_values, dict) for user_values in user_tables
-    ):
-        table_values = {key: value for key, value in table_values.items() if key != "users"}
-    else:
-        user_tables = []
-    has_secrets = False
-    for index, user_values in enumerate(user_tables):
-        with own_errors.collect():
-            user_path = f"{path}.users[{index}]"
-            user = parse_table(NatsUserTable, user_values, user_path)
-            has_secrets |= bool(user.password)
-            users.append(user.to_user(user_path))
-    table, parsed = parse_valid_part(NatsTable, table_values, path, own_errors), NatsUsers()
-    if table is not None:
-        has_secrets |= bool(table.token or table.password)
-        if not own_errors.messages:
-            parsed = table.to_users(users, path)
-    errors.messages += own_errors.messages
-    return parsed, has_secrets

@@ -48,6 +48,9 @@ class Kind:
     format: Callable[[Any], str] = str
     """Returns a value as users write it."""
     choices: tuple[str, ...] = ()
+    table: type[SettingsTable] | None = None
+    """Table that may be written instead of a single value."""
+    is_secret: bool = False
 
     def setting(
         self,
@@ -71,17 +74,20 @@ class Kind:
 
     def parse_toml(self, value: Any) -> Any:
         """Return the value of a key in the file. Raises typer.BadParameter."""
-        if not isinstance(value, bool | int | float | str):
-            raise typer.BadParameter(f"expected a single value, got {describe_toml(value)}")
-        if isinstance(value, bool) != (self.toml_types == (bool,)):
-            is_bool = isinstance(value, bool)
-            expected = "a value, not true or false" if is_bool else "true or false"
+        if not isinstance(value, self.toml_types) and (
+            not self.toml_types or not isinstance(value, bool | int | float | str)
+        ):
+            expected = "a table" if self.table is not None else "a single value"
+            raise typer.BadParameter(f"expected {expected}, got {describe_toml(value)}")
+        if isinstance(value, bool) != (bool in self.toml_types):
+            expected = "a value, not true or false" if isinstance(value, bool) else "true or false"
             raise typer.BadParameter(f"expected {expected}, got {describe_toml(value)}")
         if not isinstance(value, self.toml_types):
             if isinstance(value, str):
                 self.parse(value)  # Another error in the text is reported first.
             expected = "a text" if str in self.toml_types else "a number"
-            raise typer.BadParameter(f"expected {expected}, got {value!r}")
+            got = "a number" if self.is_secret else repr(value)
+            raise typer.BadParameter(f"expected {expected}, got {got}")
         if self.name == "time" and isinstance(value, str) and re.fullmatch(r"[0-9.]+", value):
             raise typer.BadParameter(f"expected a number, got {value!r}")
         return self.parse(value)
@@ -185,6 +191,7 @@ class Setting:
     needs_restart: bool = False
     """True if a running server keeps the value, unlike the others of its table."""
     is_list: bool = False
+    is_required: bool = False
     old_names: tuple[str, ...] = ()
     """Former field names, which still work and log a warning."""
     field_name: str = ""
@@ -211,12 +218,16 @@ class Setting:
     @property
     def toml_key(self) -> str:
         """Key in the table."""
-        return self.field_name.replace("_", "-")
+        return self.field_name.strip("_").replace("_", "-")
 
     @property
     def key(self) -> str:
         """Table and key in the configuration file."""
         return f"{self.toml_table}.{self.toml_key}"
+
+    @property
+    def is_list_of_tables(self) -> bool:
+        return self.is_list and not self.kind.toml_types
 
     @property
     def is_reloadable(self) -> bool:
@@ -269,18 +280,6 @@ class Setting:
             return tuple(map(self.kind.parse, text.split()))
         return self.kind.parse(text)
 
-    def parse_toml(self, value: Any, folder: Path) -> Any:
-        """Return the value of the key in a file; paths are relative to `folder`.
-
-        Raises:
-            typer.BadParameter: If the value is invalid.
-        """
-        if self.is_list:
-            values = value if isinstance(value, list) else [value]
-            return tuple(map(self.kind.parse_toml, values))
-        parsed = self.kind.parse_toml(value)
-        return folder / parsed if isinstance(parsed, Path) else parsed
-
     def format_value(self, value: Any) -> Any:
         """Return a value as it is compared and shown after a reload: a size or choice as a text."""
         if (self.kind.parse is SIZE.parse or self.kind.choices) and value is not None:
@@ -303,6 +302,8 @@ class SettingsTable:
     """Heading of the options in the help."""
     IS_RELOADABLE: ClassVar[bool] = False
     """True if SIGHUP changes the settings in a running server."""
+    DEPRECATED: ClassVar[str] = ""
+    """Replacement of the keys, if the table is deprecated."""
 
     @classmethod
     @cache

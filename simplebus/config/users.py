@@ -3,21 +3,10 @@
 [[users]]
 name = "till"
 password = "$argon2id$…"                as `simplebus user add` writes it
-token = "sha256:…"                      instead of name and password
-nkey = "U…"                             for the NATS listener
-certificate = "CN=till,OU=shops"        or an email address, or a DNS name
-addresses = ["10.1.0.0/16"]             networks of clients that cannot authenticate
-max-connections = 100
-max-message-rate = 1000                 published per second by all its connections
 max-byte-rate = "10MiB"
-max-classes = 100                       classes it may create
-max-durables = 100                      durables and groups in all classes together
 
 [users.permissions]                     without it: everything
 publish = { allow = ["orders eu.#"], deny = ["orders eu.test"] }
-subscribe = ["orders", "dead.*"]
-admin = ["inquire", "purge dead.*"]
-wildcards = true
 
 [users.nats]                            for subjects that are bound to no class
 publish = ["metrics.>"]
@@ -25,39 +14,36 @@ publish = ["metrics.>"]
 
 from __future__ import annotations
 
-import os
+import math
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
-import msgspec
-
-from simplebus.config.errors import (
-    ConfigError,
-    ErrorCollector,
-    describe_toml_error,
-    limit_messages,
+from simplebus.config.errors import ConfigError
+from simplebus.config.parse import parse_seconds
+from simplebus.config.setting import COUNT, FLAG, RATE, SECONDS, SIZE, Kind, SettingsTable
+from simplebus.config.table_reader import TableReader
+from simplebus.config.toml_document import TomlDocument, read_document
+from simplebus.core.users.certificate_names import normalize_name
+from simplebus.core.users.nkeys import decode_user_key
+from simplebus.core.users.passwords import check_stored_secret, is_slow_hash
+from simplebus.core.users.permissions import (
+    AdminRight,
+    PermissionRule,
+    PermissionRules,
+    Permissions,
 )
-from simplebus.config.schema import (
-    SubjectPermissionsTable,
-    TomlTable,
-    build_located,
-    build_subject_permissions,
-    parse_size_value,
-    parse_valid_part,
-)
-from simplebus.config.toml_lines import add_location, locate_keys
-from simplebus.core import toml
-from simplebus.core.users.permissions import PermissionRule, PermissionRules, Permissions
 from simplebus.core.users.rate_limit import RateLimit
-from simplebus.core.users.users import User, Users
-
-T = TypeVar("T")
-Texts = tuple[str, ...] | str
+from simplebus.core.users.subject_permissions import (
+    ResponsePermission,
+    SubjectPermissions,
+    check_subject_pattern,
+)
+from simplebus.core.users.users import User, Users, check_user_name, parse_network
 
 _BYTES_MAX = 64 << 20
 _ARGON2 = re.compile(
@@ -65,105 +51,231 @@ _ARGON2 = re.compile(
 )
 
 
-class RulesTable(TomlTable, frozen=True):
+def _parse_password(text: str) -> str:
+    if text.startswith("$argon2") and not _ARGON2.fullmatch(text):
+        raise ValueError("begins with $argon2 but is not a hash that `simplebus user add` writes")
+    return check_stored_secret(text)
+
+
+def _parse_token(text: str) -> str:
+    if is_slow_hash(text):
+        raise ValueError("expected sha256: and 64 digits")
+    return check_stored_secret(text)
+
+
+def _parse_nkey(text: str) -> str:
+    if text:
+        decode_user_key(text)
+    return text
+
+
+def _parse_certificate(text: str) -> str:
+    normalize_name(text)
+    return text
+
+
+def _parse_address(text: str) -> str:
+    parse_network(text)
+    return text
+
+
+def _parse_signed_seconds(value: float | str) -> float:
+    """Return seconds, which may be negative as a number."""
+    seconds = parse_seconds(value) if isinstance(value, str) else float(value)
+    if not math.isfinite(seconds):
+        raise ValueError(f"expected a finite number of seconds, got {value!r}")
+    return seconds
+
+
+USER_NAME = Kind("text", "NAME", check_user_name)
+PASSWORD = Kind("text", "PASSWORD", _parse_password, is_secret=True)
+TOKEN = Kind("text", "TOKEN", _parse_token, is_secret=True)
+NKEY = Kind("text", "NKEY", _parse_nkey)
+_CERTIFICATE = Kind("text", "NAME", _parse_certificate)
+_ADDRESS = Kind("text", "NETWORK", _parse_address)
+_RULE = Kind("text", "RULE", PermissionRule.parse)
+_RIGHT = Kind("text", "RIGHT", Permissions.parse_right)
+_SUBJECT = Kind("text", "SUBJECT", partial(check_subject_pattern, words=2))
+
+
+@dataclass(frozen=True)
+class RulesTable(SettingsTable):
     """Allowed and denied classes, each optionally with channels."""
 
-    allow: Texts | None = None
-    """None allows every class."""
-    deny: Texts | None = None
+    allow: tuple[PermissionRule, ...] | None = _RULE.setting(
+        "Allowed rules. Left out: all.", default=None, is_list=True
+    )
+    deny: tuple[PermissionRule, ...] = _RULE.setting(
+        "Denied rules, which override the allowed ones.", is_list=True
+    )
 
 
-class PermissionsTable(TomlTable, frozen=True):
+_RULES = replace(_RULE, table=RulesTable)
+
+
+@dataclass(frozen=True)
+class PermissionsTable(SettingsTable):
     """Permissions of a user. A user without the table may do everything."""
 
-    publish: RulesTable | Texts | None = None
-    subscribe: RulesTable | Texts | None = None
-    admin: Texts = ()
-    wildcards: bool = True
+    publish: Any = _RULES.setting(
+        "Classes and channels to publish to: a table `{ allow, deny }`, or what is allowed. Left "
+        "out: all.",
+        default=None,
+        is_list=True,
+    )
+    subscribe: Any = _RULES.setting(
+        "Classes and channels to subscribe to, in the same form.", default=None, is_list=True
+    )
+    admin: tuple[tuple[AdminRight, str], ...] = _RIGHT.setting(
+        "`inquire`, `fetch`, `purge`, `configure` and `monitor`, each optionally followed by a "
+        "class.",
+        is_list=True,
+    )
+    wildcards: bool = FLAG.setting(
+        "`false` refuses subscriptions whose channels have wildcards.", default=True
+    )
+
+    def to_permissions(self) -> Permissions:
+        """Return the permissions. Raises ValueError for too many rules."""
+        publish, subscribe = map(_allow_and_deny, (self.publish, self.subscribe))
+        return Permissions(
+            PermissionRules(*publish), PermissionRules(*subscribe), self.admin, self.wildcards
+        )
 
 
-class UserTable(TomlTable, frozen=True):
+@dataclass(frozen=True)
+class SubjectRulesTable(SettingsTable):
+    """Subjects that a user may publish or subscribe to."""
+
+    allow: tuple[str, ...] | None = _SUBJECT.setting(
+        "Allowed subjects. Left out: all.", default=None, is_list=True
+    )
+    deny: tuple[str, ...] = _SUBJECT.setting(
+        "Denied subjects, which override the allowed ones.", is_list=True
+    )
+
+
+_SUBJECTS = replace(_SUBJECT, table=SubjectRulesTable)
+
+
+@dataclass(frozen=True)
+class ResponsesTable(SettingsTable):
+    """Limits of replies to subjects that a user may not publish to otherwise."""
+
+    max: int = Kind("integer", "COUNT", int, (int,), "replies").setting(
+        "Maximum replies to one request; negative for no limit.", default=1
+    )
+    expires: float = replace(SECONDS, parse=_parse_signed_seconds).setting(
+        "Time to reply; negative for no limit.", default=120.0
+    )
+
+
+@dataclass(frozen=True)
+class SubjectPermissionsTable(SettingsTable):
+    """Permissions for NATS subjects. A user without the table may use every subject."""
+
+    publish: Any = _SUBJECTS.setting(
+        "Subjects to publish to: a table `{ allow, deny }`, or what is allowed. Left out: all.",
+        default=None,
+        is_list=True,
+    )
+    subscribe: Any = _SUBJECTS.setting(
+        "Subjects to subscribe to. A subject may be followed by a space and a queue group.",
+        default=None,
+        is_list=True,
+    )
+    allow_responses: ResponsesTable | bool = replace(
+        FLAG, name="boolean or table", table=ResponsesTable
+    ).setting(
+        "`true`, or a table `{ max, expires }`: the user may reply to subjects that it may not "
+        "publish to.",
+        default=False,
+    )
+
+    def to_permissions(self) -> SubjectPermissions:
+        """Return the permissions. Raises ValueError for a queue group to publish to."""
+        responses = ResponsesTable() if self.allow_responses is True else self.allow_responses
+        return SubjectPermissions(
+            *_allow_and_deny(self.publish),
+            *_allow_and_deny(self.subscribe),
+            ResponsePermission(responses.max, responses.expires) if responses else None,
+        )
+
+
+PERMISSIONS = Kind("table", "", str, (), table=PermissionsTable)
+SUBJECT_PERMISSIONS = Kind("table", "", str, (), table=SubjectPermissionsTable)
+
+
+def _allow_and_deny(rules: Any) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]:
+    """Return what a table of rules, or a list of allowed ones, allows and denies."""
+    if isinstance(rules, RulesTable | SubjectRulesTable):
+        return rules.allow, rules.deny
+    return rules, ()
+
+
+@dataclass(frozen=True)
+class UserTable(SettingsTable):
     """User of all listeners."""
 
-    name: str
-    password: str = ""
-    token: str = ""
-    nkey: str = ""
-    certificate: Texts = ()
-    addresses: Texts = ()
-    max_connections: Annotated[int, msgspec.Meta(ge=0)] = 0
-    max_message_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """Messages per second that all connections of the user together may publish."""
-    max_byte_rate: int | str = 0
-    """Bytes per second, or a text with a unit."""
-    max_classes: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    max_durables: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    permissions: PermissionsTable | None = None
-    nats: SubjectPermissionsTable | None = None
+    name: str = USER_NAME.setting("Name of the user.", default="", is_required=True)
+    password: str = PASSWORD.setting(
+        "Password, or its Argon2 hash as `simplebus user add` writes it.", default=""
+    )
+    token: str = TOKEN.setting("`sha256:` and the hash of a token.", default="")
+    nkey: str = NKEY.setting("Public key, for NATS clients.", default="")
+    certificate: tuple[str, ...] = _CERTIFICATE.setting(
+        "Name in a client certificate: email address, DNS name, URI or subject.", is_list=True
+    )
+    addresses: tuple[str, ...] = _ADDRESS.setting(
+        "Networks of clients that send no credentials, such as `10.1.0.0/16`.", is_list=True
+    )
+    max_connections: int = replace(COUNT, unit="connections").setting(
+        "Open connections on all listeners together; 0 sets no limit.", default=0
+    )
+    max_message_rate: float = replace(RATE, unit="messages per second").setting(
+        "Published by all connections together; 0 sets no limit.", default=0.0
+    )
+    max_byte_rate: int = replace(SIZE, unit="bytes per second").setting(
+        "The same in bytes; 0 sets no limit.", default=0
+    )
+    max_classes: int | None = replace(COUNT, unit="classes").setting(
+        "Classes that the user may create; 0 sets no limit. Left out: a quarter of all for a user "
+        "with permissions.",
+    )
+    max_durables: int | None = replace(COUNT, unit="durables").setting(
+        "Durables and groups in all classes together. Left out: a quarter of those of one class "
+        "for a user with permissions.",
+    )
+    permissions: PermissionsTable | None = PERMISSIONS.setting(
+        "See `[users.permissions]`. Without the table, the user may do everything."
+    )
+    nats: SubjectPermissionsTable | None = SUBJECT_PERMISSIONS.setting(
+        "See `[users.nats]`. Without the table, a user whose `permissions` restrict classes may "
+        "use only `_INBOX.>` of the subjects that are not bound to a class."
+    )
 
-    def to_user(self, path: str, *, is_whole: bool = True) -> User:
-        """Return the user. Raises ConfigError with all errors.
-
-        With `is_whole` false, some keys were invalid and a missing credential is no error.
-        """
-        errors, permissions, subject_permissions, byte_rate = ErrorCollector(), None, None, 0
-        with errors.collect():
-            if self.password.startswith("$argon2") and not _ARGON2.fullmatch(self.password):
-                raise ConfigError(
-                    f"{path}.password: begins with $argon2 but is not a hash that `simplebus user "
-                    "add` writes"
-                )
-        with errors.collect():
-            byte_rate = parse_size_value(self.max_byte_rate, f"{path}.max-byte-rate") or 0
-        with errors.collect():
-            permissions = _build_permissions(self.permissions, f"{path}.permissions")
-        with errors.collect():
-            subject_permissions = build_subject_permissions(self.nats, f"{path}.nats")
-        name = "it"  # Placeholder, so that an invalid name is reported only once.
-        with errors.collect():
-            name = build_located(f"{path}.name", lambda: User(self.name)).name
-        with errors.collect():
-            build_located(f"{path}.max-message-rate", lambda: RateLimit(self.max_message_rate))
-        for key, arguments in self._single_values():
-            with errors.collect():
-                build_located(f"{path}.{key}", partial(User, name, **arguments))
-        errors.raise_if_any()
-        with errors.collect():
-            user = build_located(
-                path,
-                lambda: User(
-                    name=self.name,
-                    password=self.password,
-                    token=self.token,
-                    nkey=self.nkey,
-                    certificates=_as_tuple(self.certificate),
-                    addresses=_as_tuple(self.addresses),
-                    permissions=permissions,
-                    subject_permissions=subject_permissions,
-                    connections=self.max_connections,
-                    rate=RateLimit(self.max_message_rate, byte_rate),
-                    classes_max=self.max_classes,
-                    durables_max=self.max_durables,
-                ),
+    def to_user(self) -> User:
+        """Return the user. Raises ValueError if there are too many rules, or no credentials."""
+        user = User(
+            name=self.name,
+            password=self.password,
+            token=self.token,
+            nkey=self.nkey,
+            certificates=self.certificate,
+            addresses=self.addresses,
+            permissions=None if self.permissions is None else self.permissions.to_permissions(),
+            subject_permissions=None if self.nats is None else self.nats.to_permissions(),
+            connections=self.max_connections,
+            rate=RateLimit(self.max_message_rate, self.max_byte_rate),
+            classes_max=self.max_classes,
+            durables_max=self.max_durables,
+        )
+        if not (user.password or user.token or user.nkey or user.certificates or user.networks):
+            raise ValueError(
+                f"user {self.name!r} cannot authenticate: expected a password, token, nkey, "
+                "certificate or addresses"
             )
-            credentials = (user.password, user.token, user.nkey, user.certificates, user.networks)
-            if is_whole and not any(credentials):
-                raise ConfigError(
-                    f"{path}: user {self.name!r} cannot authenticate: expected a password, token, "
-                    "nkey, certificate or addresses"
-                )
-        errors.raise_if_any()
         return user
-
-    def _single_values(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each credential by key, as arguments of a user that has only this credential."""
-        yield "password", {"password": self.password}
-        yield "token", {"token": self.token}
-        yield "nkey", {"nkey": self.nkey}
-        for each in _as_tuple(self.certificate):
-            yield "certificate", {"certificates": (each,)}
-        for each in _as_tuple(self.addresses):
-            yield "addresses", {"addresses": (each,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +285,8 @@ class ConfiguredUsers:
     users: tuple[User, ...] = ()
     is_configured: bool = False
     """True if users are configured, even an empty list, with which nobody can connect."""
+    tables: tuple[Mapping[str, Any], ...] = ()
+    """The tables of the users, as parsed."""
 
     def to_users(self, key: bytes = b"") -> Users | None:
         """Return the users of the server; None if no authentication is configured.
@@ -192,124 +306,57 @@ _KEYS = {"token": "token", "nkey": "nkey", "certificate": "certificate", "networ
 """Key of a user's table by the kind of an identity."""
 
 
-def parse_users(user_tables: Any, path: str = "users") -> ConfiguredUsers:
-    """Return the users of a parsed file. Raises ConfigError with all errors."""
-    if not isinstance(user_tables, list):
-        raise ConfigError(f"{path}: expected [[{path}]], one table for each user")
+def read_users(reader: TableReader, tables: Any) -> ConfiguredUsers:
+    """Return the valid users of the value of the key `users`."""
     users: list[User] = []
-    names: set[str] = set()
     owners: dict[tuple[str, str], str] = {}
     """Names of users by their identities."""
-    errors = ErrorCollector()
-    for index, table in enumerate(user_tables):
-        user_path, own_errors = f"{path}[{index}]", ErrorCollector()
-        with own_errors.collect():
-            if not isinstance(table, dict):
-                raise ConfigError(f"{user_path}: expected a table, as [[{path}]] begins one")
-            if isinstance(name := table.get("name"), str):
-                if name in names:
-                    errors.messages.append(f"{user_path}.name: there is another user {name!r}")
-                names.add(name)
-            if (parsed := parse_valid_part(UserTable, table, user_path, own_errors)) is not None:
-                user = parsed.to_user(user_path, is_whole=not own_errors.messages)
-                users.append(user)
-                own_errors.messages += [
-                    f"{user_path}.{_KEYS[kind]}: user {owner!r} has the same {kind}"
-                    for kind, value in user.identities()
-                    if (owner := owners.setdefault((kind, value), user.name)) != user.name
-                ]
-        errors.messages += own_errors.messages
-    errors.raise_if_any()
-    return ConfiguredUsers(tuple(users), is_configured=True)
+    for path, table, is_valid in reader.read_tables(UserTable, tables, "users"):
+        user = None
+        with reader.errors.collect(path):
+            user = table.to_user() if is_valid else None
+        if user is None:
+            continue
+        conflicts = [
+            f"{path}.{_KEYS[kind]}: user {owner!r} has the same {kind}"
+            for kind, value in user.identities()
+            if (owner := owners.setdefault((kind, value), user.name)) != user.name
+        ]
+        reader.errors.messages += conflicts
+        users += [] if conflicts else [user]
+    return ConfiguredUsers(tuple(users), True, tuple(tables) if len(users) == len(tables) else ())
 
 
 def read_users_file(path: Path) -> tuple[ConfiguredUsers, str]:
     """Return the users of a users file, and a warning or "". Raises ConfigError."""
-    try:
-        with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            raw = file.read(_BYTES_MAX + 1)
-            text = raw.decode("utf-8-sig") if len(raw) <= _BYTES_MAX else ""
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is not TOML: it is not UTF-8") from None
-    if len(raw) > _BYTES_MAX:
-        raise ConfigError(f"{path} is longer than {_BYTES_MAX >> 20} MiB: it is not a users file")
-    configured = parse_users_file(text, path)
+    document = read_document(path, _BYTES_MAX)
+    configured = parse_users(document)
     warning = ""
     if not configured.users:
         warning = f"{path} has no users: no client can connect"
-    elif mode & stat.S_IROTH:
+    elif document.mode & stat.S_IROTH:
         warning = f"{path} holds secrets, and every user may read it; chmod 640 it, or 600"
     return configured, warning
 
 
-def parse_users_file(text: str, path: Path) -> ConfiguredUsers:
-    """Return the users of the text of a users file. Raises ConfigError with files and lines."""
-    try:
-        document = toml.loads(text)
-    except toml.TOMLDecodeError as error:
-        raise ConfigError(describe_toml_error(path, str(error))) from None
-    errors, configured = ErrorCollector(), ConfiguredUsers()
-    errors.messages += [
-        f"{name!r} is unknown; expected [[users]] only" for name in document if name != "users"
+def parse_users(document: TomlDocument) -> ConfiguredUsers:
+    """Return the users of a users file. Raises ConfigError with files and lines."""
+    reader = TableReader(document.path.parent)
+    reader.errors.messages += [
+        f"{name!r} is unknown; expected [[users]] only"
+        for name in document.tables
+        if name != "users"
     ]
-    with errors.collect():
-        configured = parse_users(document.get("users", []))
-    if errors.messages:
-        lines = locate_keys(text)
-        raise ConfigError(
-            *limit_messages([add_location(each, path, lines) for each in errors.messages])
-        )
+    configured = read_users(reader, document.tables.get("users", []))
+    if reader.errors.messages:
+        raise ConfigError(*document.locate(reader.errors.messages))
     return configured
 
 
 def merge_users(groups: Sequence[ConfiguredUsers]) -> ConfiguredUsers:
     """Return the users of several files. Raises ValueError for duplicates."""
     users = tuple(user for group in groups for user in group.users)
-    merged = ConfiguredUsers(users, any(group.is_configured for group in groups))
+    tables = tuple(table for group in groups for table in group.tables)
+    merged = ConfiguredUsers(users, any(group.is_configured for group in groups), tables)
     merged.to_users()
     return merged
-
-
-def _build_permissions(table: PermissionsTable | None, path: str) -> Permissions | None:
-    if table is None:
-        return None
-    errors, publish, subscribe = ErrorCollector(), PermissionRules(), PermissionRules()
-    with errors.collect():
-        publish = _build_rules(table.publish, f"{path}.publish")
-    with errors.collect():
-        subscribe = _build_rules(table.subscribe, f"{path}.subscribe")
-    admin = _parse_each(Permissions.parse_right, table.admin, f"{path}.admin", errors)
-    errors.raise_if_any()
-    return Permissions(publish, subscribe, admin, table.wildcards)
-
-
-def _build_rules(value: RulesTable | Texts | None, path: str) -> PermissionRules:
-    errors, is_short = ErrorCollector(), not isinstance(value, RulesTable)
-    rules = value if isinstance(value, RulesTable) else RulesTable(allow=value)
-    allow = None
-    if rules.allow is not None:
-        allow = _parse_each(
-            PermissionRule.parse, rules.allow, path if is_short else f"{path}.allow", errors
-        )
-    deny = _parse_each(PermissionRule.parse, rules.deny or (), f"{path}.deny", errors)
-    errors.raise_if_any()
-    return build_located(path, lambda: PermissionRules(allow, deny))
-
-
-def _parse_each(
-    parse: Callable[[str], T], texts: Texts, path: str, errors: ErrorCollector
-) -> tuple[T, ...]:
-    """Return the parsed texts. Errors are added to `errors`."""
-    parsed = []
-    for index, text in enumerate(_as_tuple(texts)):
-        with errors.collect():
-            item_path = path if isinstance(texts, str) else f"{path}[{index}]"
-            parsed.append(build_located(item_path, partial(parse, text)))
-    return tuple(parsed)
-
-
-def _as_tuple(value: Texts) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)

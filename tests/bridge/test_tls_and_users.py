@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from simplebus.bridge.settings import BridgeSettings, CopiedClass
 from simplebus.cli import app
 from simplebus.client.credentials import Access
 from simplebus.commands.bridge import _add_environment_credentials
-from simplebus.config.bridges import ConfiguredBridges, parse_bridges
+from simplebus.config import bridges
 from simplebus.config.errors import ConfigError
+from simplebus.config.table_reader import TableReader
 from simplebus.core.settings import Settings
 from simplebus.core.users.passwords import PasswordVerifier, hash_token
 from simplebus.core.users.permissions import (
@@ -255,8 +257,21 @@ def table(**more: Any) -> dict[str, Any]:
     return {"name": "b", "from": "a", "to": "simplebuss://hq", "classes": ["x"], **more}
 
 
-def read_bridges(*tables: dict[str, Any], folder: Path = Path("/etc")) -> ConfiguredBridges:
-    return parse_bridges([*tables], folder, is_served=False)
+@dataclass(frozen=True)
+class ReadBridges:
+    """Bridges of parsed tables, and what else was read."""
+
+    bridges: tuple[BridgeSettings, ...]
+    has_secrets: bool
+    warnings: tuple[str, ...]
+
+
+def read_bridges(*tables: dict[str, Any], folder: Path = Path("/etc")) -> ReadBridges:
+    """Return the bridges of parsed tables. Raises ConfigError with all errors."""
+    reader = TableReader(folder)
+    read = bridges.read_bridges(reader, [*tables], is_served=False)
+    reader.errors.raise_if_any()
+    return ReadBridges(read, reader.has_secrets, tuple(reader.warnings))
 
 
 @pytest.mark.parametrize("names", [("source", "target"), ("near", "far")])
@@ -286,8 +301,8 @@ def test_former_names_of_both_ends_are_deprecated() -> None:
         "bridges[0].near is deprecated: use bridges[0].source",
         "bridges[0].far is deprecated: use bridges[0].target",
     )
-    with pytest.raises(ConfigError, match=r"near: former name of 'source'; expected only 'source'"):
-        read_bridges(table(near={"token": "t"}, source={"token": "t"}))
+    (bridge,) = read_bridges(table(source={"token": "new"}, near={"token": "old"})).bridges
+    assert bridge.source_access == Access(token="new")
 
 
 @pytest.mark.parametrize(

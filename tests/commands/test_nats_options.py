@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from simplebus.commands.serve.command import parse_arguments
-from simplebus.commands.serve.nats_options import NatsOptions, nats_options
+from simplebus.commands.serve.listener_options import NatsOptions, nats_options
 from simplebus.config.nats_users import SECRETS
 from simplebus.config.parse import parse_binding
 from simplebus.config.server_schema import NatsTlsSettings

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.commands.serve.command import parse_arguments
-from simplebus.commands.serve.settings import build_plan, find_widened_permissions, reload_plan
 from simplebus.commands.serve.stable_read import STABLE_SECONDS, read_when_stable
 from simplebus.config.errors import ConfigError
 
@@ -103,36 +101,3 @@ def test_constantly_changing_file_is_reported(path: Path) -> None:
         ConfigError, match=r"users.toml: the file keeps changing; expected no change"
     ):
         disk.read()
-
-
-def test_possibly_truncated_permissions_are_a_warning(path: Path) -> None:
-    some = "permissions = { publish = 'orders', subscribe = 'orders' }"
-    ned = "[[nats.users]]\nuser = 'ned'\npassword = 'x'\n"
-    ada, bob = (f"[[users]]\nname = '{name}'\npassword = 'x'\n" for name in ("ada", "bob"))
-    path.write_text(f"{ned}{some}\n{ada}{some}\n{bob}")
-    path.chmod(0o600)
-    configuration = parse_arguments(["--config", str(path)])
-    before = build_plan(configuration)
-    assert find_widened_permissions(before, reload_plan(configuration)) == []
-    path.write_text(f"{ned}{bob}{ada}")
-    after = reload_plan(configuration)
-    assert find_widened_permissions(before, after) == [
-        "user 'ada' may do everything now",
-        "user 'ned' may do everything now",
-    ]
-    assert find_widened_permissions(after, before) == find_widened_permissions(after, after) == []
-    part = "[users.permissions]\npublish = 'orders'\n"
-    path.write_text(f"{bob}{part}{ada}{part}")
-    now = reload_plan(configuration)
-    assert find_widened_permissions(before, now) == ["user 'ada' may subscribe to everything now"]
-    assert find_widened_permissions(after, now) == []
-    rules = "[users.permissions.publish]\nallow = ['orders']\ndeny = ['orders eu', 'x']\n"
-    path.write_text(f"{ada}{rules}[users.permissions.subscribe]\nallow = ['orders']\n")
-    bound = reload_plan(configuration)
-    path.write_text(f"{ada}{rules.replace(chr(39) + 'orders eu' + chr(39) + ', ', '')}")
-    now = reload_plan(configuration)
-    assert find_widened_permissions(bound, now) == ["user 'ada' may subscribe to everything now"]
-    path.write_text(path.read_text() + "[users.permissions.subscribe]\nallow = ['orders']\n")
-    assert find_widened_permissions(bound, reload_plan(configuration)) == [
-        "user 'ada' is not denied any more: 'orders eu'"
-    ]

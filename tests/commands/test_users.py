@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,7 +17,8 @@ from simplebus.commands.client_options import with_client_options
 from simplebus.commands.serve.command import parse_arguments
 from simplebus.commands.serve.settings import build_plan
 from simplebus.config.errors import ConfigError
-from simplebus.config.users import ConfiguredUsers, merge_users, parse_users, read_users_file
+from simplebus.config.table_reader import TableReader
+from simplebus.config.users import ConfiguredUsers, merge_users, read_users, read_users_file
 from simplebus.core.users.passwords import hash_token
 from simplebus.core.users.permissions import (
     AdminRight,
@@ -28,6 +30,14 @@ from simplebus.core.users.subject_permissions import SubjectPermissions
 from simplebus.server.preauth.address_limits import AddressLimits, KeyedTokenBuckets, is_loopback
 from simplebus.server.preauth.auth_worker import verify_password
 from tests.support.programs import running_program
+
+
+def parse_users(tables: Any) -> ConfiguredUsers:
+    """Return the users of parsed tables. Raises ConfigError with all errors."""
+    reader = TableReader(Path())
+    users = read_users(reader, tables)
+    reader.errors.raise_if_any()
+    return users
 
 
 def run(*words: str, said: str = "") -> tuple[int, str]:
@@ -221,8 +231,8 @@ def test_users_of_another_form_are_not_overlooked(file: Path, text: str) -> None
     [
         (["", "--token"], "name: a user name has 1 to 200 printable characters, got ''"),
         (["ada", "--nkey", ""], "user 'ada' cannot authenticate: expected a password, token"),
-        (["ada", "--certificate", ""], "certificate: user 'ada': '' is not a name"),
-        (["ada", "--address", "300.0.0.1"], "addresses: user 'ada': '300.0.0.1' does not appear"),
+        (["ada", "--certificate", ""], "certificate: '' is not a name"),
+        (["ada", "--address", "300.0.0.1"], "addresses[0]: '300.0.0.1' does not appear"),
     ],
 )
 def test_invalid_user_is_described_without_a_line(
@@ -284,10 +294,10 @@ def test_permissions_table_limits_users() -> None:
         ({}, "users[0]: 'name' is missing"),
         ({"name": "a", "permissions": {"publish": ["a..b c..d"]}}, "users[0].permissions.publish"),
         ({"name": "a", "permissions": {"admin": "delete"}}, "users[0].permissions.admin: 'delete'"),
-        ({"name": "a", "addresses": "10.0.0.300"}, "users[0].addresses: user 'a': '10.0.0.300'"),
-        ({"name": "a", "nkey": "U"}, "users[0].nkey: user 'a': nkey 'U'"),
-        ({"name": "a", "nkey": "SUABCD"}, "users[0].nkey: user 'a': nkey: a seed begins with S"),
-        ({"name": "a", "nats": {"publish": "a..b"}}, "users[0].nats.publish.allow: 'a..b'"),
+        ({"name": "a", "addresses": "10.0.0.300"}, "users[0].addresses: '10.0.0.300'"),
+        ({"name": "a", "nkey": "U"}, "users[0].nkey: nkey 'U'"),
+        ({"name": "a", "nkey": "SUABCD"}, "users[0].nkey: nkey: a seed begins with S"),
+        ({"name": "a", "nats": {"publish": "a..b"}}, "users[0].nats.publish: 'a..b'"),
         ({"name": 7}, "users[0].name: expected a text"),
     ],
 )
@@ -324,12 +334,12 @@ def test_all_errors_of_users_file_are_reported_with_lines(file: Path) -> None:
         read_users_file(file)
     beginnings = [
         (3, "users[0].password: begins with $argon2 but is not a hash"),
+        (4, "users[0].addresses[0]: '10.0.0.0/33' does not appear to be"),
         (6, "users[0].permissions.publish[0]: pattern "),
         (7, "users[0].permissions.admin[0]: 'purg' is not a right"),
-        (4, "users[0].addresses: user 'a': '10.0.0.0/33' does not appear to be"),
-        (10, "users[1]: 'nam' is unknown; did you mean 'name'?"),
         (9, "users[1]: 'name' is missing"),
-        (11, "users[1].token: the token of user 'unnamed': expected 64 hexadecimal digits"),
+        (10, "users[1]: 'nam' is unknown; did you mean 'name'?"),
+        (11, "users[1].token: expected 64 hexadecimal digits"),
         (14, "users[2].name: there is another user 'a'"),
         (17, "users[3]: user 'nobody' cannot authenticate: expected a password, token, nkey,"),
     ]

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from simplebus import cli
 from simplebus.commands.serve.command import parse_arguments
-from simplebus.commands.serve.settings import SECRET_VARIABLES
 from simplebus.config.environment import remove_service_links, unread_variables
 from tests.support.programs import running_program
 
@@ -19,7 +18,7 @@ ROOT = typer.main.get_command(cli.app)
 
 def warnings_for(names: list[str]) -> list[str]:
     """Return the warnings for environment variables of these names."""
-    return unread_variables(names, ROOT, SECRET_VARIABLES)
+    return unread_variables(names, ROOT)
 
 
 @pytest.mark.parametrize(

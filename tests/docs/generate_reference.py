@@ -24,9 +24,8 @@ import typer
 from simplebus.bridge.copier import CopierStatistics
 from simplebus.bridge.metrics import bridge_snapshot
 from simplebus.cli import app
-from simplebus.config.schema import Seconds
 from simplebus.config.server_schema import SETTINGS, ClassTable
-from simplebus.config.setting import PREFIX, Setting, normalize
+from simplebus.config.setting import PREFIX, Setting, SettingsTable, normalize
 from simplebus.core.errors import Reason
 from simplebus.core.protocol.durability import Durability
 from simplebus.gateway.gateway import GatewayStatistics
@@ -307,12 +306,18 @@ def _option_keys(text: str) -> str:
 def _setting_type(setting: Setting) -> str:
     if setting.kind.choices:
         return join_alternatives([_code(name) for name in setting.kind.choices])
-    return "list" if setting.is_list else setting.kind.name
+    if not setting.is_list or setting.is_list_of_tables:
+        return setting.kind.name
+    return "list or table" if setting.kind.table else "list"
 
 
 def _setting_default(setting: Setting) -> str:
-    if setting.default is False:
-        return "`false`"
+    if setting.is_required:
+        return "required"
+    if isinstance(setting.default, bool):
+        return _code(str(setting.default).lower())
+    if isinstance(setting.default, SettingsTable):
+        return "none"
     text = setting.format_default()
     return _option_keys(text if " " in text else _code(text)) if text else "none"
 
@@ -360,8 +365,6 @@ def _type_name(kind: Any) -> str:
         return "list of pairs" if get_origin(inner) is tuple else "list"
     if origin is dict or (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return "table"
-    if kind is Seconds:
-        return "time"
     return {int: "integer", float: "number", bool: "boolean"}.get(kind, "text")
 
 
@@ -380,18 +383,24 @@ def _field_default(field: Any) -> str:
     return _code(f"{default:g}" if isinstance(default, float) else default)
 
 
-def table_keys(table: type[msgspec.Struct]) -> list[str]:
-    """Return the keys of a table."""
+def table_keys(table: type[msgspec.Struct | SettingsTable]) -> list[str]:
+    """Return the keys of a table whose meanings are listed."""
+    if issubclass(table, SettingsTable):
+        return []
     return [each.encode_name for each in msgspec.structs.fields(table)]
 
 
 def parse_meanings(text: str) -> dict[str, tuple[str, str]]:
     """Return unit and meaning by key, from lines "key | unit | meaning"."""
     rows = [[cell.strip() for cell in line.split(" | ")] for line in text.strip().splitlines()]
-    return {key: (unit, meaning) for key, unit, meaning in rows}
+    return {row[0]: (row[1], row[2]) for row in rows if row != [""]}
 
 
-def _struct_rows(table: type[msgspec.Struct], meanings: str, hyphen: str) -> list[list[str]]:
+def _table_rows(
+    table: type[msgspec.Struct | SettingsTable], meanings: str, hyphen: str
+) -> list[list[str]]:
+    if issubclass(table, SettingsTable):
+        return [[*row[:4], row[5]] for row in _setting_rows(table.settings())]
     by_key, rows = parse_meanings(meanings), []
     for field in msgspec.structs.fields(table):
         unit, meaning = by_key[field.encode_name]
@@ -452,7 +461,7 @@ def render_configuration() -> str:
         for heading, introduction, table, meanings, hyphen in tables:
             lines += [f"### {heading}", ""]
             lines += [*format_paragraph(introduction), ""] if introduction else []
-            lines += format_table(_TABLE_COLUMNS, _struct_rows(table, meanings, hyphen))
+            lines += format_table(_TABLE_COLUMNS, _table_rows(table, meanings, hyphen))
     return "\n".join(lines).rstrip() + "\n"
 
 

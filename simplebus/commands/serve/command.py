@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
@@ -70,16 +70,9 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
 
     import trio
 
-    from simplebus.commands.serve.settings import (
-        SECRET_VARIABLES,
-        apply_reload,
-        build_plan,
-        count_changes,
-        find_changes,
-        find_widened_permissions,
-        reload_plan,
-    )
+    from simplebus.commands.serve.settings import build_plan, reload_plan
     from simplebus.commands.serve.stable_read import read_when_stable
+    from simplebus.config.changed_values import apply_reload, count_changes, find_changes
     from simplebus.config.environment import unread_variables
     from simplebus.logs.configure import configure_logging, level_number
     from simplebus.logs.event_logger import EventLogger
@@ -94,30 +87,34 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
     configure_logging(plan.log_level, plan.log_format)
     log = EventLogger("simplebus")
     root = context.find_root().command
-    unread_warnings = unread_variables(os.environ, root, SECRET_VARIABLES)
-    for warning in (*plan.warnings, *unread_warnings):
-        log.warning("configuration.questioned", "configuration: {problem}", problem=warning)
+    unread_warnings = unread_variables(os.environ, root)
 
+    def log_warnings(warnings: Iterable[str]) -> None:
+        for warning in warnings:
+            log.warning(
+                "configuration.questioned",
+                "configuration: {problem}",
+                problem=warning,
+                is_unlimited=True,
+            )
+
+    log_warnings((*plan.warnings, *unread_warnings))
     files = [path for path in (config, configuration.config.users.users) if path is not None]
 
     def reload() -> tuple[Settings, ServeOptions, Callable[[], None]]:
         """See `ServeOptions.reload`."""
         new_plan = read_when_stable(partial(reload_plan, configuration), files)
 
-        def write_line() -> None:
+        def log_changes() -> None:
             nonlocal plan
-            changed, widened = (
-                find_changes(plan, new_plan),
-                find_widened_permissions(plan, new_plan),
-            )
+            changes = find_changes(plan.values, new_plan.values)
             levels = plan.log_level, new_plan.log_level
-            plan = apply_reload(plan, new_plan)
+            plan = replace(new_plan, values=apply_reload(plan.values, new_plan.values))
             # A change to a higher level is logged, too.
             configure_logging(min(levels, key=level_number), new_plan.log_format)
-            for change in changed[:_LOGGED_CHANGES_MAX]:
-                level = logging.INFO if change.is_reloaded else logging.WARNING
+            for change in changes[:_LOGGED_CHANGES_MAX]:
                 log.log(
-                    level,
+                    logging.INFO if change.is_reloaded else logging.WARNING,
                     "setting.changed",
                     "configuration: {change}",
                     change=change,
@@ -126,30 +123,23 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
                     previous=change.previous,
                     is_unlimited=True,
                 )
-            for warning in (*new_plan.warnings, *widened):
-                log.warning(
-                    "configuration.questioned",
-                    "configuration: {problem}",
-                    problem=warning,
-                    is_unlimited=True,
-                )
-            if len(changed) > _LOGGED_CHANGES_MAX:
-                count = len(changed) - _LOGGED_CHANGES_MAX
+            if (count := len(changes) - _LOGGED_CHANGES_MAX) > 0:
                 log.info(
                     "setting.changes_omitted",
                     "configuration: {count} more changes",
                     count=count,
                     is_unlimited=True,
                 )
+            log_warnings(new_plan.warnings)
             log.info(
                 "configuration.reloaded",
                 "reloaded the configuration: {changes}",
-                changes=count_changes(changed),
+                changes=count_changes(changes),
                 is_unlimited=True,
             )
             configure_logging(new_plan.log_level, new_plan.log_format)
 
-        return new_plan.settings, new_plan.options, write_line
+        return new_plan.settings, new_plan.options, log_changes
 
     options = plan.options
     ports = {"tcp": options.port, "nats": options.nats_port, "http": options.http_port}
@@ -265,7 +255,7 @@ def _locate_error(message: str, configuration: Configuration) -> str:
 
     if configuration.file is None:
         return message
-    found = find_errors(configuration.file.path, configuration.flags)
+    found = find_errors(configuration.file.document.path, configuration.flags)
     return "\n".join(each for each in found if message in each) or message
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simplebus.config.environment import ENGINE_SECRETS
 from simplebus.config.server_schema import ServerConfig
 
 if TYPE_CHECKING:
@@ -14,16 +15,6 @@ if TYPE_CHECKING:
     from simplebus.core.settings import Settings
     from simplebus.jetstream.settings import JetStreamOptions
 
-SECRETS = {
-    "user": "SIMPLEBUS_ENGINE_USER",
-    "password": "SIMPLEBUS_ENGINE_PASSWORD",
-    "token": "SIMPLEBUS_ENGINE_TOKEN",
-    "seed": "SIMPLEBUS_ENGINE_SEED",
-}
-"""Environment variables with the server's NATS credentials: user and password, token, or nkey seed.
-
-They have no options, because every user can list command lines.
-"""
 _FLAGS = {
     "the prefix": "--engine-prefix",
     "replicas": "--engine-replicas",
@@ -61,7 +52,7 @@ def engine_options(
     ]
     for key, what, why in unsupported_settings(settings):
         errors.append(f"{f'--{what}' if key is None else f'classes.{key}.{what}'}: {why}")
-    credentials = {name: environment.get(key, "") for name, key in SECRETS.items()}
+    credentials = {name: environment.get(key, "") for name, key in ENGINE_SECRETS.items()}
     result = None
     try:
         result = JetStreamOptions(
@@ -91,8 +82,8 @@ def check_no_secret(config: ServerConfig) -> None:
     if any(each.credentials for each in config.engine.engine or ()):
         raise ValueError(
             "--engine: the address contains credentials, which every user of this machine can "
-            f"list: expected nats://HOST:PORT, and {SECRETS['user']} and {SECRETS['password']}, or "
-            f"{SECRETS['token']}, in the environment"
+            "list: expected nats://HOST:PORT, and SIMPLEBUS_ENGINE_USER and "
+            "SIMPLEBUS_ENGINE_PASSWORD, or SIMPLEBUS_ENGINE_TOKEN, in the environment"
         )
 
 

@@ -43,11 +43,24 @@ class SubjectPermissions:
             ("subscribe_deny", 2),
         ):
             for pattern in getattr(self, name) or ():
-                parts = pattern.split()
-                legal = all(map(_is_legal, parts))
-                if not (1 <= len(parts) <= words and legal):
-                    expected = "a subject" if words == 1 else "a subject, or a subject and a queue"
-                    raise ValueError(f"{name}: {pattern!r} is not a pattern, expected {expected}")
+                try:
+                    check_subject_pattern(pattern, words)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+
+
+def check_subject_pattern(pattern: str, words: int = 1) -> str:
+    """Return a legal pattern. Raises ValueError.
+
+    Args:
+        pattern: Pattern of subjects.
+        words: 2 if a blank and a queue pattern may follow, else 1.
+    """
+    parts = pattern.split()
+    if not (1 <= len(parts) <= words and all(map(_is_legal, parts))):
+        expected = "a subject" if words == 1 else "a subject, or a subject and a queue"
+        raise ValueError(f"{pattern!r} is not a pattern, expected {expected}")
+    return pattern
 
 
 def _is_legal(pattern: str) -> bool:

@@ -64,11 +64,7 @@ class User:
     networks: tuple[Network, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.name) <= NAME_CHARACTERS_MAX or not self.name.isprintable():
-            raise ValueError(
-                f"a user name has 1 to {NAME_CHARACTERS_MAX} printable characters, got "
-                f"{self.name[:40]!r}"
-            )
+        check_user_name(self.name)
         for what, secret in (("password", self.password), ("token", self.token)):
             try:
                 check_stored_secret(secret)
@@ -89,7 +85,7 @@ class User:
             if count is not None and count < 0:
                 raise ValueError(f"user {self.name!r}: {what} must be 0 or more, got {count}")
         try:
-            networks = tuple(map(_parse_network, self.addresses))
+            networks = tuple(map(parse_network, self.addresses))
         except ValueError as error:
             raise ValueError(f"user {self.name!r}: {error}") from None
         object.__setattr__(self, "networks", networks)
@@ -117,7 +113,16 @@ class User:
         return replace(self, connections=0, rate=UNLIMITED, classes_max=None, durables_max=None)
 
 
-def _parse_network(text: str) -> Network:
+def check_user_name(name: str) -> str:
+    """Return a valid name of a user. Raises ValueError."""
+    if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
+        raise ValueError(
+            f"a user name has 1 to {NAME_CHARACTERS_MAX} printable characters, got {name[:40]!r}"
+        )
+    return name
+
+
+def parse_network(text: str) -> Network:
     """Parse a network. IPv4-mapped IPv6 networks become IPv4. Raises ValueError."""
     network = ipaddress.ip_network(text, strict=False)
     if isinstance(network, ipaddress.IPv6Network) and network.prefixlen >= _MAPPED_BITS:

@@ -1,34 +1,12 @@
-"""Port of the server's HTTP listener, and the option `--http` of bridges and gateways."""
+"""The option `--http` of bridges and gateways."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from simplebus.config.parse import HOSTS, PORT_MAX, option, parse_digits
-from simplebus.config.server_schema import SETTINGS
-
-if TYPE_CHECKING:
-    from simplebus.config.configuration import Configuration
-
-_HTTP_PORT = 8222
-
-
-def http_port(configuration: Configuration) -> int | None:
-    """Return the port of the HTTP listener; None if it is closed.
-
-    Raises:
-        ValueError: If options contradict each other.
-    """
-    config = configuration.config
-    if config.http.no_http:
-        for name in configuration.names_on_command_line:
-            if name.startswith("http_"):
-                raise ValueError(f"--no-http and {SETTINGS[name].flag} contradict each other")
-        return None
-    port = config.http.http_port
-    return (_HTTP_PORT if config.general.port else 0) if port is None else port
 
 
 def parse_address(text: str | tuple[str, int]) -> tuple[str, int]:

@@ -1,15 +1,19 @@
-"""Settings of the NATS listener."""
+"""Settings of the NATS and HTTP listeners, and users of all listeners."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simplebus.commands.serve.tls_options import nats_tls_options, tls_options
 from simplebus.config.configuration import Configuration
+from simplebus.config.errors import ConfigError
+from simplebus.config.file import ConfigFile
 from simplebus.config.nats_users import NatsUsers
 from simplebus.config.server_schema import NATS_LIMITS, SETTINGS, name_field_by_option
+from simplebus.config.users import ConfiguredUsers, merge_users, read_users_file
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
 
@@ -18,7 +22,8 @@ if TYPE_CHECKING:
     from simplebus.core.users.users import Users
     from simplebus.server.tls.certificates import TlsOptions
 
-_PORT = 4222
+_NATS_PORT = 4222
+_HTTP_PORT = 8222
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +69,51 @@ def nats_options(
         )
     except ValueError as error:
         raise name_field_by_option(error, NatsLimits) from None
+    port = _port(configuration, "no_nats", config.nats.port, _NATS_PORT)
     classes = file.classes.values() if file else ()
-    return NatsOptions(_port(configuration), settings, tls, (*classes, *config.bind.bind))
+    return NatsOptions(port, settings, tls, (*classes, *config.bind.bind))
 
 
-def _port(configuration: Configuration) -> int | None:
-    """Return the port; None if the listener is closed. Raises ValueError for contradictions."""
-    config = configuration.config
-    if config.bind.no_nats:
+def http_port(configuration: Configuration) -> int | None:
+    """Return the port of the HTTP listener; None if it is closed.
+
+    Raises:
+        ValueError: If options contradict each other.
+    """
+    return _port(configuration, "no_http", configuration.config.http.http_port, _HTTP_PORT)
+
+
+def _port(configuration: Configuration, closing: str, port: int | None, default: int) -> int | None:
+    """Return the port of a listener; None if the setting `closing` closes it.
+
+    Raises ValueError if a closed listener has settings on the command line.
+    """
+    general, file = configuration.config.general, configuration.config
+    if file.bind.no_nats if closing == "no_nats" else file.http.no_http:
+        prefixes = ("nats_", "bind") if closing == "no_nats" else ("http_",)
         for name in configuration.names_on_command_line:
-            if name.startswith("nats_") or name == "bind":
-                flag = SETTINGS[name].flag
-                raise ValueError(f"--no-nats and {flag} contradict each other")
+            if name.startswith(prefixes):
+                raise ValueError(
+                    f"{SETTINGS[closing].flag} and {SETTINGS[name].flag} contradict each other"
+                )
         return None
-    return (_PORT if config.general.port else 0) if config.nats.port is None else config.nats.port
+    return (default if general.port else 0) if port is None else port
+
+
+def configured_users(
+    path: Path | None, file: ConfigFile | None
+) -> tuple[ConfiguredUsers, tuple[str, ...]]:
+    """Return the users of the users file and the configuration file, and warnings.
+
+    Raises:
+        ValueError: If a user is invalid.
+    """
+    groups, warnings = [] if file is None else [file.users], tuple[str, ...]()
+    if path is not None:
+        try:
+            users_of_file, warning = read_users_file(path)
+        except ConfigError as error:
+            raise ConfigError(*(f"--users: {each}" for each in error.messages)) from None
+        warnings = (warning,) if warning else ()
+        groups.append(users_of_file)
+    return merge_users(groups) if groups else ConfiguredUsers(), warnings
