@@ -5,12 +5,13 @@
 - `bridge`, `gateway`: programs that connect buses and modules.
 - `top`, `explain`, `dlq`, `forget`: inspection and repair of a running server.
 - `journal`: inspection of a data directory.
-- `check_config`: `check-config` and `config sample`; `config_check` finds the errors of a file.
+- `check_config`: `check-config` and `config sample`.
 - `user`: the users file.
 - `systemd_unit`: units for systemd.
 - `deploy`: files for containers, Kubernetes, Prometheus and Grafana; a package.
 - `sbom`: list of the installed packages.
 - `client_options`: options of every command that connects to a server.
+- `http_option`: the option `--http` of bridges and gateways.
 
 Commands import their implementation when they run, so that `--help` is fast. May import every
 package but `testing`.

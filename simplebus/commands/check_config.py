@@ -40,7 +40,7 @@ def check_config(
         typer.Argument(metavar="FILE", show_default=False, help="TOML file of `serve` to check."),
     ],
 ) -> None:
-    from simplebus.commands.config_check import check_file
+    from simplebus.commands.serve.settings import check_file
 
     warnings, mistakes = check_file(file)
     root = context.find_root().command

@@ -3,19 +3,19 @@
 Modules in reading order:
 
 - `parse`: parsers of values, and declarations of command-line options.
-- `errors`: `ConfigError`, the collector of several errors, and texts for typer's and tomllib's.
-- `toml_lines`: line numbers of the keys of a TOML file.
+- `errors`: `ConfigError`, the collector of several errors, and parts of their texts.
+- `toml_document`: a TOML file, and the lines of its keys.
 - `setting`: declaration of a setting, from which its option, variable and key are derived.
 - `server_schema`: all settings of the server.
 - `environment`: environment variables that nothing reads.
-- `schema`: msgspec tables of users and their permissions.
+- `table_reader`: the values of declared tables in a file, and all errors in them.
+- `users`: tables of users and their permissions, and the users file.
 - `nats_users`: deprecated users of the `[nats]` table.
-- `users`: msgspec tables of users, and the users file.
-- `bridges`: msgspec tables of bridges.
+- `bridges`: tables of bridges.
 - `file`: the configuration file of `serve`.
 - `configuration`: values of all settings, where they are set, and their names in errors.
 - `server_settings`: core settings from the values of all settings.
-- `changed_values`: descriptions of values that differ after a reload.
+- `changed_values`: values that differ after a reload.
 - `sample`: a sample configuration file.
 
 May import `core`, `client`, `nats`, `bridge.settings`, `bridge.build` and `console`.

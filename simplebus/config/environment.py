@@ -9,18 +9,17 @@ variables for each service; those of a service named `simplebus` look like ours 
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
 import typer
 
-from simplebus.config.errors import describe_value_error
-from simplebus.config.nats_users import SECRETS
 from simplebus.config.server_schema import SETTINGS
 from simplebus.config.setting import PREFIX
 
+NATS_SECRETS = ("SIMPLEBUS_NATS_TOKEN", "SIMPLEBUS_NATS_USER", "SIMPLEBUS_NATS_PASSWORD")
+"""Environment variables with a token, or a user and password, that NATS clients must present."""
 ENGINE_SECRETS = {
     "user": "SIMPLEBUS_ENGINE_USER",
     "password": "SIMPLEBUS_ENGINE_PASSWORD",
@@ -60,7 +59,7 @@ def unread_variables(names: Iterable[str], root_command: Any) -> list[str]:
         root_command: The command line, whose commands are searched only if needed.
     """
     variables = sorted(name for name in names if name.startswith(PREFIX))
-    known = {PREFIX + "CONFIG", *SECRETS, *ENGINE_SECRETS.values()} | {
+    known = {PREFIX + "CONFIG", *NATS_SECRETS, *ENGINE_SECRETS.values()} | {
         spelled.variable for setting in SETTINGS.values() for spelled in (setting, *setting.former)
     }
     if known.issuperset(variables):
@@ -85,7 +84,7 @@ def describe_invalid_variable(error: typer.BadParameter) -> str | None:
     if source is None or source.name != "ENVIRONMENT":
         return None
     name: Any = error.param.envvar
-    return f"{name}: {describe_value_error(error.message, os.environ.get(name, ''))}"
+    return f"{name}: {error.message}"
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import re
 from collections.abc import Iterable, Iterator, Sequence
 
 MESSAGES_MAX = 100
@@ -77,28 +76,6 @@ def suggest_name(word: str, names: Iterable[str]) -> str:
     """Return a "did you mean" suffix with the most similar name; empty without one."""
     matches = difflib.get_close_matches(word.lower(), list(names), n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
-
-
-_INVALID = re.compile(r"'.*' is not (?P<expected>a valid \w+)(?: range)?\..*", re.DOTALL)
-"""Error of typer before 0.29; later versions write `Input should be a valid integer`."""
-_CHOICE = re.compile(r"(?P<word>.*) is not one of (?P<known>'.*')\.?")
-
-
-def describe_value_error(error: str, value: object) -> str:
-    """Return why an option value is invalid, from typer's error message."""
-    message = error.removeprefix("Value error, ")
-    invalid = _INVALID.fullmatch(message)
-    if invalid or message.startswith("Input should be "):
-        expected = message.partition(",")[0].removeprefix("Input should be ")
-        if invalid:
-            expected = invalid["expected"]
-        expected = {"a valid boolean": "true or false"}.get(expected, expected)
-        return f"it should be {expected}, got {value!r}"
-    if choice := _CHOICE.fullmatch(message):
-        return message.removesuffix(".") + suggest_name(
-            str(value), re.findall("'(.*?)'", choice["known"])
-        )
-    return message
 
 
 def describe_unknown_name(name: str, known: Iterable[str], table: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from simplebus.config.environment import NATS_SECRETS
 from simplebus.config.errors import ConfigError
 from simplebus.config.setting import TEXT, Kind, SettingsTable
 from simplebus.config.table_reader import TableReader
@@ -24,8 +25,6 @@ from simplebus.core.users.users import User, Users
 if TYPE_CHECKING:
     from simplebus.core.users.passwords import PasswordVerifier
 
-SECRETS = ("SIMPLEBUS_NATS_TOKEN", "SIMPLEBUS_NATS_USER", "SIMPLEBUS_NATS_PASSWORD")
-"""Environment variables with a token, or a user and password, that NATS clients must present."""
 _TOKEN_USER = "nats token"
 
 
@@ -100,7 +99,9 @@ class NatsTable(SettingsTable):
                 tuple(users),
                 self.no_auth_user,
                 None if default is None else default.to_permissions(),
-            ).with_secrets(dict(zip(SECRETS, (self.token, self.user, self.password), strict=True)))
+            ).with_secrets(
+                dict(zip(NATS_SECRETS, (self.token, self.user, self.password), strict=True))
+            )
             Users(result.users, anonymous=result.anonymous)
             return result
         return NatsUsers()
@@ -117,13 +118,13 @@ class NatsUsers:
     """Permissions of users without permissions of their own; not of a token."""
 
     def with_secrets(self, environment: Mapping[str, str | None]) -> NatsUsers:
-        """Return the users with the `SECRETS` of an environment, which replace equal names.
+        """Return the users with the `NATS_SECRETS` of an environment, which replace equal names.
 
         Raises ValueError if a secret is invalid.
         """
-        token, name, password = (environment.get(variable) or "" for variable in SECRETS)
+        token, name, password = (environment.get(variable) or "" for variable in NATS_SECRETS)
         if bool(name) != bool(password):
-            raise ValueError(f"{SECRETS[1]} and {SECRETS[2]} need each other")
+            raise ValueError(f"{NATS_SECRETS[1]} and {NATS_SECRETS[2]} need each other")
         added = [User(_TOKEN_USER, token=token)] if token else []
         added += [User(name, password)] if name else []
         names = {user.name for user in added}
@@ -166,7 +167,7 @@ class NatsUsers:
 
 
 def secret_warnings(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning for each variable of `SECRETS` that is set."""
-    for variable in SECRETS:
+    """Yield a warning for each variable of `NATS_SECRETS` that is set."""
+    for variable in NATS_SECRETS:
         if environment.get(variable):
             yield f"{variable} is deprecated; write [[users]] in the configuration file instead"

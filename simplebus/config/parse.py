@@ -118,15 +118,7 @@ def parse_port(text: str | int) -> int:
     word = str(text).strip()
     if (port := parse_digits(word, PORT_MAX)) is not None:
         return port
-    hint = ""
-    if "://" in word:
-        hint = (
-            "; Kubernetes sets variables such as SIMPLEBUS_PORT for a service of this name: set "
-            "the port by the option, which takes precedence"
-        )
-    raise typer.BadParameter(
-        f"{word!r} is not a port; expected a number from 0 to {PORT_MAX}{hint}"
-    )
+    raise typer.BadParameter(f"{word!r} is not a port; expected a number from 0 to {PORT_MAX}")
 
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}

@@ -429,28 +429,34 @@ class NatsSettingsTable(SettingsTable):
 
 
 @dataclass(frozen=True)
-class NatsTlsSettings(SettingsTable):
+class CertificateSettings(SettingsTable):
+    """Certificate of a listener, and the certificates that it requires."""
+
+    cert: Path | None = FILE.setting(
+        "PEM file with the server's certificate and the intermediate certificates. With it, "
+        "clients must use TLS. SIGHUP reloads it.",
+        example='"/etc/simplebus/server.pem"',
+    )
+    key: Path | None = FILE.setting(
+        "PEM file with the unencrypted private key of the certificate.",
+        example='"/etc/simplebus/server.key"',
+    )
+    ca: Path | None = FILE.setting(
+        "PEM file of the certificate authorities that may sign client certificates.",
+        default_text="the system's authorities",
+        example='"/etc/simplebus/clients.pem"',
+    )
+    verify: bool = FLAG.setting("Require a trusted certificate from every client.")
+
+
+@dataclass(frozen=True)
+class NatsTlsSettings(CertificateSettings):
     """TLS of the NATS listener, if it differs from that of all listeners."""
 
     TOML_TABLE = "nats.tls"
     OPTION_PREFIX = "nats_tls_"
     PANEL = "NATS over TLS"
 
-    cert: Path | None = FILE.setting(
-        "PEM file with the certificate of the NATS listener and the intermediate certificates. "
-        "With it, NATS clients must use TLS.",
-        example='"/etc/simplebus/server.pem"',
-    )
-    key: Path | None = FILE.setting(
-        "PEM file with the unencrypted private key of --nats-tls-cert.",
-        example='"/etc/simplebus/server.key"',
-    )
-    ca: Path | None = FILE.setting(
-        "PEM file of the certificate authorities that may sign client certificates. By default, "
-        "the system's authorities.",
-        example='"/etc/simplebus/clients.pem"',
-    )
-    verify: bool = FLAG.setting("Require a trusted certificate from every NATS client.")
     verify_and_map: bool = FLAG.setting(
         "Require a certificate and take the user from it: an email address, a DNS name or the "
         "certificate's subject.",
@@ -494,29 +500,13 @@ class HttpSettings(SettingsTable):
 
 
 @dataclass(frozen=True)
-class TlsSettings(SettingsTable):
-    """TLS of all listeners."""
+class TlsSettings(CertificateSettings):
+    """TLS of every listener that has no certificate of its own."""
 
     TOML_TABLE = "tls"
     OPTION_PREFIX = "tls_"
     PANEL = "TLS"
 
-    cert: Path | None = FILE.setting(
-        "PEM file with the server's certificate and the intermediate certificates. With it, "
-        "clients must use TLS on every listener that has no certificate of its own. SIGHUP reloads "
-        "it.",
-        example='"/etc/simplebus/server.pem"',
-    )
-    key: Path | None = FILE.setting(
-        "PEM file with the unencrypted private key of --tls-cert.",
-        example='"/etc/simplebus/server.key"',
-    )
-    ca: Path | None = FILE.setting(
-        "PEM file of the certificate authorities that may sign client certificates. By default, "
-        "the system's authorities.",
-        example='"/etc/simplebus/clients.pem"',
-    )
-    verify: bool = FLAG.setting("Require a trusted certificate from every client.")
     timeout: float = SECONDS.setting("Maximum time for the TLS handshake of a client.", default=5.0)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from simplebus.commands.serve.command import parse_arguments
 from simplebus.commands.serve.listener_options import NatsOptions, nats_options
-from simplebus.config.nats_users import SECRETS
+from simplebus.config.environment import NATS_SECRETS
 from simplebus.config.parse import parse_binding
 from simplebus.config.server_schema import NatsTlsSettings
 from simplebus.core.protocol.requests import NamedClass
@@ -23,7 +23,7 @@ from simplebus.server.tls.certificates import TlsOptions
 
 @pytest.fixture(autouse=True)
 def clear_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*SECRETS, "SIMPLEBUS_NATS_PORT", "SIMPLEBUS_NO_NATS"):
+    for name in (*NATS_SECRETS, "SIMPLEBUS_NATS_PORT", "SIMPLEBUS_NO_NATS"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simplebus.commands.config_check import check_file
+from simplebus.commands.serve.settings import check_file
 from tests.config.check_config import check_config
 from tests.support.certificates import CertificateAuthority
 
@@ -425,4 +425,4 @@ def test_deprecated_variables_are_warnings(tmp_path: Path, monkeypatch: pytest.M
     assert warnings == (
         "SIMPLEBUS_NATS_TOKEN is deprecated; write [[users]] in the configuration file instead",
     )
-    assert errors == []
+    assert errors == ()

@@ -88,9 +88,6 @@ def test_invalid_port_prints_one_sentence(name: str) -> None:
         told = f"simplebus: {name}: '{value}' is not a port; expected a number from 0 to 65535"
         assert (said.exit_code, said.output.startswith(told)) == (2, True)
         assert said.output.count("\n") == 1
-        assert ("Kubernetes sets variables such as SIMPLEBUS_PORT" in said.output) == (
-            "://" in value
-        )
 
 
 @pytest.mark.parametrize(

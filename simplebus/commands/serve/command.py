@@ -251,11 +251,9 @@ def _exit_with_error(
 
 def _locate_error(message: str, configuration: Configuration) -> str:
     """Return an error about a file with the key and the line that name the file, if there are."""
-    from simplebus.commands.config_check import find_errors
+    from simplebus.commands.serve.settings import find_errors
 
-    if configuration.file is None:
-        return message
-    found = find_errors(configuration.file.document.path, configuration.flags)
+    found = find_errors(configuration)[1] if configuration.file else ()
     return "\n".join(each for each in found if message in each) or message
 
 

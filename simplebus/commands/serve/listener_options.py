@@ -45,7 +45,7 @@ def nats_options(
 
     Args:
         configuration: Values of all settings.
-        environment: Environment variables, which may contain `nats_users.SECRETS`.
+        environment: Environment variables, which may contain `environment.NATS_SECRETS`.
         users: Users of all listeners.
 
     Raises:

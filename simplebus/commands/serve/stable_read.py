@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,15 +19,6 @@ T = TypeVar("T")
 STABLE_SECONDS = 0.5
 """Time without changes after which a file counts as complete."""
 _TRIES_MAX = 20
-
-
-@dataclass(frozen=True, slots=True)
-class _FileState:
-    """Modification time, size and inode of a file; zeros for a missing file."""
-
-    changed: float = 0.0
-    bytes: int = 0
-    inode: int = 0
 
 
 def read_when_stable(
@@ -46,20 +36,19 @@ def read_when_stable(
         ConfigError: If the files keep changing, or `read` raises it.
     """
     for _ in range(_TRIES_MAX):
-        states = _file_states(paths)
-        age = min((clock() - seen.changed for seen in states), default=STABLE_SECONDS)
+        states = [*map(_file_state, paths)]
+        age = min((clock() - changed for changed, _, _ in states), default=STABLE_SECONDS)
         if age < STABLE_SECONDS:
             sleep(STABLE_SECONDS - max(0.0, age))
             if age >= 0:  # A time in the future cannot become older by waiting.
                 continue
-        error: ConfigError | None = None
         try:
             result = read()
-        except ConfigError as config_error:
-            error = config_error
-        if _file_states(paths) == states:
-            if error is not None:
-                raise error
+        except ConfigError:
+            if [*map(_file_state, paths)] == states:
+                raise
+            continue
+        if [*map(_file_state, paths)] == states:
             return result
     raise ConfigError(
         f"{', '.join(map(str, paths))}: the file keeps changing; expected no change for "
@@ -67,13 +56,10 @@ def read_when_stable(
     )
 
 
-def _file_states(paths: Sequence[Path]) -> list[_FileState]:
-    return [_file_state(path) for path in paths]
-
-
-def _file_state(path: Path) -> _FileState:
+def _file_state(path: Path) -> tuple[float, int, int]:
+    """Return the modification time, size and inode of a file; zeros for a missing file."""
     try:
         status = os.stat(path)
     except OSError:
-        return _FileState()
-    return _FileState(status.st_mtime, status.st_size, status.st_ino)
+        return 0.0, 0, 0
+    return status.st_mtime, status.st_size, status.st_ino

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.config.toml_lines import find_line, locate_keys
+from simplebus.config.toml_document import find_line, locate_keys
 
 
 def key_paths(raw: Any, place: str = "") -> set[str]:
