@@ -79,6 +79,12 @@ def _parse_address(text: str) -> str:
     return text
 
 
+def _parse_integer(value: object) -> int:
+    if not isinstance(value, int):
+        raise ValueError(f"expected a whole number, got {value!r}")
+    return value
+
+
 def _parse_signed_seconds(value: float | str) -> float:
     """Return seconds, which may be negative as a number."""
     seconds = parse_seconds(value) if isinstance(value, str) else float(value)
@@ -162,7 +168,7 @@ _SUBJECTS = replace(_SUBJECT, table=SubjectRulesTable)
 class ResponsesTable(SettingsTable):
     """Limits of replies to subjects that a user may not publish to otherwise."""
 
-    max: int = Kind("integer", "COUNT", int, (int,), "replies").setting(
+    max: int = Kind("integer", "COUNT", _parse_integer, (int,), "replies").setting(
         "Maximum replies to one request; negative for no limit.", default=1
     )
     expires: float = replace(SECONDS, parse=_parse_signed_seconds).setting(
@@ -324,7 +330,9 @@ def read_users(reader: TableReader, tables: Any) -> ConfiguredUsers:
         ]
         reader.errors.messages += conflicts
         users += [] if conflicts else [user]
-    return ConfiguredUsers(tuple(users), True, tuple(tables) if len(users) == len(tables) else ())
+    if reader.errors.messages:
+        return ConfiguredUsers(tuple(users), is_configured=True)
+    return ConfiguredUsers(tuple(users), True, tuple(tables))
 
 
 def read_users_file(path: Path) -> tuple[ConfiguredUsers, str]:

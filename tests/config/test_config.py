@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from simplebus import cli
 from simplebus.commands.serve.command import declare_options, parse_arguments
 from simplebus.commands.serve.listener_options import NatsOptions, nats_options
-from simplebus.commands.serve.settings import build_plan, reload_plan
+from simplebus.commands.serve.settings import build_plan, check_file, reload_plan
+from simplebus.config.bridges import BridgeTable, CopyTable
 from simplebus.config.changed_values import (
     ValueChange,
     apply_reload,
@@ -28,10 +29,12 @@ from simplebus.config.configuration import Configuration
 from simplebus.config.environment import unread_variables
 from simplebus.config.errors import ConfigError
 from simplebus.config.file import ConfigFile
+from simplebus.config.nats_users import NatsTable, NatsUserTable
 from simplebus.config.sample import render_sample
-from simplebus.config.server_schema import SETTINGS, TABLES
+from simplebus.config.server_schema import SETTING_TABLES, SETTINGS, TABLES, ClassTable
 from simplebus.config.server_settings import server_settings
-from simplebus.config.setting import FILE, FLAG, Setting
+from simplebus.config.setting import FILE, FLAG, Setting, SettingsTable
+from simplebus.config.users import UserTable
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
 from simplebus.core.users.subject_permissions import ResponsePermission, SubjectPermissions
 from simplebus.core.users.users import User, Users
@@ -637,6 +640,40 @@ def test_sample_contains_every_option(file: Path) -> None:
     file.chmod(0o600)
     status, said = check_config(file)
     assert (status, said) == (0, f"{file} is fine\n")
+
+
+def keys_of(table: type[SettingsTable], path: str) -> Iterator[str]:
+    """Yield the dotted keys of a table and of the tables in it, below `path`."""
+    for setting in table.settings():
+        key = f"{path}{setting.toml_key}"
+        yield key
+        if setting.kind.table is not None and not setting.is_list_of_tables:
+            yield from keys_of(setting.kind.table, f"{key}.")
+
+
+TABLES_OF_FILE = {
+    **{
+        f"[{name}]\n": [s.toml_key for s in SETTINGS.values() if s.toml_table == name]
+        for name in SETTING_TABLES
+    },
+    "": ["serve", "nats", "tls", "users", "bridges", "classes", "classes.a"],
+    "[classes.a]\n": [*keys_of(ClassTable, "")],
+    "[[users]]\nname = 'a'\n": [*keys_of(UserTable, "")],
+    "[nats]\n ": [*keys_of(NatsTable, "")],
+    "[[nats.users]]\nuser = 'a'\n": [*keys_of(NatsUserTable, "")],
+    "[[bridges]]\nname = 'a'\nto = 'h'\n": [*keys_of(BridgeTable, "")],
+    "[[bridges]]\nname = 'a'\nto = 'h'\n[[bridges.copy]]\n": [*keys_of(CopyTable, "")],
+}
+VALUES = ("-1", "0", "1.5", "nan", "true", "''", "'x'", "'a b'", "'10s'", "[]", "[1, 'x', true]")
+VALUES += ("{}", "{ a = 1 }", "[{}]", "[[]]", "[['a', 'b']]", "1979-05-27", "'\\u0000'", f"{9**99}")
+
+
+@pytest.mark.parametrize("table", TABLES_OF_FILE)
+def test_no_value_of_any_key_makes_the_check_fail(file: Path, table: str) -> None:
+    for key in TABLES_OF_FILE[table]:
+        for value in VALUES:
+            file.write_text(f"{table}{key} = {value}\n")
+            check_file(str(file))
 
 
 # Read again --------------------------------------------------------------------------------------
