@@ -126,10 +126,14 @@ class RestartChecks:
         self._ended = ""
 
     def clock_set(self, now: float) -> None:
-        """Forget the times of messages stored later: they are relative to another clock when read
-        back.
+        """Forget the times that are later by the new clock.
+
+        Messages stored later are relative to another clock when read back. A session may have
+        selected messages for sending since its outbox was last empty, also now.
         """
         self.times = {message: time for message, time in self.times.items() if time <= now}
+        for session_history in self.session_histories.values():
+            session_history.clean_clock = min(session_history.clean_clock, now)
 
     def _replace_message(self, class_id: int, sequence: int, stored: bytes) -> None:
         """Record that an older message is back instead of the one that reused its sequence."""
