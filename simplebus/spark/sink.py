@@ -14,7 +14,8 @@ A retried task replaces the connection of a previous attempt that still runs. Ea
 - no class uses `drop_newest`. A refused message uses up its number: the task fails, and its retry
   continues after that message.
 
-Published messages are visible at once, also if their batch fails and is never retried.
+Published messages are visible at once, also if their batch fails and is never retried. The
+connector in Java writes under the same names and numbers.
 """
 
 from __future__ import annotations

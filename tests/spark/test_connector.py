@@ -284,10 +284,14 @@ def test_connections_use_tls_and_credentials(
                 frame = reading(spark.read, "simplebus", server)
                 if not sentence:
                     assert frame.selectExpr("sum(length(value))").first()[0] == 2_000_000
+                    writing = frame.select("value").write.format("simplebus").mode("append")
+                    writing.options(servers=server.address, **{"class": "copies"}).save()
                 else:
                     with pytest.raises(Exception, match="cannot connect") as caught:
                         frame.count()
                     assert sentence in str(caught.value)
+            with simplebus.connect_blocking(server.address, access=access) as bus:
+                assert len(bus.fetch("copies")) == 4000
         finally:
             credentials_file.write_text("")
 

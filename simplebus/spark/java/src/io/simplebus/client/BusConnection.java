@@ -24,7 +24,7 @@ import javax.net.ssl.SSLSocket;
 /**
  * One connection to a bus: requests with their replies, and received messages.
  *
- * <p>Every method except {@link #close} and {@link #sendHeartbeat} may wait for the bus.
+ * <p>Every method except {@link #close} may wait for the bus.
  */
 public final class BusConnection implements Closeable {
     private static final ObjectMapper JSON = new ObjectMapper();
@@ -44,14 +44,17 @@ public final class BusConnection implements Closeable {
                     "undelivered_at_close");
 
     private final BusAddress address;
+    private final Socket plainSocket;
     private final Socket socket;
     private final ReceiveBuffer received;
     private final OutputStream output;
     private JsonNode connectReply;
     private int nextRequest = 1;
 
-    private BusConnection(BusAddress address, Socket socket) throws IOException {
+    /** @param socket the plain socket, or TLS on top of it */
+    private BusConnection(BusAddress address, Socket plainSocket, Socket socket) throws IOException {
         this.address = address;
+        this.plainSocket = plainSocket;
         this.socket = socket;
         this.received = new ReceiveBuffer(socket.getInputStream());
         this.output = socket.getOutputStream();
@@ -75,7 +78,7 @@ public final class BusConnection implements Closeable {
             socket.setSoTimeout(milliseconds);
             socket.connect(new InetSocketAddress(address.host(), address.port()), milliseconds);
             Socket used = address.isSecure() ? startTls(socket, address, credentials) : socket;
-            BusConnection connection = new BusConnection(address, used);
+            BusConnection connection = new BusConnection(address, socket, used);
             connection.open(credentials, publisher, timeout);
             return connection;
         } catch (IOException error) {
@@ -191,18 +194,21 @@ public final class BusConnection implements Closeable {
         int number = nextRequest;
         nextRequest = number == REQUEST_NUMBER_MAX ? 1 : number + 1;
         byte[] text = content.isEmpty() ? new byte[0] : JSON.writeValueAsBytes(content);
-        write(Frames.encode(type, target, number, subscription, text));
+        byte[] frame = Frames.encode(type, target, number, subscription, text);
+        write(frame, 0, frame.length);
         return number;
     }
 
     /** Sends a Heartbeat. */
     public void sendHeartbeat() throws IOException {
-        write(Frames.encode(Frames.HEARTBEAT, 0, 0, 0, new byte[0]));
+        byte[] frame = Frames.encode(Frames.HEARTBEAT, 0, 0, 0, new byte[0]);
+        write(frame, 0, frame.length);
     }
 
-    private synchronized void write(byte[] frame) throws IOException {
+    /** Sends the frames in a part of {@code bytes}. */
+    synchronized void write(byte[] bytes, int begin, int length) throws BusConnectionException {
         try {
-            output.write(frame);
+            output.write(bytes, begin, length);
             output.flush();
         } catch (IOException error) {
             throw lostError(error);
@@ -254,18 +260,51 @@ public final class BusConnection implements Closeable {
     private void checkError(byte[] bytes, int begin, int content, int end, byte type, int number)
             throws IOException {
         JsonNode error = parse(bytes, content, end);
-        String code = error.path("code").asText();
-        String sentence = error.path("message").asText();
+        checkFatal(error);
+        if (Frames.readShort(bytes, begin + 7) == type
+                && Frames.readInt(bytes, begin + 3) == number) {
+            throw new RefusedException(error.path("code").asText(), error.path("message").asText());
+        }
+    }
+
+    private void checkFatal(JsonNode error) throws BusConnectionException {
         if (error.path("fatal").asBoolean()) {
+            String code = error.path("code").asText();
             String place = connectReply == null ? "cannot connect to " : "lost the connection to ";
             throw new BusConnectionException(
-                    place + address + ": " + code + ": " + sentence,
+                    place + address + ": " + code + ": " + error.path("message").asText(),
                     !TEMPORARY_REASONS.contains(code) && !code.equals("draining"),
                     null);
         }
-        if (Frames.readShort(bytes, begin + 7) == type
-                && Frames.readInt(bytes, begin + 3) == number) {
-            throw new RefusedException(code, sentence);
+    }
+
+    /**
+     * Waits for the next frame. A connection that publishes receives by this method only.
+     *
+     * @throws BusConnectionException if the connection is lost
+     */
+    ServerFrame receive() throws BusConnectionException {
+        try {
+            received.compact();
+            int begin = received.readFrame();
+            byte[] bytes = received.bytes();
+            JsonNode content =
+                    parse(
+                            bytes,
+                            begin + Frames.HEADER_BYTES,
+                            received.nextFrame() - Frames.DELIMITER_BYTES);
+            if (bytes[begin] == Frames.ERROR) {
+                checkFatal(content);
+            }
+            return new ServerFrame(
+                    bytes[begin],
+                    Frames.readInt(bytes, begin + 3),
+                    Frames.readShort(bytes, begin + 7),
+                    content);
+        } catch (BusConnectionException error) {
+            throw error;
+        } catch (IOException error) {
+            throw lostError(error);
         }
     }
 
@@ -286,14 +325,24 @@ public final class BusConnection implements Closeable {
 
     /** Names classes, so that they exist. Returns the id of each class that is given by its name. */
     public JsonNode nameClasses(Collection<?> idsOrNames) throws IOException {
+        return receiveReply(Frames.CONNECT, sendNames(idsOrNames)).path("classes");
+    }
+
+    /** Sends a request that names classes: ids, names or JSON objects. Returns its number. */
+    int sendNames(Collection<?> classes) throws IOException {
         ObjectNode request = JSON.createObjectNode();
-        idsOrNames.forEach(one -> request.withArray("classes").addPOJO(one));
-        return receiveReply(Frames.CONNECT, send(Frames.CONNECT, 0, 0, request)).path("classes");
+        classes.forEach(one -> request.withArray("classes").addPOJO(one));
+        return send(Frames.CONNECT, 0, 0, request);
     }
 
     @Override
     public void close() {
         closeQuietly(socket);
+    }
+
+    /** Closes the connection without a TLS alert, for which another thread's write may have to end. */
+    void abort() {
+        closeQuietly(plainSocket);
     }
 
     private static void closeQuietly(Socket socket) {

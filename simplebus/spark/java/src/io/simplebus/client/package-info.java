@@ -1,7 +1,9 @@
 /**
- * Blocking client of the binary protocol, version 2: connections, requests and received messages.
+ * Blocking client of the binary protocol, version 2: connections, requests, received and published
+ * messages.
  *
  * <p>It implements what the Spark connector needs of {@code protocol/binary.md} and uses Jackson for
- * JSON. It knows nothing about Spark. A connection belongs to one thread at a time.
+ * JSON. It knows nothing about Spark. One thread at a time sends on a connection, and one
+ * receives.
  */
 package io.simplebus.client;

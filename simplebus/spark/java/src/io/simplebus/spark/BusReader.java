@@ -5,19 +5,18 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import io.simplebus.client.BusAddress;
 import io.simplebus.client.BusConnection;
 import io.simplebus.client.BusConnectionException;
+import io.simplebus.client.ConnectionRetry;
 import io.simplebus.client.Credentials;
 import io.simplebus.client.Frames;
 import io.simplebus.client.Json;
 import io.simplebus.client.RefusedException;
 import java.io.Closeable;
 import java.io.IOException;
-import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.ThreadLocalRandom;
 
 /**
  * Reader of a bus: resolves class names and gets extents.
@@ -37,8 +36,6 @@ final class BusReader implements Closeable {
     private static final String DEAD_LETTER_PREFIX = "dead.";
     private static final int SIMILAR_NAMES_MAX = 3;
     private static final double SIMILARITY_MIN = 0.6;
-    private static final double RETRY_DELAY_MIN_SECONDS = 0.05;
-    private static final double RETRY_DELAY_MAX_SECONDS = 1;
 
     private final String server;
     private final double timeoutSeconds;
@@ -57,7 +54,13 @@ final class BusReader implements Closeable {
         if (retriesConnect) {
             reconnect();
         } else {
-            connect(Math.min(timeoutSeconds, CONNECT_SECONDS));
+            connection =
+                    BusConnection.connect(
+                            BusAddress.parse(server),
+                            credentials(),
+                            null,
+                            ConnectionRetry.toDuration(Math.min(timeoutSeconds, CONNECT_SECONDS)));
+            connectionCount++;
         }
     }
 
@@ -79,14 +82,8 @@ final class BusReader implements Closeable {
         return connection.memoryId();
     }
 
-    private void connect(double seconds) throws IOException {
-        connection =
-                BusConnection.connect(
-                        BusAddress.parse(server),
-                        Credentials.fromEnvironment(System.getenv()),
-                        null,
-                        Duration.ofMillis(Math.max(1, Math.round(seconds * 1000))));
-        connectionCount++;
+    private Credentials credentials() throws IOException {
+        return Credentials.fromEnvironment(System.getenv());
     }
 
     /** Replaces the connection; tries for the timeout. */
@@ -94,33 +91,10 @@ final class BusReader implements Closeable {
         if (connection != null) {
             connection.close();
         }
-        long deadline = System.nanoTime() + (long) (timeoutSeconds * 1e9);
-        for (int turn = 0; ; turn++) {
-            double remaining = (deadline - System.nanoTime()) / 1e9;
-            try {
-                connect(Math.max(remaining, RETRY_DELAY_MIN_SECONDS));
-                return;
-            } catch (BusConnectionException error) {
-                double delay =
-                        Math.min(
-                                        RETRY_DELAY_MIN_SECONDS * Math.pow(2, Math.min(turn, 10)),
-                                        RETRY_DELAY_MAX_SECONDS)
-                                * (1 - ThreadLocalRandom.current().nextDouble() / 2);
-                if (error.isPermanent() || delay >= (deadline - System.nanoTime()) / 1e9) {
-                    throw error;
-                }
-                sleep(delay);
-            }
-        }
-    }
-
-    static void sleep(double seconds) throws IOException {
-        try {
-            Thread.sleep(Math.round(seconds * 1000));
-        } catch (InterruptedException error) {
-            Thread.currentThread().interrupt();
-            throw new java.io.InterruptedIOException("interrupted while waiting for a bus");
-        }
+        connection =
+                ConnectionRetry.connect(
+                        BusAddress.parse(server), credentials(), null, timeoutSeconds);
+        connectionCount++;
     }
 
     /** Requests to a bus. */

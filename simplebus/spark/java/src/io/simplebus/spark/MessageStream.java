@@ -1,6 +1,7 @@
 package io.simplebus.spark;
 
 import io.simplebus.client.BusConnectionException;
+import io.simplebus.client.ConnectionRetry;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.util.LinkedHashMap;
@@ -158,7 +159,7 @@ final class MessageStream
                 && waiting == 0
                 && query != null
                 && !query.startOffsets().isEmpty()) {
-            BusReader.sleep(IDLE_POLL_SECONDS);
+            ConnectionRetry.sleep(IDLE_POLL_SECONDS);
         }
         if (isAvailableNow) {
             if (target == null) {

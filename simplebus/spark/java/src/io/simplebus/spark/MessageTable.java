@@ -4,7 +4,6 @@ import java.util.EnumSet;
 import java.util.Set;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
-import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
@@ -39,6 +38,7 @@ final class MessageTable implements SupportsRead, SupportsWrite {
                 TableCapability.MICRO_BATCH_READ,
                 TableCapability.BATCH_WRITE,
                 TableCapability.STREAMING_WRITE,
+                TableCapability.TRUNCATE,
                 TableCapability.ACCEPT_ANY_SCHEMA);
     }
 
@@ -49,7 +49,6 @@ final class MessageTable implements SupportsRead, SupportsWrite {
 
     @Override
     public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
-        Table table = new PythonSource("writes").table(info.schema(), info.options());
-        return ((SupportsWrite) table).newWriteBuilder(info);
+        return new MessageWriteBuilder(info);
     }
 }

@@ -3,6 +3,7 @@ package io.simplebus.spark;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import io.simplebus.client.BusConnection;
+import io.simplebus.client.ConnectionRetry;
 import io.simplebus.client.Frames;
 import io.simplebus.client.Json;
 import io.simplebus.client.RefusedException;
@@ -149,7 +150,7 @@ final class RetentionDurable {
                                     + "and start it only once",
                             error);
                 }
-                BusReader.sleep(NAME_RETRY_SECONDS);
+                ConnectionRetry.sleep(NAME_RETRY_SECONDS);
             }
         }
     }

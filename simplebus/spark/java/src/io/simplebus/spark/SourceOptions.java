@@ -39,13 +39,13 @@ record SourceOptions(
         double durableIdleSeconds,
         double timeoutSeconds)
         implements Serializable {
-    private static final double TIMEOUT_SECONDS = 30;
+    static final double TIMEOUT_SECONDS = 30;
     private static final double DURABLE_IDLE_SECONDS = 7 * 86_400;
     private static final double IDLE_SECONDS_MAX = 31_536_000;
     private static final double MAX_DELAY_SECONDS = 15 * 60;
     private static final long MAX_PARTITION_MESSAGES = 500_000;
     private static final int NAME_CHARACTERS_MAX = 200;
-    private static final int CLASS_ID_MAX = 0xFFFF;
+    static final int CLASS_ID_MAX = 0xFFFF;
 
     /** Returns true if the options name the files of a journal, which the Python source reads. */
     static boolean readsJournal(Map<String, String> options) {
@@ -168,7 +168,7 @@ record SourceOptions(
         return byClass == null ? offsets : byClass;
     }
 
-    private static List<String> parseServers(String text) {
+    static List<String> parseServers(String text) {
         return OptionReader.splitList(text).stream()
                 .map(SourceOptions::serverName)
                 .distinct()
@@ -179,7 +179,7 @@ record SourceOptions(
         return BusAddress.parse(text).name();
     }
 
-    private static List<String> parseClasses(String text) {
+    static List<String> parseClasses(String text) {
         List<String> found =
                 OptionReader.splitList(text).stream()
                         .map(SourceOptions::className)
@@ -196,7 +196,7 @@ record SourceOptions(
         return text.matches("[0-9]+") ? Integer.valueOf(text) : null;
     }
 
-    private static String className(String text) {
+    static String className(String text) {
         if (text.matches("[0-9]+")) {
             String digits = text.replaceFirst("^0+(?=.)", "");
             if (digits.length() > 5 || Integer.parseInt(digits) > CLASS_ID_MAX) {

@@ -14,6 +14,9 @@
  *       {@code MessageStream}: what Spark plans with, in the driver
  *   <li>{@code MessagePartition}, {@code MessagePartitionReader}, {@code MessageBlock},
  *       {@code MessageColumns}: reading of messages as columns, in the executors
+ *   <li>{@code SinkOptions}, {@code SinkColumns}, {@code RowMetadata}: rows as messages, without I/O
+ *   <li>{@code MessageWriteBuilder}, {@code MessageWrite}, {@code MessageWriter}: batch and streaming
+ *       writer; each task is a publisher of its own
  *   <li>{@code QueryRetention}: durables that retain unprocessed messages on the buses
  * </ul>
  */

@@ -1,0 +1,43 @@
+package io.simplebus.spark;
+
+import java.io.Serializable;
+import java.util.List;
+import java.util.Map;
+
+/**
+ * Options of the sink. Their names are in {@link OptionNames}.
+ *
+ * @param server name of the bus, {@code host:port}
+ * @param className class of rows without one: an id in digits or a name; empty for none
+ * @param channel channel of rows without one; empty for none
+ * @param timeoutSeconds time for which connecting to the bus is retried
+ */
+record SinkOptions(String server, String className, String channel, double timeoutSeconds)
+        implements Serializable {
+    /**
+     * Parses options.
+     *
+     * @throws IllegalArgumentException with the option's name, its value and the expected one
+     */
+    static SinkOptions parse(Map<String, String> options) {
+        OptionReader reader = new OptionReader(options, OptionNames.SINK);
+        List<String> servers =
+                reader.required(
+                        reader.has("path") && !reader.has("servers") ? "path" : "servers",
+                        SourceOptions::parseServers);
+        if (servers.size() > 1) {
+            throw new IllegalArgumentException(
+                    "expected one bus in servers of a sink, got " + String.join(", ", servers));
+        }
+        List<String> classes = reader.get("class", List.of(""), SourceOptions::parseClasses);
+        if (classes.size() > 1) {
+            throw new IllegalArgumentException(
+                    "expected one class in the option class, got " + String.join(", ", classes));
+        }
+        return new SinkOptions(
+                servers.get(0),
+                classes.get(0),
+                reader.get("channel", "", String::strip),
+                reader.get("timeout", SourceOptions.TIMEOUT_SECONDS, OptionReader::parseSeconds));
+    }
+}

@@ -1,0 +1,400 @@
+"""The connector in Java publishes rows as the sink in Python does, each of them once."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simplebus.core.limits import HEADER_BYTES, Limits
+from simplebus.core.settings import FullPolicy, Retention, Settings
+from simplebus.spark.read.bus_reader import BusReader
+from simplebus.spark.read.planner import MessageRange
+from simplebus.testing.server import BusServer, bus_server
+from tests.client.faulty_server import faulty_proxy
+from tests.spark.bus_messages import publish_numbers, stored_payloads
+from tests.spark.heartbeat_bus import beaten_bus
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+JAVA, PYTHON = "simplebus", "simplebus_python"
+ROWS = [b"%d" % n for n in range(600)]
+LONG_ROWS = [b"row %d " % n * 150 for n in range(2400)]
+"""More than one block of a publisher, and more than a small credit."""
+
+
+def sink(frame: Any, kind: str, server: BusServer, **options: str) -> Any:
+    """Return a writer of a frame or stream."""
+    writing = frame.write.mode("append") if not frame.isStreaming else frame.writeStream
+    return writing.format(kind).options(servers=server.address, **options)
+
+
+# Rows ---------------------------------------------------------------------------------------------
+
+
+def random_bytes(source: random.Random) -> bytes:
+    pieces = (b"", b"<", b"<\r\n", b"<\r\n>", b"<\r\n\0", b"<\r\n<\r\n>", b"text", b"\xff")
+    return b"".join(source.choices(pieces, k=source.randrange(6)))
+
+
+def random_text(source: random.Random) -> str:
+    return "".join(source.choices(["", "<\r\n", "<\r\n>", "text", "ä", "\0"], k=3))
+
+
+SHAPES: dict[str, Callable[[random.Random], object]] = {
+    "value binary": random_bytes,
+    "value string": random_text,
+    "class string": lambda source: source.choice([None, "7", "örders", "stock"]),
+    "class int": lambda source: source.choice([None, 0, 7, 65_535]),
+    "topic string": lambda source: source.choice([None, "07", "örders"]),
+    "channel string": lambda source: source.choice([None, "", "shop.eu", "ä.ö", "x" * 300]),
+    "key binary": lambda source: source.choice([None, b"", b"k", random_bytes(source)]),
+    "key string": lambda source: source.choice([None, "", "k", "<\r\n>"]),
+    "headers array<struct<key:string,value:binary>>": lambda source: source.choice(
+        [None, [], [("a", b"1"), ("a", b""), ("ü", b"<\r\n>")]]
+    ),
+    "headers array<struct<key:string,value:string>>": lambda source: source.choice(
+        [None, [], [("a", "1"), ("ü", "<\r\n")]]
+    ),
+    "headers map<string,string>": lambda source: source.choice([None, {}, {"a": "1", "ü": "ä"}]),
+    "expiry double": lambda source: source.choice([None, 9e3, 1e4 / 3, 1e300, 60.0005, 60.0015]),
+    "expiry float": lambda source: source.choice([None, 1e4 / 3, 3e38]),
+    "expiry bigint": lambda source: source.choice([None, 60, 1 << 62]),
+    "expiry int": lambda source: source.choice([None, 60]),
+}
+"""Functions that return a random value of a column."""
+
+
+def raw_messages(server: BusServer) -> dict[str, list[bytes]]:
+    """Return the stored frames of each class, without the field that delays Confirms."""
+    found: dict[str, list[bytes]] = {}
+    with BusReader(server.address, timeout=60) as bus:
+        for each in bus.blocking_bus.explain().classes:
+            name = str(each.class_id)
+            held = bus.get_extent([name]).classes[name]
+            wanted = MessageRange(server.address, bus.memory_id, name, held.floor, held.head)
+            found[name] = [
+                bytes(frames.raw[begin : begin + 7] + frames.raw[begin + HEADER_BYTES : end])
+                for frames in bus.read(wanted, strict=True)
+                for begin, end in pairwise(frames.bounds.tolist())
+            ]
+    return found
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ["value binary"],
+        ["value string", "channel string"],
+        [
+            "value binary",
+            "class string",
+            "channel string",
+            "key binary",
+            "headers array<struct<key:string,value:binary>>",
+            "expiry double",
+        ],
+        [
+            "expiry bigint",
+            "headers map<string,string>",
+            "key string",
+            "topic string",
+            "value string",
+        ],
+        [
+            "class int",
+            "value binary",
+            "headers array<struct<key:string,value:string>>",
+            "expiry float",
+        ],
+        ["value binary", "key binary", "expiry int"],
+    ],
+)
+def test_both_sinks_publish_equal_messages(spark: Any, columns: list[str]) -> None:
+    source = random.Random(29)
+    rows = [tuple(SHAPES[column](source) for column in columns) for _ in range(400)]
+    rows += [row for row in rows[:50] for _ in range(3)]
+    frame = spark.createDataFrame(rows, ", ".join(columns)).coalesce(1)
+    with bus_server() as server, bus_server() as other:
+        sink(frame, JAVA, server, **{"class": "1", "channel": "by.default"}).save()
+        sink(frame, PYTHON, other, **{"class": "1", "channel": "by.default"}).save()
+        found, expected = raw_messages(server), raw_messages(other)
+    assert found == expected
+    assert sum(map(len, found.values())) == 550
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "sentence"),
+    [
+        ("valeu binary", [], "unknown column valeu; did you mean value?"),
+        ("value binary, offset bigint", [], "unknown column offset; expected value, class, topic"),
+        ("value int", [], "the column value is int, expected binary or string"),
+        ("value binary, headers string", [], "the column headers is string, expected array<struct"),
+        ("key binary", [], "the column value is missing; there are key"),
+        ("value binary, class int, topic string", [], "class and topic are two names of one colu"),
+        ("value binary", [(b"a",), (None,)], "row 1 has no value, expected bytes"),
+        ("value binary, channel string", [(b"a", "a..b")], "row 0: channel 'a..b': segment 2 of 3"),
+        (
+            "value binary, channel string",
+            [(b"a", "a.*")],
+            "row 0: channel 'a.*': segment 2 is the ",
+        ),
+        ("value binary, expiry double", [(b"a", -1.0)], "row 0: expiry must be seconds from 0 on"),
+        ("value binary, class string", [(b"a", "1"), (b"a", "")], "row 1 has no class, and the op"),
+        ("value binary, class int", [(b"a", -1)], "row 0 has the class -1, expected an id from 0"),
+        ("value binary, class int", [(b"a", 65_536)], "row 0 has the class 65536, expected an id"),
+        (
+            "value binary, headers array<struct<key:string,value:binary>>",
+            [(b"a", [("h", b"\xff")])],
+            "utf-8",
+        ),
+        ("value binary, key binary", [(b"a", b"k" * 65_536)], "a key has at most 65535 bytes, got"),
+        ("value binary", [(b"x" * (1 << 20),)], "bytes; a message of this connection carries at"),
+    ],
+)
+def test_both_sinks_refuse_the_same_rows(
+    spark: Any, server: BusServer, columns: str, rows: list[Any], sentence: str
+) -> None:
+    frame = spark.createDataFrame(rows, columns).coalesce(1)
+    for kind in (JAVA, PYTHON):
+        with pytest.raises(Exception, match=re.escape(sentence)):
+            sink(frame, kind, server, **{"class": "1"}).save()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "rows have no class; expected a column class or topic, or the option class"),
+        ({"class": "1,2"}, "expected one class in the option class, got 1, 2"),
+        ({"servers": "a,b", "class": "1"}, "expected one bus in servers of a sink, got a:8888, b"),
+        ({"servers": " ", "class": "1"}, "the option servers is missing; expected simplebus host"),
+        ({"subscribe": "1"}, "there is no option subscribe here; it is an option of the source"),
+        (
+            {"topic": "1"},
+            "there is no option topic here; use subscribe in the source, and class in",
+        ),
+        ({"class": "1", "timeout": "soon"}, "the option timeout is 'soon': expected seconds above"),
+    ],
+)
+def test_both_sinks_report_invalid_options(
+    spark: Any, server: BusServer, options: dict[str, str], sentence: str
+) -> None:
+    frame = spark.createDataFrame([(b"a",)], "value binary")
+    for kind in (JAVA, PYTHON):
+        writing = sink(frame, kind, server).options(**options)
+        with pytest.raises(Exception, match=re.escape(sentence)):
+            writing.save()
+
+
+def test_overwriting_is_refused(spark: Any, server: BusServer) -> None:
+    frame = spark.createDataFrame([(b"a",)], "value binary")
+    writing = sink(frame, JAVA, server, **{"class": "1"}).mode("overwrite")
+    with pytest.raises(Exception, match="a bus cannot be overwritten, messages are added"):
+        writing.save()
+
+
+# Publishers ---------------------------------------------------------------------------------------
+
+
+class Task:
+    """Publisher of one attempt of a task, in Java."""
+
+    def __init__(self, spark: Any, address: str, name: str = "task", class_id: int = 1) -> None:
+        client = spark._jvm.io.simplebus.client
+        self._bus = client.BusPublisher(
+            client.BusAddress.parse(address),
+            client.Credentials.fromEnvironment(spark._jvm.java.util.HashMap()),
+            name,
+            60.0,
+        )
+        self._class_id = class_id
+        self._bus.nameClass(class_id)
+
+    def publish(self, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            self._bus.publish(self._class_id, None, payload)
+
+    def flush(self) -> tuple[int, int]:
+        """Return how many messages there were, and how many the bus had before."""
+        self._bus.flush()
+        return self._bus.position(), self._bus.storedBefore()
+
+    def close(self) -> None:
+        self._bus.close()
+
+
+def test_retried_task_publishes_once(spark: Any, server: BusServer) -> None:
+    for stored in (0, 600):
+        task = Task(spark, server.address)
+        task.publish(ROWS)
+        assert task.flush() == (600, stored)
+        task.close()
+    assert stored_payloads(server) == ROWS
+
+
+def test_next_attempt_finishes_a_killed_task(spark: Any, server: BusServer) -> None:
+    before = 0
+    for until in (210, 35, 520, 600):
+        task = Task(spark, server.address)
+        task.publish(ROWS[:until])
+        assert task.flush() == (until, before)
+        task.publish(ROWS[until : until + 50])  # Not sent.
+        task.close()
+        before = max(before, until)
+    assert stored_payloads(server) == ROWS
+
+
+def test_replaced_attempt_stops_publishing(spark: Any, server: BusServer) -> None:
+    early = Task(spark, server.address)
+    early.publish(ROWS[:140])
+    early.flush()
+    late = Task(spark, server.address)
+    late.publish(ROWS)
+    assert late.flush() == (600, 140)
+    early.publish(ROWS[140:])
+    with pytest.raises(Exception, match=r"taken_over|connected again"):
+        early.flush()
+    for task in (early, late):
+        task.close()
+    assert stored_payloads(server) == ROWS
+
+
+def test_attempts_at_the_same_time_publish_once(spark: Any, server: BusServer) -> None:
+    begin = threading.Barrier(3)
+
+    def attempt() -> str:
+        begin.wait()
+        try:
+            task = Task(spark, server.address)
+            task.publish(LONG_ROWS)
+            task.flush()
+            task.close()
+        except Exception as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(3) as pool:
+        errors = [future.result() for future in [pool.submit(attempt) for _ in range(3)]]
+    assert "" in errors
+    assert all("taken_over" in error for error in errors if error)
+    assert stored_payloads(server) == LONG_ROWS
+
+
+def test_network_outage_does_not_duplicate_messages(spark: Any, server: BusServer) -> None:
+    with faulty_proxy(server.address) as proxy:
+        task = Task(spark, proxy.address)
+        for number, first in enumerate(range(0, len(LONG_ROWS), 600)):
+            task.publish(LONG_ROWS[first : first + 300])
+            proxy.dropped_direction = ("to_server", "to_client")[number % 2]
+            task.publish(LONG_ROWS[first + 300 : first + 600])
+            proxy.disconnect_all()
+        assert proxy.dropped_bytes
+        assert task.flush() == (len(LONG_ROWS), 0)
+        task.close()
+    assert stored_payloads(server) == LONG_ROWS
+
+
+def test_small_credit_is_kept(spark: Any) -> None:
+    with (
+        bus_server(Settings(limits=Limits(credit_bytes=50_000))) as server,
+        faulty_proxy(server.address) as proxy,
+    ):
+        task = Task(spark, proxy.address)
+        for first in range(0, len(LONG_ROWS), 300):
+            task.publish(LONG_ROWS[first : first + 300])
+            proxy.disconnect_all()
+        assert task.flush() == (len(LONG_ROWS), 0)
+        task.close()
+        assert stored_payloads(server) == LONG_ROWS
+
+
+def test_task_fails_if_the_bus_lost_its_messages(spark: Any) -> None:
+    with (
+        bus_server() as server,
+        bus_server() as other,
+        faulty_proxy(server.address) as proxy,
+    ):
+        task = Task(spark, proxy.address)
+        task.publish(ROWS)
+        task.flush()
+        proxy.set_target(other.address)
+        proxy.disconnect_all()
+        task.publish(ROWS)
+        with pytest.raises(Exception, match=f"the bus at {proxy.address} has begun anew, with the"):
+            task.flush()
+        task.close()
+        assert stored_payloads(other) == []
+
+
+def test_refused_messages_fail_the_task(spark: Any) -> None:
+    settings = Settings(limits=Limits(class_messages=100), full_policy=FullPolicy.DROP_NEWEST)
+    with bus_server(settings) as server:
+        task = Task(spark, server.address)
+        task.publish(ROWS)
+        with pytest.raises(Exception, match=r"refused messages, number 100 .*: drop_newest: "):
+            task.flush()
+        task.close()
+        retry = Task(spark, server.address)  # A refused message uses up its number.
+        retry.publish(ROWS)
+        assert retry.flush() == (600, 600)
+        retry.close()
+        assert stored_payloads(server) == ROWS[:100]
+
+
+def test_task_waits_for_slow_rows(spark: Any) -> None:
+    with beaten_bus() as bus:
+        task = Task(spark, bus.server.address)
+        task.publish(ROWS[:70])
+        bus.beats_when_heard(8)
+        task.publish(ROWS[70:])
+        assert task.flush() == (600, 0)
+        task.close()
+        assert bus.taken_for_dead() == 0
+        assert stored_payloads(bus.server) == ROWS
+
+
+# Queries ------------------------------------------------------------------------------------------
+
+
+def copy(spark: Any, kind: str, server: BusServer, folder: Path, condition: str = "true") -> str:
+    """Copy class 1 to the class "copies" until no message waits. Return the error of the query."""
+    frame = spark.readStream.format(JAVA).options(servers=server.address, subscribe="1")
+    frame = frame.option("startingOffsets", "earliest").option("minPartitions", "2").load()
+    frame = frame.selectExpr(f"if({condition}, value, raise_error('killed')) as value")
+    writing = sink(frame, kind, server, **{"class": "copies"}).trigger(availableNow=True)
+    query = writing.option("checkpointLocation", str(folder)).start()
+    try:
+        query.awaitTermination(60)
+    except Exception as error:
+        return str(error)
+    finally:
+        query.stop()
+    return ""
+
+
+def copied(server: BusServer) -> list[int]:
+    return sorted(map(int, stored_payloads(server, "copies")))
+
+
+@pytest.mark.parametrize("kinds", [(JAVA, PYTHON), (PYTHON, JAVA)])
+def test_batch_is_continued_by_the_other_sink(
+    spark: Any, tmp_path: Path, kinds: tuple[str, str]
+) -> None:
+    """The first attempt is killed within its tasks, the second before Spark commits the batch."""
+    with bus_server(Settings(keep=Retention(messages=30_000))) as server:
+        publish_numbers(server, 0, 30_000)
+        assert "killed" in copy(spark, kinds[0], server, tmp_path, "offset not in (9999, 29000)")
+        assert len(copied(server)) < 30_000
+        assert copy(spark, kinds[1], server, tmp_path) == ""
+        assert copied(server) == list(range(30_000))
+        (tmp_path / "commits" / "0").unlink()
+        (tmp_path / "commits" / ".0.crc").unlink()
+        assert copy(spark, kinds[0], server, tmp_path) == ""
+        assert copied(server) == list(range(30_000))
