@@ -97,25 +97,38 @@ def apply_settings(
     broker.settings = new_settings
     broker.store.apply_settings(new_settings)
     table.declare_operator_classes(classes)
-    _unbind(broker, classes, classes_before)
+    _undo_declarations(broker, classes, classes_before)
     if nats_listener is not None:
         nats_listener.apply_settings(nats)
 
 
-def _unbind(broker: Broker, now: Iterable[NamedClass], before: Iterable[NamedClass]) -> None:
-    """Unbind subjects that were removed from the settings. Subjects bound by clients stay."""
+def _undo_declarations(
+    broker: Broker, now: Iterable[NamedClass], before: Iterable[NamedClass]
+) -> None:
+    """Unbind subjects, and forget last values, that were removed from the settings.
+
+    Subjects bound by clients stay.
+    """
     table = broker.store.class_registry
-    removed = _subject_pairs(broker, before) - _subject_pairs(broker, now)
-    for class_id, subject in removed:
+    (subjects, last_values), (old_subjects, old_last_values) = (
+        _declared(broker, classes) for classes in (now, before)
+    )
+    for class_id, subject in old_subjects - subjects:
         if subject in table.subject_bindings.subjects_of(class_id):
             table.subject_bindings.unbind(class_id, subject)
+    for class_id in (old_last_values - last_values) & table.classes.keys():
+        table.disable_last_values(class_id)
 
 
-def _subject_pairs(broker: Broker, classes: Iterable[NamedClass]) -> set[tuple[int, str]]:
+def _declared(
+    broker: Broker, classes: Iterable[NamedClass]
+) -> tuple[set[tuple[int, str]], set[int]]:
+    """Return the class and subject of each binding, and the classes that keep last values."""
     names = broker.store.class_registry.class_id_by_name
-    pairs = set()
+    subjects, last_values = set(), set()
     for each in classes:
         class_id = each.id if each.id is not None else names.get(each.name or "")
         if class_id is not None:
-            pairs |= {(class_id, subject) for subject in each.subjects}
-    return pairs
+            subjects |= {(class_id, subject) for subject in each.subjects}
+            last_values |= {class_id} if each.last_values else set()
+    return subjects, last_values

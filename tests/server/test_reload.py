@@ -167,6 +167,18 @@ async def test_reload_binds_and_unbinds_subjects() -> None:
         assert broker.store.subject_bindings.subjects_of(class_id) == ("by.a.client",)
 
 
+async def test_reload_ends_last_values_that_are_declared_no_more() -> None:
+    kept, state = NamedClass(id=1, last_values=True), NamedClass(name="state", last_values=True)
+    async with serving(INITIAL, classes=(kept, state)) as server:
+        registry = server.server.broker.store.class_registry
+        state_id = registry.class_id_by_name["state"]
+        apply(server, classes=(kept,), classes_before=(kept, state))
+        assert registry.classes[1].has_last_values
+        assert not registry.classes[state_id].has_last_values
+        apply(server, classes=(kept, state), classes_before=(kept,))
+        assert registry.classes[state_id].has_last_values
+
+
 async def test_reload_disconnects_nats_clients_of_changed_users() -> None:
     def users(*names: str) -> NatsSettings:
         return NatsSettings(users=Users(tuple(User(each, each) for each in names)))

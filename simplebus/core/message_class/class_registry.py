@@ -663,12 +663,19 @@ class ClassRegistry:
         """Keep the last values of a class, unless its settings forbid this."""
         cls = self.classes[class_id]
         if not cls.are_last_values_requested:
-            cls.are_last_values_requested = True
-            self._apply_class_settings(cls)
+            self._request_last_values(cls, True)
             for first, last in cls.purged_sequences:
                 cls.last_values.discard_range(first, last)
-            if self.commit_log is not None:
-                self.commit_log.changed_class_ids[class_id] = None
+
+    def disable_last_values(self, class_id: int) -> None:
+        """Keep no last values of a class, unless its settings or a later Connect demand this."""
+        self._request_last_values(self.classes[class_id], False)
+
+    def _request_last_values(self, cls: MessageClass, are_requested: bool) -> None:
+        cls.are_last_values_requested = are_requested
+        self._apply_class_settings(cls)
+        if self.commit_log is not None:
+            self.commit_log.changed_class_ids[cls.class_id] = None
 
     def check_declaration(
         self, references: Sequence[int | str | NamedClass], creator_address: str = ""
