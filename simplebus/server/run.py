@@ -331,6 +331,8 @@ async def _accept_until_stopped(
     is_signaled = False
     server, nats_listener, addresses = running.server, running.nats_listener, running.addresses
     async with trio.open_nursery() as listener_nursery:
+        if options.owns_process:
+            await listener_nursery.start(garbage_collection.run)
         for sock in sockets:
             accept = partial(listeners.accept, free_descriptor=server.free_descriptor)
             listener_nursery.start_soon(accept, sock, server.serve, server.preauth_queue)
@@ -338,8 +340,6 @@ async def _accept_until_stopped(
         for scope, sock in zip(nats_accept_scopes, nats_sockets, strict=True):
             assert nats_listener is not None
             listener_nursery.start_soon(_accept_in_scope, scope, sock, nats_listener)
-        if options.owns_process:
-            listener_nursery.start_soon(garbage_collection.run)
         if running.monitor is not None:
             running.monitor.collector.is_ready = True
         announce(ready_line(running))

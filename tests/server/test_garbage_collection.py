@@ -31,7 +31,7 @@ def _restored_collector() -> Iterator[None]:
 def test_old_objects_are_examined_in_rare_full_collections_only() -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(garbage_collection.run)
+            await nursery.start(garbage_collection.run)
             await trio.sleep(0.5)
             young = Node()
             young_reference = weakref.ref(young)
@@ -41,11 +41,28 @@ def test_old_objects_are_examined_in_rare_full_collections_only() -> None:
             await trio.sleep(1)
             assert young_reference() is None
             del old
-            await trio.sleep(10)
-            assert old_reference() is not None
-            assert gc.get_freeze_count() > 0
+            await trio.sleep(2 * 3600)
+            assert old_reference() is not None  # There are not many more objects than before.
+            object_count = gc.get_freeze_count()
+            assert object_count > 0
+            many = [Node() for _ in range(object_count)]
+            await trio.sleep(2)
+            del many
             await trio.sleep(3600)
             assert old_reference() is None
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_collection_of_young_objects_examines_few() -> None:
+    """The default of the middle generation is 10, so that a collection examines 7,700 objects."""
+
+    async def main() -> tuple[int, int, int]:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(garbage_collection.run)
+            nursery.cancel_scope.cancel()
+            return gc.get_threshold()
+
+    young, middle, _ = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert young * (middle + 1) <= 3000
