@@ -27,6 +27,7 @@ from simplebus.core.channel.pattern import (
     split_segments,
 )
 from simplebus.core.limits import PATTERN_PAGE_SIZE
+from simplebus.core.sharded_dict import ShardedDict
 
 PREFIX_SEGMENTS = 3
 _NO_TAIL = ""
@@ -190,7 +191,7 @@ class _PrefixTable(Generic[V]):
         """Fewest segments of a matching name."""
         self.segments_max = self.segments_min if last == _NO_TAIL else None
         """Most segments of a matching name; None for unlimited."""
-        self.buckets: dict[tuple[str, ...], list[PatternPage[V]]] = {}
+        self.buckets: ShardedDict[tuple[str, ...], list[PatternPage[V]]] = ShardedDict()
         """Pages by the names in the prefix."""
 
     def find_bucket(self, segments: list[str]) -> list[PatternPage[V]] | None:
@@ -217,7 +218,7 @@ class PatternIndex(Generic[V]):
         self._tables: dict[tuple[str | None, ...], _PrefixTable[V]] = {}
         """Tables by the shape of the prefix, with None for each name. No table or bucket is empty.
         """
-        self._slots: dict[str, _PatternSlot[V]] = {}
+        self._slots: ShardedDict[str, _PatternSlot[V]] = ShardedDict()
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -240,8 +241,10 @@ class PatternIndex(Generic[V]):
         table = self._tables.get(key.shape)
         if table is None:
             table = self._tables[key.shape] = _PrefixTable(key.shape)
-        bucket = table.buckets.setdefault(key.names, [])
-        if not bucket or bucket[-1].is_full:
+        bucket = table.buckets.get(key.names)
+        if bucket is None:
+            bucket = table.buckets[key.names] = [PatternPage()]
+        elif bucket[-1].is_full:
             bucket.append(PatternPage())
         self._add_to_page(bucket[-1], key, value)
 

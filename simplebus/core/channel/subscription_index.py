@@ -14,6 +14,7 @@ from typing import Generic, TypeAlias, TypeVar
 from simplebus.core.channel.pattern import check_pattern, is_literal, split_segments
 from simplebus.core.channel.pattern_index import PageMatches, PatternIndex, matched_values
 from simplebus.core.limits import CACHE_NAMES_MAX, CACHE_RESULTS_MAX, CACHE_VALUES_MAX
+from simplebus.core.sharded_dict import ShardedDict
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T", bound=Hashable)
@@ -56,7 +57,7 @@ class SubscriptionIndex(Generic[T]):
         self._check = check
         self.generation = 0
         """Incremented by every change. Results stay valid as long as it is equal."""
-        self._literal: dict[str, _Values[T]] = {}
+        self._literal: ShardedDict[str, _Values[T]] = ShardedDict()
         self._wild: PatternIndex[_Values[T]] = PatternIndex()
         self._length = 0
         self.insert_count = 0
@@ -100,7 +101,7 @@ class SubscriptionIndex(Generic[T]):
         """Add a value to several patterns, which are legal and of which it has none yet."""
         wild, literal, order = self._wild, self._literal, self._next_order
         for pattern in patterns:
-            store: dict[str, _Values[T]] | PatternIndex[_Values[T]] = (
+            store: ShardedDict[str, _Values[T]] | PatternIndex[_Values[T]] = (
                 literal if is_literal(pattern) else wild
             )
             values = store.get(pattern)
@@ -175,7 +176,7 @@ class SubscriptionIndex(Generic[T]):
         assert len(places) == len(set(places)) == self._length, (places, self._length)
         assert all(place < self._next_order for place in places), (places, self._next_order)
 
-    def _index_for(self, pattern: str) -> dict[str, _Values[T]] | PatternIndex[_Values[T]]:
+    def _index_for(self, pattern: str) -> ShardedDict[str, _Values[T]] | PatternIndex[_Values[T]]:
         return self._literal if is_literal(pattern) else self._wild
 
     def _search(self, name: str) -> tuple[T, ...]:

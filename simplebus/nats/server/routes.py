@@ -20,6 +20,7 @@ import numpy.typing as npt
 from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.limits import INQUIRY_TEXT_CHARACTERS_MAX, Limits
 from simplebus.core.protocol.inquiry import ListenerInfo
+from simplebus.core.sharded_dict import ShardedDict
 from simplebus.nats import subjects
 from simplebus.nats.limits import (
     MERGED_GROUPS_MAX,
@@ -101,7 +102,7 @@ class SubjectRoutes:
         self._groups: dict[tuple[bytes, bytes], QueueGroup] = {}
         self._partial_ack_patterns = 0
         """Pairs whose pattern may match some ack subjects but not all."""
-        self._abandoned: deque[dict[bytes, NatsSubscription]] = deque()
+        self._abandoned: deque[ShardedDict[bytes, NatsSubscription]] = deque()
         """Subscriptions of sessions that have ended, until their routes are removed. No dict is
         empty.
         """
@@ -180,7 +181,7 @@ class SubjectRoutes:
         self._merged_groups.clear()
 
     def abandon_all(
-        self, session: NatsSession, subscriptions: dict[bytes, NatsSubscription]
+        self, session: NatsSession, subscriptions: ShardedDict[bytes, NatsSubscription]
     ) -> None:
         """End all subscriptions of a session, and remove their routes in later calls of
         `remove_abandoned`.

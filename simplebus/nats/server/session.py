@@ -18,6 +18,7 @@ from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.rate_limits import address_network
 from simplebus.core.session.session import Session
+from simplebus.core.sharded_dict import ShardedDict
 from simplebus.core.users.permissions import Grants
 from simplebus.core.users.rate_limit import RateLimiter, read_bytes
 from simplebus.core.users.users import User
@@ -119,7 +120,7 @@ class NatsSession:
         """True after the first PING to the client."""
         self.unanswered_ping_count = 0
         """PINGs that the client has not answered."""
-        self.subscriptions: dict[bytes, NatsSubscription] = {}
+        self.subscriptions: ShardedDict[bytes, NatsSubscription] = ShardedDict()
         """Subscriptions by subscription id."""
         self.subscription_bytes_by_account: dict[str, int] = {}
         """Estimated memory of the subscriptions, by the account that is charged."""
@@ -178,9 +179,9 @@ class NatsSession:
         """Estimated memory of the subscriptions."""
         return sum(self.subscription_bytes_by_account.values())
 
-    def take_subscriptions(self) -> dict[bytes, NatsSubscription]:
+    def take_subscriptions(self) -> ShardedDict[bytes, NatsSubscription]:
         """Remove and return all subscriptions. They may still be in the routes."""
-        subscriptions, self.subscriptions = self.subscriptions, {}
+        subscriptions, self.subscriptions = self.subscriptions, ShardedDict()
         return subscriptions
 
     def send_info(self, **changes: Any) -> None:
