@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simplebus.core.limits import (
     BINDINGS_MAX,
+    CHANNELS_PER_TURN,
     EXPENSIVE_EVENTS_READ_BYTES,
+    MIXED_ENVELOPES_PER_TURN,
     PATTERNS_REMOVED_PER_TURN,
     SLOW_ACK_BYTES,
     SLOW_REQUEST_BYTES,
@@ -19,6 +23,8 @@ from simplebus.core.limits import (
     TICKED_CLASSES_PER_TURN,
     TICKED_SESSIONS_PER_TURN,
 )
+from simplebus.core.protocol import envelope
+from simplebus.core.protocol.envelope import Envelope
 from tests.behaviour.wire_peer import BrokerHarness, WirePeer
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
@@ -100,6 +106,80 @@ def test_messages_are_not_split() -> None:
     peer.send(publish(1, 0, *[b"x" * 100] * 1000))
     assert peer.session.unprocessed == b""
     assert bus.statistics(1).ring.message_count == 1000
+
+
+@pytest.mark.parametrize("class_count", [1, 2])
+def test_messages_with_many_channels_are_stored_in_portions(class_count: int) -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = split_reader(bus)
+    frames = [
+        publish_envelopes(1 + n % class_count, n, channel_envelope(f"a.{n // 2}.b", b"%d" % n))
+        for n in range(8000)
+    ]
+    peer.send(b"".join(frames))
+    counts = [bus.broker.store.new_channel_count]
+    while run_turn(peer):
+        counts.append(bus.broker.store.new_channel_count - sum(counts))
+    assert max(counts) <= class_count * CHANNELS_PER_TURN
+    assert sum(bus.statistics(each).ring.message_count for each in (1, 2)) == 8000
+
+
+def test_messages_with_few_channels_are_stored_in_portions() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = split_reader(bus)
+    contents = [channel_envelope(f"a.{n % 5}", b"") for n in range(10_000)]
+    peer.send(publish_envelopes(1, 0, *contents))
+    counts = [bus.statistics(1).ring.message_count]
+    while run_turn(peer):
+        counts.append(bus.statistics(1).ring.message_count - sum(counts))
+    assert max(counts) <= MIXED_ENVELOPES_PER_TURN
+    assert sum(counts) == 10_000
+
+
+@pytest.mark.parametrize("other_count", [0, 63])
+def test_messages_with_nearly_the_same_channel_are_not_split(other_count: int) -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = split_reader(bus)
+    names = ["a.b"] * 10_000 + [f"a.{n}" for n in range(other_count)]
+    peer.send(publish_envelopes(1, 0, *(channel_envelope(name, b"xy") for name in names)))
+    assert peer.session.unprocessed == b""
+    assert bus.statistics(1).ring.message_count == len(names)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    channel_counts=st.lists(st.sampled_from([1, 3, 700, 6000]), min_size=1, max_size=4),
+    seed=st.integers(0, 1000),
+)
+def test_split_envelopes_are_stored_as_in_one_piece(channel_counts: list[int], seed: int) -> None:
+    random = Random(seed)
+    contents = [
+        envelope.encode(
+            Envelope(channel=f"c{random.randrange(count)}" if random.random() < 0.9 else ""),
+            b"%d" % random.randrange(1000),
+        )
+        for count in channel_counts
+        for _ in range(random.choice([10, 2000]))
+    ]
+    results = []
+    for is_split in (False, True):
+        bus = BrokerHarness()
+        bus.skips_checks = True
+        peer = connect_version2(bus, subscribe(1, 1, channels=["c1", "c2", "c60"]), classes=[1])
+        if is_split:
+            peer.session.allow_split_reads()
+        peer.send(publish_envelopes(1, 0, *contents))
+        while run_turn(peer):
+            pass
+        bus.broker.check_invariants()
+        cls = bus.broker.classes[1]
+        numbers = cls.ring.read_rows(0, cls.ring.head).channels
+        names = [cls.channels.name_of(n) for n in np.broadcast_to(numbers, len(contents)).tolist()]
+        results.append((names, peer.receive_deliveries(), bus.statistics(1).ring.message_count))
+    assert results[0] == results[1]
 
 
 REQUESTS = st.one_of(

@@ -28,10 +28,12 @@ from simplebus.core.protocol.envelope import (
 )
 from simplebus.core.protocol.frames import (
     DELIMITER,
+    Bytes,
     Flags,
     FrameBatch,
     Integers,
     Item,
+    Words,
     strided,
     unaligned,
 )
@@ -49,6 +51,8 @@ _UINT32: np.dtype[np.uint32] = np.dtype("<u4")
 _UINT64: np.dtype[np.uint64] = np.dtype("<u8")
 _MILLISECONDS: np.dtype[np.uint64] = np.dtype(">u8")
 _STUFFED_WORD = np.uint32(int.from_bytes(STUFFED, "little"))
+_TIMES_BYTES = np.array(TIMES_BYTES)
+_HASH_FACTOR, _HASH_SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)
 _ONES = np.uint64(0x0101010101010101)
 _TOPS = np.uint64(0x8080808080808080)
 _OPENERS = np.uint64(0x3C3C3C3C3C3C3C3C)
@@ -182,7 +186,7 @@ class UniformEnvelopeReader:
             end = offset + 2 + int.from_bytes(self._first_content[offset : offset + 2], "big")
             text = self._first_content[offset:end]
             if end <= self._content_lengths.min():
-                different = self._find_different(offset, text)
+                different = _find_different(self._batch, offset, text)
                 if np.count_nonzero(different) * _REGULAR_PER_IRREGULAR_MIN <= self._batch.count:
                     self._irregular |= different
                     self._offset = end
@@ -192,17 +196,6 @@ class UniformEnvelopeReader:
         places = zip((starts + begins).tolist(), (starts + ends).tolist(), strict=True)
         raw = self._batch.data.tobytes()
         return [raw[begin:end] for begin, end in places]
-
-    def _find_different(self, offset: int, text: bytes) -> Flags:
-        """Return flags of the contents that do not have `text` at `at`. All are long enough."""
-        different: Flags = np.zeros(self._batch.count, np.bool_)
-        for end in range(len(text), 0, -8):  # Words that end here; the first one begins before it.
-            words = _view_column(self._batch, _UINT64, offset + end - 8)
-            if end < 8:
-                words = words >> np.uint64(8 * (8 - end))
-            expected = np.uint64(int.from_bytes(text[max(0, end - 8) : end], "little"))
-            different |= words != expected
-        return different
 
     def _locate_next_texts(self) -> tuple[int | Integers, Integers]:
         """Return begin and end of the next text of each in the content, with its length prefix."""
@@ -229,6 +222,68 @@ class UniformEnvelopeReader:
         ends = self._offset if isinstance(self._offset, int) else self._offset[indexes]
         in_content = nuls >= len(STUFFED) - 1
         self._irregular[indexes[in_content & (nuls < ends)]] = True
+
+
+def count_other_channels(batch: FrameBatch) -> int:
+    """Return how many envelopes have another channel than the first one, or other fields."""
+    first = batch.data[HEADER_BYTES : batch.ends[0] - DELIMITER_BYTES].tobytes()
+    shortest = (batch.stride or int(batch.lengths.min())) - HEADER_BYTES - DELIMITER_BYTES
+    fields = first[0] if first else RESERVED
+    begin = end = 1 + TIMES_BYTES[fields & TIMES]
+    if fields & CHANNEL:
+        end += 2 + int.from_bytes(first[end : end + 2], "big")
+    if fields & RESERVED or end > shortest:
+        return batch.count
+    if begin == 1:
+        different = _find_different(batch, 0, first[:end])
+    else:
+        different = _find_different(batch, 0, first[:1])
+        different |= _find_different(batch, begin, first[begin:end])
+    return int(np.count_nonzero(different))
+
+
+def hash_channels(data: Bytes, starts: Integers, ends: Integers) -> Words:
+    """Return a hash of the channel of each envelope.
+
+    The hashes of different channels may be equal, and malformed envelopes have any hash.
+
+    Args:
+        data: Bytes of the frames.
+        starts: Offsets of Envelope frames in `data`.
+        ends: Ends of these frames.
+    """
+    fields = data[np.minimum(starts + HEADER_BYTES, ends - 1)]
+    offsets = starts + HEADER_BYTES + 1 + _TIMES_BYTES[fields & TIMES]
+    places = np.minimum(offsets, data.size - 2)
+    lengths = (data[places].astype(np.int64) << 8) + data[places + 1]
+    lengths = np.where(fields & CHANNEL, np.minimum(lengths, ends - offsets - 2), 0).clip(min=0)
+    hashes = lengths.astype(np.uint64)
+    words, last_word = unaligned(data, _UINT64), data.size - 8
+    active, done = np.flatnonzero(lengths), 0
+    while active.size:
+        # A word that would reach beyond the data begins earlier, and so ends with older bytes.
+        places = offsets[active] + (2 + done)
+        shifts = (places - last_word).clip(min=0)
+        left = (lengths[active] - done).clip(max=8)
+        word = words[places - shifts] >> (8 * shifts).astype(np.uint64)
+        word <<= (8 * (8 - left)).astype(np.uint64)
+        mixed = (hashes[active] ^ word) * _HASH_FACTOR
+        hashes[active] = mixed ^ (mixed >> _HASH_SHIFT)
+        done += 8
+        active = active[lengths[active] > done]
+    return hashes
+
+
+def _find_different(batch: FrameBatch, offset: int, text: bytes) -> Flags:
+    """Return flags of the contents that do not have `text` at `offset`. All are long enough."""
+    different: Flags = np.zeros(batch.count, np.bool_)
+    for end in range(len(text), 0, -8):  # Words that end here; the first one begins before it.
+        words = _view_column(batch, _UINT64, offset + end - 8)
+        if end < 8:
+            words = words >> np.uint64(8 * (8 - end))
+        expected = np.uint64(int.from_bytes(text[max(0, end - 8) : end], "little"))
+        different |= words != expected
+    return different
 
 
 def _view_column(

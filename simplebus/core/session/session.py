@@ -22,15 +22,19 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
+    CHANNELS_PER_TURN,
     EXPENSIVE_EVENTS_MAX,
     EXPENSIVE_EVENTS_READ_BYTES,
     HANDSHAKE_FRAME_BYTES_MAX,
     HEARTBEATS_MISSED_MAX,
     LONG_CONNECT_BYTES,
+    MIXED_ENVELOPES_PER_TURN,
     PARKED_BATCH_BYTES,
+    PLAIN_FRAMES_MAX,
     RECEIVE_BYTES,
     RECENT_PUBLISH_TICKS,
     SLOW_ACK_BYTES,
@@ -45,8 +49,9 @@ from simplebus.core.limits import (
 from simplebus.core.outbox import Outbox, SendSource
 from simplebus.core.producer_state import ProducerState
 from simplebus.core.protocol import frames
+from simplebus.core.protocol.envelope_reader import count_other_channels, hash_channels
 from simplebus.core.protocol.events import AckedRange, Event, PublishedFrame
-from simplebus.core.protocol.frames import FrameBatch, Integers
+from simplebus.core.protocol.frames import Bytes, FrameBatch, Integers, Words
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.session import version2
 from simplebus.core.session.version1 import Version1Decoder
@@ -63,6 +68,9 @@ _SLOW_COSTS: Integers = np.zeros(256, np.int64)
 _SLOW_COSTS[[frames.CONNECT, frames.SUBSCRIBE, frames.UNSUBSCRIBE]] = SLOW_REQUEST_BYTES
 _SLOW_COSTS[[frames.FETCH, frames.PURGE, frames.INQUIRE]] = SLOW_REQUEST_BYTES
 _SLOW_COSTS[[frames.NACK, frames.WORKING]] = SLOW_ACK_BYTES
+
+_UNHASHED_CHANNELS_MAX = 64
+"""Up to so many channels of a batch are counted without comparing them with those before."""
 
 _TLS_HANDSHAKE_BYTE = 0x16
 """First byte of a TLS client; no frame begins with it."""
@@ -182,6 +190,8 @@ class Session:
         self._last_sent_bytes = 0
         self.unprocessed = b""
         """Received bytes that are processed in later turns. See `allow_split_reads`."""
+        self._unread_bytes = 0
+        """The part of the last read that was put back to `unprocessed`."""
         self.can_split_reads = False
         """True if slow requests are processed in several turns. See `allow_split_reads`."""
         self.pending_request: Iterator[None] | None = None
@@ -377,7 +387,7 @@ class Session:
         )
 
     def allow_split_reads(self) -> None:
-        """Process only a few slow requests of a read at once.
+        """Process only a few slow requests, or different channels, of a read at once.
 
         After each read the caller completes the pending request, see `Broker.continue_request`, and
         processes `unprocessed`, by `refill`, in later turns.
@@ -395,9 +405,9 @@ class Session:
 
     def refill(self, buffer: ReceiveBuffer) -> int:
         """Copy some of the unprocessed bytes into the buffer. Returns how many, as a read does."""
-        data, self.unprocessed = self.unprocessed, b""
-        self.unprocessed = data[TRICKLE_BYTES:]
-        return buffer.fill(data[:TRICKLE_BYTES])
+        size = max(self._next_read_bytes, TRICKLE_BYTES)
+        data, self.unprocessed = self.unprocessed, self.unprocessed[size:]
+        return buffer.fill(data[:size])
 
     @property
     def next_read_bytes(self) -> int:
@@ -412,6 +422,10 @@ class Session:
         self, received_bytes: int, event_count: int, slow_event_count: float = 0.0
     ) -> None:
         """Adapt the read size after a read. Bulk traffic is read in larger pieces."""
+        if self._unread_bytes:
+            received_bytes -= self._unread_bytes
+            self._next_read_bytes = max(received_bytes, EXPENSIVE_EVENTS_READ_BYTES)
+            self._unread_bytes = 0
         if slow_event_count > EXPENSIVE_EVENTS_MAX:
             self._next_read_bytes = max(
                 EXPENSIVE_EVENTS_READ_BYTES,
@@ -474,10 +488,15 @@ class Session:
                 Reason.UNKNOWN_TYPE,
                 "the peer began a TLS handshake; this listener does not support TLS",
             )
+        budget = _TurnBudget() if self.can_split_reads else None
         for batch in self.receiver.receive(buffer, received_bytes, skipped_bytes=skipped_bytes):
-            end = find_slow_requests_end(batch) if self.can_split_reads else None
+            end = None if budget is None else budget.find_end(batch)
             if end is not None:
-                self.unprocessed = self.receiver.unread(buffer, batch, end) + self.unprocessed
+                unread = self.receiver.unread(buffer, batch, end)
+                self._unread_bytes = len(unread)
+                self.unprocessed = unread + self.unprocessed
+                if end == 0:
+                    return
                 batch = batch.slice(0, end)
             if self.decoder is None:
                 yield from self._decode_first_frames(batch)
@@ -605,15 +624,71 @@ class Session:
         )
 
 
-def find_slow_requests_end(batch: FrameBatch) -> int | None:
-    """Return the number of leading frames that contain as many slow requests as one turn should
-    process, at least one; None if the turn may also process what was received behind the batch.
+class _TurnBudget:
+    """Limits of the slow requests of a batch, and of the channels of a read, in one turn."""
+
+    def __init__(self) -> None:
+        self._channels: Words = np.zeros(0, np.uint64)
+        """Hashes of the channels so far."""
+        self._channels_max = CHANNELS_PER_TURN
+        self._mixed_max = MIXED_ENVELOPES_PER_TURN
+
+    def find_end(self, batch: FrameBatch) -> int | None:
+        """Return the number of leading frames of the next batch that the turn should process; None
+        if it may also process what was received behind the batch. At least one frame of the first
+        batch is processed.
+        """
+        if not batch.is_uniform:
+            types = batch.data[batch.starts]
+            ends = (
+                _find_slow_requests_end(batch, types),
+                self._find_channels_end(batch, np.flatnonzero(types == frames.ENVELOPE)),
+            )
+            return min((end for end in ends if end is not None), default=None)
+        frame_type = batch.data[0]
+        if _SLOW_COSTS[frame_type]:
+            return _find_slow_requests_end(batch, batch.data[batch.starts])
+        if frame_type != frames.ENVELOPE or batch.count <= PLAIN_FRAMES_MAX:
+            return None
+        channel_count = count_other_channels(batch) + 1
+        is_mixed = channel_count > _UNHASHED_CHANNELS_MAX
+        if is_mixed or self._channels.size + channel_count > self._channels_max:
+            return self._find_channels_end(batch, np.arange(batch.count))
+        self._channels_max -= channel_count
+        return None
+
+    def _find_channels_end(self, batch: FrameBatch, indexes: npt.NDArray[np.intp]) -> int | None:
+        """Return the end of the frames with the channels that are left, or None.
+
+        Args:
+            batch: The frames.
+            indexes: Indexes of the envelopes among them.
+        """
+        if indexes.size <= PLAIN_FRAMES_MAX:
+            return None
+        end = None
+        if indexes.size > self._mixed_max:
+            end = int(indexes[self._mixed_max])
+            indexes = indexes[: self._mixed_max]
+        # The first ones suffice if nearly all channels are different.
+        for count in (2 * self._channels_max, indexes.size):
+            part = indexes[:count]
+            hashes = hash_channels(batch.data, batch.starts[part], batch.ends[part])
+            hashes = np.concatenate([self._channels, hashes])
+            channels = np.unique(hashes)
+            if channels.size > self._channels_max:
+                firsts = np.sort(np.unique(hashes, return_index=True)[1])
+                return int(part[firsts[self._channels_max] - self._channels.size])
+        self._channels = channels
+        self._mixed_max -= indexes.size
+        return end
+
+
+def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:
+    """Return the end of the slow requests of one turn.
 
     A long Connect may need several turns, so it is the last one.
     """
-    if batch.is_uniform and not _SLOW_COSTS[batch.data[0]]:
-        return None
-    types = batch.data[batch.starts]
     costs = _SLOW_COSTS[types]
     slow = np.flatnonzero(costs)
     lengths = batch.lengths[slow]
