@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from simplebus.commands import (
+    backup,
     bridge,
     check_config,
     dlq,
@@ -449,6 +450,8 @@ app.command(rich_help_panel=_OPERATE, help=explain.HELP)(with_client_options(exp
 app.add_typer(dlq.app, name="dlq", rich_help_panel=_OPERATE)
 app.command(rich_help_panel=_OPERATE, help=forget.HELP)(with_client_options(forget.forget))
 app.add_typer(journal.app, name="journal", rich_help_panel=_OPERATE)
+app.command(rich_help_panel=_OPERATE, help=backup.BACKUP_HELP)(backup.backup)
+app.command(rich_help_panel=_OPERATE, help=backup.RESTORE_HELP)(backup.restore)
 app.command(rich_help_panel=_CONNECT, help=bridge.HELP)(bridge.bridge)
 app.command(rich_help_panel=_CONNECT, help=gateway.HELP)(gateway.gateway)
 

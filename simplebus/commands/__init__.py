@@ -4,7 +4,7 @@
 - `pubsub`: `pub` and `sub`.
 - `bridge`, `gateway`: programs that connect buses and modules.
 - `top`, `explain`, `dlq`, `forget`: inspection and repair of a running server.
-- `journal`: inspection of a data directory.
+- `journal`, `backup`: inspection, backup and restoring of a data directory.
 - `check_config`: `check-config` and `config sample`.
 - `user`: the users file.
 - `systemd_unit`: units for systemd.

@@ -18,6 +18,7 @@ Readers:
 
     inspection        contents of a journal for `simplebus journal`
     repair            moves damaged bytes out of files, and records gaps
+    backup            copies a journal that a server may be using, and restores copies
 
 `server.journal` runs `journal` and `segment_reader` in threads, and calls `recovery` in
 `pump.load`. May import `core`.

@@ -78,7 +78,7 @@ def lock_directory(path: Path, *, new_bus: str) -> JournalDirectory:
             path.mkdir(parents=True, mode=0o750)
             sync_directory(path.parent)
         stamp = _stamp_or_empty(path)
-        lock = _lock(path)
+        lock = lock_path(path)
         try:
             if stamp is None:  # Written first, so that a crash leaves a valid journal.
                 stamp = Stamp(FORMAT, VERSION, new_bus, _new_salt())
@@ -145,7 +145,12 @@ def _boot() -> str:
     return ""
 
 
-def _lock(path: Path) -> int:
+def lock_path(path: Path) -> int:
+    """Lock a directory and return the file descriptor that holds the lock.
+
+    Raises:
+        JournalInUseError: Another process holds the lock.
+    """
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
