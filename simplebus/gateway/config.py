@@ -16,11 +16,12 @@ ends. Otherwise ConfigError names the place of the mistake in the file.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -29,7 +30,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from simplebus.config.errors import ConfigError, describe_unknown_name, find_repeated_names
-from simplebus.core import toml
+from simplebus.config.toml_document import read_document
 from simplebus.gateway.mailbox import QUEUE_UNITS, FullQueuePolicy
 from simplebus.gateway.modules import SHIPPED
 
@@ -112,52 +113,36 @@ class _ModuleTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read(path: Path) -> GatewayPlan:
     """Return the plan in a file. Raises ConfigError."""
+    document = read_document(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    try:
-        return parse(text)
-    except _LocatedConfigError as error:
-        line = _find_line(text, error.key_path)
-        raise ConfigError(f"{path}{f':{line}' if line else ''}: {error}") from None
+        return parse(document.tables)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(*document.locate(error.messages)) from None
 
 
-def parse(text: str) -> GatewayPlan:
-    """Return the plan in the text of a file. Raises ConfigError."""
-    try:
-        raw = toml.loads(text)
-    except toml.TOMLDecodeError as error:
-        raise ConfigError(f"not valid TOML: {error}") from None
-    for name in raw:
+def parse(document: Mapping[str, Any]) -> GatewayPlan:
+    """Return the plan in a parsed file. Raises ConfigError."""
+    for name in document:
         if name != "modules":
-            raise _LocatedConfigError((name,), describe_unknown_name(name, ["modules"], ""))
-    if not raw:
+            raise ConfigError(describe_unknown_name(name, ["modules"], ""))
+    if not document:
         raise ConfigError(
             "the file is empty: expected [modules.NAME] for each module, or [modules] for none"
         )
-    tables = raw["modules"]
+    tables = document["modules"]
     if not isinstance(tables, dict):
-        raise _LocatedConfigError(("modules",), "modules: expected tables, [modules.NAME] for each")
+        raise ConfigError("modules: expected tables, [modules.NAME] for each")
     modules, links = [], []
     for name, table in tables.items():
-        plan, hears = _parse_module(name, table)
+        plan, sources = _parse_module(name, table)
         modules.append(plan)
-        links += [(source, name) for source in hears]
+        links += [(source, name) for source in sources]
     for source, sink in links:
-        key_path = ("modules", sink, "hears")
+        path = f"modules.{sink}.hears"
         if source != EVERYONE and source not in tables:
-            raise _LocatedConfigError(
-                key_path, describe_unknown_name(source, tables, _join_path(key_path))
-            )
+            raise ConfigError(describe_unknown_name(source, tables, path))
         if links.count((source, sink)) > 1:
-            raise _LocatedConfigError(
-                key_path, f"{_join_path(key_path)}: {source!r} is there twice"
-            )
+            raise ConfigError(f"{path}: {source!r} is there twice")
     return GatewayPlan(tuple(modules), tuple(links))
 
 
@@ -214,7 +199,7 @@ def _find_callable(module: str) -> Factory:
 def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
     """Convert settings by the module's `parse`, or to its `Settings`, or to a dict.
 
-    Raises ConfigError.
+    Raises ConfigError, whose message begins with "settings".
     """
     settings_type = getattr(factory, "Settings", None)
     parse = getattr(factory, "parse", None)
@@ -227,15 +212,7 @@ def parse_settings(factory: Factory, raw: Mapping[str, Any]) -> Any:
     except ConfigError:
         raise
     except msgspec.ValidationError as error:
-        problem, _, location = str(error).partition(" - at `$.")
-        if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
-            problem = f"{missing[1].replace('_', '-')!r} is missing"
-        if not (key := location.removesuffix("`")):
-            raise _LocatedConfigError((), problem) from None
-        first = re.split(r"[.\[]", key)[0]
-        raise _LocatedConfigError(
-            (first,), f"{key}: {problem}{_expected_values(problem, settings_type, key)}"
-        ) from None
+        raise ConfigError(_describe_invalid_value(error, settings_type, "settings")) from None
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # Foreign code may raise anything.
@@ -257,10 +234,19 @@ def convert_settings(raw: Mapping[str, Any], settings_type: Any) -> Any:
         raise ConfigError(error)
     for name in raw:
         if name.replace("-", "_") not in known:
-            raise _LocatedConfigError((name,), describe_unknown_name(name, known, ""))
+            raise ConfigError(describe_unknown_name(name, known, "settings"))
     return msgspec.convert(
         {name.replace("-", "_"): each for name, each in raw.items()}, settings_type
     )
+
+
+def _describe_invalid_value(error: msgspec.ValidationError, table: Any, path: str) -> str:
+    """Return an error of msgspec with the path of its key in front."""
+    problem, _, location = str(error).partition(" - at `$.")
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
+        return f"{path}: {missing[1].replace('_', '-')!r} is missing"
+    key = location.removesuffix("`")
+    return f"{path}{key and '.'}{key}: {problem}{_expected_values(problem, table, key)}"
 
 
 def _expected_values(problem: str, settings_type: Any, name: str) -> str:
@@ -277,68 +263,33 @@ def _expected_values(problem: str, settings_type: Any, name: str) -> str:
 
 
 def _parse_module(name: str, table: Any) -> tuple[ModulePlan, list[str]]:
-    key_path: tuple[str, ...] = ("modules", name)
+    """Return the plan of a module and its sources. Raises ConfigError."""
+    path, known = f"modules.{name}", _ModuleTable.__struct_fields__
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: expected a table, got {table!r}")
+    for key in table:
+        if key not in known:
+            raise ConfigError(describe_unknown_name(key, known, path))
     try:
+        parsed = msgspec.convert(table, _ModuleTable)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_describe_invalid_value(error, _ModuleTable, path)) from None
+    if parsed.places < 1:
+        raise ConfigError(f"{path}.places: expected 1 or more, got {parsed.places}")
+    with _located(path):
         check_module_name(name)
-        if not isinstance(table, dict):
-            raise ConfigError(f"expected a table, got {table!r}")
-        known = _ModuleTable.__struct_fields__
-        for key in table:
-            if key not in known:
-                key_path = (*key_path, key)
-                raise ConfigError(describe_unknown_name(key, known, ""))
-        try:
-            parsed = msgspec.convert(table, _ModuleTable)
-        except msgspec.ValidationError as error:
-            problem, _, location = str(error).partition(" - at `$.")
-            key_path = (*key_path, re.split(r"[.\[`]", location)[0]) if location else key_path
-            raise ConfigError(
-                problem + _expected_values(problem, _ModuleTable, key_path[-1])
-            ) from None
-        if parsed.places < 1:
-            key_path = (*key_path, "places")
-            raise ConfigError(f"expected 1 or more, got {parsed.places}")
-        key_path = (*key_path, "module")
+    with _located(f"{path}.module"):
         factory = _find_callable(parsed.module)
-        key_path = (*key_path[:2], "settings")
+    with _located(path, "."):
         settings = parse_settings(factory, parsed.settings)
-    except _LocatedConfigError as error:
-        key_path = (*key_path, *error.key_path)
-        raise _LocatedConfigError(key_path, f"{_join_path(key_path[:3])}: {error}") from None
-    except ConfigError as error:
-        raise _LocatedConfigError(key_path, f"{_join_path(key_path)}: {error}") from None
     plan = ModulePlan(name, parsed.module, settings, parsed.places, parsed.full, factory)
     return plan, parsed.hears
 
 
-class _LocatedConfigError(ConfigError):
-    """Mistake at a known place."""
-
-    def __init__(self, key_path: tuple[str, ...], sentence: str) -> None:
-        super().__init__(sentence)
-        self.key_path = key_path
-
-
-def _join_path(key_path: tuple[str, ...]) -> str:
-    return ".".join(key_path)
-
-
-def _find_line(text: str, key_path: tuple[str, ...]) -> int | None:
-    """Return the line of a key, or of its table.
-
-    Returns None for tables that are written in another way than in the examples.
-    """
-    best_line, best_length = None, 0
-    table: tuple[str, ...] = ()
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[+\s*([^\]]*?)\s*\]", line):
-            table = tuple(part.strip(" \"'") for part in header[1].split("."))
-            line_path = table
-        elif key := re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", line):
-            line_path = (*table, *(part.strip(" \"'") for part in key[1].split(".")))
-        else:
-            continue
-        common = min(len(line_path), len(key_path))
-        if line_path[:common] == key_path[:common] and common > best_length:
-            best_line, best_length = number, common
-    return best_line
+@contextlib.contextmanager
+def _located(path: str, separator: str = ": ") -> Iterator[None]:
+    """Raise a ConfigError of the block with `path` in front of its message."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}{separator}{error}") from None

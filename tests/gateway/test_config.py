@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -32,20 +33,20 @@ n = "12"
 
 
 def test_plan_has_modules_in_order_and_links() -> None:
-    plan = parse(GOOD)
+    plan = parse(tomllib.loads(GOOD))
     assert [each.name for each in plan.modules] == ["clock", "log", "mine"]
     assert plan.links == (("*", "log"), ("clock", "log"), ("log", "mine"))
     clock, log, mine = plan.modules
     assert clock.settings == TimerSettings(every=1.0)
     assert (log.places, log.full) == (7, FullQueuePolicy.DROP_OLDEST)
     assert mine.settings == 12
-    assert parse(GOOD) == plan
-    assert parse("[modules]").modules == ()
+    assert parse(tomllib.loads(GOOD)) == plan
+    assert parse({"modules": {}}).modules == ()
 
 
 def test_setting_names_accept_hyphens() -> None:
     text = '[modules.a]\nmodule = "tail"\nsettings = { path = "x", poll-seconds = 2 }\n'
-    assert parse(text).modules[0].settings.poll_seconds == 2
+    assert parse(tomllib.loads(text)).modules[0].settings.poll_seconds == 2
 
 
 def parse_single(text: str) -> str:
@@ -55,14 +56,14 @@ def parse_single(text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "line", "why"),
     [
-        ("[modules", None, "not valid TOML"),
+        ("[modules", None, "is not TOML"),
         ("[module.a]\n", 1, "'module' is unknown; did you mean 'modules'"),
         ("modules = 3", 1, "modules: expected tables"),
         ('[modules."*"]\nmodule = "timer"', 1, "stands for all other modules and cannot be"),
         ('[modules."a b"]\nmodule = "timer"', 1, "letters, digits, _ and -, up to 64; got 'a b'"),
         ("[modules]\na = 3", 2, "modules.a: expected a table, got 3"),
-        ("[modules.a]\nhears = []", 1, "modules.a: .*missing required field `module`"),
-        ('[modules.a]\nmodul = "timer"', 2, "modules.a.modul: 'modul' is unknown; did you mean"),
+        ("[modules.a]\nhears = []", 1, "modules.a: 'module' is missing"),
+        ('[modules.a]\nmodul = "timer"', 2, "modules.a: 'modul' is unknown; did you mean"),
         ('[modules.a]\nmodule = "timr"', 2, "modules.a.module: 'timr' is unknown; did you mean"),
         ('[modules.a]\nmodule = "no_such_thing:A"', 2, "'no_such_thing' cannot be imported"),
         ('[modules.a]\nmodule = "tests.gateway.sample_modules:Shoot"', 2, "did you mean 'Shout'"),
@@ -74,7 +75,7 @@ def parse_single(text: str) -> str:
         (parse_single("hears = ['b']"), 4, "modules.a.hears: 'b' is unknown"),
         (parse_single("hears = ['a', 'a']"), 4, "modules.a.hears: 'a' is there twice"),
         (parse_single("hears = 'a'"), 4, "modules.a.hears: Expected `array`, got `str`"),
-        (parse_single("hears = [1]"), 4, "modules.a.hears: Expected `str`, got `int`"),
+        (parse_single("hears = [1]"), 4, "hears\\[0\\]: Expected `str`, got `int`"),
         (parse_single("places = 0"), 4, "modules.a.places: expected 1 or more, got 0"),
         (
             parse_single("full = 'explode'"),
@@ -91,7 +92,7 @@ def parse_single(text: str) -> str:
         (
             '[modules.a]\nmodule = "timer"\n\n[modules.a.settings]\nevery = 0\n',
             5,
-            "modules.a.settings: every: Expected `float` >= 0.001",
+            "modules.a.settings.every: Expected `float` >= 0.001",
         ),
         (
             '[modules.a]\nmodule = "timer"\n[modules.a.settings]\n\nevry = 1\n',
@@ -118,7 +119,7 @@ def test_reports_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read(tmp_path / "missing.toml")
     (tmp_path / "bytes").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="is not valid TOML"):
+    with pytest.raises(ConfigError, match="is not TOML"):
         read(tmp_path / "bytes")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -552,8 +553,7 @@ async def test_error_in_block_ends_modules() -> None:
 
 
 async def test_runs_plan_from_text(autojump_clock: trio.testing.MockClock) -> None:
-    plan = parse(
-        f"""
+    text = f"""
         [modules.clock]
         module = "timer"
         settings = {{ every = 2, content = "tick", count = 3 }}
@@ -565,8 +565,7 @@ async def test_runs_plan_from_text(autojump_clock: trio.testing.MockClock) -> No
         module = "{HERE}:Recorder"
         hears = ["again"]
         """
-    )
-    async with open_gateway(plan) as gateway:
+    async with open_gateway(parse(tomllib.loads(text))) as gateway:
         await trio.sleep(7)
         await wait_quiet(gateway)
         assert received("all") == ["tick", "tick!"] * 3

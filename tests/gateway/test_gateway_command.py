@@ -135,7 +135,7 @@ def test_reloads_file_and_stops_on_signal(folder: Path) -> None:
         status, _, log = gateway.wait()
     assert status == 0, log
     assert "cannot reload, keeping the current modules: " in log
-    assert "gateway.toml:2: modules.sink.modul: 'modul' is unknown; did you mean" in log
+    assert "gateway.toml:2: modules.sink: 'modul' is unknown; did you mean" in log
     assert "stopping: modules: 2 of 2 running;" in log
     assert "not all messages were delivered" not in log
 
@@ -181,7 +181,7 @@ settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
 BROKEN = [
     ("", "the file is empty: expected [modules.NAME] for each module"),
     ("# not yet\n", "the file is empty"),
-    ("[modules.clock\n", "not valid TOML"),
+    ("[modules.clock\n", "is not TOML"),
     ("[modules.sink]\nmodul = 3\n", "'modul' is unknown; did you mean"),
     ('[modules.clock]\nmodule = "exits_of_test:It"\n', "fails when it is imported: SystemExit"),
     (None, "cannot be read: No such file"),
