@@ -8,10 +8,12 @@ storage are counted there; if that fails, the report says so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from heapq import nsmallest
 from itertools import islice
+from operator import itemgetter
+from typing import TypeVar
 
 import msgspec
 
@@ -71,6 +73,31 @@ from simplebus.core.store.store import Store
 from simplebus.core.subscription.position import Position
 from simplebus.core.users.permissions import Grants, has_private_channels
 
+T = TypeVar("T")
+_CLASSES_PER_STEP = 256
+
+
+def _run_to_end(steps: Generator[None, None, T]) -> T:
+    """Run steps to their end at once. Returns their result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+
+def _run_next_step(session: Session, steps: Iterator[None]) -> bool:
+    """Run the next step of a deferred reply. Returns True if the reply is complete.
+
+    Without a connection, all steps run at once.
+    """
+    for _ in steps:
+        if session.can_split_reads:
+            session.outbox.resume_replies()
+            return False
+    return True
+
 
 class InquiryHandler:
     """Builds the reports of one broker."""
@@ -102,6 +129,10 @@ class InquiryHandler:
         """Queue an Inquire request of a session. `on_refused` is called if it fails."""
         inquiry = event.body
         assert not isinstance(inquiry, AcksInquiry)
+        if isinstance(inquiry, BusInquiry):
+            steps = self._send_bus_report(session, event.request_number)
+            session.outbox.defer_reply(partial(_run_next_step, session, steps))
+            return
 
         def send_report(counted: dict[int, RemoteCountOutcome]) -> None:
             try:
@@ -116,6 +147,15 @@ class InquiryHandler:
 
         remote_classes = partial(self._remote_classes, inquiry)
         session.outbox.defer_reply(RemoteInquiry(session, remote_classes, send_report).try_reply)
+
+    def _send_bus_report(self, session: Session, request_number: int) -> Iterator[None]:
+        """Send the report on the bus, in steps because there may be many classes."""
+        report = yield from self._report_bus(session.grants)
+        yield
+        content = msgspec.json.encode(report)
+        session.outbox.queue_reply(
+            frames.encode(frames.INQUIRE, message_id=request_number, content=content)
+        )
 
     def build_report(
         self,
@@ -136,7 +176,7 @@ class InquiryHandler:
         """
         match inquiry:
             case BusInquiry():
-                return self._report_bus(grants)
+                return _run_to_end(self._report_bus(grants))
             case ClassInquiry(class_=name_or_id):
                 cls = self._require_class(name_or_id, grants)
                 return self._report_class(cls, remote_counts or {}, grants)
@@ -223,25 +263,27 @@ class InquiryHandler:
 
     # The bus -------------------------------------------------------------------------------------
 
-    def _report_bus(self, grants: Grants | None) -> BusInfo:
+    def _report_bus(self, grants: Grants | None) -> Generator[None, None, BusInfo]:
+        """Build the report on the bus in steps. Each class is described as it is at its step."""
         store, sessions = self._store, self._sessions
         failure = store.commit_log.write_error if store.commit_log is not None else None
-        visible = [cls for cls in store.classes.values() if can_inquire(grants, cls)]
-        warnings = {
-            cls.class_id: warning
-            for cls in visible
-            if (warning := find_class_warning(cls, self._now)) is not None
-        }
-        classes = nsmallest(
-            INQUIRY_CLASSES_MAX,
-            visible,
-            key=lambda cls: (
-                cls.class_id not in warnings or not warnings[cls.class_id].is_growing,
-                not cls.blocked_sessions,
-                -len(cls.ring),
-                cls.class_id,
-            ),
-        )
+        first_classes: list[tuple[tuple[bool, bool, int, int], ClassOverview]] = []
+        visible_count, all_classes = 0, list(store.classes.values())
+        for first in range(0, len(all_classes), _CLASSES_PER_STEP):
+            if first:
+                yield
+            visible = [
+                cls
+                for cls in all_classes[first : first + _CLASSES_PER_STEP]
+                if can_inquire(grants, cls) and store.classes.get(cls.class_id) is cls
+            ]
+            visible_count += len(visible)
+            first_classes = nsmallest(
+                INQUIRY_CLASSES_MAX,
+                [*first_classes, *(self._describe_class(cls) for cls in visible)],
+                key=itemgetter(0),
+            )
+        classes = [overview for _, overview in first_classes]
         lines = [
             SessionOverview(
                 session.session_id,
@@ -260,22 +302,31 @@ class InquiryHandler:
             level=self._durability_name,
             failure="" if failure is None else f"{failure[0]}: {failure[1]}",
             refused=nonzero_counts(self._refusal_counts),
-            classes=[
-                ClassOverview(
-                    class_id=cls.class_id,
-                    name=cls.name,
-                    stored=cls.ring.head - cls.first_sequence,
-                    positions=len(cls.positions),
-                    publishers=len(cls.blocked_sessions),
-                    dropped=sum(cls.dropped_counts.values()),
-                    is_elsewhere=cls.is_remote,
-                    warning=warnings[cls.class_id].sentence if cls.class_id in warnings else "",
-                )
-                for cls in classes
-            ],
-            classes_left_out=len(visible) - len(classes),
+            classes=classes,
+            classes_left_out=visible_count - len(classes),
             sessions=lines,
             sessions_left_out=len(sessions) - len(lines),
+        )
+
+    def _describe_class(
+        self, cls: MessageClass
+    ) -> tuple[tuple[bool, bool, int, int], ClassOverview]:
+        """Return a class for the report on the bus, behind its place there."""
+        warning = find_class_warning(cls, self._now)
+        overview = ClassOverview(
+            class_id=cls.class_id,
+            name=cls.name,
+            stored=cls.ring.head - cls.first_sequence,
+            positions=len(cls.positions),
+            publishers=len(cls.blocked_sessions),
+            dropped=sum(cls.dropped_counts.values()),
+            is_elsewhere=cls.is_remote,
+            warning="" if warning is None else warning.sentence,
+        )
+        is_growing = warning is not None and warning.is_growing
+        return (
+            (not is_growing, not cls.blocked_sessions, -len(cls.ring), cls.class_id),
+            overview,
         )
 
     # A class -------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import invariant
@@ -10,6 +12,7 @@ from simplebus.core.broker.broker import Broker
 from simplebus.core.broker.class_warnings import GROWTH_SECONDS
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import INQUIRY_MEMBERS_MAX, INQUIRY_POSITIONS_MAX
+from simplebus.core.protocol import frames
 from simplebus.core.protocol.inquiry import (
     BusInfo,
     BusInquiry,
@@ -347,6 +350,26 @@ def test_bus_report() -> None:
         (0, "till", 2),
         (1, "", 1),
     ]
+
+
+@pytest.mark.parametrize("class_count", [1, 256, 257, 1100])
+def test_bus_report_is_built_in_steps_with_few_classes(class_count: int) -> None:
+    bus = BrokerHarness(classes_per_address=0)
+    bus.skips_checks = True
+    publisher = connect_version2(bus, classes=[f"class {n}" for n in range(class_count)])
+    blocked = bus.broker.classes[min(bus.broker.classes)]
+    publisher.send(publish(blocked.class_id, 0, b"x"))
+    peer = connect_version2(bus, classes=[blocked.class_id])
+    peer.session.allow_split_reads()
+    expected = bus.broker.inquiry_handler.build_report(BusInquiry())
+    peer.send(frames.encode(frames.INQUIRE, message_id=3, content=b'{"about":"bus"}'))
+    step_count = 0
+    while not (replies := peer.receive_replies()):
+        assert not peer.session.outbox.is_idle
+        step_count += 1
+    assert step_count == -(-class_count // 256)
+    [reply] = replies
+    assert decode_reply(json.dumps(reply.content).encode()) == expected
 
 
 # A channel ---------------------------------------------------------------------------------------
