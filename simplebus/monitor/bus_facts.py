@@ -40,6 +40,7 @@ CANDIDATES_MAX = 10_000
 _PROTOCOLS = {-1: "NATS", 0: "unknown", 1: "version 1", 2: "version 2"}
 _POSITIONS_PER_STEP = 256
 _DESCRIPTIONS_PER_STEP = 8
+CLASSES_COMPARED_PER_STEP = 512
 
 
 class ClassFacts(msgspec.Struct, frozen=True):
@@ -233,7 +234,7 @@ def collect_bus(
     `previously_listed` contains the ids of the classes that were listed individually before.
     """
     listed: list[ClassFacts] = []
-    busiest = _select_busiest(list(store.classes.values()), previously_listed)
+    busiest = yield from _select_busiest(list(store.classes.values()), previously_listed)
     others: ClassFacts | None = None
     total = ClassFacts("", classes=0)
     dead_letter_count = 0
@@ -250,15 +251,26 @@ def collect_bus(
     return BusFacts(listed, others, total, dead_letter_count)
 
 
-def _select_busiest(classes: list[MessageClass], previously_listed: Collection[int]) -> set[int]:
-    """Return the ids of the classes to list individually; of equal ones, the older ones."""
+def _select_busiest(
+    classes: list[MessageClass], previously_listed: Collection[int]
+) -> Generator[None, None, set[int]]:
+    """Return the ids of the classes to list individually, in steps; of equal ones, the older
+    ones.
+    """
 
     def weighted_message_count(cls: MessageClass) -> int:
         messages = cls.ring.head - min(cls.compacted_count, cls.first_sequence)
         return messages * (2 if cls.class_id in previously_listed else 1)
 
-    selected = heapq.nlargest(CLASSES_LISTED_MAX, classes, key=weighted_message_count)
-    return {cls.class_id for cls in selected}
+    selected: list[tuple[int, int, int]] = []
+    for first in range(0, len(classes), CLASSES_COMPARED_PER_STEP):
+        part = classes[first : first + CLASSES_COMPARED_PER_STEP]
+        counted = [
+            (weighted_message_count(cls), -age, cls.class_id) for age, cls in enumerate(part, first)
+        ]
+        selected = heapq.nlargest(CLASSES_LISTED_MAX, selected + counted)
+        yield
+    return {class_id for _, _, class_id in selected}
 
 
 def collect_slow(broker: Broker, reporter: PositionReporter) -> Generator[None, None, SlowFacts]:

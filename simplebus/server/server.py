@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterator
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -105,6 +105,9 @@ class LocalSessionOwner(SessionOwner, Protocol):
 
     def close(self) -> None:
         """Close the connection at once."""
+
+
+COUNTED_SESSIONS_PER_STEP = 512
 
 
 class Traffic(NamedTuple):
@@ -634,10 +637,19 @@ class Server:
         self.broker.close_session(session)
         self.flush_ready()
 
-    def total_traffic(self) -> Traffic:
-        """Return the totals of all connections since the start."""
+    def total_traffic(self) -> Generator[None, None, Traffic]:
+        """Return the totals of all connections since the start, in steps.
+
+        Traffic of a client that leaves between the steps is counted once.
+        """
         owners = (*self.connections.values(), *self.local_clients.values())
-        return self._closed_traffic.with_sessions([owner.session for owner in owners])
+        total = self._closed_traffic
+        for first in range(0, len(owners), COUNTED_SESSIONS_PER_STEP):
+            if first:
+                yield
+            part = owners[first : first + COUNTED_SESSIONS_PER_STEP]
+            total = total.with_sessions([owner.session for owner in part])
+        return total
 
     def log_closed(self, what: str, peer: str, reason: str | RemoteProtocolError) -> None:
         """Log the end of a connection of any listener, and count it if the server closed it."""

@@ -126,6 +126,16 @@ def test_busiest_classes_are_listed(bus: SocketlessBroker, monkeypatch: pytest.M
     assert listed_classes(1, 2) == [1, 3]  # until another class has twice the traffic.
 
 
+def test_each_step_compares_few_classes(
+    bus: SocketlessBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus.connect(*range(10, 20))
+    _, step_count = run_steps(bus_facts.collect_bus(bus.broker.store))
+    monkeypatch.setattr(bus_facts, "CLASSES_COMPARED_PER_STEP", 1)
+    _, more_count = run_steps(bus_facts.collect_bus(bus.broker.store))
+    assert more_count - step_count == len(bus.broker.classes) - 1
+
+
 def test_class_with_many_positions_is_collected_in_steps(bus: SocketlessBroker) -> None:
     for _ in range(600):
         bus.receive(bus.connect(2), frames.encode(frames.SUBSCRIBE, class_id=2))

@@ -11,6 +11,7 @@ from simplebus.core.errors import BusConnectionError, Reason
 from simplebus.core.protocol.requests import FetchRequest
 from simplebus.core.users.passwords import PasswordVerifier
 from simplebus.core.users.users import Users
+from simplebus.server import server as server_module
 from simplebus.server.local_client import LocalEndpoint
 from tests.support.running_server import serving
 
@@ -18,7 +19,9 @@ PATIENCE_SECONDS = 60.0
 MESSAGE_COUNT, MESSAGE_BYTES = 40, 300_000  # More than all buffers in between hold.
 
 
-async def test_local_clients_exchange_messages_with_remote_clients() -> None:
+async def test_local_clients_exchange_messages_with_remote_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     no_users = Users((), PasswordVerifier(b"by chance"))
     async with serving() as server:
         endpoint = LocalEndpoint(server.server, "a part of it")
@@ -41,7 +44,12 @@ async def test_local_clients_exchange_messages_with_remote_clients() -> None:
                                     m.payload for m in await messages.take(MESSAGE_COUNT - len(got))
                                 ]
                         assert got == sent
-                assert server.server.total_traffic().messages == 2 * MESSAGE_COUNT
+                monkeypatch.setattr(server_module, "COUNTED_SESSIONS_PER_STEP", 1)
+                steps = server.server.total_traffic()
+                next(steps)  # There are two sessions.
+                with pytest.raises(StopIteration) as ended:
+                    next(steps)
+                assert ended.value.value.messages == 2 * MESSAGE_COUNT
                 server.server.replace_users(no_users)  # Local clients need no authentication.
                 await local.publish(b"still here", class_id="news")
                 assert len(server.server.local_clients) == 1

@@ -231,7 +231,7 @@ class FactsCollector:
         if nats_server is not None:
             nats = yield from nats_server.statistics_in_steps()
         yield
-        traffic = server.total_traffic()
+        traffic = yield from server.total_traffic()
         yield
         bus = yield from bus_facts.collect_bus(broker.store, self._listed_classes)
         self._listed_classes = {each.class_id for each in bus.classes}
