@@ -56,6 +56,7 @@ from simplebus.core.protocol.inquiry import (
     AcksInquiry,
     BusInfo,
     BusInquiry,
+    ChannelInfo,
     ChannelInquiry,
     ClassInfo,
     ClassInquiry,
@@ -129,8 +130,8 @@ class InquiryHandler:
         """Queue an Inquire request of a session. `on_refused` is called if it fails."""
         inquiry = event.body
         assert not isinstance(inquiry, AcksInquiry)
-        if isinstance(inquiry, BusInquiry):
-            steps = self._send_bus_report(session, event.request_number)
+        if isinstance(inquiry, BusInquiry | ChannelInquiry):
+            steps = self._send_long_report(session, inquiry, event.request_number, on_refused)
             session.outbox.defer_reply(partial(_run_next_step, session, steps))
             return
 
@@ -148,9 +149,23 @@ class InquiryHandler:
         remote_classes = partial(self._remote_classes, inquiry)
         session.outbox.defer_reply(RemoteInquiry(session, remote_classes, send_report).try_reply)
 
-    def _send_bus_report(self, session: Session, request_number: int) -> Iterator[None]:
-        """Send the report on the bus, in steps because there may be many classes."""
-        report = yield from self._report_bus(session.grants)
+    def _send_long_report(
+        self,
+        session: Session,
+        inquiry: BusInquiry | ChannelInquiry,
+        request_number: int,
+        on_refused: Callable[[RemoteProtocolError], None],
+    ) -> Iterator[None]:
+        """Send a report on the bus or a channel, in steps because there may be many classes."""
+        report: BusInfo | ChannelInfo
+        try:
+            if isinstance(inquiry, BusInquiry):
+                report = yield from self._report_bus(session.grants)
+            else:
+                report = yield from self._report_channel(inquiry, session.grants)
+        except RemoteProtocolError as error:
+            on_refused(error)
+            return
         yield
         content = msgspec.json.encode(report)
         session.outbox.queue_reply(
@@ -180,28 +195,8 @@ class InquiryHandler:
             case ClassInquiry(class_=name_or_id):
                 cls = self._require_class(name_or_id, grants)
                 return self._report_class(cls, remote_counts or {}, grants)
-            case ChannelInquiry(channel=channel, class_=name_or_id):
-                classes = (
-                    [cls for cls in self._store.classes.values() if can_inquire(grants, cls)]
-                    if name_or_id is None
-                    else [self._require_class(name_or_id, grants)]
-                )
-                if grants is not None:
-                    classes = [cls for cls in classes if not has_private_channels(cls.name)]
-                bound_ids = self._store.subject_bindings.class_ids()
-                classes = [
-                    cls
-                    for cls in classes
-                    if cls.positions or len(cls.channels) or cls.class_id in bound_ids
-                ]
-                return report_channel(
-                    channel,
-                    classes,
-                    subject_bindings=self._store.subject_bindings,
-                    now=self._now,
-                    describe_consumer=self._position_reporter.describe_consumer,
-                    listener_sources=self.listener_sources,
-                )
+            case ChannelInquiry():
+                return _run_to_end(self._report_channel(inquiry, grants))
         session = self._sessions.get(inquiry.session)
         if session is None:
             raise RemoteProtocolError(
@@ -327,6 +322,35 @@ class InquiryHandler:
         return (
             (not is_growing, not cls.blocked_sessions, -len(cls.ring), cls.class_id),
             overview,
+        )
+
+    # A channel -----------------------------------------------------------------------------------
+
+    def _report_channel(
+        self, inquiry: ChannelInquiry, grants: Grants | None
+    ) -> Generator[None, None, ChannelInfo]:
+        """Build the report on a channel in steps. Raises RemoteProtocolError (unknown_class)."""
+        bound_ids, classes = self._store.subject_bindings.class_ids(), list[MessageClass]()
+        name_or_id, all_classes = inquiry.class_, list(self._store.classes.values())
+        if name_or_id is not None:
+            all_classes = [self._require_class(name_or_id, grants)]
+        for first in range(0, len(all_classes), _CLASSES_PER_STEP):
+            if first:
+                yield
+            classes += [
+                cls
+                for cls in all_classes[first : first + _CLASSES_PER_STEP]
+                if (cls.positions or len(cls.channels) or cls.class_id in bound_ids)
+                and can_inquire(grants, cls)
+                and not (grants is not None and has_private_channels(cls.name))
+            ]
+        return report_channel(
+            inquiry.channel,
+            [cls for cls in classes if self._store.classes.get(cls.class_id) is cls],
+            subject_bindings=self._store.subject_bindings,
+            now=self._now,
+            describe_consumer=self._position_reporter.describe_consumer,
+            listener_sources=self.listener_sources,
         )
 
     # A class -------------------------------------------------------------------------------------

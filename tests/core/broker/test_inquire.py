@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import invariant
@@ -352,17 +353,21 @@ def test_bus_report() -> None:
     ]
 
 
+@pytest.mark.parametrize("inquiry", [BusInquiry(), ChannelInquiry("orders.new")])
 @pytest.mark.parametrize("class_count", [1, 256, 257, 1100])
-def test_bus_report_is_built_in_steps_with_few_classes(class_count: int) -> None:
-    bus = BrokerHarness(classes_per_address=0)
+def test_report_on_all_classes_is_built_in_steps(
+    class_count: int, inquiry: BusInquiry | ChannelInquiry
+) -> None:
+    bus = BrokerHarness()
     bus.skips_checks = True
     publisher = connect_version2(bus, classes=[f"class {n}" for n in range(class_count)])
-    blocked = bus.broker.classes[min(bus.broker.classes)]
-    publisher.send(publish(blocked.class_id, 0, b"x"))
-    peer = connect_version2(bus, classes=[blocked.class_id])
+    used_id = min(bus.broker.classes)
+    publisher.send(publish(used_id, 0, b"x"), subscribe(used_id, 1, channels=["orders.*"]))
+    peer = connect_version2(bus, classes=[used_id])
     peer.session.allow_split_reads()
-    expected = bus.broker.inquiry_handler.build_report(BusInquiry())
-    peer.send(frames.encode(frames.INQUIRE, message_id=3, content=b'{"about":"bus"}'))
+    expected = bus.broker.inquiry_handler.build_report(inquiry)
+    content = msgspec.json.encode(inquiry)
+    peer.send(frames.encode(frames.INQUIRE, message_id=3, content=content))
     step_count = 0
     while not (replies := peer.receive_replies()):
         assert not peer.session.outbox.is_idle
