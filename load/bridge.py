@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from load.brokers import HOST, REPOSITORY, START_S, Broker, is_available, running
+from load.brokers import HOST, REPOSITORY, START_S, RunningBroker, is_available, running
 from load.generators import Generator
 from load.measure import TIMEOUT_S, RunOptions, probe_nothing_in_flight
 from load.processes import Process
@@ -76,7 +76,7 @@ def _between_buses(run_options: RunOptions, count: int, way: str) -> float:
 
 
 def _to_nats(
-    run_options: RunOptions, nats: Broker, count: int, way: str, *, has_path: bool
+    run_options: RunOptions, nats: RunningBroker, count: int, way: str, *, has_path: bool
 ) -> tuple[float, float]:
     """Return the rate through a bridge, and of a publisher of the same messages."""
     with _bridged(run_options, f"nats://{HOST}:{nats.port}", way, has_path=has_path) as near:
@@ -87,7 +87,7 @@ def _to_nats(
 
 
 def _stored_to_nats(
-    run_options: RunOptions, nats: Broker, *, has_path: bool
+    run_options: RunOptions, nats: RunningBroker, *, has_path: bool
 ) -> tuple[float, float]:
     """Return the rate of a bridge with a full backlog, and of a publisher of the same messages."""
     with running("simplebus", server_args=run_options.server_args) as near:
@@ -117,7 +117,7 @@ def _heard(subscriber: Generator) -> float:
 @contextmanager
 def _bridged(
     run_options: RunOptions, to: str, way: str, *, has_path: bool = True
-) -> Iterator[Broker]:
+) -> Iterator[RunningBroker]:
     """Run a source server and a bridge that has both ends connected."""
     with _configured(to, has_path=has_path) as file:
         more = ["--config", str(file)] if way == WITHIN else []
@@ -150,7 +150,7 @@ def _configured(to: str, *, has_path: bool) -> Iterator[Path]:
 
 
 @contextmanager
-def _alone(file: Path, near: Broker) -> Iterator[None]:
+def _alone(file: Path, near: RunningBroker) -> Iterator[None]:
     """Run the bridge as its own process."""
     lines = file.read_text()
     file.write_text(lines.replace("to =", f'from = "{HOST}:{near.port}"\nto =', 1))
@@ -160,16 +160,16 @@ def _alone(file: Path, near: Broker) -> Iterator[None]:
         yield
 
 
-def _bus_id(broker: Broker) -> str:
+def _bus_id(broker: RunningBroker) -> str:
     """Return the bus id, which is the bridge path of its messages."""
     with connect_blocking(f"{HOST}:{broker.port}") as bus:
         return bus.connection.core.bus_id
 
 
 def _flow(
-    near: Broker,
+    near: RunningBroker,
     says: str,
-    far: Broker,
+    far: RunningBroker,
     hears: str,
     count: int,
     *,

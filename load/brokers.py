@@ -32,7 +32,7 @@ OTHER_LISTENERS = ("--no-http", "--no-nats")  # Kept closed, unless it is them t
 
 
 @dataclass(frozen=True)
-class Broker:
+class RunningBroker:
     """Running broker."""
 
     kind: str
@@ -65,13 +65,15 @@ PROGRAMS = {"nats": "nats-server", "nats-always": "nats-server", "redis": "redis
 
 
 @contextmanager
-def running(kind: str, *, server_args: Sequence[str] = (), sync_us: int = 0) -> Iterator[Broker]:
+def running(
+    kind: str, *, server_args: Sequence[str] = (), sync_us: int = 0
+) -> Iterator[RunningBroker]:
     """Run a broker for the duration of a block; `sync_us` delays each of its file syncs."""
     with tempfile.TemporaryDirectory(prefix="simplebus-load-") as directory:
         with environment(_slow_disk(sync_us)):
             process, port = STARTERS[kind](Path(directory), server_args)
         try:
-            yield Broker(kind, port, process)
+            yield RunningBroker(kind, port, process)
         finally:
             process.stop()
 

@@ -17,7 +17,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from load.brokers import HOST, Broker, running
+from load.brokers import HOST, RunningBroker, running
 from load.measure import RunOptions
 from load.memory import CONNECT, CONNECT_REPLY_BYTES, KB, TIMEOUT_S, raise_descriptor_limit
 from load.processes import LoadError
@@ -63,7 +63,7 @@ def run(run_options: RunOptions) -> list[Row]:
     ]  # fmt: skip
 
 
-def _connect(stack: ExitStack, broker: Broker, count: int) -> list[socket.socket]:
+def _connect(stack: ExitStack, broker: RunningBroker, count: int) -> list[socket.socket]:
     """Return connected peers that have their session id."""
     peers: list[socket.socket] = []
     while len(peers) < count:
@@ -90,7 +90,12 @@ def _read(peer: socket.socket, count: int) -> bytes:
 
 
 def _delivered_rate(
-    stack: ExitStack, broker: Broker, peers: list[socket.socket], turn: int, *, again: bool = False
+    stack: ExitStack,
+    broker: RunningBroker,
+    peers: list[socket.socket],
+    turn: int,
+    *,
+    again: bool = False,
 ) -> float:
     """Return messages per second that arrive at every peer. `again` reloads the configuration
     meanwhile.

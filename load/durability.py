@@ -21,7 +21,7 @@ from statistics import median
 
 import numpy as np
 
-from load.brokers import HOST, Broker, running
+from load.brokers import HOST, RunningBroker, running
 from load.generators import Generator, disk
 from load.measure import TIMEOUT_S, RunOptions
 from load.memory import CONNECT_REPLY_BYTES
@@ -82,7 +82,7 @@ def latency(run_options: RunOptions) -> list[Row]:
     ]
 
 
-def _confirm_us(broker: Broker, count: int) -> float:
+def _confirm_us(broker: RunningBroker, count: int) -> float:
     options = {"size": 16, "classes": 1, "count": count}
     with Generator("confirm", "simplebus-2", broker.port, timeout_s=TIMEOUT_S, **options) as one:
         found: float = one.result()["p50_us"]

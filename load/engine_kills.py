@@ -25,7 +25,7 @@ import simplebus
 from load.brokers import REPOSITORY, SERVE, disabled_listeners, find_program
 from load.engine_kills_nats import PUBLISHER as NATS_PUBLISHER
 from load.engine_kills_nats import SUBJECT as NATS_SUBJECT
-from load.engine_kills_nats import NatsClients
+from load.engine_kills_nats import NatsClientCrew
 from load.measure import RunOptions
 from load.message_accounting import DeliveryRecord, PublishedMessages
 from load.ports import HOST, free_port
@@ -202,11 +202,11 @@ class _ClusterKillRun:
         crews = [DeliveryRecord(class_id, is_ordered=False) for class_id in (*CLASSES, NATS_CLASS)]
         self._seen += crews
         urls = [server.nats for server in self._stateless_servers]
-        with NatsClients(urls, self._sent, NATS_CLASS, crews) as clients:
+        with NatsClientCrew(urls, self._sent, NATS_CLASS, crews) as clients:
             await self._work(late, clients)
         return self._rows(late)
 
-    async def _work(self, late: list[DeliveryRecord], clients: NatsClients) -> None:
+    async def _work(self, late: list[DeliveryRecord], clients: NatsClientCrew) -> None:
         async with trio.open_nursery() as readers:
             for which, class_id in enumerate((*CLASSES, VERSION1_CLASS)):
                 await readers.start(

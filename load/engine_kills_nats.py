@@ -27,7 +27,7 @@ PAUSE_S = 0.02
 START_TIMEOUT_S = 60.0
 
 
-class NatsClients:
+class NatsClientCrew:
     """Context manager of a publisher, and a durable queue group for each record of `groups`."""
 
     def __init__(

@@ -41,7 +41,10 @@ def run(run_options: RunOptions) -> list[Row]:
     memory, rates = list[float](), list[float]()
     for _ in range(run_options.rounds):
         args = (*MEMORY_ARGS, *run_options.server_args)
-        with running("simplebus", server_args=args) as broker, Bystander(broker.port) as bystander:
+        with (
+            running("simplebus", server_args=args) as broker,
+            BacklogBystander(broker.port) as bystander,
+        ):
             idle_bytes = broker.process.memory_bytes()
             calm = list(bystander.round_trips(until=time.monotonic() + CALM_S))
             options = {"timeout_s": TIMEOUT_S, "count": count, "size": PAYLOAD_BYTES}
@@ -73,7 +76,7 @@ def _row(title: str, values: list[float], unit: str, at_least: float | None = No
     return Row("growing-backlog", title, values, unit, at_least, less_is_better=True)
 
 
-class Bystander:
+class BacklogBystander:
     """Version 1 client that sends itself one message at a time."""
 
     def __init__(self, port: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from load.brokers import HOST, Broker
+from load.brokers import HOST, RunningBroker
 from load.processes import LoadError
 
 STREAM = "LOAD"
@@ -23,7 +23,7 @@ REPLY_S = 10.0
 
 @contextmanager
 def stream(
-    broker: Broker,
+    broker: RunningBroker,
     *,
     subjects: list[str],
     ack_all: bool | None = None,
@@ -65,7 +65,7 @@ def _consumer(ack_all: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def _connection(broker: Broker) -> Iterator[socket.socket]:
+def _connection(broker: RunningBroker) -> Iterator[socket.socket]:
     with socket.create_connection((HOST, broker.port), timeout=REPLY_S) as peer:
         peer.sendall(b'CONNECT {"verbose":false,"pedantic":false}\r\nSUB _INBOX.setup 1\r\n')
         yield peer

@@ -12,7 +12,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from load.brokers import Broker
+from load.brokers import RunningBroker
 from load.generators import Generator
 from load.jetstream import DELIVER, stream
 from load.traces import Tracer
@@ -31,7 +31,7 @@ class Work(Protocol):
         ...
 
     def measure(
-        self, broker: Broker, protocol: str, *, count: int, tracer: Tracer | None
+        self, broker: RunningBroker, protocol: str, *, count: int, tracer: Tracer | None
     ) -> Sample:
         """Measure `count` messages. Raises LoadError if verification fails."""
         ...
@@ -68,7 +68,7 @@ class Flow:
         return int(self.pace * WARM_UP_S) if self.pace else 100_000
 
     def measure(
-        self, broker: Broker, protocol: str, *, count: int, tracer: Tracer | None
+        self, broker: RunningBroker, protocol: str, *, count: int, tracer: Tracer | None
     ) -> Sample:
         with _prepared(broker, protocol, self):
             sample = _flow(broker, protocol, self, count=count, tracer=tracer)
@@ -118,7 +118,7 @@ class RoundTrips:
         return 2_000
 
     def measure(
-        self, broker: Broker, protocol: str, *, count: int, tracer: Tracer | None
+        self, broker: RunningBroker, protocol: str, *, count: int, tracer: Tracer | None
     ) -> Sample:
         return _round_trips(broker, protocol, self, count=count, tracer=tracer)
 
@@ -141,7 +141,7 @@ class Sample:
 
 
 def measure(
-    broker: Broker,
+    broker: RunningBroker,
     protocol: str,
     work: Work,
     *,
@@ -153,13 +153,13 @@ def measure(
     return work.measure(broker, protocol, count=count, tracer=tracer)
 
 
-def probe_nothing_in_flight(broker: Broker, classes: tuple[int, ...]) -> None:
+def probe_nothing_in_flight(broker: RunningBroker, classes: tuple[int, ...]) -> None:
     named = ",".join(map(str, classes))
     with Generator("probe", "simplebus", broker.port, timeout_s=20, classes=named) as probe:
         probe.result()
 
 
-def _prepared(broker: Broker, protocol: str, flow: Flow) -> Any:
+def _prepared(broker: RunningBroker, protocol: str, flow: Flow) -> Any:
     if protocol != "nats-jetstream":
         return nullcontext()
     subjects = [f"load.js.{class_id}" for class_id in flow.classes]
@@ -183,7 +183,7 @@ def _traced(tracer: Tracer | None, name: str, subscriber: str | None) -> dict[st
 
 
 def _flow(
-    broker: Broker, protocol: str, flow: Flow, *, count: int, tracer: Tracer | None
+    broker: RunningBroker, protocol: str, flow: Flow, *, count: int, tracer: Tracer | None
 ) -> Sample:
     common: dict[str, Any] = {"timeout_s": TIMEOUT_S, "count": count, **flow.shape()}
     with ExitStack() as stack:
@@ -217,7 +217,7 @@ def _flow(
 
 
 def _round_trips(
-    broker: Broker, protocol: str, trips: RoundTrips, *, count: int, tracer: Tracer | None
+    broker: RunningBroker, protocol: str, trips: RoundTrips, *, count: int, tracer: Tracer | None
 ) -> Sample:
     options: dict[str, Any] = {"size": trips.size_bytes, "classes": 1, "count": count}
     options |= _traced(tracer, "both ends", "1")

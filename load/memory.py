@@ -11,7 +11,7 @@ import resource
 import socket
 from contextlib import ExitStack
 
-from load.brokers import HOST, Broker, running
+from load.brokers import HOST, RunningBroker, running
 from load.generators import Generator
 from load.measure import RunOptions
 from load.processes import LoadError
@@ -48,7 +48,7 @@ def _row(title: str, value: float, unit: str, at_least: float, reach: float, not
     return Row("memory", title, [value], unit, at_least, reach, less_is_better=True, note=note)
 
 
-def _held_bytes(broker: Broker, count: int) -> int:
+def _held_bytes(broker: RunningBroker, count: int) -> int:
     """Return the growth of the server's memory with `count` stored messages."""
     before = broker.process.memory_bytes()
     options = {"timeout_s": TIMEOUT_S, "count": count, "size": 16, "classes": 1}
@@ -62,7 +62,7 @@ def _held_bytes(broker: Broker, count: int) -> int:
     return grown
 
 
-def _connection_bytes(broker: Broker, count: int) -> float:
+def _connection_bytes(broker: RunningBroker, count: int) -> float:
     """Return the growth of the server's memory per connection after the handshake."""
     with ExitStack() as stack:
         _connect(stack, broker, 50)  # What the first ones load is no connection's own.
@@ -71,7 +71,7 @@ def _connection_bytes(broker: Broker, count: int) -> float:
         return (broker.process.memory_bytes() - before) / count
 
 
-def _connect(stack: ExitStack, broker: Broker, count: int) -> None:
+def _connect(stack: ExitStack, broker: RunningBroker, count: int) -> None:
     peers = [
         stack.enter_context(socket.create_connection((HOST, broker.port), timeout=TIMEOUT_S))
         for _ in range(count)

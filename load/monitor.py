@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import simplebus
-from load.brokers import HOST, REPOSITORY, SERVE, START_S, Broker
+from load.brokers import HOST, REPOSITORY, SERVE, START_S, RunningBroker
 from load.measure import Flow, RunOptions, Sample, measure
 from load.processes import LoadError, Process
 from load.report import Row
@@ -113,7 +113,9 @@ class FlowSlice:
     """CPU time of the server per message."""
 
 
-def _slices(broker: Broker, address: str, count: int, rate: float) -> list[dict[str, FlowSlice]]:
+def _slices(
+    broker: RunningBroker, address: str, count: int, rate: float
+) -> list[dict[str, FlowSlice]]:
     """Return turns of slices by requested path."""
     lookers = {METRICS: _HttpPoller(address, METRICS), FACTS: _HttpPoller(address, FACTS)}
     order: list[str] = ["nobody", *lookers]
@@ -146,12 +148,12 @@ class _BackgroundFlow:
     rate = 0.0
     """Rate at the end."""
 
-    def __init__(self, broker: Broker, count: int) -> None:
+    def __init__(self, broker: RunningBroker, count: int) -> None:
         self.failed: Exception | None = None
         self.thread = threading.Thread(target=self._run, args=(broker, count))
         self.thread.start()
 
-    def _run(self, broker: Broker, count: int) -> None:
+    def _run(self, broker: RunningBroker, count: int) -> None:
         try:
             self.rate = measure(broker, "simplebus", FLOW, count=count).rate
         except Exception as error:
@@ -162,7 +164,7 @@ class _BackgroundFlow:
 
 
 @contextmanager
-def _running_flow(broker: Broker, count: int) -> Iterator[_BackgroundFlow]:
+def _running_flow(broker: RunningBroker, count: int) -> Iterator[_BackgroundFlow]:
     """Run a flow during the block. At its end the flow is complete and verified."""
     flow = _BackgroundFlow(broker, count)
     try:
@@ -173,7 +175,9 @@ def _running_flow(broker: Broker, count: int) -> Iterator[_BackgroundFlow]:
         raise flow.failed
 
 
-def _slice(broker: Broker, accepted: Callable[[], int], poller: _HttpPoller | None) -> FlowSlice:
+def _slice(
+    broker: RunningBroker, accepted: Callable[[], int], poller: _HttpPoller | None
+) -> FlowSlice:
     first, began, cpu = accepted(), time.perf_counter(), _cpu_ns(broker.process.pid)
     if poller is not None:
         poller.poll()
@@ -197,7 +201,7 @@ def _range_of_median(values: list[float]) -> str:
 
 
 @contextmanager
-def _server_with_http(*arguments: str) -> Iterator[tuple[Broker, str]]:
+def _server_with_http(*arguments: str) -> Iterator[tuple[RunningBroker, str]]:
     """Run a server. Yield it with the address of its HTTP listener."""
     command = [*SERVE, "--host", HOST, "--port", "0", "--no-nats", *arguments]
     with Process("simplebus", command, directory=REPOSITORY) as process:
@@ -205,7 +209,7 @@ def _server_with_http(*arguments: str) -> Iterator[tuple[Broker, str]]:
         tcp = re.search(r"tcp=\S+:(\d+)", ready)
         http = re.search(r"http=(\S+)", ready)
         assert tcp is not None
-        yield Broker("simplebus", int(tcp[1]), process), http[1] if http else ""
+        yield RunningBroker("simplebus", int(tcp[1]), process), http[1] if http else ""
 
 
 def _fill(port: int) -> None:
@@ -237,7 +241,7 @@ class _HttpPoller:
         return body.decode()
 
 
-def _poll_share_idle(broker: Broker, address: str, path: str, polls: int) -> float:
+def _poll_share_idle(broker: RunningBroker, address: str, path: str, polls: int) -> float:
     """Return the percentage of a CPU that one request per second costs an idle server."""
     poller, passed = _HttpPoller(address, path), polls * POLL_INTERVAL_S
     poller.poll()  # The first one on a connection.
@@ -254,7 +258,7 @@ def _poll_share_idle(broker: Broker, address: str, path: str, polls: int) -> flo
 
 
 def _poll_share_under_load(
-    broker: Broker, address: str, path: str, polls: int, rate: float
+    broker: RunningBroker, address: str, path: str, polls: int, rate: float
 ) -> float:
     """Return the percentage of the event loop's time for one request per second at full speed."""
     scrape, poller = _HttpPoller(address, METRICS), _HttpPoller(address, path)

@@ -16,7 +16,7 @@ from collections import Counter
 from contextlib import ExitStack, closing
 from random import Random
 
-from load.brokers import HOST, SIMPLEBUS_KINDS, Broker, is_available, running
+from load.brokers import HOST, SIMPLEBUS_KINDS, RunningBroker, is_available, running
 from load.measure import RunOptions
 from load.memory import CONNECTIONS, DESCRIPTORS, KB, MB, QUICK_PART, raise_descriptor_limit
 from load.processes import LoadError
@@ -41,10 +41,10 @@ def servers() -> dict[str, str]:
     return {kind: name for kind, name in SERVERS.items() if is_available(kind)}
 
 
-class Client:
+class ScalingClient:
     """Connection after CONNECT and PONG."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: RunningBroker) -> None:
         self.socket = socket.create_connection((HOST, broker.port), timeout=TIMEOUT_S)
         self.socket.sendall(CONNECT)
         self.received = b""
@@ -87,9 +87,9 @@ def idle(run_options: RunOptions) -> list[Row]:
     return rows
 
 
-def _connect(stack: ExitStack, broker: Broker, count: int) -> None:
+def _connect(stack: ExitStack, broker: RunningBroker, count: int) -> None:
     for _ in range(count):
-        stack.enter_context(closing(Client(broker)))
+        stack.enter_context(closing(ScalingClient(broker)))
 
 
 # Many subscriptions ------------------------------------------------------------------------------
@@ -161,12 +161,12 @@ def expected(numbers: list[int], count: int) -> Counter[tuple[bytes, int]]:
     return found
 
 
-def rates(broker: Broker, count: int, messages: int) -> tuple[float, float]:
+def rates(broker: RunningBroker, count: int, messages: int) -> tuple[float, float]:
     """Return verified deliveries per second: to NAMES random subscribed subjects, and to any of
     them.
     """
     random = Random(count)
-    with closing(Client(broker)) as subscriber, closing(Client(broker)) as publisher:
+    with closing(ScalingClient(broker)) as subscriber, closing(ScalingClient(broker)) as publisher:
         for first in range(0, count, SUBSCRIBED_AT_ONCE):
             numbers = range(first, min(first + SUBSCRIBED_AT_ONCE, count))
             lines = b"".join(b"SUB %b %d\r\n" % (pattern(n).encode(), n) for n in numbers)
@@ -177,7 +177,9 @@ def rates(broker: Broker, count: int, messages: int) -> tuple[float, float]:
     return first_rate, second_rate
 
 
-def _rate(publisher: Client, subscriber: Client, count: int, numbers: list[int]) -> float:
+def _rate(
+    publisher: ScalingClient, subscriber: ScalingClient, count: int, numbers: list[int]
+) -> float:
     """Return verified deliveries per second of one message to each of these subjects."""
     wire = b"".join(b"PUB %b 0\r\n\r\n" % literal_pattern(n).encode() for n in numbers)
     wanted = expected(numbers, count)

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # So that it runs by its path.
 
-from load.brokers import SIMPLEBUS_KINDS, Broker, is_available, running, versions
+from load.brokers import SIMPLEBUS_KINDS, RunningBroker, is_available, running, versions
 from load.generators import program
 from load.measure import WARM_UP_S, RunOptions, Sample, measure
 from load.processes import LoadError
@@ -110,13 +110,15 @@ class Runner:
             self.report.notes.append(note)
         return False
 
-    def _warm_up(self, broker: Broker, variant: Variant) -> float:
+    def _warm_up(self, broker: RunningBroker, variant: Variant) -> float:
         """Run two short measurements, the second sized by the first. Return the rate."""
         first = _measured(broker, variant, variant.work.first_count)
         return _measured(broker, variant, int(first.rate * WARM_UP_S)).rate
 
 
-def _measured(broker: Broker, variant: Variant, count: int, tracer: Tracer | None = None) -> Sample:
+def _measured(
+    broker: RunningBroker, variant: Variant, count: int, tracer: Tracer | None = None
+) -> Sample:
     count = max(min(count, COUNT_MAX), 1_000)
     try:
         return measure(broker, variant.protocol, variant.work, count=count, tracer=tracer)

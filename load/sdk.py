@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from load.brokers import REPOSITORY, Broker, is_available, running
+from load.brokers import REPOSITORY, RunningBroker, is_available, running
 from load.generators import Generator, program
 from load.jetstream import stream
 from load.measure import RunOptions, probe_nothing_in_flight
@@ -40,7 +40,7 @@ JET_SUBJECT = "load.js.1"
 class SdkEnvironment:
     """Brokers and payloads of a run."""
 
-    def __init__(self, brokers: dict[str, Broker], blocks: dict[int, Path]) -> None:
+    def __init__(self, brokers: dict[str, RunningBroker], blocks: dict[int, Path]) -> None:
         self.brokers = brokers
         self.blocks = blocks
 

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from load.brokers import Broker
+from load.brokers import RunningBroker
 from load.generators import Generator
 from load.jetstream import DELIVER, stream
 from load.measure import TIMEOUT_S, Sample, probe_nothing_in_flight
@@ -37,7 +37,7 @@ class Requests:
         return FIRST_COUNT
 
     def measure(
-        self, broker: Broker, protocol: str, *, count: int, tracer: Tracer | None
+        self, broker: RunningBroker, protocol: str, *, count: int, tracer: Tracer | None
     ) -> Sample:
         with (
             _payload_file() as block,
@@ -64,7 +64,7 @@ class OneWay:
         return FIRST_COUNT
 
     def measure(
-        self, broker: Broker, protocol: str, *, count: int, tracer: Tracer | None
+        self, broker: RunningBroker, protocol: str, *, count: int, tracer: Tracer | None
     ) -> Sample:
         with _program(protocol, Job("receive_paced", broker.port, count)) as subscriber:
             subscriber.wait_ready()
@@ -90,7 +90,7 @@ class Confirms:
         return FIRST_COUNT
 
     def measure(
-        self, broker: Broker, protocol: str, *, count: int, tracer: Tracer | None
+        self, broker: RunningBroker, protocol: str, *, count: int, tracer: Tracer | None
     ) -> Sample:
         with self._prepared(broker, protocol), _payload_file() as block:
             cpu_before = broker.process.cpu_s()
@@ -115,7 +115,7 @@ class Confirms:
             peak_bytes=broker.process.peak_memory_bytes(),
         )
 
-    def _prepared(self, broker: Broker, protocol: str) -> AbstractContextManager[None]:
+    def _prepared(self, broker: RunningBroker, protocol: str) -> AbstractContextManager[None]:
         if protocol != NATS_PY:
             return nullcontext()
         return stream(broker, subjects=[JET_SUBJECT], ack_all=True, storage=self.storage)
@@ -139,7 +139,7 @@ def _program(protocol: str, job: Job) -> Program:
 
 
 def _latency_sample(
-    broker: Broker, found: dict[str, float], count: int, seconds: float, cpu_s: float
+    broker: RunningBroker, found: dict[str, float], count: int, seconds: float, cpu_s: float
 ) -> Sample:
     return Sample(
         count,
@@ -153,7 +153,7 @@ def _latency_sample(
     )
 
 
-def _verify_stored(broker: Broker, protocol: str, count: int) -> None:
+def _verify_stored(broker: RunningBroker, protocol: str, count: int) -> None:
     """Receive the confirmed messages. Raises LoadError unless each is there once, in order."""
     options: dict[str, object] = {"count": count, "size": SIZE_BYTES, "classes": CLASS}
     generator_protocol = "simplebus-2"

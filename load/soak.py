@@ -19,7 +19,7 @@ from statistics import linear_regression, median
 import trio
 
 import simplebus
-from load.brokers import HOST, Broker, running
+from load.brokers import HOST, RunningBroker, running
 from load.measure import RunOptions
 from load.processes import LoadError
 from load.report import Row
@@ -114,7 +114,7 @@ async def _run_all(soaks: Sequence[_SoakWorkload], seconds: float) -> None:
 class _SoakWorkload:
     """Workload of one server."""
 
-    def __init__(self, broker: Broker, chance: Random) -> None:
+    def __init__(self, broker: RunningBroker, chance: Random) -> None:
         self.samples = SoakSamples()
         self._broker = broker
         self._chance = chance

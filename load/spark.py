@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import simplebus
-from load.brokers import HOST, Broker, running
+from load.brokers import HOST, RunningBroker, running
 from load.generators import Generator
 from load.measure import Flow, RunOptions, measure
 from load.processes import LoadError
@@ -88,7 +88,7 @@ def _register_python_source(spark: Any) -> None:
     spark.dataSource.register(PythonSource)
 
 
-def fill(broker: Broker, count: int, size: int = PAYLOAD_BYTES) -> None:
+def fill(broker: RunningBroker, count: int, size: int = PAYLOAD_BYTES) -> None:
     """Publish messages to CLASSES in turn, with random payloads: Parquet stores equal ones once."""
     source = np.random.default_rng(0)
     step = min(count, FILL_BYTES // size)
@@ -100,7 +100,7 @@ def fill(broker: Broker, count: int, size: int = PAYLOAD_BYTES) -> None:
             bus.publish_many(payloads, class_id=CLASSES[number % len(CLASSES)])
 
 
-def reading(reader: Any, broker: Broker, kind: str = CONNECTOR, **options: object) -> Any:
+def reading(reader: Any, broker: RunningBroker, kind: str = CONNECTOR, **options: object) -> Any:
     """A frame of the messages in CLASSES; reader is spark.read or spark.readStream."""
     found = reader.format(kind).option("servers", f"{HOST}:{broker.port}")
     given = {"subscribe": ",".join(map(str, CLASSES)), "startingOffsets": "earliest", **options}
@@ -113,7 +113,7 @@ def reading(reader: Any, broker: Broker, kind: str = CONNECTOR, **options: objec
 
 
 def _compared(
-    spark: Any, broker: Broker, place: Path, size: int, count: int, rounds: int
+    spark: Any, broker: RunningBroker, place: Path, size: int, count: int, rounds: int
 ) -> list[Row]:
     """Compare connector, Python source and Parquet files with the same rows."""
     files = str(place / "files")
@@ -310,7 +310,7 @@ def _followed(spark: Any, place: Path, seconds: int, run_options: RunOptions) ->
     ]
 
 
-def _waiting(query: Any, broker: Broker, seconds: int) -> list[tuple[float, int]]:
+def _waiting(query: Any, broker: RunningBroker, seconds: int) -> list[tuple[float, int]]:
     """Sample the time and the number of messages not read yet, for `seconds`."""
     found = []
     with BusReader(f"{HOST}:{broker.port}", timeout=10) as bus:
@@ -321,7 +321,7 @@ def _waiting(query: Any, broker: Broker, seconds: int) -> list[tuple[float, int]
     return found
 
 
-def _name(broker: Broker, class_id: int) -> None:
+def _name(broker: RunningBroker, class_id: int) -> None:
     """Create a class by its id."""
     with BusReader(f"{HOST}:{broker.port}", timeout=10) as bus:
         bus.get_extent([str(class_id)], make=True)

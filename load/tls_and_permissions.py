@@ -18,7 +18,7 @@ from load import permission_cost
 from load.brokers import (
     HOST,
     START_S,
-    Broker,
+    RunningBroker,
     environment,
     find_program,
     is_available,
@@ -82,7 +82,7 @@ def tls(run_options: RunOptions) -> list[Row]:
 
 
 def _rounds(
-    brokers: dict[str, tuple[Broker, str]],
+    brokers: dict[str, tuple[RunningBroker, str]],
     flows: dict[str, Flow],
     run_options: RunOptions,
     trusting: dict[str, str] | None = None,
@@ -120,7 +120,7 @@ def _row(
 
 
 @contextmanager
-def _nats_with_tls(folder: Path, shown: Certificate) -> Iterator[Broker]:
+def _nats_with_tls(folder: Path, shown: Certificate) -> Iterator[RunningBroker]:
     config = folder / "tls.conf"
     config.write_text(
         f'tls {{ cert_file: "{shown.cert}", key_file: "{shown.key}", handshake_first: true }}'
@@ -130,7 +130,7 @@ def _nats_with_tls(folder: Path, shown: Certificate) -> Iterator[Broker]:
         line = process.wait_for_line("Listening for client connections", timeout_s=START_S)
         found = re.search(rf"{re.escape(HOST)}:(\d+)", line)
         assert found is not None, line
-        yield Broker("nats", int(found[1]), process)
+        yield RunningBroker("nats", int(found[1]), process)
 
 
 # Permissions -------------------------------------------------------------------------------------

@@ -380,7 +380,7 @@ class Server:
 
     @property
     def journal_error(self) -> str:
-        """Why the journal cannot be written now; empty if it can."""
+        """Reason for which the journal cannot be written now; empty if it can."""
         commit_log = self.broker.commit_log
         if self.journal_pump is None or commit_log is None or commit_log.write_error is None:
             return ""

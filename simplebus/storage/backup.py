@@ -35,7 +35,7 @@ Files = dict[Path, os.stat_result]
 
 @dataclass(slots=True)
 class CopyResult:
-    """What was copied, and what the copy contains."""
+    """Numbers of copied files, and the content of the copy."""
 
     bus_id: str
     file_count: int = 0

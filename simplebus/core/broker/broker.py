@@ -114,7 +114,7 @@ _NEW_CHANNELS_PER_SLOW_EVENT = 64
 
 
 class DriverActions(NamedTuple):
-    """What the driver must do at the end of a turn, in this order."""
+    """Actions of the driver at the end of a turn, in this order."""
 
     flush: list[int]
     """Ids of the sessions whose outboxes have something new."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Protocol
 
-from simplebus.core.channel.near_miss import explain
+from simplebus.core.channel.explain_mismatch import explain_mismatch
 from simplebus.core.channel.pattern import check_name, matches
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
@@ -118,7 +118,7 @@ def _report_class(
             match_reports.append(_build_match(position, describe_consumer, pattern, ""))
         elif len(near_misses) < INQUIRY_MEMBERS_MAX and pattern_budget.try_spend(len(patterns)):
             for each in islice(patterns, INQUIRY_PATTERN_CHECKS_MAX):
-                if reason := explain(each, channel):
+                if reason := explain_mismatch(each, channel):
                     near_misses.append(_build_match(position, describe_consumer, each, reason))
                     break
     if not (bound or stored or matching_filters or near_misses):

@@ -2,7 +2,7 @@
 
 Modules in reading order:
     pattern               legal names and patterns, matching, overlap
-    near_miss             explanations of patterns that nearly match
+    explain_mismatch      explanations of patterns that nearly match
     pattern_index         bitmap index of patterns with wildcards
     subscription_index    values by pattern, with a cache of matches
 

@@ -17,7 +17,7 @@ OPENING_BYTES = 64
 
 
 class Opening(enum.StrEnum):
-    """What a peer has sent first."""
+    """Protocol of the first bytes from a peer."""
 
     BUS_CONNECT = "the Connect frame of a bus client"
     NATS_COMMAND = "a NATS command"

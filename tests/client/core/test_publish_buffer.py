@@ -316,7 +316,7 @@ def test_messages_that_are_sent_again_are_confirmed_without_waiting() -> None:
 @settings(deadline=None)
 @given(st.data())
 def test_late_confirms_keep_nobody_waiting(data: st.DataObject) -> None:
-    """When all is sent, no Confirm may wait that somebody requires or that brings credit."""
+    """No Confirm that a program requires, or that brings credit, waits after all is sent."""
     credit = data.draw(st.sampled_from([1, 60, 500, 1 << 20]))
     connection = open_late_connection(credit=credit)
     core, server = connection.core, connection.server

@@ -12,7 +12,7 @@ from simplebus.core.broker.wait_reasons import (
     format_duration,
     format_waiting_count,
 )
-from simplebus.core.channel.near_miss import explain
+from simplebus.core.channel.explain_mismatch import explain_mismatch
 from simplebus.core.protocol.inquiry import InFlightInfo
 
 HOLDER = "session 4 (127.0.0.1:5001)"
@@ -185,4 +185,4 @@ def test_format_durations_and_sizes() -> None:
     ],
 )
 def test_near_miss_reasons(pattern: str, channel: str, why: str) -> None:
-    assert explain(pattern, channel) == why
+    assert explain_mismatch(pattern, channel) == why

@@ -12,7 +12,7 @@ from simplebus.core.channel.pattern import (
 )
 
 
-def explain(pattern: str, channel: str) -> str:
+def explain_mismatch(pattern: str, channel: str) -> str:
     """Explain a legal pattern that nearly matches `channel`, in half a sentence.
 
     Returns:
