@@ -271,6 +271,8 @@ PATTERNS_REMOVED_PER_TURN = 64
 PATTERNS_REMOVED_AT_ONCE = 4
 # Subscriptions and declared classes of a closed connection that end in one turn of the event loop.
 SUBSCRIPTIONS_ENDED_PER_TURN = 64
+# They end earlier if group members among them held more messages than this.
+RETURNED_PER_TURN = 1024
 DECLARED_CLASSES_ENDED_PER_TURN = 512
 # Result cache of a subscription index: names, values of all names, and combined pattern sets.
 CACHE_NAMES_MAX = 4096

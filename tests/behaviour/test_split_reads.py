@@ -16,6 +16,7 @@ from simplebus.core.limits import (
     EXPENSIVE_EVENTS_READ_BYTES,
     MIXED_ENVELOPES_PER_TURN,
     PATTERNS_REMOVED_PER_TURN,
+    RETURNED_PER_TURN,
     SLOW_ACK_BYTES,
     SLOW_REQUEST_BYTES,
     SLOW_REQUESTS_BYTES_MAX,
@@ -55,6 +56,11 @@ def run_turn(peer: WirePeer) -> bool:
     peer.bus.broker.receive(peer.session, peer.bus.buffer, peer.session.refill(peer.bus.buffer))
     peer.bus.check_invariants()
     return True
+
+
+def run_wakeups(bus: BrokerHarness) -> None:
+    while bus.broker.next_wakeup <= bus.broker.clock.now:
+        bus.broker.run_due_wakeups()
 
 
 def split_reader(bus: BrokerHarness) -> Version2Peer:
@@ -305,6 +311,51 @@ def test_reads_bring_a_bounded_number_of_slow_frames(content: bytes, most: int) 
         peer.send(content[:size])
         content = content[size:]
     assert peer.session.next_read_bytes <= max(2 * most * frame_bytes, EXPENSIVE_EVENTS_READ_BYTES)
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+def test_members_of_a_closed_session_leave_in_portions(by_key: bool) -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    members = [subscribe(1, n, group="g", by_key=by_key) for n in range(1, 101)]
+    stays, goes = (connect_version2(bus, *members, classes=[1]) for _ in range(2))
+    connect_version2(bus, publish(1, 0, *[b"%d" % n for n in range(20_000)]), classes=[1])
+    run_wakeups(bus)
+    received = [message.content for message in stays.receive_deliveries()]
+    goes.receive_deliveries()
+    (group,) = bus.broker.classes[1].groups.values()
+    counts = [len(group.members)]
+    while bus.broker.end_some_subscriptions(goes.session):
+        counts.append(len(group.members))
+        bus.broker.check_invariants()
+        stays.send(publish(1, len(counts) - 2, b"x"))
+        assert not stays.receive_deliveries()
+    left = [before - after for before, after in pairwise(counts)]
+    assert max(left) <= RETURNED_PER_TURN / (20_000 / 200) + 1
+    goes.disconnect()
+    run_wakeups(bus)
+    bus.broker.check_invariants()
+    received += [message.content for message in stays.receive_deliveries()]
+    assert {b"%d" % n for n in range(20_000)} <= set(received)
+
+
+def test_returned_messages_of_a_group_are_assigned_in_portions() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = connect_version2(bus, subscribe(1, 1, group="g", max_in_flight=3000), classes=[1])
+    peer.send(publish(1, 0, *[b"x"] * 3000))
+    run_wakeups(bus)
+    peer.receive_deliveries()
+    connect_version2(bus, subscribe(1, 1, group="g", max_in_flight=3000), classes=[1])
+    peer.send(b"".join(nack(1, n, n + 1, 1000) for n in range(0, 3000, 2)))
+    bus.broker.clock.now += 2
+    (group,) = bus.broker.classes[1].groups.values()
+    counts = [sum(member.unsent_count for member in group.members)]
+    while bus.broker.next_wakeup <= bus.broker.clock.now:
+        bus.broker.run_due_wakeups()
+        counts.append(sum(member.unsent_count for member in group.members))
+    assert max(after - before for before, after in pairwise(counts)) <= 200
+    assert counts[-1] == 1500
 
 
 @given(

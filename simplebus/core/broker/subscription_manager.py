@@ -25,6 +25,7 @@ from simplebus.core.group.group import AnyGroup, Group, GroupMember
 from simplebus.core.group.key_ordered_group import KeyOrderedGroup
 from simplebus.core.limits import (
     DECLARED_CLASSES_ENDED_PER_TURN,
+    RETURNED_PER_TURN,
     SUBSCRIPTIONS_ENDED_PER_TURN,
 )
 from simplebus.core.message_class.class_registry import ClassRegistry, Declaration
@@ -703,25 +704,28 @@ class SubscriptionManager:
         session.subscriptions.clear()
 
     def end_some_subscriptions(self, session: Session) -> bool:
-        """End some subscriptions of a session whose peer is gone, with all its members of a group,
-        and its use of some classes.
+        """End some subscriptions of a session whose peer is gone, and its use of some classes.
 
         Returns:
             True if the session has more of them.
         """
         for _ in range(min(DECLARED_CLASSES_ENDED_PER_TURN, len(session.declared_class_ids))):
             self._store.classes[session.declared_class_ids.pop()].remove_session()
-        subscriptions = list(session.subscriptions.items())
-        ended = subscriptions[:SUBSCRIPTIONS_ENDED_PER_TURN]
-        groups = {held.group for _, held in ended if isinstance(held, GroupMember)}
-        ended += [
-            each
-            for each in subscriptions[SUBSCRIPTIONS_ENDED_PER_TURN:]
-            if isinstance(each[1], GroupMember) and each[1].group in groups
-        ]
-        for number, _ in ended:
+        ended: dict[int, BrokerSubscription | GroupMember] = {}
+        message_count = 0
+        for number, held in session.subscriptions.items():
+            if len(ended) >= SUBSCRIPTIONS_ENDED_PER_TURN or message_count > RETURNED_PER_TURN:
+                break
+            ended[number] = held
+            if isinstance(held, GroupMember):
+                message_count += held.assigned_count
+        groups = {held.group for held in ended.values() if isinstance(held, GroupMember)}
+        for number in ended:
             del session.subscriptions[number]
-        self._end_subscriptions(held for _, held in ended)
+        for held in session.subscriptions.values():
+            if isinstance(held, GroupMember) and held.group in groups and not held.is_leaving:
+                held.group.announce_leaving(held)
+        self._end_subscriptions(ended.values())
         return bool(session.subscriptions or session.declared_class_ids)
 
     def _end_subscriptions(self, subscriptions: Iterable[BrokerSubscription | GroupMember]) -> None:
@@ -734,7 +738,8 @@ class SubscriptionManager:
             else:
                 self._detach_subscription(held, forget=False)
         for group in groups:  # Returned messages are assigned after all members have left.
-            self._update_group_after_leave(group, forget=False)
+            if not group.has_leaving_members:
+                self._update_group_after_leave(group, forget=False)
 
     def drop_subscription(self, session: Session, number: int) -> None:
         """Remove a subscription from its session; its position is about to end."""

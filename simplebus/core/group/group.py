@@ -42,6 +42,9 @@ MESSAGES_PER_TURN_MAX = 64
 # other sessions. A continued scan covers REDELIVERY_MESSAGES.
 FIRST_SCAN_MAX = 512
 
+# A redelivered span costs as much as scanning this many messages, even if it is assigned.
+SPAN_SCAN_COST = 32
+
 
 class GroupMember:
     """Membership of one session in a group, as a `SendSource` of the session's outbox.
@@ -81,6 +84,8 @@ class GroupMember:
         """Tick at which the oldest unsent message was assigned."""
         self.is_unresponsive = False
         """True if it did not read its last assignment within the ack timeout."""
+        self.is_leaving = False
+        """True if its session has ended, so that it is removed soon."""
         self._ack_timer = TimerWheel()
         """Messages in flight, by the tick at which they are overdue."""
         self._unsent_spans: deque[Span] = deque()
@@ -101,7 +106,7 @@ class GroupMember:
     @property
     def free_count(self) -> int:
         """Messages that may still be assigned to it."""
-        if self.is_unresponsive or self.assigned_bytes >= IN_FLIGHT_BYTES:
+        if self.is_unresponsive or self.is_leaving or self.assigned_bytes >= IN_FLIGHT_BYTES:
             return 0
         return max(0, self.in_flight_max - self.assigned_count)
 
@@ -246,6 +251,10 @@ class GroupMember:
 
     # Sending -------------------------------------------------------------------------------------
 
+    def mark_leaving(self) -> None:
+        """Record that its session has ended."""
+        self.is_leaving = True
+
     def mark_unresponsive(self) -> None:
         """Record that the member does not read."""
         self.is_unresponsive = True
@@ -313,6 +322,8 @@ class BaseGroup(Generic[M]):
         self.class_id = position.class_id
         self.window = position.window
         self.members: dict[M, None] = {}
+        self._leaving_members: dict[M, None] = {}
+        """Members that are removed soon. Until then no messages are assigned."""
         self._clock = clock
         self._delayed_wakeups = delayed_wakeups
         self._available_members: LeastLoadedMembers[M] = LeastLoadedMembers()
@@ -365,9 +376,25 @@ class BaseGroup(Generic[M]):
         else:
             self._available_members.remove(member)
 
+    @property
+    def has_leaving_members(self) -> bool:
+        """True if members were announced to leave and are not removed yet."""
+        return bool(self._leaving_members)
+
+    def announce_leaving(self, member: M) -> None:
+        """Send nothing more to a member, which will be removed, and assign no messages until then.
+
+        Many members can be removed in portions this way, and their messages be assigned together.
+        """
+        member.mark_leaving()
+        member.outbox.remove(member)
+        self._leaving_members[member] = None
+        self.update_availability(member)
+
     def remove_member(self, member: M) -> None:
         """Remove a member and queue its messages for the others."""
         del self.members[member]
+        self._leaving_members.pop(member, None)
         self.position.remove_holder(member)
         self.position.set_has_consumer(bool(self.members))
         member.outbox.remove(member)
@@ -485,7 +512,7 @@ class Group(BaseGroup[GroupMember]):
 
     def distribute_messages(self) -> list[GroupMember]:
         assigned_members: dict[GroupMember, None] = {}
-        if self._is_scan_unfinished:
+        if self._is_scan_unfinished or self._leaving_members:
             return []
         position, available_members = self.position, self._available_members
         if self._has_unsorted_redeliveries:
@@ -522,6 +549,7 @@ class Group(BaseGroup[GroupMember]):
             span, last, selected = redeliveries
             selected, last = self._fit_selection(selected, last, space_bytes)
             position.consume_redeliveries(span, last, selected)
+            position.adjust_scanned_count(SPAN_SCAN_COST)
             return [Span(begin, end, span.attempts) for begin, end in selected.sendable]
         scan_count = max(max_count, self._scan_limit // 8)
         while position.can_select_new:

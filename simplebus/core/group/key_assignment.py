@@ -21,6 +21,9 @@ HASH_BUCKET_MASK = HASH_BUCKET_COUNT - 1
 
 MemberT = TypeVar("MemberT")
 
+# Buckets whose weights are computed at once: those of 500 members fit into a processor's cache.
+_BUCKETS_WEIGHED = 64
+
 _MIX_FACTOR_1, _MIX_FACTOR_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 _BUCKET_HASHES: Words = np.arange(1, HASH_BUCKET_COUNT + 1, dtype=np.uint64) * _GOLDEN_RATIO
@@ -109,13 +112,15 @@ class KeyAssignment(Generic[MemberT]):
         members, buckets = self._members, sorted(self._orphans)
         self._orphans.clear()
         seeds = self._seeds[: len(members)]
-        weights = _rendezvous_weights(_BUCKET_HASHES[buckets][:, None], seeds[None, :])
-        chosen = weights.argmax(axis=1)
-        self._best_weights[buckets] = weights[np.arange(len(buckets)), chosen]
-        for bucket, index in zip(buckets, chosen.tolist(), strict=True):
-            owner = members[index]
-            self._owner_by_bucket[bucket] = owner
-            self._buckets_by_member[owner].add(bucket)
+        for start in range(0, len(buckets), _BUCKETS_WEIGHED):
+            some = buckets[start : start + _BUCKETS_WEIGHED]
+            weights = _rendezvous_weights(_BUCKET_HASHES[some][:, None], seeds[None, :])
+            chosen = weights.argmax(axis=1)
+            self._best_weights[some] = weights[np.arange(len(some)), chosen]
+            for bucket, index in zip(some, chosen.tolist(), strict=True):
+                owner = members[index]
+                self._owner_by_bucket[bucket] = owner
+                self._buckets_by_member[owner].add(bucket)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless each bucket's owner has the greatest weight."""

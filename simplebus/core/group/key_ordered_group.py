@@ -30,6 +30,7 @@ from simplebus.core.group import key_hash
 from simplebus.core.group.group import (
     FIRST_SCAN_MAX,
     MESSAGES_PER_TURN_MAX,
+    SPAN_SCAN_COST,
     BaseGroup,
     GroupMember,
 )
@@ -455,7 +456,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
 
     def distribute_messages(self) -> list[KeyOrderedMember]:
         assigned_members: dict[KeyOrderedMember, None] = {}
-        if self._is_scan_unfinished or not self.members:
+        if self._is_scan_unfinished or self._leaving_members or not self.members:
             return []
         position = self.position
         self._dequeue_finished()
@@ -539,6 +540,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         is_in_partition = selected.sendable[0][0] in self._partitions
         attempts = span.attempts
         self.position.consume_redeliveries(span, last, selected)
+        self.position.adjust_scanned_count(SPAN_SCAN_COST)
         self._dequeue_finished()
         for begin, end in selected.sendable:
             if is_in_partition:

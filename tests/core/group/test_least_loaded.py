@@ -112,4 +112,6 @@ def test_messages_of_a_closed_session_are_redistributed_once(
     monkeypatch.setattr(Group, "distribute_messages", counting)
     goes.disconnect()
     assert shares == 1
+    while bus.broker.next_wakeup <= bus.broker.clock.now:
+        bus.broker.run_due_wakeups()
     assert sorted(mine + stays.receive_message_ids()) == list(range(82))
