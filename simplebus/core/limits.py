@@ -175,6 +175,8 @@ LOOKAHEAD_MESSAGES = 16_384
 
 # Messages scanned in one turn without finding one to deliver.
 SCAN_MESSAGES_MAX = 65_536
+# Channels that are compared with the patterns of a subscription in one turn. Each is compared once.
+COMPARED_CHANNELS_MAX = 512
 # A message that is converted or delayed individually counts as this many scanned messages.
 SCAN_COST_OF_COPY = 16
 # Spans that are searched for one message.

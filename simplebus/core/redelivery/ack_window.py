@@ -44,6 +44,8 @@ class AckWindow:
         """1 for each sequence acknowledged out of order, at index `sequence & mask`; else 0."""
         self._flags: Flags = np.empty(0, np.bool_)
         self._mask = -1
+        self._flag_count: int | None = 0
+        """Number of flags that are set; None if they must be counted."""
 
     @property
     def in_flight_count(self) -> int:
@@ -53,7 +55,9 @@ class AckWindow:
         """
         if self._flags_end <= self.floor:
             return self.cursor - self.floor
-        return self.cursor - self.floor - self._flag_count()
+        if self._flag_count is None:
+            self._flag_count = self._count_flags(self.floor, self._flags_end)
+        return self.cursor - self.floor - self._flag_count
 
     @property
     def flagged_span(self) -> int:
@@ -116,6 +120,7 @@ class AckWindow:
             self._grow_flags()
             self._flags_end = max(self._flags_end, int(firsts.max()) + 1)
             self._flags[firsts & self._mask] = True
+            self._flag_count = None
             self._advance_floor()
         return self.floor != before
 
@@ -130,6 +135,8 @@ class AckWindow:
                 return
             first = self.floor
         self._grow_flags()
+        if self._flag_count is not None:
+            self._flag_count += last - first - self._count_flags(first, last)
         self._set_flags(first, last, 1)
         self._flags_end = max(self._flags_end, last)
         self._advance_floor()
@@ -143,7 +150,10 @@ class AckWindow:
         skipped_count = floor - self.floor
         if self._flags_end > self.floor:
             end = min(floor, self._flags_end)
-            skipped_count -= self._count_flags(self.floor, end)
+            flag_count = self._count_flags(self.floor, end)
+            skipped_count -= flag_count
+            if self._flag_count is not None:
+                self._flag_count -= flag_count
             self._set_flags(self.floor, end, 0)
         self.floor = floor
         self.cursor = max(self.cursor, floor)
@@ -243,6 +253,7 @@ class AckWindow:
             self._grow_flags()
             self._flags_end = self.floor + int(acked[-1]) + 1
             self._flags[(acked + self.floor) & self._mask] = True
+            self._flag_count = acked.size
             self._advance_floor()
 
     def release_memory(self) -> None:
@@ -259,12 +270,12 @@ class AckWindow:
         if self._flags_end > self.floor:
             assert len(self._flag_bytes) >= self._flags_end - self.floor
             assert not self._flag_bytes[self.floor & self._mask], "the floor itself is marked"
-            assert self._flag_count() == self._flags.sum(), "a mark outlived the floor"
+            flag_count = self._count_flags(self.floor, self._flags_end)
+            assert flag_count == self._flags.sum(), "a mark outlived the floor"
+            assert self._flag_count in (None, flag_count), (self._flag_count, flag_count)
         else:
             assert not self._flags.any(), "a mark outlived the floor"
-
-    def _flag_count(self) -> int:
-        return self._count_flags(self.floor, self._flags_end)
+            assert not self._flag_count, self._flag_count
 
     def _count_flags(self, first: int, last: int) -> int:
         return sum(
@@ -316,6 +327,8 @@ class AckWindow:
             floor += end - start
             if gap >= 0:
                 break
+        if self._flag_count is not None:
+            self._flag_count -= floor - self.floor
         self.floor = floor
 
 

@@ -26,6 +26,7 @@ from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.limits import (
     CHANNEL_BYTES,
     CHANNEL_NAMES_MAX,
+    COMPARED_CHANNELS_MAX,
     FORGET_CHANNELS_MIN,
     PATTERN_BYTES,
     PATTERN_SEGMENT_BYTES,
@@ -133,6 +134,16 @@ class ChannelFilter:
                 self._evaluate_channel(number)
             matched = self._match_states.take(numbers) == _MATCHED
         return matched
+
+    def find_known_end(self, numbers: npt.NDArray[np.uint32]) -> tuple[int, int]:
+        """Return the length of the leading part of `numbers` of which at most COMPARED_CHANNELS_MAX
+        are channels that were not compared with the patterns yet, and how many they are.
+        """
+        self._grow_to(len(self._name_by_number) - 1)
+        unknown = np.flatnonzero(self._match_states.take(numbers) == _UNKNOWN)
+        if unknown.size > COMPARED_CHANNELS_MAX:
+            return int(unknown[COMPARED_CHANNELS_MAX]), COMPARED_CHANNELS_MAX
+        return numbers.size, unknown.size
 
     def is_match(self, number: int) -> bool:
         """Return True if this channel matches."""

@@ -33,6 +33,7 @@ from typing import Any, Protocol
 from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
 from simplebus.core.limits import (
+    COMPARED_CHANNELS_MAX,
     DEAD_LETTER_BATCH_MESSAGES,
     EXPIRY_SCAN_INITIAL_MESSAGES,
     IN_FLIGHT_BYTES,
@@ -412,12 +413,27 @@ class Position:
             return False
         if first < self.ring.envelopes_until and not self.delivery_policy.accepts_envelopes:
             return False
-        last = min(head, first + LOOKAHEAD_MESSAGES)
+        if not self.channel_filter.is_match(self.ring.read_row(first).channel):
+            return False
+        last = self._limit_scan(first, min(head, first + LOOKAHEAD_MESSAGES))
         run_end = selection.matching_run_end(self.ring, first, last, self.channel_filter)
         if run_end < last and run_end - first < PLAIN_FRAMES_MAX:
             return False
         self._zero_copy_end = run_end
         return True
+
+    def _limit_scan(self, first: int, last: int) -> int:
+        """Return the end of a scan of first..last-1 that compares few channels with the patterns
+        for the first time. These count as many scanned messages.
+        """
+        if self.channel_filter is None or last - first <= PLAIN_FRAMES_MAX:
+            return last
+        channels = self.ring.read_channels(first, last)
+        if isinstance(channels, int):
+            return last
+        count, compared_count = self.channel_filter.find_known_end(channels)
+        self.scanned_count += compared_count * (SCAN_MESSAGES_MAX // COMPARED_CHANNELS_MAX)
+        return first + count
 
     def _copy_redeliveries(self, tick: int) -> CopiedFrames:
         pieces = CopiedFrames(
@@ -536,7 +552,7 @@ class Position:
             The selection and its end.
         """
         first = self.window.cursor
-        last = min(self.ring.head, first + scan_count)
+        last = self._limit_scan(first, min(self.ring.head, first + scan_count))
         selected = selection.select_messages(
             self.ring, first, last, self.channel_filter, self._clock.now
         )

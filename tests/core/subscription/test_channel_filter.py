@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simplebus.core.limits import COMPARED_CHANNELS_MAX
 from simplebus.core.ring.columns import MessageRows
 from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from simplebus.core.subscription import channel_filter
 from simplebus.core.subscription.channel_filter import ChannelFilter, ChannelTable
 from simplebus.core.users.permissions import ClassPermissions, PermissionRule, PermissionRules
-from tests.behaviour.wire_peer import build_batch
-from tests.behaviour.wire_peer_v2 import publish_envelopes
+from tests.behaviour.wire_peer import BrokerHarness, build_batch
+from tests.behaviour.wire_peer_v2 import (
+    channel_envelope,
+    connect_version2,
+    publish_envelopes,
+    subscribe,
+)
 from tests.core.channel.channel_oracle import is_match
 
 NAMES = ["", "a", "b", "a.x", "a.y", "c", "d", "e", "f"]
@@ -271,3 +277,59 @@ def test_filter_that_matches_all_channels_is_detected(
     store_messages(table, there, ["d", "e", "f"])  # The other channels are forgotten.
     assert table.count_stored("secret.x") == 0
     assert [each.is_match_all for each in (everything, some, late)] == [True, True, True]
+
+
+@pytest.mark.parametrize("patterns", [["site.*.power"], ["site.7.*", "other.#"]])
+@pytest.mark.parametrize("is_group", [False, True])
+def test_one_turn_compares_few_channels_with_patterns(
+    patterns: list[str], is_group: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared_count, has_pattern = 0, ChannelFilter._has_pattern
+
+    def counted(self: ChannelFilter, name: str) -> bool:
+        nonlocal compared_count
+        compared_count += 1
+        return has_pattern(self, name)
+
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    contents = [channel_envelope(f"site.{n}.power", b"x") for n in range(5000)]
+    connect_version2(bus, publish_envelopes(1, 0, *contents), classes=[1])
+    monkeypatch.setattr(ChannelFilter, "_has_pattern", counted)
+    options: dict[str, object] = {"max_in_flight": 10_000}
+    if is_group:
+        options["group"] = "g"
+    peer = connect_version2(
+        bus, subscribe(1, 1, channels=patterns, start="earliest", **options), classes=[1]
+    )
+    outbox, counts, sent_count = peer.session.outbox, [compared_count], 0
+    while not outbox.is_idle or bus.broker.next_wakeup <= bus.broker.clock.now:
+        bus.broker.run_due_wakeups()
+        data = bytes(outbox.peek(0))
+        outbox.mark_sent(len(data), 0)
+        sent_count += data.count(b"power")
+        counts.append(compared_count)
+    assert max(after - before for before, after in pairwise(counts)) <= 2 * COMPARED_CHANNELS_MAX
+    assert compared_count >= 5000
+    assert sent_count == (5000 if patterns == ["site.*.power"] else 1)
+    bus.broker.check_invariants()
+
+
+@given(st.lists(st.integers(0, 5), min_size=1), st.sets(st.integers(0, 5)))
+def test_known_end_is_before_the_first_channel_too_many(
+    channels: list[int], known: set[int]
+) -> None:
+    table = ChannelTable(create_ring())
+    numbers = table.intern_names([f"c{n}" for n in range(6)])
+    assert numbers is not None
+    wanted = add_filter(table, "c1")
+    for n in known:
+        wanted.is_match(numbers[n])
+    unknown = [index for index, n in enumerate(channels) if n not in known]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channel_filter, "COMPARED_CHANNELS_MAX", 2)
+        found = wanted.find_known_end(np.array([numbers[n] for n in channels], np.uint32))
+    if len(unknown) > 2:
+        assert found == (unknown[2], 2)
+    else:
+        assert found == (len(channels), len(unknown))
