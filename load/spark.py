@@ -1,4 +1,4 @@
-"""Rate of the Spark connector, the Python source and the sink, against Spark's own Parquet files.
+"""Rate of the Spark connector and the Python source and sink, and of Spark's own Parquet files.
 
     python load/run.py spark
 
@@ -250,22 +250,30 @@ def _done(query: Any) -> int:
 
 
 def _written(spark: Any, place: Path, count: int, run_options: RunOptions) -> list[Row]:
-    """Publish the rows of Parquet files, one per core, with confirms."""
+    """Publish the rows of Parquet files, one per core, with confirms, by both sinks in turn."""
     frame = spark.read.parquet(str(place / "files")).select("value").limit(count)
     frame.repartition(2).write.parquet(str(place / "values"))
     values = spark.read.parquet(str(place / "values"))
-    found = []
+    seconds: dict[str, list[float]] = {CONNECTOR: [], PYTHON: []}
     for turn in range(run_options.rounds + WARM_UPS):
-        with running("simplebus", server_args=run_options.server_args) as broker:
-            writing = values.write.format("simplebus").mode("append")
-            writing = writing.option("servers", f"{HOST}:{broker.port}").option("class", "1")
-            seconds = _seconds(writing.save)
-            there = reading(spark.read, broker, subscribe="1").count()
-        if there != count:
-            raise LoadError(f"a sink was given {count} rows, and the bus has {there} messages")
-        if turn >= WARM_UPS:
-            found.append(count / seconds)
-    return [Row("spark", "rows to the bus, confirmed", found, "rows/s", 300_000)]
+        for kind, found in seconds.items():
+            with running("simplebus", server_args=run_options.server_args) as broker:
+                writing = values.write.format(kind).mode("append").option("class", "1")
+                took = _seconds(writing.option("servers", f"{HOST}:{broker.port}").save)
+                there = reading(spark.read, broker, subscribe="1").count()
+            if there != count:
+                raise LoadError(f"{kind} was given {count} rows, and the bus has {there} messages")
+            if turn >= WARM_UPS:
+                found.append(took)
+    ratios = [
+        theirs / ours for ours, theirs in zip(seconds[CONNECTOR], seconds[PYTHON], strict=True)
+    ]
+    rates = [count / took for took in seconds[CONNECTOR]]
+    title = "rows to the bus, confirmed, by simplebus against simplebus_python"
+    return [
+        Row("spark", "rows to the bus, confirmed", rates, "rows/s", 300_000),
+        Row("spark", title, ratios, "x", 1.5),
+    ]
 
 
 # Following ----------------------------------------------------------------------------------------
