@@ -7,7 +7,7 @@ value) form one run, which is published in one piece.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -58,13 +58,23 @@ def check_columns(types: Mapping[str, str], *, has_class: bool) -> None:
             hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(SINK_COLUMNS)}"
             raise RowError(f"unknown column {name}; {hint}")
         if kind not in expected:
-            raise RowError(f"the column {name} is {kind}, expected {' or '.join(expected)}")
+            raise RowError(
+                f"the column {name} is {kind}, expected {' or '.join(expected)}"
+                + _conversion_hint(name, kind, expected)
+            )
     if "value" not in types:
         raise RowError(f"the column value is missing; there are {', '.join(types)}")
     if "class" in types and "topic" in types:
         raise RowError("class and topic are two names of one column; drop one of them")
     if not has_class and "class" not in types and "topic" not in types:
         raise RowError("rows have no class; expected a column class or topic, or the option class")
+
+
+def _conversion_hint(name: str, kind: str, expected: Sequence[str]) -> str:
+    if "string" not in expected:
+        return ""
+    is_nested = "<" in kind
+    return f"; convert it by {f'to_json({name})' if is_nested else f'cast({name} as string)'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,7 @@ class TaskWriteResult(WriterCommitMessage):
 def check_sink(schema: StructType, options: SinkOptions, *, overwrite: bool) -> None:
     """Raise ValueError if rows with this schema cannot be published."""
     if overwrite:
-        raise ValueError(
-            "a bus cannot be overwritten, messages are added: expected mode append, or update for "
-            "a stream"
-        )
+        raise ValueError("a bus cannot be overwritten, messages are added: expected mode append")
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     check_columns(types, has_class=bool(options.class_))
 

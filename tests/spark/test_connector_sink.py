@@ -135,7 +135,12 @@ def test_both_sinks_publish_equal_messages(spark: Any, columns: list[str]) -> No
     [
         ("valeu binary", [], "unknown column valeu; did you mean value?"),
         ("value binary, offset bigint", [], "unknown column offset; expected value, class, topic"),
-        ("value int", [], "the column value is int, expected binary or string"),
+        ("value int", [], "is int, expected binary or string; convert it by cast(value as string)"),
+        (
+            "value struct<a:int>",
+            [],
+            "is struct<a:int>, expected binary or string; convert it by to_",
+        ),
         ("value binary, headers string", [], "the column headers is string, expected array<struct"),
         ("key binary", [], "the column value is missing; there are key"),
         ("value binary, class int, topic string", [], "class and topic are two names of one colu"),
@@ -191,6 +196,12 @@ def test_both_sinks_report_invalid_options(
         writing = sink(frame, kind, server).options(**options)
         with pytest.raises(Exception, match=re.escape(sentence)):
             writing.save()
+
+
+def test_argument_of_save_names_the_bus(spark: Any, server: BusServer) -> None:
+    frame = spark.createDataFrame([(b"a",)], "value binary")
+    frame.write.format(JAVA).mode("append").option("class", "1").save(server.address)
+    assert stored_payloads(server) == [b"a"]
 
 
 def test_overwriting_is_refused(spark: Any, server: BusServer) -> None:
@@ -369,6 +380,8 @@ def copy(spark: Any, kind: str, server: BusServer, folder: Path, condition: str 
     frame = frame.option("startingOffsets", "earliest").option("minPartitions", "2").load()
     frame = frame.selectExpr(f"if({condition}, value, raise_error('killed')) as value")
     writing = sink(frame, kind, server, **{"class": "copies"}).trigger(availableNow=True)
+    # Without an aggregation, both modes are the same.
+    writing = writing.outputMode("update" if kind == JAVA else "append")
     query = writing.option("checkpointLocation", str(folder)).start()
     try:
         query.awaitTermination(60)

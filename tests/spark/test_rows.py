@@ -102,7 +102,11 @@ def test_unpublishable_row_is_reported(columns: dict[str, Any], sentence: str) -
     [
         ({"valeu": "binary"}, "unknown column valeu; did you mean value?"),
         ({"value": "binary", "offset": "bigint"}, "column offset; expected value, class"),
-        ({"value": "int"}, "the column value is int, expected binary or string"),
+        (
+            {"value": "int"},
+            r"value is int, expected binary or string; convert it by cast\(value as string\)",
+        ),
+        ({"value": "struct<a:int>"}, r"or string; convert it by to_json\(value\)"),
         ({"value": "binary", "headers": "string"}, "headers is string, expected array<"),
         ({"key": "binary"}, "the column value is missing; there are key"),
         ({"value": "binary", "class": "int", "topic": "string"}, "class and topic are two names"),

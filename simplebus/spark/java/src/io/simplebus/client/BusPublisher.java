@@ -174,7 +174,7 @@ public final class BusPublisher implements Closeable {
     }
 
     /** Returns true if the bus has the next message already, so that it will be passed over. */
-    public boolean hasNext() {
+    public boolean isNextStored() {
         return position < confirmedPosition;
     }
 
@@ -191,7 +191,7 @@ public final class BusPublisher implements Closeable {
      * @throws IllegalArgumentException if the message is too long
      */
     public void publish(int classId, byte[] prefix, byte[] payload) throws IOException {
-        if (hasNext()) {
+        if (isNextStored()) {
             skip();
             return;
         }
@@ -310,22 +310,28 @@ public final class BusPublisher implements Closeable {
         Publisher publisher = new Publisher(name, name, unconfirmed, memoryId);
         connection = ConnectionRetry.connect(address, credentials, publisher, timeoutSeconds);
         JsonNode reply = connection.connectReply();
+        String loss = "";
         if (!connection.memoryId().equals(memoryId)) {
-            throw new BusResetException(
-                    "the bus at " + address.name() + " has begun anew, with the memory "
-                            + connection.memoryId() + ", and lost the messages that this task had "
-                            + "published; Spark retries the task");
+            loss =
+                    "has begun anew, with the memory " + connection.memoryId()
+                            + ", and lost the messages that this task had published";
+        } else if (reply.path("lost").asLong() > 0) {
+            loss = "lost " + reply.path("lost").asLong() + " messages that it had confirmed";
         }
-        if (reply.path("lost").asLong() > 0) {
-            throw new BusResetException(
-                    "the bus at " + address.name() + " lost " + reply.path("lost").asLong()
-                            + " messages that it had confirmed; Spark retries the task");
+        if (!loss.isEmpty()) {
+            connection.close();
+            throw resetError(loss);
         }
         creditBytes = Math.min(reply.path("credit").asLong(), CREDIT_BYTES_MAX);
         frameBytesMax = reply.path("frame_bytes").asInt();
         receiver = new PublishReceiver(connection, reply.path("next").asInt());
         receiver.start();
         connectedAt = System.nanoTime();
+    }
+
+    private BusResetException resetError(String loss) {
+        return new BusResetException(
+                "the bus at " + address.name() + " " + loss + "; Spark retries the task");
     }
 
     /** Replaces a lost connection; tries for the timeout. */
@@ -363,9 +369,7 @@ public final class BusPublisher implements Closeable {
     private void resume() throws BusResetException {
         int advance = receiver.nextNumber() - numberOf(confirmedPosition) & NUMBER_MASK;
         if (advance >= HALF_NUMBER_RANGE) {
-            throw new BusResetException(
-                    "the bus at " + address.name() + " lost messages that it had confirmed; Spark "
-                            + "retries the task");
+            throw resetError("lost messages that it had confirmed");
         }
         inFlight.clear();
         inFlightBytes = 0;

@@ -39,7 +39,7 @@ final class MessageWriter implements DataWriter<InternalRow> {
                             name,
                             options.timeoutSeconds());
         }
-        if (bus.hasNext()) {
+        if (bus.isNextStored()) {
             bus.skip();
             return;
         }

@@ -83,7 +83,17 @@ record SinkColumns(
         if (!expected.contains(type.catalogString())) {
             throw new IllegalArgumentException(
                     "the column " + name + " is " + type.catalogString() + ", expected "
-                            + String.join(" or ", expected));
+                            + String.join(" or ", expected)
+                            + conversionHint(name, type, expected));
         }
+    }
+
+    private static String conversionHint(String name, DataType type, List<String> expected) {
+        if (!expected.contains("string")) {
+            return "";
+        }
+        boolean isNested = type.catalogString().contains("<");
+        return "; convert it by "
+                + (isNested ? "to_json(" + name + ")" : "cast(" + name + " as string)");
     }
 }
