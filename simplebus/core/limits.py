@@ -156,6 +156,8 @@ TIME_INDEX_STEPS_MAX = 65_536
 # Messages in flight of a subscription that does not ask for another number.
 IN_FLIGHT_MESSAGES = 65_536
 IN_FLIGHT_BYTES = 16 * 1024 * 1024
+# Messages between acknowledged ones whose bytes are measured in one turn.
+MEASURED_MESSAGES_PER_TURN = 32_768
 # The same of a group member: what one member holds, the others cannot get.
 GROUP_IN_FLIGHT_MESSAGES = 256
 IN_FLIGHT_MAX = MESSAGES_MAX

@@ -2,12 +2,13 @@
 
 Acknowledged messages do not count. Messages are measured one by one only if acknowledged messages
 lie between them, and again only after enough deliveries and acks. Between two measurements, new
-messages count in full and older ones with their average size.
+messages count in full and older ones with their average size. A measurement of very many messages
+is done in portions.
 """
 
 from __future__ import annotations
 
-from simplebus.core.limits import IN_FLIGHT_BYTES
+from simplebus.core.limits import IN_FLIGHT_BYTES, MEASURED_MESSAGES_PER_TURN
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.ring.ring import Ring
 
@@ -29,6 +30,13 @@ class InFlightBytes:
         """Messages in flight at the last measurement."""
         self._measured_bytes = 0
         """Bytes in flight at the last measurement."""
+        self._measurement: _Measurement | None = None
+        """The measurement that is not complete; see `continue_measuring`."""
+
+    @property
+    def is_measuring(self) -> bool:
+        """True if `continue_measuring` has work to do. Until then, `estimate` may be too high."""
+        return self._measurement is not None
 
     def estimate(self, in_flight_count: int, window: AckWindow) -> int:
         """Return the bytes of the `in_flight_count` messages of `window` that are in flight.
@@ -50,22 +58,57 @@ class InFlightBytes:
         change = abs(in_flight_count - self._measured_count) + cursor - self._measured_cursor
         if change <= self._measured_count // _REMEASURE_FRACTION:
             return size
-        self._measured_cursor, self._measured_count, self._measured_bytes = (
-            cursor,
-            in_flight_count,
-            self._measure(in_flight_count, window),
-        )
-        return self._measured_bytes
-
-    def _measure(self, in_flight_count: int, window: AckWindow) -> int:
-        ring, floor, cursor = self._ring, window.floor, min(window.cursor, self._ring.head)
+        if self._measurement is not None:
+            return size
         unacked_count = window.in_flight_count
         if unacked_count > _WAITING_RATIO_MAX * in_flight_count:
-            return ring.range_bytes(floor, cursor) * in_flight_count // (cursor - floor)
+            waiting_bytes = ring.range_bytes(floor, cursor) * in_flight_count // (cursor - floor)
+            self._record(cursor, in_flight_count, waiting_bytes)
+            return waiting_bytes
+        self._measurement = _Measurement(ring, in_flight_count, window)
+        self.continue_measuring()
+        return size if self.is_measuring else self._measured_bytes
+
+    def continue_measuring(self) -> None:
+        """Measure some more messages."""
+        measurement = self._measurement
+        if measurement is not None and measurement.measure_some():
+            self._measurement = None
+            self._record(measurement.cursor, measurement.in_flight_count, measurement.bytes)
+
+    def _record(self, cursor: int, in_flight_count: int, size_bytes: int) -> None:
+        self._measured_cursor, self._measured_count = cursor, in_flight_count
+        self._measured_bytes = size_bytes
+
+
+class _Measurement:
+    """Measurement of the unacknowledged messages of one moment, from the newest to the oldest.
+
+    The size of those that are released before they are measured is the average of the others.
+    """
+
+    def __init__(self, ring: Ring, in_flight_count: int, window: AckWindow) -> None:
+        self.cursor, self.in_flight_count = min(window.cursor, ring.head), in_flight_count
+        self._ring = ring
+        self._unacked_count = window.in_flight_count
         gaps, behind = window.unacked_sequences()
-        gaps = gaps[: gaps.searchsorted(cursor)]
-        return (
-            (ring.sequences_bytes(gaps) + ring.range_bytes(behind, cursor))
-            * in_flight_count
-            // unacked_count
-        )
+        self._gaps = gaps[: gaps.searchsorted(self.cursor)]
+        """Messages that are not measured yet."""
+        self._gap_count = self._gaps.size
+        self._behind_bytes = ring.range_bytes(behind, self.cursor)
+        self._measured_bytes = self._measured_count = 0
+
+    def measure_some(self) -> bool:
+        """Measure some messages. Returns True if that were the last ones."""
+        part = self._gaps[-MEASURED_MESSAGES_PER_TURN:]
+        self._gaps = self._gaps[:-MEASURED_MESSAGES_PER_TURN]
+        stored = part[part.searchsorted(self._ring.floor) :]
+        self._measured_bytes += self._ring.sequences_bytes(stored)
+        self._measured_count += stored.size
+        return not self._gaps.size
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the messages in flight."""
+        gap_bytes = self._measured_bytes * self._gap_count // max(1, self._measured_count)
+        return (gap_bytes + self._behind_bytes) * self.in_flight_count // self._unacked_count

@@ -334,6 +334,8 @@ class Position:
             return MESSAGES_MAX
         count = self._in_flight_count()
         if 0 < count < limit and self._in_flight_bytes.estimate(count, window) >= IN_FLIGHT_BYTES:
+            if self._in_flight_bytes.is_measuring:
+                self._delayed_wakeups.schedule_wakeup(self._clock.now, self)
             return 0
         return max(0, limit - count)
 
@@ -848,14 +850,19 @@ class Position:
     @property
     def next_wakeup(self) -> float:
         """Time at which `handle_wakeup` is to be called next."""
+        if self._in_flight_bytes.is_measuring:
+            return self._clock.now
         return self._delayed_spans[0][0] if self._delayed_spans else NEVER
 
     def handle_wakeup(self) -> bool:
-        """Queue delayed messages whose time has come, a limited number of spans.
+        """Measure messages in flight, and queue delayed messages whose time has come, a limited
+        number of each.
 
         Returns True if there is work to do.
         """
         self.scanned_count = 0
+        is_measured = self._in_flight_bytes.is_measuring
+        self._in_flight_bytes.continue_measuring()
         while (
             self._delayed_spans
             and self._delayed_spans[0][0] <= self._clock.now
@@ -863,7 +870,7 @@ class Position:
         ):
             self.requeue([heapq.heappop(self._delayed_spans)[2]])
             self.scanned_count += SCAN_COST_OF_COPY
-        return bool(self._redelivery_queue)
+        return is_measured or bool(self._redelivery_queue)
 
     def delay_span(self, due_time: float, span: Span) -> None:
         """Queue a span when its time has come."""

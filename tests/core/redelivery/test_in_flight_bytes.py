@@ -7,8 +7,11 @@ import random
 import pytest
 
 from simplebus.core.limits import IN_FLIGHT_BYTES
+from simplebus.core.protocol.frames import Integers
+from simplebus.core.redelivery import in_flight_bytes
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.in_flight_bytes import InFlightBytes
+from simplebus.core.ring.ring import Ring
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
@@ -80,7 +83,11 @@ def test_messages_are_measured_again_after_many_acks(
     assert 0 < looks < 40
 
 
-def test_bytes_equal_the_sum_of_unacked_messages() -> None:
+@pytest.mark.parametrize("portion", [3, 65_536])
+def test_bytes_equal_the_sum_of_unacked_messages(
+    portion: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_flight_bytes, "MEASURED_MESSAGES_PER_TURN", portion)
     chance = random.Random(1)
     for _ in range(20):
         bus = BrokerHarness()
@@ -102,4 +109,37 @@ def test_bytes_equal_the_sum_of_unacked_messages() -> None:
                 for n in range(a, b)
             ]
             there = sum(sizes[n] + FRAME for n in left)
-            assert not left or InFlightBytes(ring)._measure(len(left), window) == there
+            with monkeypatch.context() as patch:
+                patch.setattr(in_flight_bytes, "IN_FLIGHT_BYTES", 0)
+                measured = InFlightBytes(ring)
+                measured.estimate(len(left), window)
+                while measured.is_measuring:
+                    measured.continue_measuring()
+                assert measured.estimate(len(left), window) == there
+
+
+def test_many_messages_are_measured_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_counts: list[int] = []
+    sequences_bytes = Ring.sequences_bytes
+
+    def counted(self: Ring, sequences: Integers) -> int:
+        measured_counts.append(sequences.size)
+        return sequences_bytes(self, sequences)
+
+    monkeypatch.setattr(Ring, "sequences_bytes", counted)
+    monkeypatch.setattr(in_flight_bytes, "MEASURED_MESSAGES_PER_TURN", 100)
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    reader, writer = connect_version2(bus, subscribe(1, 5)), connect_version2(bus)
+    count, size = 4000, 8 * 1024
+    writer.send(*[publish(1, n, b"x" * size) for n in range(count)])
+    received = reader.receive_message_ids()
+    assert len(received) < count
+    for n in received[1::2]:
+        reader.send(ack(5, n, n + 1))
+        received += reader.receive_message_ids()
+        while bus.broker.next_wakeup <= bus.broker.clock.now:
+            bus.broker.run_due_wakeups()
+            received += reader.receive_message_ids()
+    assert max(measured_counts) == 100
+    assert len(received) * size > IN_FLIGHT_BYTES + IN_FLIGHT_BYTES // 4
