@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import random
 import re
@@ -172,6 +173,17 @@ def test_sources_report_the_same_errors(
         expected = re.escape(sentence.format(place=place(mixed_server)))
         with pytest.raises(Exception, match=expected):
             reading(spark.read, kind, mixed_server, **given).count()
+
+
+def test_similar_names_are_those_of_difflib(spark: Any) -> None:
+    source = random.Random(29)
+    jvm = spark._jvm
+    for _ in range(200):
+        word, *names = ("".join(source.choices("abäS", k=source.randrange(9))) for _ in range(7))
+        found = jvm.io.simplebus.client.SimilarNames.find(
+            word, jvm.java.util.List.of(*names), 3, 0.5
+        )
+        assert list(found) == difflib.get_close_matches(word, names, n=3, cutoff=0.5)
 
 
 def error_of(action: Callable[[], object]) -> str:

@@ -10,6 +10,7 @@ import io.simplebus.client.Credentials;
 import io.simplebus.client.Frames;
 import io.simplebus.client.Json;
 import io.simplebus.client.RefusedException;
+import io.simplebus.client.SimilarNames;
 import java.io.Closeable;
 import java.io.IOException;
 import java.util.ArrayList;

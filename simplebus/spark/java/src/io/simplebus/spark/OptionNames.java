@@ -2,6 +2,7 @@ package io.simplebus.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import io.simplebus.client.Json;
+import io.simplebus.client.SimilarNames;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.UncheckedIOException;

@@ -1,5 +1,6 @@
 package io.simplebus.spark;
 
+import io.simplebus.client.SimilarNames;
 import java.io.Serializable;
 import java.util.LinkedHashMap;
 import java.util.List;

@@ -1,4 +1,4 @@
-package io.simplebus.spark;
+package io.simplebus.client;
 
 import java.util.Collection;
 import java.util.Comparator;
@@ -6,7 +6,7 @@ import java.util.List;
 import java.util.stream.Collectors;
 
 /** Search for similar names, with the results of {@code difflib.get_close_matches} in Python. */
-final class SimilarNames {
+public final class SimilarNames {
     private SimilarNames() {}
 
     private record Match(String name, double similarity) {}
@@ -17,7 +17,7 @@ final class SimilarNames {
      * @param count maximum number of names
      * @param similarityMin lowest similarity, from 0 to 1
      */
-    static List<String> find(
+    public static List<String> find(
             String word, Collection<String> names, int count, double similarityMin) {
         return names.stream()
                 .map(name -> new Match(name, similarity(name, word)))
