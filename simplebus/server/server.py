@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Generator, Iterator
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
+import numpy.ma  # noqa: F401 - `np.unique` imports it at its first call, for 15 ms.
 import trio
 
 from simplebus.core.broker.broker import NO_ACTIONS, Broker, Settings
