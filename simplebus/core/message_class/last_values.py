@@ -1,9 +1,9 @@
 """Last values of a class: the sequence of the newest message of each channel.
 
 Only channel numbers and sequences are stored here; the messages are in the ring. A message is
-scanned once, when last values are requested, not when it arrives. A message that stopped being a
-last value never becomes one again, so the search for the lowest value continues where it ended. A
-channel whose newest message has an empty payload or has expired has no value.
+scanned once, when last values are requested or many messages have arrived. A message that stopped
+being a last value never becomes one again, so the search for the lowest value continues where it
+ended. A channel whose newest message has an empty payload or has expired has no value.
 
     sequence   3    4    5    6    7    8    9
     channel    a    b    a    c    a    b    b (empty payload)
@@ -120,6 +120,11 @@ class LastValues:
         return are_values
 
     # Scanning ------------------------------------------------------------------------------------
+
+    def scan_if_many(self) -> None:
+        """Scan the new messages if they are many, so that a request for values scans few."""
+        if self._ring.head - self._scanned_end > LOOKAHEAD_MESSAGES:
+            self._scan_new()
 
     def _scan_new(self) -> None:
         """Scan the messages that arrived since the last scan."""

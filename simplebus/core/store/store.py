@@ -399,6 +399,8 @@ class Store:
         if ring.head != first:
             if self.clock.now >= cls.time_index.next_step_time:
                 cls.record_accepted(self.clock.now, first)
+            if cls.has_last_values:
+                cls.last_values.scan_if_many()
             on_stored = self.on_stored or (
                 self.on_timed_stored if ring.timed_until > first else None
             )

@@ -403,6 +403,7 @@ class ChannelTable:
         """Assign numbers to channels and add them to the filters that match."""
         numbers_by_filters: dict[int, tuple[tuple[ChannelFilter, ...], list[int]]] = {}
         self._fully_used_floor = -1
+        has_filters = len(self._filter_index) > 0
         for name in names:
             if self._free_numbers:
                 number = self._free_numbers.pop()
@@ -412,8 +413,7 @@ class ChannelTable:
                 self._name_by_number.append(name)
             self._number_by_name[name] = number
             self._is_number_used[number] = True
-            filters = self._filter_index.match(name)
-            if filters:
+            if has_filters and (filters := self._filter_index.match(name)):
                 numbers_by_filters.setdefault(id(filters), (filters, []))[1].append(number)
         for filters, numbers in numbers_by_filters.values():
             added = np.array(sorted(numbers), np.intp)  # Sorted once for all equal filters.

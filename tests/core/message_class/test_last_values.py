@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,6 +38,7 @@ from tests.models.last_value_model import (
     payloads,
     read_last_values,
 )
+from tests.support.call_counter import count_calls
 from tests.support.oracles import build_frame
 
 # Delivery to late subscribers ---------------------------------------------------------------------
@@ -54,6 +57,20 @@ def test_last_values_start_sends_newest_message_per_channel() -> None:
     assert payloads(reader) == [b"6"]
     assert payloads(open_late_reader(bus, channels=["a", "x"])) == [b"6"]
     assert payloads(connect_version2(bus, subscribe(1, 9, start="new"))) == []
+
+
+def test_request_scans_few_messages_for_any_number_of_them() -> None:
+    counts = []
+    for batch_count in (10, 40):
+        bus = BrokerHarness()
+        bus.skips_checks = True
+        peer = connect_version2(bus, classes=[{"id": 1, "last_values": True}])
+        for number in range(batch_count):
+            contents = [channel_envelope("a", b"x")] * 4000
+            peer.send(publish_envelopes(1, 4000 * number, *contents))
+        values = bus.broker.classes[1].last_values
+        counts.append(count_calls(partial(values.count_values, 0.0)))
+    assert counts[1] <= 1.5 * counts[0]
 
 
 def test_last_values_start_without_retention_uses_stored_messages() -> None:
