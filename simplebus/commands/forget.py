@@ -6,17 +6,13 @@ are printed without control characters.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from simplebus.commands.explain import printable
 from simplebus.config.parse import URL, URL_OPTION, parse_class
 from simplebus.console.errors import fail
-
-if TYPE_CHECKING:
-    from simplebus.client.aio.bus import Bus
-    from simplebus.core.protocol.inquiry import PositionInfo
 
 HELP = (
     "Remove an idle durable, and release the messages that only this durable needs.\n\nA durable "
@@ -53,56 +49,19 @@ def forget(
     import trio
 
     import simplebus
+    from simplebus.client.aio import durables
     from simplebus.core.broker.wait_reasons import format_message_count
 
     async def work() -> None:
         async with simplebus.connect(url, reconnect=None) as bus:
-            position = await _find(bus, class_, durable)
+            position = await durables.find_idle_durable(bus, class_, durable)
             backlog = f"{format_message_count(position.lag)} after its first unacknowledged one"
             if not yes:
                 fail(
                     printable(f"durable {durable!r} has {backlog}; add --yes to remove it"),
                     status=2,
                 )
-            await _forget(bus, class_, position)
+            await durables.forget_durable(bus, class_, position)
             typer.echo(printable(f"removed the durable {durable!r}, which had {backlog}"))
 
     trio.run(work)
-
-
-async def _find(bus: Bus, class_: int | str, durable: str) -> PositionInfo:
-    """Return the durable's position. Raises BusError if it is missing or in use."""
-    from simplebus.core.errors import BusError
-
-    info: Any = await bus.explain(class_)
-    names = []
-    for position in info.positions:
-        if position.durable != durable:
-            names += [repr(position.durable)] if position.durable else []
-            continue
-        if position.session >= 0 or position.members:
-            raise BusError(f"a client is connected to the durable {durable!r}: stop it first")
-        if position.patterns_left_out:
-            raise BusError(f"the durable {durable!r} has too many patterns to subscribe to it")
-        match: PositionInfo = position
-        return match
-    durables = ", ".join(names) or "none"
-    more = f" and {info.positions_left_out:,} more" if info.positions_left_out else ""
-    raise BusError(f"class {class_} has no durable {durable!r}; there are {durables}{more}")
-
-
-async def _forget(bus: Bus, class_: int | str, position: PositionInfo) -> None:
-    """Subscribe to the durable with its own options and forget it. Raises RefusedError."""
-    from simplebus.core.errors import Reason, RefusedError
-
-    for by_key in (False, True):
-        options: Any = {"group": position.group, "by_key": by_key} if position.group else {}
-        try:
-            async with bus.subscribe(
-                class_, *position.patterns, durable=position.durable, auto_ack=False, **options
-            ) as subscription:
-                subscription.forget()
-            return
-        except RefusedError as error:
-            if error.code != Reason.SUBSCRIPTION_MISMATCH or by_key or not position.group:
-                raise

@@ -5,6 +5,7 @@
     subscription  `Subscription` and `RawSubscription`
     iterators     `async for` over values, messages and batches
     handlers      calls a handler for each message of its subscription
+    durables      removal of durables by operators
     connect       `connect` and `open_bus`: begin and end of a bus
     connection    reconnecting connection of a client core
     waiters       waits for confirms and replies
