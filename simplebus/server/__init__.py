@@ -14,10 +14,10 @@ process is handled here. Modules in reading order:
 - `preauth`: limits and fair scheduling for connections that are not authenticated yet
 - `tls`: certificates and handshakes
 - `journal`: threads that write and read the journal
-- `http`: monitoring endpoints over HTTP
+- `http`: monitoring and administration over HTTP
 - `observability`: logs, message rates, latencies and the event loop watchdog
 - `garbage_collection`: collections of Python without long pauses
 - `process`, `systemd`: resources of the process, and the service manager
 
-May import: console, core, jetstream, logs, monitor, nats, net, storage.
+May import: client, console, core, jetstream, logs, monitor, nats, net, storage.
 """

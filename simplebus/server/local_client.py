@@ -1,6 +1,7 @@
 """Clients inside the server process, connected without a socket.
 
-The broker treats such a client as a session without authentication and with all permissions.
+The broker treats such a client as a session without authentication and with all permissions, or
+with those of a user whom another listener has authenticated.
 `send` has taken effect when it returns; the client's reader takes replies in its own task.
 
     client ─► LocalClient.send ─────────► Broker
@@ -16,6 +17,7 @@ from simplebus.core.errors import BusConnectionError, RemoteProtocolError
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.protocol.requests import FetchReply, FetchRequest
 from simplebus.core.session.session import Session
+from simplebus.core.users.users import User
 from simplebus.server.server import Server
 
 _DELAY_LOOP_TURNS = 4
@@ -76,6 +78,24 @@ class LocalEndpoint:
 
     def __str__(self) -> str:
         return "this server"
+
+
+class UserEndpoint:
+    """Endpoint of the server for requests of one user, with the permissions of that user."""
+
+    def __init__(self, server: Server, user: User | None, peer: str) -> None:
+        """`user` is None on a server without users; `peer` is shown to operators."""
+        self._server, self._user, self._peer = server, user, peer
+
+    async def open(self) -> LocalClient:
+        """Open a session of the broker. Raises BusConnectionError if the server has ended."""
+        await trio.lowlevel.checkpoint()
+        if self._server.has_ended:
+            raise BusConnectionError("this server has ended")
+        self._server.update_clock()
+        session = self._server.broker.open_user_session(self._peer, self._user)
+        client = self._server.local_clients[session.session_id] = LocalClient(self._server, session)
+        return client
 
 
 class LocalClient:

@@ -38,7 +38,7 @@ from simplebus.server.observability.loop_watchdog import LoopWatchdog
 from simplebus.server.observability.message_rates import MessageRates, print_rates
 from simplebus.server.preauth.address_limits import AddressLimits, is_loopback
 from simplebus.server.reload import CannotReloadError, apply_settings, read_in_thread
-from simplebus.server.server import Server, new_bus_id
+from simplebus.server.server import LifecycleCommands, Server, new_bus_id
 from simplebus.server.shutdown import drain
 from simplebus.server.signals import STOP_SIGNALS, log_ignored_signal, open_signal_receiver
 from simplebus.server.systemd import notify, send_notifications, watchdog_seconds
@@ -340,6 +340,25 @@ async def _accept_until_stopped(
         for scope, sock in zip(nats_accept_scopes, nats_sockets, strict=True):
             assert nats_listener is not None
             listener_nursery.start_soon(_accept_in_scope, scope, sock, nats_listener)
+        reload_lock = trio.Lock()
+
+        async def reload_once() -> None:
+            nonlocal options
+            async with reload_lock:
+                options = await reload(running, options)
+
+        def start_reload() -> bool:
+            can_reload = options.reload is not None or bool(running.certificates)
+            # A waiting reload will read the latest files.
+            if can_reload and not reload_lock.statistics().tasks_waiting:
+                listener_nursery.start_soon(reload_once)
+            return can_reload
+
+        def start_drain() -> None:
+            server.lifecycle = None
+            listener_nursery.cancel_scope.cancel()
+
+        server.lifecycle = LifecycleCommands(start_reload, start_drain)
         if running.monitor is not None:
             running.monitor.collector.is_ready = True
         announce(ready_line(running))
@@ -362,28 +381,19 @@ async def _accept_until_stopped(
             log.info("lame_duck.ended", "the last NATS client has disconnected: draining")
             listener_nursery.cancel_scope.cancel()
 
-        reload_lock = trio.Lock()
-
-        async def reload_once() -> None:
-            nonlocal options
-            async with reload_lock:
-                options = await reload(running, options)
-
         async for number in signals:
             if number in STOP_SIGNALS:
                 log.info("drain.started", "{signal}: draining", signal=signal.Signals(number).name)
                 is_signaled = True
-                listener_nursery.cancel_scope.cancel()
-            elif number == signal.SIGHUP and (options.reload or running.certificates):
-                if (
-                    not reload_lock.statistics().tasks_waiting
-                ):  # A waiting reload will read the latest files.
-                    listener_nursery.start_soon(reload_once)
+                start_drain()
+            elif number == signal.SIGHUP and start_reload():
+                pass
             elif number == signal.SIGUSR2 and nats_listener is not None and nats_sockets:
                 nats_sockets = []
                 listener_nursery.start_soon(run_lame_duck)
             else:
                 log_ignored_signal(number)
+    server.lifecycle = None
     return options, is_signaled
 
 
@@ -453,6 +463,7 @@ async def _start_http_server(
     nursery: trio.Nursery,
 ) -> ServerMonitor:
     """Serve HTTP until the nursery ends, so that monitoring also works during shutdown."""
+    from simplebus.server.http.api import AdminApi
     from simplebus.server.http.auth import HttpAuth
     from simplebus.server.http.facts import FactsCollector
     from simplebus.server.http.server import HttpServer
@@ -467,10 +478,12 @@ async def _start_http_server(
         http_address=sockets[0].getsockname()[:2],
         version=monitor.version,
     )
+    auth = HttpAuth(server)
     listener = HttpServer(
         monitor.dashboard,
         varz_endpoints.build_handlers(),
-        auth=HttpAuth(server),
+        auth=auth,
+        api=AdminApi(server, auth, monitor.version),
         tls=None if certificate is None else lambda: certificate.context,
         allowed_hosts=allowed_hosts,
         preauth_queue=server.preauth_queue,

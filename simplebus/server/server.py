@@ -108,6 +108,15 @@ class LocalSessionOwner(SessionOwner, Protocol):
         """Close the connection at once."""
 
 
+class LifecycleCommands(NamedTuple):
+    """Commands of operators that arrive by signal or by HTTP."""
+
+    start_reload: Callable[[], bool]
+    """Reads the configuration again. Returns False if there is none."""
+    start_drain: Callable[[], None]
+    """Starts the shutdown."""
+
+
 COUNTED_SESSIONS_PER_STEP = 512
 
 
@@ -194,6 +203,8 @@ class Server:
         """True if the latest messages also went to consumers that are not behind."""
         self._nursery: trio.Nursery | None = None
         self.has_ended = False
+        self.lifecycle: LifecycleCommands | None = None
+        """Commands of operators; None before the ready line and during the shutdown."""
         self._is_removing_patterns = False
         self._drain_check: trio.Event | None = None
         """Set after each change of the broker while `wait_drained` waits."""
@@ -664,6 +675,13 @@ class Server:
                 peer=peer,
                 reason=reason,
             )
+
+    def disconnect_session(self, session_id: int) -> bool:
+        """Close the connection of a session, for an operator. Returns False without one."""
+        owner = self._find_session_owner(session_id)
+        if owner is not None:
+            owner.disconnect()
+        return owner is not None
 
     def _disconnect(self, session: Session, error: RemoteProtocolError) -> None:
         if connection := self._find_session_owner(session.session_id):

@@ -23,6 +23,7 @@ SECTIONS = {
 """Sections of the reference page, by the beginnings of the paths of their modules."""
 
 FIELD_MEANINGS = {
+    "action": "Requested operation, as in the [HTTP API](http-api.md).",
     "acks": "Number of acks, as text: `3 acks`.",
     "address": "Addresses that a listener has, as text.",
     "alteration": "Difference between the copy of a message and the original.",

@@ -1,4 +1,4 @@
-"""Every code block of README and of the guides runs, and shows the output that it has."""
+"""Every code block of README, guides and the HTTP API runs, and shows the output that it has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from tests.docs.page_runner import (
 )
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "protocol" / "guide").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "protocol" / "guide").glob("*.md")),
+    ROOT / "protocol" / "reference" / "http-api.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -44,6 +44,12 @@ class HttpPeer:
         await self.send("\r\n".join(lines).encode())
         return await self.read_response(without_body=method == "HEAD")
 
+    async def post(self, target: str, body: bytes, *headers: str) -> HttpResponse:
+        """Send a request with a body."""
+        lines = [f"POST {target} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
+        await self.send("\r\n".join([*lines, *headers, "", ""]).encode() + body)
+        return await self.read_response()
+
     async def read_response(self, *, without_body: bool = False) -> HttpResponse:
         with trio.fail_after(PATIENCE_SECONDS):
             while b"\r\n\r\n" not in self.received:

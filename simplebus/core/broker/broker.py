@@ -84,7 +84,7 @@ from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
 from simplebus.core.subscription.position import Position
 from simplebus.core.users.permissions import AdminRight, Grants
 from simplebus.core.users.user_directory import UserDirectory
-from simplebus.core.users.users import Users
+from simplebus.core.users.users import User, Users
 
 __all__ = ["Broker", "FullPolicy", "MessageClass", "Settings"]
 
@@ -273,6 +273,20 @@ class Broker:
         """Create a session for a part of the server, which has all permissions."""
         session = self.open_session(peer)
         session.mark_internal(frame_bytes_max=self.settings.limits.frame_bytes)
+        return session
+
+    def open_user_session(self, peer: str, user: User | None) -> Session:
+        """Create a session for a user that another listener has authenticated.
+
+        The session uses the binary protocol. `user` is None on a bus without users.
+        """
+        session = self.open_session(peer)
+        session.authenticate(
+            "" if user is None else user.name,
+            None if user is None or self.users is None else self.users.get_grants(user),
+            self.rate_limits.token_buckets_for(user, ""),
+            frame_bytes_max=self.settings.limits.frame_bytes,
+        )
         return session
 
     def apply_event(self, session: Session, event: Event) -> None:

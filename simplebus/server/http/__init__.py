@@ -1,12 +1,14 @@
-"""HTTP listener for monitoring.
+"""HTTP listener for monitoring and administration.
 
 - `server`: `HttpServer` answers GET and HEAD requests of `monitor` handlers
 - `stream`: `HttpStream`, the bytes of one connection, with or without TLS
 - `auth`: users, permissions and host names of requests
+- `api`: routes and checks of the administration, and its OpenAPI description
+- `api_operations`: its operations, each a client inside the server
 - `facts`: `FactsCollector` reads the state of the server; the modules below only format it
 - `server_metrics`: the metrics of /metrics
 - `server_monitor`: `ServerMonitor` makes the tiles, tables and notes of the page
 - `varz`: endpoints in the format of nats-server's monitoring
 
-May import: core, logs, monitor, nats, net.
+May import: client, core, logs, monitor, nats, net.
 """

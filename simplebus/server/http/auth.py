@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.users.permissions import AdminRight
+from simplebus.core.users.users import User
 from simplebus.monitor.requests import PUBLIC_PATHS, Request, Response, error_response
 from simplebus.server.server import Server
 
@@ -82,23 +83,55 @@ class HttpAuth:
             authorization: The Authorization header, or an empty text.
             certificate_names: Names in the client certificate.
         """
-        users, auth_worker = self._server.broker.users, self._server.auth_worker
+        users = self._server.broker.users
         if users is None or request.path in PUBLIC_PATHS:
+            return None
+        user = await self.find_user(peer, authorization, certificate_names)
+        if user is None or isinstance(user, Response):
+            return user
+        grants = users.get_grants(user)
+        if grants is None or grants.has_right(AdminRight.MONITOR):
+            return None
+        return error_response(403, f"user {user.name!r} has no permission to monitor")
+
+    async def find_user(
+        self,
+        peer: str,
+        authorization: str,
+        certificate_names: Sequence[str],
+        *,
+        accepts_address: bool = True,
+    ) -> User | Response | None:
+        """Return the user of a request, an error response, or None on a server without users.
+
+        Args:
+            peer: HOST:PORT of the client.
+            authorization: The Authorization header, or an empty text.
+            certificate_names: Names in the client certificate.
+            accepts_address: False if the user must have sent credentials or a certificate.
+        """
+        users, auth_worker = self._server.broker.users, self._server.auth_worker
+        if users is None:
             return None
         address = peer.rpartition(":")[0].strip("[]")
         try:
             auth = parse_authorization(authorization)
             if auth_worker is not None:
                 await auth_worker.check(auth, address)
-            user = users.authenticate(auth, certified=certificate_names, address=address, version=2)
+            user = users.authenticate(
+                auth,
+                certified=certificate_names,
+                address=address if accepts_address else "",
+                version=2,
+            )
         except RemoteProtocolError as error:
             if error.reason is Reason.TOO_MANY_ATTEMPTS:
                 return _auth_error(429, error.sentence, _RETRY_AFTER)
             return _auth_error(401, error.sentence, _CHALLENGE)
-        grants = users.get_grants(user)
-        if grants is None or grants.has_right(AdminRight.MONITOR):
-            return None
-        return error_response(403, f"user {user.name!r} has no permission to monitor")
+        has_credentials = auth is not None and bool(auth.user or auth.token)
+        if not accepts_address and not has_credentials and user is users.anonymous_user:
+            return _auth_error(401, "expected credentials, got an anonymous request", _CHALLENGE)
+        return user
 
     def requires_valid_credentials(self, authorization: str) -> bool:
         """Return True if a request with this header is allowed only with valid credentials.

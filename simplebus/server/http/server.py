@@ -36,6 +36,7 @@ from simplebus.monitor.requests import (
     error_response,
 )
 from simplebus.server import listeners, process
+from simplebus.server.http.api import BODY_BYTES_MAX, PREFIX, AdminApi, ApiError, ApiRequest
 from simplebus.server.http.auth import AllowedHosts
 from simplebus.server.http.stream import HttpStream
 from simplebus.server.preauth.address_limits import KeyedTokenBuckets, is_loopback
@@ -64,6 +65,7 @@ SEND_SECONDS_MAX = 10.0
 CLOSE_SECONDS_MAX = 1.0
 LOOP_SHARE = 0.1
 """Share of the event loop's time that responses may take together."""
+_API_PREFIX = PREFIX.encode()
 _HEALTH_REQUEST = re.compile(rb"(GET|HEAD) (%b) HTTP/1\.[01]\r\n" % "|".join(PUBLIC_PATHS).encode())
 
 
@@ -106,6 +108,7 @@ class HttpServer:
         extra_handlers: Mapping[str, RequestHandler] | None = None,
         *,
         auth: RequestAuth | None = None,
+        api: AdminApi | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         allowed_hosts: Iterable[str] = (),
         preauth_queue: PreAuthQueue | None = None,
@@ -117,6 +120,7 @@ class HttpServer:
             dashboard: Source of the monitoring data and its standard handlers.
             extra_handlers: Handlers of further paths.
             auth: Authentication; None allows every request.
+            api: Administration; None if the program has none.
             tls: Returns the SSL context for a new connection; None for plain HTTP.
             allowed_hosts: Host names that requests may use.
             preauth_queue: Queue shared with the other listeners; None creates one.
@@ -125,6 +129,7 @@ class HttpServer:
         self.dashboard = dashboard
         self._handlers = dashboard.build_routes(extra_handlers)
         self.auth = auth
+        self.api = api
         self.tls = tls
         self.allowed_hosts = AllowedHosts(allowed_hosts)
         self.preauth_queue = PreAuthQueue() if preauth_queue is None else preauth_queue
@@ -421,7 +426,11 @@ class _HttpConnection:
             if request_event is None:
                 return False
             self.is_responding = True
-            response = self._check_request(request_event)
+            response: Response | None
+            if self._http_server.api is not None and request_event.target.startswith(_API_PREFIX):
+                response = await self._answer_api(self._http_server.api, request_event)
+            else:
+                response = self._check_request(request_event)
             if response is None:
                 request = self._parse_request(request_event)
                 response = await self._check_auth(request, request_event) or self._check_host(
@@ -491,11 +500,56 @@ class _HttpConnection:
             return Response(error.body, status=405, headers=(("Allow", ", ".join(METHODS)),))
         if _has_body(request_event):
             return error_response(413, "expected a request without a body")
-        if len(request_event.headers) > HEADERS_MAX:
-            return error_response(
-                431, f"expected at most {HEADERS_MAX} headers, got {len(request_event.headers)}"
-            )
-        return None
+        return _check_header_count(request_event)
+
+    async def _answer_api(self, api: AdminApi, request_event: h11.Request) -> Response:
+        """Answer a request to the API, whose body is read when the client is authenticated."""
+        request = self._parse_request(request_event)
+        error = _check_header_count(request_event) or self._check_host(request, request_event)
+        if error is not None:
+            return error
+
+        async def read_body() -> bytes:
+            await self._stream.wait_turn()
+            self._stream.is_authenticated = True
+            return await self._read_body(request_event)
+
+        api_request = ApiRequest(
+            method=request_event.method.decode("ascii"),
+            request=request,
+            headers=_headers(request_event),
+            peer=self.peer,
+            certificate_names=certificate_names(self._stream.peer_certificate()),
+            read_body=read_body,
+        )
+        try:
+            response = await api.answer(api_request)
+        except h11.RemoteProtocolError:
+            raise
+        except Exception:
+            log.exception("http_request.failed", "answering {path!r:.80} failed", path=request.path)
+            return error_response(500, "internal error; see the server's log")
+        self._http_server.answered_count += 1
+        return response
+
+    async def _read_body(self, request_event: h11.Request) -> bytes:
+        """Return the body. Raises ApiError, h11.RemoteProtocolError, TooSlowError."""
+        length = _headers(request_event).get(b"content-length", b"0")
+        if b"transfer-encoding" in _headers(request_event) or int(length) > BODY_BYTES_MAX:
+            raise ApiError(413, f"expected a body with a length of at most {BODY_BYTES_MAX} bytes")
+        deadline = trio.current_time() + HEAD_SECONDS_MAX
+        if self._protocol.they_are_waiting_for_100_continue:
+            head = h11.InformationalResponse(status_code=100, headers=[])
+            await self._stream.send(self._protocol.send(head) or b"", SEND_SECONDS_MAX)
+        body = bytearray()
+        while True:
+            event = self._protocol.next_event()
+            if event is h11.NEED_DATA:
+                self._protocol.receive_data(await self._stream.receive(deadline))
+            elif isinstance(event, h11.Data):
+                body += event.data
+            else:
+                return bytes(body)
 
     def _parse_request(self, request_event: h11.Request) -> Request:
         """Raises BadRequestError."""
@@ -554,6 +608,13 @@ def _encode_response(
     head = h11.Response(status_code=response.status, reason=phrase, headers=headers)
     body = [] if without_body else [h11.Data(data=response.body)]
     return b"".join(protocol.send(event) or b"" for event in [head, *body, h11.EndOfMessage()])
+
+
+def _check_header_count(request_event: h11.Request) -> Response | None:
+    count = len(request_event.headers)
+    if count > HEADERS_MAX:
+        return error_response(431, f"expected at most {HEADERS_MAX} headers, got {count}")
+    return None
 
 
 def _headers(request_event: h11.Request) -> Mapping[bytes, bytes]:
