@@ -62,6 +62,10 @@ class Checkpointer:
         """The recorded state of each class."""
         self._class_headers: dict[int, object] = {}
         """The part of it that is compared when a durable is created or removed."""
+        self._class_snapshots: dict[int, ClassSnapshot] = {}
+        """Latest record of each class without positions, if it is short. It is valid for the
+        recorded state; positions may have sent messages since then.
+        """
         self._position_states: dict[int, dict[_PositionKey, tuple[Position, object]]] = {}
         """The recorded state of each durable, by class."""
         self.next_full_scan = float("-inf")
@@ -205,6 +209,7 @@ class Checkpointer:
 
     def _record_removed_class(self, class_id: int) -> RemovedClass:
         self._class_headers.pop(class_id, None)
+        self._class_snapshots.pop(class_id, None)
         self._position_states.pop(class_id, None)
         registry = self._broker.store.class_registry
         removed = registry.removed_classes.get(class_id) or RemovedClass(class_id, "", 0)
@@ -262,7 +267,12 @@ class Checkpointer:
             state,
             _class_header(cls),
         )
-        changes.classes.append(self._snapshot_class(cls))
+        snapshot = self._snapshot_class(cls)
+        changes.classes.append(snapshot)
+        if snapshot.is_short and not cls.positions:
+            self._class_snapshots[cls.class_id] = snapshot
+        else:
+            self._class_snapshots.pop(cls.class_id, None)
 
     def _collect_durable(
         self, cls: MessageClass, durable: str, group: str, changes: StateChanges
@@ -288,6 +298,8 @@ class Checkpointer:
             cls.class_id
         ] != _class_header(cls):
             self._record_class(cls, state, changes)
+        if not (cls.named_positions or cls.class_id in self._position_states):
+            return
         known, found = self._position_states.get(cls.class_id, {}), {}
         for position in cls.named_positions.values():
             if position.durable:
@@ -296,12 +308,18 @@ class Checkpointer:
                 if known.pop(key, None) != current:
                     changes.positions.append(self._snapshot_position(position))
         changes.removed_positions.extend(known)
-        self._position_states[cls.class_id] = found
+        if found:
+            self._position_states[cls.class_id] = found
+        else:
+            self._position_states.pop(cls.class_id, None)
 
     def _build_snapshot(self) -> StateChanges:
         broker = self._broker
         return StateChanges(
-            [self._snapshot_class(cls) for cls in broker.classes.values()],
+            [
+                self._class_snapshots.get(class_id) or self._snapshot_class(cls)
+                for class_id, cls in broker.classes.items()
+            ],
             [
                 self._snapshot_position(position)
                 for positions in self._position_states.values()
@@ -311,6 +329,7 @@ class Checkpointer:
             purged_ranges=[
                 (class_id, first, last)
                 for class_id, cls in broker.classes.items()
+                if cls.purged_sequences
                 for first, last in cls.purged_sequences.ranges_within(
                     cls.first_sequence, cls.ring.head
                 )
@@ -436,7 +455,7 @@ def _has_plain_progress(position: Position, recorded: object) -> bool:
 
 
 def _has_durables(cls: MessageClass) -> bool:
-    return any(durable for durable, _ in cls.named_positions)
+    return bool(cls.named_positions) and any(durable for durable, _ in cls.named_positions)
 
 
 def _position_state(position: Position) -> object:

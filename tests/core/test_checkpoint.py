@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TypeVar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from simplebus.core import checkpoint
 from simplebus.core.broker.broker import Broker
@@ -17,12 +19,23 @@ from simplebus.core.limits import (
     CHECKPOINT_POSITIONS_PER_TURN,
     CHECKPOINT_SECONDS,
 )
+from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.redelivery.handover import merge_adjacent
-from simplebus.core.snapshot import decode_changes
-from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import connect_version2, nack, publish, subscribe
+from simplebus.core.snapshot import ClassSnapshot, PositionSnapshot, decode_changes
+from tests.behaviour.wire_peer import BrokerHarness, advance_tick
+from tests.behaviour.wire_peer_v2 import (
+    Version2Peer,
+    ack,
+    connect_request,
+    connect_version2,
+    nack,
+    publish,
+    subscribe,
+    unsubscribe,
+)
 
+T = TypeVar("T", ClassSnapshot, PositionSnapshot)
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 9)), max_size=20)
 
 
@@ -73,8 +86,126 @@ def test_individual_delays_are_merged_and_scanned_rarely(
     assert checkpointer.next_full_scan - bus.broker.clock.now >= CHECKPOINT_SECONDS * count / few
 
 
+ACTIONS = st.sampled_from(
+    [
+        *(("publish", 1), ("publish", 2), ("subscribe", 1), ("durable", 1), ("group", 2)),
+        *(
+            ("receive", 1),
+            ("ack", 0),
+            ("ack", 2),
+            ("nack", 1),
+            ("delay", 1),
+            ("unsubscribe", 1),
+            ("leave", 1),
+            ("receive", 1),
+        ),
+        *(("tick", 1), ("tick", 3), ("purge", 1), ("name", 1), ("batch", 1), ("batch", 1)),
+        *(("progress", 1), ("scan", 1), ("snapshot", 1)),
+    ]
+)
+
+
+def perform(bus: BrokerHarness, peer: Version2Peer, action: str, class_id: int) -> None:
+    first = peer.session.version2.next_number if peer.session.version2 else 0
+    held = next(iter(peer.session.subscriptions), 1)
+    match action:
+        case "publish":
+            peer.send(publish(class_id, first, b"x", b"y"))
+        case "subscribe" | "durable" | "group":
+            number = len(peer.session.subscriptions) + 10 * class_id
+            options = {} if action == "subscribe" else {action: action}
+            if number not in peer.session.subscriptions:
+                peer.send(subscribe(class_id, number, **options))
+        case "receive":
+            peer.receive_message_ids()
+        case "ack":
+            peer.send(ack(held, class_id, class_id + 1))
+        case "nack":
+            peer.send(nack(held, 1, 2))
+        case "delay":
+            peer.send(nack(held, 0, 4, 60_000))
+        case "unsubscribe":
+            peer.send(unsubscribe(held))
+        case "leave":
+            peer.disconnect()
+        case "tick":
+            for _ in range(class_id):
+                advance_tick(bus)
+        case "purge":
+            peer.send(frames.encode(frames.PURGE, class_id=class_id, content=b"{}"))
+        case "name":
+            peer.send(connect_request({"id": 3, "name": "three"}, {"id": 2, "last_values": True}))
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(ACTIONS, min_size=10, max_size=40))
+def test_snapshot_from_records_equals_one_from_the_state(
+    actions: list[tuple[str, int]],
+) -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    bus.broker = Broker(bus.broker.settings, commit_log=CommitLog(Durability.MEMORY))
+    checkpointer = Checkpointer(bus.broker)
+    peer = connect_version2(bus, classes=[1, 2, 3])
+    for action, class_id in [*actions, ("snapshot", 1)]:
+        if peer.session.is_closed:
+            peer = connect_version2(bus, classes=[1, 2])
+        perform(bus, peer, action, class_id)
+        if action == "scan":
+            bus.broker.clock.now += 10 * CHECKPOINT_SECONDS
+        elif action == "progress" and bus.broker.commit_log is not None:
+            bus.broker.commit_log.append_progress_request()
+        elif action == "snapshot":
+            checkpointer.is_snapshot_due = True
+        if action in ("batch", "scan", "progress", "snapshot"):
+            batch = checkpointer.build_write_batch()
+            if batch is not None:
+                bus.broker.mark_durable(batch.number)
+    assert batch is not None
+    other = Checkpointer(bus.broker).build_write_batch()
+    assert other is not None
+    assert comparable(batch.snapshot) == comparable(other.snapshot)
+
+
+def comparable(snapshot: bytes) -> object:
+    """Return the content of a snapshot, with delays from a fixed time on."""
+    state = decode_changes(snapshot)
+    return structs.replace(
+        state,
+        classes=[with_absolute_delays(each) for each in state.classes],
+        positions=sorted(with_absolute_delays(each) for each in state.positions),
+    )
+
+
+def with_absolute_delays(snapshot: T) -> T:
+    delays = [
+        (first, last, round(seconds + snapshot.taken_at, 6))
+        for first, last, seconds in snapshot.delays
+    ]
+    return structs.replace(snapshot, delays=delays, taken_at=0.0)
+
+
+def test_snapshot_examines_an_unchanged_class_without_recording_it_again() -> None:
+    bus = BrokerHarness()
+    bus.broker = Broker(bus.broker.settings, commit_log=CommitLog(Durability.MEMORY))
+    checkpointer = Checkpointer(bus.broker)
+    connect_version2(bus, classes=list(range(100)))
+    checkpointer.build_write_batch()
+    before = bus.broker.clock.now
+    bus.broker.clock.now += 5
+    peer = connect_version2(bus, classes=[1])
+    peer.send(publish(1, 0, b"x"))
+    checkpointer.is_snapshot_due = True
+    batch = checkpointer.build_write_batch()
+    assert batch is not None
+    classes = decode_changes(batch.snapshot).classes
+    assert [each.class_id for each in classes if each.taken_at != before] == [1]
+    assert len(classes) == 100
+
+
 def test_scan_examines_a_bounded_number_of_classes_at_once() -> None:
     bus = BrokerHarness()
+    bus.skips_checks = True
     bus.broker = Broker(bus.broker.settings, commit_log=CommitLog(Durability.MEMORY))
     checkpointer, count = Checkpointer(bus.broker), 3 * CHECKPOINT_POSITIONS_PER_TURN
     peer = connect_version2(bus, classes=list(range(count)))

@@ -43,6 +43,8 @@ class PositionHandover:
 
     def restrict_to(self, first: int, last: int) -> PositionHandover:
         """Return the entries of messages first..last-1."""
+        if not (self.attempts or self.not_before_ticks or self.not_before_times):
+            return self
         return PositionHandover(
             [
                 (max(a, first), min(b, last), n)
