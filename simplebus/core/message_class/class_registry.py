@@ -114,6 +114,20 @@ def _compute_budgets(settings: Settings) -> _BudgetSizes:
     return _BudgetSizes(rings, spill_reads, rings // DEAD_LETTERS_MEMORY_DIVISOR, reserved)
 
 
+def _find_changed_classes(before: Settings, after: Settings) -> set[int | str] | None:
+    """Return the ids and names of the classes whose settings differ; None if all may differ."""
+
+    def common(settings: Settings) -> object:
+        limits = settings.limits
+        sizes = limits.class_messages, limits.class_bytes, limits.dead_letter_bytes
+        return settings.keep, settings.full_policy, sizes
+
+    if common(before) != common(after):
+        return None
+    keys = before.classes.keys() | after.classes.keys()
+    return {key for key in keys if before.classes.get(key) != after.classes.get(key)}
+
+
 def _too_many_classes_error(
     new_count: int, existing_count: int, settings: Settings
 ) -> RemoteProtocolError:
@@ -200,12 +214,19 @@ class ClassRegistry:
 
     def apply_settings(self, settings: Settings) -> None:
         """Apply new settings to all classes. Messages beyond a lowered limit are not dropped."""
-        self.settings = settings
+        previous, self.settings = self.settings, settings
         sizes = _compute_budgets(settings)
         self.budget.limit_bytes, self.spill_budget.limit_bytes = sizes.rings, sizes.spill_reads
         self.dead_letter_budget.resize(sizes.dead_letters, reserved=sizes.dead_letters_reserved)
+        changed_keys = _find_changed_classes(previous, settings)
         for cls in self.classes.values():
-            self._apply_class_settings(cls)
+            if (
+                changed_keys is None
+                or cls.class_id in changed_keys
+                or cls.name in changed_keys
+                or cls.spill is not None  # It may not spill any more.
+            ):
+                self._apply_class_settings(cls)
 
     def find_dead_letter_sources(self, text: str) -> list[ClassIdentity]:
         """Return (id, name) of the classes whose dead letters are stored in `dead.<text>`.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,3 +110,71 @@ def test_connect_that_repeats_a_class_names_it_once_and_reduces_read_size() -> N
     assert (answer.kind, answer.message_id) == ("connect", 7)
     assert list(bus.broker.classes) == [1]
     assert peer.session.next_read_bytes == max(EXPENSIVE_EVENTS_READ_BYTES, len(often) * 16 // 1024)
+
+
+OWN_SETTINGS = st.dictionaries(
+    st.sampled_from([1, 2, "orders", "dead.orders"]),
+    st.sampled_from(
+        [
+            ClassSettings(),
+            ClassSettings(keep=Retention(messages=3)),
+            ClassSettings(full_policy=FullPolicy.DROP_OLDEST, messages_max=7),
+            ClassSettings(full_policy=FullPolicy.BLOCK, bytes_max=1 << 19),
+            ClassSettings(last_values=True),
+            ClassSettings(last_values=False),
+        ]
+    ),
+)
+SETTINGS = st.builds(
+    lambda own, keep, policy, limits: Settings(
+        limits=limits, keep=keep, full_policy=policy, classes=own
+    ),
+    OWN_SETTINGS,
+    st.sampled_from([Retention(), Retention(messages=5)]),
+    st.sampled_from([FullPolicy.BLOCK, FullPolicy.DROP_NEWEST]),
+    st.sampled_from([LIMITS, replace(LIMITS, class_messages=50), replace(LIMITS, connections=9)]),
+)
+
+
+@given(st.lists(SETTINGS, min_size=2, max_size=5))
+def test_changed_settings_have_the_effect_of_new_ones(history: list[Settings]) -> None:
+    references = [1, 2, 3, "orders", "dead.orders", NamedClass(name="values", last_values=True)]
+    changed = ClassRegistry(history[0])
+    changed.declare_classes(references)
+    for settings in history[1:]:
+        changed.apply_settings(settings)
+    new = ClassRegistry(history[-1])
+    new.declare_classes(references)
+    effects = [
+        {
+            class_id: (
+                cls.retention,
+                cls.full_policy,
+                cls.ring.messages_max,
+                cls.ring.bytes_max,
+                cls.has_last_values,
+            )
+            for class_id, cls in registry.classes.items()
+        }
+        for registry in (changed, new)
+    ]
+    assert effects[0] == effects[1]
+
+
+class CountedSettings(dict[int | str, ClassSettings]):
+    """Settings of classes that count how often they are looked up."""
+
+    lookup_count = 0
+
+    def get(self, key: int | str, default: Any = None) -> Any:
+        self.lookup_count += 1
+        return super().get(key, default)
+
+
+def test_settings_of_one_class_are_applied_without_those_of_all_others() -> None:
+    classes = ClassRegistry(Settings())
+    classes.declare_classes(list(range(1000)))
+    own = CountedSettings({7: ClassSettings(messages_max=7)})
+    classes.apply_settings(Settings(limits=Limits(connections=9), classes=own))
+    assert classes.classes[7].ring.messages_max == 7
+    assert own.lookup_count <= 3
