@@ -176,9 +176,9 @@ class FrameReceiver:
         if end < 0:
             return None, last
         length = end + DELIMITER_BYTES
-        frame = FrameBatch.from_frame(memoryview(bytes(self.tail[:length])))
-        self.tail.clear()
-        return frame, first + length - searched
+        frame, self.tail = self.tail, bytearray()
+        del frame[length:]
+        return FrameBatch.from_frame(memoryview(frame)), first + length - searched
 
     def _cut_before_too_long(self, batch: FrameBatch) -> FrameBatch:
         """Return the frames in front of the first one that is too long.
