@@ -19,10 +19,10 @@ from tests.support.call_counter import count_calls
 ACK_TIMEOUT_TICKS = 10
 
 
-def connect_subscriber(bus: BrokerHarness) -> Version2Peer:
-    return connect_version2(
-        bus, subscribe(1, 1, durable="d", max_in_flight=100_000, ack_seconds=ACK_TIMEOUT_TICKS)
-    )
+def connect_subscriber(bus: BrokerHarness, *, is_durable: bool = True) -> Version2Peer:
+    options: dict[str, object] = {"durable": "d"} if is_durable else {}
+    options |= {"max_in_flight": 100_000, "ack_seconds": ACK_TIMEOUT_TICKS}
+    return connect_version2(bus, subscribe(1, 1, **options))
 
 
 def start_with_gaps(gap_count: int) -> tuple[BrokerHarness, Version2Peer]:
@@ -71,14 +71,15 @@ def test_delayed_messages_are_queued_in_portions() -> None:
         max_size=120,
     ),
     has_timeout=st.booleans(),
+    is_durable=st.booleans(),
 )
 def test_the_next_subscriber_receives_what_was_not_acknowledged(
-    actions: list[str], has_timeout: bool
+    actions: list[str], has_timeout: bool, is_durable: bool
 ) -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     connect_version2(bus, publish(1, 0, *[b"%d" % n for n in range(len(actions))]), classes=[1])
-    peer = connect_subscriber(bus)
+    peer = connect_subscriber(bus, is_durable=is_durable)
     assert len(peer.receive_deliveries()) == len(actions)
     for number, action in enumerate(actions):
         if action == "ack":
@@ -93,7 +94,7 @@ def test_the_next_subscriber_receives_what_was_not_acknowledged(
         bus.tick(ACK_TIMEOUT_TICKS)
     peer.disconnect()
     bus.broker.check_invariants()
-    peer = connect_subscriber(bus)
+    peer = connect_subscriber(bus, is_durable=is_durable)
     received = [int(delivery.content) for delivery in peer.receive_deliveries()]
     at_once = [n for n, action in enumerate(actions) if action in ("nothing", "nack")]
     assert received == at_once

@@ -46,26 +46,10 @@ class PositionHandover:
         if not (self.attempts or self.not_before_ticks or self.not_before_times):
             return self
         return PositionHandover(
-            [
-                (max(a, first), min(b, last), n)
-                for a, b, n in self.attempts
-                if a < last and first < b
-            ],
-            [
-                (max(a, first), min(b, last), n)
-                for a, b, n in self.not_before_ticks
-                if a < last and first < b
-            ],
-            [
-                (max(a, first), min(b, last), n)
-                for a, b, n in self.not_before_times
-                if a < last and first < b
-            ],
-            [
-                (max(a, first), min(b, last), n)
-                for a, b, n in self.backoff_ticks
-                if a < last and first < b
-            ],
+            _restrict(self.attempts, first, last),
+            _restrict(self.not_before_ticks, first, last),
+            _restrict(self.not_before_times, first, last),
+            _restrict(self.backoff_ticks, first, last),
         )
 
     def merge(self, other: PositionHandover) -> PositionHandover:
@@ -121,6 +105,13 @@ class PositionHandover:
             (a, b, (tick - clock.tick) * tick_seconds) for a, b, tick in self.not_before_ticks
         ]
         return sorted(delays + [(a, b, time - clock.now) for a, b, time in self.not_before_times])
+
+
+def _restrict(rows: list[tuple[int, int, N]], first: int, last: int) -> list[tuple[int, int, N]]:
+    """Return the parts of (first, last, value) rows that lie in first..last-1."""
+    if all(first <= begin and end <= last for begin, end, _ in rows):
+        return rows
+    return [(max(a, first), min(b, last), n) for a, b, n in rows if a < last and first < b]
 
 
 def merge_adjacent(rows: Iterable[tuple[int, int, N]], tolerance: N) -> list[tuple[int, int, N]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 
 from simplebus.core.errors import Reason
@@ -172,6 +172,8 @@ def split_spans(
 ) -> Iterator[tuple[Span, float | None]]:
     """Split spans at the bounds of rows and yield each part with the value of its row.
 
+    A span that is not split is yielded itself.
+
     Args:
         spans: Ascending, disjoint spans.
         rows: (first, last, value) of messages, ascending and disjoint.
@@ -188,11 +190,18 @@ def split_spans(
                 row = next(remaining_rows, None)
             begin = span.last if row is None else min(max(row[0], sequence), span.last)
             if sequence < begin:
-                yield replace(span, first=sequence, last=begin), None
+                yield _part(span, sequence, begin), None
             end = span.last if row is None else min(row[1], span.last)
             if row is not None and begin < end:
-                yield replace(span, first=begin, last=end), row[2]
+                yield _part(span, begin, end), row[2]
             sequence = max(begin, end)
+
+
+def _part(span: Span, first: int, last: int) -> Span:
+    """Return messages first..last-1 of a span; the span itself if these are all."""
+    if first == span.first and last == span.last:
+        return span
+    return Span(first, last, span.attempts, span.give_up_reason, span.backoff_tick)
 
 
 def check_covered_once(spans: Iterable[Span], ranges: Iterable[tuple[int, int]]) -> None:

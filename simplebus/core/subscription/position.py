@@ -246,9 +246,7 @@ class Position:
         """Messages given up that wait for space in the dead letters."""
         self.inherited_delays: list[tuple[int, int, int]] = []
         """Delays of single messages while the whole position is delayed; see `attach_later`."""
-        for span in redeliveries:
-            self._redelivery_queue.append(span)
-            self._mark_waiting(span)
+        self._requeue_inherited(list(redeliveries))
 
     @property
     def acknowledged_count(self) -> int:
@@ -888,6 +886,20 @@ class Position:
         if waiting is self._unsent_sequences or self.delivery_policy.in_flight_max is not None:
             for first, last in self.unsettled_ranges(span.first, span.last):
                 waiting.add(first, last)
+
+    def _requeue_inherited(self, spans: list[Span]) -> None:
+        """Queue the spans of a predecessor."""
+        self._redelivery_queue.extend(spans)
+        if len(spans) <= _MARKED_ONE_BY_ONE_MAX:
+            for span in spans:
+                self._mark_waiting(span)
+            return
+        unsent, sent = SequenceSet(), SequenceSet()
+        unsent.update([(span.first, span.last) for span in spans if self._is_unsent(span)])
+        sent.update([(span.first, span.last) for span in spans if not self._is_unsent(span)])
+        if not self.is_shared:
+            self._unsent_sequences = self.window.unacked_set(unsent)
+        self._mark_sets_waiting([(1, sent)])
 
     def _mark_sets_waiting(self, sets: list[SpanSet]) -> None:
         """Record that messages in flight wait to be sent again, in one pass for each set."""
@@ -1533,11 +1545,15 @@ class Position:
     def delay_redeliveries(self, delays: Iterable[tuple[int, int, float]]) -> None:
         """Delay redeliveries: rows (first, last, due) with `due` in seconds since 1970."""
         future_delays = [row for row in sorted(delays) if row[2] > self._clock.now]
+        if not future_delays:
+            return
         for span, due in split_spans(self._redelivery_queue.pop_all(), future_delays):
             if due is None:
                 self._redelivery_queue.append(span)
             else:
-                self.delay_span(due, span)
+                self._delayed_spans.append((due, span.first, span))
+        heapq.heapify(self._delayed_spans)
+        self._delayed_wakeups.schedule_wakeup(self.next_wakeup, self)
 
     def pop_delayed_spans(self) -> list[tuple[float, Span]]:
         """Remove and return the delayed spans, each with the time when it is due, by time."""
@@ -1551,6 +1567,8 @@ class Position:
         future_delays = sorted(
             row for row in handover.not_before_ticks if row[2] > self._clock.tick
         )
+        if not future_delays:
+            return
         for span, due in split_spans(self._redelivery_queue.pop_all(), future_delays):
             if due is None:
                 self._redelivery_queue.append(span)
