@@ -7,6 +7,8 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,6 +205,63 @@ def test_controls_have_names_and_visible_focus(live_page: LivePage) -> None:
     assert heads.count("H1") == 1
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_dead_letters_can_be_requeued_and_dropped(tmp_path: Path, width: int) -> None:
+    users = tmp_path / "users.toml"
+    users.write_text('[[users]]\nname = "ops"\ntoken = "a token of the operators"\n')
+    users.chmod(0o600)
+    token = "a token of the operators"
+    with (
+        run_server("--host", "127.0.0.1", "--users", str(users)) as (program, url),
+        simplebus.connect_blocking(url, token=token) as bus,
+        open_browser() as page,
+    ):
+        with bus.subscribe("orders", auto_ack=False) as messages:
+            for payload in (b"first", HOSTILE.encode()):
+                bus.publish(payload, class_id="orders")
+            for message in islice(messages, 2):
+                message.terminate("broken")
+            bus.flush()
+        page.set_viewport(width=width, height=800)
+        page.command("Network.enable")
+        headers = {"Authorization": f"Bearer {token}"}
+        page.command("Network.setExtraHTTPHeaders", headers=headers)
+        page.open(f"http://{program.http_address}/")
+        page.wait_until("return document.querySelector('#letter-classes button') !== null")
+        page.run_script("document.querySelector('#letter-classes button').click()")
+        count = "return document.querySelectorAll('#letters li').length === arguments[0]"
+        page.wait_until(count, 2)
+        text = page.run_script("return document.getElementById('letters').textContent")
+        assert "terminated at delivery 1: broken" in text
+        assert HOSTILE in text
+        assert page.run_script("return document.querySelectorAll('img').length") == 0
+        assert page.run_script("return document.documentElement.scrollWidth") <= width
+        said = "return document.getElementById('letters-said').textContent.startsWith(arguments[0])"
+        page.run_script("document.querySelector('#letters li button').click()")
+        page.wait_until(said, "#0 was requeued.")
+        page.wait_until(count, 1)
+        drop = "document.querySelector('#letters li button:last-child').click()"
+        page.run_script(drop)
+        label = "return document.querySelector('#letters button:last-child').textContent"
+        assert page.run_script(label) == "Really drop?"
+        assert bus.explain("dead.orders").stored == 1
+        page.run_script(drop)
+        page.wait_until(said, "#1 was dropped.")
+        page.wait_until(count, 0)
+        assert bus.explain("orders").head == 3
+        assert page.read_log() == []
+
+
+def test_dead_letters_need_users(live_page: LivePage) -> None:
+    with simplebus.connect_blocking(live_page.url) as bus:
+        bus.publish(b"x", class_id="dead.lost")
+    page = live_page.browser
+    page.wait_until("return document.querySelector('#letter-classes button') !== null")
+    page.run_script("document.querySelector('#letter-classes button').click()")
+    said = "return document.getElementById('letters-said').textContent"
+    page.wait_until(f"{said}.includes('has no users')")
+
+
 def test_page_can_be_paused_and_shows_lost_connections(live_page: LivePage) -> None:
     page = live_page.browser
     health = "return document.getElementById('health').textContent"
@@ -210,7 +269,7 @@ def test_page_can_be_paused_and_shows_lost_connections(live_page: LivePage) -> N
     assert page.run_script(health) == "paused"
     looks = page.run_script("return document.body.dataset.looks")
     page.run_script("document.getElementById('pause').click()")
-    page.wait_until("return document.body.dataset.looks > arguments[0]", looks)
+    page.wait_until("return Number(document.body.dataset.looks) > Number(arguments[0])", looks)
     assert page.run_script(health) == "ready"
     live_page.program.process.kill()
     page.wait_until(f"{health} === 'no answer'")

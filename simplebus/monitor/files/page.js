@@ -22,6 +22,7 @@ const state = {
   heardAt: 0,
   isPaused: false,
   facts: null,
+  letterClass: null,  // Class whose dead letters are shown.
 };
 
 // Figures ---------------------------------------------------------------------------------------
@@ -431,6 +432,95 @@ function showTables(facts) {
   fill($("tables"), facts.tables, newTable, (section, table) => showTable(section, table, facts.taken_at));
 }
 
+// Dead letters ----------------------------------------------------------------------------------
+
+const LETTERS = 20;
+
+// Send a request to the API. Returns the reply; the server's reason is the message of an error.
+async function call(path, body) {
+  const options = body === undefined ? {} : {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-Simplebus-Request": "1" },
+    body: JSON.stringify(body),
+  };
+  const answer = await fetch("api/v1/" + path, options);
+  const reply = await answer.json();
+  if (!answer.ok) throw new Error(reply.error);
+  return reply;
+}
+
+function showLetterClasses(facts) {
+  const dead = facts.tables.find((table) => table.key === "dead");
+  const names = dead ? dead.rows.map((row) => String(row[0])) : [];
+  $("letters-section").hidden = !names.length && state.letterClass === null;
+  fill($("letter-classes"), names, () => {
+    const button = made("button");
+    button.type = "button";
+    button.addEventListener("click", () => {
+      state.letterClass = button.textContent;
+      showLetters("");
+      showLetterClasses(state.facts);
+    });
+    return button;
+  }, (button, name) => {
+    say(button, name);
+    button.setAttribute("aria-pressed", String(name === state.letterClass));
+  });
+}
+
+// Request the dead letters of the chosen class, and show them below `result`.
+async function showLetters(result) {
+  const name = state.letterClass;
+  let reply = { letters: [], next: null };
+  try {
+    reply = await call(`dead-letters?class=${encodeURIComponent(name)}&count=${LETTERS}&format=text`);
+  } catch (error) {
+    result = error.message;
+  }
+  if (name !== state.letterClass) return;  // Another class was chosen meanwhile.
+  const more = reply.next === null ? "" : ` The oldest ${reply.letters.length} are shown.`;
+  say($("letters-said"), (result || (reply.letters.length ? "" : "None.")) + more);
+  fill($("letters"), reply.letters, newLetter, showLetter);
+}
+
+function newLetter() {
+  const item = made("li");
+  const requeue = made("button", "", "Requeue");
+  const drop = made("button", "", "Drop");
+  item.append(made("b"), made("span"), made("pre"), requeue, drop);
+  requeue.addEventListener("click", () => changeLetter(item, "requeue"));
+  drop.addEventListener("click", () => {
+    if (item.dataset.armed === item.dataset.sequence) changeLetter(item, "drop");
+    item.dataset.armed = item.dataset.sequence;
+    say(drop, "Really drop?");
+  });
+  requeue.type = drop.type = "button";
+  return item;
+}
+
+function showLetter(item, letter) {
+  item.dataset.sequence = String(letter.sequence);
+  delete item.dataset.armed;
+  const error = letter.error ? `: ${letter.error}` : "";
+  say(item.children[0], `#${letter.sequence} ${letter.channel}`);
+  say(item.children[1], ` ${letter.reason} at delivery ${letter.attempts}${error}`);
+  say(item.children[2], letter.payload + (letter.is_truncated ? " …" : ""));
+  say(item.children[4], "Drop");
+}
+
+async function changeLetter(item, verb) {
+  const sequence = Number(item.dataset.sequence);
+  let result;
+  try {
+    const reply = await call(`dead-letters/${verb}`, { class: state.letterClass, sequences: [sequence] });
+    result = reply.refused.length ? reply.refused[0].error
+      : `#${sequence} was ${verb === "drop" ? "dropped" : "requeued"}.`;
+  } catch (error) {
+    result = error.message;
+  }
+  await showLetters(result);
+}
+
 // Updates ---------------------------------------------------------------------------------------
 
 function show(said, now) {
@@ -443,6 +533,7 @@ function show(said, now) {
   showTiles(said.facts.tiles);
   showNotes(said.facts.notes);
   showTables(said.facts);
+  showLetterClasses(said.facts);
   say($("looked"), "Updated at " + new Date().toLocaleTimeString() + ".");
   document.body.dataset.looks = String(Number(document.body.dataset.looks || 0) + 1);
 }

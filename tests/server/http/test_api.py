@@ -460,7 +460,11 @@ async def test_sessions_of_requests_are_closed() -> None:
 async def test_slow_request_ends_and_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    started = trio.Event()
+
     async def purge_forever(operations: AdminOperations, parameters: object) -> None:
+        if api.REQUEST_SECONDS_MAX:
+            started.set()
         await trio.sleep_forever()
 
     caplog.set_level(logging.INFO)
@@ -468,8 +472,15 @@ async def test_slow_request_ends_and_is_logged(
     monkeypatch.setattr(api, "REQUEST_SECONDS_MAX", 0.0)
     async with serving_users() as server:
         assert (await call(server, "purge", {"class": "orders", "last": 1})).status == 504
+        monkeypatch.setattr(api, "REQUEST_SECONDS_MAX", 600.0)
+        peer = await open_http_peer(server)
+        body = b'{"class": "orders", "last": 1}'
+        lines = [f"POST {PREFIX}purge HTTP/1.1", "Host: localhost", *GUARD]
+        lines += ["Authorization: Bearer b", f"Content-Length: {len(body)}", "", ""]
+        await peer.send("\r\n".join(lines).encode() + body)
+        await started.wait()
     outcomes = [each.outcome for each in caplog.records if hasattr(each, "outcome")]
-    assert outcomes[0].startswith("not finished")
+    assert outcomes == ["not finished after 0 s", "interrupted"]
 
 
 @pytest.mark.parametrize("name", ["a b", "#", "\x00", "é", "x" * 256, "-1", "0"])
