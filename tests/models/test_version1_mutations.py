@@ -12,7 +12,8 @@ import pytest
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.redelivery.ack_window import AckWindow
-from simplebus.core.redelivery.timer_wheel import Span, TimerWheel
+from simplebus.core.redelivery.sequence_set import SequenceSet
+from simplebus.core.redelivery.timer_wheel import TimerWheel
 from simplebus.core.ring.columns import MessageRows
 from simplebus.core.ring.ring import Ring
 from simplebus.core.ring.segment import Segment
@@ -92,13 +93,13 @@ def never_waits_longer(patch: Patch) -> None:
 
 
 def forgets_what_is_overdue(patch: Patch) -> None:
-    pop = TimerWheel.pop_due
+    pop = TimerWheel.pop_due_sets
 
-    def pop_forgetting(self: TimerWheel, tick: int) -> list[Span]:
+    def pop_forgetting(self: TimerWheel, tick: int) -> list[tuple[int, SequenceSet]]:
         due = pop(self, tick)
         return [] if tick % 3 == 0 else due
 
-    patch.setattr(TimerWheel, "pop_due", pop_forgetting)
+    patch.setattr(TimerWheel, "pop_due_sets", pop_forgetting)
 
 
 def tells_one_subscriber_only(patch: Patch) -> None:
