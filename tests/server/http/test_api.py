@@ -390,6 +390,16 @@ async def test_dead_letters_are_requeued_and_dropped() -> None:
         assert (await call(server, "dead-letters?class=orders")).status == 404
 
 
+async def test_letters_of_successive_requests_are_all_published() -> None:
+    async with serving_users() as server:
+        await make_letters(server, b"1", b"2", b"3")
+        for sequence in (2, 0, 1):
+            body = {"class": "secret", "sequences": [sequence]}
+            assert (await call(server, "dead-letters/requeue", body)).json["count"] == 1
+        page = (await call(server, "messages?class=secret&format=text")).json
+        assert [each["payload"] for each in page["messages"]][-3:] == ["3", "1", "2"]
+
+
 async def test_many_dead_letters_are_dropped_in_several_requests() -> None:
     async with serving_users() as server:
         async with connected(server) as bus:
