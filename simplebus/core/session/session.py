@@ -691,6 +691,8 @@ def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:
     """
     costs = _SLOW_COSTS[types]
     slow = np.flatnonzero(costs)
+    if not slow.size:
+        return None
     lengths = batch.lengths[slow]
     is_long_connect = (types[slow] == frames.CONNECT) & (lengths > LONG_CONNECT_BYTES)
     cost_bytes = np.cumsum(lengths + costs[slow])
