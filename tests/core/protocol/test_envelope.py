@@ -7,6 +7,7 @@ delimiter and NUL, because stuffing consists of them.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -461,7 +462,8 @@ def test_extreme_numbers_round_trip() -> None:
 
 def test_channel_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol_envelope, "_CACHE_ENTRIES_MAX", 3)
-    monkeypatch.setattr(protocol_envelope, "_channel_cache", {})
+    monkeypatch.setattr(protocol_envelope, "_CACHED_CHANNELS_MAX", 3)
+    monkeypatch.setattr(protocol_envelope, "_channel_cache", OrderedDict())
     monkeypatch.setattr(protocol_envelope, "_prefix_cache", {})
     for number in range(10):
         about = Envelope(channel=f"a.{number}")
