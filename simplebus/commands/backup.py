@@ -21,7 +21,8 @@ BACKUP_HELP = (
     "  simplebus backup /backup/simplebus --data-dir /var/lib/simplebus"
 )
 RESTORE_HELP = (
-    "Restore a backup to an empty data directory, before the server is started.\n\n\b\n"
+    "Restore a backup to an empty data directory, before the server is started.\n\n"
+    "The backup and the copy are read completely. Files get the owner of the directory.\n\n\b\n"
     "  simplebus restore /backup/simplebus --data-dir /var/lib/simplebus"
 )
 

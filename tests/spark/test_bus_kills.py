@@ -65,6 +65,7 @@ def test_killed_server_is_archived_once(spark: Any, tmp_path: Path) -> None:
                     bus.publish_many(LATER, class_id="orders")
                     for query in queries.values():
                         query.processAllAvailable()
+                        query.stop()  # While there is a bus: a request is not interrupted.
             finally:
                 for query in queries.values():
                     query.stop()

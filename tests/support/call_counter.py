@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
 
 
 def count_calls(function: Callable[[], object]) -> int:
-    """Return how many functions `function` calls, in Python and in C, at any depth."""
+    """Return how many functions `function` calls, in Python and in C, at any depth.
+
+    The garbage collector, which may call others at any moment, is paused.
+    """
     count = 0
 
     def count_call(frame: FrameType, event: str, argument: object) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
-    former = sys.getprofile()
+    former, is_collecting = sys.getprofile(), gc.isenabled()
+    gc.disable()
     sys.setprofile(count_call)
     try:
         function()
     finally:
         sys.setprofile(former)
+        if is_collecting:
+            gc.enable()
     return count
