@@ -66,10 +66,8 @@ SLOW_REQUESTS_BYTES_MAX = 8 * 1024
 SLOW_REQUEST_BYTES = 1024
 # The same for a Nack or Working, which takes about 40 microseconds.
 SLOW_ACK_BYTES = 96
-# Different channels of messages that one turn processes, because each costs several microseconds;
-# and messages with more channels than that.
-CHANNELS_PER_TURN = 1024
-MIXED_ENVELOPES_PER_TURN = 4096
+# Messages with several channels that one turn processes: each new channel takes some microseconds.
+MIXED_ENVELOPES_PER_TURN = 2048
 # Sessions whose timeouts are checked in one turn of the event loop, and classes and positions that
 # are ticked in one turn.
 TICKED_SESSIONS_PER_TURN = 256

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from simplebus.core.limits import (
     BINDINGS_MAX,
-    CHANNELS_PER_TURN,
     EXPENSIVE_EVENTS_READ_BYTES,
     MIXED_ENVELOPES_PER_TURN,
     PATTERNS_REMOVED_PER_TURN,
@@ -127,7 +126,7 @@ def test_messages_with_many_channels_are_stored_in_portions(class_count: int) ->
     counts = [bus.broker.store.new_channel_count]
     while run_turn(peer):
         counts.append(bus.broker.store.new_channel_count - sum(counts))
-    assert max(counts) <= class_count * CHANNELS_PER_TURN
+    assert max(counts) <= MIXED_ENVELOPES_PER_TURN
     assert sum(bus.statistics(each).ring.message_count for each in (1, 2)) == 8000
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import struct
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -47,10 +46,7 @@ _PLAIN_SEGMENT = rb"[!\"$-)+,\-/-=?-~]+"
 _PLAIN_CHANNEL = re.compile(_PLAIN_SEGMENT + rb"(?:\." + _PLAIN_SEGMENT + rb")*")
 """Legal names without wildcard characters and in ASCII, which nearly all names are."""
 _prefix_cache: dict[str, bytes] = {}
-# Decoding a channel takes 4 microseconds, and a program may publish on tens of thousands of them in
-# turn. Removing all entries of a cache at once would take milliseconds.
-_CACHED_CHANNELS_MAX = 32_768
-_channel_cache: OrderedDict[bytes, str] = OrderedDict()
+_channel_cache: dict[bytes, str] = {}
 
 
 class Envelope(NamedTuple):
@@ -403,9 +399,9 @@ def decode_channel(text: bytes) -> str:
     name = _channel_cache.get(text)
     if name is None:
         name = _check_channel(text)
+        if len(_channel_cache) >= _CACHE_ENTRIES_MAX:
+            _channel_cache.clear()
         if len(text) <= _CACHED_BYTES_MAX:
-            if len(_channel_cache) >= _CACHED_CHANNELS_MAX:
-                _channel_cache.popitem(last=False)
             _channel_cache[text] = name
     return name
 

@@ -8,6 +8,8 @@ shifts the fields behind it.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import numpy as np
 import numpy.typing as npt
 
@@ -28,12 +30,10 @@ from simplebus.core.protocol.envelope import (
 )
 from simplebus.core.protocol.frames import (
     DELIMITER,
-    Bytes,
     Flags,
     FrameBatch,
     Integers,
     Item,
-    Words,
     strided,
     unaligned,
 )
@@ -51,14 +51,35 @@ _UINT32: np.dtype[np.uint32] = np.dtype("<u4")
 _UINT64: np.dtype[np.uint64] = np.dtype("<u8")
 _MILLISECONDS: np.dtype[np.uint64] = np.dtype(">u8")
 _STUFFED_WORD = np.uint32(int.from_bytes(STUFFED, "little"))
-_TIMES_BYTES = np.array(TIMES_BYTES)
-_HASH_FACTOR, _HASH_SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)
 _ONES = np.uint64(0x0101010101010101)
 _TOPS = np.uint64(0x8080808080808080)
 _OPENERS = np.uint64(0x3C3C3C3C3C3C3C3C)
 
 # With more than one irregular frame in this many, the loop is faster.
 _REGULAR_PER_IRREGULAR_MIN = 8
+
+
+# Decoding a channel takes 4 microseconds, and a program may publish on tens of thousands of them in
+# turn. Removing all entries of a cache at once would take milliseconds.
+_CACHED_TEXTS_MAX = 32_768
+_CACHED_TEXT_BYTES_MAX = 256
+_names_by_text: OrderedDict[bytes, str] = OrderedDict()
+"""Decoded channels by their text with its length prefix."""
+
+
+def _decode_channel_text(text: bytes) -> str | None:
+    """Return the channel of a text with its length prefix; None if it is malformed."""
+    name = _names_by_text.get(text)
+    if name is None:
+        try:
+            name = decode_channel(text[2:])
+        except RemoteProtocolError:
+            return None
+        if len(text) <= _CACHED_TEXT_BYTES_MAX:
+            if len(_names_by_text) >= _CACHED_TEXTS_MAX:
+                _names_by_text.popitem(last=False)
+            _names_by_text[text] = name
+    return name
 
 
 class UniformEnvelopeReader:
@@ -134,17 +155,22 @@ class UniformEnvelopeReader:
         numbers: Numbers = np.zeros(self._batch.count, np.uint32)
         if not self._fields & CHANNEL:
             return {"": 0}, numbers
-        names: dict[str, int] = {}
         texts = self._read_next_texts()
-        found, bad = dict.fromkeys(texts, 0), set()
-        for text in found:
-            try:
-                found[text] = names.setdefault(decode_channel(text[2:]), len(names))
-            except RemoteProtocolError:
-                bad.add(text)
-        self._mark_bad_texts(texts, bad)
+        different = list(dict.fromkeys(texts))
+        decoded = list(map(_names_by_text.get, different))
+        if None in decoded:
+            decoded = list(map(_decode_channel_text, different))
+            self._mark_bad_texts(
+                texts, {text for text, name in zip(different, decoded, strict=True) if name is None}
+            )
+        known = [name for name in dict.fromkeys(decoded) if name is not None]
+        names = dict(zip(known, range(len(known)), strict=True))
         if len(names) > 1:
-            numbers = np.fromiter(map(found.__getitem__, texts), np.uint32, len(texts))
+            number_by_text = {
+                text: 0 if name is None else names[name]
+                for text, name in zip(different, decoded, strict=True)
+            }
+            numbers = np.fromiter(map(number_by_text.__getitem__, texts), np.uint32, len(texts))
         return names, numbers
 
     def locate_keys(self) -> tuple[Integers, Integers]:
@@ -240,38 +266,6 @@ def count_other_channels(batch: FrameBatch) -> int:
         different = _find_different(batch, 0, first[:1])
         different |= _find_different(batch, begin, first[begin:end])
     return int(np.count_nonzero(different))
-
-
-def hash_channels(data: Bytes, starts: Integers, ends: Integers) -> Words:
-    """Return a hash of the channel of each envelope.
-
-    The hashes of different channels may be equal, and malformed envelopes have any hash.
-
-    Args:
-        data: Bytes of the frames.
-        starts: Offsets of Envelope frames in `data`.
-        ends: Ends of these frames.
-    """
-    fields = data[np.minimum(starts + HEADER_BYTES, ends - 1)]
-    offsets = starts + HEADER_BYTES + 1 + _TIMES_BYTES[fields & TIMES]
-    places = np.minimum(offsets, data.size - 2)
-    lengths = (data[places].astype(np.int64) << 8) + data[places + 1]
-    lengths = np.where(fields & CHANNEL, np.minimum(lengths, ends - offsets - 2), 0).clip(min=0)
-    hashes = lengths.astype(np.uint64)
-    words, last_word = unaligned(data, _UINT64), data.size - 8
-    active, done = np.flatnonzero(lengths), 0
-    while active.size:
-        # A word that would reach beyond the data begins earlier, and so ends with older bytes.
-        places = offsets[active] + (2 + done)
-        shifts = (places - last_word).clip(min=0)
-        left = (lengths[active] - done).clip(max=8)
-        word = words[places - shifts] >> (8 * shifts).astype(np.uint64)
-        word <<= (8 * (8 - left)).astype(np.uint64)
-        mixed = (hashes[active] ^ word) * _HASH_FACTOR
-        hashes[active] = mixed ^ (mixed >> _HASH_SHIFT)
-        done += 8
-        active = active[lengths[active] > done]
-    return hashes
 
 
 def _find_different(batch: FrameBatch, offset: int, text: bytes) -> Flags:

@@ -26,7 +26,6 @@ import numpy.typing as npt
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
-    CHANNELS_PER_TURN,
     EXPENSIVE_EVENTS_MAX,
     EXPENSIVE_EVENTS_READ_BYTES,
     HANDSHAKE_FRAME_BYTES_MAX,
@@ -49,9 +48,9 @@ from simplebus.core.limits import (
 from simplebus.core.outbox import Outbox, SendSource
 from simplebus.core.producer_state import ProducerState
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.envelope_reader import count_other_channels, hash_channels
+from simplebus.core.protocol.envelope_reader import count_other_channels
 from simplebus.core.protocol.events import AckedRange, Event, PublishedFrame
-from simplebus.core.protocol.frames import Bytes, FrameBatch, Integers, Words
+from simplebus.core.protocol.frames import Bytes, FrameBatch, Integers
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
 from simplebus.core.session import version2
 from simplebus.core.session.version1 import Version1Decoder
@@ -69,8 +68,8 @@ _SLOW_COSTS[[frames.CONNECT, frames.SUBSCRIBE, frames.UNSUBSCRIBE]] = SLOW_REQUE
 _SLOW_COSTS[[frames.FETCH, frames.PURGE, frames.INQUIRE]] = SLOW_REQUEST_BYTES
 _SLOW_COSTS[[frames.NACK, frames.WORKING]] = SLOW_ACK_BYTES
 
-_UNHASHED_CHANNELS_MAX = 64
-"""Up to so many channels of a batch are counted without comparing them with those before."""
+_OTHER_CHANNELS_MAX = 64
+"""Envelopes of a batch with another channel than the first one, from which on it is mixed."""
 
 _TLS_HANDSHAKE_BYTE = 0x16
 """First byte of a TLS client; no frame begins with it."""
@@ -625,12 +624,9 @@ class Session:
 
 
 class _TurnBudget:
-    """Limits of the slow requests of a batch, and of the channels of a read, in one turn."""
+    """Limits of the slow requests of a batch, and of the mixed envelopes of a read, in one turn."""
 
     def __init__(self) -> None:
-        self._channels: Words = np.zeros(0, np.uint64)
-        """Hashes of the channels so far."""
-        self._channels_max = CHANNELS_PER_TURN
         self._mixed_max = MIXED_ENVELOPES_PER_TURN
 
     def find_end(self, batch: FrameBatch) -> int | None:
@@ -642,7 +638,7 @@ class _TurnBudget:
             types = batch.data[batch.starts]
             ends = (
                 _find_slow_requests_end(batch, types),
-                self._find_channels_end(batch, np.flatnonzero(types == frames.ENVELOPE)),
+                self._find_mixed_end(np.flatnonzero(types == frames.ENVELOPE)),
             )
             return min((end for end in ends if end is not None), default=None)
         frame_type = batch.data[0]
@@ -650,38 +646,16 @@ class _TurnBudget:
             return _find_slow_requests_end(batch, batch.data[batch.starts])
         if frame_type != frames.ENVELOPE or batch.count <= PLAIN_FRAMES_MAX:
             return None
-        channel_count = count_other_channels(batch) + 1
-        is_mixed = channel_count > _UNHASHED_CHANNELS_MAX
-        if is_mixed or self._channels.size + channel_count > self._channels_max:
-            return self._find_channels_end(batch, np.arange(batch.count))
-        self._channels_max -= channel_count
-        return None
-
-    def _find_channels_end(self, batch: FrameBatch, indexes: npt.NDArray[np.intp]) -> int | None:
-        """Return the end of the frames with the channels that are left, or None.
-
-        Args:
-            batch: The frames.
-            indexes: Indexes of the envelopes among them.
-        """
-        if indexes.size <= PLAIN_FRAMES_MAX:
+        if count_other_channels(batch) < _OTHER_CHANNELS_MAX:
             return None
-        end = None
+        return self._find_mixed_end(np.arange(batch.count))
+
+    def _find_mixed_end(self, indexes: npt.NDArray[np.intp]) -> int | None:
+        """Return the end of the envelopes that are left, or None. `indexes` are theirs."""
         if indexes.size > self._mixed_max:
-            end = int(indexes[self._mixed_max])
-            indexes = indexes[: self._mixed_max]
-        # The first ones suffice if nearly all channels are different.
-        for count in (2 * self._channels_max, indexes.size):
-            part = indexes[:count]
-            hashes = hash_channels(batch.data, batch.starts[part], batch.ends[part])
-            hashes = np.concatenate([self._channels, hashes])
-            channels = np.unique(hashes)
-            if channels.size > self._channels_max:
-                firsts = np.sort(np.unique(hashes, return_index=True)[1])
-                return int(part[firsts[self._channels_max] - self._channels.size])
-        self._channels = channels
+            return int(indexes[self._mixed_max])
         self._mixed_max -= indexes.size
-        return end
+        return None
 
 
 def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:

@@ -24,7 +24,8 @@ from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolErro
 from simplebus.core.limits import CHANNEL_BYTES_MAX, PLAIN_FRAMES_MAX
 from simplebus.core.protocol import envelope as protocol_envelope
 from simplebus.core.protocol import envelope_batch as envelopes
-from simplebus.core.protocol.envelope import STUFFED, decode_channel
+from simplebus.core.protocol import envelope_reader
+from simplebus.core.protocol.envelope import decode_channel
 from simplebus.core.protocol.envelope_batch import (
     Envelope,
     EnvelopeColumns,
@@ -32,7 +33,7 @@ from simplebus.core.protocol.envelope_batch import (
     encode,
     scan_envelopes,
 )
-from simplebus.core.protocol.envelope_reader import count_other_channels, hash_channels
+from simplebus.core.protocol.envelope_reader import count_other_channels
 from simplebus.core.protocol.frames import FrameBatch
 from tests.behaviour.wire_peer import build_batch
 from tests.support.oracles import DELIMITER, build_frame
@@ -462,8 +463,7 @@ def test_extreme_numbers_round_trip() -> None:
 
 def test_channel_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol_envelope, "_CACHE_ENTRIES_MAX", 3)
-    monkeypatch.setattr(protocol_envelope, "_CACHED_CHANNELS_MAX", 3)
-    monkeypatch.setattr(protocol_envelope, "_channel_cache", OrderedDict())
+    monkeypatch.setattr(protocol_envelope, "_channel_cache", {})
     monkeypatch.setattr(protocol_envelope, "_prefix_cache", {})
     for number in range(10):
         about = Envelope(channel=f"a.{number}")
@@ -476,25 +476,21 @@ def test_channel_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(map(len, protocol_envelope._prefix_cache)) < 10
 
 
+def test_cache_of_the_channels_of_batches_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envelope_reader, "_CACHED_TEXTS_MAX", 3)
+    monkeypatch.setattr(envelope_reader, "_names_by_text", OrderedDict())
+    names = [f"a.{number}" for number in range(MANY)] + ["a" * CHANNEL_BYTES_MAX]
+    for _ in range(2):
+        check_scan([encode(Envelope(channel=name), b"") for name in names])
+        assert list(envelope_reader._names_by_text.values()) == names[-4:-1]
+
+
 # Many --------------------------------------------------------------------------------------------
 
 
 @given(batches(), st.sampled_from([1, 0x3C0D, 0x0D0A]))
 def test_scan_equals_decoding_each(some: list[bytes], class_id: int) -> None:
     check_scan(some, class_id)
-
-
-@given(batches())
-def test_equal_channels_have_equal_hashes(some: list[bytes]) -> None:
-    decoded = [oracle_decode(content) for content in some]
-    channels = {n: d[0].channel for n, d in enumerate(decoded) if isinstance(d, tuple)}
-    stuffed = {n for n, content in enumerate(some) if STUFFED in content}
-    batch = build_envelope_batch(some)
-    hashes = hash_channels(batch.data, batch.starts, batch.ends).tolist()
-    number_by_hash: dict[int, str] = {}
-    for number in channels.keys() - stuffed:
-        assert number_by_hash.setdefault(hashes[number], channels[number]) == channels[number]
-    assert len({channels[n] for n in channels.keys() - stuffed}) == len(number_by_hash)
 
 
 @given(st.lists(st.sampled_from(["", "a", "ab", "a.b.c.d.e.f", "a.b.c.d.e.g"]), min_size=1))
