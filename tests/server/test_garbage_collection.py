@@ -32,6 +32,7 @@ def test_old_objects_are_examined_in_rare_full_collections_only() -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(garbage_collection.run)
+            object_count = gc.get_freeze_count()
             await trio.sleep(0.5)
             young = Node()
             young_reference = weakref.ref(young)
@@ -43,9 +44,8 @@ def test_old_objects_are_examined_in_rare_full_collections_only() -> None:
             del old
             await trio.sleep(2 * 3600)
             assert old_reference() is not None  # There are not many more objects than before.
-            object_count = gc.get_freeze_count()
-            assert object_count > 0
-            many = [Node() for _ in range(object_count)]
+            assert gc.get_freeze_count() > 0
+            many = [Node() for _ in range(2 * object_count)]
             await trio.sleep(2)
             del many
             await trio.sleep(3600)
