@@ -121,7 +121,8 @@ def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) 
 
     Raises:
         RowError: A row is not a valid message.
-        BusConnectionError: The bus could not be reached within the timeout.
+        BusConnectionError: The bus could not be reached within the timeout, or another attempt of
+            the task has published meanwhile.
         BusResetError: The bus lost its data while the task ran.
         ExceptionGroup: The bus refused messages.
     """
@@ -131,6 +132,8 @@ def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) 
     name = f"{name} {memory}"
     with connect_with_retry(options.server, timeout=options.timeout, name=name) as bus:
         core, wire = bus.connection.core, bus.connection
+        # Another attempt may publish while this one has no connection.
+        core.publish_buffer.fix_numbers()
         stored = core.publish_buffer.stored_before_count
         count = 0
         with ConnectionKeepalive(lambda: [wire]).running() as lock:

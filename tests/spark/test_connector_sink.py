@@ -277,6 +277,24 @@ def test_replaced_attempt_stops_publishing(spark: Any, server: BusServer) -> Non
     assert stored_payloads(server) == ROWS
 
 
+def test_attempt_that_reconnects_after_a_later_one_publishes_once(
+    spark: Any, server: BusServer
+) -> None:
+    with faulty_proxy(server.address) as proxy:
+        early = Task(spark, proxy.address)
+        proxy.dropped_direction = "to_server"
+        early.publish(ROWS[:140])
+        proxy.disconnect_all()
+        late = Task(spark, server.address)
+        late.publish(ROWS)
+        assert late.flush() == (600, 0)
+        late.close()
+        early.publish(ROWS[140:])
+        assert early.flush() == (600, 0)
+        early.close()
+    assert stored_payloads(server) == ROWS
+
+
 def test_attempts_at_the_same_time_publish_once(spark: Any, server: BusServer) -> None:
     begin = threading.Barrier(3)
 

@@ -298,6 +298,28 @@ def test_network_outage_does_not_duplicate_writes(server: BusServer, proxy: Faul
     assert stored_payloads(server) == OLD
 
 
+def test_attempt_that_reconnects_after_a_later_one_publishes_nothing(server: BusServer) -> None:
+    """The earlier attempt does not know that the later one has stored rows that it still has."""
+    with faulty_proxy(server.address) as proxy:
+        options = SinkOptions(proxy.address, class_="1", timeout=60)
+
+        def interrupted() -> Iterator[pa.RecordBatch]:
+            for number, batch in enumerate(rows(OLD, 100)):
+                yield batch
+                if number == 1:
+                    proxy.dropped_direction = "to_server"
+                if number == 2:
+                    proxy.disconnect_all()
+                    later = SinkOptions(server.address, class_="1", timeout=60)
+                    assert write_task(rows(OLD, 70), later, "task").rows == len(OLD)
+
+        with pytest.raises(
+            BusConnectionError, match="taken_over: the server expects message 2500, "
+        ):
+            write_task(interrupted(), options, "task")
+    assert stored_payloads(server) == OLD
+
+
 def test_lost_writes_of_a_task_are_published_again() -> None:
     settings = Settings(limits=Limits(credit_bytes=50_000))  # Most of it is confirmed on the way.
     with (

@@ -115,6 +115,7 @@ class PublishBuffer:
         self._released_position = self._numbered_position = 0
         self._base_number = 0
         """Message number of position 0."""
+        self._has_fixed_numbers = False
         self._refusal_by_position: dict[int, RefusedError] = {}
         self._late_confirms = late_confirms
         self._required_position = 0
@@ -399,6 +400,14 @@ class PublishBuffer:
 
     # Connections ---------------------------------------------------------------------------------
 
+    def fix_numbers(self) -> None:
+        """Let `resume` fail instead of renumbering messages at the same server.
+
+        For programs that share a name and publish the same messages under the same numbers:
+        renumbered messages would be stored twice.
+        """
+        self._has_fixed_numbers = True
+
     def resume(
         self,
         *,
@@ -421,7 +430,8 @@ class PublishBuffer:
             lost_count: Confirmed messages that the server has lost.
 
         Raises:
-            RemoteProtocolError: If a published frame is longer than the server accepts.
+            RemoteProtocolError: If a published frame is longer than the server accepts, or fixed
+                numbers would change.
         """
         self._limit_frame_bytes(frame_bytes_max)
         self.credit_bytes = credit_bytes
@@ -434,6 +444,12 @@ class PublishBuffer:
             self._drop_confirmed(self._resend_batches, self.confirmed_position + advance_count)
             self._trim_confirmed()
         else:
+            if self._has_fixed_numbers and not is_other_server:
+                raise RemoteProtocolError(
+                    Reason.TAKEN_OVER,
+                    f"the server expects message {next_number}, which this program has not sent: "
+                    "another one with the same name has published meanwhile",
+                )
             missing_count = (
                 self._number_of(self.confirmed_position) - next_number
             ) & MESSAGE_ID_MASK

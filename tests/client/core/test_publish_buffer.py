@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -192,6 +194,21 @@ def test_unused_number_confirms_nothing_after_the_wrap() -> None:
         assert chunk is not None
         assert chunk.count == 2
     assert publisher.forgotten_count == 0
+
+
+@pytest.mark.parametrize(("next_number", "is_kept"), [(0, True), (2, True), (3, False)])
+def test_fixed_numbers_do_not_change(next_number: int, is_kept: bool) -> None:
+    publisher = PublishBuffer(frame_bytes_max=1000, name_class=lambda class_id: None)
+    publisher.fix_numbers()
+    publisher.add_class(1)
+    publisher.resume(next_number=0, credit_bytes=1 << 20, frame_bytes_max=1000)
+    publisher.publish_many([b"a", b"b"], 1)
+    assert publisher.release_batch() is not None
+    publisher.publish_many([b"c", b"d"], 1)
+    publisher.connection_lost()
+    with contextlib.nullcontext() if is_kept else pytest.raises(RemoteProtocolError, match="taken"):
+        publisher.resume(next_number=next_number, credit_bytes=1 << 20, frame_bytes_max=1000)
+        assert publisher.first_unconfirmed_number == next_number
 
 
 # Credit ------------------------------------------------------------------------------------------
