@@ -22,7 +22,8 @@ from simplebus.client.dead_letters import DeadLetter, DeadLetterFilter, DeadLett
 from simplebus.core.protocol.inquiry import ClassInfo
 from simplebus.core.users.permissions import AdminRight, Grants
 from simplebus.core.users.users import User
-from simplebus.server.http.api import (
+from simplebus.server.http.api_routes import ApiRoutes
+from simplebus.server.http.api_types import (
     HANDLED_LETTERS_MAX,
     ActionResult,
     ApiError,
@@ -47,6 +48,9 @@ from simplebus.server.http.api import (
 from simplebus.server.local_client import UserEndpoint
 from simplebus.server.server import LifecycleCommands, Server
 
+ROUTES = ApiRoutes()
+
+_ALL_RIGHTS = "no permissions table"
 _PUBLISHER_NAME = "simplebus HTTP API"
 _FETCH_COUNT = 16
 _REPLY_BYTES_MAX = 1024 * 1024
@@ -78,12 +82,16 @@ class AdminOperations:
         ) as bus:
             yield bus
 
+    @ROUTES.add("classes", "inquire", changes=False, needs_user=False)
     async def list_classes(self, parameters: NoParameters) -> ClassList:
+        """List classes."""
         async with self._open_bus() as bus:
             info = await bus.explain()
         return ClassList(info.classes, info.classes_left_out)
 
+    @ROUTES.add("messages", "fetch, or subscribe to the class", changes=False)
     async def peek_messages(self, parameters: PeekParameters) -> MessageList:
+        """Show stored messages."""
         class_id, name = self._find_class(parameters.class_)
         messages: list[PeekedMessage] = []
         reply_bytes, sequence, is_end = 0, parameters.first, False
@@ -102,7 +110,9 @@ class AdminOperations:
                 sequence = fetched[-1].sequence + 1
         return MessageList(class_id, name, messages, None if is_end else sequence)
 
+    @ROUTES.add("dead-letters", "inquire, and as for messages", changes=False)
     async def list_letters(self, parameters: LettersParameters) -> LetterList:
+        """Show dead letters."""
         letter_filter = DeadLetterFilter(None, parameters.reason, parameters.subscription)
         letters: list[PeekedLetter] = []
         reply_bytes = read_count = 0
@@ -121,11 +131,18 @@ class AdminOperations:
                 await self._server.slow_request_turns.wait_turn()
         return LetterList(class_id, name, letters, None)
 
-    async def requeue_letters(self, selection: LetterSelection) -> LettersResult:
-        return await self._change_letters(selection, is_requeue=True)
+    @ROUTES.add(
+        "dead-letters/requeue",
+        "as for dead letters, purge, and publish to their original class",
+    )
+    async def requeue_letters(self, parameters: LetterSelection) -> LettersResult:
+        """Publish dead letters again."""
+        return await self._change_letters(parameters, is_requeue=True)
 
-    async def drop_letters(self, selection: LetterSelection) -> LettersResult:
-        return await self._change_letters(selection, is_requeue=False)
+    @ROUTES.add("dead-letters/drop", "as for dead letters, and purge")
+    async def drop_letters(self, parameters: LetterSelection) -> LettersResult:
+        """Discard dead letters."""
+        return await self._change_letters(parameters, is_requeue=False)
 
     async def _change_letters(
         self, selection: LetterSelection, *, is_requeue: bool
@@ -158,12 +175,19 @@ class AdminOperations:
                 await self._server.slow_request_turns.wait_turn()
         return LettersResult(count, refused, next_sequence)
 
+    @ROUTES.add("purge", "purge")
     async def purge_messages(self, parameters: PurgeParameters) -> CountResult:
+        """Discard stored messages."""
         class_id, _ = self._find_class(parameters.class_)
         async with self._open_bus() as bus:
             return CountResult(await bus.purge(class_id, parameters.first, parameters.last))
 
+    @ROUTES.add(
+        "forget",
+        "inquire, subscribe, and configure for a durable of another user",
+    )
     async def forget_durable(self, parameters: ForgetParameters) -> ActionResult:
+        """Remove an idle durable."""
         class_ = parse_class_reference(parameters.class_)
         async with self._open_bus() as bus:
             try:
@@ -173,17 +197,23 @@ class AdminOperations:
             await durables.forget_durable(bus, class_, position)
         return ActionResult(f"removed the durable {parameters.durable!r}")
 
+    @ROUTES.add("disconnect", _ALL_RIGHTS, needs_all_rights=True)
     async def disconnect_session(self, parameters: DisconnectParameters) -> ActionResult:
+        """Close the connection of a session."""
         if not self._server.disconnect_session(parameters.session):
             raise ApiError(404, f"no session {parameters.session} is connected")
         return ActionResult(f"disconnected session {parameters.session}")
 
+    @ROUTES.add("reload", _ALL_RIGHTS, needs_all_rights=True)
     async def start_reload(self, parameters: NoParameters) -> ActionResult:
+        """Read the configuration again, as SIGHUP."""
         if not self._get_lifecycle().start_reload():
             raise ApiError(409, "the server has no configuration file, users file or certificate")
         return ActionResult("reload started; the log has its result")
 
+    @ROUTES.add("drain", _ALL_RIGHTS, needs_all_rights=True)
     async def start_drain(self, parameters: NoParameters) -> ActionResult:
+        """Shut the server down, as SIGTERM."""
         lifecycle = self._get_lifecycle()
 
         async def drain_soon() -> None:

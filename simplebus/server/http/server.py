@@ -36,7 +36,9 @@ from simplebus.monitor.requests import (
     error_response,
 )
 from simplebus.server import listeners, process
-from simplebus.server.http.api import BODY_BYTES_MAX, PREFIX, AdminApi, ApiError, ApiRequest
+from simplebus.server.http.api import BODY_BYTES_MAX, AdminApi, ApiRequest
+from simplebus.server.http.api_routes import PREFIX
+from simplebus.server.http.api_types import ApiError
 from simplebus.server.http.auth import AllowedHosts
 from simplebus.server.http.stream import HttpStream
 from simplebus.server.preauth.address_limits import KeyedTokenBuckets, is_loopback
