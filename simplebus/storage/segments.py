@@ -331,6 +331,7 @@ class SegmentChain:
             while True:
                 if following is not None and self.head >= following:
                     if not self._is_outdated(following, data, position, batch_number):
+                        self._cut_off_outdated(path, data, position)
                         break
                     self._ignore_segment(at + 1)
                     following = self._following(at)
@@ -405,6 +406,15 @@ class SegmentChain:
                 return False
             batch_number = record.batch_number
         return header is None or header.batch_number < batch_number
+
+    def _cut_off_outdated(self, path: Path, data: memoryview, position: int) -> None:
+        """Cut off records that the next segment replaces: they would be read without it."""
+        record = records.read_record(data, position, salt=self._salt)
+        if isinstance(record, Record):
+            sentence = f"ignored from byte {position} on; the next file replaces these messages"
+            self._report(f"{path}: {sentence}", is_complete=False)
+            lost = f"nothing; {sentence}"
+            self._found.repairs.append(SegmentRepair(path, position, len(data), b"", lost))
 
     def _ignore_segment(self, at: int) -> None:
         """Ignore a segment that was ignored before."""

@@ -153,3 +153,28 @@ def test_reappeared_file_hides_nothing(tmp_path: Path, sizes: tuple[int, ...]) -
         bus = KeptBus(tmp_path, level=Durability.OS, boot="third")
         assert payloads(bus) == [b"old 0", *(n for size in sizes for n in numbered(size))]
         bus.crash()
+
+
+def test_replaced_messages_stay_skipped_without_later_file(tmp_path: Path) -> None:
+    """A power cut undoes that a file was cut off, and tears the file that continues it."""
+    bus = KeptBus(tmp_path, level=Durability.OS, boot="first")
+    for at in range(3):
+        connect_version2(bus, publish(1, 0, b"old %d" % at))
+        bus.sync()
+    bus.crash()
+    (old,) = segments(tmp_path)
+    content = old.read_bytes()
+    old.write_bytes(content[: content.find(content[:4], 1)])
+    for each in (tmp_path / "state").iterdir():
+        each.unlink()
+    bus = KeptBus(tmp_path, level=Durability.OS, boot="second")
+    connect_version2(bus, publish(1, 0, *numbered(3)))
+    bus.sync()
+    bus.crash()
+    old.write_bytes(content)
+    later = segments(tmp_path)[1]
+    later.write_bytes(later.read_bytes().rstrip(b"\0")[:-1])
+    for _ in range(2):
+        bus = KeptBus(tmp_path, level=Durability.OS, boot="third")
+        assert payloads(bus) == [b"old 0"]
+        bus.crash()
