@@ -15,12 +15,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from load.ports import free_port
+from tests.dotnet.sdk import DotnetSdk
 from tests.support.oracles import (
     DELIMITER,
     build_frame,
@@ -64,31 +66,68 @@ def code_of_the_readme() -> str:
     return str(code).replace("8888", "int.Parse(arguments[0])")
 
 
-@pytest.fixture(scope="module")
-def dotnet(tmp_path_factory: pytest.TempPathFactory) -> Dotnet:
+PROJECT = """
+<Project Sdk="Microsoft.NET.Sdk">
+  <PropertyGroup>
+    <OutputType>Exe</OutputType>
+    <TargetFramework>netcoreapp3.1</TargetFramework>
+    <LangVersion>7.3</LangVersion>
+  </PropertyGroup>
+  <ItemGroup>
+    %s
+  </ItemGroup>
+</Project>
+"""
+
+
+def compile_with_mono(sources: list[Path], target: Path) -> list[str | Path]:
+    # Language version 7 without warnings, so that old and new compilers accept it.
+    flags = ["-langversion:7", "-warn:4", "-warnaserror", "-optimize"]
+    done = subprocess.run(
+        ["mcs", *flags, f"-out:{target}.exe", *sources],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return ["mono", f"{target}.exe"]
+
+
+def compile_with_sdk(sdk: DotnetSdk, sources: list[Path], target: Path) -> list[str | Path]:
+    project = target / f"{target.name}.csproj"
+    target.mkdir()
+    project.write_text(PROJECT % "".join(f'<Compile Include="{source}" />' for source in sources))
+    return sdk.command(sdk.build(project, TreatWarningsAsErrors="true"))
+
+
+@pytest.fixture(scope="module", params=["mono", "dotnet"])
+def dotnet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Dotnet:
     """Function that runs `Shops`, `Checks` or `Readme` and kills it at the end of the block."""
-    require_program("mcs")
-    require_program("mono")
     folder = tmp_path_factory.mktemp("dotnet")
+    if request.param == "mono":
+        require_program("mcs")
+        require_program("mono")
+        compile_program = compile_with_mono
+    else:
+        compile_program = partial(compile_with_sdk, request.getfixturevalue("dotnet_sdk"))
     readme = folder / "Readme.cs"
     readme.write_text(README_PROGRAM % code_of_the_readme())
-    for name, main in {
-        "Shops": CLIENT / "Example" / "Shops.cs",
-        "Checks": Path(__file__).parent / "Checks.cs",
-        "Readme": readme,
-    }.items():
-        # Language version 7 without warnings, so that old and new compilers accept it.
-        command = ["mcs", "-langversion:7", "-warn:4", "-warnaserror", "-optimize"]
-        sources = [*sorted(CLIENT.glob("*.cs")), CLIENT / "Example" / "ShopCreated.cs", main]
-        done = subprocess.run(
-            [*command, f"-out:{folder / name}.exe", *sources],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    shared = [*sorted(CLIENT.glob("*.cs")), CLIENT / "Example" / "ShopCreated.cs"]
+    commands = {
+        name: compile_program([*shared, main], folder / name)
+        for name, main in {
+            "Shops": CLIENT / "Example" / "Shops.cs",
+            "Checks": Path(__file__).parent / "Checks.cs",
+            "Readme": readme,
+        }.items()
+    }
+    return lambda name, *arguments: running_process([*commands[name], *arguments])
 
-    return lambda name, *arguments: running_process(["mono", folder / f"{name}.exe", *arguments])
+
+def test_builds_the_project_of_the_example(dotnet_sdk: DotnetSdk) -> None:
+    shops = dotnet_sdk.build(CLIENT / "Example" / "Shops.csproj", TreatWarningsAsErrors="true")
+    with running_process(dotnet_sdk.command(shops)) as program:
+        assert program.wait()[::2] == (2, "usage: Shops publish|subscribe|count HOST:PORT [N]\n")
 
 
 def host_and_port(url: str) -> str:
