@@ -32,9 +32,9 @@ CORRUPT = -1
 RECEIPT = np.dtype(
     [
         ("class_id", "<u2"),
-        ("redelivered", "u1"),  # Whether the message came marked as sent again.
-        ("number", "<i8"),  # The publisher's number of the message in its class, or DAMAGED.
-        ("message_id", "<i8"),  # The bus's number of it.
+        ("redelivered", "u1"),  # 1 if the message was marked as redelivered.
+        ("number", "<i8"),  # The publisher's number of the message in its class, or CORRUPT.
+        ("message_id", "<i8"),  # Id that the server gave to the message.
     ]
 )
 Receipts = npt.NDArray[np.void]
@@ -91,5 +91,7 @@ def receipts(rows: Iterable[tuple[int, bool, int, int]]) -> Receipts:
 
 def has_expected_id(receipts: Receipts) -> npt.NDArray[np.bool_]:
     """Return a mask of messages whose id is the publisher's number, as on a new bus."""
-    named: npt.NDArray[np.bool_] = (receipts["number"] & MESSAGE_ID_MASK) == receipts["message_id"]
-    return named
+    numbers: npt.NDArray[np.int64] = receipts["number"]
+    message_ids: npt.NDArray[np.int64] = receipts["message_id"]
+    is_expected: npt.NDArray[np.bool_] = (numbers & MESSAGE_ID_MASK) == message_ids
+    return is_expected

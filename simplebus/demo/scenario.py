@@ -35,7 +35,7 @@ PER_SECOND = 12_000
 PUBLISH_SECONDS = 8.0
 """Duration of publishing."""
 
-# A message is sent again one second after it was sent; nobody would watch for six.
+# Messages are redelivered after one second, so that the demo is short; the default is six.
 SETTINGS = Settings(ack_timeout=2, tick_seconds=0.5)
 
 DEADLINE_SECONDS = 60.0
@@ -53,13 +53,13 @@ async def demo(display: DemoDisplay) -> DemoVerdict:
         try:
             async with trio.open_nursery() as nursery:
                 serving: RunningServer = await nursery.start(_serve)
-                drill = DemoScenario(serving, Path(folder), display)
+                scenario = DemoScenario(serving, Path(folder), display)
                 with trio.move_on_after(DEADLINE_SECONDS):
-                    verdict = await drill.run()
+                    verdict = await scenario.run()
                 if verdict is None:
                     raise WorkerError(
                         f"the demo did not end within {DEADLINE_SECONDS:g} seconds: "
-                        f"it waited for {drill.waiting_for}"
+                        f"it waited for {scenario.waiting_for}"
                     )
                 nursery.cancel_scope.cancel()
         except* WorkerError as errors:
@@ -81,14 +81,17 @@ class DemoSubscriber:
 
     name: str
     worker: Worker
-    notes: Path
+    receipts_path: Path
     session_id: int
     first_due: dict[int, int]
     was_killed: bool = False
 
     def to_run(self) -> SubscriberRun:
         return SubscriberRun(
-            self.name, self.first_due, records.read_receipts(self.notes), was_killed=self.was_killed
+            self.name,
+            self.first_due,
+            records.read_receipts(self.receipts_path),
+            was_killed=self.was_killed,
         )
 
 
@@ -125,41 +128,39 @@ class DemoScenario:
         )
         first = await self._subscribe("first", SHARED)
         second = await self._subscribe("second", SHARED, OWN)
-        self._show_event(
-            "two subscribers are up: the first for class 1, the second for classes 1 and 2"
-        )
+        self._show_event("two subscribers are connected: first (class 1), second (classes 1 and 2)")
         publisher.is_exit_expected = True
         await publisher.send_line("go")
-        self._show_event(f"the publisher sends {PER_SECOND:,} messages a second of each class")
+        self._show_event(f"the publisher starts: {PER_SECOND:,} messages a second to each class")
         await trio.sleep(3)
 
         await self._kill(second)
-        self._show_event(
-            "meanwhile the first stops acknowledging, until its messages are sent again"
-        )
+        self._show_event("the first subscriber stops acknowledging")
         before = _class_statistics(self._statistics(), SHARED).redelivered
         await first.worker.send_line("withhold")
         await self._wait_for(
-            "messages to be sent again",
+            "redeliveries",
             lambda now: _class_statistics(now, SHARED).redelivered > before or None,
         )
-        self._show_event("the bus sends them again; the first acknowledges again")
+        self._show_event(
+            "the ack timeout has passed: the server redelivers, the first subscriber acknowledges"
+        )
         await trio.sleep(0.5)
         replacement = await self._subscribe("second", SHARED, OWN)
         self._show_event(
-            "the second is back, as a new process; what it had left of class 2 comes again"
+            "the second subscriber is restarted; its unacknowledged messages are redelivered"
         )
 
         self.waiting_for = "the publisher to finish"
         sent = _parse_counts([line async for line in publisher.lines])
-        self._show_event("the publisher is done")
+        self._show_event("the publisher has finished")
         await self._wait_for(
-            "everything to be acknowledged",
+            "all messages to be acknowledged",
             lambda now: (
                 all(_is_done(_class_statistics(now, c), count) for c, count in sent.items()) or None
             ),
         )
-        self._show_event("everything is acknowledged")
+        self._show_event("all messages are acknowledged")
         self.waiting_for = "the subscribers to end"
         await first.worker.end_input()
         await replacement.worker.end_input()
@@ -184,7 +185,8 @@ class DemoScenario:
         subscriber.was_killed = True
         await subscriber.worker.kill()
         self._show_event(
-            f"the {subscriber.name} is killed, with {format_count(in_flight, 'message')} in flight"
+            f"the {subscriber.name} subscriber is killed by SIGKILL with "
+            f"{format_count(in_flight, 'message')} in flight"
         )
         await self._wait_for(
             "the server to notice that a subscriber is gone",
@@ -195,14 +197,14 @@ class DemoScenario:
         """Start a subscriber process and wait for its subscriptions."""
         before = self._statistics()
         self._files += 1
-        notes = self._folder / f"notes-{self._files}"
+        receipts_path = self._folder / f"receipts-{self._files}"
         worker = await self._workers.start(
-            f"{name} subscriber", "simplebus.demo.subscriber", self._url, notes, *class_ids
+            f"{name} subscriber", "simplebus.demo.subscriber", self._url, receipts_path, *class_ids
         )
 
         def session(now: BrokerStatistics) -> int | None:
-            everywhere = set.intersection(*(_session_ids(now, c) for c in class_ids))
-            return next(iter(everywhere - _session_ids(before, *class_ids)), None)
+            in_all_classes = set.intersection(*(_session_ids(now, c) for c in class_ids))
+            return next(iter(in_all_classes - _session_ids(before, *class_ids)), None)
 
         session_id = await self._wait_for(f"the {name} subscriber to subscribe", session)
         now = self._statistics()
@@ -211,16 +213,16 @@ class DemoScenario:
             if _session_ids(before, class_id):
                 subscription = _subscription(now, class_id, session_id)
                 if subscription is None:
-                    raise WorkerError(f"the {name} subscriber left as soon as it had come")
+                    raise WorkerError(f"the {name} subscriber disconnected before it was started")
                 first_due[class_id] = subscription.cursor - subscription.delivered
-            else:  # It takes over where the last one, or nobody, left the class.
+            else:  # It continues at the first message that is stored.
                 first_due[class_id] = _floor(before, class_id)
-        return DemoSubscriber(name, worker, notes, session_id, first_due)
+        return DemoSubscriber(name, worker, receipts_path, session_id, first_due)
 
-    async def _wait_for(self, what: str, look: Callable[[BrokerStatistics], T | None]) -> T:
-        """Poll the server's statistics until `look` returns a result."""
-        self.waiting_for = what
-        while (answer := look(self._statistics())) is None:  # noqa: ASYNC110 - it has no events for us.
+    async def _wait_for(self, event: str, query: Callable[[BrokerStatistics], T | None]) -> T:
+        """Poll the server's statistics until `query` returns a result."""
+        self.waiting_for = event
+        while (answer := query(self._statistics())) is None:  # noqa: ASYNC110 - it has no events for us.
             await trio.sleep(_POLL_SECONDS)
         return answer
 
@@ -250,7 +252,7 @@ def _find(now: BrokerStatistics, class_id: int) -> ClassStatistics | None:
 
 def _class_statistics(now: BrokerStatistics, class_id: int) -> ClassStatistics:
     found = _find(now, class_id)
-    assert found is not None, f"class {class_id} is not there yet"
+    assert found is not None, f"class {class_id} does not exist yet"
     return found
 
 
@@ -280,5 +282,5 @@ def _is_done(cls: ClassStatistics, sent: int) -> bool:
 def _parse_counts(lines: list[str]) -> dict[int, int]:
     """Parse the publisher's output: lines of class id and count."""
     if not lines:
-        raise WorkerError("the publisher did not say how much it sent")
+        raise WorkerError("the publisher printed no counts")
     return {int(class_id): int(count) for class_id, count in map(str.split, lines)}

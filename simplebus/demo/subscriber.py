@@ -27,16 +27,21 @@ class RecordingSubscriber:
         self._receipt_log = receipt_log
         self._is_withholding = False
 
-    async def receive_class(self, class_id: int) -> None:
-        """Receive and record the messages of a class, for ever."""
+    async def receive_messages(self, class_id: int) -> None:
+        """Receive and record the messages of a class, until cancelled."""
         async with self._bus.subscribe(class_id, auto_ack=False) as messages:
             async for batch in messages.batches():
-                again = batch.attempt > 1
+                is_redelivered = batch.attempt > 1
                 self._receipt_log.write(
-                    (class_id, again, message_number(class_id, content), sequence & MESSAGE_ID_MASK)
+                    (
+                        class_id,
+                        is_redelivered,
+                        message_number(class_id, content),
+                        sequence & MESSAGE_ID_MASK,
+                    )
                     for content, sequence in zip(batch.payloads, batch.sequences, strict=True)
                 )
-                if again:
+                if is_redelivered:
                     self._is_withholding = False
                 if not self._is_withholding:
                     messages.ack_batch(batch)
@@ -49,12 +54,12 @@ class RecordingSubscriber:
 
 
 async def main() -> None:
-    url, notes, *class_ids = sys.argv[1:]
-    receipt_log = ReceiptLog(Path(notes))
+    url, receipts_path, *class_ids = sys.argv[1:]
+    receipt_log = ReceiptLog(Path(receipts_path))
     async with simplebus.connect(url, reconnect=None) as bus, trio.open_nursery() as nursery:
         subscriber = RecordingSubscriber(bus, receipt_log)
         for class_id in class_ids:
-            nursery.start_soon(subscriber.receive_class, int(class_id))
+            nursery.start_soon(subscriber.receive_messages, int(class_id))
         await subscriber.read_commands()
         nursery.cancel_scope.cancel()
     receipt_log.close()

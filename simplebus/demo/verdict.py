@@ -97,15 +97,15 @@ def evaluate_runs(
     faults: list[str] = []
     accounts: list[DeliveryAccount] = []
     for name in dict.fromkeys(run.subscriber for run in runs):
-        mine = [run for run in runs if run.subscriber == name]
-        if mine[-1].was_killed:
-            faults.append(f"{name} was killed and did not come back")
-        for run in mine:
+        own_runs = [run for run in runs if run.subscriber == name]
+        if own_runs[-1].was_killed:
+            faults.append(f"{name} was killed and not restarted")
+        for run in own_runs:
             faults += _check_content(run)
-        for class_id in dict.fromkeys(c for run in mine for c in run.first_due):
+        for class_id in dict.fromkeys(c for run in own_runs for c in run.first_due):
             others = any(class_id in run.first_due for run in runs if run.subscriber != name)
             account, found = _account_class(
-                name, class_id, mine, sent=sent.get(class_id, 0), is_shared=others
+                name, class_id, own_runs, sent=sent.get(class_id, 0), is_shared=others
             )
             accounts.append(account)
             faults += found
@@ -114,12 +114,12 @@ def evaluate_runs(
         if marked > redelivered_by_server.get(class_id, 0):
             redeliveries = format_count(marked, "redelivery", "redeliveries")
             faults.append(
-                f"{redeliveries} of class {class_id} arrived, but the bus sent only "
-                f"{redelivered_by_server.get(class_id, 0):,} again"
+                f"{redeliveries} of class {class_id} arrived, but the server counted only "
+                f"{redelivered_by_server.get(class_id, 0):,}"
             )
     for name in withholding:
         if not any(a.redelivered for a in accounts if a.subscriber == name):
-            faults.append(f"{name} left messages unacknowledged and was sent none of them again")
+            faults.append(f"{name} left messages unacknowledged and got no redelivery")
     return DemoVerdict(sent=dict(sent), accounts=tuple(accounts), faults=tuple(faults))
 
 
@@ -130,19 +130,19 @@ def _check_content(run: SubscriberRun) -> list[str]:
     damaged = int(np.count_nonzero(receipts["number"] == CORRUPT))
     if damaged:
         faults.append(
-            f"{run.subscriber} got {format_count(damaged, 'message')} with a content nobody sent"
+            f"{format_count(damaged, 'message')} to {run.subscriber}: the payload was not published"
         )
     misnamed = np.flatnonzero((receipts["number"] != CORRUPT) & ~has_expected_id(receipts))
     if misnamed.size:
-        note = receipts[misnamed[0]]
+        receipt = receipts[misnamed[0]]
         faults.append(
-            f"{run.subscriber} got message {note['number']} of class {note['class_id']} "
-            f"under the id {note['message_id']}"
+            f"message {receipt['number']} of class {receipt['class_id']} to {run.subscriber} "
+            f"has the wrong id {receipt['message_id']}"
         )
     foreign = set(receipts["class_id"].tolist()) - set(run.first_due)
     for class_id in sorted(foreign):
         faults.append(
-            f"{run.subscriber} got messages of class {class_id}, which it never asked for"
+            f"{run.subscriber} received messages of class {class_id} without subscribing to it"
         )
     return faults
 
@@ -153,9 +153,9 @@ def _account_class(
     """Return a subscriber's account of one class, and its faults."""
     faults: list[str] = []
     due = np.zeros(sent, np.bool_)
-    came = np.zeros(sent, np.bool_)
+    has_arrived = np.zeros(sent, np.bool_)
     redelivered = inherited = 0
-    end = None  # Behind the last message of the life before.
+    end = None  # End of the messages due to the previous run.
     for run in runs:
         if class_id not in run.first_due:
             continue
@@ -167,66 +167,66 @@ def _account_class(
         ]
         numbers: Numbers = receipts["number"]
         unique, positions = np.unique(numbers, return_index=True)
-        of_whom = f"of class {class_id} to {name}"
-        faults += _check_bounds(unique, first=first, sent=sent, of_whom=of_whom)
-        faults += _check_order(numbers[np.sort(positions)], of_whom)
+        messages = f"of class {class_id} to {name}"
+        faults += _check_bounds(unique, first=first, sent=sent, messages=messages)
+        faults += _check_order(numbers[np.sort(positions)], messages)
 
-        again = np.ones(numbers.size, np.bool_)
-        again[positions] = False
-        unmarked = numbers[again & (receipts["redelivered"] == 0)]
+        is_repeated = np.ones(numbers.size, np.bool_)
+        is_repeated[positions] = False
+        unmarked = numbers[is_repeated & (receipts["redelivered"] == 0)]
         if unmarked.size:
             faults.append(
-                f"message {unmarked[0]} {of_whom} came twice, not marked as sent again"
+                f"message {unmarked[0]} {messages} arrived twice, not marked as redelivered"
                 + _and_more(unmarked.size)
             )
-        redelivered += int(np.count_nonzero(again)) - unmarked.size
+        redelivered += int(np.count_nonzero(is_repeated)) - unmarked.size
 
         unique = unique[unique < sent]
-        inherited += int(np.count_nonzero(came[unique]))
-        came[unique] = True
+        inherited += int(np.count_nonzero(has_arrived[unique]))
+        has_arrived[unique] = True
         end = sent if not run.was_killed else max(first, int(unique[-1]) + 1 if unique.size else 0)
         due[first:end] = True
-    lost = np.flatnonzero(due & ~came)
+    lost = np.flatnonzero(due & ~has_arrived)
     if lost.size:
         faults.append(
-            f"message {lost[0]} of class {class_id} never came to {name}" + _and_more(lost.size)
+            f"message {lost[0]} of class {class_id} never arrived at {name}" + _and_more(lost.size)
         )
     account = DeliveryAccount(
         subscriber=name,
         class_id=class_id,
         due=int(np.count_nonzero(due)),
-        received=int(np.count_nonzero(due & came)),
+        received=int(np.count_nonzero(due & has_arrived)),
         redelivered=redelivered,
         inherited=inherited,
     )
     return account, faults
 
 
-def _check_order(firsts: Numbers, of_whom: str) -> list[str]:
+def _check_order(firsts: Numbers, messages: str) -> list[str]:
     """Return a fault if first deliveries are out of order."""
     steps = np.flatnonzero(firsts[1:] < firsts[:-1])
     if not steps.size:
         return []
     at = int(steps[0])
     return [
-        f"message {firsts[at + 1]} {of_whom} came after message {firsts[at]}, out of order"
+        f"message {firsts[at + 1]} {messages} arrived after message {firsts[at]}, out of order"
         + _and_more(steps.size)
     ]
 
 
-def _check_bounds(unique: Numbers, *, first: int, sent: int, of_whom: str) -> list[str]:
-    """Return faults for messages before the subscription's start or never sent."""
+def _check_bounds(unique: Numbers, *, first: int, sent: int, messages: str) -> list[str]:
+    """Return faults for messages before the subscription's start or not published."""
     faults = []
     early = unique[unique < first]
     if early.size:
         faults.append(
-            f"message {early[0]} {of_whom} came although its subscription began at {first}"
+            f"message {early[0]} {messages} arrived, but the subscription starts at {first}"
             + _and_more(early.size)
         )
     late = unique[unique >= sent]
     if late.size:
         faults.append(
-            f"message {late[0]} {of_whom} came, but was never sent" + _and_more(late.size)
+            f"message {late[0]} {messages} arrived, but was not published" + _and_more(late.size)
         )
     return faults
 
@@ -239,22 +239,22 @@ def format_verdict(verdict: DemoVerdict) -> list[str]:
     """Return the lines of the verdict."""
     text = []
     if verdict.sent:
-        sent = ", ".join(f"{count:,} of class {c}" for c, count in verdict.sent.items())
-        text.append(f"sent        {sum(verdict.sent.values()):,} messages: {sent}")
+        sent = ", ".join(f"{count:,} to class {c}" for c, count in verdict.sent.items())
+        text.append(f"published   {sum(verdict.sent.values()):,} messages: {sent}")
     for a in verdict.accounts:
-        line = f"{a.subscriber:<11} class {a.class_id}: {a.received:,} of {a.due:,} due received"
+        line = f"{a.subscriber:<11} class {a.class_id}: received {a.received:,} of {a.due:,}"
         if a.redelivered:
-            line += f", {a.redelivered:,} sent again because they were not acknowledged"
+            line += f", {a.redelivered:,} redelivered after the ack timeout"
         if a.inherited:
-            line += f", {a.inherited:,} again because their receiver was killed"
+            line += f", {a.inherited:,} redelivered after the kill"
         text.append(line)
     if verdict.accounts:
         text.append(f"lost        {verdict.lost:,}")
         text.append(f"duplicates  {verdict.duplicates:,}, all of them redeliveries")
     if verdict.has_passed:
-        text.append("order       every first delivery in its place")
-        text.append("content     every payload as it was sent")
-        text.append("PASSED: every subscriber got every message that was due to it.")
+        text.append("order       all first deliveries in order")
+        text.append("payloads    all unchanged")
+        text.append("PASSED: each subscriber received all messages that were due to it.")
     else:
         text += [f"fault       {fault}" for fault in verdict.faults]
         text.append("FAILED.")

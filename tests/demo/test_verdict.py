@@ -14,9 +14,11 @@ from simplebus.demo.verdict import DemoVerdict, SubscriberRun, evaluate_runs, fo
 SENT = 20
 
 
-def receipt_rows(numbers: Iterable[int], *, class_id: int = 1, again: bool = False) -> list[tuple]:
+def receipt_rows(
+    numbers: Iterable[int], *, class_id: int = 1, is_redelivered: bool = False
+) -> list[tuple]:
     """Return receipt rows as a subscriber writes them."""
-    return [(class_id, again, number, number) for number in numbers]
+    return [(class_id, is_redelivered, number, number) for number in numbers]
 
 
 def subscriber_run(
@@ -51,7 +53,9 @@ def test_everything_once_and_in_order_passes() -> None:
 
 def test_marked_redeliveries_pass_and_are_counted() -> None:
     rows = (
-        receipt_rows(range(10)) + receipt_rows([3, 4], again=True) + receipt_rows(range(10, SENT))
+        receipt_rows(range(10))
+        + receipt_rows([3, 4], is_redelivered=True)
+        + receipt_rows(range(10, SENT))
     )
     verdict = verdict_of(subscriber_run(rows), withholding=("first",))
     assert verdict.has_passed
@@ -76,8 +80,8 @@ def test_shared_class_is_not_due_while_absent() -> None:
 
 
 @given(st.integers(0, SENT), st.integers(0, SENT), st.data())
-def test_any_honest_history_passes(killed_at: int, acked: int, data: st.DataObject) -> None:
-    """Whatever is acknowledged at the kill, and whatever comes again between other messages."""
+def test_any_correct_history_passes(killed_at: int, acked: int, data: st.DataObject) -> None:
+    """Any number of messages is acknowledged at the kill, and any message is redelivered."""
     acked = min(acked, killed_at)
     rows = receipt_rows(range(acked, SENT))
     places = st.integers(min_value=1, max_value=max(1, len(rows)))
@@ -95,17 +99,17 @@ REORDERED = [0, 1, 2, 4, 3, *range(5, SENT)]
 
 
 @pytest.mark.parametrize(
-    ("runs", "says"),
+    ("runs", "expected"),
     [
-        ([subscriber_run(receipt_rows(LOST))], "message 7 of class 1 never came to first"),
+        ([subscriber_run(receipt_rows(LOST))], "message 7 of class 1 never arrived at first"),
         (
             [subscriber_run(receipt_rows(range(SENT - 3)))],
-            "message 17 of class 1 never came to first (and 2 more",
+            "message 17 of class 1 never arrived at first (and 2 more",
         ),
-        ([subscriber_run([])], "message 0 of class 1 never came to first (and 19 more"),
+        ([subscriber_run([])], "message 0 of class 1 never arrived at first (and 19 more"),
         (
             [subscriber_run(receipt_rows(REORDERED))],
-            "message 3 of class 1 to first came after message 4",
+            "message 3 of class 1 to first arrived after message 4",
         ),
         (
             [
@@ -113,74 +117,74 @@ REORDERED = [0, 1, 2, 4, 3, *range(5, SENT)]
                     receipt_rows(range(5)) + receipt_rows([4]) + receipt_rows(range(5, SENT))
                 )
             ],
-            "message 4 of class 1 to first came twice, not marked",
+            "message 4 of class 1 to first arrived twice, not marked",
         ),
         (
             [
                 subscriber_run(
                     receipt_rows([0, 1, 3])
-                    + receipt_rows([2], again=True)
+                    + receipt_rows([2], is_redelivered=True)
                     + receipt_rows(range(4, SENT))
                 )
             ],
-            "message 2 of class 1 to first came after message 3, out of order",
+            "message 2 of class 1 to first arrived after message 3, out of order",
         ),
         (
             [subscriber_run([*receipt_rows(range(SENT)), (1, False, CORRUPT, 5)])],
-            "first got 1 message with a content",
+            "1 message to first: the payload was not published",
         ),
         (
             [subscriber_run([*receipt_rows(range(SENT - 1)), (1, False, 19, 18)])],
-            "message 19 of class 1 under the id 18",
+            "message 19 of class 1 to first has the wrong id 18",
         ),
         (
             [subscriber_run(receipt_rows(range(SENT + 1)))],
-            "message 20 of class 1 to first came, but was never sent",
+            "message 20 of class 1 to first arrived, but was not published",
         ),
         (
             [subscriber_run(receipt_rows(range(SENT)), c1=4)],
-            "came although its subscription began at 4",
+            "arrived, but the subscription starts at 4",
         ),
         (
             [subscriber_run(receipt_rows(range(SENT)) + receipt_rows([0], class_id=9))],
-            "class 9, which it never asked for",
+            "class 9 without subscribing to it",
         ),
         (
             [subscriber_run(receipt_rows(range(SENT)), was_killed=True)],
-            "first was killed and did not come back",
+            "first was killed and not restarted",
         ),
         (
             [
                 subscriber_run(receipt_rows(range(6)), was_killed=True),
                 subscriber_run(receipt_rows(range(9, SENT)), c1=9),
             ],
-            "message 6 of class 1 never came to first (and 2 more",
+            "message 6 of class 1 never arrived at first (and 2 more",
         ),
         (
             [
                 subscriber_run(receipt_rows([0, 2]), was_killed=True),
                 subscriber_run(receipt_rows(range(3, SENT)), c1=3),
             ],
-            "message 1 of class 1 never came to first",
+            "message 1 of class 1 never arrived at first",
         ),
     ],
 )
-def test_faults_are_reported(runs: list[SubscriberRun], says: str) -> None:
+def test_faults_are_reported(runs: list[SubscriberRun], expected: str) -> None:
     verdict = verdict_of(*runs)
     assert not verdict.has_passed
-    assert says in "\n".join(verdict.faults)
+    assert expected in "\n".join(verdict.faults)
     assert format_verdict(verdict)[-1] == "FAILED."
 
 
 def test_redelivery_mark_needs_server_redelivery() -> None:
-    rows = receipt_rows(range(SENT)) + receipt_rows([3, 4], again=True)
+    rows = receipt_rows(range(SENT)) + receipt_rows([3, 4], is_redelivered=True)
     verdict = verdict_of(subscriber_run(rows), redelivered_by_server=1)
-    assert verdict.faults == ("2 redeliveries of class 1 arrived, but the bus sent only 1 again",)
+    assert verdict.faults == ("2 redeliveries of class 1 arrived, but the server counted only 1",)
 
 
 def test_withholding_subscriber_needs_redelivery() -> None:
     verdict = verdict_of(subscriber_run(receipt_rows(range(SENT))), withholding=("first",))
-    assert verdict.faults == ("first left messages unacknowledged and was sent none of them again",)
+    assert verdict.faults == ("first left messages unacknowledged and got no redelivery",)
 
 
 def test_lost_messages_are_counted_per_subscriber() -> None:
