@@ -18,18 +18,15 @@ from simplebus.commands import (
     backup,
     bridge,
     check_config,
-    dlq,
-    explain,
-    forget,
     gateway,
     journal,
     sbom,
     systemd_unit,
-    top,
     user,
 )
 from simplebus.commands.client_options import with_client_options
 from simplebus.commands.deploy import command as deploy_command
+from simplebus.commands.operate import admin, dlq, explain, forget, messages, top
 from simplebus.commands.serve import command
 from simplebus.config.environment import describe_invalid_variable, remove_service_links
 from simplebus.config.parse import (
@@ -447,8 +444,15 @@ def sub(
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=_USE)
 app.command(rich_help_panel=_OPERATE, help=top.HELP)(with_client_options(top.top))
 app.command(rich_help_panel=_OPERATE, help=explain.HELP)(with_client_options(explain.explain))
+app.command(rich_help_panel=_OPERATE, help=messages.PEEK_HELP)(with_client_options(messages.peek))
+app.command(rich_help_panel=_OPERATE, help=messages.PURGE_HELP)(with_client_options(messages.purge))
 app.add_typer(dlq.app, name="dlq", rich_help_panel=_OPERATE)
 app.command(rich_help_panel=_OPERATE, help=forget.HELP)(with_client_options(forget.forget))
+app.command(rich_help_panel=_OPERATE, help=admin.DISCONNECT_HELP)(
+    with_client_options(admin.disconnect)
+)
+app.command(rich_help_panel=_OPERATE, help=admin.RELOAD_HELP)(with_client_options(admin.reload))
+app.command(rich_help_panel=_OPERATE, help=admin.DRAIN_HELP)(with_client_options(admin.drain))
 app.add_typer(journal.app, name="journal", rich_help_panel=_OPERATE)
 app.command(rich_help_panel=_OPERATE, help=backup.BACKUP_HELP)(backup.backup)
 app.command(rich_help_panel=_OPERATE, help=backup.RESTORE_HELP)(backup.restore)

@@ -239,7 +239,12 @@ async def requeue_letters(
     Returns:
         The requeued letters, and the refused ones with their errors. A refusal does not stop
         the others.
+
+    Raises:
+        RefusedError: The user may not purge the dead letters. Nothing was published.
     """
+    if letters:  # An empty range is purged to check the permission.
+        await bus.purge(dead_class.class_id, 0, 0)
     requeued: list[DeadLetter] = []
     refused: list[tuple[DeadLetter, Exception]] = []
     for letter in letters:

@@ -3,7 +3,7 @@
 - `serve`: the server; a package.
 - `pubsub`: `pub` and `sub`.
 - `bridge`, `gateway`: programs that connect buses and modules.
-- `top`, `explain`, `dlq`, `forget`: inspection and repair of a running server.
+- `operate`: inspection and repair of a running server, from `top` to `drain`; a package.
 - `journal`, `backup`: inspection, backup and restoring of a data directory.
 - `check_config`: `check-config` and `config sample`.
 - `user`: the users file.

@@ -1,4 +1,4 @@
-"""Tests of `simplebus explain` and `simplebus dlq`."""
+"""Tests of `simplebus explain`, `dlq`, `forget`, `peek` and `purge`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ import simplebus
 from simplebus.cli import app
 from simplebus.client import dead_letters
 from simplebus.client.aio.bus import Bus
-from simplebus.commands.explain import describe_reply
+from simplebus.commands.operate.explain import describe_reply
 from simplebus.core.errors import BusError
 from simplebus.core.settings import Settings
+from simplebus.core.users.passwords import hash_token
+from simplebus.core.users.permissions import AdminRight, Permissions
+from simplebus.core.users.users import User, Users
 from simplebus.testing.server import BusServer, bus_server
 
 SETTINGS = Settings(ack_timeout=1, tick_seconds=86_400.0)
@@ -334,6 +337,30 @@ def test_repeated_dead_letter_counts_requeues(server: BusServer) -> None:
     with_bus(server, look)
 
 
+def test_requeue_without_the_right_to_purge_publishes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admin = tuple((AdminRight(each), "*") for each in ("inquire", "fetch"))
+    users = Users(
+        (
+            User("boss", token=hash_token("b")),
+            User("till", token=hash_token("t"), permissions=Permissions(admin=admin)),
+        )
+    )
+    monkeypatch.setenv("SIMPLEBUS_TOKEN", "b")
+    with bus_server(SETTINGS, users=users) as server:
+        create_dead_letters(server, "orders", 3)
+        monkeypatch.setenv("SIMPLEBUS_TOKEN", "t")
+        with pytest.raises(BusError, match="unauthorized"):
+            run(server, "dlq", "requeue", "orders", "--all")
+
+        async def look(bus: Bus) -> None:
+            assert (await bus.explain("orders")).head == 3
+            assert (await bus.explain("dead.orders")).stored == 3
+
+        with_bus(server, look)
+
+
 def test_interrupted_requeue_loses_nothing(
     server: BusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,6 +498,54 @@ def test_forget_removes_unused_durable(
         assert found.stored == 0
 
     with_bus(server, look)
+
+
+# Messages ----------------------------------------------------------------------------------------
+
+
+def publish(server: BusServer, class_: str, *payloads: bytes) -> None:
+    async def work(bus: Bus) -> None:
+        for payload in payloads:
+            await bus.publish(
+                payload, class_id=class_, channel="eu.paid", key=b"7", headers={"by": "ada"}
+            )
+
+    with_bus(server, work)
+
+
+def test_peek_prints_stored_messages(server: BusServer) -> None:
+    publish(server, "peeked", b"\x1b[2Jone", b"\xff", b"x" * 100)
+    lines = output_lines(server, "peek", "peeked", "--count", 1)
+    assert lines == ["#0  eu.paid  key=7", "    by=ada", "    \\x1b[2Jone"]
+    assert output_lines(server, "peek", "peeked", "--first", 2)[-1].endswith("x… and 20 bytes")
+    one, two, _ = json_objects(server, "peek", "peeked")
+    assert one == {
+        "sequence": 0,
+        "channel": "eu.paid",
+        "headers": [["by", "ada"]],
+        "key": "7",
+        "payload": "\x1b[2Jone",
+    }
+    assert two["payload_base64"] == "/w=="
+    assert output_lines(server, "peek", "peeked", "--first", 3) == ["no such messages"]
+    with pytest.raises(BusError, match="class"):
+        run(server, "peek", "unknown-class")
+    with pytest.raises(BusError, match="class"):
+        run(server, "purge", "unknown-class", "--yes")
+
+
+def test_purge_requires_confirmation(server: BusServer) -> None:
+    publish(server, "full", *[b"x"] * 5)
+    told = run(server, "purge", "full", "--last", 3, status=2).output
+    assert "up to 3 messages, from 0 to 2, would be discarded; add --yes" in told
+    assert len(json_objects(server, "peek", "full")) == 5
+    assert output_lines(server, "purge", "full", "--first", 1, "--last", 3, "--yes") == [
+        "discarded 2 messages"
+    ]
+    assert [each["sequence"] for each in json_objects(server, "peek", "full")] == [0, 3, 4]
+    assert "up to 3 messages, from 0 to 4" in run(server, "purge", "full", status=2).output
+    assert output_lines(server, "purge", "full", "--yes") == ["discarded 3 messages"]
+    assert output_lines(server, "purge", "full", "--yes") == ["no such messages"]
 
 
 def test_session_id_of_many_digits_is_no_session(server: BusServer) -> None:

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 import simplebus
-from simplebus.commands.top import (
+from simplebus.commands.operate.top import (
     DashboardClient,
     escape_controls,
     fit_to_screen,
@@ -85,7 +85,9 @@ def test_top_authenticates_with_user(tmp_path: Path) -> None:
     with run_server("--no-nats", "--host", "127.0.0.1", "--users", str(users)) as (it, _):
         status, said, complained = run_program("top", it.http_address, "--once")
         assert (status, said) == (1, "")
-        assert complained == f"simplebus: http://{it.http_address} replied 401 Unauthorized\n"
+        assert complained.startswith(
+            f"simplebus: http://{it.http_address} replied 401 Unauthorized: this bus requires "
+        )
         status, said, _ = run_program(
             *("top", it.http_address, "--once", "--user", "eye"),
             SIMPLEBUS_PASSWORD="a long password",

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.commands.explain import describe_reply
+from simplebus.commands.operate.explain import describe_reply
 from simplebus.core.errors import BusConnectionError
 from simplebus.core.protocol.inquiry import ClassInfo
 from simplebus.jetstream import backlog

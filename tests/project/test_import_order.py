@@ -34,6 +34,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
     "simplebus.spark.jobs": ("report",),
     "simplebus.commands": (
         "deploy",
+        "operate",
         "serve",
     ),
 }

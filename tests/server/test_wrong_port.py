@@ -14,7 +14,7 @@ import pytest
 import trio
 
 import simplebus
-from simplebus.commands.top import DashboardClient
+from simplebus.commands.operate.top import DashboardClient
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.opening import Opening, recognize_opening
 from simplebus.server.run import RunningServer

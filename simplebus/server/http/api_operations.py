@@ -20,7 +20,7 @@ from simplebus.client.aio.connect import open_bus
 from simplebus.client.core.messages import Message
 from simplebus.client.dead_letters import DeadLetter, DeadLetterFilter, DeadLetterReader
 from simplebus.core.protocol.inquiry import ClassInfo
-from simplebus.core.users.permissions import AdminRight, Grants
+from simplebus.core.users.permissions import Grants
 from simplebus.core.users.users import User
 from simplebus.server.http.api_routes import ApiRoutes
 from simplebus.server.http.api_types import (
@@ -153,7 +153,6 @@ class AdminOperations:
         next_sequence: int | None = None
         async with self._open_bus() as bus:
             dead_class = await _find_dead_class(bus, selection.class_, selection.first)
-            self._check_purge(dead_class)
             async for batch in DeadLetterReader(bus, dead_class, DeadLetterFilter()):
                 selected: list[DeadLetter] = []
                 for letter in batch:
@@ -243,12 +242,6 @@ class AdminOperations:
         ):
             raise ApiError(404, f"there is no class {text!r}")
         return class_id, cls.name
-
-    def _check_purge(self, dead_class: ClassInfo) -> None:
-        """Check the right before letters are requeued: they would stay, too. Raises ApiError."""
-        grants, class_id, name = self._grants, dead_class.class_id, dead_class.name
-        if grants is not None and not grants.has_right(AdminRight.PURGE, class_id, name):
-            raise ApiError(403, f"unauthorized: the user may not purge class {name!r}")
 
 
 async def _find_dead_class(bus: Bus, text: str, first: int) -> ClassInfo:

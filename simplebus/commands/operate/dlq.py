@@ -5,7 +5,6 @@ Texts of other clients are printed without control characters.
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from simplebus.commands.client_options import with_client_options
-from simplebus.commands.explain import printable
+from simplebus.commands.operate.explain import printable
+from simplebus.commands.operate.message_text import encode_content, format_content, format_key
 from simplebus.config.parse import URL, URL_OPTION, parse_class
 from simplebus.console.errors import fail
 
@@ -35,8 +35,6 @@ app = typer.Typer(
         "  simplebus dlq purge orders --sequence 17 --yes"
     ),
 )
-
-_SHOWN_BYTES = 80
 
 T = TypeVar("T")
 
@@ -296,20 +294,16 @@ def _lines(letter: DeadLetter) -> list[str]:
         f"#{letter.sequence}  {letter.reason or 'no reason'}{attempts}, given up by {by}{time}",
         f"    was {letter.source_class}#{letter.source_sequence}"
         + (f"  {letter.channel}" if letter.channel else "")
-        + (f"  key={_text(letter.key)}" if letter.key else ""),
+        + format_key(letter.key),
     ]
     if letter.error:
         lines.append(f"    error: {letter.error}")
-    lines += [f"    {name}={value}" for name, value in letter.headers]
-    shown = _text(letter.payload[:_SHOWN_BYTES])
-    omitted_bytes = len(letter.payload) - _SHOWN_BYTES
-    lines.append(f"    {shown}" + (f"… and {omitted_bytes:,} bytes" if omitted_bytes > 0 else ""))
-    return lines
+    return lines + format_content(letter.headers, letter.payload)
 
 
 def _to_json(letter: DeadLetter) -> dict[str, object]:
     """Return a dead letter as a JSON object."""
-    record: dict[str, object] = {
+    return {
         "sequence": letter.sequence,
         "reason": letter.reason,
         "class": letter.source_class,
@@ -320,14 +314,8 @@ def _to_json(letter: DeadLetter) -> dict[str, object]:
         "since": letter.time,
         "error": letter.error,
         "channel": letter.channel,
-        "headers": [list(pair) for pair in letter.headers],
+        **encode_content(letter.key, letter.headers, letter.payload),
     }
-    for name, data in (("key", letter.key), ("payload", letter.payload)):
-        try:
-            record[name] = data.decode()
-        except UnicodeDecodeError:
-            record[name + "_base64"] = b64encode(data).decode()
-    return record
 
 
 def _print(record: dict[str, object]) -> None:
@@ -338,10 +326,6 @@ def _print(record: dict[str, object]) -> None:
 
 def _echo(text: str) -> None:
     typer.echo(printable(text))
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "backslashreplace")
 
 
 def _moment(seconds: str) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from simplebus.commands.explain import printable
+from simplebus.commands.operate.explain import printable
 from simplebus.config.parse import URL, URL_OPTION, parse_class
 from simplebus.console.errors import fail
 

@@ -6,7 +6,6 @@ meaning. Texts are printed without control characters and markup.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import time
@@ -14,21 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from simplebus.commands.operate.http_client import HTTP_URL, HTTP_URL_OPTION, HttpClient
 from simplebus.config.parse import option, parse_seconds
 from simplebus.console.errors import USAGE_STATUS, fail
 
 if TYPE_CHECKING:
-    import ssl
-    from urllib.request import OpenerDirector
-
     from rich.console import Console, RenderableType
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
 
-    from simplebus.client.credentials import Access
-
-HTTP = "http://127.0.0.1:8222"
 HELP = (
     "Watch a server, a bridge or a gateway in the terminal.\n\n\b\n"
     "  simplebus top\n"
@@ -37,9 +31,6 @@ HELP = (
     "  simplebus top --json                print a snapshot as JSON\n\n"
     "It shows the live page: rates, classes, slow subscribers and the reasons. Stop it with Ctrl-C."
 )
-_TIMEOUT_SECONDS = 5.0
-_ERROR_BYTES_MAX = 500
-_ANSWER_BYTES_MAX = 16 * 1024 * 1024
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _LINE_CHARACTERS = 40
 _ROWS_ONCE = 1000
@@ -60,61 +51,15 @@ class DashboardClient:
 
     def __init__(self, url: str) -> None:
         """Raises ValueError for an invalid URL, OSError for an unusable certificate."""
-        from simplebus.client.credentials import Access
-
-        self._url = _check_url(url if "://" in url else f"http://{url}")
-        access = Access.from_environment()
-        self._headers = _credentials(access)
-        self._opener = _create_direct_opener(
-            access.tls() if self._url.startswith("https://") else None
-        )
+        self._client = HttpClient(url)
         self._before: dict[str, tuple[float, dict[str, list[Any]], Speeds]] = {}
         """Time, rows and rates of the previous snapshot, by table."""
 
     def fetch(self) -> dict[str, Any]:
         """Return a snapshot. Raises OSError with an error message."""
-        import http.client
-        import ssl
-        import urllib.error
-        import urllib.request
-
-        request = urllib.request.Request(f"{self._url}/facts", headers=self._headers)
-        not_simplebus = OSError(
-            f"{self._url} is not an HTTP port of simplebus; expected port 8222 or the one of "
-            "--http-port"
-        )
-        try:
-            with self._opener.open(request, timeout=_TIMEOUT_SECONDS) as response:
-                snapshot = json.loads(response.read(_ANSWER_BYTES_MAX))
-        except urllib.error.HTTPError as error:
-            with error:
-                reason = escape_controls(error.reason)
-                if error.headers.get_content_type() == "text/plain":  # Of a port for bus clients.
-                    text = error.read(_ERROR_BYTES_MAX).decode("utf-8", "replace")
-                    reason += f": {escape_controls(text.strip())}" if text.strip() else ""
-                raise OSError(f"{self._url} replied {error.code} {reason}") from None
-        except urllib.error.URLError as error:
-            if isinstance(error.reason, ssl.SSLCertVerificationError):
-                raise OSError(
-                    f"{self._url} has an untrusted certificate ({error.reason.verify_message}): "
-                    "name its authority with --tls-ca"
-                ) from None
-            if isinstance(error.reason, ssl.SSLError):
-                raise OSError(
-                    f"{self._url}: the TLS handshake failed ({error.reason.reason}); without TLS, "
-                    "the address begins with http://"
-                ) from None
-            raise OSError(f"{self._url} does not answer: {error.reason}") from None
-        except http.client.RemoteDisconnected:
-            raise OSError(
-                f"{self._url} closed the connection without an answer; use https:// for TLS"
-            ) from None
-        except (http.client.HTTPException, ValueError, RecursionError):
-            raise not_simplebus from None
-        except OSError as error:  # While the answer is read.
-            raise OSError(f"{self._url} does not answer: {error}") from None
-        if not isinstance(snapshot, dict) or "facts" not in snapshot:
-            raise not_simplebus
+        snapshot = self._client.request("/facts")
+        if "facts" not in snapshot:
+            raise self._client.not_simplebus_error()
         return snapshot
 
     def growth_rates(self, snapshot: dict[str, Any]) -> dict[str, Speeds]:
@@ -142,53 +87,8 @@ class DashboardClient:
         return rates
 
 
-def _create_direct_opener(tls: ssl.SSLContext | None) -> OpenerDirector:
-    """Return an opener without proxies and redirects, so that credentials go to the URL only."""
-    import urllib.request  # Slow to import, and not needed for --help.
-
-    class NoRedirectHandler(urllib.request.HTTPRedirectHandler):
-        """Handler that follows no redirect."""
-
-        def redirect_request(self, *_: Any) -> None:
-            return None
-
-    return urllib.request.build_opener(
-        urllib.request.ProxyHandler({}),
-        urllib.request.HTTPSHandler(context=tls),
-        NoRedirectHandler(),
-    )
-
-
-def _check_url(url: str) -> str:
-    """Return a valid URL. Raises ValueError, without the secrets of the URL."""
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(url)
-    if parts.username is not None:
-        raise ValueError(
-            "the URL must not contain credentials: use --user, SIMPLEBUS_USER and "
-            "SIMPLEBUS_PASSWORD"
-        )
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"expected http://HOST:PORT, got {url!r}")
-    try:
-        _ = parts.port
-    except ValueError:
-        raise ValueError(f"expected a port from 1 to 65535, got {url!r}") from None
-    return url.rstrip("/")
-
-
 def _key(row: list[Any]) -> str:
     return "\n".join(cell for cell in row[:2] if isinstance(cell, str))
-
-
-def _credentials(access: Access) -> dict[str, str]:
-    if access.token:
-        return {"Authorization": f"Bearer {access.token}"}
-    if not access.user:
-        return {}
-    both = base64.b64encode(f"{access.user}:{access.password}".encode()).decode()
-    return {"Authorization": f"Basic {both}"}
 
 
 def top(
@@ -197,17 +97,7 @@ def top(
         str | None,
         typer.Argument(metavar="[URL]", show_default=False, help="Short form of the option --url."),
     ] = None,
-    url: Annotated[
-        str,
-        typer.Option(
-            "--url",
-            metavar="URL",
-            envvar="SIMPLEBUS_HTTP_URL",
-            show_envvar=False,
-            help="HTTP address of a server (`serve --http-port`), or of a bridge or gateway "
-            "(--http).",
-        ),
-    ] = HTTP,
+    url: Annotated[str, HTTP_URL_OPTION] = HTTP_URL,
     once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one snapshot as JSON and exit.")
