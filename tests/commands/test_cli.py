@@ -267,6 +267,18 @@ def test_port_in_use_prints_one_sentence() -> None:
     )
 
 
+def test_failure_of_server_is_an_event_with_json_logs() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        status, stdout, stderr = run_program(
+            *("serve", "--host", "127.0.0.1", "--port", port, "--log-format", "json")
+        )
+    assert (status, stdout) == (69, "")
+    event = json.loads(stderr.splitlines()[-1])
+    assert (event["event"], event["level"]) == ("server.failed", "error")
+    assert "Address already in use" in event["error"]
+
+
 def test_http_port_of_a_bridge_in_use_prints_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

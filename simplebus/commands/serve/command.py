@@ -33,6 +33,7 @@ from simplebus.core.errors import BusError, RemoteProtocolError
 if TYPE_CHECKING:
     from simplebus.config.configuration import Configuration
     from simplebus.core.settings import Settings
+    from simplebus.logs.event_logger import EventLogger
     from simplebus.server.run import ServeOptions
 
 FROM_ENVIRONMENT = (
@@ -155,7 +156,7 @@ def serve(context: typer.Context, config: Path | None, **flags: Any) -> None:
             run = partial(serve_with_bridges, run, plan.bridges)
         trio.run(run)
     except (BaseExceptionGroup, BusError, OSError, MemoryError) as error:
-        _exit_with_error(error, options.hosts, configuration)
+        _exit_with_error(error, options.hosts, configuration, log)
 
 
 def parse_arguments(arguments: Sequence[str]) -> Configuration:
@@ -208,12 +209,16 @@ declare_options()
 
 
 def _exit_with_error(
-    error: BaseException, hosts: tuple[str, ...], configuration: Configuration
+    error: BaseException, hosts: tuple[str, ...], configuration: Configuration, log: EventLogger
 ) -> NoReturn:
-    """Print why the server failed or did not start, and exit with the matching status."""
+    """Print why the server failed or did not start, and exit with the matching status.
+
+    In the log format json, the error is an event.
+    """
     import logging
     import socket
 
+    from simplebus.config.parse import LogFormat
     from simplebus.jetstream.cluster.cluster_id import UnusableClusterError
     from simplebus.server.listeners import ListenError
     from simplebus.server.tls.certificates import CertificateError
@@ -246,6 +251,10 @@ def _exit_with_error(
             status = UNAVAILABLE_STATUS
         case MemoryError():
             status = MEMORY_STATUS
+    if configuration.config.general.log_format is LogFormat.JSON:
+        for line in message.splitlines():
+            log.error("server.failed", "{error}", error=line, is_unlimited=True)
+        raise typer.Exit(status)
     fail(message, status=status)
 
 
