@@ -5,9 +5,11 @@ Modules in reading order:
     option_names    names of the options, also for the connector
     options         options of the source and the sink, parsed and checked
     arrow_columns   frames to Arrow columns; needs pyarrow
+    json_payloads   payloads as typed columns, and values as JSON
     rows            Arrow columns to messages; needs pyarrow
     batch_trigger   decides when the next micro-batch is due
     retry           connects with retries
+    error_reports   errors of users without traceback
     keepalive       heartbeats on connections of a busy program
     connections     the connections of one process, by server
     read            the source: offsets, plan, readers, retention, batch and stream
@@ -36,6 +38,7 @@ The lag of a running query, by server and class:
 """
 
 from simplebus.spark.java_runtime import JavaError, ensure_java
+from simplebus.spark.json_payloads.schema import parse_json, spark_schema
 from simplebus.spark.read.progress import lag
 
-__all__ = ["JavaError", "ensure_java", "lag"]
+__all__ = ["JavaError", "ensure_java", "lag", "parse_json", "spark_schema"]

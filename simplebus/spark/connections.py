@@ -6,12 +6,15 @@ They are used by one thread at a time, and closed together.
 from __future__ import annotations
 
 import contextlib
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from simplebus.client.blocking.connection import BlockingClientConnection
+from simplebus.core.dead_letters import is_dead_letter_class
 from simplebus.core.errors import BusConnectionError
 from simplebus.spark.options import SourceOptions, is_path
-from simplebus.spark.read.bus_reader import BusReader
+from simplebus.spark.read.bus_reader import BusReader, ClassMissingError
 from simplebus.storage.errors import JournalError
 
 if TYPE_CHECKING:
@@ -81,3 +84,24 @@ class SourceConnections:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def resolve_pattern(options: SourceOptions) -> SourceOptions:
+    """Return options that list the classes whose names match `subscribe_pattern` now.
+
+    Classes of dead letters are left out. Raises ClassMissingError if no name matches.
+    """
+    if not options.subscribe_pattern:
+        return options
+    with SourceConnections(options) as connections:
+        names = {name for server in options.servers for name in connections[server].class_names()}
+    pattern = re.compile(options.subscribe_pattern)
+    found = sorted(
+        name for name in names if not is_dead_letter_class(name) and pattern.fullmatch(name)
+    )
+    if not found:
+        raise ClassMissingError(
+            f"no class at {', '.join(options.servers)} matches the option subscribePattern, "
+            f"{options.subscribe_pattern!r}"
+        )
+    return replace(options, subscribe=tuple(found))

@@ -30,7 +30,7 @@ class OptionName:
 
 @dataclass(frozen=True, slots=True)
 class KafkaOption:
-    """Option of Spark's Kafka source or sink that has another name here, or none."""
+    """Option of Spark's Kafka source or another source that has another name here, or none."""
 
     name: str
     """A final `*` stands for any text."""
@@ -46,6 +46,7 @@ OPTIONS = (
         _ALL,
     ),
     OptionName("subscribe", "classes by name or id, with commas", _SOURCE),
+    OptionName("subscribePattern", "a regular expression", _SOURCE),
     OptionName("channels", "patterns of channels, with commas", _SOURCE),
     OptionName("startingOffsets", "earliest, latest or JSON", _SOURCE),
     OptionName("startingTimestamp", "milliseconds since 1970", _SOURCE),
@@ -68,6 +69,7 @@ OPTIONS = (
     OptionName("durableIdle", "a span of time such as 7d", ("stream",)),
     OptionName("class", "class by name or id", ("sink",)),
     OptionName("channel", "a channel", ("sink",)),
+    OptionName("valueFormat", "bytes or json", ("sink",)),
     OptionName("checkpointLocation", "Spark's own", ("sink",)),
 )
 
@@ -77,8 +79,8 @@ _CREDENTIALS_HINT = (
 )
 KAFKA_OPTIONS = (
     KafkaOption("kafka.bootstrap.servers", "use servers, with host:port of each bus"),
-    KafkaOption("subscribePattern", "use subscribe, which lists classes by name or id"),
     KafkaOption("assign", "use subscribe, since a class has no partitions"),
+    KafkaOption("schema", "parse the values by simplebus.spark.parse_json, or by from_json"),
     KafkaOption("topic", "use subscribe in the source, and class in the sink"),
     KafkaOption("kafka.group.id", "use durable in a stream; a batch needs none"),
     KafkaOption("groupIdPrefix", "use durable in a stream; a batch needs none"),

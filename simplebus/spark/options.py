@@ -43,7 +43,9 @@ class SourceOptions:
     servers: tuple[str, ...]
     """Buses as `host:port`, or journals as absolute paths of data directories."""
     subscribe: tuple[str, ...]
-    """Classes: ids in digits, or names."""
+    """Classes: ids in digits, or names. Empty: those that match the pattern."""
+    subscribe_pattern: str = ""
+    """Regular expression of the names of classes; empty for none."""
     channels: tuple[str, ...] = ()
     """Patterns; messages on other channels are skipped. Empty: every message."""
     starting: OffsetSpec | TimestampSpec = "earliest"
@@ -89,6 +91,8 @@ class SinkOptions:
     channel: str = ""
     """Channel of rows without one."""
     timeout: float = TIMEOUT_SECONDS
+    is_json: bool = False
+    """True if values of any type are encoded as JSON text."""
 
 
 def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -98,9 +102,12 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
     """
     reader = _OptionReader(options, "stream" if streaming else "batch")
     servers = _locations(reader)
+    if reader.has("subscribe") and reader.has("subscribePattern"):
+        raise ValueError("both subscribe and subscribePattern are set; expected one of them")
     found = SourceOptions(
         servers=servers,
-        subscribe=reader.required("subscribe", _classes),
+        subscribe=() if reader.has("subscribePattern") else reader.required("subscribe", _classes),
+        subscribe_pattern=reader.get("subscribePattern", "", _regular_expression),
         channels=reader.get("channels", (), _patterns),
         starting=_starting_spec(reader, "latest" if streaming else "earliest"),
         ending=_ending_spec(reader),
@@ -193,6 +200,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         class_=classes[0],
         channel=reader.get("channel", "", str.strip),
         timeout=reader.get("timeout", TIMEOUT_SECONDS, _seconds),
+        is_json=reader.get("valueFormat", False, _is_json_format),
     )
 
 
@@ -323,6 +331,23 @@ def _strategy(text: str) -> bool:
     found = {"error": True, "latest": False}.get(text.strip().lower())
     if found is None:
         raise ValueError("expected error or latest")
+    return found
+
+
+def _regular_expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error:
+        text = ""
+    if not text.strip():
+        raise ValueError("expected a regular expression")
+    return text
+
+
+def _is_json_format(text: str) -> bool:
+    found = {"bytes": False, "json": True}.get(text.strip().lower())
+    if found is None:
+        raise ValueError("expected bytes or json")
     return found
 
 

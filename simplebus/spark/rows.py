@@ -20,6 +20,7 @@ from simplebus.core.channel.pattern import check_name
 from simplebus.core.errors import BusError
 from simplebus.core.limits import CLASS_ID_MAX
 from simplebus.core.protocol.envelope_batch import Envelope
+from simplebus.spark.json_payloads.encoder import encode_json
 
 _TEXT = ("string",)
 _BYTES = ("binary", "string")
@@ -44,12 +45,13 @@ class RowError(ValueError):
     """Rows that cannot be published. The text names the column or row and the expected value."""
 
 
-def check_columns(types: Mapping[str, str], *, has_class: bool) -> None:
+def check_columns(types: Mapping[str, str], *, has_class: bool, is_json: bool = False) -> None:
     """Raise RowError if rows with these columns cannot be messages.
 
     Args:
         types: Spark type by column name.
         has_class: True if the option class names the class of all rows.
+        is_json: True if values are encoded as JSON, so their type does not matter here.
     """
     for name, kind in types.items():
         expected = SINK_COLUMNS.get(name)
@@ -57,7 +59,7 @@ def check_columns(types: Mapping[str, str], *, has_class: bool) -> None:
             near = difflib.get_close_matches(name, SINK_COLUMNS, n=1, cutoff=0.6)
             hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(SINK_COLUMNS)}"
             raise RowError(f"unknown column {name}; {hint}")
-        if kind not in expected:
+        if kind not in expected and not (is_json and name == "value"):
             raise RowError(
                 f"the column {name} is {kind}, expected {' or '.join(expected)}"
                 + _conversion_hint(name, kind, expected)
@@ -74,7 +76,8 @@ def _conversion_hint(name: str, kind: str, expected: Sequence[str]) -> str:
     if "string" not in expected:
         return ""
     is_nested = "<" in kind
-    return f"; convert it by {f'to_json({name})' if is_nested else f'cast({name} as string)'}"
+    hint = f"; convert it by {f'to_json({name})' if is_nested else f'cast({name} as string)'}"
+    return f"{hint}, or set the option valueFormat to json" if name == "value" else hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class RowRun:
 
 
 def message_runs(
-    batch: pa.RecordBatch, first: int, *, class_: str, channel: str
+    batch: pa.RecordBatch, first: int, *, class_: str, channel: str, is_json: bool = False
 ) -> Iterator[RowRun]:
     """Yield the rows of a batch as runs of messages, in order.
 
@@ -96,6 +99,7 @@ def message_runs(
         first: Index within the task of the batch's first row, for error messages.
         class_: Class of rows without one.
         channel: Channel of rows without one.
+        is_json: True to encode values as JSON.
 
     Raises:
         RowError: A row has no value or class, or its metadata is invalid.
@@ -104,7 +108,7 @@ def message_runs(
     if values.null_count:
         index = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
         raise RowError(f"row {first + index} has no value, expected bytes")
-    payloads = values.cast(pa.binary()).to_pylist()
+    payloads = encode_json(values) if is_json else values.cast(pa.binary()).to_pylist()
     metadata = {
         name: batch.column(name)
         for name in batch.schema.names

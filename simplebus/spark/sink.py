@@ -34,6 +34,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from simplebus.client.blocking.bus import BlockingBus
+from simplebus.spark.json_payloads.encoder import check_json_type
 from simplebus.spark.keepalive import ConnectionKeepalive
 from simplebus.spark.options import SinkOptions, class_id
 from simplebus.spark.retry import connect_with_retry
@@ -61,7 +62,9 @@ def check_sink(schema: StructType, options: SinkOptions, *, overwrite: bool) -> 
     if overwrite:
         raise ValueError("a bus cannot be overwritten, messages are added: expected mode append")
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
-    check_columns(types, has_class=bool(options.class_))
+    check_columns(types, has_class=bool(options.class_), is_json=options.is_json)
+    if options.is_json:
+        check_json_type(schema["value"].dataType)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -142,7 +145,11 @@ def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) 
                     done = min(max(0, stored - count), batch.num_rows)
                     first, count = count + done, count + batch.num_rows
                     for run in message_runs(
-                        batch.slice(done), first, class_=options.class_, channel=options.channel
+                        batch.slice(done),
+                        first,
+                        class_=options.class_,
+                        channel=options.channel,
+                        is_json=options.is_json,
                     ):
                         _publish(bus, run)
                     wire.write_now()

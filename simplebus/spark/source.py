@@ -22,9 +22,16 @@ from pyspark.sql.types import StructType
 
 from simplebus.logs.event_logger import EventLogger
 from simplebus.spark.arrow_columns import schema_ddl
-from simplebus.spark.connections import SourceConnections
+from simplebus.spark.connections import SourceConnections, resolve_pattern
+from simplebus.spark.error_reports import report_without_traceback
 from simplebus.spark.java import JAR
-from simplebus.spark.options import SourceOptions, is_true, sink_options, source_options
+from simplebus.spark.options import (
+    SinkOptions,
+    SourceOptions,
+    is_true,
+    sink_options,
+    source_options,
+)
 from simplebus.spark.read.filters import FilterBounds, bounds_of_filters
 from simplebus.spark.read.offsets import check_distinct, resolve_offsets
 from simplebus.spark.read.planner import plan_reads
@@ -112,7 +119,8 @@ class SimplebusSource(DataSource):
         Raises:
             ValueError: An option is unknown, missing or invalid.
         """
-        options = source_options(self._user_options(), streaming=False)
+        with report_without_traceback():
+            options = resolve_pattern(source_options(self._user_options(), streaming=False))
         return FilteringReader(options) if options.filter_pushdown else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
@@ -124,7 +132,9 @@ class SimplebusSource(DataSource):
         Raises:
             ValueError: An option is unknown, missing or invalid.
         """
-        return SparkStreamReader(source_options(self._user_options(), streaming=True))
+        with report_without_traceback():
+            options = resolve_pattern(source_options(self._user_options(), streaming=True))
+        return SparkStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a writer for `frame.write`.
@@ -136,9 +146,7 @@ class SimplebusSource(DataSource):
         Raises:
             ValueError: An option or a column is unknown, missing or invalid.
         """
-        options = sink_options(self._user_options())
-        check_sink(schema, options, overwrite=overwrite)
-        return BatchWriter(options)
+        return BatchWriter(self._sink_options(schema, overwrite=overwrite))
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
@@ -152,9 +160,13 @@ class SimplebusSource(DataSource):
         Raises:
             ValueError: An option or a column is unknown, missing or invalid.
         """
-        options = sink_options(self._user_options())
-        check_sink(schema, options, overwrite=overwrite)
-        return StreamWriter(options)
+        return StreamWriter(self._sink_options(schema, overwrite=overwrite))
+
+    def _sink_options(self, schema: StructType, *, overwrite: bool) -> SinkOptions:
+        with report_without_traceback():
+            options = sink_options(self._user_options())
+            check_sink(schema, options, overwrite=overwrite)
+            return options
 
 
 class BatchReader(DataSourceReader):
@@ -169,7 +181,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[SparkPartition]:
         """Return the tasks of the job."""
         options = self._options
-        with SourceConnections(options) as connections:
+        with report_without_traceback(), SourceConnections(options) as connections:
             for server in options.servers:
                 connections[server].check_classes(options.subscribe)
             starting, ending = (

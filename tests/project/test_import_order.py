@@ -30,7 +30,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
     "simplebus.server": ("preauth", "tls", "journal", "observability", "http"),
     "simplebus.bridge": ("source", "target"),
     "simplebus.gateway": ("modules",),
-    "simplebus.spark": ("java", "read", "jobs", "commands"),
+    "simplebus.spark": ("java", "json_payloads", "read", "jobs", "commands"),
     "simplebus.spark.jobs": ("report",),
     "simplebus.commands": (
         "deploy",

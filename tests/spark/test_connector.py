@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import simplebus
@@ -18,6 +19,7 @@ from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.settings import Retention, Settings
 from simplebus.core.users.users import User, Users
 from simplebus.server.tls.certificates import TlsOptions
+from simplebus.spark import parse_json
 from simplebus.spark.options import source_options
 from simplebus.testing.server import BusServer, bus_server
 from tests.spark.bus_messages import publish_numbers
@@ -171,8 +173,9 @@ def test_sources_report_the_same_errors(
             assert reading(spark.read, kind, mixed_server, **given).count() == 70_000
             continue
         expected = re.escape(sentence.format(place=place(mixed_server)))
-        with pytest.raises(Exception, match=expected):
+        with pytest.raises(Exception, match=expected) as caught:
             reading(spark.read, kind, mixed_server, **given).count()
+        assert "Traceback" not in str(caught.value)
 
 
 def test_similar_names_are_those_of_difflib(spark: Any) -> None:
@@ -254,6 +257,109 @@ def test_query_continues_with_the_other_source(
     assert len({json.loads(text)["query"]["id"] for text in found}) == 1
     retained = [one for one in server.statistics().subscriptions if one.durable]
     assert [(one.durable[:6], one.floor >= 140) for one in retained] == [("spark ", True)]
+
+
+@pytest.fixture(scope="module")
+def shop() -> Iterator[BusServer]:
+    """A bus with 40 messages in "orders.eu", 30 in "orders.us", and the last 5 of 20 in "stock"."""
+    with bus_server(Settings(keep=Retention(messages=5))) as server:
+        publish_numbers(server, 0, 40, "orders.eu")
+        publish_numbers(server, 0, 30, "orders.us")
+        publish_numbers(server, 0, 20, "stock")
+        publish_numbers(server, 0, 3, "dead.orders.eu")
+        with simplebus.connect_blocking(server.address) as bus, bus.subscribe("stock") as messages:
+            take(messages, 20)
+        yield server
+
+
+FUTURE = 4_000_000_000_000
+LOST_STOCK = {
+    "subscribe": "stock",
+    "startingOffsets": '{{"{place}": {{"stock": 3}}}}',
+    "failOnDataLoss": "false",
+}
+PATTERN = {"subscribePattern": "(orders|dead)[.].*"}
+AT_THE_END = {"startingTimestamp": FUTURE, "startingOffsetsByTimestampStrategy": "latest"}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        (PATTERN | {"minPartitions": 7}, {"orders.eu": 40, "orders.us": 30}),
+        (PATTERN | {"startingTimestamp": 0, "includeHeaders": "true"}, {"orders.eu": 40}),
+        (AT_THE_END | {"subscribe": "orders.eu"}, {}),
+        (LOST_STOCK, {"stock": 5}),
+        (
+            {"subscribe": "orders.eu", "endingOffsets": '{{"{place}": {{"orders.eu": 7}}}}'},
+            {"orders.eu": 7},
+        ),
+        ({"subscribe": "orders.eu", "endingTimestamp": 0}, {}),
+        ({"subscribe": "orders.eu", "endingTimestamp": FUTURE}, {"orders.eu": 40}),
+    ],
+)
+def test_options_of_batches(
+    spark: Any, shop: BusServer, kind: str, options: dict[str, object], counts: dict[str, int]
+) -> None:
+    given = {name: str(value).format(place=place(shop)) for name, value in options.items()}
+    frame = spark.read.format(kind).options(servers=shop.address, **given).load()
+    assert frame.rdd.getNumPartitions() >= options.get("minPartitions", 0)
+    assert ("headers" in frame.columns) == ("includeHeaders" in options)
+    found = {row.topic: row["count"] for row in frame.groupBy("topic").count().collect()}
+    assert found.items() >= counts.items()
+    assert bool(found) == bool(counts)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        (
+            PATTERN
+            | {"minPartitions": 3, "includeHeaders": "true", "maxOffsetsPerTrigger": 25}
+            | {"minOffsetsPerTrigger": 20, "maxTriggerDelay": "10ms", "startingTimestamp": 0},
+            70,
+        ),
+        (AT_THE_END | {"subscribe": "orders.eu"}, 0),
+        (LOST_STOCK, 5),
+    ],
+)
+def test_options_of_streams(
+    spark: Any, shop: BusServer, tmp_path: Path, kind: str, options: dict[str, object], count: int
+) -> None:
+    given = {name: str(value).format(place=place(shop)) for name, value in options.items()}
+    frame = spark.readStream.format(kind).options(servers=shop.address, **given).load()
+    writing = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    query = writing.start()
+    try:
+        query.processAllAvailable()
+        sizes = [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]]
+        assert sum(sizes) == count
+        assert max(sizes, default=0) <= options.get("maxOffsetsPerTrigger", 70)
+    finally:
+        query.stop()
+
+
+def test_pattern_must_match_a_class(spark: Any, shop: BusServer) -> None:
+    for kind in FORMATS:
+        frame = spark.read.format(kind).options(servers=shop.address, subscribePattern="orders")
+        with pytest.raises(Exception, match="matches the option subscribePattern, 'orders'"):
+            frame.load().count()
+
+
+class Order(msgspec.Struct):
+    book: str
+    count: int | None = None
+
+
+def test_payloads_become_typed_columns(spark: Any, server: BusServer) -> None:
+    with simplebus.connect_blocking(server.address) as bus:
+        bus.publish_many([b'{"book": "a", "count": 3}', b'{"book": "b"}', b"no JSON"], class_id=1)
+    for kind in FORMATS:
+        for schema in (Order, "book string, count bigint"):
+            frame = parse_json(reading(spark.read, kind, server), schema).orderBy("offset")
+            found = [tuple(row) for row in frame.select("data.book", "data.count").collect()]
+            assert found == [("a", 3), ("b", None), (None, None)]
 
 
 def test_progress_reports_lag_and_fetched_bytes(

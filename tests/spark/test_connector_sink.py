@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import threading
@@ -135,7 +136,12 @@ def test_both_sinks_publish_equal_messages(spark: Any, columns: list[str]) -> No
     [
         ("valeu binary", [], "unknown column valeu; did you mean value?"),
         ("value binary, offset bigint", [], "unknown column offset; expected value, class, topic"),
-        ("value int", [], "is int, expected binary or string; convert it by cast(value as string)"),
+        (
+            "value int",
+            [],
+            "is int, expected binary or string; convert it by cast(value as string), or set the "
+            "option valueFormat to json",
+        ),
         (
             "value struct<a:int>",
             [],
@@ -185,6 +191,7 @@ def test_both_sinks_refuse_the_same_rows(
             {"topic": "1"},
             "there is no option topic here; use subscribe in the source, and class in",
         ),
+        ({"class": "1", "valueFormat": "avro"}, "valueFormat is 'avro': expected bytes or json"),
         ({"class": "1", "timeout": "soon"}, "the option timeout is 'soon': expected seconds above"),
     ],
 )
@@ -194,7 +201,55 @@ def test_both_sinks_report_invalid_options(
     frame = spark.createDataFrame([(b"a",)], "value binary")
     for kind in (JAVA, PYTHON):
         writing = sink(frame, kind, server).options(**options)
-        with pytest.raises(Exception, match=re.escape(sentence)):
+        with pytest.raises(Exception, match=re.escape(sentence)) as caught:
+            writing.save()
+        assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "texts"),
+    [
+        ("id + 1", ["1", "2"]),
+        ("named_struct('a', id, 'b', if(id = 0, 'x<ä', null))", ['{"a":0,"b":"x<ä"}', '{"a":1}']),
+        ("array(id, null, 2)", ["[0,null,2]", "[1,null,2]"]),
+        (
+            "map('a', cast(id as float) / 10, 'b', double('nan'))",
+            ['{"a":0,"b":"NaN"}', '{"a":0.1,"b":"NaN"}'],
+        ),
+        (
+            "named_struct('a', timestamp_micros(id), 'b', date_from_unix_date(id))",
+            [
+                '{"a":"1970-01-01T00:00:00.000000Z","b":"1970-01-01"}',
+                '{"a":"1970-01-01T00:00:00.000001Z","b":"1970-01-02"}',
+            ],
+        ),
+        (
+            "array(named_struct('a', binary(string(id)), 'b', timestamp_ntz'2025-01-01 10:00:00'))",
+            [
+                '[{"a":"MA==","b":"2025-01-01T10:00:00.000000"}]',
+                '[{"a":"MQ==","b":"2025-01-01T10:00:00.000000"}]',
+            ],
+        ),
+        ("cast(id as decimal(20, 3)) / 8", ["0.000", "0.125"]),
+        ("concat('text ', id)", ['"text 0"', '"text 1"']),
+        ("id = 1", ["false", "true"]),
+    ],
+)
+def test_both_sinks_encode_values_as_json(
+    spark: Any, server: BusServer, value: str, texts: list[str]
+) -> None:
+    frame = spark.range(2).selectExpr(f"{value} as value").coalesce(1)
+    for kind in (JAVA, PYTHON):
+        sink(frame, kind, server, **{"class": kind, "valueFormat": "json"}).save()
+        found = [json.loads(payload) for payload in stored_payloads(server, kind)]
+        assert found == [json.loads(text) for text in texts]
+
+
+def test_both_sinks_refuse_values_that_json_does_not_have(spark: Any, server: BusServer) -> None:
+    frame = spark.range(1).selectExpr("map(id, array(interval 1 day)) as value")
+    for kind in (JAVA, PYTHON):
+        writing = sink(frame, kind, server, **{"class": "1", "valueFormat": "JSON"})
+        with pytest.raises(Exception, match="valueFormat is 'json', which cannot encode map<bigi"):
             writing.save()
 
 

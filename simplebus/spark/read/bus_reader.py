@@ -116,9 +116,12 @@ class BusReader:
                     raise self._missing_class_error(name) from None
                 raise
 
+    def class_names(self) -> list[str]:
+        """Return the names of all classes. Needs the right `inquire`."""
+        return [each.name for each in self.blocking_bus.explain().classes if each.name]
+
     def _missing_class_error(self, name: str) -> ClassMissingError:
-        names = [each.name for each in self.blocking_bus.explain().classes if each.name]
-        similar = difflib.get_close_matches(name, names, n=3)
+        similar = difflib.get_close_matches(name, self.class_names(), n=3)
         hint = f"did you mean {' or '.join(similar)}?" if similar else "check the option subscribe"
         return ClassMissingError(
             f"cannot read from {self.server}: there is no class {name!r}; {hint}"

@@ -74,6 +74,10 @@ class SparkJournalReader:
             self._ids[name] = known
         return known
 
+    def class_names(self) -> list[str]:
+        """Return the names of all classes."""
+        return [name for name in class_names(self._path).values() if name]
+
     def check_classes(self, names: Sequence[str]) -> None:
         """Raise ClassMissingError if a class, given by its name, does not exist."""
         for name in names:

@@ -32,6 +32,7 @@ from simplebus.logs.event_logger import EventLogger
 from simplebus.logs.sampling import is_logged
 from simplebus.spark.batch_trigger import BatchTrigger
 from simplebus.spark.connections import UNREACHABLE_ERRORS, SourceConnections
+from simplebus.spark.error_reports import report_without_traceback
 from simplebus.spark.keepalive import ConnectionKeepalive
 from simplebus.spark.options import SourceOptions, is_path
 from simplebus.spark.read.bus_reader import ClassMissingError, report_losses
@@ -133,7 +134,7 @@ class SparkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:  # noqa: N802
         """Return the end of the next batch. Every message before `start` is processed."""
-        with self._connection_lock():
+        with report_without_traceback(), self._connection_lock():
             query = self._load_identity(start)
             extents = self._get_extents(strict=self._options.fail_on_data_loss)
             position = self._load_position(start, extents)

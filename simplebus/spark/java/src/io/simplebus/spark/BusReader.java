@@ -144,7 +144,7 @@ final class BusReader implements Closeable {
             return;
         }
         for (String name : names) {
-            if (SourceOptions.classId(name) != null || name.startsWith(DEAD_LETTER_PREFIX)) {
+            if (SourceOptions.classId(name) != null || isDeadLetterClass(name)) {
                 continue;
             }
             try {
@@ -161,13 +161,26 @@ final class BusReader implements Closeable {
         }
     }
 
-    private ClassMissingException missingClassError(String name) throws IOException {
+    /** Returns the names of all classes. Needs the right {@code inquire}. */
+    List<String> classNames() throws IOException {
         List<String> names = new ArrayList<>();
         for (JsonNode one : inquire(Json.object().put("about", "bus")).path("classes")) {
-            names.add(one.path("name").asText());
+            String name = one.path("name").asText("");
+            if (!name.isEmpty()) {
+                names.add(name);
+            }
         }
-        names.remove("");
-        List<String> similar = SimilarNames.find(name, names, SIMILAR_NAMES_MAX, SIMILARITY_MIN);
+        return names;
+    }
+
+    /** Returns true if a class holds dead letters. */
+    static boolean isDeadLetterClass(String name) {
+        return name.startsWith(DEAD_LETTER_PREFIX);
+    }
+
+    private ClassMissingException missingClassError(String name) throws IOException {
+        List<String> similar =
+                SimilarNames.find(name, classNames(), SIMILAR_NAMES_MAX, SIMILARITY_MIN);
         return new ClassMissingException(
                 "cannot read from " + server + ": there is no class '" + name + "'; "
                         + (similar.isEmpty()

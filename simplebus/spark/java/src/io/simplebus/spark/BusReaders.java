@@ -2,10 +2,15 @@ package io.simplebus.spark;
 
 import java.io.Closeable;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.util.Collection;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.regex.Pattern;
 
 /** Readers by server, opened on first use. They are used by one thread at a time. */
 final class BusReaders implements Closeable {
@@ -18,6 +23,37 @@ final class BusReaders implements Closeable {
 
     SourceOptions options() {
         return options;
+    }
+
+    /**
+     * Returns options that list the classes whose names match {@code subscribePattern} now, without
+     * those of dead letters.
+     *
+     * @throws ClassMissingException if no name matches
+     */
+    static SourceOptions resolvePattern(SourceOptions options) {
+        if (options.subscribePattern().isEmpty()) {
+            return options;
+        }
+        Set<String> found = new TreeSet<>();
+        try (BusReaders buses = new BusReaders(options)) {
+            for (String server : options.servers()) {
+                found.addAll(buses.get(server).classNames());
+            }
+        } catch (IOException error) {
+            throw new UncheckedIOException(error.getMessage(), error);
+        }
+        Pattern pattern = Pattern.compile(options.subscribePattern());
+        found.removeIf(
+                name -> BusReader.isDeadLetterClass(name) || !pattern.matcher(name).matches());
+        if (found.isEmpty()) {
+            throw new ClassMissingException(
+                    "no class at " + String.join(", ", options.servers())
+                            + " matches the option subscribePattern, '"
+                            + options.subscribePattern() + "'",
+                    null);
+        }
+        return options.withSubscribe(List.copyOf(found));
     }
 
     /** Returns the reader of a server, connected on first use. */

@@ -34,7 +34,7 @@ final class MessageScan implements Scan, SupportsReportStatistics {
 
     @Override
     public String description() {
-        return "simplebus " + options.getOrDefault("subscribe", "") + " at "
+        return "simplebus " + options.getOrDefault("subscribe", options.getOrDefault("subscribePattern", "")) + " at "
                 + options.getOrDefault("servers", options.getOrDefault("path", ""));
     }
 
@@ -46,7 +46,12 @@ final class MessageScan implements Scan, SupportsReportStatistics {
     @Override
     public Batch toBatch() {
         if (batch == null) {
-            batch = new MessageBatch(SourceOptions.parse(options, false), schema, bounds, limit);
+            batch =
+                    new MessageBatch(
+                            BusReaders.resolvePattern(SourceOptions.parse(options, false)),
+                            schema,
+                            bounds,
+                            limit);
         }
         return batch;
     }
@@ -54,7 +59,8 @@ final class MessageScan implements Scan, SupportsReportStatistics {
     @Override
     public MicroBatchStream toMicroBatchStream(String checkpointLocation) {
         isStream = true;
-        return new MessageStream(SourceOptions.parse(options, true), schema);
+        return new MessageStream(
+                BusReaders.resolvePattern(SourceOptions.parse(options, true)), schema);
     }
 
     @Override

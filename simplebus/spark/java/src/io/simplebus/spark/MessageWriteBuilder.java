@@ -24,7 +24,9 @@ final class MessageWriteBuilder implements SupportsTruncate, SupportsStreamingUp
     @Override
     public Write build() {
         SinkOptions options = SinkOptions.parse(info.options());
-        SinkColumns columns = SinkColumns.find(info.schema(), !options.className().isEmpty());
+        SinkColumns columns =
+                SinkColumns.find(
+                        info.schema(), !options.className().isEmpty(), options.isJson());
         return new MessageWrite(columns, options, info.queryId());
     }
 }

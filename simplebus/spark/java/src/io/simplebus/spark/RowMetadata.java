@@ -28,6 +28,7 @@ final class RowMetadata {
     private final SinkColumns columns;
     private final SinkOptions options;
     private final DataType[] types;
+    private final JsonEncoder json;
     private boolean isFirst = true;
     private Object classOf;
     private Object channel;
@@ -43,6 +44,7 @@ final class RowMetadata {
         for (int ordinal = 0; ordinal < types.length; ordinal++) {
             types[ordinal] = columns.schema().apply(ordinal).dataType();
         }
+        this.json = options.isJson() ? new JsonEncoder(types[columns.value()]) : null;
     }
 
     /** Returns the class: an id in digits, or a name. */
@@ -57,11 +59,12 @@ final class RowMetadata {
 
     /** Returns the payload of a row with this number in its task. */
     byte[] payload(InternalRow row, long number) {
-        byte[] found = bytesOf(row, columns.value());
-        if (found == null) {
+        if (row.isNullAt(columns.value())) {
             throw new RowException("row " + number + " has no value, expected bytes");
         }
-        return found;
+        return json == null
+                ? bytesOf(row, columns.value())
+                : json.encode(valueOf(row, columns.value()));
     }
 
     /**

@@ -41,12 +41,13 @@ record SinkColumns(
      * Finds the columns.
      *
      * @param hasClass true if the option class names the class of all rows
+     * @param isJson true if values are encoded as JSON
      * @throws IllegalArgumentException if rows with this schema cannot be messages
      */
-    static SinkColumns find(StructType schema, boolean hasClass) {
+    static SinkColumns find(StructType schema, boolean hasClass, boolean isJson) {
         Map<String, Integer> ordinals = new LinkedHashMap<>();
         for (StructField field : schema.fields()) {
-            checkColumn(field.name(), field.dataType());
+            checkColumn(field.name(), field.dataType(), isJson);
             ordinals.put(field.name(), ordinals.size());
         }
         if (!ordinals.containsKey("value")) {
@@ -61,6 +62,9 @@ record SinkColumns(
             throw new IllegalArgumentException(
                     "rows have no class; expected a column class or topic, or the option class");
         }
+        if (isJson) {
+            JsonEncoder.checkType(schema.apply(ordinals.get("value")).dataType());
+        }
         return new SinkColumns(
                 ordinals.get("value"),
                 ordinals.getOrDefault("class", ordinals.getOrDefault("topic", -1)),
@@ -71,7 +75,7 @@ record SinkColumns(
                 schema);
     }
 
-    private static void checkColumn(String name, DataType type) {
+    private static void checkColumn(String name, DataType type, boolean isJson) {
         List<String> expected = TYPES.get(name);
         if (expected == null) {
             List<String> similar = SimilarNames.find(name, TYPES.keySet(), 1, SIMILARITY_MIN);
@@ -81,7 +85,7 @@ record SinkColumns(
                                     ? "expected " + String.join(", ", TYPES.keySet())
                                     : "did you mean " + similar.get(0) + "?"));
         }
-        if (!expected.contains(type.catalogString())) {
+        if (!expected.contains(type.catalogString()) && !(isJson && name.equals("value"))) {
             throw new IllegalArgumentException(
                     "the column " + name + " is " + type.catalogString() + ", expected "
                             + String.join(" or ", expected)
@@ -95,6 +99,7 @@ record SinkColumns(
         }
         boolean isNested = type.catalogString().contains("<");
         return "; convert it by "
-                + (isNested ? "to_json(" + name + ")" : "cast(" + name + " as string)");
+                + (isNested ? "to_json(" + name + ")" : "cast(" + name + " as string)")
+                + (name.equals("value") ? ", or set the option valueFormat to json" : "");
     }
 }

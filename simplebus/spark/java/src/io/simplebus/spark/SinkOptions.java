@@ -2,6 +2,7 @@ package io.simplebus.spark;
 
 import java.io.Serializable;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 
 /**
@@ -11,8 +12,10 @@ import java.util.Map;
  * @param className class of rows without one: an id in digits or a name; empty for none
  * @param channel channel of rows without one; empty for none
  * @param timeoutSeconds time for which connecting to the bus is retried
+ * @param isJson true if values of any type are encoded as JSON text
  */
-record SinkOptions(String server, String className, String channel, double timeoutSeconds)
+record SinkOptions(
+        String server, String className, String channel, double timeoutSeconds, boolean isJson)
         implements Serializable {
     /**
      * Parses options.
@@ -38,6 +41,15 @@ record SinkOptions(String server, String className, String channel, double timeo
                 servers.get(0),
                 classes.get(0),
                 reader.get("channel", "", String::strip),
-                reader.get("timeout", SourceOptions.TIMEOUT_SECONDS, OptionReader::parseSeconds));
+                reader.get("timeout", SourceOptions.TIMEOUT_SECONDS, OptionReader::parseSeconds),
+                reader.get("valueFormat", false, SinkOptions::parseFormat));
+    }
+
+    private static boolean parseFormat(String text) {
+        String word = text.strip().toLowerCase(Locale.ROOT);
+        if (!word.equals("bytes") && !word.equals("json")) {
+            throw new IllegalArgumentException("expected bytes or json");
+        }
+        return word.equals("json");
     }
 }

@@ -6,6 +6,8 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.function.Function;
+import java.util.regex.Pattern;
+import java.util.regex.PatternSyntaxException;
 import java.util.stream.Collectors;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
@@ -13,7 +15,8 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * Options of the source. Their names are in {@link OptionNames}.
  *
  * @param servers names of the buses, {@code host:port}
- * @param subscribe classes: ids in digits, or names
+ * @param subscribe classes: ids in digits, or names. Empty: those that match the pattern
+ * @param subscribePattern regular expression of the names of classes; empty for none
  * @param channels patterns; messages on other channels are skipped. Empty: every message
  * @param maxBatchMessages option maxOffsetsPerTrigger; null for no limit
  * @param minBatchMessages option minOffsetsPerTrigger; null for none
@@ -24,6 +27,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 record SourceOptions(
         List<String> servers,
         List<String> subscribe,
+        String subscribePattern,
         List<ChannelPattern> channels,
         OffsetSpec starting,
         OffsetSpec ending,
@@ -75,6 +79,10 @@ record SourceOptions(
                     "both servers and path are set; expected servers to read from running buses, or "
                             + "path to read the files in the data directory of a bus");
         }
+        if (reader.has("subscribe") && reader.has("subscribePattern")) {
+            throw new IllegalArgumentException(
+                    "both subscribe and subscribePattern are set; expected one of them");
+        }
         Function<String, OffsetSpec> starting =
                 text ->
                         OffsetSpec.parseOffsets(
@@ -96,7 +104,10 @@ record SourceOptions(
                         reader.required(
                                 reader.has("path") ? "path" : "servers",
                                 SourceOptions::parseServers),
-                        reader.required("subscribe", SourceOptions::parseClasses),
+                        reader.has("subscribePattern")
+                                ? List.of()
+                                : reader.required("subscribe", SourceOptions::parseClasses),
+                        reader.get("subscribePattern", "", SourceOptions::parsePattern),
                         reader.get("channels", List.of(), SourceOptions::parsePatterns),
                         startOrEnd(
                                 reader,
@@ -216,6 +227,40 @@ record SourceOptions(
         return OptionReader.splitList(text).stream()
                 .map(ChannelPattern::parse)
                 .collect(Collectors.toList());
+    }
+
+    private static String parsePattern(String text) {
+        try {
+            if (!text.isBlank()) {
+                Pattern.compile(text);
+                return text;
+            }
+        } catch (PatternSyntaxException error) {
+            // Reported below.
+        }
+        throw new IllegalArgumentException("expected a regular expression");
+    }
+
+    /** Returns the same options with these classes. */
+    SourceOptions withSubscribe(List<String> names) {
+        return new SourceOptions(
+                servers,
+                names,
+                subscribePattern,
+                channels,
+                starting,
+                ending,
+                failOnDataLoss,
+                maxBatchMessages,
+                minBatchMessages,
+                maxDelaySeconds,
+                minPartitions,
+                maxPartitionMessages,
+                includeHeaders,
+                includeMemory,
+                durable,
+                durableIdleSeconds,
+                timeoutSeconds);
     }
 
     private static boolean parseStrategy(String text) {

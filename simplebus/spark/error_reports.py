@@ -1,0 +1,23 @@
+"""Errors of users, reported to Spark as one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from simplebus.core.errors import BusConnectionError
+
+
+@contextlib.contextmanager
+def report_without_traceback() -> Iterator[None]:
+    """Hide the traceback of errors that an option or an unreachable bus causes.
+
+    Spark reads the variable when it reports the error that ends the process of its Python worker,
+    so no other error is affected.
+    """
+    try:
+        yield
+    except (ValueError, BusConnectionError):
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise

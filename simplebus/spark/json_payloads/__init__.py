@@ -1,0 +1,7 @@
+"""JSON payloads: read as typed columns, and written from values of any type.
+
+    schema    schemas for Spark's `from_json`, and typed columns
+    encoder   Arrow columns to JSON texts; needs pyarrow
+
+Both work without Spark until they get its types. The package imports nothing of simplebus.
+"""
