@@ -14,14 +14,14 @@ _SLOW_ACK_SECONDS = 5.0
 """Messages in flight for longer get a note."""
 _BAD_WAIT_REASONS = (WaitReason.BYTES, WaitReason.ROOM)
 _CLASS_COLUMNS = {
-    "label": Column("Class"),
+    "label": Column("Class", details="class"),
     "published": Column("Published", "count", "Messages accepted.", is_flow=True),
     "delivered": Column("Delivered", "count", "Messages sent for the first time.", is_flow=True),
     "acknowledged": Column("Acknowledged", "count", "Messages acknowledged.", is_flow=True),
     "redelivered": Column("Redelivered", "count", "Messages sent again.", is_flow=True),
-    "stored": Column("Stored", "count", "Messages stored."),
+    "stored": Column("Stored", "count", "Messages stored.", is_load=True),
     "stored_bytes": Column("Size", "bytes", "Bytes of the frames of stored messages."),
-    "in_flight": Column("In flight", "count", "Messages sent and not acknowledged."),
+    "in_flight": Column("In flight", "count", "Messages sent and not acknowledged.", is_load=True),
     "lag": Column("Lag", "count", "Lag of the slowest subscription, in messages."),
     "dropped_count": Column(
         "Dropped", "count", "Messages dropped, or not delivered to some subscription."
@@ -30,13 +30,13 @@ _CLASS_COLUMNS = {
     "positions": Column("Subscriptions", "count"),
 }
 _DEAD_LETTER_COLUMNS = {
-    "label": Column("Class"),
+    "label": Column("Class", details="class"),
     "stored": Column("Dead letters", "count", "Dead letters stored in the class."),
     "stored_bytes": Column("Size", "bytes"),
     "published": Column("Total", "count", "Dead letters since the class exists.", is_flow=True),
 }
 _POSITION_COLUMNS = {
-    "class_label": Column("Class"),
+    "class_label": Column("Class", details="class"),
     "subscriber": Column("Subscription"),
     "info.lag": Column("Lag", "count", "Stored messages from the oldest unacknowledged one on."),
     "info.unsent": Column("Unsent", "count", "Stored messages not yet sent to it."),
@@ -49,7 +49,7 @@ _POSITION_COLUMNS = {
     "waits_for": Column("Waiting for"),
 }
 _SESSION_COLUMNS = {
-    "session": Column("Session"),
+    "session": Column("Session", details="session"),
     "name": Column("Name"),
     "peer": Column("Peer"),
     "protocol": Column("Protocol"),

@@ -4,25 +4,27 @@ A snapshot is reused for a short time, however many clients read it. Detailed sn
 only while a client reads them.
 
     tick ─► snapshot ─► rate history ───────────────┐
-    request ─► snapshot, unless a recent one exists ┴─► /facts, /metrics
+    request ─► snapshot, unless a recent one exists ┴─► /facts, /history, /metrics
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 
 import msgspec
 
 from simplebus.monitor import page
 from simplebus.monitor.exposition import Exposition
+from simplebus.monitor.rate_series import RateHistory, RateSeries
 from simplebus.monitor.requests import (
+    BadRequestError,
     Request,
     RequestHandler,
     Response,
     ResponseSteps,
     Routes,
     health_handlers,
+    json_response,
 )
 from simplebus.monitor.snapshot import (
     Health,
@@ -34,22 +36,13 @@ from simplebus.monitor.snapshot import (
 
 TICK_SECONDS = 1.0
 HISTORY_TICKS = 180
+HISTORY_STEPS = {10: 360, 300: 288}
+"""Ticks of the steps of the longer histories, and number of steps: an hour and a day."""
 SNAPSHOT_MAX_AGE_SECONDS = 0.5
 """Time for which a snapshot is reused."""
 READER_TIMEOUT_SECONDS = 5.0
 """Time for which a reader of detailed snapshots is expected to return."""
 _PARTS_PER_STEP = 4
-
-
-class RateHistory(msgspec.Struct, frozen=True):
-    """Rates per second of the last minutes."""
-
-    first: int
-    """Number of the first second, counted from the start of the program."""
-    seconds: list[float]
-    """Actual duration of each second."""
-    flows: dict[str, list[float | None]]
-    """Rates by name; None for seconds without a value."""
 
 
 class Dashboard:
@@ -64,10 +57,13 @@ class Dashboard:
         self._last_read_at = float("-inf")
         self._exposition = Exposition()
         self._encoded_snapshot: tuple[MonitorSnapshot, bytes] | None = None
-        self._rate_history: deque[tuple[float, dict[str, float]]] = deque(maxlen=HISTORY_TICKS)
+        self._recent_rates = RateSeries(tick_count=1, step_count_max=HISTORY_TICKS)
+        self._averaged_rates = {
+            ticks: RateSeries(tick_count=ticks, step_count_max=steps)
+            for ticks, steps in HISTORY_STEPS.items()
+        }
         self._previous: MonitorSnapshot | None = None
         """Snapshot of the previous tick."""
-        self._tick_count = 0
         self.now = 0.0
         """Current time in seconds. The caller sets it before each call and each step."""
 
@@ -83,8 +79,8 @@ class Dashboard:
                 for name, value in snapshot.flows.items()
                 if name in before.flows
             }
-            self._rate_history.append((seconds, rates))
-            self._tick_count += 1
+            for series in (self._recent_rates, *self._averaged_rates.values()):
+                series.append(seconds, rates)
         return snapshot
 
     def get_snapshot(self, *, detailed: bool) -> SnapshotSteps:
@@ -107,19 +103,7 @@ class Dashboard:
 
     def get_rate_history(self, since: int = 0) -> RateHistory:
         """Return the rates of the last minutes, from second number `since` on."""
-        first = max(self._tick_count - len(self._rate_history), min(since, self._tick_count))
-        history = list(self._rate_history)[len(self._rate_history) - (self._tick_count - first) :]
-        names = dict.fromkeys(name for _, get_rate_history in history for name in get_rate_history)
-        return RateHistory(
-            first,
-            [round(seconds, 3) for seconds, _ in history],
-            {
-                name: [
-                    None if (rate := r.get(name)) is None else round(rate, 1) for _, r in history
-                ]
-                for name in names
-            },
-        )
+        return self._recent_rates.read(since)
 
     def health(self) -> Health:
         """Return whether the program accepts work."""
@@ -139,6 +123,7 @@ class Dashboard:
             **page.build_handlers(),
             **health_handlers(self.health),
             "/facts": self._handle_facts,
+            "/history": self._handle_history,
             "/metrics": self._handle_metrics,
         }
         return Routes({**handlers, **(extra_handlers or {})})
@@ -154,6 +139,18 @@ class Dashboard:
             "rates": self.get_rate_history(since),
         }
         return Response(msgspec.json.encode(body))
+
+    def _handle_history(self, request: Request) -> ResponseSteps:
+        """Answer with the rates of the last hour or day, in steps of `step` seconds.
+
+        The last step may be shorter.
+        """
+        yield
+        step = request.get_int("step", min(HISTORY_STEPS), maximum=max(HISTORY_STEPS))
+        if step not in self._averaged_rates:
+            expected = " or ".join(map(str, HISTORY_STEPS))
+            raise BadRequestError(f"expected a step of {expected} seconds, got {step}")
+        return json_response(self._averaged_rates[step].read(with_incomplete=True))
 
     def _handle_metrics(self, request: Request) -> ResponseSteps:
         snapshot = yield from self.get_snapshot(detailed=False)

@@ -74,6 +74,10 @@ class Column(msgspec.Struct, frozen=True):
     """Explanation of the values, in one sentence."""
     is_flow: bool = False
     """True for counters: their rate is shown as well."""
+    is_load: bool = False
+    """True for present work. A row without work and without growing counters may be folded."""
+    details: str = ""
+    """Kind of the page of an item that the cell names: "class", "session" or "client"."""
 
 
 class Table(msgspec.Struct, frozen=True):

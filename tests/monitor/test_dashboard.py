@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Generator
 from typing import Any, TypeVar
@@ -88,6 +89,25 @@ def test_rate_history_is_bounded_and_keeps_its_numbering() -> None:
     rates = dashboard.get_rate_history(since=3)
     assert rates.first == 10
     assert len(rates.seconds) == dashboard_module.HISTORY_TICKS
+
+
+def test_longer_histories_are_averages_and_bounded() -> None:
+    program = FakeProgram()
+    dashboard = Dashboard(program.take_snapshot)
+    for second in range(10 * 360 + 25):
+        dashboard.now, program.count = float(second), second * (second // 10)
+        run_steps(dashboard.tick())
+    hour = ask_json(dashboard, "/history?step=10")
+    assert (hour["first"], len(hour["seconds"])) == (2, 361)
+    assert set(hour["seconds"][:-1]) == {10.0}
+    assert hour["seconds"][-1] == 4.0
+    totals = [second * (second // 10) for second in range(20, 3630, 10)]
+    expected = [(after - before) / 10 for before, after in itertools.pairwise(totals)]
+    assert hour["flows"]["sent"][:-1] == expected
+    assert hour["flows"]["sent"][-1] == 362.0
+    day = ask_json(dashboard, "/history?step=300")
+    assert (day["first"], len(day["seconds"])) == (0, 13)
+    assert ask(dashboard, "/history?step=11").status == 400
 
 
 def test_flow_has_no_rates_before_its_first_snapshot() -> None:

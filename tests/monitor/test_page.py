@@ -165,6 +165,121 @@ def test_table_can_be_sorted_by_keyboard(live_page: LivePage) -> None:
     assert page.run_script(head) is None
 
 
+def test_tables_can_be_searched(live_page: LivePage) -> None:
+    page = live_page.browser
+    type_text = (
+        "const search = document.getElementById('search'); search.value = arguments[0];"
+        "search.dispatchEvent(new Event('input'))"
+    )
+    page.run_script(type_text, "ORD")
+    assert [row["Class"] for row in live_page.read_table("classes")] == ["orders"]
+    page.run_script(type_text, "nothing")
+    empty = "return document.querySelector('#table-classes .empty').textContent"
+    assert page.run_script(empty) == "Nothing found."
+    page.run_script(type_text, "")
+    assert len(live_page.read_table("classes")) == 2
+
+
+def test_tables_can_be_sorted_on_a_phone(live_page: LivePage) -> None:
+    page = live_page.browser
+    page.set_viewport(width=390, height=800)
+    sorter = "#table-classes .sorter"
+    assert page.run_script(f"return document.querySelector('{sorter}').checkVisibility()")
+    page.run_script(
+        f"const choice = document.querySelector('{sorter} select'); choice.value = arguments[0];"
+        "choice.dispatchEvent(new Event('change'))",
+        "1",
+    )
+    assert [row["Class"] for row in live_page.read_table("classes")] == ["orders", HOSTILE]
+    page.run_script(
+        f"const choice = document.querySelector('{sorter} select'); choice.value = '-1';"
+        "choice.dispatchEvent(new Event('change'))"
+    )
+    page.set_viewport(width=1280, height=900)
+    assert not page.run_script(f"return document.querySelector('{sorter}').checkVisibility()")
+
+
+def test_chart_shows_longer_times(live_page: LivePage) -> None:
+    page = live_page.browser
+    said = "return document.getElementById('chart-said').textContent"
+    page.run_script("document.querySelector('#spans button:nth-child(2)').click()")
+    page.wait_until(f"{said}.startsWith('Peak of the last hour: ')")
+    assert page.run_script("return document.querySelectorAll('#lines path.line').length") > 1
+    page.run_script("document.querySelector('#spans button:nth-child(3)').click()")
+    page.wait_until(f"{said}.startsWith('Peak of the last day: ')")
+    page.run_script("document.querySelector('#spans button').click()")
+    assert "three minutes" in page.run_script(said)
+
+
+def test_pages_of_classes_and_connections(live_page: LivePage) -> None:
+    page = live_page.browser
+    title = "return document.getElementById('details-title').textContent"
+    for width in (390, 1280):
+        page.set_viewport(width=width, height=800)
+        page.run_script(
+            "[...document.querySelectorAll('#table-classes tbody a')]"
+            ".find((link) => link.textContent === arguments[0]).click()",
+            HOSTILE,
+        )
+        page.wait_until(f"{title} === arguments[0]", f"Class {HOSTILE}")
+        page.wait_until("return document.querySelector('#details-values dd') !== null")
+        assert page.run_script("return document.querySelectorAll('img').length") == 0
+        assert page.run_script("return document.documentElement.scrollWidth") <= width
+        page.run_script("document.getElementById('messages-first').click()")
+        said = "return document.getElementById('messages-said').textContent"
+        page.wait_until(f"{said}.includes('has no users')")
+        page.run_script("document.querySelector('#details a').click()")
+        page.wait_until("return document.getElementById('details').hidden")
+    assert page.run_script("return document.getElementById('overview').checkVisibility()")
+    page.run_script("location.hash = '#class/orders'")
+    page.wait_until("return document.querySelector('#table-positions tbody tr') !== null")
+    assert [each["Name"] for each in live_page.read_table("positions")] == ["durable billing"]
+    values = (
+        "return Object.fromEntries([...document.querySelectorAll('#details-values div')]"
+        ".map((tile) => [tile.children[0].textContent, tile.children[1].textContent]))"
+    )
+    assert number(page.run_script(values)["Next sequence"]) == 1234
+    page.run_script("location.hash = ''")
+    page.wait_until("return document.querySelector('#table-sessions tbody a') !== null")
+    page.run_script("document.querySelector('#table-sessions tbody a').click()")
+    page.wait_until("return document.querySelector('#details-values dd') !== null")
+    assert page.run_script(values)["Name"] == "till <b>1</b>"
+    page.run_script("location.hash = '#class/%'")
+    page.wait_until(f"{title} === 'Class %'")
+    gone = "return document.getElementById('details-said').textContent"
+    page.wait_until(f"{gone}.includes('there is no class')")
+    page.run_script("location.hash = ''")
+    page.wait_until("return document.getElementById('details').hidden")
+    assert [each for each in page.read_log() if "404" not in each and "403" not in each] == []
+
+
+def test_idle_classes_are_folded(live_page: LivePage) -> None:
+    page = live_page.browser
+    names = [f"quiet-{number}" for number in range(5)]
+    with simplebus.connect_blocking(live_page.url) as bus:
+        for name in names:
+            bus.publish(b"x", class_id=name)
+            bus.purge(name)
+    live_page.wait_refresh()
+    page.run_script("location.reload()")
+    page.wait_until("return document.querySelector('#table-classes tbody tr') !== null")
+    assert not set(names) & {row["Class"] for row in live_page.read_table("classes")}
+    fold = "return document.querySelector('#table-classes .fold')"
+    assert page.run_script(f"{fold}.textContent") == "Show 5 idle"
+    page.run_script(f"{fold}.click()")
+    assert set(names) <= {row["Class"] for row in live_page.read_table("classes")}
+    assert page.run_script(f"{fold}.getAttribute('aria-expanded')") == "true"
+    page.run_script(f"{fold}.click()")
+    with simplebus.connect_blocking(live_page.url) as bus:
+        bus.publish(b"x", class_id=names[0])
+        bus.purge(names[0])
+    page.wait_until(
+        "return [...document.querySelectorAll('#table-classes tbody th .value')]"
+        ".some((cell) => cell.textContent === arguments[0])",
+        names[0],
+    )
+
+
 def test_chart_can_be_used_by_keyboard(live_page: LivePage) -> None:
     page = live_page.browser
     page.run_script("document.getElementById('chart').focus()")
@@ -228,6 +343,8 @@ def test_dead_letters_can_be_requeued_and_dropped(tmp_path: Path, width: int) ->
         page.command("Network.setExtraHTTPHeaders", headers=headers)
         page.open(f"http://{program.http_address}/")
         page.wait_until("return document.querySelector('#letter-classes button') !== null")
+        page.run_script("location.hash = '#class/orders'")
+        page.wait_until("return document.querySelector('#letter-classes button') !== null")
         page.run_script("document.querySelector('#letter-classes button').click()")
         count = "return document.querySelectorAll('#letters li').length === arguments[0]"
         page.wait_until(count, 2)
@@ -249,7 +366,21 @@ def test_dead_letters_can_be_requeued_and_dropped(tmp_path: Path, width: int) ->
         page.wait_until(said, "#1 was dropped.")
         page.wait_until(count, 0)
         assert bus.explain("orders").head == 3
-        assert page.read_log() == []
+        page.run_script("document.getElementById('messages-first').click()")
+        page.wait_until("return document.querySelector('#messages pre')?.textContent === 'first'")
+        session = bus.explain().sessions[0].session
+        page.run_script("location.hash = arguments[0]", f"#session/{session}")
+        page.wait_until("return !document.getElementById('disconnect').hidden")
+        page.run_script("document.getElementById('disconnect').click()")
+        assert page.run_script("return document.getElementById('disconnect').textContent") == (
+            "Really disconnect?"
+        )
+        page.run_script("document.getElementById('disconnect').click()")
+        page.wait_until(
+            "return document.getElementById('disconnect-said').textContent === arguments[0]",
+            f"disconnected session {session}",
+        )
+        assert page.run_script("return document.documentElement.scrollWidth") <= width
 
 
 def test_dead_letters_need_users(live_page: LivePage) -> None:

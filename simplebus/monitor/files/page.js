@@ -6,6 +6,13 @@
 
 const SECONDS = 1;
 const KEPT = 180;
+const SPANS = [  // Times that the chart can show. A step is a number of seconds.
+  { title: "3 minutes", words: "three minutes", step: 1 },
+  { title: "1 hour", words: "hour", step: 10 },
+  { title: "1 day", words: "day", step: 300 },
+];
+const FOLDED = 3;    // Up to so many idle rows are shown.
+const ACTIVE_SECONDS = 60;
 const QUIET_SECONDS = 5;
 const LONG = new Set(["sessions", "clients", "links"]);  // Collapsed on small screens at first.
 const SVG = "http://www.w3.org/2000/svg";
@@ -18,7 +25,13 @@ const state = {
   hidden: new Set(),  // Series that are not drawn.
   sorts: new Map(),   // By table: [column, is descending].
   before: new Map(),  // By table: rows of the previous snapshot and its time.
-  pointed: null,      // Chart cursor, in seconds ago.
+  span: SPANS[0],     // Time that the chart shows.
+  history: null,      // Rates of a longer time; its step, and when it was requested.
+  search: "",
+  unfolded: new Set(),  // Tables whose idle rows are shown.
+  activeAt: new Map(),  // By table and row: when a counter grew last.
+  details: null,      // Class or connection that is shown: its kind and name.
+  pointed: null,      // Chart cursor, in steps ago.
   heardAt: 0,
   isPaused: false,
   facts: null,
@@ -138,10 +151,53 @@ function niceTop(most) {
   return 10 * power;
 }
 
-// Seconds that the chart shows: one minute at first, up to three.
+// Rates of the time that the chart shows, by series.
+function ratesShown() {
+  if (state.span.step === 1) return state.rates;
+  return state.history && state.history.step === state.span.step ? state.history.rates : new Map();
+}
+
+// Steps that the chart shows: one minute of seconds at first, or 60 longer steps.
 function spanNow() {
-  const known = Math.max(0, ...[...state.rates.values()].map((line) => line.length));
-  return Math.min(KEPT, Math.max(60, known)) - 1;
+  const known = Math.max(0, ...[...ratesShown().values()].map((line) => line.length));
+  return Math.max(60, known) - 1;
+}
+
+function ago(steps) {
+  const time = steps * state.span.step;
+  if (time < 300) return `${time} s`;
+  return time < 7200 ? `${some.format(time / 60)} min` : `${some.format(time / 3600)} h`;
+}
+
+function showSpans() {
+  fill($("spans"), SPANS, () => {
+    const button = made("button");
+    button.type = "button";
+    button.addEventListener("click", () => {
+      state.span = SPANS[Number(button.dataset.at)];
+      state.pointed = null;
+      showSpans();
+      showChart();
+      refreshHistory();
+    });
+    return button;
+  }, (button, span, at) => {
+    button.dataset.at = String(at);
+    say(button, span.title);
+    button.setAttribute("aria-pressed", String(span === state.span));
+  });
+}
+
+// Request the rates of a longer time again when there may be a new step.
+async function refreshHistory() {
+  const { step } = state.span;
+  const now = performance.now() / 1000;
+  if (step === 1 || (state.history && state.history.step === step && now - state.history.at < step)) return;
+  const answer = await fetch(`history?step=${step}`);
+  if (!answer.ok) return;
+  const { flows } = await answer.json();
+  state.history = { step, at: now, rates: new Map(Object.entries(flows)) };
+  showChart();
 }
 
 function latest(line) {
@@ -181,12 +237,14 @@ function showChart() {
   const height = Math.max(120, Math.round(box.height) - 2);
   const left = 58, right = 12, top = 12, bottom = 26;
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  const lines = [...state.rates].map(([name, line], at) => ({ name, line, at }));
+  // The legend has the colours of the series.
+  const names = [...state.rates.keys()];
+  const lines = [...ratesShown()].map(([name, line]) => ({ name, line, at: Math.max(0, names.indexOf(name)) }));
   const visible = lines.filter(({ name }) => !state.hidden.has(name));
   const most = Math.max(0, ...visible.flatMap(({ line }) => line.filter((v) => v !== null)));
   const high = niceTop(most);
   const span = spanNow();
-  const x = (ago) => width - right - (ago / span) * (width - left - right);
+  const x = (steps) => width - right - (steps / span) * (width - left - right);
   const y = (value) => height - bottom - (value / high) * (height - top - bottom);
   const parts = [];
   for (let step = 0; step <= 4; step++) {
@@ -196,10 +254,12 @@ function showChart() {
     label.textContent = short(value);
     parts.push(label);
   }
-  const step = span > 120 ? (width < 500 ? 60 : 30) : width < 500 ? 20 : 10;
-  for (let ago = 0; ago < span; ago += step) {
-    const label = drawn("text", { class: "tick", x: x(ago), y: height - 8, "text-anchor": ago ? "middle" : "end" });
-    label.textContent = ago ? `−${ago} s` : "now";
+  const labels = width < 500 ? 3 : 6;
+  const step = [10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800]
+    .find((time) => span * state.span.step <= time * labels) / state.span.step;
+  for (let steps = 0; steps < span; steps += step) {
+    const label = drawn("text", { class: "tick", x: x(steps), y: height - 8, "text-anchor": steps ? "middle" : "end" });
+    label.textContent = steps ? `−${ago(steps)}` : "now";
     parts.push(label);
   }
   for (const { line, at } of visible) {
@@ -211,7 +271,7 @@ function showChart() {
         open = false;
         return;
       }
-      path += `${open ? "L" : "M"}${px.toFixed(1)} ${y(value).toFixed(1)}`;
+      path += `${open ? "L" : "M"}${px.toFixed(1)} ${y(value).toFixed(1)}${open ? "" : "h0"}`;  // A dot.
       if (!open) {
         area += `M${px.toFixed(1)} ${y(0)}`;
         start = px.toFixed(1);
@@ -234,12 +294,12 @@ function showChart() {
     .filter(({ line }) => latest(line) !== null)
     .map(({ name, line }) => `${name} ${short(latest(line))}`)
     .join(", ");
-  $("chart").setAttribute("aria-label", "Messages per second in the last three minutes. Now: " + sentence);
+  $("chart").setAttribute("aria-label", `Messages per second in the last ${state.span.words}. Now: ${sentence}`);
   const peak = visible.map(({ name, line }) => [Math.max(0, ...line.map((v) => v || 0)), name])
     .sort((a, b) => b[0] - a[0])[0];
   say($("chart-said"), peak && peak[0] > 0
-    ? `Peak of the last three minutes: ${short(peak[0])} per second ${peak[1]}.`
-    : "No messages in the last three minutes.");
+    ? `Peak of the last ${state.span.words}: ${short(peak[0])} per second ${peak[1]}.`
+    : `No messages in the last ${state.span.words}.`);
 }
 
 function showTip(visible, px, width) {
@@ -248,7 +308,7 @@ function showTip(visible, px, width) {
     const value = line[line.length - 1 - state.pointed];
     return `${name}: ${value === null || value === undefined ? "–" : grouped.format(value)}`;
   });
-  say(tip, [state.pointed ? `${state.pointed} s ago` : "now", ...rows].join("\n"));
+  say(tip, [state.pointed ? `${ago(state.pointed)} ago` : "now", ...rows].join("\n"));
   tip.style.left = px < width / 2 ? `${px + 12}px` : "auto";
   tip.style.right = px < width / 2 ? "auto" : `${width - px + 12}px`;
 }
@@ -338,6 +398,30 @@ function sorted(table) {
   return [...table.rows].sort(compare);
 }
 
+// A row with present work, or with a counter that grew in the last minute.
+function isActive(table, row, rate) {
+  const key = table.key + "\n" + keyOf(row);
+  const now = performance.now() / 1000;
+  const grows = rate && table.columns.some((column, at) => column.is_flow && rate[at]);
+  if (grows) state.activeAt.set(key, now);
+  return table.columns.some((column, at) => column.is_load && row[at])
+    || now - (state.activeAt.get(key) ?? -Infinity) < ACTIVE_SECONDS;
+}
+
+// The rows of a table that are shown: those found, without idle ones if these are folded.
+function shownRows(table, rates) {
+  const rows = sorted(table);
+  if (state.search && !state.details) {
+    return { rows: rows.filter((row) => row.some((value) =>
+      typeof value === "string" && value.toLowerCase().includes(state.search))), idle: 0 };
+  }
+  if (!table.columns.some((column) => column.is_load)) return { rows, idle: 0 };
+  const active = rows.filter((row) => isActive(table, row, rates.get(keyOf(row))));
+  const idle = rows.length - active.length;
+  if (idle <= FOLDED) return { rows, idle: 0 };
+  return { rows: state.unfolded.has(table.key) ? rows : active, idle };
+}
+
 function newTable() {
   const section = made("details");
   const summary = made("summary");
@@ -351,7 +435,24 @@ function newTable() {
   table.append(made("thead"), made("tbody"));
   table.firstElementChild.append(made("tr"));
   scroll.append(table, made("p", "empty"));
-  section.append(summary, scroll);
+  const sorter = made("label", "sorter", "Sort by ");
+  const choice = made("select");
+  choice.addEventListener("change", () => {
+    const at = Number(choice.value);
+    const head = table.tHead.rows[0].children[at];
+    if (at < 0) state.sorts.delete(section.dataset.key);
+    else state.sorts.set(section.dataset.key, [at, !head.classList.contains("text")]);
+    showAllTables();
+  });
+  sorter.append(choice);
+  const fold = made("button", "fold");
+  fold.type = "button";
+  fold.addEventListener("click", () => {
+    const { key } = section.dataset;
+    if (!state.unfolded.delete(key)) state.unfolded.add(key);
+    showAllTables();
+  });
+  section.append(summary, sorter, scroll, fold);
   return section;
 }
 
@@ -368,7 +469,7 @@ function newHead(section) {
     if (!now || now[0] !== at) state.sorts.set(key, [at, !isText]);
     else if (now[1] === !isText) state.sorts.set(key, [at, isText]);
     else state.sorts.delete(key);
-    showTables(state.facts);
+    showAllTables();
   });
   head.append(button);
   return head;
@@ -392,10 +493,16 @@ function showTable(section, table, now) {
   section.querySelector(".scroll").setAttribute("aria-label", table.title);
   const element = section.querySelector("table");
   const empty = section.querySelector(".empty");
-  element.hidden = !table.rows.length;
-  empty.hidden = Boolean(table.rows.length);
-  say(empty, "None.");
   const rates = ratesOf(table, now);
+  const { rows, idle } = shownRows(table, rates);
+  element.hidden = !rows.length;
+  empty.hidden = Boolean(rows.length);
+  say(empty, state.search && table.rows.length ? "Nothing found." : idle ? "All are idle." : "None.");
+  const fold = section.querySelector(".fold");
+  const isUnfolded = state.unfolded.has(table.key);
+  fold.hidden = !idle;
+  fold.setAttribute("aria-expanded", String(isUnfolded));
+  say(fold, `${isUnfolded ? "Hide" : "Show"} ${grouped.format(idle)} idle`);
   const sort = state.sorts.get(table.key);
   fill(element.tHead.rows[0], table.columns, () => newHead(section), (head, column, at) => {
     head.className = column.unit === "text" ? "text" : "";
@@ -404,7 +511,17 @@ function showTable(section, table, now) {
     if (sort && sort[0] === at) head.setAttribute("aria-sort", sort[1] ? "descending" : "ascending");
     else head.removeAttribute("aria-sort");
   });
-  fill(element.tBodies[0], sorted(table), () => made("tr"), (line, row) => {
+  const sorter = section.querySelector(".sorter");
+  const titles = ["the usual order", ...table.columns.map((column) => column.title)];
+  sorter.hidden = rows.length < 2;
+  fill(sorter.querySelector("select"), titles, () => made("option"), (option, text, at) => {
+    option.value = String(at - 1);
+    say(option, text);
+  });
+  const chosen = String(sort ? sort[0] : -1);
+  const choice = sorter.querySelector("select");
+  if (choice.value !== chosen) choice.value = chosen;
+  fill(element.tBodies[0], rows, () => made("tr"), (line, row) => {
     const rate = rates.get(keyOf(row));
     fill(line, table.columns, () => {
       const cell = made(line.children.length ? "td" : "th");
@@ -418,13 +535,36 @@ function showTable(section, table, now) {
       if (value === 0 || value === null || value === "") cell.classList.add("zero");
       if (value === null || (isText && value === "")) cell.classList.add("none");
       cell.dataset.title = column.title;
-      say(cell.firstElementChild, isText ? String(value ?? "–") || "–" : shown(value, column.unit));
+      const text = isText ? String(value ?? "–") || "–" : shown(value, column.unit);
+      showCell(cell.firstElementChild, text, column.details && value !== "" ? column.details : "");
       cell.title = isText && String(value).length > 30 ? String(value) : "";
       const speed = column.is_flow && rate ? rate[at] : null;
       const unit = column.unit === "bytes" ? bytes : short;
       say(cell.lastElementChild, speed ? unit(speed) + "/s" : "");
     });
   });
+}
+
+// Show a text, as a link to the page of the item if it has one.
+function showCell(element, text, kind) {
+  let link = element.querySelector("a");
+  if (!kind) {
+    if (link) link.remove();
+    say(element, text);
+    return;
+  }
+  if (!link) {
+    link = made("a");
+    element.replaceChildren(link);
+  }
+  say(link, text);
+  const target = `#${kind}/${encodeURIComponent(text)}`;
+  if (link.getAttribute("href") !== target) link.setAttribute("href", target);
+}
+
+function showAllTables() {
+  showTables(state.facts);
+  if (state.details && state.details.tables) showDetailTables();
 }
 
 // Rates are growths over the time between two snapshots, not between two responses.
@@ -449,21 +589,28 @@ async function call(path, body) {
   return reply;
 }
 
-function showLetterClasses(facts) {
+function letterClasses(facts) {
+  const { details } = state;
+  if (details) return details.kind === "class" && details.hasLetters ? [details.name] : [];
   const dead = facts.tables.find((table) => table.key === "dead");
-  const names = dead ? dead.rows.map((row) => String(row[0])) : [];
+  return dead ? dead.rows.map((row) => String(row[0])) : [];
+}
+
+function showLetterClasses(facts) {
+  const names = letterClasses(facts);
   $("letters-section").hidden = !names.length && state.letterClass === null;
   fill($("letter-classes"), names, () => {
     const button = made("button");
     button.type = "button";
     button.addEventListener("click", () => {
-      state.letterClass = button.textContent;
+      state.letterClass = button.dataset.name;
       showLetters("");
       showLetterClasses(state.facts);
     });
     return button;
   }, (button, name) => {
-    say(button, name);
+    button.dataset.name = name;
+    say(button, state.details ? "Show the oldest" : name);
     button.setAttribute("aria-pressed", String(name === state.letterClass));
   });
 }
@@ -521,6 +668,213 @@ async function changeLetter(item, verb) {
   await showLetters(result);
 }
 
+// Pages of classes and connections --------------------------------------------------------------
+
+// By kind: source of the data, and the values as [field, title, unit].
+const PAGES = {
+  class: {
+    title: "Class",
+    path: (name) => `classz?class=${encodeURIComponent(name)}`,
+    values: [
+      ["stored", "Stored", "count"], ["stored_bytes", "Size", "bytes"],
+      ["oldest_seconds", "Age of the oldest", "seconds"], ["floor", "Oldest sequence", "count"],
+      ["head", "Next sequence", "count"], ["delivered", "Delivered", "count"],
+      ["redelivered", "Redelivered", "count"], ["acknowledged", "Acknowledged", "count"],
+      ["dead_letters", "Dead letters", "count"], ["channels", "Channels", "count"],
+      ["policy", "If the class is full", "text"], ["keeps", "Retention", "text"],
+      ["subjects", "NATS subjects", "text"], ["dropped", "Dropped", "text"],
+    ],
+  },
+  session: {
+    title: "Session",
+    path: (name) => `sessionz?session=${encodeURIComponent(name)}`,
+    values: [
+      ["name", "Name", "text"], ["peer", "Peer", "text"], ["user", "User", "text"],
+      ["version", "Protocol version", "text"], ["unconfirmed", "Not confirmed", "count"],
+      ["parked", "Wait for space", "count"], ["pending_bytes", "Pending", "bytes"],
+      ["full_seconds", "Reads nothing for", "seconds"], ["heartbeat", "Heartbeat", "seconds"],
+      ["refused", "Refused", "text"],
+    ],
+  },
+  client: {
+    title: "NATS client",
+    path: (name) => `connz?cid=${encodeURIComponent(name)}&subs=1`,
+    values: [
+      ["name", "Name", "text"], ["ip", "Address", "text"], ["lang", "Library", "text"],
+      ["version", "Version", "text"], ["uptime", "Connected for", "text"], ["idle", "Idle for", "text"],
+      ["in_msgs", "Published", "count"], ["out_msgs", "Sent", "count"],
+      ["in_bytes", "Published bytes", "bytes"], ["out_bytes", "Sent bytes", "bytes"],
+      ["pending_bytes", "Waiting", "bytes"], ["subscriptions", "Subscriptions", "count"],
+    ],
+  },
+};
+const COUNT = { unit: "count", hint: "", is_flow: false };
+const TEXT = { unit: "text", hint: "", is_flow: false };
+
+function described(value) {
+  if (Array.isArray(value)) return value.join(" ");
+  if (value === null || typeof value !== "object") return value;
+  return Object.entries(value).map(([why, count]) => `${why} ${grouped.format(count)}`).join(", ");
+}
+
+function nameOf(position) {
+  const { durable, group, number } = position;
+  if (!durable && !group) return `subscription ${number}`;
+  return [durable && `durable ${durable}`, group && `group ${group}`].filter(Boolean).join(", ");
+}
+
+// The tables of a page, in the format of those of /facts.
+function detailTables(kind, found) {
+  if (kind === "client") {
+    const rows = (found.subscriptions_list || []).map((subject) => [subject]);
+    return [{ key: "subjects", title: "Subjects", columns: [{ ...TEXT, title: "Subject" }], rows, left_out: 0 }];
+  }
+  const positions = {
+    key: "positions", title: "Durables, groups and subscriptions", left_out: found.positions_left_out,
+    columns: [
+      ...(kind === "class" ? [{ ...TEXT, title: "Name" }, { ...TEXT, title: "Session", details: "session" }]
+        : [{ ...TEXT, title: "Class", details: "class" }, { ...TEXT, title: "Name" }]),
+      { ...TEXT, title: "Channels" },
+      { ...COUNT, title: "Lag" }, { ...COUNT, title: "Unsent" }, { ...COUNT, title: "In flight" },
+      { ...COUNT, title: "Delivered", is_flow: true }, { ...COUNT, title: "Redelivered", is_flow: true },
+      { ...COUNT, title: "Acknowledged", is_flow: true }, { ...COUNT, title: "Cursor" },
+      { ...TEXT, title: "Waiting for" },
+    ],
+    rows: found.positions.map((each) => [
+      ...(kind === "class" ? [nameOf(each), each.session < 0 ? "" : String(each.session)]
+        : [String(each.class_id), nameOf(each)]),
+      each.patterns.join(" "), each.lag, each.unsent, each.in_flight, each.delivered,
+      each.redelivered, each.acknowledged, each.cursor, each.waits_for,
+    ]),
+  };
+  if (kind !== "class" || !found.publishers.length) return [positions];
+  return [positions, {
+    key: "publishers", title: "Publishers that wait for space", left_out: found.publishers_left_out,
+    columns: [{ ...TEXT, title: "Session", details: "session" }, { ...TEXT, title: "Name" },
+      { ...COUNT, title: "Messages" }, { ...COUNT, title: "Bytes", unit: "bytes" },
+      { ...COUNT, title: "Waits for", unit: "seconds" }],
+    rows: found.publishers.map((each) =>
+      [each.session < 0 ? "" : String(each.session), each.name, each.messages, each.bytes, each.seconds]),
+  }];
+}
+
+function showDetailTables() {
+  const { details } = state;
+  fill($("details-tables"), details.tables, newTable,
+    (section, table) => showTable(section, table, details.now));
+}
+
+async function refreshDetails() {
+  const { details } = state;
+  if (!details) return;
+  const page = PAGES[details.kind];
+  let found = null, said = "";
+  try {
+    const answer = await fetch(page.path(details.name));
+    found = await answer.json();
+    if (!answer.ok) throw new Error(found.error || `HTTP ${answer.status}`);
+    if (details.kind === "client") {
+      found = found.connections[0];
+      if (!found) throw new Error(`There is no client ${details.name}.`);
+    }
+    said = found.waits_for || "";
+  } catch (error) {
+    [found, said] = [null, error.message];
+  }
+  if (details !== state.details) return;  // Another page was opened meanwhile.
+  say($("details-said"), said);
+  if (found && details.kind === "class" && found.name) say($("details-title"), `Class ${found.name}`);
+  const values = !found ? [] : page.values
+    .map(([field, title, unit]) => [title, described(found[field]), unit])
+    .filter(([, value]) => value !== "" && value !== undefined && value !== null);
+  fill($("details-values"), values, () => {
+    const tile = made("div");
+    tile.append(made("dt"), made("dd"));
+    return tile;
+  }, (tile, [title, value, unit]) => {
+    say(tile.firstElementChild, title);
+    say(tile.lastElementChild, shown(value, unit));
+    tile.className = unit !== "text" ? "" : String(value).length > 14 ? "text long" : "text";
+  });
+  details.now = performance.now() / 1000;
+  details.tables = found ? detailTables(details.kind, found) : [];
+  details.hasLetters = Boolean(found && (found.dead_letters || details.name.startsWith("dead.")));
+  showDetailTables();
+  $("messages-section").hidden = !(found && details.kind === "class");
+  $("disconnect").hidden = !(found && details.kind === "session");
+  if (state.facts) showLetterClasses(state.facts);
+}
+
+// Show what the address of the page names.
+function openPage() {
+  const [kind, encoded] = location.hash.slice(1).split("/");
+  if (kind === "main") return;  // The link that skips the header.
+  const isKnown = Object.hasOwn(PAGES, kind) && encoded !== undefined;
+  let name = encoded;
+  try {
+    name = decodeURIComponent(encoded);
+  } catch { /* Not encoded: the server says that it is unknown. */ }
+  state.details = isKnown ? { kind, name, tables: null, hasLetters: false } : null;
+  state.letterClass = null;
+  for (const key of ["positions", "publishers"]) state.before.delete(key);
+  $("overview").hidden = isKnown;
+  $("details").hidden = !isKnown;
+  for (const id of ["letters", "messages", "details-tables", "details-values"]) $(id).replaceChildren();
+  for (const id of ["letters-said", "messages-said", "details-said", "disconnect-said"]) say($(id), "");
+  $("messages-next").hidden = true;
+  $("messages-section").hidden = $("disconnect").hidden = true;
+  say($("disconnect"), "Disconnect");
+  if (isKnown) {
+    say($("details-title"), `${PAGES[kind].title} ${state.details.name}`);
+    refreshDetails();
+  }
+  if (state.facts) {
+    showLetterClasses(state.facts);
+    showChart();
+  }
+  window.scrollTo(0, 0);
+}
+
+async function showMessages(first) {
+  const { details } = state;
+  let reply = { messages: [], next: null }, said = "";
+  try {
+    reply = await call(`messages?class=${encodeURIComponent(details.name)}&count=${LETTERS}&first=${first}&format=text`);
+    said = reply.messages.length ? "" : "None.";
+  } catch (error) {
+    said = error.message;
+  }
+  if (details !== state.details) return;
+  say($("messages-said"), said);
+  $("messages-next").hidden = reply.next === null;
+  $("messages-next").dataset.first = String(reply.next);
+  fill($("messages"), reply.messages, () => {
+    const item = made("li");
+    item.append(made("b"), made("span"), made("pre"));
+    return item;
+  }, (item, message) => {
+    const parts = message.headers.map(([header, value]) => `${header}=${value}`);
+    if (message.key) parts.unshift(`key=${message.key}`);
+    say(item.children[0], `#${message.sequence} ${message.channel}`);
+    say(item.children[1], " " + parts.join(" "));
+    say(item.children[2], message.payload + (message.is_truncated ? " …" : ""));
+  });
+}
+
+async function disconnect() {
+  const button = $("disconnect");
+  if (button.textContent === "Disconnect") {
+    say(button, "Really disconnect?");
+    return;
+  }
+  say(button, "Disconnect");
+  try {
+    say($("disconnect-said"), (await call("disconnect", { session: Number(state.details.name) })).result);
+  } catch (error) {
+    say($("disconnect-said"), error.message);
+  }
+}
+
 // Updates ---------------------------------------------------------------------------------------
 
 function show(said, now) {
@@ -529,6 +883,8 @@ function show(said, now) {
   keep(said.rates);
   showHead(said.facts);
   showLegend();
+  refreshHistory();
+  refreshDetails();
   showChart();
   showTiles(said.facts.tiles);
   showNotes(said.facts.notes);
@@ -575,6 +931,16 @@ function start() {
   chart.addEventListener("keydown", pointBy);
   chart.addEventListener("blur", () => { state.pointed = null; showChart(); });
   window.addEventListener("resize", showChart);
+  window.addEventListener("hashchange", openPage);
+  $("search").addEventListener("input", (event) => {
+    state.search = event.target.value.trim().toLowerCase();
+    if (state.facts) showAllTables();
+  });
+  $("messages-first").addEventListener("click", () => showMessages(0));
+  $("messages-next").addEventListener("click", (event) => showMessages(event.target.dataset.first));
+  $("disconnect").addEventListener("click", disconnect);
+  showSpans();
+  openPage();
   watch();
 }
 

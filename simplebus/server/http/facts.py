@@ -18,7 +18,7 @@ from simplebus.core.broker.inquire_positions import PositionReporter, producer_n
 from simplebus.core.errors import Reason
 from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import Limits
-from simplebus.core.protocol.inquiry import ClassInquiry, InquireReply
+from simplebus.core.protocol.inquiry import ClassInquiry, InquireReply, SessionInquiry
 from simplebus.core.session.session import Session
 from simplebus.jetstream.publish.stream_publisher import StreamPublisherStatistics
 from simplebus.monitor import bus_facts
@@ -378,6 +378,10 @@ class FactsCollector:
     def report_class(self, class_: int | str) -> InquireReply:
         """Return the broker's report on a class. Raises RemoteProtocolError (unknown_class)."""
         return self._server.broker.inquiry_handler.build_report(ClassInquiry(class_=class_))
+
+    def report_session(self, session_id: int) -> InquireReply:
+        """Return the broker's report on a session. Raises RemoteProtocolError (unknown_session)."""
+        return self._server.broker.inquiry_handler.build_report(SessionInquiry(session=session_id))
 
 
 def _describe_connection(connection: AnyConnection) -> ConnectionFacts | None:

@@ -22,7 +22,7 @@ from simplebus.server.http.server_metrics import build_metrics
 
 _LOOP_DELAY_WARNING_SECONDS = 0.25
 _CLIENT_COLUMNS = {
-    "client_id": Column("Client"),
+    "client_id": Column("Client", details="client"),
     "label": Column("Name"),
     "peer": Column("Peer"),
     "library": Column("Library"),

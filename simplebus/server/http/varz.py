@@ -1,4 +1,4 @@
-"""/varz, /connz and /subsz in the JSON format of nats-server's monitoring, and /classz.
+"""/varz, /connz and /subsz in the JSON format of nats-server's monitoring; /classz, /sessionz.
 
 Fields that exist in both servers have the same names and types; the rest of nats-server's fields is
 missing. Figures are sums over binary and NATS clients. Lists are bounded and built in steps.
@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.limits import SEQUENCE_MAX
 from simplebus.monitor.bus_facts import ClassFacts
 from simplebus.monitor.requests import (
     BadRequestError,
@@ -84,6 +85,7 @@ class VarzEndpoints:
             "/subsz": self._handle_subsz,
             "/subscriptionsz": self._handle_subsz,
             "/classz": self._handle_classz,
+            "/sessionz": self._handle_sessionz,
         }
 
     def _handle_varz(self, request: Request) -> ResponseSteps:
@@ -193,6 +195,15 @@ class VarzEndpoints:
                 "classes": [_format_class(each) for each in classes],
             }
         )
+
+    def _handle_sessionz(self, request: Request) -> ResponseSteps:
+        """Report one binary session, given by its number in `session`."""
+        yield
+        try:
+            session_id = request.get_int("session", 0, maximum=SEQUENCE_MAX)
+            return json_response(self._collector.report_session(session_id))
+        except RemoteProtocolError as error:
+            return error_response(404, error.sentence)
 
     def _heading(self) -> dict[str, Any]:
         server_id, now = self._collector.server_id, format_timestamp(time.time())

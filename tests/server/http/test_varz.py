@@ -360,6 +360,18 @@ async def test_classz_lists_all_classes_or_one() -> None:
         assert missing.json["error"] == "there is no class 'nothing'"
 
 
+async def test_sessionz_reports_a_session() -> None:
+    async with serving(http_port=0) as server:
+        bus = await connect(server, [1])
+        await bus.send(subscribe(1) + message(b"x", 1))
+        await bus.read_messages(1)
+        (session_id,) = server.server.connections
+        row = await get_json(server, f"/sessionz?session={session_id}")
+        assert (row["about"], row["session"]) == ("session", session_id)
+        assert [each["in_flight"] for each in row["positions"]] == [1]
+        assert (await (await open_http_peer(server)).request("/sessionz?session=99")).status == 404
+
+
 def test_formats_times_as_nats_server() -> None:
     assert format_duration(0) == "0s"
     assert format_duration(61.9) == "1m1s"
