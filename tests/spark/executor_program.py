@@ -1,12 +1,15 @@
-"""Driver program with an executor in a process of its own, which writes numbers to a bus.
+"""Driver program on a standalone cluster of two workers, which write numbers to a bus.
 
 `python -m tests.spark.executor_program BUS FOLDER`: the connector writes the numbers below ROWS to
-class 1 of the bus, in two tasks. The program prints `done` at the end.
+class 1 of the bus, in two tasks, each in its own executor. The program prints `done` at the end.
+Its caller ends the cluster: all processes are of the same session.
 """
 
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,19 +18,44 @@ from tests.spark.fast_start import JAVA_OPTIONS
 ROWS = 20_000
 
 
+def start_cluster() -> str:
+    """Start a master and two workers with a core each. Return the address of the master."""
+    import pyspark
+
+    from simplebus.spark.java_runtime import ensure_java
+
+    ensure_java()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    os.environ |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS}
+    address = f"spark://127.0.0.1:{port}"
+    master = ["master.Master", "--port", str(port)]
+    worker = ["worker.Worker", "--cores", "1", "--memory", "512m", address]
+    for name, *arguments in (master, worker, worker):
+        program = Path(pyspark.__file__).parent / "bin" / "spark-class"
+        common = ["--host", "127.0.0.1", "--webui-port", "0"]
+        subprocess.Popen(
+            [str(program), f"org.apache.spark.deploy.{name}", *common, *arguments],
+            stdout=subprocess.DEVNULL,
+        )
+    return address
+
+
 def main(bus: str, folder: str) -> None:
     from simplebus.spark.jobs.session import session
 
     os.environ["SPARK_LOCAL_DIRS"] = os.environ["SPARK_WORKER_DIR"] = str(Path(folder) / "spark")
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     settings = {
-        "spark.master.ui.port": "0",
-        "spark.worker.ui.port": "0",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
         "spark.driver.extraJavaOptions": JAVA_OPTIONS,
         "spark.executor.extraJavaOptions": JAVA_OPTIONS,
         "spark.executor.memory": "512m",
         "spark.sql.warehouse.dir": str(Path(folder) / "warehouse"),
     }
-    spark = session("killed executor", master="local-cluster[1,2,1024]", settings=settings)
+    spark = session("killed executor", master=start_cluster(), settings=settings)
     rows = spark.range(0, ROWS, 1, 2).selectExpr("cast(id as string) value")
     rows.write.format("simplebus").mode("append").option("class", "1").save(bus)
     print("done", flush=True)

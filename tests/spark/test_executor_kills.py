@@ -1,4 +1,6 @@
-"""An executor is killed while its tasks write by the connector: each row is stored once."""
+"""An executor of a standalone cluster is killed while its task writes by the connector: each row is
+stored once.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def test_killed_executor_stores_each_row_once(tmp_path: Path) -> None:
     ):
         try:
             until(lambda: stored_count(bus) == CLASS_MESSAGES, process, log)
-            (executor,) = [
+            executor, _ = [
                 pid
                 for pid in of_session(process.pid)
                 if "CoarseGrainedExecutorBackend" in command(pid)

@@ -34,6 +34,7 @@ _EXCEPTION_LINE = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$")
 _SPARK_MODULES = ("py4j.", "pyspark.")
 _CONDITION = re.compile(r"\[[A-Z0-9_.]+\] ")
 _JAVA_CAUSE = re.compile(r"An error occurred while calling \S+\n: (?:[\w$.]+: )?(?P<cause>.+)")
+_OWN_CAUSE = re.compile(r"(?:\bsimplebus(?:\.\w+)+|\bValueError): (?P<cause>.+)")
 _SQLSTATE = re.compile(r" SQLSTATE: \w+$")
 
 
@@ -46,8 +47,8 @@ def error_sentence(error: BaseException | str) -> str:
     ours = [raised for raised in found if not raised[0].startswith(_SPARK_MODULES)]
     for kind, sentence in reversed(ours or found):
         return sentence or kind
-    if (java := _JAVA_CAUSE.match(text)) is not None:
-        text = java["cause"]
+    if (cause := _OWN_CAUSE.search(text) or _JAVA_CAUSE.match(text)) is not None:
+        text = cause["cause"]
     first = next((line for line in text.splitlines() if line.strip()), "")
     return _SQLSTATE.sub("", _CONDITION.sub("", first, count=1)).strip() or type(error).__name__
 

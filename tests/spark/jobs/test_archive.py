@@ -133,6 +133,22 @@ def test_extreme_publisher_times_are_archived(
 START = datetime(2026, 3, 1, 23, 59, 58, tzinfo=UTC)
 
 
+def test_files_with_other_columns_are_read_and_compacted(spark: Any, tmp_path: Path) -> None:
+    """Files of an earlier version lack columns; those of other programs have more."""
+    folder = tmp_path / "class=1" / "date=2026-01-01"
+    folder.mkdir(parents=True)
+    for number, more in enumerate([{}, {"memory": ["m"], "later": [5]}]):
+        columns = {"value": [b"%d" % number], "offset": [number], "server": ["a:1"], **more}
+        pq.write_table(pa.table(columns), folder / f"{number}.parquet")
+    before = sorted(tuple(row) for row in read(spark, str(tmp_path)).collect())
+    assert [(row[1], row[3], row[9]) for row in before] == [(b"0", 0, None), (b"1", 1, "m")]
+    assert str(compact(spark, str(tmp_path))) == "2 files became 1, in 1 folder"
+    assert sorted(tuple(row) for row in read(spark, str(tmp_path)).collect()) == before
+    assert str(compact(spark, str(tmp_path))) == (
+        "nothing to merge: 1 file without another small file of the same class and day"
+    )
+
+
 @pytest.fixture
 def old_archive(tmp_path: Path) -> str:
     """Write two classes across midnight, a message every 0.1 s, in files without an order."""

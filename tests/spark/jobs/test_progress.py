@@ -41,6 +41,16 @@ py4j.protocol.Py4JJavaError: An error occurred while calling o55.save.
         (WORKER, "messages 20 to 54 of class 1 at h:1 are lost: gone"),
         (CHAINED, "messages 0 to 9 could not be read completely: reset"),
         (WRAPPED, "messages 20 to 54 of class 1 at h:1 are lost: gone"),
+        (
+            "[PYTHON_DATA_SOURCE_ERROR] Failed to create a reader: "
+            "simplebus.spark.read.bus_reader.ClassMissingError: there is no class 'a'\n SQLSTATE",
+            "there is no class 'a'",
+        ),
+        (
+            "An error occurred while calling o65.count.\n: java.lang.RuntimeException: Caused by: "
+            "io.simplebus.spark.DataLossException: messages 1 to 2 are lost\n\tat",
+            "messages 1 to 2 are lost",
+        ),
         ("Traceback (most recent call last):\n  File 'x'\nKeyboardInterrupt", "KeyboardInterrupt"),
         ("[PATH_NOT_FOUND] Path does not exist: a. SQLSTATE: 42K03", "Path does not exist: a."),
         (
