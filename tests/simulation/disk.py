@@ -1,4 +1,4 @@
-"""Simulated disk that loses unsynced data, becomes full, fails and is slow.
+"""Simulated disk that loses unsynced data, flips bits, becomes full, fails and is slow.
 
 The journal writes real files; `patch_journal` intercepts the few calls at which the process may
 die. A process that dies leaves everything it has written. A power cut leaves what was synced, and a
@@ -20,7 +20,8 @@ from unittest import mock
 
 from simplebus.storage import journal, recovery
 from simplebus.storage.append_file import AppendFile
-from simplebus.storage.file_names import DROPPED
+from simplebus.storage.file_names import CLASSES, DROPPED
+from simplebus.storage.records import Record, RecordKind, read_record
 from tests.simulation.world import World
 
 _PAGE_BYTES = 512  # A sector: less than a page of the system's, more position_histories to tear.
@@ -135,6 +136,34 @@ class SimulatedDisk:
             self._lose(path, kept)
             kept.is_named = True
             kept.durable = path.stat().st_size
+
+    def flip_bit(self, salt: int) -> tuple[int, range] | None:
+        """Flip a bit of a random record that a later one of the same class follows.
+
+        Args:
+            salt: Salt of the journal.
+
+        Returns:
+            Class and sequences of the damaged record; None if there is no such record.
+        """
+        rng = self.world.random
+        found: list[tuple[Path, Record]] = []
+        folder = rng.choice(sorted((self.path / CLASSES).iterdir()))
+        for path in sorted(folder.glob("*.log")):
+            data, at = memoryview(path.read_bytes()), 0
+            while isinstance(record := read_record(data, at, salt=salt), Record):
+                found.append((path, record))
+                at = record.end
+        if len(found) < 2:
+            return None
+        path, record = rng.choice(found[:-1])
+        if record.kind != RecordKind.MESSAGES:
+            return None
+        damaged = bytearray(path.read_bytes())
+        damaged[rng.randrange(record.offset, record.end)] ^= 1 << rng.randrange(8)
+        with path.open("r+b") as file:  # The file keeps its inode: other names see the damage.
+            file.write(damaged)
+        return record.class_id, range(record.first, record.last)
 
     def _lose_names(self, folder: Path) -> None:
         """Undo some of the last unsynced creations and removals in a folder."""

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from simplebus.core.broker.broker import Broker
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.durability import Durability
+from simplebus.storage.segments import describe_range
 from tests.simulation.history import (
     PositionHistory,
     SessionHistory,
@@ -73,6 +74,10 @@ class RestartChecks:
         self._gone: list[tuple[int, int]] = []
         self.was_ever_lossy = False
         """True if any process may have lost confirmed messages."""
+        self._damaged: tuple[int, range] | None = None
+        """Class and sequences that the medium has damaged since the last process."""
+        self._damaged_contents: list[bytes] = []
+        """Contents of all messages that the medium has damaged."""
         self.latest_clock = 0.0
         """The highest clock reading of the current process."""
 
@@ -108,6 +113,35 @@ class RestartChecks:
             else {k: commit_log.durable_head(k, n) for k, n in heads.items()}
         )
 
+    def damaged(self, class_id: int, sequences: range) -> None:
+        """Record that the medium has damaged stored messages."""
+        self.count("damaged", len(sequences))
+        log = self.messages[class_id]
+        for sequence in sequences:
+            if log[sequence]:
+                self._damaged_contents.append(log[sequence])
+                token = message_token(log[sequence])
+                if self.location_by_token.get(token) == (class_id, sequence):
+                    del self.location_by_token[token]
+                self.lost_tokens.add(token)
+                self.confirmed.discard(token)
+                self.possible_duplicates.add(token)
+                log[sequence] = b""
+        self.unreadable_sequences.setdefault(class_id, set()).update(sequences)
+        self.was_ever_lossy = True
+        self._damaged = class_id, sequences
+
+    def _check_damage_report(self, class_id: int, sequences: range) -> None:
+        cls = self.broker.classes.get(class_id)
+        if cls is None or cls.spill is not None or sequences.stop <= self._floors[class_id]:
+            return  # Nothing reads the record at the start.
+        expected = describe_range(cls.name or str(class_id), sequences.start, sequences.stop)
+        self.check(
+            any(expected in sentence for sentence in self.warnings),
+            "damaged records are reported",
+            expected,
+        )
+
     def process_started(self, broker: Broker, warnings: Collection[str]) -> None:
         """Check what a new process has recovered. `warnings` are its log messages."""
         self.broker = broker
@@ -123,6 +157,9 @@ class RestartChecks:
         for key, position_history in list(self.position_histories.items()):
             self._place_recovered(key, position_history, lossy)
         self._find_dead_letters()
+        if self._damaged is not None:
+            self._check_damage_report(*self._damaged)
+            self._damaged = None
         self._ended = ""
 
     def clock_set(self, now: float) -> None:
@@ -293,9 +330,10 @@ class RestartChecks:
         return any(b"c" in token.rsplit(b".", 1)[1] for _ in position_history.channels)
 
     def _find_dead_letters(self) -> None:
-        """Find the dead letters that exist after a crash."""
+        """Find the dead letters that exist after a crash, or that the medium has damaged."""
         self.dead_letters.clear()
-        for content in (content for log in self.messages.values() for content in log if content):
+        stored = (content for log in self.messages.values() for content in log if content)
+        for content in (*stored, *self._damaged_contents):
             letter = parse_dead_letter(content)
             if letter is not None:
                 self.dead_letters.setdefault(letter[:2], set()).add(letter[2])

@@ -6,7 +6,9 @@ Faults occur for FAULT_SECONDS. Then every promise must come true within CALM_SE
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest import mock
 
@@ -28,6 +30,8 @@ from tests.simulation.world import World
 
 FAULT_SECONDS = 20.0
 CALM_SECONDS = 300.0
+_FLIP_PROBABILITY = 0.15
+"""Share of the runs with bit flips. They excuse losses, so other runs are checked more strictly."""
 SHARED_MEMORY = Path("/dev/shm")
 """File system in memory, where one exists: files are cheap there."""
 
@@ -38,7 +42,10 @@ class SimulationRun:
     def __init__(self, seed: int, path: Path, *, is_verbose: bool = False, **given: Any) -> None:
         """`given` are fields of its `Scenario`."""
         self.world = world = World(seed, is_verbose=is_verbose)
-        self.shape = shape = Scenario.of(world.random, **given)
+        shape = Scenario.of(world.random, **given)
+        if "fates" not in given and Random(f"{seed} flips").random() < _FLIP_PROBABILITY:
+            shape = replace(shape, fates=(*shape.fates[:-1], "flip"))
+        self.shape = shape
         self.disk = SimulatedDisk(world, path)
         self.promises = PromiseChecker(world, self.disk.torn)
         self.server = SimulatedServer(
@@ -171,6 +178,8 @@ class SimulationRun:
                     server.kill()
                 case "cut":
                     server.kill(power=True)
+                case "flip":
+                    server.kill_and_flip_bit()
                 case "stop":
                     server.stop()
                 case "dies":

@@ -203,6 +203,15 @@ class SimulatedServer(Endpoint):
             self.power_cuts += power
             self._end(self.promises.power_cut if power else self.promises.killed, power=power)
 
+    def kill_and_flip_bit(self) -> None:
+        """Kill the process, and damage a record that it has stored."""
+        salt = self._directory.salt if self._directory is not None else 0
+        self.kill()
+        if self.level in (Durability.OS, Durability.DISK):
+            damaged = self.disk.flip_bit(salt)
+            if damaged is not None:
+                self.promises.damaged(*damaged)
+
     def stop(self) -> None:
         """Stop the process gracefully."""
         if not self.is_up:

@@ -44,6 +44,7 @@ CUT = PLAIN | {"level": Durability.DISK, "fates": ("kill", "cut", "cut", "-")}
 STOPPED = PLAIN | {"level": Durability.DISK, "fates": ("stop", "-", "-")}
 KILLED = PLAIN | {"level": Durability.DISK, "fates": ("kill", "-")}
 PURGED = KILLED | {"purges": True}
+DAMAGED = PLAIN | {"level": Durability.DISK, "fates": ("flip", "-")}
 TORN = PLAIN | {"level": Durability.OS, "fates": ("cut", "-")}
 SLOW = PLAIN | {"ack_timeout": 6}
 KEYS = PLAIN | {"by_key": True}
@@ -147,6 +148,10 @@ def forget_attempts(original: Original) -> Original:
 
 def forget_class_names(original: Original) -> Original:
     return lambda restoring, class_id, name: original(restoring, class_id, "")
+
+
+def skip_the_rest(original: Original) -> Original:
+    return lambda chain, *given: False
 
 
 def forget_drop_counts(original: Original) -> Original:
@@ -272,6 +277,8 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
     ),
     (BrokerRestorer, "open_class", forget_class_names, "class names survive restarts", 0, CUT),
     (SegmentChain, "_report", lambda _: do_nothing, "skipped records are logged", 0, TORN),
+    (SegmentChain, "_report", lambda _: do_nothing, "damaged records are reported", 0, DAMAGED),
+    (SegmentChain, "_can_continue_at", skip_the_rest, CONFIRMED, 0, DAMAGED),
     (
         Store,
         "_append_dropping_oldest",
