@@ -1,0 +1,57 @@
+using System;
+using System.Collections.Generic;
+
+namespace SimpleBus.Client
+{
+    /// <summary>Settings of a <see cref="Bus"/>.</summary>
+    public sealed class BusOptions
+    {
+        /// <summary>
+        /// Publisher name, by which the server recognizes messages that are sent again after a lost connection. One
+        /// connection at a time has a name. Null for a random one.
+        /// </summary>
+        public string? Name { get; set; }
+
+        /// <summary>Classes to name when connecting. Other classes are named when they are first used.</summary>
+        public ICollection<ClassReference> Classes { get; } = new List<ClassReference>();
+
+        /// <summary>User name, together with <see cref="Password"/>.</summary>
+        public string? User { get; set; }
+
+        /// <summary>Password of <see cref="User"/>.</summary>
+        public string? Password { get; set; }
+
+        /// <summary>Token, instead of user and password.</summary>
+        public string? Token { get; set; }
+
+        /// <summary>TLS settings, for addresses that begin with <c>simplebuss://</c>.</summary>
+        public TlsOptions Tls { get; set; } = new TlsOptions();
+
+        /// <summary>Time that connecting may take.</summary>
+        public TimeSpan ConnectTimeout { get; set; } = TimeSpan.FromSeconds(5);
+
+        /// <summary>
+        /// Time during which a lost connection is replaced. <see cref="System.Threading.Timeout.InfiniteTimeSpan"/> for
+        /// ever, zero never.
+        /// </summary>
+        public TimeSpan ReconnectTimeout { get; set; } = TimeSpan.FromSeconds(60);
+
+        /// <summary>Silence after which the connection is tested. Zero never tests it.</summary>
+        public TimeSpan Heartbeat { get; set; } = TimeSpan.FromSeconds(10);
+
+        /// <summary>Time that <see cref="Bus.DisposeAsync"/> waits for confirms and handlers.</summary>
+        public TimeSpan CloseTimeout { get; set; } = TimeSpan.FromSeconds(10);
+
+        /// <summary>Bytes of unconfirmed messages above which publishing waits.</summary>
+        public long UnconfirmedBytesMax { get; set; } = 16 * 1024 * 1024;
+
+        /// <summary>Conversion of values to payloads and back; JSON by default. Bytes are never converted.</summary>
+        public IBusSerializer Serializer { get; set; } = new JsonBusSerializer();
+
+        /// <summary>
+        /// Receives log entries. With Microsoft.Extensions.Logging:
+        /// <c>Log = (level, text, error) => logger.Log((LogLevel)level, error, text)</c>.
+        /// </summary>
+        public Action<BusLogLevel, string, Exception?>? Log { get; set; }
+    }
+}
