@@ -148,7 +148,10 @@ class SimulatedDisk:
         """
         rng = self.world.random
         found: list[tuple[Path, Record]] = []
-        folder = rng.choice(sorted((self.path / CLASSES).iterdir()))
+        folders = sorted((self.path / CLASSES).iterdir())
+        if not folders:
+            return None
+        folder = rng.choice(folders)
         for path in sorted(folder.glob("*.log")):
             data, at = memoryview(path.read_bytes()), 0
             while isinstance(record := read_record(data, at, salt=salt), Record):
