@@ -435,7 +435,7 @@ def _class_state(cls: MessageClass, durable_position: int) -> _ClassState:
     unnamed = [_position_state(each) for each in cls.positions if not each.durable]
     return cls.compute_durable_floor(durable_position), (
         cls.ring.head,
-        (unnamed, cls.backlog_handover),
+        (unnamed, cls.backlog_state),
     )
 
 

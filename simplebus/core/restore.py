@@ -224,7 +224,7 @@ class BrokerRestorer:
             # The clock may have been set back; delays must not grow because of that.
             taken_at = min(kept.taken_at, self._broker.clock.now)
             delays = [(first, last, taken_at + delay) for first, last, delay in kept.delays]
-            cls.backlog_handover = PositionHandover(sent, not_before_times=delays).restrict_to(
+            cls.backlog_state = PositionHandover(sent, not_before_times=delays).restrict_to(
                 window.floor, head
             )
 

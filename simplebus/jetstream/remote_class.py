@@ -212,7 +212,7 @@ class RemoteClass(MessageClass):
 
     def create_window(
         self, start: str | Start, channel_filter: ChannelFilter | None = None, now: float = 0.0
-    ) -> tuple[AckWindow, PositionHandover]:
+    ) -> tuple[AckWindow, Position | PositionHandover]:
         if not (start in ("waiting", "new", "earliest", "last") or isinstance(start, Start)):
             return super().create_window(start, channel_filter, now)  # Raises.
         self._start = start

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import (
+    PURGE,
     Version2Peer,
     ack,
     connect_version2,
+    json_request,
     nack,
     publish,
     subscribe,
@@ -25,12 +27,14 @@ def connect_subscriber(bus: BrokerHarness, *, is_durable: bool = True) -> Versio
     return connect_version2(bus, subscribe(1, 1, **options))
 
 
-def start_with_gaps(gap_count: int) -> tuple[BrokerHarness, Version2Peer]:
+def start_with_gaps(
+    gap_count: int, *, is_durable: bool = True
+) -> tuple[BrokerHarness, Version2Peer]:
     """Return a bus, and a subscriber that has rejected every other one of its messages."""
     bus = BrokerHarness()
     bus.skips_checks = True
     connect_version2(bus, publish(1, 0, *[b"x"] * (2 * gap_count)), classes=[1])
-    peer = connect_subscriber(bus)
+    peer = connect_subscriber(bus, is_durable=is_durable)
     peer.receive_deliveries()
     peer.send(b"".join(nack(1, n, n + 1, 60_000) for n in range(0, 2 * gap_count, 2)))
     return bus, peer
@@ -103,3 +107,94 @@ def test_the_next_subscriber_receives_what_was_not_acknowledged(
     received = [int(delivery.content) for delivery in peer.receive_deliveries()]
     assert received == [n for n, action in enumerate(actions) if action == "delayed nack"]
     bus.broker.check_invariants()
+
+
+# Handing over to the next subscription -----------------------------------------------------------
+
+
+def test_the_next_subscription_costs_the_same_for_any_number_of_gaps() -> None:
+    counts = []
+    for gap_count in (100, 2000):
+        bus, peer = start_with_gaps(gap_count, is_durable=False)
+        end_count = count_calls(peer.disconnect)
+        counts.append((end_count, count_calls(lambda bus=bus: connect_subscriber(bus))))
+    assert counts[0] == counts[1]
+
+
+def hand_over_ranges(bus: BrokerHarness) -> None:
+    """Convert the backlog's delivery state into ranges, as if it were from a snapshot."""
+    cls = bus.broker.classes[1]
+    cls.backlog_state = cls.backlog_handover
+
+
+Step = tuple[str, int, int]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["ack", "nack", "delay", "backoff", "terminate", "tick", "read"]),
+        st.integers(0, 24),
+        st.integers(1, 5),
+    ),
+    max_size=20,
+)
+
+
+def perform(bus: BrokerHarness, peer: Version2Peer, steps: list[Step]) -> list[tuple[int, ...]]:
+    """Let a subscriber perform steps. Returns what it received, by step."""
+    received: list[tuple[int, ...]] = []
+    for number, (action, first, count) in enumerate(steps):
+        last = first + count
+        if action == "ack":
+            peer.send(ack(1, first, last))
+        elif action in ("nack", "delay", "backoff", "terminate"):
+            delay = {"nack": 0, "delay": 1000 * count, "terminate": "terminate"}.get(action)
+            peer.send(nack(1, first, last, delay))
+        elif action == "tick":
+            for _ in range(count):
+                bus.broker.clock.now += 1
+                bus.tick()
+                bus.broker.run_due_wakeups()
+        else:
+            received += [(number, m.message_id, m.attempt) for m in peer.receive_deliveries()]
+    return received
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    rounds=st.lists(STEPS, min_size=2, max_size=4),
+    idle_ticks=st.integers(0, 12),
+    group=st.sampled_from(["", "g"]),
+    limits=st.lists(st.sampled_from([4, 100]), min_size=4, max_size=4),
+    purges=st.lists(st.tuples(st.integers(0, 24), st.integers(0, 12)), min_size=4, max_size=4),
+    has_backoff=st.booleans(),
+)
+def test_a_subscription_continues_a_former_one_as_from_ranges(
+    rounds: list[list[Step]],
+    idle_ticks: int,
+    group: str,
+    limits: list[int],
+    purges: list[tuple[int, int]],
+    has_backoff: bool,
+) -> None:
+    buses = [BrokerHarness(), BrokerHarness()]
+    received: list[list[object]] = [[], []]
+    for bus, log in zip(buses, received, strict=True):
+        connect_version2(bus, publish(1, 0, *[b"%d" % n for n in range(25)]), classes=[1])
+        for steps, limit, (first, count) in zip(rounds, limits, purges, strict=False):
+            options: dict[str, object] = {"ack_seconds": 3, "max_in_flight": limit}
+            options |= {"group": group} if group else {}
+            options |= {"backoff": [2, 3]} if has_backoff else {}
+            peer = connect_version2(bus, subscribe(1, 1, **options))
+            log.append(perform(bus, peer, [("read", 0, 1), *steps, ("read", 0, 1)]))
+            peer.disconnect()
+            bus.broker.check_invariants()
+            connect_version2(bus, publish(1, 0, b"new", b"new"))
+            bus.broker.clock.now += idle_ticks
+            bus.tick(idle_ticks)
+            request = json_request(PURGE, 1, first=first, last=first + count)
+            connect_version2(bus, request).receive_replies()
+            if bus is buses[1]:
+                hand_over_ranges(bus)
+        peer = connect_version2(bus, subscribe(1, 1, ack_seconds=3))
+        log.append(perform(bus, peer, [("read", 0, 1), *[("tick", 0, 1), ("read", 0, 1)] * 20]))
+        bus.broker.check_invariants()
+    assert received[0] == received[1]

@@ -388,7 +388,8 @@ class SubscriptionManager:
         channel_filter = visibility.create_effective_filter(
             cls, (), visible_scope(session, cls, ())
         )
-        window, handover = cls.create_window("waiting", channel_filter, self._store.clock.now)
+        window, state = cls.create_window("waiting", channel_filter, self._store.clock.now)
+        handover = state.build_handover() if isinstance(state, Position) else state
         policy = subscribe_options.build_delivery_policy(None, cls, self._settings)
         position = Position(
             ring=cls.ring_for_new_position(),
@@ -559,26 +560,31 @@ class SubscriptionManager:
         store = self._store
         channel_filter = visibility.create_effective_filter(cls, request.channels, scope)
         try:
-            window, handover = cls.create_window(request.start, channel_filter, store.clock.now)
+            window, state = cls.create_window(request.start, channel_filter, store.clock.now)
         except ValueError as error:
             if channel_filter is not None:
                 cls.channels.remove_filter(channel_filter)
             raise RemoteProtocolError(Reason.BAD_REQUEST, str(error)) from None
         names = (request.durable or "", request.group or "")
-        policy, spans = (
-            subscribe_options.build_delivery_policy(request, cls, self._settings),
-            handover.passed_spans(window),
-        )
+        policy = subscribe_options.build_delivery_policy(request, cls, self._settings)
+        is_key_ordered = bool(request.group and request.by_key)
+        if isinstance(state, Position) and (
+            is_key_ordered or not state.can_be_taken_over(is_shared=bool(request.group))
+        ):
+            state = state.build_handover()
         position = self._create_position(
             cls,
             names,
             channel_filter,
             policy,
             window,
-            spans,
-            is_key_ordered=bool(request.group and request.by_key),
+            [] if isinstance(state, Position) else state.passed_spans(window),
+            is_key_ordered=is_key_ordered,
         )
-        cls.group_or_position(position).apply_handover(handover, self._settings.tick_seconds)
+        if isinstance(state, Position):
+            position.take_over(state)
+        else:
+            cls.group_or_position(position).apply_handover(state, self._settings.tick_seconds)
         if cls.purged_sequences:
             apply_purges(cls, position)
         return position

@@ -106,8 +106,8 @@ class MessageClass:
         """Durables and groups by `position_key`."""
         self.backlog_window = AckWindow(floor=ring.head)
         """Ack window of the backlog."""
-        self.backlog_handover = PositionHandover()
-        """Delivery state of the backlog's messages that former subscriptions received."""
+        self.backlog_state: Position | PositionHandover = PositionHandover()
+        """Attempts and delays of the backlog's messages: the last position, or ranges."""
         self.spill: ClassSpill | None = None
         """Spill state; None if the class fits in memory."""
         self.blocked_sessions: deque[Session] = deque()
@@ -195,6 +195,12 @@ class MessageClass:
         head = self.ring.head
         groups = (group.position for group in self.groups.values() if group.members)
         return any(position.window.floor < head for position in (*self.subscriptions, *groups))
+
+    @property
+    def backlog_handover(self) -> PositionHandover:
+        """Attempts and delays of the backlog's messages as ranges."""
+        state = self.backlog_state
+        return state if isinstance(state, PositionHandover) else state.build_handover()
 
     def floor(self) -> int:
         """Return the lowest sequence that a position or the backlog needs."""
@@ -378,7 +384,7 @@ class MessageClass:
 
     def create_window(
         self, start: str | Start, channel_filter: ChannelFilter | None = None, now: float = 0.0
-    ) -> tuple[AckWindow, PositionHandover]:
+    ) -> tuple[AckWindow, Position | PositionHandover]:
         """Create the ack window of a new position.
 
         Args:
@@ -386,7 +392,7 @@ class MessageClass:
             channel_filter: Wanted channels, for the start "last_values"; None for all.
 
         Returns:
-            The window, and the delivery state of its unacknowledged messages.
+            The window, and the delivery state of its unacknowledged messages as in `backlog_state`.
 
         Raises:
             ValueError: The start position is not valid for this class.
@@ -443,26 +449,33 @@ class MessageClass:
         window.restore_flags(np.packbits(acked).tobytes())
         return window
 
-    def _take_over_backlog(self) -> tuple[AckWindow, PositionHandover]:
-        handover, self.backlog_handover = self.backlog_handover, PositionHandover()
+    def _take_over_backlog(self) -> tuple[AckWindow, Position | PositionHandover]:
+        state, self.backlog_state = self.backlog_state, PositionHandover()
         window, head = self.backlog_window, self.ring.head
         if self.positions and window.cursor < head:
             # Later messages were for the existing positions.
             backlog_end, window.cursor = window.cursor, head
             window.ack_range(backlog_end, head)
         self.backlog_window = AckWindow(floor=head)
-        return window, handover
+        return window, state
 
     def _add_to_backlog(self, position: Position) -> None:
-        """Add the unacknowledged messages of the last position to the backlog."""
+        """Add the unacknowledged messages of the last position to the backlog.
+
+        The position itself is kept if the backlog is empty: converting its state into ranges takes
+        long if there are many.
+        """
         window = position.window
-        handover = position.build_handover().merge(self.backlog_handover)
         if self.backlog_window.floor < self.backlog_window.cursor:
+            handover = position.build_handover().merge(self.backlog_handover)
             window = window.merge_unacked(self.backlog_window)
-        self.backlog_window, self.backlog_handover = (
-            window,
-            handover.restrict_to(window.floor, window.cursor),
-        )
+            self.backlog_state = handover.restrict_to(window.floor, window.cursor)
+        elif window.floor < window.cursor:
+            position.end()
+            self.backlog_state = position
+        else:
+            self.backlog_state = PositionHandover()
+        self.backlog_window = window
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the floor index returns a wrong floor."""

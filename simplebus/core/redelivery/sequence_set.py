@@ -136,6 +136,16 @@ class SequenceSet:
             outside.append((first, last))
         return outside
 
+    def complement(self, first: int, last: int) -> SequenceSet:
+        """Return the set of first..last-1 without this set's sequences."""
+        begin, end = bisect_right(self._lasts, first), bisect_left(self._firsts, last)
+        bounds = [first, *self._lasts[begin:end]], [*self._firsts[begin:end], last]
+        if bounds[0][0] >= bounds[1][0]:
+            bounds = bounds[0][1:], bounds[1][1:]
+        if bounds[0] and bounds[0][-1] >= bounds[1][-1]:
+            bounds = bounds[0][:-1], bounds[1][:-1]
+        return SequenceSet.from_bounds(*bounds)
+
     def overlaps(self, first: int, last: int) -> bool:
         """Return True if any of first..last-1 is in the set."""
         index = bisect_right(self._lasts, first)

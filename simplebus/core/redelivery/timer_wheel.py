@@ -72,6 +72,11 @@ class TimerWheel:
         """Remove the messages that are due at `tick`. Returns them as (attempts, messages)."""
         return list(self._due.pop(tick, {}).items())
 
+    def pop_sets_until(self, tick: int) -> list[tuple[int, SequenceSet]]:
+        """Remove the messages that are due at `tick` or before. See `pop_due_sets`."""
+        ticks = sorted(each for each in self._due if each <= tick)
+        return [due for each in ticks for due in self.pop_due_sets(each)]
+
     def __bool__(self) -> bool:
         return bool(self._due)
 

@@ -240,6 +240,8 @@ class Position:
         """Messages that wait to be redelivered; kept only if messages in flight are limited."""
         self.requeue_count = 0
         """Incremented whenever spans are added to the redelivery queue."""
+        self._ended_at = 0
+        """Cursor when it ended."""
         self._finished_sequences: SequenceSet | None = None
         """Messages that finished without an ack, if the group asks for them."""
         self.pending_dead_letters = PendingDeadLetters()
@@ -919,13 +921,10 @@ class Position:
         """Record that nothing is in flight: all unsettled messages wait to be sent."""
         if self.is_shared or self.delivery_policy.in_flight_max is None:
             return
-        waiting = SequenceSet()
-        waiting.add(self.window.floor, self.window.cursor)
-        waiting = self.window.unacked_set(waiting)
+        sent = self._unsent_sequences.complement(self.window.floor, self.window.cursor)
+        waiting = self.window.unacked_set(sent)
         for span in self.pending_dead_letters:
             waiting.remove(span.first, span.last)
-        for first, last in self._unsent_sequences:
-            waiting.remove(first, last)
         self._resend_sequences = waiting
 
     def _is_unsent(self, span: Span) -> bool:
@@ -1346,16 +1345,20 @@ class Position:
         backoff, so that a consumer that keeps crashing does not use up a message's deliveries.
         """
         self.has_consumer, self.session_id = False, -1
-        sent_once: list[SpanSet] = []
-        for due, attempts, sequences in self._ack_timer.pop_all_sets():
-            if attempts < 2:
-                sent_once.append((attempts, sequences))
-            else:
-                self._nack_timer.schedule_set(due, attempts, sequences)
         self._mark_all_waiting()
-        self._redelivery_queue.sort_with(sent_once, self._spilled_redeliveries)
-        self._spilled_redeliveries.clear()
+        self._requeue_in_flight()
         self.requeue_count += 1
+
+    def _requeue_in_flight(self, more: Iterable[SpanSet] = ()) -> None:
+        """Queue the redelivery of everything in flight, and `more`, in order."""
+        due = list(more)
+        for due_tick, attempts, sequences in self._ack_timer.pop_all_sets():
+            if attempts < 2:
+                due.append((attempts, sequences))
+            else:
+                self._nack_timer.schedule_set(due_tick, attempts, sequences)
+        self._redelivery_queue.sort_with(due, self._spilled_redeliveries)
+        self._spilled_redeliveries.clear()
 
     def requeue(self, spans: Iterable[Span]) -> None:
         """Append spans to the redelivery queue."""
@@ -1532,6 +1535,44 @@ class Position:
         return PositionHandover(
             sorted(sent), sorted(ticks), sorted(times), sorted(backoff_ticks)
         ).restrict_to(floor, self.window.cursor)
+
+    def end(self) -> None:
+        """Release what a successor does not need, and keep the rest for `take_over`."""
+        self.switch_ring(self.class_ring)
+        self._ended_at = self.window.cursor
+
+    def can_be_taken_over(self, *, is_shared: bool) -> bool:
+        """Return True if `take_over` may be called for a successor that is `is_shared`."""
+        return not (
+            self.is_shared != is_shared
+            or self.inherited_delays
+            or self.pending_dead_letters
+            or any(holder.has_messages for holder in self._holders)
+        )
+
+    def take_over(self, predecessor: Position) -> None:
+        """Continue the delivery state of an ended position with the same window.
+
+        The sets of `predecessor` are moved, so that the cost does not depend on the number of
+        ranges. The result is that of `build_handover`, `passed_spans` and `apply_handover`.
+        """
+        window, clock = self.window, self._clock
+        self._ack_timer, self._nack_timer = predecessor._ack_timer, predecessor._nack_timer
+        self._delayed_spans = predecessor._delayed_spans
+        self._redelivery_queue = predecessor._redelivery_queue
+        self._spilled_redeliveries = predecessor._spilled_redeliveries
+        self._unsent_sequences = predecessor._unsent_sequences
+        self._unsent_sequences.remove(0, window.floor)
+        self.handle_wakeup()
+        new = SequenceSet()
+        new.add(max(predecessor._ended_at, window.floor), window.cursor)
+        if not self.is_shared:
+            self._unsent_sequences.update(list(new))
+        self._requeue_in_flight([(0, new)])
+        due = self._nack_timer.pop_sets_until(clock.tick)
+        self._redelivery_queue.sort_with(due, [])
+        self._mark_all_waiting()
+        self._delayed_wakeups.schedule_wakeup(self.next_wakeup, self)
 
     def _iter_redelivered(self) -> Iterator[tuple[int, Span]]:
         """Yield the spans in flight that were sent more than once, each with its due tick."""

@@ -36,6 +36,9 @@ class SequenceSetMachine(RuleBasedStateMachine):
     def check_missing_ranges(self, pair: tuple[int, int]) -> None:
         outside = [s for a, b in self.set.missing_ranges(*pair) for s in range(a, b)]
         assert outside == sorted(set(range(*pair)) - self.model)
+        complement = self.set.complement(*pair)
+        complement.check()
+        assert list(complement) == self.set.missing_ranges(*pair)
 
     @rule(pair=bounds)
     def take(self, pair: tuple[int, int]) -> None:
