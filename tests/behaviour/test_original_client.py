@@ -145,12 +145,12 @@ def test_client_keeps_result_order(seed: int) -> None:
         if len(hands) == 8 or job == 199:
             shuffled.shuffle(hands)
             for place, result in hands[: 8 if job == 199 else 4]:
-                ring.put(place, result)
-                taken += ring.take()
+                ring.set_result(place, result)
+                taken += ring.pop_ready()
             del hands[: 8 if job == 199 else 4]
     for place, result in hands:
-        ring.put(place, result)
-    taken += ring.take()
+        ring.set_result(place, result)
+    taken += ring.pop_ready()
     assert taken == [f"result {job}" for job in range(200)]
 
 

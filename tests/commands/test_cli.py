@@ -420,7 +420,9 @@ def test_sub_prints_published_messages(url: str) -> None:
 
 
 def test_pub_publishes_each_input_line(url: str) -> None:
-    status, _, complained = run_program("pub", "12", "--url", url, given=b"one\n\n\xff\r\nlast")
+    status, _, complained = run_program(
+        "pub", "12", "--url", url, stdin_data=b"one\n\n\xff\r\nlast"
+    )
     assert (status, complained) == (0, "4 messages sent to class 12\n")
     assert run_program("sub", "12", "--count", "4", SIMPLEBUS_URL=url) == (
         0,
@@ -430,7 +432,7 @@ def test_pub_publishes_each_input_line(url: str) -> None:
 
 
 def test_pub_with_empty_input_publishes_nothing(url: str) -> None:
-    assert run_program("pub", "13", "--url", url, given=b"") == (
+    assert run_program("pub", "13", "--url", url, stdin_data=b"") == (
         0,
         "",
         "0 messages sent to class 13\n",
@@ -439,7 +441,7 @@ def test_pub_with_empty_input_publishes_nothing(url: str) -> None:
 
 def test_raw_output_equals_published_bytes(url: str) -> None:
     content = b"\x1b[31m \xc3\xb6 \t"
-    run_program("pub", "14", "--url", url, given=content)
+    run_program("pub", "14", "--url", url, stdin_data=content)
     with running_program("sub", "14", "--raw", "--count", "1", "--url", url) as it:
         out, _ = it.process.communicate(timeout=60)
     assert out == content + b"\n"
@@ -464,7 +466,7 @@ def test_pub_options_set_message_fields(url: str) -> None:
         "1 message sent to class cli.orders\n",
     )
     assert run_program("pub", "cli.orders", "--count", "2", *options, "--url", url)[0] == 0
-    assert run_program("pub", "cli.orders", *options, "--url", url, given=b"line\n")[0] == 0
+    assert run_program("pub", "cli.orders", *options, "--url", url, stdin_data=b"line\n")[0] == 0
     with simplebus.connect_blocking(url) as bus:
         messages = bus.fetch("cli.orders")
     assert [message.payload[:2] for message in messages] == [b"x", b"00", b"00", b"li"]

@@ -374,7 +374,7 @@ def test_unknown_key_of_an_inner_table_gets_the_names_of_that_table(tmp_path: Pa
 
 
 def test_expired_certificate_is_a_warning(tmp_path: Path) -> None:
-    pair = CertificateAuthority(tmp_path).issue("old", later=datetime.timedelta(days=-3))
+    pair = CertificateAuthority(tmp_path).issue("old", shift=datetime.timedelta(days=-3))
     pair.key.chmod(0o600)
     file = tmp_path / "bus.toml"
     file.write_text("[tls]\ncert = 'old.pem'\nkey = 'old.key'")

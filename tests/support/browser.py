@@ -40,32 +40,40 @@ class Browser:
         self._driver = driver
         self._session = ""
         options = {"args": list(_FLAGS)}
-        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
-        made = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
-        self._session = f"/session/{made['sessionId']}"
+        capabilities = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        created = self._send_request(
+            "POST", "/session", {"capabilities": {"alwaysMatch": capabilities}}
+        )
+        self._session = f"/session/{created['sessionId']}"
 
     def close(self) -> None:
-        self._ask("DELETE", "")
+        self._send_request("DELETE", "")
 
     def open(self, url: str) -> None:
-        self._ask("POST", "/url", {"url": url})
+        self._send_request("POST", "/url", {"url": url})
 
-    def run_script(self, script: str, *given: object) -> Any:
+    def run_script(self, script: str, *arguments: object) -> Any:
         """Run JavaScript and return its result."""
-        return self._ask("POST", "/execute/sync", {"script": script, "args": list(given)})
+        return self._send_request(
+            "POST", "/execute/sync", {"script": script, "args": list(arguments)}
+        )
 
-    def wait_until(self, script: str, *given: object) -> Any:
+    def wait_until(self, script: str, *arguments: object) -> Any:
         """Run JavaScript until its result is true, and return the result."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not (found := self.run_script(script, *given)):
-            assert time.monotonic() < deadline, f"{script} is {found!r} for too long"
+        while not (result := self.run_script(script, *arguments)):
+            assert time.monotonic() < deadline, (
+                f"{script} is {result!r} after {PATIENCE_SECONDS:g} s"
+            )
             time.sleep(0.05)
-        return found
+        return result
 
     def press_keys(self, *keys: str) -> None:
         """Press keys one after the other; the focused element receives them."""
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
-        self._ask("POST", "/actions", {"actions": [{"type": "key", "id": "k", "actions": actions}]})
+        self._send_request(
+            "POST", "/actions", {"actions": [{"type": "key", "id": "k", "actions": actions}]}
+        )
 
     def set_viewport(self, *, width: int, height: int, dark: bool = False) -> None:
         """Set the size and the color scheme of the page."""
@@ -79,31 +87,33 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.command("Emulation.setEmulatedMedia", features=[scheme])
 
-    def save_screenshot(self, file: Path, *, whole: bool = True) -> None:
+    def save_screenshot(self, file: Path, *, full_page: bool = True) -> None:
         """Save a PNG of the page."""
-        shot = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(shot["data"]))
+        screenshot = self.command(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=full_page
+        )
+        file.write_bytes(base64.b64decode(screenshot["data"]))
 
     def read_log(self) -> list[str]:
         """Return the browser's log entries since the last call."""
-        entries = self._ask("POST", "/se/log", {"type": "browser"})
+        entries = self._send_request("POST", "/se/log", {"type": "browser"})
         return [f"{entry['level']}: {entry['message']}" for entry in entries]
 
     def command(self, name: str, **parameters: object) -> Any:
         """Send a command of the Chrome DevTools protocol."""
-        return self._ask("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
+        return self._send_request("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
 
-    def _ask(self, method: str, path: str, content: object = None) -> Any:
+    def _send_request(self, method: str, path: str, content: object = None) -> Any:
         data = None if method == "DELETE" else json.dumps(content or {}).encode()
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             f"{self._driver}{self._session}{path}",
             data,
             {"Content-Type": "application/json"},
             method=method,
         )
         try:
-            with urllib.request.urlopen(asked, timeout=60) as answer:
-                return json.load(answer)["value"]
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return json.load(response)["value"]
         except urllib.request.HTTPError as error:  # type: ignore[attr-defined]
             with error:
                 raise AssertionError(f"{path}: {error.read().decode()[:500]}") from None
@@ -114,7 +124,10 @@ def open_browser() -> Iterator[Browser]:
     """Start a browser and close it at the end of the block."""
     driver = require_program("chromedriver")
     require_program("chromium", "chromium-browser", "google-chrome")
-    with tempfile.TemporaryDirectory(prefix="simplebus-browser-") as home, ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="simplebus-browser-") as home_folder,
+        ExitStack() as stack,
+    ):
         for _ in range(5):
             process = stack.enter_context(
                 subprocess.Popen(
@@ -122,19 +135,19 @@ def open_browser() -> Iterator[Browser]:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     text=True,
-                    env={**os.environ, "HOME": home, "TMPDIR": home},
+                    env={**os.environ, "HOME": home_folder, "TMPDIR": home_folder},
                 )
             )
             stack.callback(process.terminate)
             if port := _read_driver_port(process):
                 break
         else:
-            raise AssertionError("the driver ends before it has started")
-        it = Browser(f"http://127.0.0.1:{port}")
+            raise AssertionError("chromedriver exited before it was ready")
+        browser = Browser(f"http://127.0.0.1:{port}")
         try:
-            yield it
+            yield browser
         finally:
-            it.close()
+            browser.close()
 
 
 def _read_driver_port(process: subprocess.Popen[str]) -> str:

@@ -11,7 +11,7 @@ from types import FrameType
 def count_calls(function: Callable[[], object]) -> int:
     """Return how many functions `function` calls, in Python and in C, at any depth.
 
-    The garbage collector, which may call others at any moment, is paused.
+    The garbage collector is paused because it may run finalizers at any time.
     """
     count = 0
 
@@ -19,13 +19,13 @@ def count_calls(function: Callable[[], object]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
-    former, is_collecting = sys.getprofile(), gc.isenabled()
+    former_profiler, is_collecting = sys.getprofile(), gc.isenabled()
     gc.disable()
     sys.setprofile(count_call)
     try:
         function()
     finally:
-        sys.setprofile(former)
+        sys.setprofile(former_profiler)
         if is_collecting:
             gc.enable()
     return count

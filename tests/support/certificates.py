@@ -29,19 +29,19 @@ class CertificateAuthority:
         self.folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _subject(name)
-        made = self._build_certificate(self._name, self._key.public_key()).add_extension(
+        builder = self._build_certificate(self._name, self._key.public_key()).add_extension(
             x509.BasicConstraints(ca=True, path_length=None), critical=True
         )
         self.path = folder / f"{name}.pem"
-        self.path.write_bytes(_pem(made.sign(self._key, hashes.SHA256())))
+        self.path.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
 
     def _build_certificate(
         self,
         subject: x509.Name,
         key: ec.EllipticCurvePublicKey,
-        later: datetime.timedelta = datetime.timedelta(),
+        shift: datetime.timedelta = datetime.timedelta(),
     ) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC) + later
+        now = datetime.datetime.now(datetime.UTC) + shift
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -59,11 +59,11 @@ class CertificateAuthority:
         email: str = "",
         unit: str = "",
         password: bytes = b"",
-        later: datetime.timedelta = datetime.timedelta(),
+        shift: datetime.timedelta = datetime.timedelta(),
     ) -> CertificatePair:
         """Issue a certificate for `name`; for "localhost" it includes 127.0.0.1.
 
-        It is valid from an hour ago until tomorrow; `later` moves that period.
+        It is valid from an hour ago until tomorrow; `shift` moves that period.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         alternatives: list[x509.GeneralName] = []
@@ -74,11 +74,13 @@ class CertificateAuthority:
             ]
         if email:
             alternatives.append(x509.RFC822Name(email))
-        made = self._build_certificate(_subject(name, unit), key.public_key(), later)
+        builder = self._build_certificate(_subject(name, unit), key.public_key(), shift)
         if alternatives:
-            made = made.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName(alternatives), critical=False
+            )
         pair = CertificatePair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
-        pair.cert.write_bytes(_pem(made.sign(self._key, hashes.SHA256())))
+        pair.cert.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
         encryption: serialization.KeySerializationEncryption = (
             serialization.BestAvailableEncryption(password)
             if password
@@ -105,7 +107,7 @@ def client_ssl_context(
     authority: CertificateAuthority, pair: CertificatePair | None = None
 ) -> ssl.SSLContext:
     """Return the context of a client that trusts `authority`; `pair` is its own certificate."""
-    made = ssl.create_default_context(cafile=str(authority.path))
+    context = ssl.create_default_context(cafile=str(authority.path))
     if pair is not None:
-        made.load_cert_chain(pair.cert, pair.key)
-    return made
+        context.load_cert_chain(pair.cert, pair.key)
+    return context

@@ -1,4 +1,4 @@
-"""Runs `simplebus` in forks of a process that has imported everything.
+"""Fork server that runs `simplebus` without importing its modules again.
 
 Importing takes half a second, and tests start hundreds of programs. A fork is a separate process
 with its own arguments, folder, environment and files; only the import time is saved. Variables
@@ -45,7 +45,7 @@ def start_variables(environment: dict[str, str]) -> dict[str, str]:
     }
 
 
-# In the process of the tests ----------------------------------------------------------------------
+# Client, in the test process ---------------------------------------------------------------------
 
 
 class ForkServer:
@@ -54,38 +54,38 @@ class ForkServer:
     def __init__(self) -> None:
         self.start_variables = start_variables(dict(os.environ))
         self._lock = threading.Lock()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        own_socket, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with server_socket:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, __file__, str(server_socket.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[server_socket.fileno()],
                 cwd=ROOT,
                 start_new_session=True,  # Ctrl-C ends the tests, which end this process.
             )
-        self._line = ours
+        self._socket = own_socket
 
     def fork_program(self, request: dict[str, Any], files: list[int]) -> None:
         with self._lock:
-            socket.send_fds(self._line, [json.dumps(request).encode()], files)
+            socket.send_fds(self._socket, [json.dumps(request).encode()], files)
 
     def close(self) -> None:
-        self._line.close()
+        self._socket.close()
         self._process.wait()
 
 
-_forkers: list[ForkServer] = []
-_one_at_a_time = threading.Lock()
+_fork_servers: list[ForkServer] = []
+_fork_server_lock = threading.Lock()
 
 
 def fork_server() -> ForkServer:
     """Return this process's fork server, started at the first call."""
-    with _one_at_a_time:
-        if not _forkers:
-            _forkers.append(ForkServer())
-            atexit.register(_forkers[0].close)
-    return _forkers[0]
+    with _fork_server_lock:
+        if not _fork_servers:
+            _fork_servers.append(ForkServer())
+            atexit.register(_fork_servers[0].close)
+    return _fork_servers[0]
 
 
 def can_fork_with(environment: dict[str, str]) -> bool:
@@ -99,29 +99,34 @@ class ForkedProgram(subprocess.Popen[bytes]):
     Standard input, output and error must all be given.
     """
 
-    def _execute_child(self, *given: Any, **named: Any) -> None:
-        arguments_ = inspect.signature(super()._execute_child).bind(*given, **named).arguments
+    def _execute_child(self, *args: Any, **kwargs: Any) -> None:
+        popen_arguments = inspect.signature(super()._execute_child).bind(*args, **kwargs).arguments
         request = {
-            "arguments": arguments_["args"],
-            "folder": str(arguments_["cwd"]),
-            "environment": arguments_["env"],
+            "arguments": popen_arguments["args"],
+            "folder": str(popen_arguments["cwd"]),
+            "environment": popen_arguments["env"],
         }
-        self._reply_pipe, end = os.pipe()
+        self._reply_pipe, write_end = os.pipe()
         try:
-            files = [arguments_["p2cread"], arguments_["c2pwrite"], arguments_["errwrite"], end]
+            files = [
+                popen_arguments["p2cread"],
+                popen_arguments["c2pwrite"],
+                popen_arguments["errwrite"],
+                write_end,
+            ]
             fork_server().fork_program(request, files)
         finally:
-            os.close(end)
+            os.close(write_end)
             pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-            self._close_pipe_fds(*(arguments_[name] for name in pipes))
+            self._close_pipe_fds(*(popen_arguments[name] for name in pipes))
         self.pid = self._read_number()
         self._child_created = True
 
     def _read_number(self) -> int:
         message = os.read(self._reply_pipe, NUMBER.size)
         assert message, "the fork server has ended"
-        number: int = NUMBER.unpack(message)[0]
-        return number
+        descriptor: int = NUMBER.unpack(message)[0]
+        return descriptor
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         poller = select.poll()
@@ -144,7 +149,7 @@ class ForkedProgram(subprocess.Popen[bytes]):
         return self.returncode
 
 
-# In the fork server -------------------------------------------------------------------------------
+# Fork server process -----------------------------------------------------------------------------
 
 
 def import_everything() -> None:
@@ -158,7 +163,7 @@ def import_everything() -> None:
             importlib.import_module(found.name)
 
 
-def wait_for_requests(line: socket.socket) -> list[str]:
+def wait_for_requests(requests: socket.socket) -> list[str]:
     """Fork a process for each request. Return its arguments in the forked process only.
 
     The fork server itself exits when the tests close the socket.
@@ -167,26 +172,26 @@ def wait_for_requests(line: socket.socket) -> list[str]:
     os.set_blocking(woken, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    reply_pipes: dict[int, int] = {}  # To tell how a process has ended.
+    reply_pipes: dict[int, int] = {}  # By process id; receives the exit status.
     poller = select.poll()  # Unlike `select`, `poll` accepts any descriptor.
-    for number in (line.fileno(), waker):
-        poller.register(number, select.POLLIN)
+    for descriptor in (requests.fileno(), waker):
+        poller.register(descriptor, select.POLLIN)
     while True:
-        ready = {number for number, _ in poller.poll()}
+        ready = {descriptor for descriptor, _ in poller.poll()}
         if waker in ready:
             os.read(waker, 4096)
-        if line.fileno() in ready:
-            message, files, _, _ = socket.recv_fds(line, REQUEST_BYTES_MAX, 4)
+        if requests.fileno() in ready:
+            message, files, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 4)
             if not message:
-                for pid in reply_pipes:  # Whoever asked for them was killed itself.
+                for pid in reply_pipes:  # The requesting process was killed.
                     os.kill(pid, signal.SIGKILL)
                 sys.exit()
             if not (pid := os.fork()):
                 return become_program(json.loads(message), files[:3])
             os.write(files[3], NUMBER.pack(pid))
             reply_pipes[pid] = files[3]
-            for number in files[:3]:
-                os.close(number)
+            for descriptor in files[:3]:
+                os.close(descriptor)
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 # The reader may be gone.
@@ -199,8 +204,8 @@ def become_program(request: dict[str, Any], files: list[int]) -> list[str]:
     """Take over the files, folder and environment of a request, and return its arguments."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for number, file in enumerate(files):
-        os.dup2(file, number)
+    for descriptor, file in enumerate(files):
+        os.dup2(file, descriptor)
     os.closerange(3, 1 << 16)
     os.chdir(request["folder"])
     os.environ.clear()

@@ -53,20 +53,20 @@ class HttpPeer:
     async def read_response(self, *, without_body: bool = False) -> HttpResponse:
         with trio.fail_after(PATIENCE_SECONDS):
             while b"\r\n\r\n" not in self.received:
-                await self._more()
+                await self._receive_more()
             head, _, self.received = self.received.partition(b"\r\n\r\n")
             first, *lines = head.decode("latin-1").split("\r\n")
             headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}
             length = 0 if without_body else int(headers["content-length"])
             while len(self.received) < length:
-                await self._more()
+                await self._receive_more()
         body, self.received = self.received[:length], self.received[length:]
         return HttpResponse(int(first.split()[1]), headers, body)
 
-    async def _more(self) -> None:
-        more = await self.stream.receive_some(1 << 16)
-        assert more, f"it hung up behind {self.received[-200:]!r}"
-        self.received += more
+    async def _receive_more(self) -> None:
+        data = await self.stream.receive_some(1 << 16)
+        assert data, f"the server closed the connection after {self.received[-200:]!r}"
+        self.received += data
 
     async def wait_closed(self) -> bool:
         """Wait until the server closes the connection. Returns True; fails after a timeout."""

@@ -27,20 +27,20 @@ class NatsPeer:
 
     async def read_line(self) -> bytes:
         """Return the next line without CRLF, or b"" at the end. PINGs are answered."""
-        while (line := await self._line()) == b"PING":
+        while (line := await self._read_any_line()) == b"PING":
             await self.send(b"PONG\r\n")
         return line
 
-    async def _line(self) -> bytes:
+    async def _read_any_line(self) -> bytes:
         with trio.fail_after(PATIENCE_SECONDS):
             while (end := self.received.find(b"\r\n")) < 0:
                 try:
-                    more = await self.stream.receive_some(1 << 20)
+                    data = await self.stream.receive_some(1 << 20)
                 except trio.BrokenResourceError:
                     return b""
-                if not more:
+                if not data:
                     return b""
-                self.received += more
+                self.received += data
         line = bytes(self.received[:end])
         del self.received[: end + 2]
         return line
@@ -49,9 +49,9 @@ class NatsPeer:
         """Read INFO and return its content."""
         verb, _, text = (await self.read_line()).partition(b" ")
         assert verb == b"INFO"
-        found = json.loads(text)
-        assert isinstance(found, dict)
-        return found
+        info = json.loads(text)
+        assert isinstance(info, dict)
+        return info
 
     async def handshake(self, **options: Any) -> dict[str, Any]:
         """Read INFO, send CONNECT and PING, and read PONG. Returns the content of INFO."""
@@ -60,8 +60,8 @@ class NatsPeer:
         return info
 
     async def send_connect(self, **options: Any) -> None:
-        quiet = {"verbose": False, "pedantic": False, **options}
-        await self.send(b"CONNECT " + json.dumps(quiet).encode() + b"\r\nPING\r\n")
+        connect_options = {"verbose": False, "pedantic": False, **options}
+        await self.send(b"CONNECT " + json.dumps(connect_options).encode() + b"\r\nPING\r\n")
         assert await self.read_line() == b"PONG"
 
     async def flush(self) -> None:
@@ -81,12 +81,12 @@ class NatsPeer:
         """Return everything that the server sends until it closes the connection."""
         with trio.fail_after(PATIENCE_SECONDS):
             try:
-                while more := await self.stream.receive_some(1 << 20):
-                    self.received += more
+                while data := await self.stream.receive_some(1 << 20):
+                    self.received += data
             except trio.BrokenResourceError:
                 pass
-        rest, self.received = bytes(self.received), bytearray()
-        return rest
+        remaining, self.received = bytes(self.received), bytearray()
+        return remaining
 
 
 async def open_nats_peer(server: RunningServer) -> NatsPeer:

@@ -1,7 +1,7 @@
 """Slow and simple implementations of `protocol/binary.md` that fast code is compared with.
 
-Nothing here is imported from simplebus, and nothing is optimized: a reader of the page must see
-that both say the same. An oracle interprets valid input and does not validate it. If an oracle and
+Nothing here is imported from simplebus, and nothing is optimized, so that a reader can compare an
+oracle with the page. An oracle interprets valid input and does not validate it. If an oracle and
 the code disagree, the page decides which one is wrong.
 """
 
@@ -14,7 +14,7 @@ ID_COUNT = 1 << 31
 
 
 def split_frames(data: bytes) -> tuple[list[bytes], bytes]:
-    """The whole frames at the start of `data`, delimiters included, and the bytes left over.
+    """Return the whole frames at the start of `data`, with delimiters, and the remaining bytes.
 
     The nine header bytes of a frame are never searched. The first delimiter at or after them
     ends the frame, and the next byte begins another header.
@@ -29,7 +29,7 @@ def split_frames(data: bytes) -> tuple[list[bytes], bytes]:
 
 
 def parse_frame(frame: bytes) -> tuple[int, int, int, int, bytes]:
-    """Type byte, class id, message id, timer index and content of one whole frame."""
+    """Return type byte, class id, message id, timer index and content of one whole frame."""
     assert split_frames(frame) == ([frame], b""), f"not exactly one frame: {frame!r}"
     return (
         frame[0],
@@ -48,7 +48,7 @@ def build_frame(
     message_id: int = 0,
     timer_index: int = 0,
 ) -> bytes:
-    """One frame, field by field. The content holds no delimiter."""
+    """Encode one frame. The content must not contain the delimiter."""
     return (
         bytes([frame_type])
         + class_id.to_bytes(2, "big")
@@ -60,7 +60,7 @@ def build_frame(
 
 
 def parse_ack(content: bytes) -> tuple[int, int] | None:
-    """The range that an Ack's content names, character by character, or None when it names none.
+    """Parse the range of an Ack's content, character by character. Returns None if it is invalid.
 
     The last id's exclusive end may be written as the original does, with a minus sign.
     """
@@ -77,7 +77,7 @@ def parse_ack(content: bytes) -> tuple[int, int] | None:
 
 
 def parse_connect(content: bytes) -> set[int] | None:
-    """The class ids that a Connect's content names, or None when it is not an array of them."""
+    """Parse the class ids of a Connect's content. Returns None if it is not an array of ids."""
     blanks = b" \t\n\r"
     inner = content.strip(blanks)
     if len(inner) < 2 or inner[:1] != b"[" or inner[-1:] != b"]":
@@ -121,9 +121,9 @@ class AckOracle:
         return sequence
 
     def nearest_sequence(self, wire_id: int) -> int:
-        """The sequence with these low 31 bits that is nearest to the floor.
+        """Return the sequence with these low 31 bits that is nearest to the floor.
 
-        At equal distance, 2**30 on both sides, the lower sequence is meant. The result may be
+        At equal distance, 2**30 on both sides, the lower sequence is chosen. The result may be
         negative: that is below every floor, so acknowledging it changes nothing.
         """
         floor = self.floor
@@ -134,12 +134,13 @@ class AckOracle:
     def ack_ids(self, first: int, last: int) -> int:
         """Acknowledge the wire ids `first` up to but not including `last`.
 
-        Returns how many of them were never sent. They stay unacknowledged when they are sent.
+        Returns:
+            Number of ids that were never sent. They stay unacknowledged when they are sent.
         """
         first_sequence = self.nearest_sequence(first)
         last_sequence = first_sequence + (last - first)
-        named_and_sent = range(max(first_sequence, self.start), min(last_sequence, self.cursor))
-        self.acked.update(named_and_sent)
+        newly_acked = range(max(first_sequence, self.start), min(last_sequence, self.cursor))
+        self.acked.update(newly_acked)
         return max(0, last_sequence - max(first_sequence, self.cursor))
 
     def unacked_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
@@ -160,29 +161,29 @@ class RingOracle:
 
     @property
     def floor(self) -> int:
-        """The lowest sequence that is still stored, or the head when nothing is."""
+        """The lowest stored sequence, or the head if no message is stored."""
         return min(self.frames, default=self.head)
 
     def append(self, frame: bytes) -> int:
-        """Store a frame as it is, and return the sequence it was given."""
+        """Store a frame unchanged and return its sequence."""
         sequence = self.head
         self.frames[sequence] = frame
         self.head += 1
         return sequence
 
     def release(self, first: int, last: int) -> None:
-        """Remove the sequences `first` up to but not including `last`, as far as stored."""
+        """Remove the stored sequences `first` up to but not including `last`."""
         for sequence in range(max(first, self.floor), min(last, self.head)):
             self.frames.pop(sequence, None)
 
     def read(self, first: int, last: int) -> bytes:
-        """The stored frames of `first` to `last`, back to back."""
+        """Return the stored frames of `first` to `last`, concatenated."""
         stored = range(max(first, self.floor), min(last, self.head))
         return b"".join(self.frames[sequence] for sequence in stored if sequence in self.frames)
 
 
 def group_ids(ids: list[int]) -> list[tuple[int, int]]:
-    """Half-open ranges of ids that are consecutive in the order in which they arrived.
+    """Group ids that are consecutive in order of arrival into half-open ranges.
 
     Id 0 after id 2147483647 begins a range of its own: no range spans the wrap.
     """

@@ -65,33 +65,33 @@ Handler = Callable[[Message], float | None]
 """Returns the seconds that handling takes, or None. An exception stops the client's loop."""
 
 
-class OutOfOrder(Exception):  # noqa: N818 - it is what the example throws, not an error of ours.
+class OutOfOrder(Exception):  # noqa: N818 - the name of the original's example.
     """A message was not the successor of the previous one."""
 
 
 class Reservations:
-    """Results in the order in which their places were reserved, whenever they are produced."""
+    """Results in the order of their reservations, regardless of the order of completion."""
 
     def __init__(self) -> None:
         self._results: deque[object] = deque()
-        self._reserved = 0
-        self._taken = 0
+        self._reserved_count = 0
+        self._popped_count = 0
 
     def reserve(self) -> int:
         self._results.append(None)
-        self._reserved += 1
-        return self._reserved - 1
+        self._reserved_count += 1
+        return self._reserved_count - 1
 
-    def put(self, place: int, result: object) -> None:
+    def set_result(self, index: int, result: object) -> None:
         assert result is not None
-        self._results[place - self._taken] = result
+        self._results[index - self._popped_count] = result
 
-    def take(self) -> list[object]:
-        """The results up to the first place that is still empty."""
+    def pop_ready(self) -> list[object]:
+        """Remove and return the results before the first one that is missing."""
         ready = []
         while self._results and self._results[0] is not None:
             ready.append(self._results.popleft())
-        self._taken += len(ready)
+        self._popped_count += len(ready)
         return ready
 
 
@@ -126,9 +126,8 @@ def number_of(payload: bytes) -> int:
 class OriginalClient:
     """One client, starting with its Connect.
 
-    `seed` decides in which order its workers finish. `grouping_phase` and `pulse_phase` are the
-    times
-    of its first timer events, relative to its start.
+    `seed` determines the order in which its workers finish. `grouping_phase` and `pulse_phase` are
+    the times of its first timer events, relative to its start.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class OriginalClient:
         """Messages whose handlers have returned."""
         self.ack_delay_max_seconds = 0.0
         """Longest time between the end of a handler and the sending of the ack."""
-        self._bounds = bounds or QueueLimits()
+        self._limits = bounds or QueueLimits()
         self._random = random.Random(seed)
         self._workers = workers
         self._handlers: dict[int, list[Handler]] = {}
@@ -172,8 +171,8 @@ class OriginalClient:
         self._oldest_id = self._oldest_range = math.inf
         self._group_at = now + grouping_phase
         self._pulse_at = now + pulse_phase
-        array = json.dumps(list(class_ids), separators=(",", ":"))
-        self._chunks.append(build_frame(CONNECT, content=array.encode()))
+        class_id_array = json.dumps(list(class_ids), separators=(",", ":"))
+        self._chunks.append(build_frame(CONNECT, content=class_id_array.encode()))
 
     # Interface of the program --------------------------------------------------------------------
 
@@ -186,7 +185,7 @@ class OriginalClient:
 
     def publish(self, class_id: int, payload: bytes) -> bool:
         """Queue a message. Returns False if the original would block."""
-        if self.session_id is None or len(self._unserialised) >= self._bounds.unserialised:
+        if self.session_id is None or len(self._unserialised) >= self._limits.unserialised:
             return False
         self._unserialised.append((class_id, payload))
         return True
@@ -203,7 +202,7 @@ class OriginalClient:
     @property
     def can_receive(self) -> bool:
         """True if it reads from its socket."""
-        return len(self._raw) < self._bounds.raw
+        return len(self._raw) < self._limits.raw
 
     def receive(self, data: bytes) -> None:
         """Process bytes from the socket."""
@@ -212,31 +211,31 @@ class OriginalClient:
             if frame[0] == MESSAGE:
                 self._raw.append(frame)
             elif frame[0] == CONNECT:
-                self._greeted(frame)
+                self._handle_connect_reply(frame)
             else:
                 # Any other type kills the original.
                 assert frame[0] == HEARTBEAT, frame
-        self._turn()
+        self._process()
 
     @property
     def has_output(self) -> bool:
         """True if it has bytes for its socket."""
         return bool(self._chunks)
 
-    def read_output(self, most: int) -> bytes:
+    def read_output(self, max_bytes: int) -> bytes:
         """Remove and return the next bytes for the socket, at most `most`."""
-        taken = []
-        while most and self._chunks:
-            piece = self._chunks[0][self._sent : self._sent + most]
-            taken.append(piece)
-            most -= len(piece)
-            self._sent += len(piece)
+        chunks = []
+        while max_bytes and self._chunks:
+            chunk = self._chunks[0][self._sent : self._sent + max_bytes]
+            chunks.append(chunk)
+            max_bytes -= len(chunk)
+            self._sent += len(chunk)
             if self._sent == len(self._chunks[0]):
                 self._chunks.popleft()
                 self._sent = 0
-        return b"".join(taken)
+        return b"".join(chunks)
 
-    def _greeted(self, frame: bytes) -> None:
+    def _handle_connect_reply(self, frame: bytes) -> None:
         content = frame[HEADER_BYTES : -len(DELIMITER)]
         assert len(content) == 4, frame
         first = self.session_id is None
@@ -256,28 +255,28 @@ class OriginalClient:
                 break
             self.now = due
             if due == self._handled_at:
-                self._handled()
+                self._finish_handling()
             elif due == self._pulse_at:
                 self._pulse_at += PULSE_SECONDS
                 self._flush()
             else:
                 self._group_at += GROUPING_SECONDS
                 self._group()
-            self._turn()
+            self._process()
         self.now = now
         if self._unserialised or self._raw or self._received:
-            self._turn()
+            self._process()
 
-    def _turn(self) -> None:
+    def _process(self) -> None:
         """Process everything that needs no time."""
         if self._unserialised:
-            room = FRAMES_PER_CHUNK * (self._bounds.chunks - len(self._chunks))
-            frames = self._work(self._unserialised, self._serialise, room)
-            for at in range(0, len(frames), FRAMES_PER_CHUNK):
-                self._chunks.append(b"".join(frames[at : at + FRAMES_PER_CHUNK]))
+            capacity = FRAMES_PER_CHUNK * (self._limits.chunks - len(self._chunks))
+            frames = self._run_workers(self._unserialised, self._serialise, capacity)
+            for start in range(0, len(frames), FRAMES_PER_CHUNK):
+                self._chunks.append(b"".join(frames[start : start + FRAMES_PER_CHUNK]))
         while self._raw:
-            room = self._bounds.received - len(self._received)
-            messages = self._work(self._raw, self._deserialise, room)
+            capacity = self._limits.received - len(self._received)
+            messages = self._run_workers(self._raw, self._deserialise, capacity)
             if not messages:
                 break
             self._received.extend(messages)
@@ -287,18 +286,18 @@ class OriginalClient:
 
     # Workers -------------------------------------------------------------------------------------
 
-    def _work(self, jobs: deque, work: Callable, room: int) -> list:  # type: ignore[type-arg]
+    def _run_workers(self, jobs: deque, work: Callable, max_count: int) -> list:  # type: ignore[type-arg]
         """Process up to `room` jobs with workers, which finish in any order."""
         results = Reservations()
-        hands: list[tuple[int, object]] = []
-        left = min(len(jobs), room)
-        while left > 0 or hands:
-            while left > 0 and len(hands) < self._workers:
-                hands.append((results.reserve(), jobs.popleft()))
-                left -= 1
-            place, job = hands.pop(int(self._random.random() * len(hands)))
-            results.put(place, work(job))
-        return results.take()
+        in_progress: list[tuple[int, object]] = []
+        jobs_left = min(len(jobs), max_count)
+        while jobs_left > 0 or in_progress:
+            while jobs_left > 0 and len(in_progress) < self._workers:
+                in_progress.append((results.reserve(), jobs.popleft()))
+                jobs_left -= 1
+            index, job = in_progress.pop(int(self._random.random() * len(in_progress)))
+            results.set_result(index, work(job))
+        return results.pop_ready()
 
     @staticmethod
     def _serialise(job: tuple[int, bytes]) -> bytes:
@@ -319,7 +318,7 @@ class OriginalClient:
     def _handle(self) -> None:
         """Handle and acknowledge messages one after the other."""
         while self._received and self._handling is None and self.handler_error is None:
-            if self._unflushed >= self._bounds.acks:
+            if self._unflushed >= self._limits.acks:
                 return
             message = self._received.popleft()
             try:
@@ -330,9 +329,9 @@ class OriginalClient:
             self._handling = message
             self._handled_at = self.now + seconds
             if not seconds:
-                self._handled()
+                self._finish_handling()
 
-    def _handled(self) -> None:
+    def _finish_handling(self) -> None:
         message = self._handling
         assert message is not None
         self._handling, self._handled_at = None, math.inf
@@ -354,7 +353,7 @@ class OriginalClient:
 
     def _flush(self) -> None:
         """Queue the acks of all ranges, after everything that waits to be sent."""
-        if not self._ranges or len(self._chunks) >= self._bounds.chunks:
+        if not self._ranges or len(self._chunks) >= self._limits.chunks:
             return
         frames = []
         for (class_id, timer_index), ranges in self._ranges.items():

@@ -1,4 +1,4 @@
-"""Runs the command line in processes of its own."""
+"""Runs the command line in separate processes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ PATIENCE_SECONDS = 90.0
 READY = r"simplebus ready tcp=(\S+:\d+)(?: nats=(\S+:\d+))?(?: http=(\S+:\d+))?"
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment(**extra: str) -> dict[str, str]:
     """Return this process's environment without settings of simplebus, plus `more`."""
-    kept = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("SIMPLEBUS_") and name != "NOTIFY_SOCKET"
     }
-    plain = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
+    terminal = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
     # Tests run in parallel, so the default ports cannot be used.
-    free = {"SIMPLEBUS_NATS_PORT": "0", "SIMPLEBUS_HTTP_PORT": "0"}
-    return kept | plain | free | more
+    free_ports = {"SIMPLEBUS_NATS_PORT": "0", "SIMPLEBUS_HTTP_PORT": "0"}
+    return inherited | terminal | free_ports | extra
 
 
 class Program:
@@ -55,24 +55,24 @@ class Program:
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._unread:
-                left = deadline - time.monotonic()
-                assert left > 0, f"no output for {PATIENCE_SECONDS:g} s"
-                assert selector.select(left), f"no output for {PATIENCE_SECONDS:g} s"
+                seconds_left = deadline - time.monotonic()
+                assert seconds_left > 0, f"no output for {PATIENCE_SECONDS:g} s"
+                assert selector.select(seconds_left), f"no output for {PATIENCE_SECONDS:g} s"
                 data = os.read(self.process.stdout.fileno(), 65536)
                 assert data, f"the program ended: {self.wait()}"
                 self._unread += data
         line, _, self._unread = self._unread.partition(b"\n")
         return line.decode()
 
-    def wait_for_stderr(self, of: str, times: int = 1) -> None:
-        """Wait until this stands on its standard error so many times."""
+    def wait_for_stderr(self, text: str, times: int = 1) -> None:
+        """Wait until standard error contains `text` at least `times` times."""
         assert self.process.stderr is not None
         deadline = time.monotonic() + PATIENCE_SECONDS
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stderr, selectors.EVENT_READ)
-            while self._read_stderr.count(of.encode()) < times:
+            while self._read_stderr.count(text.encode()) < times:
                 assert selector.select(max(0.0, deadline - time.monotonic())), (
-                    f"standard error lacks {of!r}"
+                    f"standard error lacks {text!r}"
                 )
                 data = os.read(self.process.stderr.fileno(), 65536)
                 assert data, f"the program ended: {self.wait()}"
@@ -81,16 +81,16 @@ class Program:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self, data: bytes | None = None) -> tuple[int, str, str]:
+    def wait(self, stdin_data: bytes | None = None) -> tuple[int, str, str]:
         """Write `data` to standard input and wait for the end.
 
         Returns:
             Exit status, and the rest of standard output and standard error.
         """
-        out, err = self.process.communicate(data, timeout=PATIENCE_SECONDS)
-        rest, self._unread = self._unread + out, b""
-        stderr_text, self._read_stderr = self._read_stderr + err, b""
-        return self.process.returncode, rest.decode(), stderr_text.decode()
+        stdout, stderr = self.process.communicate(stdin_data, timeout=PATIENCE_SECONDS)
+        stdout_bytes, self._unread = self._unread + stdout, b""
+        stderr_bytes, self._read_stderr = self._read_stderr + stderr, b""
+        return self.process.returncode, stdout_bytes.decode(), stderr_bytes.decode()
 
 
 def start_program(
@@ -127,11 +127,11 @@ def running_program(*arguments: str, **variables: str) -> Iterator[Program]:
 
 
 def run_program(
-    *arguments: str, given: bytes | None = None, **variables: str
+    *arguments: str, stdin_data: bytes | None = None, **variables: str
 ) -> tuple[int, str, str]:
     """Run `simplebus` to its end. Returns exit status, standard output and standard error."""
     with running_program(*arguments, **variables) as program:
-        return program.wait(given)
+        return program.wait(stdin_data)
 
 
 @contextlib.contextmanager

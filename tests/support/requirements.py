@@ -23,13 +23,13 @@ def require_program(*names: str) -> str:
 
 
 def nats_server_program() -> str:
-    """Return the path of nats-server: beside this Python, or else on the search path."""
-    beside = Path(sys.executable).with_name("nats-server")
-    return str(beside) if beside.exists() else shutil.which("nats-server") or "nats-server"
+    """Return the path of nats-server: in the folder of this Python, or else on the search path."""
+    sibling = Path(sys.executable).with_name("nats-server")
+    return str(sibling) if sibling.exists() else shutil.which("nats-server") or "nats-server"
 
 
-def skip_or_fail(sentence: str) -> NoReturn:
+def skip_or_fail(reason: str) -> NoReturn:
     """Skip the current test; in CI, fail it."""
     if os.environ.get("CI"):
-        pytest.fail(sentence)
-    pytest.skip(sentence)
+        pytest.fail(reason)
+    pytest.skip(reason)

@@ -27,7 +27,7 @@ async def serving(
     """Run a server on a free port of 127.0.0.1 until the end of the block."""
     async with trio.open_nursery() as nursery:
         with trio.fail_after(PATIENCE_SECONDS):
-            up = await nursery.start(
+            server = await nursery.start(
                 lambda task_status: serve(
                     settings or PATIENT,
                     ServeOptions(**{"hosts": ("127.0.0.1",), "port": 0, **options}),  # type: ignore[arg-type]
@@ -36,7 +36,7 @@ async def serving(
                 )
             )
         try:
-            yield up
+            yield server
         finally:
             nursery.cancel_scope.cancel()
             for stream in _streams:
@@ -60,10 +60,10 @@ class Peer:
         """Return the next frame with header and delimiter, or b"" at the end of the stream."""
         with trio.fail_after(PATIENCE_SECONDS):
             while (end := self.received.find(frames.DELIMITER, frames.HEADER_BYTES)) < 0:
-                more = await self.stream.receive_some(1 << 20)
-                if not more:
+                data = await self.stream.receive_some(1 << 20)
+                if not data:
                     return b""
-                self.received += more
+                self.received += data
         end += len(frames.DELIMITER)
         frame = bytes(self.received[:end])
         del self.received[:end]
@@ -71,14 +71,16 @@ class Peer:
 
     async def read_messages(self, count: int) -> list[tuple[int, bytes]]:
         """Return message id and payload of the next `count` messages."""
-        got = []
+        messages = []
         for _ in range(count):
             frame = await self.read_frame()
-            assert frame, f"the server hung up after {len(got)} of {count} messages"
+            assert frame, (
+                f"the server closed the connection after {len(messages)} of {count} messages"
+            )
             frame_type, _, message_id, _ = frames.HEADER.unpack_from(frame)
             assert frame_type == frames.MESSAGE
-            got.append((message_id, frame[frames.HEADER_BYTES : -len(frames.DELIMITER)]))
-        return got
+            messages.append((message_id, frame[frames.HEADER_BYTES : -len(frames.DELIMITER)]))
+        return messages
 
     async def wait_closed(self) -> bool:
         """Wait until the server closes the connection. Returns True; fails after a timeout."""
@@ -125,5 +127,5 @@ def class_statistics(server: RunningServer, class_id: int = 1) -> ClassStatistic
 async def wait_until(condition: Callable[[], bool]) -> None:
     """Wait until the condition is true; it is checked every few milliseconds."""
     with trio.fail_after(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - what is looked at has no event.
+        while not condition():  # noqa: ASYNC110 - an arbitrary condition has no event.
             await trio.sleep(0.005)

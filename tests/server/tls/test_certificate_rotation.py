@@ -98,7 +98,7 @@ async def test_certificate_that_is_not_valid_yet_is_used_with_a_warning(
 ) -> None:
     authority = CertificateAuthority(tmp_path)
     async with serving(tls=TlsOptions(*issue_certificate(authority))) as server:
-        authority.issue("localhost", later=datetime.timedelta(days=2))
+        authority.issue("localhost", shift=datetime.timedelta(days=2))
         await reload(server, ServeOptions())
         assert (
             "localhost.pem is not valid yet: clients that verify it will not connect" in caplog.text

@@ -245,7 +245,7 @@ def test_warns_about_certificates_that_are_not_valid_now(
     warning: str | None,
     requires_client_certificate: bool,
 ) -> None:
-    pair = authority.issue("timely", later=datetime.timedelta(days=days))
+    pair = authority.issue("timely", shift=datetime.timedelta(days=days))
     pair.key.chmod(0o640)
     options = TlsOptions(
         pair.cert,
