@@ -45,24 +45,31 @@ SEEDS = 1600 if IN_CI else 24
 
 
 @pytest.fixture(autouse=True)
-def _loggers_are_left_as_they_were() -> Iterator[None]:
-    """Or tests behind this one hear nothing, if they happen to run in its process."""
-    log = logging.getLogger("simplebus")
-    before = log.level, log.propagate, log.disabled, log.manager.disable
+def _check_logging_is_restored() -> Iterator[None]:
+    """Fail a test that changes the logging set-up, which would hide logs from later tests."""
+    logger = logging.getLogger("simplebus")
+    original_state = logger.level, logger.propagate, logger.disabled, logger.manager.disable
     yield
-    assert (log.level, log.propagate, log.disabled, log.manager.disable) == before
+    assert (
+        logger.level,
+        logger.propagate,
+        logger.disabled,
+        logger.manager.disable,
+    ) == original_state
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, help="one life of tests/simulation, told as it happens")
-    parser.addoption("--seeds", type=int, default=SEEDS, help="how many lives there")
+    parser.addoption("--seed", type=int, help="run one history of tests/simulation and print it")
+    parser.addoption(
+        "--seeds", type=int, default=SEEDS, help="number of histories in tests/simulation"
+    )
 
 
 def pytest_configure() -> None:
-    """Keep what Python compiles, even where it is told to keep nothing.
+    """Store bytecode in the cache folder if Python is configured not to write any.
 
-    Else every worker and each of the hundreds of programs that tests start would do it again,
-    which is a third of their time. It lies with what else is kept from run to run.
+    Otherwise every worker and each of the hundreds of programs that tests start would compile
+    again, which is a third of their time.
     """
     if sys.dont_write_bytecode:
         sys.dont_write_bytecode, sys.pycache_prefix = False, str(cache_folder() / "compiled")
@@ -72,11 +79,14 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Next to nothing of what is made meanwhile is garbage. It is not looked through for any, now
-    or later: that would take a twentieth of the time of all tests."""
+    """Collect without garbage collection.
+
+    Hardly any object that collection creates is garbage, and searching them would take 5 % of the
+    time of all tests. `pytest_collection_finish` therefore excludes them from later runs as well.
+    """
     gc.disable()
     try:
-        import_by_turns(session.config)
+        import_in_rotated_order(session.config)
         return (yield)
     finally:
         gc.enable()
@@ -86,9 +96,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def import_by_turns(config: pytest.Config) -> None:
-    """Begin at different files in different workers, if all are collected: so each is compiled by
-    one of them, with its assertions, while the others compile others."""
+def import_in_rotated_order(config: pytest.Config) -> None:
+    """Import all test files, each worker starting at a different file.
+
+    pytest rewrites the assertions of a file when it is first imported. Workers that start at
+    different files share this work. Does nothing if only a part of the tests is collected.
+    """
     worker = getattr(config, "workerinput", None)
     if worker is None or [Path(each).resolve() for each in config.args] != [TESTS]:
         return
@@ -97,14 +110,14 @@ def import_by_turns(config: pytest.Config) -> None:
     )
     first = len(found) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
     for path in found[first:] + found[:first]:
-        # What cannot be imported is told where it is collected.
+        # The collection reports import errors.
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(".".join(path.relative_to(TESTS).with_suffix("").parts))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever takes long begins early: else the others have ended, and it is waited for."""
+    """Run long tests first, so that no worker starts one when the others are finished."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
@@ -116,7 +129,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """
     from xdist.scheduler import LoadGroupScheduling
 
-    class Forgetting(LoadGroupScheduling):
+    class ForgettingScheduling(LoadGroupScheduling):
         def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
             super().mark_test_complete(node, item_index, duration)
             work = self.assigned_work[node]
@@ -124,7 +137,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             if all(work[scope].values()):
                 del work[scope]
 
-    return Forgetting(config, log) if config.option.dist == "loadgroup" else None
+    return ForgettingScheduling(config, log) if config.option.dist == "loadgroup" else None
 
 
 def pytest_report_header() -> str:
