@@ -14,7 +14,7 @@ ACKED = 100
 
 
 def test_restored_server_delivers_what_was_confirmed_and_not_acknowledged(tmp_path: Path) -> None:
-    data, copy, new = (str(tmp_path / name) for name in ("data", "copy", "new"))
+    data, backup, restored = (str(tmp_path / name) for name in ("data", "copy", "new"))
     with run_server("--no-nats", "--no-http", "--data-dir", data) as (program, url):
         with simplebus.connect_blocking(url, name="shop", timeout=PATIENCE_SECONDS) as bus:
             with bus.subscribe("orders", durable="billing", max_in_flight=ACKED) as messages:
@@ -33,17 +33,17 @@ def test_restored_server_delivers_what_was_confirmed_and_not_acknowledged(tmp_pa
             publishing = threading.Thread(target=publish)
             publishing.start()
             for _ in range(BACKUPS):
-                status, output, errors = run_program("backup", copy, "--data-dir", data)
+                status, output, errors = run_program("backup", backup, "--data-dir", data)
                 assert (status, errors) == (0, "")
                 assert "intact: bus" in output
             stopped.set()
             publishing.join(PATIENCE_SECONDS)
         program.signal(signal.SIGKILL)
-    status, output, errors = run_program("restore", copy, "--data-dir", new)
+    status, output, errors = run_program("restore", backup, "--data-dir", restored)
     assert (status, errors) == (0, "")
     assert output.startswith("restored: bus ")
     with (
-        run_server("--no-nats", "--no-http", "--data-dir", new) as (program, url),
+        run_server("--no-nats", "--no-http", "--data-dir", restored) as (program, url),
         simplebus.connect_blocking(url, timeout=PATIENCE_SECONDS) as bus,
         bus.subscribe("orders", durable="billing") as messages,
     ):

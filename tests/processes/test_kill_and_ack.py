@@ -17,27 +17,27 @@ __all__ = ["run"]
 COUNT = 300
 
 
-def left_after_kill(path: Path, durability: str) -> dict[int, int]:
+def redelivered_after_restart(path: Path, durability: str) -> dict[int, int]:
     """Return the messages that a restarted server delivers, and their attempts."""
-    left: dict[int, int] = {}
+    deliveries: dict[int, int] = {}
     with (
         run_server("--data-dir", str(path), "--durability", durability) as (_, url),
         simplebus.connect_blocking(url) as bus,
         bus.subscribe(1, durable="billing", ack_seconds=1) as messages,
     ):
-        while len(left) < COUNT:
+        while len(deliveries) < COUNT:
             try:
                 message = messages.get(timeout=4)
             except TimeoutError:
                 break
-            left[int(message.payload)] = message.attempt
-    return left
+            deliveries[int(message.payload)] = message.attempt
+    return deliveries
 
 
-def check(left: dict[int, int], synced: set[int], delivered: set[int]) -> None:
-    assert left.keys() & synced == set()
-    assert left.keys() >= set(range(COUNT)) - delivered
-    assert all(left[number] >= 2 for number in left.keys() & delivered)
+def check(deliveries: dict[int, int], synced: set[int], delivered: set[int]) -> None:
+    assert deliveries.keys() & synced == set()
+    assert deliveries.keys() >= set(range(COUNT)) - delivered
+    assert all(deliveries[number] >= 2 for number in deliveries.keys() & delivered)
 
 
 @pytest.mark.parametrize("durability", ["disk", "os"])
@@ -55,10 +55,10 @@ def test_acks_that_were_waited_for_survive_a_kill(
                 for number in range(COUNT):
                     await bus.publish(b"%d" % number, class_id=1, confirm=number == COUNT - 1)
                 for _ in range(20):
-                    taken = await messages.take(7)
-                    delivered.update(int(message.payload) for message in taken)
-                    await messages.ack_sync(*taken[:-1])
-                    synced.update(int(message.payload) for message in taken[:-1])
+                    received = await messages.take(7)
+                    delivered.update(int(message.payload) for message in received)
+                    await messages.ack_sync(*received[:-1])
+                    synced.update(int(message.payload) for message in received[:-1])
                 server.process.kill()
                 with pytest.raises(BusConnectionError):
                     await messages.ack_sync()
@@ -67,7 +67,7 @@ def test_acks_that_were_waited_for_survive_a_kill(
         run(main)
     except* BusConnectionError:
         pass
-    check(left_after_kill(tmp_path, durability), synced, delivered)
+    check(redelivered_after_restart(tmp_path, durability), synced, delivered)
 
 
 def test_blocking_acks_that_were_waited_for_survive_a_kill(tmp_path: Path) -> None:
@@ -80,11 +80,11 @@ def test_blocking_acks_that_were_waited_for_survive_a_kill(tmp_path: Path) -> No
     ):
         bus.publish_many([b"%d" % number for number in range(COUNT)], class_id=1)
         for _ in range(20):
-            taken = messages.take(7)
-            delivered.update(int(message.payload) for message in taken)
-            messages.ack_sync(*taken[:-1])
-            synced.update(int(message.payload) for message in taken[:-1])
+            received = messages.take(7)
+            delivered.update(int(message.payload) for message in received)
+            messages.ack_sync(*received[:-1])
+            synced.update(int(message.payload) for message in received[:-1])
         server.process.kill()
         with pytest.raises(BusConnectionError):
             messages.ack_sync()
-    check(left_after_kill(tmp_path, "disk"), synced, delivered)
+    check(redelivered_after_restart(tmp_path, "disk"), synced, delivered)

@@ -46,7 +46,7 @@ def test_confirmed_messages_survive_kills_and_power_cuts() -> None:
     result = kills.run_rounds(POWER_CUTS, 1, SEED)
     assert result.faults(may_lose=False) == []
     assert (result.rounds, result.cuts) == (1, 1)
-    assert all(seen.messages for seen in result.seen)
+    assert all(record.messages for record in result.seen)
 
 
 @pytest.mark.long
@@ -59,31 +59,31 @@ def test_detects_a_server_that_confirms_before_syncing() -> None:
 
 
 def test_accounts_count_missing_repeated_late_and_disordered_messages() -> None:
-    sent, seen = PublishedMessages(), DeliveryRecord(1)
-    assert sent.next_payloads(1, "ann", 3) == [b"ann 0", b"ann 1", b"ann 2"]
-    sent.next_payloads(1, "bob", 1)
-    sent.next_payloads(2, "ann", 9)
+    published, record = PublishedMessages(), DeliveryRecord(1)
+    assert published.next_payloads(1, "ann", 3) == [b"ann 0", b"ann 1", b"ann 2"]
+    published.next_payloads(1, "bob", 1)
+    published.next_payloads(2, "ann", 9)
     for at, number in enumerate([0, 0, 2]):
-        seen.record_delivery(payload("ann", number), at, now=10.0)
-    assert seen.missing(sent) == {("ann", 1), ("bob", 0)}
+        record.record_delivery(payload("ann", number), at, now=10.0)
+    assert record.missing(published) == {("ann", 1), ("bob", 0)}
     assert (
-        seen.messages,
-        seen.repeated_count,
-        seen.repeated_late,
-        seen.out_of_order,
-        seen.head,
+        record.messages,
+        record.repeated_count,
+        record.repeated_late,
+        record.out_of_order,
+        record.head,
     ) == (2, 1, 0, 0, 3)
-    seen.killed_at = 20.0
-    seen.record_delivery(payload("ann", 1), 3, now=21.0)
-    seen.record_delivery(payload("ann", 2), 2, now=21.0)
+    record.killed_at = 20.0
+    record.record_delivery(payload("ann", 1), 3, now=21.0)
+    record.record_delivery(payload("ann", 2), 2, now=21.0)
     assert (
-        seen.messages,
-        seen.repeated_count,
-        seen.repeated_late,
-        seen.out_of_order,
-        seen.head,
+        record.messages,
+        record.repeated_count,
+        record.repeated_late,
+        record.out_of_order,
+        record.head,
     ) == (3, 2, 1, 1, 4)
-    assert seen.missing(sent) == {("bob", 0)}
+    assert record.missing(published) == {("bob", 0)}
 
 
 def test_losses_at_weaker_durability_are_reported_to_publishers() -> None:

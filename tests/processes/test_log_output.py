@@ -35,10 +35,10 @@ def test_json_lines_have_event_and_named_values() -> None:
         assert list(line)[:5] == ["time", "level", "logger", "event", "message"]
     events = {line["event"]: line for line in lines}
     assert events["drain.started"]["signal"] == "SIGTERM"
-    lost = events["class.messages_lost"]
-    assert (lost["class_name"], lost["count"]) == ("orders", 2)
-    assert lost["message"] == LOST
-    assert lost["level"] == "warning"
+    lost_event = events["class.messages_lost"]
+    assert (lost_event["class_name"], lost_event["count"]) == ("orders", 2)
+    assert lost_event["message"] == LOST
+    assert lost_event["level"] == "warning"
 
 
 @pytest.mark.parametrize("arguments", [(), ("--log-format", "console"), ("--log-format", "text")])

@@ -32,10 +32,10 @@ def user(name: str, rights: str = "", secret: str = "") -> str:
     return f'name = "{name}"\ntoken = "{hash_token(secret or name)}"\n{rights}'
 
 
-def rights(what: str, *, admin: str = "[]") -> str:
+def rights(permissions: str, *, admin: str = "[]") -> str:
     return (
-        f'[users.permissions]\npublish = ["{what}"]\nadmin = {admin}\n'
-        f'[users.nats]\npublish = ["{what}.>"]\n'
+        f'[users.permissions]\npublish = ["{permissions}"]\nadmin = {admin}\n'
+        f'[users.nats]\npublish = ["{permissions}.>"]\n'
     )
 
 
@@ -179,10 +179,10 @@ async def test_reload_disconnects_only_changed_users(tmp_path: Path) -> None:
 
 def reload(program: Program, file: Path, text: str) -> None:
     """Replace the file atomically and reload: the server may still read the previous version."""
-    new = file.with_suffix(".new")
-    new.touch(0o600)
-    new.write_text(text)
-    new.replace(file)
+    new_file = file.with_suffix(".new")
+    new_file.touch(0o600)
+    new_file.write_text(text)
+    new_file.replace(file)
     program.signal(signal.SIGHUP)
 
 

@@ -47,9 +47,9 @@ def systemd(tmp_path: Path) -> Iterator[socket.socket]:
 def read_notification(systemd: socket.socket, first: str) -> list[str]:
     """Return the lines of the next notification that starts with `first`."""
     while True:
-        words = systemd.recv(4096).decode().splitlines()
-        if words[0].startswith(first):
-            return words
+        lines = systemd.recv(4096).decode().splitlines()
+        if lines[0].startswith(first):
+            return lines
 
 
 def test_notifies_systemd_from_start_to_stop(systemd: socket.socket, tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ def wait_for(port: int) -> None:
 @contextmanager
 def activated(sock: socket.socket, *arguments: str) -> Iterator[Program]:
     """Start a server that inherits this listening socket, as under systemd."""
-    words = [sys.executable, "-m", "simplebus", "serve", *arguments]
+    command = [sys.executable, "-m", "simplebus", "serve", *arguments]
     with subprocess.Popen(
-        ["sh", "-c", 'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"', "sh", *words],
+        ["sh", "-c", 'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"', "sh", *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
@@ -168,7 +168,7 @@ def test_upgrade_under_load_refuses_no_client_and_loses_no_message(tmp_path: Pat
     data = ("--data-dir", str(tmp_path / "data"), "--durability", "os")
     failures: list[BaseException] = []
     sent = 0
-    over = threading.Event()
+    stopping = threading.Event()
     with ExitStack() as stack:
         sock = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         url = f"simplebus://127.0.0.1:{sock.getsockname()[1]}"
@@ -177,7 +177,7 @@ def test_upgrade_under_load_refuses_no_client_and_loses_no_message(tmp_path: Pat
             nonlocal sent
             try:
                 with simplebus.connect_blocking(url, name="till", timeout=60) as bus:
-                    while not over.is_set():
+                    while not stopping.is_set():
                         bus.publish(b"%d" % sent, class_id=7)
                         sent += 1
             except BaseException as error:
@@ -186,7 +186,7 @@ def test_upgrade_under_load_refuses_no_client_and_loses_no_message(tmp_path: Pat
         def refused() -> None:
             """Connect repeatedly: the port must always be open."""
             try:
-                while not over.is_set():
+                while not stopping.is_set():
                     socket.create_connection(sock.getsockname(), timeout=60).close()
                     time.sleep(0.005)
             except BaseException as error:
@@ -199,21 +199,23 @@ def test_upgrade_under_load_refuses_no_client_and_loses_no_message(tmp_path: Pat
                 if not turn:
                     for thread in threads:
                         thread.start()
-                before = sent
+                sent_before = sent
                 deadline = time.monotonic() + PATIENCE_SECONDS
-                while sent < before + 200 and not failures:
+                while sent < sent_before + 200 and not failures:
                     assert time.monotonic() < deadline
                     time.sleep(0.01)
                 if turn == 3:
-                    over.set()
+                    stopping.set()
                     for thread in threads:
                         thread.join(PATIENCE_SECONDS)
                     with (
                         simplebus.connect_blocking(url, timeout=60) as bus,
                         bus.subscribe(7) as messages,
                     ):
-                        got = [int(messages.get(PATIENCE_SECONDS).payload) for _ in range(sent)]
-                        assert got == list(range(sent))
+                        received = [
+                            int(messages.get(PATIENCE_SECONDS).payload) for _ in range(sent)
+                        ]
+                        assert received == list(range(sent))
                 program.signal(signal.SIGTERM)
                 assert program.wait()[0] == 0
     assert not failures
@@ -307,7 +309,7 @@ def test_without_descriptors_new_clients_wait() -> None:
         host, _, port = url.removeprefix("simplebus://").rpartition(":")
         bus = stack.enter_context(simplebus.connect_blocking(url, timeout=60))
         resource.prlimit(program.process.pid, resource.RLIMIT_NOFILE, (64, 64))
-        others = [
+        connections = [
             stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
             for _ in range(80)
         ]
@@ -315,12 +317,15 @@ def test_without_descriptors_new_clients_wait() -> None:
         bus.flush()
         wait_for_health(program.http_address)
         program.wait_for_stderr("cannot accept connections: too many open files")
-        began = time.monotonic()
-        for other in others:
-            other.close()
-        with simplebus.connect_blocking(url, timeout=60) as late, late.subscribe(1) as messages:
+        started_at = time.monotonic()
+        for connection in connections:
+            connection.close()
+        with (
+            simplebus.connect_blocking(url, timeout=60) as late_client,
+            late_client.subscribe(1) as messages,
+        ):
             assert messages.get(PATIENCE_SECONDS).payload == b"all is well"
-        passed = time.monotonic() - began
+        passed = time.monotonic() - started_at
         program.signal(signal.SIGTERM)
         status, _, stderr = program.wait()
     assert status == 0
@@ -356,11 +361,11 @@ def test_without_memory_a_class_is_full_and_others_work() -> None:
             bus.publish(b"y", class_id=2)
             bus.flush()
             with bus.subscribe(1) as messages:
-                got = 0
-                while got <= count:
-                    got += len(messages.take(10_000, timeout=PATIENCE_SECONDS))
+                received_count = 0
+                while received_count <= count:
+                    received_count += len(messages.take(10_000, timeout=PATIENCE_SECONDS))
         filling.join(PATIENCE_SECONDS)
         program.signal(signal.SIGTERM)
         status, _, stderr = program.wait()
-    assert (status, filling.is_alive(), got) == (0, False, count + 1)
+    assert (status, filling.is_alive(), received_count) == (0, False, count + 1)
     assert "Traceback" not in stderr
