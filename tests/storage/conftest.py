@@ -1,4 +1,4 @@
-"""Ends the buses that tests leave behind."""
+"""Closes the buses that tests leave open."""
 
 from __future__ import annotations
 

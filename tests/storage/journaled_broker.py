@@ -23,13 +23,13 @@ from tests.behaviour.wire_peer import BrokerHarness
 START = 1_700_000_000.0
 
 RUNS = count(1)
-_living: set[KeptBus] = set()
-"""What has neither crashed nor been stopped."""
+_open_buses: set[KeptBus] = set()
+"""Buses that have neither crashed nor been closed."""
 
 
 def end_all() -> None:
     """Crash the buses that a test has left open, to release their file descriptors."""
-    for bus in list(_living):
+    for bus in list(_open_buses):
         bus.crash()
 
 
@@ -59,7 +59,7 @@ class KeptBus(BrokerHarness):
             self.found: RecoveryResult = recover(self.directory, self.broker)
             finish_recovery(
                 self.directory, self.found, to_disk=False
-            )  # Nothing here cuts the power.
+            )  # No power failure is simulated.
         except BaseException:
             self.directory.close()
             raise
@@ -71,21 +71,21 @@ class KeptBus(BrokerHarness):
         )
         self.keeper = Checkpointer(self.broker)
         self.journal = Journal(self.directory, durability=level, segment_bytes=segment_bytes)
-        self.lots: list[WriteBatch] = []
-        _living.add(self)
+        self.write_batches: list[WriteBatch] = []
+        _open_buses.add(self)
 
     def write(self) -> None:
-        """Write what has come."""
-        lot = self.keeper.build_write_batch()
-        if lot is not None:
-            self.lots.append(lot)
-            self.journal.write(lot)
+        """Write the changes since the last call."""
+        write_batch = self.keeper.build_write_batch()
+        if write_batch is not None:
+            self.write_batches.append(write_batch)
+            self.journal.write(write_batch)
 
     def sync(self) -> None:
-        """Write and sync it, and say so."""
+        """Write and sync all changes, and mark them as durable."""
         self.write()
         self.journal.sync()
-        self.lots.clear()
+        self.write_batches.clear()
         self.broker.mark_durable(self.commit_log.last_batch_number)
         self.broker.check_invariants()
 
@@ -97,8 +97,8 @@ class KeptBus(BrokerHarness):
         return self.journal.remove(self.keeper.class_floors(), empty)
 
     def crash(self) -> None:
-        """The process is gone: what was written stays, the system lets go of the lock."""
-        _living.discard(self)
+        """Simulate the end of the process: written data stays, and the lock is released."""
+        _open_buses.discard(self)
         for cls in self.journal._classes.values():
             if cls.file is not None:
                 cls.file.close_unchanged()
@@ -107,9 +107,9 @@ class KeptBus(BrokerHarness):
         self.directory.close()
 
     def close(self) -> None:
-        """Stopped in peace."""
+        """Shut down in order."""
         self.keeper.is_snapshot_due = True
         self.sync()
-        _living.discard(self)
+        _open_buses.discard(self)
         self.journal.close()
         self.directory.close()

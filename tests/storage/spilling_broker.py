@@ -23,23 +23,25 @@ from tests.behaviour.wire_peer_v2 import (
 from tests.storage.journaled_broker import KeptBus
 
 
-def small(messages: int = 64, **given: Any) -> Settings:
-    """A class holds so many messages in memory."""
-    return Settings(limits=Limits(class_messages=messages), full_policy=FullPolicy.SPILL, **given)
+def spill_settings(class_messages: int = 64, **options: Any) -> Settings:
+    """Return settings under which a class holds `class_messages` messages in memory."""
+    return Settings(
+        limits=Limits(class_messages=class_messages), full_policy=FullPolicy.SPILL, **options
+    )
 
 
 class SpilledBus(KeptBus):
-    """See the module's law."""
+    """Journaled broker that spills messages, with `serve_reads` in place of the reader thread."""
 
-    def __init__(self, path: Path, **given: Any) -> None:
-        given.setdefault("settings", small())
-        given.setdefault("level", Durability.OS)  # What a sync takes is not of interest here.
-        super().__init__(path, **given)
+    def __init__(self, path: Path, **options: Any) -> None:
+        options.setdefault("settings", spill_settings())
+        options.setdefault("level", Durability.OS)  # Syncs are slow and not tested here.
+        super().__init__(path, **options)
         self.reader = SegmentReader(path, self.directory.salt)
         self.reads = 0
         self.skips_checks = True  # Each `sync` checks the bus.
 
-    def bring(self) -> None:
+    def serve_reads(self) -> None:
         """Serve read requests until none are left."""
         spilling = self.broker.spill_manager
         assert spilling is not None
@@ -66,46 +68,48 @@ class SpilledBus(KeptBus):
 def fill(
     bus: SpilledBus, peer: Version2Peer, count: int, *, start: int = 0, step: int = 16
 ) -> None:
-    """Publish so many, each few of them written before the next come."""
+    """Publish `count` messages in batches of `step`, and sync each batch."""
     sent = numbered(count, start=start)
-    for at in range(0, count, step):
-        peer.send(publish(1, start + at, *sent[at : at + step]))
+    for offset in range(0, count, step):
+        peer.send(publish(1, start + offset, *sent[offset : offset + step]))
         bus.sync()
 
 
-def all_of(bus: SpilledBus, reader: Version2Peer, *, number: int = 5) -> list[Version2Message]:
+def receive_and_ack_all(
+    bus: SpilledBus, reader: Version2Peer, *, number: int = 5
+) -> list[Version2Message]:
     """Receive all messages of a reader that acks each message at once."""
-    got: list[Version2Message] = []
-    while some := hear(bus, reader):
-        got += some
-        for message in some:
+    received: list[Version2Message] = []
+    while batch := receive_available(bus, reader):
+        received += batch
+        for message in batch:
             reader.send(ack(number, message.message_id, message.message_id + 1))
-    return got
+    return received
 
 
-def hear(bus: SpilledBus, reader: Version2Peer) -> list[Version2Message]:
-    bus.bring()
+def receive_available(bus: SpilledBus, reader: Version2Peer) -> list[Version2Message]:
+    bus.serve_reads()
     return reader.receive_deliveries()
 
 
-def contents(got: list[Version2Message]) -> list[bytes]:
-    return [message.content for message in got]
+def contents(messages: list[Version2Message]) -> list[bytes]:
+    return [message.content for message in messages]
 
 
-def later(bus: SpilledBus, seconds: float) -> None:
+def advance_clock(bus: SpilledBus, seconds: float) -> None:
     bus.broker.clock.now += seconds
     bus.tick()
     bus.broker.run_due_wakeups()
 
 
-def fetched(
-    bus: SpilledBus, peer: Version2Peer, **what: object
+def fetch(
+    bus: SpilledBus, peer: Version2Peer, **options: object
 ) -> tuple[list[Version2Message], dict[str, int]]:
     """Send a Fetch request. Return its messages and the content of the reply."""
-    peer.send(json_request(FETCH, 1, 3, **what))
-    got, told = peer.receive_all()
-    if not told:
-        bus.bring()
-        got, told = peer.receive_all()
-    (reply,) = told
-    return got, reply.content
+    peer.send(json_request(FETCH, 1, 3, **options))
+    messages, replies = peer.receive_all()
+    if not replies:
+        bus.serve_reads()
+        messages, replies = peer.receive_all()
+    (reply,) = replies
+    return messages, reply.content

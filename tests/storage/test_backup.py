@@ -1,4 +1,4 @@
-"""Backups of a journal that a server uses: they fit together at every moment, also interrupted."""
+"""Backups of a journal in use are consistent at any time, even if they were interrupted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORK_STEPS = 40
 
 
 class BusyBus:
-    """Journaled bus whose durable acknowledges all messages up to one, again and again."""
+    """Journaled bus whose durable repeatedly acknowledges all messages up to a sequence."""
 
     def __init__(self, path: Path) -> None:
         self.bus = KeptBus(path, segment_bytes=SEGMENT_BYTES)
@@ -43,7 +43,7 @@ class BusyBus:
         self.bus.sync()
 
     def ack_some(self, count: int = 4) -> None:
-        """Acknowledge messages, and remove the segments that nobody needs."""
+        """Acknowledge messages, and remove the segments that are no longer needed."""
         self.reader.receive_message_ids()
         last = min(self.acked_count + count, self.published_count)
         if last > self.acked_count:
@@ -94,10 +94,10 @@ def test_unchanged_files_are_not_copied_again(busy: BusyBus, tmp_path: Path) -> 
     assert back_up(source, target).copied_count >= len(changed) > 0
     busy.ack_some(40)
     back_up(source, target)
-    copied, own = (
+    copied, unchanged = (
         sorted(each.name for each in (path / "classes").rglob("*.log")) for path in (target, source)
     )
-    assert copied == own
+    assert copied == unchanged
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -120,7 +120,7 @@ def test_backup_under_load_fits_together(
 
 
 def work(busy: BusyBus, random: Random, steps: Iterator[int]) -> None:
-    """Do what a server may do while a file is copied, as long as there are steps."""
+    """Change the journal as a server may do while a file is copied, until no steps are left."""
     if next(steps, None) is None:
         return
     if random.random() < 0.5:

@@ -48,11 +48,11 @@ def test_refuses_foreign_directory_unchanged(tmp_path: Path) -> None:
 def test_converts_a_journal_without_salt(tmp_path: Path) -> None:
     lock_directory(tmp_path, new_bus="a").close()
     (tmp_path / "simplebus.json").write_text('{"format":"simplebus journal","version":1,"bus":"a"}')
-    old = JournalEntry(1, 0, 1.0)
-    old.append_frames(1, frames.encode(frames.MESSAGE, class_id=1, content=b"old"), "till")
+    entry = JournalEntry(1, 0, 1.0)
+    entry.append_frames(1, frames.encode(frames.MESSAGE, class_id=1, content=b"old"), "till")
     folder = tmp_path / "classes" / "00001"
     folder.mkdir()
-    record = bytearray(b"".join(encode_entry(old, 1)))
+    record = bytearray(b"".join(encode_entry(entry, 1)))
     record[:4] = UNSALTED_MAGIC
     checksum = zlib.crc32(record[: HEADER_BYTES - 4])
     record[HEADER_BYTES - 4 : HEADER_BYTES] = checksum.to_bytes(4, "little")
@@ -69,7 +69,7 @@ def test_converts_a_journal_without_salt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected_error"),
     [
         ('{"format":"simplebus journal","version":3}', "written by a newer simplebus"),
         ('{"format":"other","version":1}', "has the format 'other'"),
@@ -78,9 +78,9 @@ def test_converts_a_journal_without_salt(tmp_path: Path) -> None:
         ("", "simplebus.json is invalid"),
     ],
 )
-def test_refuses_newer_or_foreign_stamp(tmp_path: Path, text: str, says: str) -> None:
+def test_refuses_newer_or_foreign_stamp(tmp_path: Path, text: str, expected_error: str) -> None:
     (tmp_path / "simplebus.json").write_text(text, errors="surrogateescape")
-    with pytest.raises(JournalError, match=says):
+    with pytest.raises(JournalError, match=expected_error):
         lock_directory(tmp_path, new_bus="a")
 
 
@@ -118,12 +118,12 @@ def test_check_accepts_usable_directory_without_changes(tmp_path: Path) -> None:
 
 def test_check_refuses_unusable_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for path, says in {
+    for path, expected_error in {
         tmp_path: "it contains 'file'",
         tmp_path / "file": "file is not a directory",
         tmp_path / "file" / "in" / "it": "file is not a directory",
         Path("/proc/nope"): "cannot create /proc/nope: No such file or directory",
     }.items():
-        with pytest.raises(JournalError, match=says):
+        with pytest.raises(JournalError, match=expected_error):
             check_directory(path)
     assert [each.name for each in tmp_path.iterdir()] == ["file"]

@@ -33,10 +33,10 @@ class Disk:
     def __init__(self) -> None:
         self.calls = 0
         self.fails_at: set[int] = set()
-        self.half = False
-        """Whether a write that fails has written half."""
+        self.writes_half = False
+        """True if a failing write writes half of its data."""
 
-    def may(self) -> bool:
+    def next_call_succeeds(self) -> bool:
         self.calls += 1
         return self.calls not in self.fails_at
 
@@ -47,15 +47,15 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     append, sync = AppendFile.append, AppendFile.sync
 
     def failing_append(file: AppendFile, data: list[bytes], *, end_mark: int) -> None:
-        if not disk.may():
-            if disk.half:
-                whole = b"".join(data)
-                append(file, [whole[: len(whole) // 2]], end_mark=file.end_mark)
+        if not disk.next_call_succeeds():
+            if disk.writes_half:
+                content = b"".join(data)
+                append(file, [content[: len(content) // 2]], end_mark=file.end_mark)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file.path))
         append(file, data, end_mark=end_mark)
 
     def failing_sync(file: AppendFile) -> None:
-        if not disk.may():
+        if not disk.next_call_succeeds():
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync(file)
 
@@ -67,13 +67,13 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 def write_until_it_succeeds(bus: KeptBus) -> int:
     """Write and sync the next batch, retrying as the writer does. Return the number of failures."""
     failed = 0
-    lot = bus.keeper.build_write_batch()
+    write_batch = bus.keeper.build_write_batch()
     while True:
         try:
             if failed:
                 bus.journal.discard_unsynced()
-            assert lot is not None
-            bus.journal.write(lot)
+            assert write_batch is not None
+            bus.journal.write(write_batch)
             bus.journal.sync()
         except OSError:
             failed += 1
@@ -86,30 +86,30 @@ def write_until_it_succeeds(bus: KeptBus) -> int:
 def test_failures_never_lose_or_duplicate_messages(
     tmp_path: Path, disk: Disk, half: bool, is_rolling: bool
 ) -> None:
-    disk.half = half
-    for place in range(1, 13):
+    disk.writes_half = half
+    for failing_call in range(1, 13):
         disk.fails_at.clear()
-        path = tmp_path / str(place)
+        path = tmp_path / str(failing_call)
         bus = KeptBus(path, segment_bytes=1 if is_rolling else 1 << 20)
         peer = connect_version2(
             bus, publish(1, 0, b"0"), publish(2, 1, b"0"), classes=(1, 2), name="till"
         )
         write_until_it_succeeds(bus)
         connect_version2(bus, subscribe(1, 5, durable="billing", start="new"))
-        disk.calls, disk.fails_at = 0, {place, place + 1}
+        disk.calls, disk.fails_at = 0, {failing_call, failing_call + 1}
         number = 2
-        for turn in range(1, 3):  # Two entries of each class: the clock goes on in between.
+        for content in (b"1", b"2"):  # Two entries of each class, at different times.
             for class_id in (1, 2):
-                peer.send(publish(class_id, number, b"%d" % turn))
+                peer.send(publish(class_id, number, content))
                 number += 1
             bus.broker.clock.now += 1
-        bus.keeper.is_snapshot_due = place % 2 == 0
+        bus.keeper.is_snapshot_due = failing_call % 2 == 0
         write_until_it_succeeds(bus)
         disk.fails_at.clear()
         bus.crash()
         bus = KeptBus(path)
         assert bus.found.problems == []
-        assert payloads(bus, 1) == payloads(bus, 2) == [b"0", b"1", b"2"], place
+        assert payloads(bus, 1) == payloads(bus, 2) == [b"0", b"1", b"2"], failing_call
         assert next_number(bus) == number
         assert len(bus.broker.classes[1].named_positions) == 1
         bus.crash()
@@ -123,11 +123,11 @@ def test_write_error_warns_publishers_and_accepts_acks(tmp_path: Path) -> None:
     peer.receive_replies()
     bus.commit_log.write_error = (Reason.DISK_FULL, "the journal cannot be written: no space")
     peer.send(publish(1, 1, b"b"), publish(1, 2, b"c", b"d"))
-    told = peer.receive_replies()
-    errors = [said.content for said in told if said.kind == "error"]
+    replies = peer.receive_replies()
+    errors = [reply.content for reply in replies if reply.kind == "error"]
     assert {error["code"] for error in errors} == {"disk_full"}
     assert sum(error["count"] for error in errors) == 3
-    assert confirms(told)[-1] == (4, 2)
+    assert confirms(replies)[-1] == (4, 2)
     assert bus.broker.classes[1].dropped_counts == {Reason.DISK_FULL: 3}
     assert reader.receive_message_ids() == [0]
     reader.send(ack(5, 0, 1))
@@ -181,17 +181,17 @@ def test_publisher_faster_than_disk_waits(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(commit_log, "COMMIT_LOG_BYTES_MAX", 1000)
     bus = KeptBus(tmp_path, level=Durability.MEMORY)
     plain = bus.peer(connect(1))
-    told = connect_version2(bus, publish(1, 0, b"a"))
-    assert confirms(told.receive_replies()) == [(1, 0)]
+    publisher = connect_version2(bus, publish(1, 0, b"a"))
+    assert confirms(publisher.receive_replies()) == [(1, 0)]
     plain.send(said(1, bytes(900)))
     assert not plain.session.is_reading_paused
     plain.send(said(1, bytes(900)))
     assert plain.session.is_reading_paused
-    told.send(publish(1, 1, b"b"))
-    assert confirms(told.receive_replies()) == []
+    publisher.send(publish(1, 1, b"b"))
+    assert confirms(publisher.receive_replies()) == []
     bus.sync()
     assert not plain.session.is_reading_paused
-    assert confirms(told.receive_replies()) == [(2, 0)]
+    assert confirms(publisher.receive_replies()) == [(2, 0)]
 
 
 def test_fetch_excludes_undurable_messages(tmp_path: Path) -> None:
@@ -199,12 +199,12 @@ def test_fetch_excludes_undurable_messages(tmp_path: Path) -> None:
     peer = connect_version2(bus, publish(1, 0, b"a"))
     bus.sync()
     peer.receive_replies()
-    for turn in range(2):
-        peer.send(publish(1, 1 + turn, b"b"), json_request(FETCH, 1, 3))
+    for number in (1, 2):
+        peer.send(publish(1, number, b"b"), json_request(FETCH, 1, 3))
         bus.write()
-        messages, rest = peer.receive_all()
+        messages, replies = peer.receive_all()
         assert [message.content for message in messages] == [b"a"]
-        assert (rest[-1].content["next"], rest[-1].content["head"]) == (1, 1)
+        assert (replies[-1].content["next"], replies[-1].content["head"]) == (1, 1)
     bus.sync()
     peer.send(json_request(FETCH, 1, 3))
     assert len(peer.receive_deliveries()) == 3
@@ -218,10 +218,15 @@ def test_waiting_publisher_is_warned_of_delay(tmp_path: Path) -> None:
     )
     bus.broker.journal_failed(Reason.DISK_FULL, "no space")
     bus.broker.journal_failed(Reason.DISK_FULL, "no space")
-    (said,) = waits.receive_replies()
-    assert (said.kind, said.class_id, said.message_id, said.last_field) == ("error", 0, 0, 0)
-    assert (said.content["code"], said.content["count"]) == ("disk_full", 0)
-    assert "confirmed when they are written" in said.content["message"]
+    (warning,) = waits.receive_replies()
+    assert (warning.kind, warning.class_id, warning.message_id, warning.last_field) == (
+        "error",
+        0,
+        0,
+        0,
+    )
+    assert (warning.content["code"], warning.content["count"]) == ("disk_full", 0)
+    assert "confirmed when they are written" in warning.content["message"]
     assert idle.receive_replies() == []
     bus.sync()
     assert confirms(waits.receive_replies()) == [(1, 2)]

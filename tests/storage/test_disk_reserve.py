@@ -52,18 +52,18 @@ def test_no_reserve_on_full_disk(
 def test_nearly_full_disk_allocates_the_minimum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allocate, asked = os.posix_fallocate, list[int]()
+    allocate, requested_sizes = os.posix_fallocate, list[int]()
 
-    def little(descriptor: int, at: int, size: int) -> None:
-        asked.append(size)
+    def allocate_little(descriptor: int, offset: int, size: int) -> None:
+        requested_sizes.append(size)
         if size > 8192:
             raise OSError(errno.ENOSPC, "No space")
-        allocate(descriptor, at, size)
+        allocate(descriptor, offset, size)
 
-    monkeypatch.setattr(os, "posix_fallocate", little)
+    monkeypatch.setattr(os, "posix_fallocate", allocate_little)
     file = AppendFile(tmp_path / "a")
     file.append([b"x" * 5000], end_mark=1)
-    assert asked == [64 * 1024, 8192]
+    assert requested_sizes == [64 * 1024, 8192]
     with pytest.raises(OSError, match="No space"):
         file.append([b"x" * 20_000], end_mark=2)
     file.close()

@@ -29,9 +29,9 @@ from tests.storage.journaled_broker import KeptBus
 KINDS = [{}, {"group": "g"}, {"group": "g", "by_key": True}]
 
 
-def told(peer: Version2Peer) -> list[tuple[str, int]]:
+def receive_reply_kinds(peer: Version2Peer) -> list[tuple[str, int]]:
     """Return the kind and the request id of each reply received."""
-    return [(said.kind, said.message_id) for said in peer.receive_replies()]
+    return [(reply.kind, reply.message_id) for reply in peer.receive_replies()]
 
 
 def durables(bus: KeptBus) -> list[str]:
@@ -47,18 +47,20 @@ def test_confirmed_durable_survives_crash(
     bus = KeptBus(tmp_path, level=level)
     bus.sync()
     peer = connect_version2(bus, subscribe(1, 5, request=3, durable="d", **kind))
-    assert told(peer) == []
+    assert receive_reply_kinds(peer) == []
     bus.write()
-    assert told(peer) == []
+    assert receive_reply_kinds(peer) == []
     bus.sync()
-    assert told(peer) == [("subscribe", 3)]
+    assert receive_reply_kinds(peer) == [("subscribe", 3)]
     bus.crash()
     bus = KeptBus(tmp_path, level=level)
     assert durables(bus) == ["d"]
     connect_version2(bus, publish(1, 0, *numbered(3)))
     peer = connect_version2(bus, subscribe(1, 5, request=4, durable="d", **kind))
-    messages, said = peer.receive_all()
-    assert [each.content["resumed"] for each in said] == [True]  # At once: it is kept.
+    messages, replies = peer.receive_all()
+    assert [each.content["resumed"] for each in replies] == [
+        True
+    ]  # Sent at once: the durable is kept.
     assert [message.message_id for message in messages] == [0, 1, 2]
     bus.crash()
 
@@ -68,15 +70,15 @@ def test_messages_follow_the_reply_of_their_subscription(tmp_path: Path) -> None
     peer = connect_version2(
         bus, subscribe(1, 4), subscribe(1, 5, request=3, durable="d"), name="till"
     )
-    assert told(peer) == [("subscribe", 7)]
+    assert receive_reply_kinds(peer) == [("subscribe", 7)]
     peer.send(publish(1, 0, *numbered(3)), json_request(CONNECT, request=8, version=2))
-    messages, said = peer.receive_all()
+    messages, replies = peer.receive_all()
     assert [(message.number, message.message_id) for message in messages] == [
         (4, 0),
         (4, 1),
         (4, 2),
     ]
-    assert [(each.kind, each.message_id) for each in said] == [("connect", 8)]
+    assert [(each.kind, each.message_id) for each in replies] == [("connect", 8)]
     bus.tick(12)
     assert {message.number for message in peer.receive_deliveries()} == {4}
     bus.sync()
@@ -95,12 +97,12 @@ def test_unsubscribing_before_the_reply_keeps_reply_order(
     bus = KeptBus(tmp_path)
     peer = connect_version2(bus, subscribe(1, 5, request=3, durable="d", **kind))
     peer.send(publish(1, 0, b"a"), unsubscribe(5, request=4), subscribe(1, 5, request=6))
-    assert told(peer) == []  # They are all about one number.
+    assert receive_reply_kinds(peer) == []  # Every request has the same subscription number.
     bus.sync()
-    messages, said = peer.receive_all()
-    told_of = [(each.kind, each.message_id) for each in said if each.kind != "confirm"]
+    messages, replies = peer.receive_all()
+    told_of = [(each.kind, each.message_id) for each in replies if each.kind != "confirm"]
     assert told_of == [("subscribe", 3), ("unsubscribe", 4), ("subscribe", 6)]
-    assert messages == []  # It waits for the durable; the other one began behind it.
+    assert messages == []  # It waits for the durable; the other subscription started after it.
     assert durables(bus) == ["", "d"]
     bus.crash()
 
@@ -109,11 +111,11 @@ def test_every_member_of_new_group_waits_for_reply(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     members = [connect_version2(bus, subscribe(1, 5, durable="d", group="g")) for _ in range(3)]
     members.pop().disconnect()
-    assert [told(member) for member in members] == [[], []]
+    assert [receive_reply_kinds(member) for member in members] == [[], []]
     bus.sync()
-    assert [told(member) for member in members] == [[("subscribe", 7)]] * 2
+    assert [receive_reply_kinds(member) for member in members] == [[("subscribe", 7)]] * 2
     late = connect_version2(bus, subscribe(1, 5, durable="d", group="g"))
-    assert told(late) == [("subscribe", 7)]
+    assert receive_reply_kinds(late) == [("subscribe", 7)]
     bus.crash()
 
 
@@ -122,7 +124,9 @@ def test_disconnected_requester_leaves_durable(tmp_path: Path) -> None:
     connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
     bus.sync()
     assert durables(bus) == ["d"]
-    assert told(connect_version2(bus, subscribe(1, 5, durable="d"))) == [("subscribe", 7)]
+    assert receive_reply_kinds(connect_version2(bus, subscribe(1, 5, durable="d"))) == [
+        ("subscribe", 7)
+    ]
     bus.crash()
 
 
@@ -132,10 +136,10 @@ def test_forgotten_durable_stays_forgotten_after_crash(tmp_path: Path) -> None:
     bus.sync()
     peer.receive_replies()
     peer.send(unsubscribe(5, request=4, forget=True))
-    assert told(peer) == []
-    peer.send(unsubscribe(6, request=5))  # Nothing changes, but it is behind the other one.
+    assert receive_reply_kinds(peer) == []
+    peer.send(unsubscribe(6, request=5))  # Changes nothing, but follows the other reply.
     bus.sync()
-    assert told(peer) == [("unsubscribe", 4), ("unsubscribe", 5)]
+    assert receive_reply_kinds(peer) == [("unsubscribe", 4), ("unsubscribe", 5)]
     bus.crash()
     bus = KeptBus(tmp_path)
     assert durables(bus) == ["e"]
@@ -149,9 +153,9 @@ def test_seek_survives_crash(tmp_path: Path) -> None:
     bus.sync()
     peer.receive_all()
     peer.send(subscribe(1, 5, request=8, durable="d", start={"sequence": 2}, seek=True))
-    assert told(peer) == []
+    assert receive_reply_kinds(peer) == []
     bus.sync()
-    assert told(peer) == [("subscribe", 8)]
+    assert receive_reply_kinds(peer) == [("subscribe", 8)]
     bus.crash()
     bus = KeptBus(tmp_path)
     assert connect_version2(bus, subscribe(1, 5, durable="d")).receive_message_ids() == [2, 3, 4, 5]
@@ -161,20 +165,24 @@ def test_seek_survives_crash(tmp_path: Path) -> None:
 def test_memory_durability_replies_at_once(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, level=Durability.MEMORY)
     peer = connect_version2(bus, subscribe(1, 5, durable="d"), unsubscribe(5, forget=True))
-    assert told(peer) == [("subscribe", 7), ("unsubscribe", 9)]
+    assert receive_reply_kinds(peer) == [("subscribe", 7), ("unsubscribe", 9)]
     bus.crash()
 
 
 def test_waiting_client_is_warned_of_write_error(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    early = connect_version2(bus, subscribe(1, 5, durable="d"))
+    first = connect_version2(bus, subscribe(1, 5, durable="d"))
     bus.broker.journal_failed(Reason.DISK_FAILED, "the disk is gone")
-    late = connect_version2(bus, subscribe(1, 5, durable="e"))
-    for peer in (early, late):
-        (said,) = peer.receive_replies()
-        assert (said.kind, said.content["code"], said.last_field) == ("error", "disk_failed", 0)
+    second = connect_version2(bus, subscribe(1, 5, durable="e"))
+    for peer in (first, second):
+        (warning,) = peer.receive_replies()
+        assert (warning.kind, warning.content["code"], warning.last_field) == (
+            "error",
+            "disk_failed",
+            0,
+        )
     bus.sync()
-    assert [told(peer) for peer in (early, late)] == [[("subscribe", 7)]] * 2
+    assert [receive_reply_kinds(peer) for peer in (first, second)] == [[("subscribe", 7)]] * 2
     bus.crash()
 
 
@@ -182,21 +190,21 @@ def test_new_durable_does_not_scan_others(tmp_path: Path, monkeypatch: pytest.Mo
     bus = KeptBus(tmp_path)
     peer = connect_version2(bus, *(subscribe(1, 1 + n, durable=f"d{n}") for n in range(50)))
     bus.sync()
-    looked: list[object] = []
+    scanned: list[object] = []
     progress = keeper_module._position_state
 
-    def look(position: object) -> object:
-        looked.append(position)
+    def record_scan(position: object) -> object:
+        scanned.append(position)
         return progress(position)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(keeper_module, "_position_state", look)
+    monkeypatch.setattr(keeper_module, "_position_state", record_scan)
     peer.send(subscribe(1, 100, durable="new"), unsubscribe(7, forget=True))
     bus.write()
-    (lot,) = bus.lots
-    changes = decode_changes(lot.changes)
+    (write_batch,) = bus.write_batches
+    changes = decode_changes(write_batch.changes)
     assert [each.durable for each in changes.positions] == ["new"]
     assert changes.removed_positions == [(1, "d6", "")]
-    assert len(looked) == 1
+    assert len(scanned) == 1
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)

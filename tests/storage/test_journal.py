@@ -28,8 +28,8 @@ from tests.storage.journaled_broker import START, KeptBus
 FOLDERS = ("00001", "00002")
 
 
-def confirms(told: list[Version2Reply]) -> list[tuple[int, int]]:
-    return [(said.message_id, said.last_field) for said in told if said.kind == "confirm"]
+def confirms(replies: list[Version2Reply]) -> list[tuple[int, int]]:
+    return [(reply.message_id, reply.last_field) for reply in replies if reply.kind == "confirm"]
 
 
 def payloads(bus: KeptBus, class_id: int = 1) -> list[bytes]:
@@ -37,10 +37,10 @@ def payloads(bus: KeptBus, class_id: int = 1) -> list[bytes]:
     return [ring.copy_frame(sequence)[9:-4] for sequence in range(ring.floor, ring.head)]
 
 
-def again(bus: KeptBus, path: Path, **more: object) -> KeptBus:
-    """After a crash."""
+def crash_and_recover(bus: KeptBus, path: Path, **options: object) -> KeptBus:
+    """Crash the bus and recover it from its directory."""
     bus.crash()
-    return KeptBus(path, **more)  # type: ignore[arg-type]
+    return KeptBus(path, **options)  # type: ignore[arg-type]
 
 
 # Messages ----------------------------------------------------------------------------------------
@@ -73,10 +73,10 @@ def test_confirmed_messages_survive_crash(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     sent = numbered(500, size=40)
     peer = connect_version2(bus, name="till")
-    for at in range(0, 500, 100):
-        peer.send(publish(1, at, *sent[at : at + 100]))
+    for first in range(0, 500, 100):
+        peer.send(publish(1, first, *sent[first : first + 100]))
         bus.sync()
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     assert payloads(bus) == sent
     assert bus.found.problems == []
     assert bus.broker.subscription_manager.identity == "here"
@@ -89,10 +89,10 @@ def test_unwritten_messages_are_lost_and_sequences_continue(tmp_path: Path) -> N
     peer = connect_version2(bus, publish(1, 0, b"a"))
     bus.sync()
     peer.send(publish(1, 1, b"lost"))
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     connect_version2(bus, publish(1, 0, b"b"))
     bus.sync()
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     assert payloads(bus) == [b"a", b"b"]
 
 
@@ -115,13 +115,13 @@ def test_recovery_keeps_channel_and_expiry(tmp_path: Path) -> None:
         ),
     )
     bus.sync()
-    bus = again(bus, tmp_path, now=START + 2)
+    bus = crash_and_recover(bus, tmp_path, now=START + 2)
     reader = connect_version2(
         bus, subscribe(1, 5), subscribe(1, 6, channels=["orders.*"], start="earliest")
     )
-    got = reader.receive_deliveries()
-    assert [message.message_id for message in got if message.number == 5] == [0, 2, 4]
-    assert [message.message_id for message in got if message.number == 6] == [0, 4]
+    deliveries = reader.receive_deliveries()
+    assert [message.message_id for message in deliveries if message.number == 5] == [0, 2, 4]
+    assert [message.message_id for message in deliveries if message.number == 6] == [0, 4]
     bus.broker.clock.now = START + 61
     bus.broker.run_due_wakeups()
     assert reader.receive_message_ids() == [3]
@@ -136,7 +136,7 @@ def test_clock_set_back_delays_nothing(tmp_path: Path) -> None:
     )
     connect_version2(bus, publish_envelopes(1, 0, *contents))
     bus.sync()
-    bus = again(bus, tmp_path, now=START - 3600)
+    bus = crash_and_recover(bus, tmp_path, now=START - 3600)
     reader = connect_version2(bus, subscribe(1, 5))
     assert reader.receive_message_ids() == [1, 2]
     bus.broker.clock.now += 1
@@ -147,32 +147,32 @@ def test_clock_set_back_delays_nothing(tmp_path: Path) -> None:
 def test_class_names_survive_restart(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     connect_version2(bus, classes=["orders", {"id": 3, "name": "bills"}])
-    known = dict(bus.broker.store.class_id_by_name)
+    ids_by_name = dict(bus.broker.store.class_id_by_name)
     bus.sync()
-    bus = again(bus, tmp_path)
-    assert bus.broker.store.class_id_by_name == known
+    bus = crash_and_recover(bus, tmp_path)
+    assert bus.broker.store.class_id_by_name == ids_by_name
 
 
 def test_removes_segments_without_needed_messages(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, segment_bytes=2000)
     reader = connect_version2(bus, subscribe(1, 5))
     peer = connect_version2(bus, name="till")
-    for at in range(0, 200, 20):
-        peer.send(publish(1, at, *numbered(20, size=40, start=at)))
+    for first in range(0, 200, 20):
+        peer.send(publish(1, first, *numbered(20, size=40, start=first)))
         bus.sync()
     reader.receive_message_ids()
     folder = tmp_path / "classes" / "00001"
     assert len(list(folder.iterdir())) == 10
     reader.send(ack(5, 0, 190))
     bus.sync()
-    assert bus.remove(), "only the first lot's numbers of the publisher are in a snapshot"
+    assert bus.remove(), "only the publisher's numbers of the first batch are in a snapshot"
     assert len(list(folder.iterdir())) == 9
     bus.keeper.is_snapshot_due = True
     bus.sync()
     assert not bus.remove()
     assert [each.name for each in folder.iterdir()] == ["00000000000000000180.log"]
     assert len(list((tmp_path / "state").iterdir())) == 1
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     assert payloads(bus) == numbered(10, size=40, start=190)
     peer = connect_version2(
         bus, publish(1, 199, b"a duplicate"), publish(1, 200, b"new"), name="till"
@@ -184,55 +184,57 @@ def test_removes_segments_without_needed_messages(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_begun_anew", [False, True])
 def test_removes_last_segment_on_full_disk(tmp_path: Path, is_begun_anew: bool) -> None:
     bus = KeptBus(tmp_path)
-    both = subscribe(1, 5, durable="all"), subscribe(2, 6, durable="some")
-    reader = connect_version2(bus, *both, classes=[1, 2])
+    requests = subscribe(1, 5, durable="all"), subscribe(2, 6, durable="some")
+    reader = connect_version2(bus, *requests, classes=[1, 2])
     peer = connect_version2(bus, classes=[1, 2], name="till")
     peer.send(publish(1, 0, *numbered(20)), publish(2, 20, *numbered(20)))
     bus.sync()
     reader.receive_all()
     reader.send(ack(5, 0, 20), ack(6, 0, 19))
     if is_begun_anew:
-        bus.remove()  # How far they are is told now and then.
-        bus = again(bus, tmp_path)
+        bus.remove()  # The floors are written periodically.
+        bus = crash_and_recover(bus, tmp_path)
     bus.keeper.is_snapshot_due = True
     assert not bus.remove()
     names = [[each.name for each in (tmp_path / "classes" / c).iterdir()] for c in FOLDERS]
-    assert names == [["00000000000000000000.log"]] * 2  # There is space: it stays.
+    assert names == [["00000000000000000000.log"]] * 2  # The disk has space, so the segment stays.
     assert not bus.remove(is_short=True)
     assert not bus.remove(is_short=True)
     names = [[each.name for each in (tmp_path / "classes" / c).iterdir()] for c in FOLDERS]
     assert names == [["00000000000000000020.log"], ["00000000000000000000.log"]]
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     connect_version2(
         bus, publish(1, 19, b"a duplicate"), publish(1, 40, b"new"), classes=[1], name="till"
     )
     bus.sync()
     assert bus.broker.classes[1].ring.head == 21
-    both = subscribe(1, 5, durable="all"), subscribe(2, 6, durable="some")
-    reader = connect_version2(bus, *both, classes=[1, 2])
+    requests = subscribe(1, 5, durable="all"), subscribe(2, 6, durable="some")
+    reader = connect_version2(bus, *requests, classes=[1, 2])
     assert (1, 20) in {(each.class_id, each.message_id) for each in reader.receive_all()[0]}
     assert payloads(bus, 2) == numbered(20)[19:]
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     assert bus.broker.classes[1].ring.head == 21
 
 
 def test_removal_is_synced_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that came back in front of a gap would hide all that lies behind it."""
+    """A segment that reappeared before a gap would hide the messages after the gap."""
     bus = KeptBus(tmp_path, segment_bytes=500)
     reader = connect_version2(bus, subscribe(1, 5))
     peer = connect_version2(bus, name="till")
-    for at in range(0, 40, 10):
-        peer.send(publish(1, at, *numbered(10, size=40, start=at)))
+    for first in range(0, 40, 10):
+        peer.send(publish(1, first, *numbered(10, size=40, start=first)))
         bus.sync()
     reader.receive_message_ids()
     reader.send(ack(5, 0, 40))
     bus.keeper.is_snapshot_due = True
     bus.sync()
-    done: list[str] = []
-    monkeypatch.setattr(Path, "unlink", lambda *_, **__: done.append("gone"))
-    monkeypatch.setattr("simplebus.storage.journal.sync_directory", lambda _: done.append("synced"))
+    calls: list[str] = []
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: calls.append("gone"))
+    monkeypatch.setattr(
+        "simplebus.storage.journal.sync_directory", lambda _: calls.append("synced")
+    )
     assert not bus.remove()
-    assert done == ["gone", "synced"] * 3
+    assert calls == ["gone", "synced"] * 3
 
 
 def test_empty_class_continues_its_sequences(tmp_path: Path) -> None:
@@ -272,7 +274,7 @@ def test_producer_state_survives_crash(tmp_path: Path) -> None:
         bus, publish(1, 0, b"a", b"b"), publish(2, 2, b"c"), classes=(1, 2), name="till"
     )
     bus.sync()
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     assert next_number(bus) == 3
     connect_version2(bus, publish(1, 1, b"b"), publish(1, 3, b"d"), name="till")
     assert payloads(bus) == [b"a", b"b", b"d"]
@@ -287,7 +289,7 @@ def test_lost_messages_of_one_class_are_stored_once(tmp_path: Path) -> None:
     bus.write()
     bus.crash()
     segment = tmp_path / "classes" / "00001" / "00000000000000000000.log"
-    segment.write_bytes(b"")  # The pages of one file had reached the disk, those of the other not.
+    segment.write_bytes(b"")  # The pages of only one of the two files had reached the disk.
     bus = KeptBus(tmp_path)
     assert next_number(bus) == 0
     connect_version2(
@@ -303,16 +305,16 @@ def test_lost_messages_of_one_class_are_stored_once(tmp_path: Path) -> None:
 def test_recovers_numbers_around_anonymous_messages(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
-    named, nameless = connect_version2(bus, name="till"), connect_version2(bus)
-    for peer, number in [(named, 0), (named, 1), (nameless, 0), (named, 2)]:
+    named_peer, anonymous_peer = connect_version2(bus, name="till"), connect_version2(bus)
+    for peer, number in [(named_peer, 0), (named_peer, 1), (anonymous_peer, 0), (named_peer, 2)]:
         peer.send(publish(1, number, b"%d" % number))
         bus.sync()
     reader.send(ack(5, reader.receive_message_ids()[0], 4))
     bus.broker.clock.now += 1
     bus.sync()
-    named.send(publish(1, 3, b"new"))
+    named_peer.send(publish(1, 3, b"new"))
     bus.sync()
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     assert payloads(bus) == [b"new"]
     assert next_number(bus) == 4
 
@@ -337,7 +339,7 @@ def test_refused_numbers_survive_crash(tmp_path: Path) -> None:
         bus, publish(1, 0, b"a"), publish(99, 1, b"no class"), publish(1, 2, b"b"), name="till"
     )
     bus.sync()
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     assert next_number(bus) == 3
 
 
@@ -364,7 +366,7 @@ def test_takeover_by_same_publisher_keeps_numbers(tmp_path: Path) -> None:
     bus.sync()
     connect_version2(bus, publish(1, 2, b"c"), name="till", instance="one")
     bus.sync()
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     assert next_number(bus) == 3
 
 
@@ -378,7 +380,7 @@ def test_forgotten_publisher_starts_again(tmp_path: Path) -> None:
     bus.tick()
     connect_version2(bus, publish(1, 0, b"new"), name="till")
     bus.sync()
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     assert next_number(bus) == 1
 
 
@@ -396,7 +398,7 @@ def test_durable_resumes_after_restart(tmp_path: Path) -> None:
     bus.sync()
     bus.broker.clock.now += 1
     bus.sync()
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [
         (1, 2), (3, 2), (4, 1), (5, 1), (6, 1), (7, 1),
@@ -413,28 +415,28 @@ def test_attempts_survive_restart(tmp_path: Path) -> None:
     assert [message.attempt for message in reader.receive_deliveries()] == [2]
     bus.broker.clock.now += 1
     bus.sync()
-    bus = again(bus, tmp_path)
-    bus.broker.clock.now += 12  # As long as it would have been in flight.
+    bus = crash_and_recover(bus, tmp_path)
+    bus.broker.clock.now += 12  # The time that it would have been in flight.
     bus.broker.run_due_wakeups()
     reader = connect_version2(bus, subscribe(1, 5, durable="billing", max_deliveries=3))
     assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [(0, 3)]
     reader.send(nack(5, 0, 1, 0))
     assert reader.receive_message_ids() == []
     bus.sync()
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     dead = bus.broker.store.class_id_by_name["dead.1"]
     assert len(bus.broker.classes[dead].ring) == 1
 
 
 def test_delivery_policy_survives_restart(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    asked = {"max_deliveries": 7, "backoff": [2, 9], "ack_seconds": 4}
-    connect_version2(bus, subscribe(1, 5, durable="billing", group="g", **asked))
+    policy = {"max_deliveries": 7, "backoff": [2, 9], "ack_seconds": 4}
+    connect_version2(bus, subscribe(1, 5, durable="billing", group="g", **policy))
     bus.sync()
-    before = [position.delivery_policy for position in bus.broker.classes[1].positions]
-    bus = again(bus, tmp_path)
+    policies_before = [position.delivery_policy for position in bus.broker.classes[1].positions]
+    bus = crash_and_recover(bus, tmp_path)
     [terms] = [position.delivery_policy for position in bus.broker.classes[1].positions]
-    assert [terms] == before
+    assert [terms] == policies_before
     assert (terms.ack_timeout_ticks, terms.deliveries_max, terms.backoff_ticks) == (4, 7, (2, 9))
 
 
@@ -447,7 +449,7 @@ def test_durable_receives_first_confirmed_message(
     connect_version2(bus, subscribe(1, 5, durable="billing", start="new", channels=["a.*"]))
     peer.send(publish_envelopes(1, 0, channel_envelope("a.b", b"x"), channel_envelope("b.b", b"y")))
     bus.sync()
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing", channels=["a.*"]))
     assert [message.content for message in reader.receive_deliveries()] == [
         channel_envelope("a.b", b"x")
@@ -460,7 +462,7 @@ def test_forgotten_durable_stays_forgotten(tmp_path: Path) -> None:
     bus.sync()
     reader.send(unsubscribe(5, forget=True))
     bus.sync()
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     assert not bus.broker.classes[1].positions
 
 
@@ -472,36 +474,38 @@ def test_durable_group_redelivers_members_messages(tmp_path: Path) -> None:
     ]
     bus.sync()
     connect_version2(bus, publish(1, 0, *numbered(6)))
-    held = [member.receive_message_ids() for member in members]
-    assert sorted(held[0] + held[1]) == [0, 1, 2, 3]
-    members[0].send(ack(5, held[0][0], held[0][0] + 1))
+    ids_of_members = [member.receive_message_ids() for member in members]
+    assert sorted(ids_of_members[0] + ids_of_members[1]) == [0, 1, 2, 3]
+    members[0].send(ack(5, ids_of_members[0][0], ids_of_members[0][0] + 1))
     bus.broker.clock.now += 1
     bus.sync()
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing", group="tills"))
-    assert sorted(reader.receive_message_ids()) == sorted({0, 1, 2, 3, 4, 5} - {held[0][0]})
+    assert sorted(reader.receive_message_ids()) == sorted(
+        {0, 1, 2, 3, 4, 5} - {ids_of_members[0][0]}
+    )
 
 
 def test_key_ordered_group_keeps_order_after_restart(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    wish = {"durable": "billing", "group": "tills", "by_key": True}
-    members = [connect_version2(bus, subscribe(1, 5, **wish), name=name) for name in ("x", "y")]
+    options = {"durable": "billing", "group": "tills", "by_key": True}
+    members = [connect_version2(bus, subscribe(1, 5, **options), name=name) for name in ("x", "y")]
     bus.sync()
     keys = [b"key %d" % (number % 8) for number in range(24)]
     connect_version2(bus, publish_envelopes(1, 0, *map(encode_with_key, keys)))
-    held = {id_: member for member in members for id_ in member.receive_message_ids()}
-    assert sorted(held) == list(range(8))
-    held[3].send(ack(5, 3, 4))
-    assert held[3].receive_message_ids() == [11]
+    holders = {id_: member for member in members for id_ in member.receive_message_ids()}
+    assert sorted(holders) == list(range(8))
+    holders[3].send(ack(5, 3, 4))
+    assert holders[3].receive_message_ids() == [11]
     bus.broker.clock.now += 1
     bus.sync()
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     assert connect_version2(
         bus, subscribe(1, 5, durable="billing", group="tills")
     ).receive_error_codes() == ["subscription_mismatch"]
-    reader = connect_version2(bus, subscribe(1, 5, **wish))
-    came = [(m.message_id, m.attempt) for m in reader.receive_deliveries()]
-    assert sorted(came) == [(id_, 2) for id_ in (0, 1, 2, 4, 5, 6, 7, 11)]
+    reader = connect_version2(bus, subscribe(1, 5, **options))
+    received = [(m.message_id, m.attempt) for m in reader.receive_deliveries()]
+    assert sorted(received) == [(id_, 2) for id_ in (0, 1, 2, 4, 5, 6, 7, 11)]
     reader.send(ack(5, 0, 24))
     assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [
         (id_, 1) for id_ in (8, 9, 10, 12, 13, 14, 15, 19)
@@ -517,7 +521,7 @@ def test_unacked_plain_messages_wait_for_next_subscriber(tmp_path: Path) -> None
     second.send(ack(5, 0, 2), ack(5, 3, 5))
     bus.broker.clock.now += 1
     bus.sync()
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [2, 4, 5]
 
 
@@ -527,18 +531,18 @@ def test_unwritten_ack_causes_redelivery(tmp_path: Path) -> None:
     bus.sync()
     reader.receive_message_ids()
     reader.send(ack(5, 0, 1))
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     assert connect_version2(bus, subscribe(1, 5, durable="billing")).receive_message_ids() == [0]
 
 
 def test_recovers_repeatedly(tmp_path: Path) -> None:
     sent: list[bytes] = []
-    for life in range(6):
+    for run in range(6):
         bus = KeptBus(tmp_path, segment_bytes=500)
         assert payloads(bus) == sent if sent else True
         peer: Version2Peer = connect_version2(bus, name="till")
-        more = numbered(7, start=7 * life)
-        peer.send(publish(1, next_number(bus), *more))
-        sent += more
+        payloads_of_run = numbered(7, start=7 * run)
+        peer.send(publish(1, next_number(bus), *payloads_of_run))
+        sent += payloads_of_run
         bus.sync()
-        bus.close() if life % 2 else bus.crash()
+        bus.close() if run % 2 else bus.crash()

@@ -18,13 +18,13 @@ from tests.storage.test_journal import payloads
 from tests.storage.test_recovery import segments
 
 
-def made(path: Path) -> list[bytes]:
-    """Three segments of three messages, none of which is acknowledged."""
+def write_three_segments(path: Path) -> list[bytes]:
+    """Write three segments of three messages, none of which is acknowledged."""
     bus = KeptBus(path, segment_bytes=1)
     connect_version2(bus, subscribe(1, 5, durable="billing"))
     peer = connect_version2(bus, name="till")
-    for at in (0, 3, 6):
-        peer.send(publish(1, at, *numbered(3, start=at)))
+    for first in (0, 3, 6):
+        peer.send(publish(1, first, *numbered(3, start=first)))
         bus.broker.clock.now += 1
         bus.sync()
     bus.crash()
@@ -40,8 +40,8 @@ def remove_last(path: Path) -> None:
 
 
 def remove_all(path: Path) -> None:
-    for each in segments(path):
-        each.unlink()
+    for segment in segments(path):
+        segment.unlink()
 
 
 def remove_folder(path: Path) -> None:
@@ -49,7 +49,7 @@ def remove_folder(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("remove", "there", "said"),
+    ("remove", "remaining", "expected_problem"),
     [
         (remove_first, slice(3, 9), "no file for messages 0-2 of class 1"),
         (remove_last, slice(0, 6), "lost messages 6-8 of class 1"),
@@ -58,36 +58,36 @@ def remove_folder(path: Path) -> None:
     ],
 )
 def test_reports_messages_of_missing_files(
-    tmp_path: Path, remove: Callable[[Path], None], there: slice, said: str
+    tmp_path: Path, remove: Callable[[Path], None], remaining: slice, expected_problem: str
 ) -> None:
-    sent = made(tmp_path)
+    sent = write_three_segments(tmp_path)
     remove(tmp_path)
     inspection = JournalInspection(tmp_path)
     list(inspection.summaries(verify=True))
     bus = KeptBus(tmp_path)
-    for (sentence,) in inspection.problems, bus.found.problems:
-        assert said in sentence
+    for (problem,) in inspection.problems, bus.found.problems:
+        assert expected_problem in problem
     cls = bus.broker.classes[1]
-    assert cls.dropped_counts == {Reason.DAMAGED: 9 - len(sent[there])}
-    assert payloads(bus) == sent[there]
-    assert cls.ring.head == there.stop
+    assert cls.dropped_counts == {Reason.DAMAGED: 9 - len(sent[remaining])}
+    assert payloads(bus) == sent[remaining]
+    assert cls.ring.head == remaining.stop
     connect_version2(bus, publish(1, 0, b"more"))
     bus.sync()
     bus.crash()
-    again = KeptBus(tmp_path)
-    assert again.found.problems == []
-    again.crash()
+    recovered_bus = KeptBus(tmp_path)
+    assert recovered_bus.found.problems == []
+    recovered_bus.crash()
 
 
 def test_reports_missing_state(tmp_path: Path) -> None:
-    sent = made(tmp_path)
-    for each in (tmp_path / "state").iterdir():
-        each.unlink()
+    sent = write_three_segments(tmp_path)
+    for segment in (tmp_path / "state").iterdir():
+        segment.unlink()
     inspection = JournalInspection(tmp_path)
     list(inspection.summaries(verify=True))
     bus = KeptBus(tmp_path)
-    for (sentence,) in inspection.problems, bus.found.problems:
-        assert "no state file" in sentence
+    for (problem,) in inspection.problems, bus.found.problems:
+        assert "no state file" in problem
     assert payloads(bus) == sent
     bus.crash()
 
@@ -96,13 +96,13 @@ def test_acked_messages_need_no_file(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, segment_bytes=1)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     peer = connect_version2(bus, name="till")
-    for at in range(20):
-        peer.send(publish(1, at, b"%d" % at))
+    for number in range(20):
+        peer.send(publish(1, number, b"%d" % number))
         bus.broker.clock.now += 0.03
-        bus.keeper.is_snapshot_due = at % 3 == 0
+        bus.keeper.is_snapshot_due = number % 3 == 0
         bus.sync()
         reader.receive_message_ids()
-        reader.send(ack(5, 0, at + 1))
+        reader.send(ack(5, 0, number + 1))
         bus.remove()
     assert len(segments(tmp_path)) < 20
     bus.crash()
@@ -113,8 +113,8 @@ def test_acked_messages_need_no_file(tmp_path: Path) -> None:
 
 def test_reports_damage_despite_reappeared_file(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    for at in range(2):
-        connect_version2(bus, publish(1, 0, b"%d" % at))
+    for number in range(2):
+        connect_version2(bus, publish(1, 0, b"%d" % number))
         bus.sync()
     bus.crash()
     (segment,) = segments(tmp_path)
@@ -124,31 +124,31 @@ def test_reports_damage_despite_reappeared_file(tmp_path: Path) -> None:
     segment.with_name(f"{1:020}.log").write_bytes(bytes(100))
     bus = KeptBus(tmp_path)
     assert payloads(bus) == [b"0"]
-    assert any("checksum" in sentence for sentence in bus.found.problems)
+    assert any("checksum" in problem for problem in bus.found.problems)
     bus.crash()
 
 
 @pytest.mark.parametrize("sizes", [(3, 1), (1, 1, 2)])
 def test_reappeared_file_hides_nothing(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    """A power cut undoes what was not synced, names included."""
+    """A power cut undoes changes that were not synced, including renames."""
     bus = KeptBus(tmp_path, level=Durability.OS, boot="first", segment_bytes=1)
-    for at in range(6):
-        connect_version2(bus, publish(1, 0, b"old %d" % at))
+    for number in range(6):
+        connect_version2(bus, publish(1, 0, b"old %d" % number))
         bus.broker.clock.now += 1
         bus.sync()
     bus.crash()
-    lost, old, *others = segments(tmp_path)[1:]
-    for each in lost, *others, *(tmp_path / "state").iterdir():
-        each.unlink()
+    lost_segment, old_segment, *other_segments = segments(tmp_path)[1:]
+    for segment in lost_segment, *other_segments, *(tmp_path / "state").iterdir():
+        segment.unlink()
     bus = KeptBus(tmp_path, level=Durability.OS, boot="second")
-    assert not old.exists()
+    assert not old_segment.exists()
     for size in sizes:
         connect_version2(bus, publish(1, 0, *numbered(size)))
         bus.broker.clock.now += 1
         bus.sync()
     bus.crash()
-    (given_up,) = old.parent.glob("*.dropped*")
-    given_up.rename(old)
+    (given_up,) = old_segment.parent.glob("*.dropped*")
+    given_up.rename(old_segment)
     for _ in range(2):
         bus = KeptBus(tmp_path, level=Durability.OS, boot="third")
         assert payloads(bus) == [b"old 0", *(n for size in sizes for n in numbered(size))]
@@ -156,24 +156,24 @@ def test_reappeared_file_hides_nothing(tmp_path: Path, sizes: tuple[int, ...]) -
 
 
 def test_replaced_messages_stay_skipped_without_later_file(tmp_path: Path) -> None:
-    """A power cut undoes that a file was cut off, and tears the file that continues it."""
+    """A power cut undoes the truncation of a file and tears the file that continues it."""
     bus = KeptBus(tmp_path, level=Durability.OS, boot="first")
-    for at in range(3):
-        connect_version2(bus, publish(1, 0, b"old %d" % at))
+    for number in range(3):
+        connect_version2(bus, publish(1, 0, b"old %d" % number))
         bus.sync()
     bus.crash()
-    (old,) = segments(tmp_path)
-    content = old.read_bytes()
-    old.write_bytes(content[: content.find(content[:4], 1)])
-    for each in (tmp_path / "state").iterdir():
-        each.unlink()
+    (old_segment,) = segments(tmp_path)
+    content = old_segment.read_bytes()
+    old_segment.write_bytes(content[: content.find(content[:4], 1)])
+    for segment in (tmp_path / "state").iterdir():
+        segment.unlink()
     bus = KeptBus(tmp_path, level=Durability.OS, boot="second")
     connect_version2(bus, publish(1, 0, *numbered(3)))
     bus.sync()
     bus.crash()
-    old.write_bytes(content)
-    later = segments(tmp_path)[1]
-    later.write_bytes(later.read_bytes().rstrip(b"\0")[:-1])
+    old_segment.write_bytes(content)
+    later_segment = segments(tmp_path)[1]
+    later_segment.write_bytes(later_segment.read_bytes().rstrip(b"\0")[:-1])
     for _ in range(2):
         bus = KeptBus(tmp_path, level=Durability.OS, boot="third")
         assert payloads(bus) == [b"old 0"]

@@ -41,7 +41,7 @@ def test_purge_survives_restart(tmp_path: Path, in_peace: bool, times: int) -> N
         bus.sync()
     assert bus.statistics(1).dropped == {}
     peer = connect_version2(bus, json_request(FETCH, 1, 3))
-    assert [said.content["purged"] for said in peer.receive_replies()] == [[[2, 4], [6, 7]]]
+    assert [reply.content["purged"] for reply in peer.receive_replies()] == [[[2, 4], [6, 7]]]
     reader = connect_version2(bus, subscribe(1, 5, durable="billing", max_in_flight=100))
     assert reader.receive_message_ids() == [0, 1, 4, 5, 7, 8, 9]
     assert connect_version2(bus, subscribe(1, 5, start="earliest")).receive_message_ids() == [

@@ -13,18 +13,18 @@ from simplebus.storage.records import HEADER_BYTES, EndOfRecords, Record, Record
 
 
 def entry(count: int = 3, publisher: str = "till", class_id: int = 7) -> JournalEntry:
-    made = JournalEntry(class_id, 40, 1.5)
+    journal_entry = JournalEntry(class_id, 40, 1.5)
     for number in range(count):
-        made.append_frames(1, b"frame %d" % number, publisher)
-    return made
+        journal_entry.append_frames(1, b"frame %d" % number, publisher)
+    return journal_entry
 
 
-def of_entry(made: JournalEntry, lot: int) -> bytes:
-    return b"".join(records.encode_entry(made, lot))
+def encode_entry(journal_entry: JournalEntry, batch_number: int) -> bytes:
+    return b"".join(records.encode_entry(journal_entry, batch_number))
 
 
 def test_reads_written_records() -> None:
-    data = memoryview(of_entry(entry(), 9) + b"".join(records.encode_changes(b"names", 10)))
+    data = memoryview(encode_entry(entry(), 9) + b"".join(records.encode_changes(b"names", 10)))
     first = records.read_record(data, 0)
     assert isinstance(first, Record)
     assert (first.kind, first.class_id, first.message_count, first.batch_number) == (
@@ -44,7 +44,7 @@ def test_reads_written_records() -> None:
 
 
 def test_messages_without_publisher_have_no_meta() -> None:
-    data = memoryview(of_entry(entry(publisher=""), 1))
+    data = memoryview(encode_entry(entry(publisher=""), 1))
     record = records.read_record(data, 0)
     assert isinstance(record, Record)
     assert record.meta_bytes == 0
@@ -57,39 +57,42 @@ def test_zeros_are_a_clean_end() -> None:
 
 
 def test_truncated_record_is_damaged() -> None:
-    whole = of_entry(entry(), 1)
-    for size in range(1, len(whole)):
-        for rest in (b"", bytes(len(whole) - size)):  # As cut off, or as never written.
-            found = records.read_record(memoryview(whole[:size] + rest), 0)
-            if whole[:size].ljust(len(whole), b"\0") == whole:
+    data = encode_entry(entry(), 1)
+    for size in range(1, len(data)):
+        for padding in (b"", bytes(len(data) - size)):  # Truncated, or never written.
+            found = records.read_record(memoryview(data[:size] + padding), 0)
+            if data[:size].ljust(len(data), b"\0") == data:
                 continue
             assert isinstance(found, EndOfRecords), size
             assert found.problem, size
 
 
 def test_flipped_bit_is_detected() -> None:
-    whole = of_entry(entry(), 1)
-    for at in range(len(whole)):
+    data = encode_entry(entry(), 1)
+    for offset in range(len(data)):
         for bit in range(8):
-            bad = bytearray(whole)
-            bad[at] ^= 1 << bit
-            assert isinstance(records.read_record(memoryview(bad), 0), EndOfRecords), (at, bit)
+            damaged = bytearray(data)
+            damaged[offset] ^= 1 << bit
+            assert isinstance(records.read_record(memoryview(damaged), 0), EndOfRecords), (
+                offset,
+                bit,
+            )
 
 
 def test_header_walk_reads_no_bodies() -> None:
-    bad = bytearray(of_entry(entry(), 1))
-    bad[-1] ^= 1
-    assert isinstance(records.read_record(memoryview(bad), 0, verify_body=False), Record)
-    assert isinstance(records.read_record(memoryview(bad), 0), EndOfRecords)
+    damaged = bytearray(encode_entry(entry(), 1))
+    damaged[-1] ^= 1
+    assert isinstance(records.read_record(memoryview(damaged), 0, verify_body=False), Record)
+    assert isinstance(records.read_record(memoryview(damaged), 0), EndOfRecords)
 
 
 def test_later_format_is_reported_as_unknown() -> None:
-    whole = bytearray(of_entry(entry(), 1))
-    whole[3:4] = b"9"
-    whole[HEADER_BYTES - 4 : HEADER_BYTES] = zlib.crc32(whole[: HEADER_BYTES - 4]).to_bytes(
+    data = bytearray(encode_entry(entry(), 1))
+    data[3:4] = b"9"
+    data[HEADER_BYTES - 4 : HEADER_BYTES] = zlib.crc32(data[: HEADER_BYTES - 4]).to_bytes(
         4, "little"
     )
-    found = records.read_record(memoryview(whole), 0)
+    found = records.read_record(memoryview(data), 0)
     assert isinstance(found, EndOfRecords)
     assert "b'sbj9'" in found.problem
 
@@ -107,10 +110,10 @@ def test_gap_of_any_size_is_encoded_in_records_that_follow_each_other(
     first: int, count: int
 ) -> None:
     data = memoryview(records.encode_gap(7, first, count, 3, 1.5, salt=9))
-    at, end = 0, first
-    while at < len(data):
-        record = records.read_record(data, at, salt=9)
+    offset, end = 0, first
+    while offset < len(data):
+        record = records.read_record(data, offset, salt=9)
         assert isinstance(record, Record)
         assert (record.kind, record.class_id, record.first) == (RecordKind.GAP, 7, end)
-        at, end = record.end, record.last
+        offset, end = record.end, record.last
     assert end == first + count

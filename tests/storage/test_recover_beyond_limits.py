@@ -21,7 +21,7 @@ SHORT = Limits(class_bytes=1 << 18, total_bytes=1 << 18, frame_bytes=1 << 16)
 @pytest.mark.parametrize("limits", [SMALL, FEW, SHORT])
 @pytest.mark.parametrize("size", [2, 2000])
 def test_released_messages_do_not_prevent_start(tmp_path: Path, limits: Limits, size: int) -> None:
-    """Its records are there; at this durability its acks are written later."""
+    """Records of released messages remain; at this durability, acks are written later."""
     settings = Settings(limits=limits)
     bus = KeptBus(tmp_path, settings=settings, level=Durability.MEMORY)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
@@ -42,7 +42,7 @@ def test_released_messages_do_not_prevent_start(tmp_path: Path, limits: Limits, 
     assert len(ring) >= 500
     assert ring.is_over_limit == (limits is FEW or size == 2000)
     assert next_number(bus) == 600
-    # Its publishers wait until it fits again; then it takes no more than it may.
+    # Publishers wait until the class is within its limits again; then the limits hold.
     peer = connect_version2(bus, name="till")
     peer.send(publish(1, 600, b"%06d" % 600 + bytes(size)))
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
@@ -73,11 +73,11 @@ def test_recovers_full_class(tmp_path: Path, policy: FullPolicy, sizes: tuple[in
         ring = bus.broker.classes[1].ring
     bus.broker.clock.now += 1
     bus.write()
-    there = ring.floor, ring.head
+    bounds_before = ring.floor, ring.head
     bus.crash()
     bus = KeptBus(tmp_path, settings=settings)
     found = bus.broker.classes[1].ring
-    assert (found.floor, found.head) == there
+    assert (found.floor, found.head) == bounds_before
     bus.tick()
     bus.broker.check_invariants()
     bus.crash()

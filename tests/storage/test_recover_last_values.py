@@ -23,7 +23,7 @@ from tests.storage.journaled_broker import START, KeptBus
 
 @pytest.fixture
 def low(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compact as soon as 300 bytes between values are not needed."""
+    """Compact as soon as 300 bytes between values are released."""
     monkeypatch.setattr(last_values, "COMPACTION_BYTES_MIN", 300)
 
 
@@ -40,7 +40,7 @@ def test_last_values_survive_restart(tmp_path: Path) -> None:
 
     bus = KeptBus(tmp_path, now=START + 30)
     cls = bus.broker.classes[1]
-    assert cls.has_last_values, "who asked for it is gone"
+    assert cls.has_last_values, "the subscription that requested it is closed"
     assert (cls.name, cls.last_values.count_values(START + 30)) == ("state", 3)
     assert read_last_values(bus) == [b"18", b"19", b"soon"]
     bus.sync()
@@ -69,8 +69,8 @@ def test_durable_started_at_last_values_resumes(tmp_path: Path) -> None:
     bus.crash()
 
     bus = KeptBus(tmp_path)
-    got = open_late_reader(bus, durable="d").receive_deliveries()
-    assert [(each.message_id, each.attempt) for each in got] == [(7, 2), (8, 1)]
+    deliveries = open_late_reader(bus, durable="d").receive_deliveries()
+    assert [(each.message_id, each.attempt) for each in deliveries] == [(7, 2), (8, 1)]
     bus.close()
 
 
@@ -92,13 +92,13 @@ def test_compacted_copy_is_durable_before_original_is_removed(tmp_path: Path) ->
         True,
         0,
     )
-    lot = bus.keeper.build_write_batch()
-    assert lot is not None
-    assert decode_changes(lot.snapshot).classes[0].floor == 0, (
-        "one could be written without the other"
+    write_batch = bus.keeper.build_write_batch()
+    assert write_batch is not None
+    assert decode_changes(write_batch.snapshot).classes[0].floor == 0, (
+        "a crash could separate the copy from the removal"
     )
     bus.remove()
-    bus.crash()  # Before the copy was written.
+    bus.crash()  # Taken before the copy was written.
 
     bus = KeptBus(tmp_path, segment_bytes=200, now=START + 10)
     assert b"old" in read_last_values(bus)
@@ -117,22 +117,26 @@ def test_compacted_copy_is_durable_before_original_is_removed(tmp_path: Path) ->
     bus = KeptBus(tmp_path, now=START + 89)
     cls = bus.broker.classes[1]
     assert cls.ring.floor > 0
-    old = [
+    old_segments = [
         each
         for each in open_late_reader(bus).receive_deliveries()
         if payload(each.content, each.kind) == b"old"
     ]
-    assert envelope_batch.decode(old[0].content)[0].expires_ms == 80_000
-    assert cls.ring.read_row(old[0].message_id).expires == pytest.approx(START + 90, abs=0.02)
+    assert envelope_batch.decode(old_segments[0].content)[0].expires_ms == 80_000
+    assert cls.ring.read_row(old_segments[0].message_id).expires == pytest.approx(
+        START + 90, abs=0.02
+    )
     bus.close()
 
 
 @pytest.mark.parametrize(
-    ("keep", "left"),
+    ("retention", "expected_count"),
     [(Retention(messages=3), 3), (Retention(bytes=100), 7), (Retention(seconds=25), 3)],
 )
-def test_last_values_setting_survives_restart(tmp_path: Path, keep: Retention, left: int) -> None:
-    settings = Settings(classes={1: ClassSettings(keep=keep)})
+def test_last_values_setting_survives_restart(
+    tmp_path: Path, retention: Retention, expected_count: int
+) -> None:
+    settings = Settings(classes={1: ClassSettings(keep=retention)})
     bus = KeptBus(tmp_path, settings=settings)
     writer = connect_version2(bus, classes=[1, 2])
     reader = connect_version2(bus, subscribe(1, 4), subscribe(2, 5), classes=[1, 2])
@@ -142,19 +146,21 @@ def test_last_values_setting_survives_restart(tmp_path: Path, keep: Retention, l
         reader.receive_deliveries()
         reader.send(ack(4, number, number + 1), ack(5, number, number + 1))
     bus.tick()
-    assert [len(bus.broker.classes[each].ring) for each in (1, 2)] == [left, 0]
+    assert [len(bus.broker.classes[each].ring) for each in (1, 2)] == [expected_count, 0]
     bus.sync()
     bus.crash()
 
     bus = KeptBus(tmp_path, settings=settings, now=START + 90)
     ring = bus.broker.classes[1].ring
-    assert (ring.floor, ring.head) == (10 - left, 10)
+    assert (ring.floor, ring.head) == (10 - expected_count, 10)
     reader = connect_version2(bus, subscribe(1, 4, start="earliest"))
-    assert len(reader.receive_deliveries()) == left
-    reader.send(ack(4, 10 - left, 10))
+    assert len(reader.receive_deliveries()) == expected_count
+    reader.send(ack(4, 10 - expected_count, 10))
     bus.close()
 
     bus = KeptBus(tmp_path, settings=settings, now=START + 1000)
     bus.tick()
-    assert len(bus.broker.classes[1].ring) == (0 if keep.seconds else left), "without traffic"
+    assert len(bus.broker.classes[1].ring) == (0 if retention.seconds else expected_count), (
+        "without traffic"
+    )
     bus.close()

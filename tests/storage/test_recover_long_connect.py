@@ -24,8 +24,8 @@ def test_connect_that_is_repeated_after_a_crash_finds_the_same_ids(tmp_path: Pat
     bus.crash()
     bus = KeptBus(tmp_path)
     assert {cls.name: class_id for class_id, cls in bus.broker.classes.items()} == created
-    again = connect_version2(bus, classes=NAMES, name="p", instance="i")
-    assert again.session.created_class_count == len(NAMES) - len(created)
+    second_peer = connect_version2(bus, classes=NAMES, name="p", instance="i")
+    assert second_peer.session.created_class_count == len(NAMES) - len(created)
     assert created.items() <= bus.broker.store.class_id_by_name.items()
     assert len(bus.broker.classes) == len(NAMES)
     bus.crash()

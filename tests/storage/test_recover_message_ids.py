@@ -40,8 +40,8 @@ def publish(bus: KeptBus, session: Session, message_id: str) -> tuple[int, bool]
 def ack_all(bus: KeptBus, session: Session) -> None:
     """Acknowledge everything, so that it is released."""
     bus.broker.apply_event(session, SubscribeRequested(0, CLASS_ID, 1, SubscribeRequest()))
-    while piece := session.outbox.peek(bus.broker.tick_number):
-        session.outbox.mark_sent(len(piece), bus.broker.tick_number)
+    while data := session.outbox.peek(bus.broker.tick_number):
+        session.outbox.mark_sent(len(data), bus.broker.tick_number)
     head = bus.broker.classes[CLASS_ID].ring.head
     bus.broker.apply_event(session, AckedRange(1, 0, head))
     bus.broker.apply_position_changes()
@@ -117,7 +117,7 @@ def test_ids_are_dropped_if_messages_may_be_missing(tmp_path: Path) -> None:
 def test_confirmed_messages_are_stored_once_through_crashes(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str]
 ) -> None:
-    """Every message is sent again after a crash, as publishers do that received no PubAck."""
+    """Every message is published again after a crash, as by a publisher without a PubAck."""
     path = tmp_path_factory.mktemp("journal")
     bus = KeptBus(path, segment_bytes=300)
     session = open_session(bus)

@@ -23,11 +23,13 @@ from tests.core.subscription.test_pending_dead_letters import (
 )
 from tests.models.key_order_model import encode_with_key
 from tests.storage.journaled_broker import KeptBus
-from tests.storage.test_recover_redelivery import KINDS, heard, reader_of
+from tests.storage.test_recover_redelivery import KINDS, reader_of, receive_attempts
 
 
 def after_a_crash(bus: KeptBus, path: Path) -> KeptBus:
-    now = bus.broker.clock.now = bus.broker.clock.now + 1  # What has changed is looked at now.
+    now = bus.broker.clock.now = (
+        bus.broker.clock.now + 1
+    )  # The next checkpoint includes all changes.
     bus.sync()
     bus.crash()
     return KeptBus(path, settings=two_dead_letters_settings(), now=now)
@@ -46,17 +48,17 @@ def test_pending_dead_letter_is_not_redelivered(tmp_path: Path, kind: dict[str, 
     connect_version2(
         bus, publish_envelopes(1, 0, *map(encode_with_key, (b"a", b"b", b"c", b"d", b"e", b"f")))
     )
-    assert heard(reader) == [(n, 1) for n in range(6)]
+    assert receive_attempts(reader) == [(n, 1) for n in range(6)]
     bus.sync()
     reader.send(nack(5, 0, 5, "terminate"), ack(5, 3, 4) if kind == {} else b"")
     bus = after_a_crash(bus, tmp_path)
     reader = reader_of(bus, **kind)
-    assert heard(reader) == [(5, 2)]
+    assert receive_attempts(reader) == [(5, 2)]
     reader.send(ack(5, 5, 6))
     assert taken_out(bus) == ["0", "1"]
     bus = after_a_crash(bus, tmp_path)
-    left = ["2", "4"] if kind == {} else ["2", "3"]
-    assert taken_out(bus) == left
+    expected_sequences = ["2", "4"] if kind == {} else ["2", "3"]
+    assert taken_out(bus) == expected_sequences
     assert taken_out(bus) == ([] if kind == {} else ["4"])
     assert bus.broker.classes[1].ring.statistics().message_count == 0
     bus.close()
@@ -68,10 +70,10 @@ def test_exhausted_message_is_dead_lettered_after_restart(
     bus = KeptBus(tmp_path, settings=two_dead_letters_settings())
     reader = reader_of(bus, max_deliveries=1)
     connect_version2(bus, publish(1, 0, b"a", b"b", b"c"))
-    heard(reader)
+    receive_attempts(reader)
     bus.sync()
     reader.send(nack(5, 0, 3, 0))
-    assert heard(reader) == []
+    assert receive_attempts(reader) == []
     bus = after_a_crash(bus, tmp_path)
     connect_version2(bus, subscribe(1, 6, durable="other"))
     assert taken_out(bus) == ["0", "1"]

@@ -38,15 +38,15 @@ def restarted(bus: KeptBus, path: Path, level: Durability = Durability.DISK) -> 
 
 def redelivered(bus: KeptBus, request: bytes) -> dict[int, int]:
     """Return the messages that a new reader receives within 20 ticks, and their attempts."""
-    reader, got = connect_version2(bus, request), {}
+    reader, attempts_by_id = connect_version2(bus, request), {}
     for _ in range(20):
         while messages := reader.receive_deliveries():
-            got.update((message.message_id, message.attempt) for message in messages)
+            attempts_by_id.update((message.message_id, message.attempt) for message in messages)
             reader.send(*[ack(5, each.message_id, each.message_id + 1) for each in messages])
         bus.broker.clock.now += 1
         bus.tick()
         bus.broker.run_due_wakeups()
-    return got
+    return attempts_by_id
 
 
 @pytest.mark.parametrize("level", [Durability.DISK, Durability.OS])
@@ -87,20 +87,20 @@ def test_no_recorded_ack_is_forgotten(tmp_path: Path, kind: str, seed: int) -> N
                 assert message.attempt >= 1 + (message.message_id in sent)
                 open_ids.append(message.message_id)
             random.shuffle(open_ids)
-            done = [open_ids.pop() for _ in range(random.randrange(len(open_ids) + 1))]
-            if done and random.random() < 0.2:
-                reader.send(nack(5, done[-1], done[-1] + 1))
-                done.pop()
-            reader.send(*[ack(5, each, each + 1) for each in done])
+            acked_ids = [open_ids.pop() for _ in range(random.randrange(len(open_ids) + 1))]
+            if acked_ids and random.random() < 0.2:
+                reader.send(nack(5, acked_ids[-1], acked_ids[-1] + 1))
+                acked_ids.pop()
+            reader.send(*[ack(5, each, each + 1) for each in acked_ids])
             bus.broker.clock.now += PROGRESS_SECONDS
             bus.sync()
-            acked.update(done)
+            acked.update(acked_ids)
             sent.update(open_ids)
         bus = restarted(bus, tmp_path)
         number = bus.broker.classes[1].ring.head
-    left = redelivered(bus, SUBSCRIPTIONS[kind])
-    assert left.keys() == set(range(number)) - acked
-    assert all(left[each] >= 2 for each in sent - acked)
+    unacked_ids = redelivered(bus, SUBSCRIPTIONS[kind])
+    assert unacked_ids.keys() == set(range(number)) - acked
+    assert all(unacked_ids[each] >= 2 for each in sent - acked)
     bus.crash()
 
 
@@ -135,7 +135,7 @@ def test_clock_set_back_delays_no_progress(tmp_path: Path) -> None:
 
 
 def test_costly_progress_waits_for_the_complete_scan(tmp_path: Path) -> None:
-    """The rows of a position would be written again with each batch."""
+    """Otherwise every batch would repeat all rows of a position."""
     bus = KeptBus(tmp_path)
     request = subscribe(1, 5, durable="billing", group="workers", max_in_flight=1000)
     reader = connect_version2(bus, request)
@@ -171,7 +171,7 @@ def test_a_reader_without_acks_is_recorded(tmp_path: Path) -> None:
     bus.crash()
 
 
-# Acks that are waited for ------------------------------------------------------------------------
+# Acks with a reply --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", SUBSCRIPTIONS)

@@ -14,9 +14,9 @@ from tests.storage.test_journal import payloads
 from tests.storage.test_recovery import segments
 
 
-def greeted(at: KeptBus, **more: object) -> Version2Peer:
-    peer = Version2Peer(at, at.broker.open_session())
-    peer.send(connect_request(1, 2, name="till", **more))
+def connect_publisher(harness: KeptBus, **options: object) -> Version2Peer:
+    peer = Version2Peer(harness, harness.broker.open_session())
+    peer.send(connect_request(1, 2, name="till", **options))
     return peer
 
 
@@ -25,7 +25,7 @@ def after_a_gap(path: Path) -> KeptBus:
     bus = KeptBus(path)
     connect_version2(bus, publish(1, 0, b"a"), classes=(1, 2), name="till", instance="one")
     bus.sync()
-    peer = greeted(bus, instance="one")
+    peer = connect_publisher(bus, instance="one")
     peer.send(publish(2, 1, b"b"), publish(1, 2, b"c"))
     bus.sync()
     bus.crash()
@@ -36,16 +36,16 @@ def after_a_gap(path: Path) -> KeptBus:
 
 def test_other_instance_is_detected_after_crash(tmp_path: Path) -> None:
     bus = after_a_gap(tmp_path)
-    assert greeted(bus, instance="one").receive_replies()[0].content["next"] == 1
+    assert connect_publisher(bus, instance="one").receive_replies()[0].content["next"] == 1
     bus.crash()
     bus = KeptBus(tmp_path)
-    peer = greeted(bus, instance="two")
+    peer = connect_publisher(bus, instance="two")
     assert peer.receive_replies()[0].content["next"] == 3
     peer.send(publish(1, 3, b"d"), publish(2, 4, b"e"))
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
-    reply = greeted(bus, instance="two").receive_replies()[0].content
+    reply = connect_publisher(bus, instance="two").receive_replies()[0].content
     assert (reply["next"], reply["lost"]) == (5, 0)
 
 
@@ -53,33 +53,40 @@ def test_lost_confirmed_messages_are_counted(
     tmp_path: Path,
 ) -> None:
     bus = after_a_gap(tmp_path)
-    peer = greeted(bus, instance="one", unconfirmed=3, bus=bus.broker.subscription_manager.identity)
+    peer = connect_publisher(
+        bus, instance="one", unconfirmed=3, bus=bus.broker.subscription_manager.identity
+    )
     reply = peer.receive_replies()[0].content
     assert (reply["next"], reply["lost"]) == (3, 1)
 
 
 @pytest.mark.parametrize("is_snapshot", [False, True])
-@pytest.mark.parametrize("another", ["two", None])
+@pytest.mark.parametrize("other_instance", ["two", None])
 def test_numbers_of_other_instance_stay_separate(
-    tmp_path: Path, another: str | None, is_snapshot: bool
+    tmp_path: Path, other_instance: str | None, is_snapshot: bool
 ) -> None:
     bus = KeptBus(tmp_path)
     connect_version2(bus, publish(1, 0, b"a"), name="till", instance="one").disconnect()
     bus.sync()
-    peer = greeted(bus, instance=another)
+    peer = connect_publisher(bus, instance=other_instance)
     peer.send(publish(9, 1, b"x", b"y"), publish(1, 3, b"z"))
     bus.keeper.is_snapshot_due = is_snapshot
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
-    peer = greeted(bus, instance="one", unconfirmed=1, bus=bus.broker.subscription_manager.identity)
+    peer = connect_publisher(
+        bus, instance="one", unconfirmed=1, bus=bus.broker.subscription_manager.identity
+    )
     reply = peer.receive_replies()[0].content
     assert (reply["next"], reply["lost"]) == (1 + PRODUCER_TAKEOVER_STEP, 0)
     peer.send(publish(1, reply["next"], b"b", b"c"))
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
-    assert greeted(bus, instance="one").receive_replies()[0].content["next"] == reply["next"] + 2
+    assert (
+        connect_publisher(bus, instance="one").receive_replies()[0].content["next"]
+        == reply["next"] + 2
+    )
     assert payloads(bus) == [b"a", b"z", b"b", b"c"]
     bus.crash()
 
@@ -87,34 +94,34 @@ def test_numbers_of_other_instance_stay_separate(
 @pytest.mark.parametrize("user", ["", "ann"])
 def test_publisher_owner_survives_restart(tmp_path: Path, user: str) -> None:
     bus = KeptBus(tmp_path)
-    for who, count in ((user, 2), ("bob", 3)):
+    for user_name, count in ((user, 2), ("bob", 3)):
         peer = Version2Peer(bus, bus.broker.open_session())
-        peer.session.user = who
+        peer.session.user = user_name
         peer.send(connect_request(1, name="till", instance="one"), publish(1, 0, *[b"x"] * count))
         peer.send(publish(9, count, b"refused"))
     bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path)
-    for who, following in ((user, 3), ("bob", 4), ("cid", 0)):
+    for user_name, next_number in ((user, 3), ("bob", 4), ("cid", 0)):
         peer = Version2Peer(bus, bus.broker.open_session())
-        peer.session.user = who
+        peer.session.user = user_name
         peer.send(connect_request(1, name="till", instance="one"))
-        assert peer.receive_replies()[0].content["next"] == following
+        assert peer.receive_replies()[0].content["next"] == next_number
     bus.crash()
 
 
 def test_unknown_publisher_lost_nothing_without_power_failure(tmp_path: Path) -> None:
-    for boot, lost in (("before", 0), ("after", 5)):
+    for boot, lost_count in (("before", 0), ("after", 5)):
         path = tmp_path / boot
         bus = KeptBus(path, level=Durability.OS, boot="before")
         bus.sync()
         bus.crash()
         bus = KeptBus(path, level=Durability.OS, boot=boot)
-        peer = greeted(
+        peer = connect_publisher(
             bus, instance="one", unconfirmed=5, bus=bus.broker.subscription_manager.identity
         )
         reply = peer.receive_replies()[0].content
-        assert (reply["next"], reply["lost"]) == (5, lost)
+        assert (reply["next"], reply["lost"]) == (5, lost_count)
         bus.crash()
 
 
@@ -124,7 +131,7 @@ def test_unknown_publisher_lost_nothing_without_power_failure(tmp_path: Path) ->
 def test_power_failure_frees_unsynced_numbers(
     tmp_path: Path, level: Durability, boot: str, is_snapshot: bool
 ) -> None:
-    """At the level os it has taken what was confirmed: numbers behind that are used again."""
+    """At level `os`, confirmed messages are stored; the publisher reuses the numbers after them."""
     bus = KeptBus(tmp_path, level=level, boot="before")
     bus.sync()
     connect_version2(bus, publish(1, 0, b"a"), publish(2, 1, b"b"), classes=(1, 2), name="till")
@@ -133,13 +140,13 @@ def test_power_failure_frees_unsynced_numbers(
     for segment in (tmp_path / "classes" / "00001").iterdir():
         segment.unlink()
     bus = KeptBus(tmp_path, level=level, boot="before")
-    peer = greeted(bus)
+    peer = connect_publisher(bus)
     assert peer.receive_replies()[0].content["next"] == 0
-    if is_snapshot:  # Of a process that knows the second one to be stored.
+    if is_snapshot:  # From a process that knows that the second message is stored.
         bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path, level=level, boot=boot)
-    peer = greeted(bus)
+    peer = connect_publisher(bus)
     assert peer.receive_replies()[0].content["next"] == 0
     peer.send(publish(1, 0, b"c"), publish(2, 1, b"d"))
     bus.sync()
@@ -150,8 +157,10 @@ def test_power_failure_frees_unsynced_numbers(
 
 
 def after_a_cut(path: Path, level: Durability, *, now: Durability | None = None) -> KeptBus:
-    """It took messages 1 and 2 of a program's 0 to 2, and left what is kept beside them. Then the
-    process was killed twice."""
+    """Lose messages 1 and 2 of a publisher's 0 to 2 in a power failure, but not its state.
+
+    The process is then killed twice.
+    """
     bus = KeptBus(path, level=level, boot="before", segment_bytes=1)
     peer = connect_version2(bus, publish(1, 0, b"a"), name="till", instance="one")
     bus.sync()
@@ -180,36 +189,42 @@ def test_publisher_is_trusted_after_power_failure(
     tmp_path: Path, unconfirmed: int, level: Durability, now: Durability
 ) -> None:
     bus = after_a_cut(tmp_path, level, now=now)
-    bus.sync()  # The snapshot is from before it comes.
-    known = {"unconfirmed": unconfirmed, "bus": bus.broker.subscription_manager.identity}
-    peer = greeted(bus, instance="one", **known)
+    bus.sync()  # The snapshot is older than the publisher's connection.
+    known_state = {"unconfirmed": unconfirmed, "bus": bus.broker.subscription_manager.identity}
+    peer = connect_publisher(bus, instance="one", **known_state)
     reply = peer.receive_replies()[0].content
     assert (reply["next"], reply["lost"]) == (unconfirmed, max(0, unconfirmed - 3))
     peer.send(publish(1, unconfirmed, b"b"))
     bus.sync()
     assert payloads(bus) == [b"a", b"b"]
     bus.crash()
-    bus = KeptBus(tmp_path, level=now, boot="after")  # It is not doubted any longer.
-    assert greeted(bus, instance="one").receive_replies()[0].content["next"] == unconfirmed + 1
+    bus = KeptBus(tmp_path, level=now, boot="after")  # It is trusted from now on.
+    assert (
+        connect_publisher(bus, instance="one").receive_replies()[0].content["next"]
+        == unconfirmed + 1
+    )
     bus.crash()
 
 
 @pytest.mark.parametrize(
-    ("who", "following"), [({"instance": "one"}, 0), ({}, 3), ({"instance": "two"}, 3)]
+    ("publisher", "next_number"), [({"instance": "one"}, 0), ({}, 3), ({"instance": "two"}, 3)]
 )
 def test_silent_publisher_is_forgotten_after_power_failure(
-    tmp_path: Path, who: dict[str, str], following: int
+    tmp_path: Path, publisher: dict[str, str], next_number: int
 ) -> None:
     bus = after_a_cut(tmp_path, Durability.OS)
-    assert greeted(bus, **who).receive_replies()[0].content["next"] == following
+    assert connect_publisher(bus, **publisher).receive_replies()[0].content["next"] == next_number
     bus.crash()
 
 
 @pytest.mark.parametrize("now", [Durability.MEMORY, Durability.OS, Durability.DISK])
 def test_synced_state_is_trusted_after_power_failure(tmp_path: Path, now: Durability) -> None:
     bus = after_a_cut(tmp_path, Durability.DISK, now=now)
-    known = {"unconfirmed": 1, "bus": bus.broker.subscription_manager.identity}
-    assert greeted(bus, instance="one", **known).receive_replies()[0].content["next"] == 3
+    known_state = {"unconfirmed": 1, "bus": bus.broker.subscription_manager.identity}
+    assert (
+        connect_publisher(bus, instance="one", **known_state).receive_replies()[0].content["next"]
+        == 3
+    )
     bus.crash()
 
 
@@ -225,8 +240,8 @@ def test_unreceived_refusal_is_sent_after_crash(tmp_path: Path) -> None:
         bus.sync()
         bus.crash()
         bus = KeptBus(path)
-        known = {"unconfirmed": 1, "bus": bus.broker.subscription_manager.identity}
-        peer = greeted(bus, instance="one", **known)
+        known_state = {"unconfirmed": 1, "bus": bus.broker.subscription_manager.identity}
+        peer = connect_publisher(bus, instance="one", **known_state)
         assert peer.receive_replies()[0].content["next"] == 1
         peer.send(publish(1, 1, b"b", b"c", b"d"))
         bus.sync()

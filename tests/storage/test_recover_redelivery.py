@@ -31,25 +31,29 @@ def reader_of(bus: KeptBus, **options: Any) -> Version2Peer:
     return reader
 
 
-def heard(peer: Version2Peer) -> list[tuple[int, int]]:
+def receive_attempts(peer: Version2Peer) -> list[tuple[int, int]]:
     return [(each.message_id, each.attempt) for each in peer.receive_deliveries()]
 
 
-def later(bus: KeptBus, reader: Version2Peer, seconds: int) -> list[tuple[int, int]]:
+def receive_attempts_during(
+    bus: KeptBus, reader: Version2Peer, seconds: int
+) -> list[tuple[int, int]]:
     """Advance the clock by `seconds`. Return the messages received meanwhile."""
-    found = []
+    received = []
     for _ in range(seconds):
         bus.broker.clock.now += 1
         bus.tick()
         bus.broker.run_due_wakeups()
         bus.check_invariants()
-        found += heard(reader)
-    return found
+        received += receive_attempts(reader)
+    return received
 
 
-def again(bus: KeptBus, path: Path, *, down: float = 0) -> KeptBus:
-    """The next process, which begins so many seconds later."""
-    now = bus.broker.clock.now = bus.broker.clock.now + 1  # What has changed is looked at now.
+def crash_and_recover(bus: KeptBus, path: Path, *, down: float = 0) -> KeptBus:
+    """Crash the bus and recover it `down` seconds later."""
+    now = bus.broker.clock.now = (
+        bus.broker.clock.now + 1
+    )  # The next checkpoint includes all changes.
     bus.sync()
     bus.crash()
     return KeptBus(path, now=now + down)
@@ -58,27 +62,27 @@ def again(bus: KeptBus, path: Path, *, down: float = 0) -> KeptBus:
 @pytest.mark.parametrize("kind", KINDS)
 def test_nacked_message_keeps_backoff(tmp_path: Path, kind: dict[str, Any]) -> None:
     bus = KeptBus(tmp_path)
-    asked = {**kind, "backoff": [30, 50]}
-    reader = reader_of(bus, **asked)
+    options = {**kind, "backoff": [30, 50]}
+    reader = reader_of(bus, **options)
     connect_version2(bus, publish(1, 0, b"a", b"b", b"c", b"d"))
-    assert heard(reader) == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert receive_attempts(reader) == [(0, 1), (1, 1), (2, 1), (3, 1)]
     bus.sync()
     reader.send(nack(5, 0, 1, 3_600_000), nack(5, 1, 2), ack(5, 3, 4))
-    bus = again(bus, tmp_path, down=5)
-    reader = reader_of(bus, **asked)
-    assert heard(reader) == [(2, 2)], "but for what was in flight, everything pauses"
+    bus = crash_and_recover(bus, tmp_path, down=5)
+    reader = reader_of(bus, **options)
+    assert receive_attempts(reader) == [(2, 2)], "only the message in flight is delivered at once"
     reader.send(nack(5, 2, 3))
-    bus = again(bus, tmp_path, down=10)
-    bus = again(bus, tmp_path)
-    reader = reader_of(bus, **asked)
-    assert not later(bus, reader, 10)
-    assert later(bus, reader, 4) == [(1, 2)]
+    bus = crash_and_recover(bus, tmp_path, down=10)
+    bus = crash_and_recover(bus, tmp_path)
+    reader = reader_of(bus, **options)
+    assert not receive_attempts_during(bus, reader, 10)
+    assert receive_attempts_during(bus, reader, 4) == [(1, 2)]
     reader.send(ack(5, 1, 2))
-    assert not later(bus, reader, 22)
-    assert later(bus, reader, 4) == [(2, 3)]
+    assert not receive_attempts_during(bus, reader, 22)
+    assert receive_attempts_during(bus, reader, 4) == [(2, 3)]
     reader.send(ack(5, 2, 3))
     bus.broker.clock.now += 3_600 - 60
-    assert later(bus, reader, 12) == [(0, 2)]
+    assert receive_attempts_during(bus, reader, 12) == [(0, 2)]
     reader.send(ack(5, 0, 1))
     assert bus.broker.classes[1].ring.statistics().message_count == 0
     bus.close()
@@ -87,19 +91,19 @@ def test_nacked_message_keeps_backoff(tmp_path: Path, kind: dict[str, Any]) -> N
 @pytest.mark.parametrize("kind", KINDS)
 def test_restart_does_not_shorten_redelivery(tmp_path: Path, kind: dict[str, Any]) -> None:
     bus = KeptBus(tmp_path)
-    asked = {**kind, "ack_seconds": 5, "max_deliveries": 3}
-    reader = reader_of(bus, **asked)
+    options = {**kind, "ack_seconds": 5, "max_deliveries": 3}
+    reader = reader_of(bus, **options)
     connect_version2(bus, publish(1, 0, b"a"))
-    assert heard(reader) == [(0, 1)]
-    bus = again(bus, tmp_path)
-    came = []
-    for _ in range(20):  # Who falls again and again uses up no deliveries by that.
-        reader = reader_of(bus, **asked)
-        came += [(bus.broker.clock.now - START, *each) for each in heard(reader)]
-        bus = again(bus, tmp_path, down=1)
+    assert receive_attempts(reader) == [(0, 1)]
+    bus = crash_and_recover(bus, tmp_path)
+    received = []
+    for _ in range(20):  # Repeated crashes do not use up deliveries.
+        reader = reader_of(bus, **options)
+        received += [(bus.broker.clock.now - START, *each) for each in receive_attempts(reader)]
+        bus = crash_and_recover(bus, tmp_path, down=1)
         bus.broker.run_due_wakeups()
         bus.check_invariants()
-    assert came == [(1.0, 0, 2), (13.0, 0, 3)], "the pause is 10, and it is looked every 2 seconds"
+    assert received == [(1.0, 0, 2), (13.0, 0, 3)], "the backoff is 10 s, checked every 2 s"
     bus.close()
 
 
@@ -107,15 +111,15 @@ def test_clock_set_back_does_not_extend_backoff(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     reader = reader_of(bus)
     connect_version2(bus, publish(1, 0, b"a"))
-    assert heard(reader) == [(0, 1)]
+    assert receive_attempts(reader) == [(0, 1)]
     bus.broker.clock.now += 1
     bus.sync()
-    reader.send(nack(5, 0, 1, 10_000))  # Which is all that has changed.
+    reader.send(nack(5, 0, 1, 10_000))  # The only change.
     for down in (-86_400, -3_600):
-        bus = again(bus, tmp_path, down=down)
-    assert later(bus, reader_of(bus), 7) == []
-    reader = reader_of(again(bus, tmp_path))
-    assert heard(reader) == [(0, 2)]
+        bus = crash_and_recover(bus, tmp_path, down=down)
+    assert receive_attempts_during(bus, reader_of(bus), 7) == []
+    reader = reader_of(crash_and_recover(bus, tmp_path))
+    assert receive_attempts(reader) == [(0, 2)]
 
 
 def test_key_ordered_group_keeps_blocked_keys(tmp_path: Path) -> None:
@@ -123,22 +127,22 @@ def test_key_ordered_group_keeps_blocked_keys(tmp_path: Path) -> None:
     reader = reader_of(bus, **KINDS[2])
     keys = (b"x", b"y", b"x", b"y", b"x", b"z")
     connect_version2(bus, publish_envelopes(1, 0, *map(encode_with_key, keys)))
-    assert heard(reader) == [(0, 1), (1, 1), (5, 1)]
+    assert receive_attempts(reader) == [(0, 1), (1, 1), (5, 1)]
     reader.send(nack(5, 0, 1, 60_000), nack(5, 5, 6, 20_000), ack(5, 1, 2))
-    assert heard(reader) == [(3, 1)]
-    bus = again(bus, tmp_path)
+    assert receive_attempts(reader) == [(3, 1)]
+    bus = crash_and_recover(bus, tmp_path)
     reader = reader_of(bus, **KINDS[2])
     connect_version2(bus, publish_envelopes(1, 0, *map(encode_with_key, (b"x", b"z", b"n"))))
-    assert heard(reader) == [(3, 2), (8, 1)]
+    assert receive_attempts(reader) == [(3, 2), (8, 1)]
     reader.send(ack(5, 3, 4), ack(5, 8, 9))
-    assert later(bus, reader, 21) == [(5, 2)]
+    assert receive_attempts_during(bus, reader, 21) == [(5, 2)]
     reader.send(ack(5, 5, 6))
-    assert heard(reader) == [(7, 1)]
+    assert receive_attempts(reader) == [(7, 1)]
     reader.send(ack(5, 7, 8))
-    assert later(bus, reader, 39) == [(0, 2)]
-    for following in (2, 4, 6):
+    assert receive_attempts_during(bus, reader, 39) == [(0, 2)]
+    for next_id in (2, 4, 6):
         reader.send(ack(5, 0, 7))
-        assert heard(reader) == [(following, 1)]
+        assert receive_attempts(reader) == [(next_id, 1)]
     bus.close()
 
 
@@ -149,40 +153,40 @@ ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(-1, 
 def test_ranges_are_split_at_rows(
     spans: list[tuple[int, int, int]], rows: list[tuple[int, int, int]]
 ) -> None:
-    def laid_out(pieces: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        at, out = 0, []
+    def lay_out(pieces: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        position, laid_out_spans = 0, []
         for gap, count, value in pieces:
-            out.append((at + gap, at + gap + count, value))
-            at += gap + count
-        return out
+            laid_out_spans.append((position + gap, position + gap + count, value))
+            position += gap + count
+        return laid_out_spans
 
-    spans, rows = laid_out(spans), laid_out(rows)
-    said = {n: float(value) for a, b, value in rows for n in range(a, b)}
-    want = [(n, attempts, said.get(n)) for a, b, attempts in spans for n in range(a, b)]
-    found = list(
+    spans, rows = lay_out(spans), lay_out(rows)
+    due_times = {n: float(value) for a, b, value in rows for n in range(a, b)}
+    expected = [(n, attempts, due_times.get(n)) for a, b, attempts in spans for n in range(a, b)]
+    received = list(
         split_spans([Span(*each) for each in spans], [(a, b, float(v)) for a, b, v in rows])
     )
-    assert [(n, s.attempts, v) for s, v in found for n in range(s.first, s.last)] == want
-    assert all(span.first < span.last for span, _ in found)
+    assert [(n, s.attempts, v) for s, v in received for n in range(s.first, s.last)] == expected
+    assert all(span.first < span.last for span, _ in received)
 
 
-@pytest.mark.parametrize(("kind", "others"), [({}, 0), ({"group": "g"}, 0), ({}, 20)])
+@pytest.mark.parametrize(("kind", "reader_count"), [({}, 0), ({"group": "g"}, 0), ({}, 20)])
 def test_plain_subscription_keeps_attempts_and_backoff(
-    tmp_path: Path, kind: dict[str, Any], others: int
+    tmp_path: Path, kind: dict[str, Any], reader_count: int
 ) -> None:
     bus = KeptBus(tmp_path)
-    asked = {**kind, "ack_seconds": 5, "max_deliveries": 3}
+    options = {**kind, "ack_seconds": 5, "max_deliveries": 3}
     connect_version2(bus, publish(1, 0, b"a"))
-    came = []
+    received = []
     for _ in range(20):
-        reader = connect_version2(bus, subscribe(1, 5, **asked))
-        came += [(bus.broker.clock.now - START, *each) for each in heard(reader)]
-        for _ in range(others):
+        reader = connect_version2(bus, subscribe(1, 5, **options))
+        received += [(bus.broker.clock.now - START, *each) for each in receive_attempts(reader)]
+        for _ in range(reader_count):
             connect_version2(bus, subscribe(1, 5, start="earliest")).receive_deliveries()
-        bus = again(bus, tmp_path)
+        bus = crash_and_recover(bus, tmp_path)
         bus.broker.run_due_wakeups()
         bus.check_invariants()
-    assert came == [(0.0, 0, 1), (1.0, 0, 2), (12.0, 0, 3)]
+    assert received == [(0.0, 0, 1), (1.0, 0, 2), (12.0, 0, 3)]
     bus.close()
 
 
@@ -191,11 +195,11 @@ def test_counts_attempts_between_two_checkpoints(tmp_path: Path) -> None:
     connect_version2(bus, publish(1, 0, b"a"))
     for attempt in (1, 2):
         reader = connect_version2(bus, subscribe(1, 5))
-        assert heard(reader) == [(0, attempt)]
+        assert receive_attempts(reader) == [(0, attempt)]
         reader.disconnect()
         bus.broker.clock.now += 1
         bus.sync()
-    bus = again(bus, tmp_path)
+    bus = crash_and_recover(bus, tmp_path)
     reader = connect_version2(bus, subscribe(1, 5))
-    assert heard(reader) == []
-    assert later(bus, reader, 13) == [(0, 3)]
+    assert receive_attempts(reader) == []
+    assert receive_attempts_during(bus, reader, 13) == [(0, 3)]

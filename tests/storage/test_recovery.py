@@ -36,21 +36,21 @@ from tests.behaviour.wire_peer_v2 import (
 )
 from tests.models.key_order_model import encode_with_key
 from tests.storage.journaled_broker import KeptBus
-from tests.storage.spilling_broker import SpilledBus, all_of, small
+from tests.storage.spilling_broker import SpilledBus, receive_and_ack_all, spill_settings
 from tests.storage.test_journal import next_number, payloads
 
-LOTS, EACH = 6, 3
+BATCHES, BATCH_SIZE = 6, 3
 
 
-def made(path: Path, *, segment_bytes: int = 1 << 20) -> list[bytes]:
-    """A journal of a few lots, as a crash leaves it; returns what was published."""
+def write_journal(path: Path, *, segment_bytes: int = 1 << 20) -> list[bytes]:
+    """Write a journal of a few batches and crash. Returns the published payloads."""
     bus = KeptBus(path, segment_bytes=segment_bytes)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     peer = connect_version2(bus, name="till")
     sent = []
-    for lot in range(LOTS):
-        sent += (more := numbered(EACH, start=EACH * lot))
-        peer.send(publish(1, EACH * lot, *more))
+    for batch in range(BATCHES):
+        sent += (payloads_of_batch := numbered(BATCH_SIZE, start=BATCH_SIZE * batch))
+        peer.send(publish(1, BATCH_SIZE * batch, *payloads_of_batch))
         bus.sync()
     reader.receive_message_ids()
     reader.send(ack(5, 0, 1))
@@ -73,76 +73,76 @@ def ends(path: Path) -> list[int]:
     return found
 
 
-def come_back(path: Path) -> tuple[list[bytes], int, list[str]]:
+def recover_and_crash(path: Path) -> tuple[list[bytes], int, list[str]]:
     """Recover a bus. Return its payloads, the publisher's next number and the reported problems."""
     bus = KeptBus(path)
-    there = payloads(bus), next_number(bus), bus.found.problems
+    payloads_found = payloads(bus), next_number(bus), bus.found.problems
     bus.crash()
-    return there
+    return payloads_found
 
 
 def test_recovers_intact_records_of_truncated_file(tmp_path: Path) -> None:
-    sent = made(tmp_path)
+    sent = write_journal(tmp_path)
     (path,) = segments(tmp_path)
     data = path.read_bytes()
     bounds = ends(path)
     for size in range(bounds[-2] - 1, bounds[-1] + 1):
         path.write_bytes(data[:size])
-        whole = EACH * sum(bound <= size for bound in bounds[1:])
-        there, following, dropped = come_back(tmp_path)
-        assert there == sent[1:whole], size
-        assert following == whole
+        intact_count = BATCH_SIZE * sum(bound <= size for bound in bounds[1:])
+        payloads_found, next_number_found, dropped = recover_and_crash(tmp_path)
+        assert payloads_found == sent[1:intact_count], size
+        assert next_number_found == intact_count
         assert bool(dropped) == (size < bounds[-1]), dropped
 
 
 def test_damage_at_the_end_ends_the_class(tmp_path: Path) -> None:
-    sent = made(tmp_path)
+    sent = write_journal(tmp_path)
     (path,) = segments(tmp_path)
     data = path.read_bytes()
     bounds = ends(path)
-    for at in range(bounds[-2], bounds[-2] + HEADER_BYTES):
-        bad = bytearray(data)
-        bad[at] ^= 1 << at % 8
-        path.write_bytes(bad)
-        there, following, dropped = come_back(tmp_path)
-        assert there == sent[1:-EACH], at
-        assert following == len(sent) - EACH
+    for offset in range(bounds[-2], bounds[-2] + HEADER_BYTES):
+        damaged = bytearray(data)
+        damaged[offset] ^= 1 << offset % 8
+        path.write_bytes(damaged)
+        payloads_found, next_number_found, dropped = recover_and_crash(tmp_path)
+        assert payloads_found == sent[1:-BATCH_SIZE], offset
+        assert next_number_found == len(sent) - BATCH_SIZE
         assert len(dropped) == 1
         assert str(path) in dropped[0]
-        assert path.read_bytes() == bad
+        assert path.read_bytes() == damaged
 
 
 @pytest.mark.parametrize("is_header", [True, False])
 def test_skips_a_damaged_record_and_keeps_the_rest(tmp_path: Path, is_header: bool) -> None:
-    sent = made(tmp_path / "whole")
+    sent = write_journal(tmp_path / "whole")
     (path,) = segments(tmp_path / "whole")
-    begin, end = ends(path)[1:3]
-    kept = sent[1:EACH] + sent[2 * EACH :]
-    places = range(begin, begin + HEADER_BYTES) if is_header else range(begin + HEADER_BYTES, end)
-    for at in places[::5]:
-        copy = tmp_path / str(at)
+    start, end = ends(path)[1:3]
+    expected = sent[1:BATCH_SIZE] + sent[2 * BATCH_SIZE :]
+    places = range(start, start + HEADER_BYTES) if is_header else range(start + HEADER_BYTES, end)
+    for offset in places[::5]:
+        copy = tmp_path / str(offset)
         shutil.copytree(tmp_path / "whole", copy)
         (path,) = segments(copy)
-        bad = bytearray(path.read_bytes())
-        bad[at] ^= 1 << at % 8
-        path.write_bytes(bad)
+        damaged = bytearray(path.read_bytes())
+        damaged[offset] ^= 1 << offset % 8
+        path.write_bytes(damaged)
         bus = KeptBus(copy)
         (problem,) = bus.found.problems
-        assert f"at byte {begin}; skipped messages 3-5 of class 1 (3 messages)" in problem
-        assert bus.statistics(1).dropped == {Reason.DAMAGED: EACH}
+        assert f"at byte {start}; skipped messages 3-5 of class 1 (3 messages)" in problem
+        assert bus.statistics(1).dropped == {Reason.DAMAGED: BATCH_SIZE}
         durable = bus.broker.classes[1].named_positions["billing", ""]
-        assert durable.undelivered_counts == {Reason.DAMAGED: EACH}
+        assert durable.undelivered_counts == {Reason.DAMAGED: BATCH_SIZE}
         reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
-        assert [message.content for message in reader.receive_deliveries()] == kept
+        assert [message.content for message in reader.receive_deliveries()] == expected
         dropped = path.with_name(path.name + ".dropped")
-        assert dropped.read_bytes() == bad[begin:end]
+        assert dropped.read_bytes() == damaged[start:end]
         bus.sync()
         bus.crash()
-        bus = KeptBus(copy)  # The gap is known.
+        bus = KeptBus(copy)  # The first recovery recorded the gap.
         assert bus.found.problems == []
         assert bus.statistics(1).dropped == {}
         reader = connect_version2(bus, subscribe(1, 5, start="earliest"))
-        assert [message.content for message in reader.receive_deliveries()] == kept
+        assert [message.content for message in reader.receive_deliveries()] == expected
         bus.crash()
 
 
@@ -162,21 +162,21 @@ def test_damage_in_many_places_keeps_every_intact_record(
         peer.send(publish_envelopes(1, number, channel_envelope("copies", stuff(payload))))
         bus.sync()
     bus.close()
-    whole = _delivered(tmp_path)
-    assert whole == [b"%d" % number for number in range(40)]
-    lost = set()
+    segment = _delivered(tmp_path)
+    assert segment == [b"%d" % number for number in range(40)]
+    lost_payloads = set()
     first = 0
     for path in segments(tmp_path):
         data = bytearray(path.read_bytes())
         bounds = ends(path)
-        for begin, end in pairwise(bounds):
+        for start, end in pairwise(bounds):
             if random.random() < 0.3 and first < 39:
-                lost.add(first)
-                data[random.randrange(begin, begin + HEADER_BYTES)] ^= 4
-                data[random.randrange(begin, end)] ^= 8
+                lost_payloads.add(first)
+                data[random.randrange(start, start + HEADER_BYTES)] ^= 4
+                data[random.randrange(start, end)] ^= 8
             first += 1
         path.write_bytes(data)
-    expected = [b"%d" % number for number in range(40) if number not in lost]
+    expected = [b"%d" % number for number in range(40) if number not in lost_payloads]
     for _ in range(2):
         assert _delivered(tmp_path) == expected
     assert {
@@ -184,7 +184,7 @@ def test_damage_in_many_places_keeps_every_intact_record(
         for path in tmp_path.glob("classes/00001/*.dropped*")
         for number in range(40)
         if b"%d " % number in path.read_bytes()
-    } >= {number for number in lost if number > 9}
+    } >= {number for number in lost_payloads if number > 9}
 
 
 def _forged_record(number: int, salt: int) -> bytes:
@@ -206,12 +206,12 @@ def _delivered(path: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("boot", "kept"), [("first", [b"0", b"2"]), ("second", [b"0"])], ids=["killed", "power cut"]
+    ("boot", "expected"), [("first", [b"0", b"2"]), ("second", [b"0"])], ids=["killed", "power cut"]
 )
 def test_last_batches_are_kept_unless_the_power_failed(
-    tmp_path: Path, boot: str, kept: list[bytes]
+    tmp_path: Path, boot: str, expected: list[bytes]
 ) -> None:
-    """After a power failure an intact record may follow a torn one; neither was confirmed."""
+    """After a power failure, an intact record may follow a torn one; neither was confirmed."""
     bus = KeptBus(tmp_path, boot="first")
     for number in range(3):
         connect_version2(bus, publish(1, 0, b"%d" % number))
@@ -223,7 +223,7 @@ def test_last_batches_are_kept_unless_the_power_failed(
     path.write_bytes(data)
     bus = KeptBus(tmp_path, boot=boot)
     reader = connect_version2(bus, subscribe(1, 5, start="earliest"))
-    assert [message.content for message in reader.receive_deliveries()] == kept
+    assert [message.content for message in reader.receive_deliveries()] == expected
     bus.crash()
 
 
@@ -249,7 +249,7 @@ def test_skipped_messages_are_not_stored_twice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("messages", [3, 64])
 def test_groups_and_idle_durables_pass_a_gap(tmp_path: Path, messages: int) -> None:
-    settings = small(messages)
+    settings = spill_settings(messages)
     bus = SpilledBus(tmp_path, settings=settings, level=Durability.DISK)
     group = subscribe(1, 5, durable="keyed", group="workers", by_key=True)
     connect_version2(bus, group, subscribe(1, 6, durable="late"))
@@ -265,8 +265,8 @@ def test_groups_and_idle_durables_pass_a_gap(tmp_path: Path, messages: int) -> N
     path.write_bytes(data)
     bus = SpilledBus(tmp_path, settings=settings, level=Durability.DISK)
     for request in (group, subscribe(1, 5, durable="late")):
-        got = all_of(bus, connect_version2(bus, request))
-        assert sorted(each.message_id for each in got) == [*range(4), *range(5, 12)]
+        received = receive_and_ack_all(bus, connect_version2(bus, request))
+        assert sorted(each.message_id for each in received) == [*range(4), *range(5, 12)]
     bus.crash()
 
 
@@ -296,21 +296,21 @@ def test_damaged_state_change_is_skipped(tmp_path: Path) -> None:
 
 
 def test_damaged_state_keeps_messages(tmp_path: Path) -> None:
-    sent = made(tmp_path)
+    sent = write_journal(tmp_path)
     (path,) = (tmp_path / "state").iterdir()
     data = path.read_bytes()
     end = ends(path)[-1]
 
-    def cut(at: int) -> bytes:
-        return data[:at]
+    def cut(offset: int) -> bytes:
+        return data[:offset]
 
-    def spoil(at: int) -> bytes:
-        return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
+    def flip_byte(offset: int) -> bytes:
+        return data[:offset] + bytes([data[offset] ^ 0x10]) + data[offset + 1 :]
 
-    ways: list[Callable[[int], bytes]] = [cut, spoil]
-    for way in ways:
-        for at in range(0, end, 23):
-            path.write_bytes(way(at))
+    damages: list[Callable[[int], bytes]] = [cut, flip_byte]
+    for damage in damages:
+        for offset in range(0, end, 23):
+            path.write_bytes(damage(offset))
             bus = KeptBus(tmp_path)
             assert payloads(bus) in (sent, sent[1:])
             assert next_number(bus) == len(sent)
@@ -318,7 +318,7 @@ def test_damaged_state_keeps_messages(tmp_path: Path) -> None:
 
 
 def test_continues_in_new_file_after_truncation(tmp_path: Path) -> None:
-    sent = made(tmp_path)
+    sent = write_journal(tmp_path)
     (path,) = segments(tmp_path)
     data = path.read_bytes()
     path.write_bytes(data[: ends(path)[-1] - 1])
@@ -326,56 +326,56 @@ def test_continues_in_new_file_after_truncation(tmp_path: Path) -> None:
     connect_version2(bus, publish(1, next_number(bus), b"new"), name="till")
     bus.sync()
     bus.crash()
-    there, following, dropped = come_back(tmp_path)
-    assert there == [*sent[1:-EACH], b"new"]
-    assert following == len(sent) - EACH + 1
+    payloads_found, next_number_found, dropped = recover_and_crash(tmp_path)
+    assert payloads_found == [*sent[1:-BATCH_SIZE], b"new"]
+    assert next_number_found == len(sent) - BATCH_SIZE + 1
     assert dropped == []
     assert len(segments(tmp_path)) == 2
 
 
 def test_damaged_segment_is_a_gap(tmp_path: Path) -> None:
-    sent = made(tmp_path, segment_bytes=1)
+    sent = write_journal(tmp_path, segment_bytes=1)
     files = segments(tmp_path)
-    assert len(files) == LOTS
-    bad = bytearray(files[2].read_bytes())
-    bad[HEADER_BYTES + 3] ^= 1
-    files[2].write_bytes(bad)
-    there, _, dropped = come_back(tmp_path)
-    assert there == [*sent[1 : 2 * EACH], b"", b"", b"", *sent[3 * EACH :]]
+    assert len(files) == BATCHES
+    damaged = bytearray(files[2].read_bytes())
+    damaged[HEADER_BYTES + 3] ^= 1
+    files[2].write_bytes(damaged)
+    payloads_found, _, dropped = recover_and_crash(tmp_path)
+    assert payloads_found == [*sent[1 : 2 * BATCH_SIZE], b"", b"", b"", *sent[3 * BATCH_SIZE :]]
     assert len(dropped) == 2
     assert dropped[1].endswith("missing messages 6-8 of class 1 (3 messages)")
-    assert len(segments(tmp_path)) == LOTS
+    assert len(segments(tmp_path)) == BATCHES
     (moved,) = files[0].parent.glob("*.dropped")
-    assert moved.read_bytes() == bad
+    assert moved.read_bytes() == damaged
 
 
 def test_reports_messages_after_damage(tmp_path: Path) -> None:
-    sent = made(tmp_path)
+    sent = write_journal(tmp_path)
     (path,) = segments(tmp_path)
     data = bytearray(path.read_bytes())
     data[ends(path)[2] + HEADER_BYTES + 3] ^= 1
     path.write_bytes(data)
     inspection = JournalInspection(tmp_path)
     found = [each.payload for each in inspection.messages(1, count=99)]
-    assert found == sent[: 2 * EACH] + sent[3 * EACH :]
+    assert found == sent[: 2 * BATCH_SIZE] + sent[3 * BATCH_SIZE :]
     (problem,) = inspection.problems
     assert problem.endswith("skipped messages 6-8 of class 1 (3 messages)")
     bus = KeptBus(tmp_path)
-    assert payloads(bus) == [*sent[1 : 2 * EACH], b"", b"", b"", *sent[3 * EACH :]]
+    assert payloads(bus) == [*sent[1 : 2 * BATCH_SIZE], b"", b"", b"", *sent[3 * BATCH_SIZE :]]
     assert bus.found.problems == [problem]
     assert bus.statistics(1).dropped[Reason.DAMAGED] == 3
     bus.crash()
 
 
-@pytest.mark.parametrize("left", [0, 1])
-def test_zeros_after_unneeded_damage_are_reported(tmp_path: Path, left: int) -> None:
+@pytest.mark.parametrize("intact_count", [0, 1])
+def test_zeros_after_unneeded_damage_are_reported(tmp_path: Path, intact_count: int) -> None:
     """A power cut may leave pages of zeros in the middle of a file."""
     bus = KeptBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
     for number in range(4):
         connect_version2(bus, publish(1, 0, b"%d" % number))
         bus.sync()
-        if number == 1:  # The other two are known to no file but theirs.
+        if number == 1:  # No other file records the other two messages.
             reader.receive_message_ids()
             reader.send(ack(5, 0, 2))
             bus.broker.clock.now += 1
@@ -384,17 +384,19 @@ def test_zeros_after_unneeded_damage_are_reported(tmp_path: Path, left: int) -> 
     (path,) = segments(tmp_path)
     data = bytearray(path.read_bytes())
     bounds = ends(path)
-    torn, whole = bounds[2] - 1, bounds[4 - left]
-    data[torn:whole] = bytes(whole - torn)
+    torn, intact_end = bounds[2] - 1, bounds[4 - intact_count]
+    data[torn:intact_end] = bytes(intact_end - torn)
     path.write_bytes(data)
     inspection = JournalInspection(tmp_path)
-    assert [each.payload for each in inspection.messages(1, first=2, count=9)] == [b"3"][:left]
+    assert [each.payload for each in inspection.messages(1, first=2, count=9)] == [b"3"][
+        :intact_count
+    ]
     bus = KeptBus(tmp_path)
     assert (payloads(bus), bus.broker.classes[1].ring.head) == ([], 2)
-    for (sentence,) in inspection.problems, bus.found.problems:
-        assert f"no data after a damaged record at byte {bounds[2]}" in sentence
-    assert sentence.endswith("skipped messages 2-3 of class 1 (2 messages)") == bool(left)
-    assert bus.statistics(1).dropped.get(Reason.DAMAGED, 0) == 2 * left
+    for (problem,) in inspection.problems, bus.found.problems:
+        assert f"no data after a damaged record at byte {bounds[2]}" in problem
+    assert problem.endswith("skipped messages 2-3 of class 1 (2 messages)") == bool(intact_count)
+    assert bus.statistics(1).dropped.get(Reason.DAMAGED, 0) == 2 * intact_count
     connect_version2(bus, publish(1, 0, b"more"))
     bus.sync()
     bus.crash()
@@ -404,17 +406,17 @@ def test_zeros_after_unneeded_damage_are_reported(tmp_path: Path, left: int) -> 
 
 
 def test_missing_segment_is_a_gap(tmp_path: Path) -> None:
-    sent = made(tmp_path, segment_bytes=1)
+    sent = write_journal(tmp_path, segment_bytes=1)
     segments(tmp_path)[3].unlink()
-    there, _, dropped = come_back(tmp_path)
-    assert there == sent[1 : 3 * EACH]
+    payloads_found, _, dropped = recover_and_crash(tmp_path)
+    assert payloads_found == sent[1 : 3 * BATCH_SIZE]
     assert "messages 9-11 of class 1 (3 messages) missing before" in dropped[0]
-    inspection = JournalInspection(tmp_path)  # Its files are set aside.
+    inspection = JournalInspection(tmp_path)  # Recovery renames its files.
     assert inspection.problems == []
 
 
 def test_sequences_continue_without_messages(tmp_path: Path) -> None:
-    made(tmp_path)
+    write_journal(tmp_path)
     for _ in range(3):
         for path in segments(tmp_path):
             path.unlink()
@@ -425,20 +427,20 @@ def test_sequences_continue_without_messages(tmp_path: Path) -> None:
 
 
 def test_keeps_unknown_files(tmp_path: Path) -> None:
-    sent = made(tmp_path)
+    sent = write_journal(tmp_path)
     for name in ("classes/notes.txt", "classes/00001/00000000000000000000.log.bak", "state/x.log"):
         (tmp_path / name).write_text("not ours")
-    there, _, dropped = come_back(tmp_path)
-    assert (there, dropped) == (sent[1:], [])
+    payloads_found, _, dropped = recover_and_crash(tmp_path)
+    assert (payloads_found, dropped) == (sent[1:], [])
 
 
 def test_incomplete_state_falls_back_to_previous(tmp_path: Path) -> None:
-    sent = made(tmp_path)
+    sent = write_journal(tmp_path)
     (path,) = (tmp_path / "state").iterdir()
-    later = path.with_name("00000000000000000002.log")
-    later.write_bytes(path.read_bytes()[:40])
-    there, following, dropped = come_back(tmp_path)
-    assert (there, following) == (sent[1:], len(sent))
+    newer_state = path.with_name("00000000000000000002.log")
+    newer_state.write_bytes(path.read_bytes()[:40])
+    payloads_found, next_number_found, dropped = recover_and_crash(tmp_path)
+    assert (payloads_found, next_number_found) == (sent[1:], len(sent))
     assert "no intact snapshot at the start" in dropped[0]
 
 
@@ -448,9 +450,9 @@ def test_too_little_memory_raises_error(tmp_path: Path, monkeypatch: pytest.Monk
     connect_version2(bus, publish(1, 0, *numbered(400, size=4000)))
     bus.sync()
     bus.crash()
-    small = Settings(limits=Limits(frame_bytes=10_000, class_bytes=1 << 20))
+    small_limits = Settings(limits=Limits(frame_bytes=10_000, class_bytes=1 << 20))
     with pytest.raises(JournalError, match="class 1 holds more than fits"):
-        KeptBus(tmp_path, settings=small)
+        KeptBus(tmp_path, settings=small_limits)
     KeptBus(tmp_path).crash()
 
 
@@ -467,15 +469,15 @@ def test_state_of_lost_messages_does_not_apply_to_reused_sequences(
     bus.broker.clock.now += 1
     bus.write()
     bus.crash()
-    (path,) = segments(tmp_path)  # Of the last lot, the acknowledgements reached the disk alone.
+    (path,) = segments(tmp_path)  # Of the last batch, only the acknowledgements reached the disk.
     data = path.read_bytes()
     path.write_bytes(data[: ends(path)[-2]])
     bus = KeptBus(tmp_path)
     connect_version2(bus, publish(1, 1, b"b"), name="till")
     bus.write()
     bus.crash()
-    later = tmp_path / "state" / "00000000000000000002.log"
-    later.write_bytes(b"")  # And of this one, the messages.
+    newer_state = tmp_path / "state" / "00000000000000000002.log"
+    newer_state.write_bytes(b"")  # Of this batch, only the messages.
     bus = KeptBus(tmp_path)
     assert next_number(bus) == 2
     assert payloads(bus) == [b"b"]
@@ -487,7 +489,7 @@ def test_state_of_lost_messages_does_not_apply_to_reused_sequences(
 def test_snapshot_is_written_after_its_messages(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     connect_version2(bus, publish(1, 0, b"a"), name="till")
-    bus.write()  # The first lot is a snapshot: it knows the publisher's numbers.
+    bus.write()  # The first batch is a snapshot with the publisher's numbers.
     (path,) = segments(tmp_path)
     (file,) = (cls.file for cls in bus.journal._classes.values())
     assert file is not None
@@ -498,9 +500,9 @@ def test_snapshot_is_written_after_its_messages(tmp_path: Path) -> None:
 def test_state_that_contradicts_itself_is_a_journal_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made(tmp_path)
+    write_journal(tmp_path)
 
-    def find_unknown_class(*given: object) -> None:
+    def find_unknown_class(*args: object) -> None:
         raise KeyError(-3)
 
     monkeypatch.setattr(restore.BrokerRestorer, "open_class", find_unknown_class)

@@ -29,13 +29,13 @@ from tests.behaviour.wire_peer_v2 import (
 )
 from tests.storage.spilling_broker import (
     SpilledBus,
-    all_of,
+    advance_clock,
     contents,
-    fetched,
+    fetch,
     fill,
-    hear,
-    later,
-    small,
+    receive_and_ack_all,
+    receive_available,
+    spill_settings,
 )
 
 
@@ -46,7 +46,7 @@ def test_spill_requires_journal() -> None:
         Broker(Settings(classes={"x": ClassSettings(full_policy=FullPolicy.SPILL)}))
 
 
-# Who was away ------------------------------------------------------------------------------------
+# Lagging subscribers -----------------------------------------------------------------------------
 
 
 def test_durable_receives_spilled_messages(tmp_path: Path) -> None:
@@ -54,12 +54,12 @@ def test_durable_receives_spilled_messages(tmp_path: Path) -> None:
     reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     reader.disconnect()
     fill(bus, connect_version2(bus), 1000)
-    here = bus.statistics(1)
-    assert here.ring.message_count <= 64
-    assert here.spilled + here.ring.message_count == 1000
-    assert 800 * 13 < here.spilled_bytes < 1000 * 30
+    statistics = bus.statistics(1)
+    assert statistics.ring.message_count <= 64
+    assert statistics.spilled + statistics.ring.message_count == 1000
+    assert 800 * 13 < statistics.spilled_bytes < 1000 * 30
     reader = connect_version2(bus, subscribe(1, 5, durable="d"))
-    assert contents(all_of(bus, reader)) == numbered(1000)
+    assert contents(receive_and_ack_all(bus, reader)) == numbered(1000)
     assert not bus.broker.spill_manager.readers  # type: ignore[union-attr]
     assert bus.broker.spill_manager.budget.used_bytes == 0  # type: ignore[union-attr]
     assert bus.statistics(1).spilled == 0
@@ -70,41 +70,43 @@ def test_live_subscriber_is_not_affected(tmp_path: Path) -> None:
     connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
     live = connect_version2(bus, subscribe(1, 7))
     sender = connect_version2(bus)
-    got = []
-    for at in range(0, 1000, 20):
-        sender.send(publish(1, at, *numbered(20, start=at)))
-        some = live.receive_deliveries()
-        got += some
-        live.send(ack(7, at, at + 20))
+    received = []
+    for first in range(0, 1000, 20):
+        sender.send(publish(1, first, *numbered(20, start=first)))
+        batch = live.receive_deliveries()
+        received += batch
+        live.send(ack(7, first, first + 20))
         bus.sync()
-    assert contents(got) == numbered(1000)
+    assert contents(received) == numbered(1000)
     assert bus.reads == 0
 
 
 def test_first_subscriber_receives_spilled_backlog(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, connect_version2(bus), 300)
-    old = bus.peer(subscribe1(1))
+    old_reader = bus.peer(subscribe1(1))
     received: list[bytes] = []
     for _ in ("from disk", "from memory"):
-        bus.bring()
-        received += [each.payload for each in old.receive_messages()]
+        bus.serve_reads()
+        received += [each.payload for each in old_reader.receive_messages()]
     assert received == numbered(300)
-    old.disconnect()
-    assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(300)
+    old_reader.disconnect()
+    assert contents(receive_and_ack_all(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(
+        300
+    )
 
 
 def test_spilled_envelopes_keep_channels(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     connect_version2(bus, subscribe(1, 5, durable="d", channels=["eu.*"])).disconnect()
     sender = connect_version2(bus)
-    for at in range(0, 300, 20):
-        for number in range(at, at + 20):
+    for first in range(0, 300, 20):
+        for number in range(first, first + 20):
             channel = "eu.de" if number % 3 else "us.ny"
             sender.send(publish_envelopes(1, number, channel_envelope(channel, b"%d" % number)))
         bus.sync()
     reader = connect_version2(bus, subscribe(1, 5, durable="d", channels=["eu.*"]))
-    found = [int(each.content[8:]) for each in all_of(bus, reader)]
+    found = [int(each.content[8:]) for each in receive_and_ack_all(bus, reader)]
     assert found == [number for number in range(300) if number % 3]
 
 
@@ -116,18 +118,18 @@ def test_group_members_receive_spilled_messages_once(tmp_path: Path, by_key: boo
         options["by_key"] = True
     connect_version2(bus, subscribe(1, 5, **options)).disconnect()
     fill(bus, connect_version2(bus), 400)
-    one, two = (
+    first_member, second_member = (
         connect_version2(bus, subscribe(1, 5, **options)),
         connect_version2(bus, subscribe(1, 6, **options)),
     )
-    got: list[Version2Message] = []
+    received: list[Version2Message] = []
     for _ in range(100):
-        for reader, number in ((one, 5), (two, 6)):
-            for message in hear(bus, reader):
-                got.append(message)
+        for reader, number in ((first_member, 5), (second_member, 6)):
+            for message in receive_available(bus, reader):
+                received.append(message)
                 reader.send(ack(number, message.message_id, message.message_id + 1))
-    assert sorted(each.message_id for each in got) == list(range(400))
-    assert {each.number for each in got} == {5, 6}
+    assert sorted(each.message_id for each in received) == list(range(400))
+    assert {each.number for each in received} == {5, 6}
     assert bus.statistics(1).spilled == 0
 
 
@@ -137,11 +139,14 @@ def test_lagging_subscribers_are_independent(tmp_path: Path) -> None:
         connect_version2(bus, subscribe(1, 5, durable=name)).disconnect()
     fill(bus, connect_version2(bus), 300)
     stuck = connect_version2(bus, subscribe(1, 5, durable="a", max_in_flight=1))
-    assert len(hear(bus, stuck)) == 1
-    assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5, durable="b")))) == numbered(
-        300
+    assert len(receive_available(bus, stuck)) == 1
+    assert contents(
+        receive_and_ack_all(bus, connect_version2(bus, subscribe(1, 5, durable="b")))
+    ) == numbered(300)
+    assert (
+        contents(receive_and_ack_all(bus, stuck)) == numbered(300)[1:]
+        or stuck.receive_deliveries() == []
     )
-    assert contents(all_of(bus, stuck)) == numbered(300)[1:] or stuck.receive_deliveries() == []
 
 
 def test_lagging_durable_resumes_after_disconnect(tmp_path: Path) -> None:
@@ -149,31 +154,32 @@ def test_lagging_durable_resumes_after_disconnect(tmp_path: Path) -> None:
     connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
     fill(bus, connect_version2(bus), 300)
     reader = connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=50))
-    assert len(hear(bus, reader)) == 50
+    assert len(receive_available(bus, reader)) == 50
     reader.send(ack(5, 10, 20))
     reader.disconnect()
-    bus.bring()
+    bus.serve_reads()
     assert bus.broker.spill_manager.budget.used_bytes == 0  # type: ignore[union-attr]
     reader = connect_version2(bus, subscribe(1, 5, durable="d"))
-    got = all_of(bus, reader)
-    assert sorted(each.message_id for each in got) == [*range(10), *range(20, 300)]
-    assert {each.attempt for each in got if each.message_id < 50} == {2}
+    received = receive_and_ack_all(bus, reader)
+    assert sorted(each.message_id for each in received) == [*range(10), *range(20, 300)]
+    assert {each.attempt for each in received if each.message_id < 50} == {2}
 
 
 def test_redelivery_keeps_order_for_lagging_subscriber(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     fill(bus, connect_version2(bus), 4)
-    assert [each.message_id for each in hear(bus, reader)] == [0, 1, 2, 3]
+    assert [each.message_id for each in receive_available(bus, reader)] == [0, 1, 2, 3]
     reader.send(nack(5, 1, 2, 0))
-    assert [each.message_id for each in hear(bus, reader)] == [1]
-    reader.disconnect()  # What it was sent once comes again at once, the other one after a pause.
+    assert [each.message_id for each in receive_available(bus, reader)] == [1]
+    # Unacknowledged messages are redelivered at once, the nacked one after its backoff.
+    reader.disconnect()
     fill(bus, connect_version2(bus), 1000)
     reader = connect_version2(bus, subscribe(1, 5, durable="d"))
-    assert reader.receive_deliveries() == []  # The disk is slow.
+    assert reader.receive_deliveries() == []  # The disk does not answer yet.
     for _ in range(30):
-        later(bus, 1.0)
-    assert [each.message_id for each in hear(bus, reader)][:6] == [0, 2, 3, 1, 4, 5]
+        advance_clock(bus, 1.0)
+    assert [each.message_id for each in receive_available(bus, reader)][:6] == [0, 2, 3, 1, 4, 5]
 
 
 def test_closing_lagging_subscription_frees_memory(tmp_path: Path) -> None:
@@ -181,9 +187,9 @@ def test_closing_lagging_subscription_frees_memory(tmp_path: Path) -> None:
     connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
     fill(bus, connect_version2(bus), 300)
     reader = connect_version2(bus, subscribe(1, 5, durable="d"), subscribe(1, 6, start="new"))
-    bus.broker.end_turn()  # Something is being read.
+    bus.broker.end_turn()  # A read is in progress.
     reader.send(unsubscribe(5, forget=True))
-    bus.bring()
+    bus.serve_reads()
     assert bus.statistics(1).spilled == 0
     assert not bus.broker.spill_manager.readers  # type: ignore[union-attr]
 
@@ -197,20 +203,20 @@ def test_delayed_message_blocks_nothing(tmp_path: Path) -> None:
     sender.send(publish(1, 0, b"first"))
     assert contents(live.receive_deliveries()) == [b"first"]
     live.send(nack(7, 0, 1, 3600_000))
-    got = []
-    for at in range(1, 1001, 20):
-        sender.send(publish(1, at, *numbered(20, start=at)))
+    received = []
+    for first in range(1, 1001, 20):
+        sender.send(publish(1, first, *numbered(20, start=first)))
         bus.sync()
-        for message in hear(bus, live):
-            got.append(message.content)
+        for message in receive_available(bus, live):
+            received.append(message.content)
             live.send(ack(7, message.message_id, message.message_id + 1))
-    assert got == numbered(1000, start=1)
+    assert received == numbered(1000, start=1)
     assert bus.statistics(1).ring.message_count <= 64
-    later(bus, 3600)
-    (message,) = hear(bus, live)
+    advance_clock(bus, 3600)
+    (message,) = receive_available(bus, live)
     assert (message.content, message.attempt) == (b"first", 2)
     live.send(ack(7, 0, 1))
-    bus.bring()
+    bus.serve_reads()
     assert bus.statistics(1).spilled == bus.statistics(1).ring.message_count == 0
 
 
@@ -221,26 +227,26 @@ def test_acked_messages_are_not_in_memory(tmp_path: Path, monkeypatch: pytest.Mo
     sender.send(publish(1, 0, b"first"))
     live.receive_deliveries()
     live.send(nack(7, 0, 1, 3600_000))
-    for at in range(1, 1001, 20):
-        sender.send(publish(1, at, *numbered(20, start=at, size=400)))
+    for first in range(1, 1001, 20):
+        sender.send(publish(1, first, *numbered(20, start=first, size=400)))
         bus.sync()
-        for message in hear(bus, live):
+        for message in receive_available(bus, live):
             live.send(ack(7, message.message_id, message.message_id + 1))
-    (behind,) = bus.broker.spill_manager.readers  # type: ignore[union-attr]
-    assert behind.position.ring.frame_bytes < 100_000  # And not 400 KB.
-    later(bus, 3600)
-    assert b"first" in contents(hear(bus, live))
+    (spill_reader,) = bus.broker.spill_manager.readers  # type: ignore[union-attr]
+    assert spill_reader.position.ring.frame_bytes < 100_000  # All messages have 400 KB.
+    advance_clock(bus, 3600)
+    assert b"first" in contents(receive_available(bus, live))
 
 
 def test_spilled_message_is_dead_lettered_completely(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5, durable="d", max_deliveries=1, max_in_flight=10))
     fill(bus, connect_version2(bus), 300)
-    assert len(hear(bus, reader)) == 10
-    later(bus, 3600)
+    assert len(receive_available(bus, reader)) == 10
+    advance_clock(bus, 3600)
     for _ in range(20):
-        later(bus, 60)
-        hear(bus, reader)
+        advance_clock(bus, 60)
+        receive_available(bus, reader)
         bus.sync()
     dead = bus.broker.classes[bus.broker.store.class_id_by_name["dead.1"]].ring
     texts = [dead.copy_frame(sequence) for sequence in range(dead.floor, dead.head)]
@@ -249,14 +255,14 @@ def test_spilled_message_is_dead_lettered_completely(tmp_path: Path) -> None:
 
 
 def test_dropped_dead_letters_are_gone(tmp_path: Path) -> None:
-    bus = SpilledBus(tmp_path, settings=small(5))
+    bus = SpilledBus(tmp_path, settings=spill_settings(5))
     reader = connect_version2(bus, subscribe(1, 5, durable="d"))
     sender = connect_version2(bus)
-    for at in range(20):
-        fill(bus, sender, 1, start=at)
-        assert len(hear(bus, reader)) == 1
-        reader.send(nack(5, at, at + 1, "terminate"))
-        bus.sync()  # It checks what is stored.
+    for first in range(20):
+        fill(bus, sender, 1, start=first)
+        assert len(receive_available(bus, reader)) == 1
+        reader.send(nack(5, first, first + 1, "terminate"))
+        bus.sync()  # Checks the stored messages.
     dead = bus.broker.classes[bus.broker.store.class_id_by_name["dead.1"]]
     assert (dead.first_sequence, dead.ring.floor, dead.ring.head) == (15, 15, 20)
     assert dead.dropped_counts == {Reason.DROP_OLDEST: 15}
@@ -272,34 +278,38 @@ def test_publisher_waits_for_unwritten_messages(tmp_path: Path) -> None:
     assert bus.statistics(1).parked == 136
     for _ in range(5):
         bus.sync()
-        bus.bring()
+        bus.serve_reads()
     assert bus.statistics(1).parked == 0
     assert [each.message_id for each in sender.receive_replies() if each.kind == "confirm"][
         -1
     ] == 200
-    assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(200)
+    assert contents(receive_and_ack_all(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(
+        200
+    )
 
 
 def test_publishers_wait_at_disk_limit(tmp_path: Path) -> None:
-    own = ClassSettings(disk_bytes_max=2000)
-    bus = SpilledBus(tmp_path, settings=small(classes={1: own}))
+    class_settings = ClassSettings(disk_bytes_max=2000)
+    bus = SpilledBus(tmp_path, settings=spill_settings(classes={1: class_settings}))
     fill(bus, connect_version2(bus), 600)
-    here = bus.statistics(1)
-    assert 100 < here.spilled < 300
-    assert here.parked + here.spilled + here.ring.message_count == 600
+    statistics = bus.statistics(1)
+    assert 100 < statistics.spilled < 300
+    assert statistics.parked + statistics.spilled + statistics.ring.message_count == 600
     reader = connect_version2(bus, subscribe(1, 5))
-    got: list[Version2Message] = []
+    received: list[Version2Message] = []
     for _ in range(20):
-        got += all_of(bus, reader)
+        received += receive_and_ack_all(bus, reader)
         bus.sync()
-    assert contents(got) == numbered(600)
+    assert contents(received) == numbered(600)
 
 
 def test_memory_durability_spills_written_messages(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, level=Durability.MEMORY)
     fill(bus, connect_version2(bus), 300)
     assert bus.statistics(1).spilled > 200
-    assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(300)
+    assert contents(receive_and_ack_all(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(
+        300
+    )
 
 
 # Fetch and retention -----------------------------------------------------------------------------
@@ -308,14 +318,14 @@ def test_memory_durability_spills_written_messages(tmp_path: Path) -> None:
 def test_fetches_spilled_messages(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, connect_version2(bus), 300)
-    peer, at = connect_version2(bus), 0
+    peer, first = connect_version2(bus), 0
     found: list[bytes] = []
-    while at < 300:
-        got, reply = fetched(bus, peer, first=at, count=70)
-        assert [each.message_id for each in got] == list(range(at, reply["next"]))
-        assert (reply["first"], reply["floor"], reply["head"]) == (at, 0, 300)
-        found += contents(got)
-        at = reply["next"]
+    while first < 300:
+        received, reply = fetch(bus, peer, first=first, count=70)
+        assert [each.message_id for each in received] == list(range(first, reply["next"]))
+        assert (reply["first"], reply["floor"], reply["head"]) == (first, 0, 300)
+        found += contents(received)
+        first = reply["next"]
     assert found == numbered(300)
 
 
@@ -324,38 +334,41 @@ def test_replies_with_disk_reads_keep_order(tmp_path: Path) -> None:
     fill(bus, connect_version2(bus), 300)
     peer = connect_version2(bus)
     peer.send(
-        *(json_request(FETCH, 1, request, first=at, count=1) for request, at in ((1, 3), (2, 299)))
+        *(
+            json_request(FETCH, 1, request, first=first, count=1)
+            for request, first in ((1, 3), (2, 299))
+        )
     )
     assert peer.receive_all() == ([], [])
     peer.send(publish(1, 0, b"x"))
     bus.sync()
-    while True:  # Others are answered meanwhile.
-        bus.bring()
-        got, told = peer.receive_all()
-        if [each for each in told if each.kind == "fetch"]:
+    while True:  # Other requests are answered meanwhile.
+        bus.serve_reads()
+        received, replies = peer.receive_all()
+        if [each for each in replies if each.kind == "fetch"]:
             break
-    fetches = [each.message_id for each in told if each.kind == "fetch"]
+    fetches = [each.message_id for each in replies if each.kind == "fetch"]
     while len(fetches) < 2:
-        bus.bring()
-        more, told = peer.receive_all()
-        got += more
-        fetches += [each.message_id for each in told if each.kind == "fetch"]
+        bus.serve_reads()
+        more_messages, replies = peer.receive_all()
+        received += more_messages
+        fetches += [each.message_id for each in replies if each.kind == "fetch"]
     assert fetches == [1, 2]
-    assert [each.message_id for each in got] == [3, 299]
+    assert [each.message_id for each in received] == [3, 299]
 
 
 def publish_and_ack(bus: SpilledBus) -> None:
     """Publish 1000 messages and acknowledge all of them, 20 at a time."""
     reader, sender = connect_version2(bus, subscribe(1, 7)), connect_version2(bus)
-    for at in range(0, 1000, 20):
-        sender.send(publish(1, at, *numbered(20, start=at)))
+    for first in range(0, 1000, 20):
+        sender.send(publish(1, first, *numbered(20, start=first)))
         bus.sync()
         reader.receive_deliveries()
-        reader.send(ack(7, at, at + 20))
+        reader.send(ack(7, first, first + 20))
 
 
 def test_retained_messages_are_spilled_and_finally_removed(tmp_path: Path) -> None:
-    settings = small(keep=Retention(messages=500))
+    settings = spill_settings(keep=Retention(messages=500))
     bus = SpilledBus(tmp_path, settings=settings, segment_bytes=1000)
     publish_and_ack(bus)
     assert bus.broker.classes[1].first_sequence == 500
@@ -364,34 +377,34 @@ def test_retained_messages_are_spilled_and_finally_removed(tmp_path: Path) -> No
     assert not bus.remove()
     folder = tmp_path / "classes" / "00001"
     assert min(int(each.stem) for each in folder.iterdir()) > 400
-    got, reply = fetched(bus, connect_version2(bus), first=0, count=5)
+    received, reply = fetch(bus, connect_version2(bus), first=0, count=5)
     assert (reply["first"], reply["floor"]) == (500, 500)
-    assert contents(got) == numbered(5, start=500)
+    assert contents(received) == numbered(5, start=500)
     assert contents(
-        all_of(bus, connect_version2(bus, subscribe(1, 5, start="earliest")))
+        receive_and_ack_all(bus, connect_version2(bus, subscribe(1, 5, start="earliest")))
     ) == numbered(500, start=500)
 
 
 def test_retention_counts_spilled_bytes_and_age(tmp_path: Path) -> None:
-    bus = SpilledBus(tmp_path, settings=small(keep=Retention(bytes=8000, seconds=100)))
+    bus = SpilledBus(tmp_path, settings=spill_settings(keep=Retention(bytes=8000, seconds=100)))
     publish_and_ack(bus)
-    here = bus.statistics(1)
-    assert 6500 < here.spilled_bytes + here.ring.frame_bytes < 9000
-    later(bus, 101)
+    statistics = bus.statistics(1)
+    assert 6500 < statistics.spilled_bytes + statistics.ring.frame_bytes < 9000
+    advance_clock(bus, 101)
     assert bus.statistics(1).spilled == 0
 
 
 def test_inquiry_reports_spilled_messages_and_holder(tmp_path: Path) -> None:
-    own = ClassSettings(disk_bytes_max=2000)
-    bus = SpilledBus(tmp_path, settings=small(classes={1: own}))
+    class_settings = ClassSettings(disk_bytes_max=2000)
+    bus = SpilledBus(tmp_path, settings=spill_settings(classes={1: class_settings}))
     connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=1)).disconnect()
     fill(bus, connect_version2(bus), 600)
     connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=1))
-    bus.broker.end_turn()  # It is being read for.
-    said = bus.broker.inquiry_handler.build_report(ClassInquiry(1))
-    assert isinstance(said, ClassInfo)
-    assert (said.floor, said.head) == (0, said.stored)
-    assert said.stored > 100
-    assert "are on disk only" in said.waits_for
-    (position,) = said.positions
-    assert (position.lag, position.unsent) == (said.stored, said.stored)
+    bus.broker.end_turn()  # A read for it is in progress.
+    report = bus.broker.inquiry_handler.build_report(ClassInquiry(1))
+    assert isinstance(report, ClassInfo)
+    assert (report.floor, report.head) == (0, report.stored)
+    assert report.stored > 100
+    assert "are on disk only" in report.waits_for
+    (position,) = report.positions
+    assert (position.lag, position.unsent) == (report.stored, report.stored)

@@ -29,20 +29,20 @@ from tests.behaviour.wire_peer_v2 import (
 from tests.storage.journaled_broker import KeptBus
 from tests.storage.spilling_broker import (
     SpilledBus,
-    all_of,
+    advance_clock,
     contents,
-    fetched,
+    fetch,
     fill,
-    hear,
-    later,
-    small,
+    receive_and_ack_all,
+    receive_available,
+    spill_settings,
 )
 
 
-def again(bus: SpilledBus, path: Path, **more: object) -> SpilledBus:
-    """After a crash."""
+def crash_and_recover(bus: SpilledBus, path: Path, **options: object) -> SpilledBus:
+    """Crash the bus and recover it from its directory."""
     bus.crash()
-    return SpilledBus(path, **more)  # type: ignore[arg-type]
+    return SpilledBus(path, **options)  # type: ignore[arg-type]
 
 
 # Recovery ----------------------------------------------------------------------------------------
@@ -53,21 +53,21 @@ def test_recovers_spilled_class_without_reading_it(tmp_path: Path) -> None:
     reader = connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=30), name="reader")
     reader.send(ack(5, 0, 0))
     fill(bus, connect_version2(bus, name="till"), 1000)
-    assert len(hear(bus, reader)) == 30
+    assert len(receive_available(bus, reader)) == 30
     reader.send(ack(5, 0, 10), ack(5, 12, 15))
     bus.close()
     first = tmp_path / "classes" / "00001" / f"{0:020}.log"
     data = first.read_bytes()
     bus = SpilledBus(tmp_path, segment_bytes=1000)
-    here = bus.statistics(1)
-    assert here.ring.message_count <= 64
-    assert here.spilled + here.ring.message_count == 990
+    statistics = bus.statistics(1)
+    assert statistics.ring.message_count <= 64
+    assert statistics.spilled + statistics.ring.message_count == 990
     assert bus.found.message_count == 990
     assert first.read_bytes() == data
     reader = connect_version2(bus, subscribe(1, 5, durable="d"))
-    got = all_of(bus, reader)
-    assert sorted(each.message_id for each in got) == [10, 11, *range(15, 1000)]
-    assert contents(sorted(got, key=lambda each: each.message_id)) == [
+    received = receive_and_ack_all(bus, reader)
+    assert sorted(each.message_id for each in received) == [10, 11, *range(15, 1000)]
+    assert contents(sorted(received, key=lambda each: each.message_id)) == [
         text for number, text in enumerate(numbered(1000)) if number in {10, 11} or number >= 15
     ]
 
@@ -75,40 +75,44 @@ def test_recovers_spilled_class_without_reading_it(tmp_path: Path) -> None:
 def test_spilled_class_keeps_producer_states(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, segment_bytes=500)
     fill(bus, connect_version2(bus, name="till"), 500)
-    bus = again(bus, tmp_path, segment_bytes=500)
+    bus = crash_and_recover(bus, tmp_path, segment_bytes=500)
     peer = Version2Peer(bus, bus.broker.open_session())
     peer.send(json_request(ord("4"), request=1, version=2, classes=[1], name="till"))
     (answer,) = peer.receive_replies()
     assert answer.content["next"] == 500
-    assert contents(all_of(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(500)
+    assert contents(receive_and_ack_all(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(
+        500
+    )
 
 
 def test_crash_while_catching_up_loses_nothing(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path, segment_bytes=700)
     connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
     fill(bus, connect_version2(bus, name="till"), 500)
-    seen: set[int] = set()
+    received_ids: set[int] = set()
     for _ in range(6):
         reader = connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=100))
-        for message in hear(bus, reader):
-            seen.add(message.message_id)
+        for message in receive_available(bus, reader):
+            received_ids.add(message.message_id)
             reader.send(ack(5, message.message_id, message.message_id + 1))
         bus.broker.clock.now += 1
         bus.sync()
-        bus = again(bus, tmp_path, segment_bytes=700, now=bus.broker.clock.now)
+        bus = crash_and_recover(bus, tmp_path, segment_bytes=700, now=bus.broker.clock.now)
     reader = connect_version2(bus, subscribe(1, 5, durable="d"))
-    assert seen | {each.message_id for each in all_of(bus, reader)} == set(range(500))
+    assert received_ids | {each.message_id for each in receive_and_ack_all(bus, reader)} == set(
+        range(500)
+    )
 
 
 def test_spilled_class_opens_without_spill_policy(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, connect_version2(bus), 300)
     bus.crash()
-    wide = KeptBus(tmp_path, settings=Settings(limits=Limits()))
-    assert len(wide.broker.classes[1].ring) == 300
+    reopened_bus = KeptBus(tmp_path, settings=Settings(limits=Limits()))
+    assert len(reopened_bus.broker.classes[1].ring) == 300
 
 
-# A disk that fails -------------------------------------------------------------------------------
+# Disk failures -----------------------------------------------------------------------------------
 
 
 def test_retries_failed_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,20 +126,20 @@ def test_retries_failed_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as patched:
         patched.setattr(bus.reader, "read", fail)
         for _ in range(3):
-            assert hear(bus, reader) == []
-            later(bus, 1)
+            assert receive_available(bus, reader) == []
+            advance_clock(bus, 1)
     assert bus.statistics(1).acknowledged == 0
-    later(bus, 1)
-    assert contents(all_of(bus, reader)) == numbered(300)
+    advance_clock(bus, 1)
+    assert contents(receive_and_ack_all(bus, reader)) == numbered(300)
 
 
 def corrupt(path: Path, content: bytes, *, header: bool) -> None:
-    """Damage the record that this message is in."""
+    """Damage the record that contains this message."""
     data = bytearray(path.read_bytes())
-    at = data.index(content)
+    offset = data.index(content)
     if header:
-        at = data.rindex(records.MAGIC, 0, at) + 8
-    data[at] ^= 1
+        offset = data.rindex(records.MAGIC, 0, offset) + 8
+    data[offset] ^= 1
     path.write_bytes(data)
 
 
@@ -146,15 +150,15 @@ def test_counts_damage_and_delivers_the_rest(tmp_path: Path, header: bool) -> No
     segment = tmp_path / "classes" / "00001" / f"{0:020}.log"
     corrupt(segment, b"100.", header=header)
     reader = connect_version2(bus, subscribe(1, 5))
-    lost = set(range(96, 112))
-    assert [each.message_id for each in all_of(bus, reader)] == [
-        number for number in range(320) if number not in lost
+    lost_sequences = set(range(96, 112))
+    assert [each.message_id for each in receive_and_ack_all(bus, reader)] == [
+        number for number in range(320) if number not in lost_sequences
     ]
     assert bus.statistics(1).dropped[Reason.DAMAGED] == 16
     (problem,) = bus.reader.problems
     assert "skipped messages 96-111" in problem
-    got, reply = fetched(bus, connect_version2(bus), first=320)
-    assert got == []
+    received, reply = fetch(bus, connect_version2(bus), first=320)
+    assert received == []
     assert reply["head"] == 320
 
 
@@ -162,14 +166,14 @@ def test_fetch_skips_damage(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     fill(bus, connect_version2(bus), 320)
     corrupt(tmp_path / "classes" / "00001" / f"{0:020}.log", b"100.", header=False)
-    peer, at = connect_version2(bus), 90
+    peer, first = connect_version2(bus), 90
     found: list[int] = []
     for _ in range(4):
-        got, reply = fetched(bus, peer, first=at, count=20)
-        found += [each.message_id for each in got]
-        at = reply["next"]
-    assert found == [*range(90, 96), *range(112, at)]
-    assert at > 140
+        received, reply = fetch(bus, peer, first=first, count=20)
+        found += [each.message_id for each in received]
+        first = reply["next"]
+    assert found == [*range(90, 96), *range(112, first)]
+    assert first > 140
 
 
 def test_reports_missing_segment(tmp_path: Path) -> None:
@@ -177,13 +181,13 @@ def test_reports_missing_segment(tmp_path: Path) -> None:
     fill(bus, connect_version2(bus), 320)
     folder = tmp_path / "classes" / "00001"
     segments = sorted(folder.iterdir())
-    gone = int(segments[3].stem), int(segments[4].stem)
+    missing_sequences = int(segments[3].stem), int(segments[4].stem)
     segments[3].unlink()
     reader = connect_version2(bus, subscribe(1, 5))
-    assert [each.message_id for each in all_of(bus, reader)] == [
-        number for number in range(320) if not gone[0] <= number < gone[1]
+    assert [each.message_id for each in receive_and_ack_all(bus, reader)] == [
+        number for number in range(320) if not missing_sequences[0] <= number < missing_sequences[1]
     ]
-    assert bus.statistics(1).dropped[Reason.DAMAGED] == gone[1] - gone[0]
+    assert bus.statistics(1).dropped[Reason.DAMAGED] == missing_sequences[1] - missing_sequences[0]
 
 
 @pytest.mark.parametrize("read_bytes", [60, 500])
@@ -195,32 +199,32 @@ def test_small_reads_keep_order(
     connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
     fill(bus, connect_version2(bus), 200)
     reader = connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=20))
-    got = hear(bus, reader)
-    while len(got) < 20:
-        got += hear(bus, reader)
+    received = receive_available(bus, reader)
+    while len(received) < 20:
+        received += receive_available(bus, reader)
     reader.disconnect()
     reader = connect_version2(bus, subscribe(1, 5, durable="d", max_in_flight=20))
-    got = all_of(bus, reader)
-    assert contents(got) == numbered(200)
-    assert {each.attempt for each in got[:20]} == {2}
+    received = receive_and_ack_all(bus, reader)
+    assert contents(received) == numbered(200)
+    assert {each.attempt for each in received[:20]} == {2}
 
 
 def test_clock_set_back_does_not_delay_spilled_messages(tmp_path: Path) -> None:
     bus = SpilledBus(tmp_path)
     sender = connect_version2(bus)
-    for at in range(0, 200, 20):
+    for first in range(0, 200, 20):
         contents_ = [
-            timed_envelope(b"%d" % number, not_before_ms=1) for number in range(at, at + 20)
+            timed_envelope(b"%d" % number, not_before_ms=1) for number in range(first, first + 20)
         ]
-        sender.send(publish_envelopes(1, at, *contents_))
+        sender.send(publish_envelopes(1, first, *contents_))
         bus.sync()
     spilled = bus.statistics(1).spilled
     bus.broker.clock.now -= 3600
     reader = connect_version2(bus, subscribe(1, 5))
-    bus.bring()
+    bus.serve_reads()
     reader.receive_deliveries()
-    later(bus, 1)
-    assert len(all_of(bus, reader)) >= spilled > 100
+    advance_clock(bus, 1)
+    assert len(receive_and_ack_all(bus, reader)) >= spilled > 100
 
 
 def test_keeps_messages_after_damage(tmp_path: Path) -> None:
@@ -231,16 +235,16 @@ def test_keeps_messages_after_damage(tmp_path: Path) -> None:
     data = bytearray(segments[2].read_bytes())
     data[100] ^= 1
     segments[2].write_bytes(data)
-    lost = range(int(segments[2].stem), int(segments[2].stem) + 16)
+    lost_sequences = range(int(segments[2].stem), int(segments[2].stem) + 16)
     bus = SpilledBus(tmp_path)
     reader = connect_version2(bus, subscribe(1, 5))
-    assert [each.message_id for each in all_of(bus, reader)] == [
-        number for number in range(320) if number not in lost
+    assert [each.message_id for each in receive_and_ack_all(bus, reader)] == [
+        number for number in range(320) if number not in lost_sequences
     ]
 
 
 def test_keeps_messages_after_several_damaged_segments(tmp_path: Path) -> None:
-    """A power cut may leave zeros, parts, or nothing of those that were not synced."""
+    """A power cut may leave zeros, parts, or nothing of segments that were not synced."""
     bus = SpilledBus(tmp_path, segment_bytes=600)
     fill(bus, connect_version2(bus), 320)
     bus.close()
@@ -249,13 +253,13 @@ def test_keeps_messages_after_several_damaged_segments(tmp_path: Path) -> None:
     segments[3].write_bytes(bytes(600))
     segments[4].write_bytes(b"x" * 600)
     segments[5].unlink()
-    lost = range(int(segments[2].stem), int(segments[6].stem))
-    roomy = Settings(full_policy=FullPolicy.SPILL)  # Then all is read when it comes back.
-    for settings in (small(), roomy):
+    lost_sequences = range(int(segments[2].stem), int(segments[6].stem))
+    roomy = Settings(full_policy=FullPolicy.SPILL)  # Recovery then reads everything.
+    for settings in (spill_settings(), roomy):
         bus = SpilledBus(tmp_path, settings=settings)
         reader = connect_version2(bus, subscribe(1, 5))
-        assert [each.message_id for each in all_of(bus, reader)] == [
-            number for number in range(320) if number not in lost
+        assert [each.message_id for each in receive_and_ack_all(bus, reader)] == [
+            number for number in range(320) if number not in lost_sequences
         ]
         bus.crash()
 
@@ -270,22 +274,22 @@ def test_messages_after_unseen_damage_survive_restart(
     bus = SpilledBus(tmp_path, segment_bytes=1200)
     fill(bus, connect_version2(bus), 96)
     bus.crash()
-    unseen, end = sorted((tmp_path / "classes" / "00001").iterdir())[19:21]
-    unseen.write_bytes(bytes(600))
+    unread_segment, end = sorted((tmp_path / "classes" / "00001").iterdir())[19:21]
+    unread_segment.write_bytes(bytes(600))
     data = bytearray(end.read_bytes())
     data[100] ^= 1
     end.write_bytes(data)
     bus = SpilledBus(tmp_path, segment_bytes=600)
     head = bus.broker.classes[1].ring.head
     assert head == int(end.stem)
-    bus.sync()  # What is known beside messages is written before there are others.
+    bus.sync()  # State is written before further messages.
     fill(bus, connect_version2(bus), 16)
     bus.crash()
-    for settings in (small(), Settings(full_policy=FullPolicy.SPILL)):
+    for settings in (spill_settings(), Settings(full_policy=FullPolicy.SPILL)):
         bus = SpilledBus(tmp_path, settings=settings)
         reader = connect_version2(bus, subscribe(1, 5))
-        found = [each.message_id for each in all_of(bus, reader)]
-        assert found == [*range(int(unseen.stem)), *range(head, head + 16)]
+        found = [each.message_id for each in receive_and_ack_all(bus, reader)]
+        assert found == [*range(int(unread_segment.stem)), *range(head, head + 16)]
         bus.crash()
 
 
@@ -322,27 +326,27 @@ def test_ignored_files_stay_ignored(tmp_path: Path) -> None:
 def test_reappeared_file_does_not_replace_another(
     tmp_path: Path,
 ) -> None:
-    """A power cut undoes what was not synced, names included."""
-    before = SpilledBus(tmp_path / "before", segment_bytes=1)
-    till = connect_version2(before)
-    for at in range(0, 96, 32):
-        till.send(publish(1, at, *[b"old"] * 32))
-        before.sync()
-    before.crash()
+    """A power cut undoes changes that were not synced, including renames."""
+    old_bus = SpilledBus(tmp_path / "before", segment_bytes=1)
+    publisher = connect_version2(old_bus)
+    for first in range(0, 96, 32):
+        publisher.send(publish(1, first, *[b"old"] * 32))
+        old_bus.sync()
+    old_bus.crash()
     (tmp_path / "now").mkdir()
     shutil.copy(tmp_path / "before" / STAMP, tmp_path / "now")  # The same journal.
     bus = SpilledBus(tmp_path / "now", segment_bytes=600)
     connect_version2(bus, subscribe(1, 5, durable="billing"))
     fill(bus, connect_version2(bus), 320, step=5)
-    bus.close()  # What is known beside messages is written as a whole: few are read again.
+    bus.close()  # State is written as a snapshot, so few messages are read again.
     folder = Path("classes", "00001")
-    old = tmp_path / "now" / folder / f"{64:020}.log"
-    assert not old.exists()
-    (tmp_path / "before" / folder / old.name).rename(old)
+    old_file = tmp_path / "now" / folder / f"{64:020}.log"
+    assert not old_file.exists()
+    (tmp_path / "before" / folder / old_file.name).rename(old_file)
     for is_back in (True, False):
         bus = SpilledBus(tmp_path / "now", segment_bytes=600)
-        assert [str(old) in each for each in bus.found.problems] == [True] * is_back
-        assert not old.exists()
+        assert [str(old_file) in each for each in bus.found.problems] == [True] * is_back
+        assert not old_file.exists()
         reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
-        assert contents(all_of(bus, reader)) == numbered(320)
+        assert contents(receive_and_ack_all(bus, reader)) == numbered(320)
         bus.crash()

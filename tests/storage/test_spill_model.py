@@ -24,14 +24,14 @@ from tests.behaviour.wire_peer_v2 import (
     timed_envelope,
 )
 from tests.storage.journaled_broker import START
-from tests.storage.spilling_broker import SpilledBus, small
+from tests.storage.spilling_broker import SpilledBus, spill_settings
 
-Heard = list[tuple[int, int, bytes]]
-LOOKS_MAX = 1000
+Deliveries = list[tuple[int, int, bytes]]
+POLLS_MAX = 1000
 
 
-class Side:
-    """One of the two buses, and who is connected to it."""
+class BusUnderTest:
+    """One of the two buses and the readers connected to it."""
 
     def __init__(self, bus: BrokerHarness) -> None:
         self.bus = bus
@@ -43,14 +43,14 @@ class Side:
 
     def publish(self, contents: list[tuple[str, bytes]]) -> None:
         for kind, content in contents:
-            say = publish if kind == "plain" else publish_envelopes
-            self.sender.send(say(1, self.number, content))
+            encode = publish if kind == "plain" else publish_envelopes
+            self.sender.send(encode(1, self.number, content))
             self.number += 1
         self.settle()
 
     def settle(self) -> None:
         if isinstance(self.bus, SpilledBus):
-            self.bus.sync()  # Which checks the bus.
+            self.bus.sync()  # Also checks the invariants.
 
     def join(self, name: str, options: dict[str, object]) -> None:
         self.readers[name] = connect_version2(self.bus, subscribe(1, 5, **options))
@@ -58,16 +58,16 @@ class Side:
     def leave(self, name: str) -> None:
         self.readers.pop(name).disconnect()
 
-    def hear(self, name: str) -> Heard:
-        reader, heard = self.readers[name], Heard()
-        for _ in range(LOOKS_MAX):
+    def receive(self, name: str) -> Deliveries:
+        reader, deliveries = self.readers[name], Deliveries()
+        for _ in range(POLLS_MAX):
             if isinstance(self.bus, SpilledBus):
-                self.bus.bring()
-            got = reader.receive_deliveries()
-            heard += [(each.message_id, each.attempt, each.content) for each in got]
-            if not got and reader.session.outbox.is_idle:  # Else it has more to look at.
-                return heard
-        raise AssertionError(f"{name} hears of no end")
+                self.bus.serve_reads()
+            received = reader.receive_deliveries()
+            deliveries += [(each.message_id, each.attempt, each.content) for each in received]
+            if not received and reader.session.outbox.is_idle:  # Not idle: more messages follow.
+                return deliveries
+        raise AssertionError(f"{name} receives messages without end")
 
     def tick(self, seconds: float) -> None:
         self.bus.broker.clock.now += seconds
@@ -82,20 +82,20 @@ READERS: dict[str, dict[str, object]] = {
     "eu": {"durable": "eu", "channels": ["eu.*"]},
     "live": {"start": "new"},
 }
-"""What they subscribe to."""
+"""Subscribe options by reader name."""
 
 
-class Life:
-    """The same on both sides."""
+class SpillComparison:
+    """Applies the same random operations to a bus in memory and one that spills."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self.random = random.Random(seed)
-        self.sides = [
-            Side(BrokerHarness(Settings(limits=Limits()))),
-            Side(
+        self.buses = [
+            BusUnderTest(BrokerHarness(Settings(limits=Limits()))),
+            BusUnderTest(
                 SpilledBus(
                     path,
-                    settings=small(24),
+                    settings=spill_settings(24),
                     level=Durability.OS,
                     segment_bytes=self.random.choice([1, 2000]),
                 )
@@ -106,12 +106,12 @@ class Life:
             self.join(name)
 
     def join(self, name: str) -> None:
-        for side in self.sides:
-            side.join(name, READERS[name])
+        for tested in self.buses:
+            tested.join(name, READERS[name])
 
     def step(self) -> None:
         kind = self.random.choices(
-            ["publish", "hear", "leave", "tick", "later"], [30, 30, 6, 8, 2]
+            ["publish", "receive", "leave", "tick", "advance_far"], [30, 30, 6, 8, 2]
         )[0]
         getattr(self, kind)()
 
@@ -132,25 +132,25 @@ class Life:
                     ]
                 )
             )
-        for side in self.sides:
-            side.publish(contents)
+        for tested in self.buses:
+            tested.publish(contents)
 
-    def one(self) -> str | None:
+    def choose_reader(self) -> str | None:
         """Return a connected subscriber."""
-        return self.random.choice([*self.sides[0].readers, None])
+        return self.random.choice([*self.buses[0].readers, None])
 
-    def hear(self) -> None:
-        name = self.one()
+    def receive(self) -> None:
+        name = self.choose_reader()
         if name is None:
             return
-        heard, same = [side.hear(name) for side in self.sides]
-        assert same == heard, name
-        for message_id, _, _ in heard:
-            for said in self.answers(message_id):
-                for side in self.sides:
-                    side.readers[name].send(said)
-        for side in self.sides:
-            side.settle()
+        expected, actual = [tested.receive(name) for tested in self.buses]
+        assert actual == expected, name
+        for message_id, _, _ in expected:
+            for frame in self.answers(message_id):
+                for tested in self.buses:
+                    tested.readers[name].send(frame)
+        for tested in self.buses:
+            tested.settle()
 
     def answers(self, message_id: int) -> list[bytes]:
         last = message_id + 1
@@ -166,64 +166,66 @@ class Life:
         )
 
     def leave(self) -> None:
-        name = self.one()
+        name = self.choose_reader()
         if name is not None:
-            for side in self.sides:
-                side.leave(name)
-        for gone in sorted(set(READERS) - set(self.sides[0].readers)):
+            for tested in self.buses:
+                tested.leave(name)
+        for absent in sorted(set(READERS) - set(self.buses[0].readers)):
             if self.random.random() < 0.4:
-                self.join(gone)
+                self.join(absent)
 
     def tick(self) -> None:
-        for side in self.sides:
-            side.tick(1.0)
+        for tested in self.buses:
+            tested.tick(1.0)
 
-    def later(self) -> None:
-        for side in self.sides:
-            side.tick(5.0)
+    def advance_far(self) -> None:
+        for tested in self.buses:
+            tested.tick(5.0)
 
     def end(self) -> None:
-        for name in sorted(set(READERS) - set(self.sides[0].readers)):
+        for name in sorted(set(READERS) - set(self.buses[0].readers)):
             self.join(name)
         for _ in range(1000):
             for name in READERS:
-                heard, same = [side.hear(name) for side in self.sides]
-                assert same == heard
-                for side in self.sides:
-                    for message_id, _, _ in heard:
-                        side.readers[name].send(ack(5, message_id, message_id + 1))
-            for side in self.sides:
-                side.tick(10.0)
-            here = [side.bus.statistics(1) for side in self.sides]
-            if not any(each.ring.message_count + each.spilled + each.in_flight for each in here):
+                expected, actual = [tested.receive(name) for tested in self.buses]
+                assert actual == expected
+                for tested in self.buses:
+                    for message_id, _, _ in expected:
+                        tested.readers[name].send(ack(5, message_id, message_id + 1))
+            for tested in self.buses:
+                tested.tick(10.0)
+            statistics = [tested.bus.statistics(1) for tested in self.buses]
+            if not any(
+                each.ring.message_count + each.spilled + each.in_flight for each in statistics
+            ):
                 break
         else:
-            raise AssertionError("something is left")
+            raise AssertionError("messages are left after 1000 rounds")
         counts = [
             {
                 each.durable: (each.acknowledged, sum(each.undelivered.values()))
-                for each in one.subscriptions
+                for each in class_statistics.subscriptions
                 if each.durable
             }
-            for one in here
+            for class_statistics in statistics
         ]
         assert counts[0] == counts[1]
-        assert here[0].acknowledged == here[1].acknowledged
-        # Who goes for good may not have been read yet what came too late for him. What expires when
-        # it has used up its deliveries is counted for what is noticed first.
-        dropped = [sum(one.dropped.values()) for one in here]
+        assert statistics[0].acknowledged == statistics[1].acknowledged
+        # The spilling bus has not read the messages that expired while a reader was away. A message
+        # that has both expired and used up its deliveries may be counted for either reason.
+        dropped = [sum(class_statistics.dropped.values()) for class_statistics in statistics]
         assert dropped[0] >= dropped[1]
-        kept = self.sides[1].bus
-        assert isinstance(kept, SpilledBus)
-        self.reads = kept.reads
-        kept.crash()
+        spilled_bus = self.buses[1].bus
+        assert isinstance(spilled_bus, SpilledBus)
+        self.reads = spilled_bus.reads
+        spilled_bus.crash()
 
 
 @pytest.mark.parametrize("seed", [0, 1, 111, 147, 1017, 21549, 3000008])
 def test_spilling_delivers_like_memory(tmp_path: Path, seed: int) -> None:
-    life = Life(tmp_path / "journal", seed)
+    comparison = SpillComparison(tmp_path / "journal", seed)
     for _ in range(110):
-        life.step()
-    life.end()
-    assert life.reads > 10
+        comparison.step()
+    comparison.end()
+    assert comparison.reads > 10
     shutil.rmtree(tmp_path)
