@@ -16,12 +16,12 @@ def read_until_count(messages: Iterable[T], count: int) -> list[T]:
     """Iterate over a subscription with `idle_seconds` repeatedly until `count` messages were
     received.
     """
-    got: list[T] = []
+    received: list[T] = []
 
     def enough() -> bool:
         for each in messages:
-            got.append(each)
-        return len(got) >= count
+            received.append(each)
+        return len(received) >= count
 
     until(enough)
-    return got
+    return received

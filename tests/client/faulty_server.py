@@ -98,7 +98,7 @@ class FakeServer:
     def close(self) -> None:
         if self._listener.fileno() >= 0:
             self._listener.shutdown(socket.SHUT_RDWR)
-            join_threads(self._threads[:1])  # Then no further peer is added.
+            join_threads(self._threads[:1])  # After this, no further peer is added.
             self._listener.close()
         self.hang_up()
         join_threads(self._threads)

@@ -1,4 +1,4 @@
-"""Acknowledgement of the last message, by how a loop or a subscription's block is left."""
+"""Acknowledgement of the last message, for each way to leave a loop or a subscription's block."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ async def by_cancellation(messages: RawSubscription) -> None:
 
 
 async def by_cancellation_with_messages_kept(messages: RawSubscription) -> None:
-    kept = messages.messages()
+    iterator = messages.messages()
     for _ in range(2):
         with anyio.CancelScope() as scope:
-            async for message in kept:
+            async for message in iterator:
                 assert message.payload == b"0"
                 scope.cancel()
                 await anyio.sleep_forever()
@@ -116,13 +116,13 @@ async def by_cancellation_behind_cleanup(messages: RawSubscription) -> None:
 async def by_cancellation_of_a_task(messages: RawSubscription) -> None:
     async def work() -> None:
         async for _ in messages:
-            reached.set()
+            is_waiting.set()
             await anyio.sleep_forever()
 
-    reached = anyio.Event()
+    is_waiting = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(work)
-        await reached.wait()
+        await is_waiting.wait()
         tasks.cancel_scope.cancel()
 
 
@@ -227,8 +227,8 @@ def test_message_of_an_ended_loop_is_redelivered_when_the_block_raises(
             assert await ack_counts(bus) == (0, 1)
             async with bus.subscribe(1, durable="d") as messages:
                 with anyio.fail_after(60):
-                    again = await messages.get()
-                assert (again.payload, again.redelivered) == (b"0", True)
+                    redelivered = await messages.get()
+                assert (redelivered.payload, redelivered.redelivered) == (b"0", True)
 
     run(main)
 
@@ -274,8 +274,8 @@ def test_cancelled_block_has_its_message_redelivered_at_once(
                     await consume(messages)
             assert (await ack_counts(bus))[0] == 0
             async with bus.subscribe(1, durable=durable) as messages:
-                got = [(await messages.get()).payload for _ in NUMBERED]
-            assert got == NUMBERED
+                received = [(await messages.get()).payload for _ in NUMBERED]
+            assert received == NUMBERED
 
     run(main)
 

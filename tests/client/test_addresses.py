@@ -73,7 +73,7 @@ def test_resolves_numeric_host_without_lookup() -> None:
 
 
 def test_connection_lost_error_names_address_and_reason() -> None:
-    where = Address("127.0.0.1", 7)
+    address = Address("127.0.0.1", 7)
     reset = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
     broken = RemoteProtocolError(Reason.FRAME_TOO_LONG, "a frame is 9 bytes long")
     for error, expected in (
@@ -82,26 +82,26 @@ def test_connection_lost_error_names_address_and_reason() -> None:
         (OSError(errno.ETIMEDOUT, "timed out"), "127.0.0.1:7 is lost: timed out"),
         (broken, "127.0.0.1:7 has ended: frame_too_long: a frame is 9 bytes long"),
     ):
-        found = addresses.connection_lost_error(where, error)
+        found = addresses.connection_lost_error(address, error)
         assert expected in str(found)
         assert found.__cause__ is error
-        assert addresses.connection_lost_error(where, found) is found
+        assert addresses.connection_lost_error(address, found) is found
 
 
 def test_reconnect_failed_error_names_last_attempt() -> None:
-    where = Address("127.0.0.1", 7)
+    address = Address("127.0.0.1", 7)
     loss, problem = (
-        addresses.connection_lost_error(where, None),
-        addresses.connect_timeout_error(where, 4.999, is_connected=False),
+        addresses.connection_lost_error(address, None),
+        addresses.connect_timeout_error(address, 4.999, is_connected=False),
     )
     assert (
         "see its log for the reason; no other connection was made within 60 s: cannot connect to"
         in str(addresses.reconnect_failed_error(loss, problem, 60))
     )
     assert "nothing answered within 5 s" in str(problem)
-    assert str(addresses.unconfirmed_error(1, addresses.connection_closed_error(where))).startswith(
-        "1 message was not confirmed"
-    )
+    assert str(
+        addresses.unconfirmed_error(1, addresses.connection_closed_error(address))
+    ).startswith("1 message was not confirmed")
     assert str(addresses.unconfirmed_error(2000, loss)).startswith(
         "2,000 messages were not confirmed"
     )

@@ -92,25 +92,25 @@ WRONG: list[tuple[Call, type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "kind", "sentence"), WRONG)
+@pytest.mark.parametrize(("call", "kind", "expected_error"), WRONG)
 def test_wrong_argument_is_named_and_nothing_is_published(
-    run: Run, shared_server: BusServer, call: Call, kind: type[Exception], sentence: str
+    run: Run, shared_server: BusServer, call: Call, kind: type[Exception], expected_error: str
 ) -> None:
     async def main() -> None:
         async with MemoryBus() as bus:
-            with pytest.raises(kind, match=sentence):
+            with pytest.raises(kind, match=expected_error):
                 await call(bus)
             assert bus.statistics().published == 0
 
     run(main)
     with simplebus.connect_blocking(shared_server.address) as bus:
-        with pytest.raises(kind, match=sentence):
+        with pytest.raises(kind, match=expected_error):
             call(bus)
         assert bus.statistics().published == 0
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "sentence"),
+    ("options", "kind", "expected_error"),
     [
         ({"address": 5}, TypeError, "server address must be text, .* got 5"),
         ({"address": ["h:1", 5]}, TypeError, "server address must be text, .* got 5"),
@@ -127,17 +127,17 @@ def test_wrong_argument_is_named_and_nothing_is_published(
     ],
 )
 def test_rejects_invalid_connect_arguments_before_connecting(
-    run: Run, given: dict[str, Any], kind: type[Exception], sentence: str
+    run: Run, options: dict[str, Any], kind: type[Exception], expected_error: str
 ) -> None:
-    given = {"address": "127.0.0.1:1", **given}
+    options = {"address": "127.0.0.1:1", **options}
 
     async def main() -> None:
-        async with simplebus.connect(**given):
+        async with simplebus.connect(**options):
             pytest.fail("there is no bus")
 
-    with pytest.raises(kind, match=sentence):
+    with pytest.raises(kind, match=expected_error):
         run(main)
-    with pytest.raises(kind, match=sentence), simplebus.connect_blocking(**given):
+    with pytest.raises(kind, match=expected_error), simplebus.connect_blocking(**options):
         pytest.fail("there is no bus")
 
 

@@ -87,10 +87,12 @@ def protobuf_type(name: str) -> Any:
     file = descriptor_pb2.FileDescriptorProto(
         name=f"{name}.proto", package="shops", syntax="proto3"
     )
-    made = file.message_type.add(name=name)
+    message_type = file.message_type.add(name=name)
     field = descriptor_pb2.FieldDescriptorProto
-    made.field.add(name="id", number=1, type=field.TYPE_INT64, label=field.LABEL_OPTIONAL)
-    made.field.add(name="name", number=2, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
+    message_type.field.add(name="id", number=1, type=field.TYPE_INT64, label=field.LABEL_OPTIONAL)
+    message_type.field.add(
+        name="name", number=2, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL
+    )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"shops.{name}"))
@@ -121,10 +123,10 @@ def create_value(type_: Any, id: int, name: str) -> Any:
 def test_decodes_encoded_value(type_: Any, name: CodecName, id: int, text: str) -> None:
     codec, value = find_codec(type_, name), create_value(type_, id, text)
     payload = codec.encode(value)
-    again = codec.decode(payload)
+    decoded = codec.decode(payload)
     assert type(payload) is bytes
-    assert type(again) is type(value)
-    assert again == value
+    assert type(decoded) is type(value)
+    assert decoded == value
 
 
 def decode_or_error(codec: Any, payload: bytes) -> Any:
@@ -171,7 +173,7 @@ def test_bytes_codec_does_not_copy() -> None:
     assert BYTES_CODEC.encode(payload) is payload
 
 
-# What each codec is for.
+# Types that each codec supports.
 
 
 @pytest.mark.parametrize(
@@ -266,7 +268,7 @@ class Aliased(pydantic.BaseModel):
 
     @pydantic.computed_field  # type: ignore[prop-decorator]
     @property
-    def twice(self) -> int:
+    def doubled(self) -> int:
         return 2 * self.shop_id
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -304,7 +306,7 @@ def test_field_type_may_be_defined_later() -> None:
 
 
 class Unfinished(msgspec.Struct):
-    never: Never_defined  # type: ignore[name-defined]  # noqa: F821
+    missing: Never_defined  # type: ignore[name-defined]  # noqa: F821
 
 
 def test_undefined_field_type_raises_name_error() -> None:
@@ -396,23 +398,23 @@ def test_decode_error_truncates_long_reasons() -> None:
 
 def test_decode_error_names_the_class() -> None:
     codec = find_codec(Struct)
-    for class_id, class_name, shown in (
+    for class_id, class_name, expected_name in (
         (7, "shop-created", "a message of class 7 'shop-created' is no "),
         (7, None, "a message of class 7 is no "),
         (None, "shop-created", "a message of class 'shop-created' is no "),
     ):
         with pytest.raises(DecodeError) as caught:
             make_decoder(codec, class_id=class_id, class_name=class_name)(b"")
-        assert str(caught.value).startswith(shown)
+        assert str(caught.value).startswith(expected_name)
         assert (caught.value.class_id, caught.value.class_name) == (class_id, class_name)
 
 
 def test_decode_error_can_be_pickled() -> None:
     with pytest.raises(DecodeError) as caught:
         make_decoder(find_codec(Struct), class_id=7)(b"{}")
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert str(again) == str(caught.value)
-    assert (again.class_id, again.type, again.payload) == (7, Struct, b"{}")
+    decoded = pickle.loads(pickle.dumps(caught.value))
+    assert str(decoded) == str(caught.value)
+    assert (decoded.class_id, decoded.type, decoded.payload) == (7, Struct, b"{}")
 
 
 class ReversedCodec:
@@ -491,7 +493,7 @@ def test_import_does_not_load_pydantic_or_protobuf() -> None:
         "import simplebus.client.codecs, simplebus.client.message_types\n"
         "print(*sorted({'pydantic', 'google.protobuf'} & set(sys.modules)))"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.split() == []
+    assert completed.stdout.split() == []

@@ -67,7 +67,7 @@ def test_environment_takes_precedence_over_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "sentence"),
+    ("text", "mode", "expected_error"),
     [
         ('password = "x"\nuser = "a"\n', 0o644, "holds a secret that others may read"),
         ("user = 7\n", 0o600, "unknown or non-text setting 'user'"),
@@ -81,9 +81,9 @@ def test_environment_takes_precedence_over_file(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_credentials_file_raises_an_error_that_names_it(
-    tmp_path: Path, text: str, mode: int, sentence: str
+    tmp_path: Path, text: str, mode: int, expected_error: str
 ) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=expected_error):
         Access.from_file(write_credentials_file(tmp_path, text, mode))
 
 
@@ -104,16 +104,16 @@ def test_repr_hides_secrets() -> None:
 
 
 def test_unusable_certificate_is_named(authority: CertificateAuthority, tmp_path: Path) -> None:
-    nothing = tmp_path / "nothing.pem"
-    nothing.write_text("nothing")
-    for access, sentence in (
+    missing_file = tmp_path / "nothing.pem"
+    missing_file.write_text("nothing")
+    for access, expected_error in (
         (Access(ca=str(tmp_path / "missing")), "missing cannot be read: No such file"),
         (
-            Access(ca=str(authority.path), cert=str(nothing)),
-            f"{nothing} has no valid PEM certificate",
+            Access(ca=str(authority.path), cert=str(missing_file)),
+            f"{missing_file} has no valid PEM certificate",
         ),
     ):
-        with pytest.raises(OSError, match=sentence):
+        with pytest.raises(OSError, match=expected_error):
             access.tls()
     assert Access(ca=str(authority.path)).tls().minimum_version is ssl.TLSVersion.TLSv1_2
 

@@ -12,7 +12,8 @@ from tests.client.bus_server import BusServer
 
 ROOT = Path(__file__).parents[2]
 
-# A program of one thread, as a process that forks should be; it prints the errors of its child.
+# A single-threaded program, because a process that forks should have no threads. It prints the
+# errors of its child process.
 FORKING = '''
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Errors of message handlers: what is logged, counted and raised."""
+"""Errors of message handlers are logged, counted and raised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ async def handle(message: object) -> None:
 
 
 async def handle_other(message: object) -> None:
-    """Another one."""
+    """Second handler that is never called here."""
 
 
 def test_log_of_a_failing_handler_is_limited_and_counts(caplog: pytest.LogCaptureFixture) -> None:

@@ -42,11 +42,11 @@ def test_options_are_in_the_envelope() -> None:
 
 
 def test_envelope_of_a_channel_is_cached() -> None:
-    said = create_builder()
-    assert said.build_envelope(channel="a.b") is said.build_envelope(channel="a.b")
+    builder = create_builder()
+    assert builder.build_envelope(channel="a.b") is builder.build_envelope(channel="a.b")
     for number in range(5000):
-        said.build_envelope(channel=f"a.{number}")
-    assert len(said._envelope_by_channel) <= 4096
+        builder.build_envelope(channel=f"a.{number}")
+    assert len(builder._envelope_by_channel) <= 4096
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,10 @@ def test_rejects_invalid_backoff(backoff: Any) -> None:
         subscribe_request(backoff=backoff)
 
 
-@pytest.mark.parametrize("what", [-1, 65536, True, ""])
-def test_rejects_invalid_class_reference(what: object) -> None:
+@pytest.mark.parametrize("reference", [-1, 65536, True, ""])
+def test_rejects_invalid_class_reference(reference: object) -> None:
     with pytest.raises((ValueError, TypeError)):
-        SubscriptionTarget.from_argument(what, Registry())
+        SubscriptionTarget.from_argument(reference, Registry())
 
 
 # Requests ----------------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ def test_each_bus_has_its_own_reply_channel() -> None:
 
 def decode_request(asking: PendingReplies, options: Any, timeout: float | None) -> Envelope:
     request_envelope = asking.get_envelope(options, timeout, create_builder().build_envelope)
-    asked = asking.add_request(lambda: None)
+    request_id = asking.add_request(lambda: None)
     envelope, payload = envelope_format.decode(
-        request_envelope.encode(asked.request_id, b"payload")
+        request_envelope.encode(request_id.request_id, b"payload")
     )
     assert payload == b"payload"
     return envelope

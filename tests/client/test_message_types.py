@@ -163,7 +163,7 @@ def test_custom_codec_works_for_any_class(registry: Registry) -> None:
 
 
 class Unfinished(msgspec.Struct):
-    never: Never_defined  # type: ignore[name-defined]  # noqa: F821
+    missing: Never_defined  # type: ignore[name-defined]  # noqa: F821
 
 
 def test_prepare_raises_errors_of_the_type(
@@ -187,9 +187,9 @@ def test_binding_is_immutable(registry: Registry) -> None:
 
 def test_subclass_is_not_bound(registry: Registry) -> None:
     registry.bind(ShopCreated, class_id=7)
-    for find in (registry.binding_of, registry.bindings.__getitem__):
+    for look_up in (registry.binding_of, registry.bindings.__getitem__):
         with pytest.raises(UnboundTypeError) as caught:
-            find(type(ChainCreated(1)))
+            look_up(type(ChainCreated(1)))
         assert str(caught.value) == (
             f"{__name__}.ChainCreated is bound to no class ({__name__}.ShopCreated is, but for its "
             "exact type alone); bind it once, before its first use: "
@@ -296,11 +296,11 @@ def test_generic_type_is_bound_with_one_set_of_arguments(registry: Registry) -> 
     assert registry.bind(Shops, class_id=8).type is Shops
 
 
-# What would make one class two, or two one.
+# Conflicting bindings.
 
 
 @pytest.mark.parametrize(
-    ("how", "shared"),
+    ("options", "shared"),
     [
         ({"class_id": 7}, "class id 7"),
         ({"class_id": 7, "name": "shop-created"}, "class id 7"),
@@ -309,11 +309,11 @@ def test_generic_type_is_bound_with_one_set_of_arguments(registry: Registry) -> 
     ],
 )
 def test_id_or_name_is_bound_to_one_type(
-    registry: Registry, how: dict[str, Any], shared: str
+    registry: Registry, options: dict[str, Any], shared: str
 ) -> None:
     binding = registry.bind(ShopCreated, class_id=7, name="shop-created")
     with pytest.raises(ValueError, match="already") as caught:
-        registry.bind(ShopClosed, **how)
+        registry.bind(ShopClosed, **options)
     assert str(caught.value) == (
         f"{shared} is bound to {__name__}.ShopCreated already, and cannot be bound to "
         f"{__name__}.ShopClosed too"
@@ -332,7 +332,7 @@ def test_binding_again_in_the_same_way_changes_nothing(registry: Registry) -> No
 
 
 @pytest.mark.parametrize(
-    "how",
+    "options",
     [
         {"class_id": 8},
         {"class_id": 7, "name": "shop-created"},
@@ -341,19 +341,19 @@ def test_binding_again_in_the_same_way_changes_nothing(registry: Registry) -> No
         {"class_id": 7, "codec": PlainCodec()},
     ],
 )
-def test_rejects_second_binding_of_a_type(registry: Registry, how: dict[str, Any]) -> None:
+def test_rejects_second_binding_of_a_type(registry: Registry, options: dict[str, Any]) -> None:
     registry.bind(ShopCreated, class_id=7)
     with pytest.raises(ValueError, match="is bound as class_id=7, name=None, codec='json' already"):
-        registry.bind(ShopCreated, **how)
+        registry.bind(ShopCreated, **options)
     assert registry.binding_of(ShopCreated).class_id == 7
     assert registry.by_class(8) is None
 
 
 def test_registries_are_independent() -> None:
-    one, other = Registry(), Registry()
-    one.bind(ShopCreated, class_id=7)
+    first_registry, other = Registry(), Registry()
+    first_registry.bind(ShopCreated, class_id=7)
     other.bind(ShopClosed, class_id=7)
-    assert ShopClosed not in one.bindings
+    assert ShopClosed not in first_registry.bindings
     assert not DEFAULT_REGISTRY.bindings.keys() & {ShopCreated, ShopClosed}
 
 
@@ -362,7 +362,7 @@ def test_bind_and_message_use_the_default_registry() -> None:
     assert module.message == DEFAULT_REGISTRY.message
 
 
-# A class that is defined again.
+# Redefined classes.
 
 
 def run_source_again(shops: ModuleType, source: str) -> Any:
@@ -374,10 +374,10 @@ def run_source_again(shops: ModuleType, source: str) -> Any:
 @pytest.fixture
 def shops(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A module with a registry."""
-    made = ModuleType("shops")
-    made.__dict__["registry"] = registry
-    monkeypatch.setitem(sys.modules, "shops", made)
-    return made
+    shops_module = ModuleType("shops")
+    shops_module.__dict__["registry"] = registry
+    monkeypatch.setitem(sys.modules, "shops", shops_module)
+    return shops_module
 
 
 def test_redefined_class_takes_over_the_binding(registry: Registry, shops: ModuleType) -> None:
@@ -387,8 +387,8 @@ def test_redefined_class_takes_over_the_binding(registry: Registry, shops: Modul
     assert first is not second
     assert registry.binding_of(second).class_id == 7
     assert first not in registry.bindings
-    third = run_source_again(shops, source.format(8))
-    assert set(registry.bindings) == {third}
+    third_type = run_source_again(shops, source.format(8))
+    assert set(registry.bindings) == {third_type}
     assert registry.by_class(7) is None
 
 
@@ -414,19 +414,19 @@ def test_rejected_binding_of_a_redefined_class_changes_nothing(
 
 
 def test_two_classes_of_the_same_name_are_separate(registry: Registry) -> None:
-    def made() -> type[Any]:
+    def create_type() -> type[Any]:
         class Shop(msgspec.Struct):
             pass
 
         return Shop
 
-    registry.bind(made(), class_id=7)
+    registry.bind(create_type(), class_id=7)
     with pytest.raises(ValueError, match=r"class id 7 is bound to .*Shop already"):
-        registry.bind(made(), class_id=7)
-    assert registry.bind(made(), class_id=8).class_id == 8
+        registry.bind(create_type(), class_id=7)
+    assert registry.bind(create_type(), class_id=8).class_id == 8
 
 
-# What cannot be asked for.
+# Invalid requests.
 
 
 @pytest.mark.parametrize(

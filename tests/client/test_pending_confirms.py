@@ -41,12 +41,12 @@ def test_waiter_of_many_positions_is_done_after_the_last() -> None:
 
 def test_refusal_goes_to_the_waiter_of_its_position() -> None:
     confirms = PendingConfirms()
-    alone = confirms.add_waiter(0, 0, lambda: None)
-    many = confirms.add_waiter(1, 9, lambda: None)
+    first_waiter = confirms.add_waiter(0, 0, lambda: None)
+    second_waiter = confirms.add_waiter(1, 9, lambda: None)
     confirms.update(1, {0: refusal(0), 7: refusal(7), 4: refusal(4)})
     confirms.update(10, {9: refusal(9)})
-    assert error_texts(alone.refusals) == ["of 0"]
-    assert error_texts(many.refusals) == ["of 4", "of 7", "of 9"]
+    assert error_texts(first_waiter.refusals) == ["of 0"]
+    assert error_texts(second_waiter.refusals) == ["of 4", "of 7", "of 9"]
     assert confirms.pop_unclaimed() is None
 
 
@@ -69,7 +69,7 @@ def test_cancelled_waiter_claims_no_refusals() -> None:
     confirms.cancel(first)
     confirms.update(2, {0: refusal(0), 1: refusal(1)})
     assert not first.refusals
-    confirms.cancel(second)  # Cancelled in the moment in which it was finished.
+    confirms.cancel(second)  # Cancelled at the moment of its completion.
     found = confirms.pop_unclaimed()
     assert found is not None
     assert error_texts(list(found.exceptions)) == ["of 0", "of 1"]
@@ -102,25 +102,27 @@ def test_wake_all_calls_every_waiter() -> None:
 def test_every_refusal_is_reported_once(
     sizes: list[int], steps: list[int], refused: set[int], data: st.DataObject
 ) -> None:
-    """To the waiter of its position, or else to the next flush."""
+    """A refusal is reported to the waiter of its position, or else by the next flush."""
     confirms = PendingConfirms()
     total = sum(sizes)
-    waiters, at = [], 0
+    waiters, next_position = [], 0
     for size in sizes:
         if data.draw(st.booleans()):
-            waiters.append(confirms.add_waiter(at, at + size - 1, lambda: None))
-        at += size
+            waiters.append(
+                confirms.add_waiter(next_position, next_position + size - 1, lambda: None)
+            )
+        next_position += size
     refused = {position for position in refused if position < total}
     confirmed = 0
     while confirmed < total:
-        before = confirmed
+        confirmed_before = confirmed
         confirmed = min(confirmed + (steps.pop() if steps else total), total)
-        fresh = {p: refusal(p) for p in refused if before <= p < confirmed}
-        confirms.update(confirmed, fresh)
-    reported = [sentence for waiter in waiters for sentence in error_texts(waiter.refusals)]
+        new_refusals = {p: refusal(p) for p in refused if confirmed_before <= p < confirmed}
+        confirms.update(confirmed, new_refusals)
+    reported = [error_text for waiter in waiters for error_text in error_texts(waiter.refusals)]
     for waiter in waiters:
         expected = sorted(p for p in refused if waiter.first <= p <= waiter.last)
         assert error_texts(waiter.refusals) == [f"of {p}" for p in expected]
-    left = confirms.pop_unclaimed()
-    reported += error_texts(list(left.exceptions)) if left else []
+    unclaimed = confirms.pop_unclaimed()
+    reported += error_texts(list(unclaimed.exceptions)) if unclaimed else []
     assert sorted(reported) == sorted(f"of {p}" for p in refused)

@@ -72,8 +72,8 @@ def test_many_tasks_publish_concurrently(run: Run, server: BusServer) -> None:
         ):
             for number in range(1000):
                 tasks.start_soon(lambda n=number: bus.publish(b"%d" % n, class_id=1))
-            seen = {int((await anext(messages)).payload) for _ in range(1000)}
-            assert seen == set(range(1000))
+            received = {int((await anext(messages)).payload) for _ in range(1000)}
+            assert received == set(range(1000))
 
     run(main)
     assert server.statistics().published == 1000
@@ -96,8 +96,8 @@ def test_cancelled_publish_is_still_confirmed(run: Run, server: BusServer) -> No
 
 def test_publish_cancelled_while_waiting_for_credit_is_not_published(run: Run) -> None:
     async def main() -> None:
-        with fake_server(lambda kind, *_: b"" if kind == frames.CONNECT else confirm(0)) as mute:
-            async with simplebus.connect(mute.address) as bus:
+        with fake_server(lambda kind, *_: b"" if kind == frames.CONNECT else confirm(0)) as server:
+            async with simplebus.connect(server.address) as bus:
                 while bus.statistics().unconfirmed_bytes < CREDIT_BYTES + WRITE_BUFFER_BYTES:
                     await bus.publish(b"x" * 9000, class_id=1, confirm=False)
                 published = bus.statistics().published
@@ -123,9 +123,11 @@ def test_refused_message_raises_from_publish(run: Run) -> None:
             with pytest.raises(RefusedError, match="bad_channel: not today") as caught:
                 await bus.publish(b"x", class_id=1)
             assert (caught.value.code, caught.value.sentence) == ("bad_channel", "not today")
-            with pytest.raises(ExceptionGroup, match="the server refused 2 messages") as many:
+            with pytest.raises(
+                ExceptionGroup, match="the server refused 2 messages"
+            ) as raised_group:
                 await bus.publish_many([b"x"] * 5, class_id=1)
-            assert many.group_contains(RefusedError, match="bad_channel")
+            assert raised_group.group_contains(RefusedError, match="bad_channel")
             await bus.flush()
 
     bus_ = create_refusing_server(1, 3, 5)
@@ -181,8 +183,8 @@ def test_publish_nowait_returns_the_position_and_raises_without_credit(
     async def main() -> None:
         with fake_server(
             lambda kind, *_: b"" if kind == 52 else confirm(0), credit=200_000
-        ) as mute:
-            async with simplebus.connect(mute.address) as bus:
+        ) as server:
+            async with simplebus.connect(server.address) as bus:
                 for position in range(9):
                     assert bus.publish_nowait(b"x" * 20_000, class_id=1) == position
                 with pytest.raises(BusFullError, match="too much waits"):  # noqa: PT012
@@ -208,7 +210,7 @@ def test_publish_nowait_works_again_after_confirms() -> None:
             return False
         return True
 
-    with fake_server(credit=200_000) as small, simplebus.connect_blocking(small.address) as bus:
+    with fake_server(credit=200_000) as server, simplebus.connect_blocking(server.address) as bus:
         for _ in range(100):
             until(has_room)
         assert bus.statistics().published == 100
@@ -233,35 +235,45 @@ def test_publish_nowait_by_name_works_after_the_class_id_is_known(
 
 
 def test_options_arrive_with_the_message(run: Run, server: BusServer) -> None:
-    about = {"channel": "orders.eu", "key": b"7", "headers": [("a", "1"), ("a", "2")]}
+    options = {"channel": "orders.eu", "key": b"7", "headers": [("a", "1"), ("a", "2")]}
 
     async def main() -> None:
         async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
-            await bus.publish(b"x", class_id=1, expires=60, **about)
+            await bus.publish(b"x", class_id=1, expires=60, **options)
             message = await anext(messages)
             assert (message.channel, message.key) == ("orders.eu", b"7")
             assert message.headers == (("a", "1"), ("a", "2"))
             assert message.expires_ms == 60_000
-            await bus.publish_many([b"<\r\n>"] * 3, class_id=1, **about)
+            await bus.publish_many([b"<\r\n>"] * 3, class_id=1, **options)
             for _ in range(3):
                 message = await anext(messages)
                 assert (message.payload, message.channel) == (b"<\r\n>", "orders.eu")
 
     run(main)
     with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
-        bus.publish(b"x", class_id=1, **about)
+        bus.publish(b"x", class_id=1, **options)
         assert messages.get().channel == "orders.eu"
 
 
 def test_any_payload_arrives(run: Run, server: BusServer) -> None:
-    odd = [b"<\r\n>", b"<\r\n", b"\r\n>", b"<\r\n\0", b"", bytes(range(256)), b"<\r\n><\r\n>" * 9]
+    payloads = [
+        b"<\r\n>",
+        b"<\r\n",
+        b"\r\n>",
+        b"<\r\n\0",
+        b"",
+        bytes(range(256)),
+        b"<\r\n><\r\n>" * 9,
+    ]
 
     async def main() -> None:
         async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
-            await bus.publish_many(odd, class_id=1)
-            for payload in odd:
+            await bus.publish_many(payloads, class_id=1)
+            for payload in payloads:
                 await bus.publish(payload, class_id=1)
-            assert [(await anext(messages)).payload for _ in range(2 * len(odd))] == odd * 2
+            assert [
+                (await anext(messages)).payload for _ in range(2 * len(payloads))
+            ] == payloads * 2
 
     run(main)
 
@@ -277,7 +289,7 @@ def test_message_that_expires_at_once_is_not_delivered(run: Run, server: BusServ
 
 
 @pytest.mark.parametrize(
-    ("wrong", "error"),
+    ("wrong_options", "error"),
     [
         ({"channel": "a..b"}, ValueError),
         ({"expires": -1}, ValueError),
@@ -289,17 +301,17 @@ def test_message_that_expires_at_once_is_not_delivered(run: Run, server: BusServ
     ],
 )
 def test_invalid_options_are_rejected_and_nothing_is_published(
-    run: Run, shared_server: BusServer, wrong: dict[str, object], error: type[Exception]
+    run: Run, shared_server: BusServer, wrong_options: dict[str, object], error: type[Exception]
 ) -> None:
     async def main() -> None:
         async with simplebus.connect(shared_server.address) as bus:
-            said = {"class_id": 1, **wrong}
+            arguments = {"class_id": 1, **wrong_options}
             with pytest.raises(error):
-                await bus.publish(b"x", **said)  # type: ignore[arg-type]
+                await bus.publish(b"x", **arguments)  # type: ignore[arg-type]
             with pytest.raises(error):
-                await bus.publish_many([b"x"], **said)  # type: ignore[arg-type]
+                await bus.publish_many([b"x"], **arguments)  # type: ignore[arg-type]
             with pytest.raises(error):
-                bus.publish_nowait(b"x", **said)  # type: ignore[arg-type]
+                bus.publish_nowait(b"x", **arguments)  # type: ignore[arg-type]
             assert bus.statistics().published == 0
 
     run(main)

@@ -31,7 +31,7 @@ NUMBERED = [b"message %d" % number for number in range(50)]
 GIVEN_UP = r"closed .* no other connection was made within 0\.3 s: cannot connect"
 
 
-# What a program does not notice ------------------------------------------------------------------
+# Recovery without an error in the program --------------------------------------------------------
 
 
 def test_loop_continues_after_reconnect(run: Run, server: BusServer) -> None:
@@ -65,9 +65,9 @@ def test_blocking_loop_continues_after_reconnect(server: BusServer) -> None:
     assert server.statistics().published == 50
 
 
-@pytest.mark.parametrize(("lost", "resent"), [("to_client", 0), ("to_server", 50)])
+@pytest.mark.parametrize(("lost_direction", "resent"), [("to_client", 0), ("to_server", 50)])
 def test_unconfirmed_messages_are_resent_and_stored_once(
-    run: Run, server: BusServer, lost: str, resent: int
+    run: Run, server: BusServer, lost_direction: str, resent: int
 ) -> None:
     """Only messages that the server has not stored are resent."""
 
@@ -75,7 +75,7 @@ def test_unconfirmed_messages_are_resent_and_stored_once(
         with faulty_proxy(server.address) as proxy:
             async with simplebus.connect(proxy.address) as bus:
                 await bus.publish(b"first", class_id=1)
-                proxy.dropped_direction = lost
+                proxy.dropped_direction = lost_direction
                 async with anyio.create_task_group() as tasks:
                     for payload in NUMBERED:
                         tasks.start_soon(lambda p=payload: bus.publish(p, class_id=1))
@@ -114,13 +114,13 @@ def test_durable_subscription_resumes_after_reconnect(run: Run, server: BusServe
             bus.subscribe(1, durable="shop", auto_ack=False) as messages,
         ):
             await bus.publish_many(NUMBERED, class_id=1)
-            taken = [await messages.get() for _ in range(20)]
-            for message in taken[:10]:
+            received = [await messages.get() for _ in range(20)]
+            for message in received[:10]:
                 message.ack()
             await bus.drain()
             await anyio.to_thread.run_sync(server.hang_up)
             await anyio.to_thread.run_sync(until, lambda: bus.statistics().reconnections == 1)
-            taken[10].ack()  # It is still in flight: the bus knows the position.
+            received[10].ack()  # It is still in flight: the server has kept the position.
             await bus.drain()
             assert server.statistics().acknowledged == 11
 
@@ -157,10 +157,10 @@ def test_timeout_expires_during_an_outage(server: BusServer) -> None:
     ):
         false.is_silent = True
         false.hang_up()
-        began = time.monotonic()
+        started_at = time.monotonic()
         with pytest.raises(TimeoutError, match=r"no message of class 1 came within 0\.1 s"):
             messages.get(timeout=0.1)
-        assert time.monotonic() - began < PATIENCE_SECONDS / 2
+        assert time.monotonic() - started_at < PATIENCE_SECONDS / 2
         false.is_silent = False
         false.hang_up()
         bus.publish(b"x", class_id=1)
@@ -187,7 +187,7 @@ def test_calls_that_do_not_wait_receive_and_reconnect(server: BusServer) -> None
         until(lambda: bool(messages.take(1, timeout=0) and bus.statistics().reconnections == 2))
 
 
-# Where the next connection goes ------------------------------------------------------------------
+# Address of the next connection ------------------------------------------------------------------
 
 
 def test_tries_addresses_in_order(run: Run, server: BusServer) -> None:
@@ -205,12 +205,14 @@ def test_silent_address_leaves_time_for_the_next(run: Run, server: BusServer) ->
     """Half of the timeout is enough for each of two addresses."""
 
     async def main(seconds: float) -> None:
-        async with simplebus.connect([deaf.address, server.address], timeout=seconds) as bus:
+        async with simplebus.connect(
+            [unresponsive.address, server.address], timeout=seconds
+        ) as bus:
             await bus.publish(b"x", class_id=1)
 
     def blocking(seconds: float) -> None:
-        both = [deaf.address, server.address]
-        with simplebus.connect_blocking(both, timeout=seconds) as bus:
+        addresses = [unresponsive.address, server.address]
+        with simplebus.connect_blocking(addresses, timeout=seconds) as bus:
             bus.publish(b"x", class_id=1)
 
     def in_time(connect: Callable[[float], None]) -> None:
@@ -219,8 +221,8 @@ def test_silent_address_leaves_time_for_the_next(run: Run, server: BusServer) ->
                 return connect(seconds)
         pytest.fail("the one that says nothing takes all the time")
 
-    with fake_server() as deaf:
-        deaf.is_silent = True
+    with fake_server() as unresponsive:
+        unresponsive.is_silent = True
         in_time(lambda seconds: run(lambda: main(seconds)))
         in_time(blocking)
 
@@ -257,13 +259,13 @@ def test_backoff_grows_if_the_server_disconnects_at_once(
 
         with fake_server(answer) as flapping:
             async with simplebus.connect(flapping.address) as bus:
-                began = time.monotonic()
+                started_at = time.monotonic()
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(bus.subscribe(1).__aenter__)
                     await anyio.to_thread.run_sync(until, lambda: flapping.connection_count >= 5)
                     tasks.cancel_scope.cancel()
-            # However busy the machine is: the pauses before the last four are no shorter.
-            assert time.monotonic() - began >= (1 + 2 + 4 + 8) * RETRY_DELAY_MIN_SECONDS / 2
+            # A busy machine can only lengthen the delays before the last four attempts.
+            assert time.monotonic() - started_at >= (1 + 2 + 4 + 8) * RETRY_DELAY_MIN_SECONDS / 2
 
     with caplog.at_level(logging.INFO, "simplebus.client"):
         run(main)
@@ -271,7 +273,7 @@ def test_backoff_grows_if_the_server_disconnects_at_once(
     assert "connected again, to simplebus://127.0.0.1" in caplog.text
 
 
-# When there is no other connection ---------------------------------------------------------------
+# Without another connection ----------------------------------------------------------------------
 
 
 def waiting_calls(bus: Any, messages: Any) -> list[Callable[[], Any]]:
@@ -356,7 +358,7 @@ def test_leaving_reports_the_number_of_unconfirmed_messages(run: Run) -> None:
         blocking()
 
 
-# What trying again would not change --------------------------------------------------------------
+# Errors without retry ----------------------------------------------------------------------------
 
 
 def test_name_in_use_is_refused_without_retry(run: Run, server: BusServer) -> None:
@@ -391,9 +393,9 @@ CONFLICT = (
 def test_server_with_conflicting_class_id_is_skipped_and_reported(
     run: Run, server: BusServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The address that may recover is tried until the end, but the conflict is reported."""
-    with simplebus.connect_blocking(server.address) as other:
-        other.publish(b"x", class_id=BAR)
+    """The client retries the address that may recover, and finally reports the conflict."""
+    with simplebus.connect_blocking(server.address) as other_bus:
+        other_bus.publish(b"x", class_id=BAR)
 
     async def main() -> None:
         first = BusServer()
@@ -469,13 +471,13 @@ def test_confirm_before_the_disconnect_counts(run: Run) -> None:
 
 def test_server_of_another_version_is_reported(run: Run) -> None:
     async def main() -> None:
-        async with simplebus.connect(old.address):
+        async with simplebus.connect(old_server.address):
             pytest.fail("connected to an old bus")
 
     def answer(kind: int, *_: object) -> bytes:
         return frames.encode(frames.CONNECT, content=bytes(4))
 
-    with fake_server(answer) as old, pytest.raises(BusConnectionError, match="bad_"):
+    with fake_server(answer) as old_server, pytest.raises(BusConnectionError, match="bad_"):
         run(main)
 
 
@@ -494,38 +496,38 @@ def create_server_without_heartbeats(seconds: float) -> FakeServer:
     return FakeServer(answer)
 
 
-def has_detected_missing_heartbeats(silent: FakeServer) -> bool:
+def has_detected_missing_heartbeats(server: FakeServer) -> bool:
     """Return True if the client has sent heartbeats and reconnected because none arrived."""
-    return silent.connection_count >= 2 and any(
-        kind == frames.HEARTBEAT for kind, *_ in silent.received_frames
+    return server.connection_count >= 2 and any(
+        kind == frames.HEARTBEAT for kind, *_ in server.received_frames
     )
 
 
 def test_sends_heartbeats_and_detects_missing_ones(run: Run) -> None:
     async def main() -> None:
-        silent = create_server_without_heartbeats(0.1)
+        server = create_server_without_heartbeats(0.1)
         try:
-            async with simplebus.connect(silent.address, heartbeat=0.1) as bus:
+            async with simplebus.connect(server.address, heartbeat=0.1) as bus:
                 await anyio.to_thread.run_sync(
-                    until, lambda: has_detected_missing_heartbeats(silent)
+                    until, lambda: has_detected_missing_heartbeats(server)
                 )
                 await bus.publish(b"still there", class_id=1)
         finally:
-            silent.close()
+            server.close()
 
     run(main)
 
 
 def test_blocking_bus_sends_heartbeats_while_waiting() -> None:
-    silent = create_server_without_heartbeats(0.1)
+    server = create_server_without_heartbeats(0.1)
     try:
         with (
-            simplebus.connect_blocking(silent.address, heartbeat=0.1) as bus,
+            simplebus.connect_blocking(server.address, heartbeat=0.1) as bus,
             bus.subscribe(1, idle_seconds=0.2) as messages,
         ):
-            until(lambda: list(messages) == [] and has_detected_missing_heartbeats(silent))
+            until(lambda: list(messages) == [] and has_detected_missing_heartbeats(server))
     finally:
-        silent.close()
+        server.close()
 
 
 def test_leaving_does_not_wait_for_a_silent_server(run: Run) -> None:
@@ -535,13 +537,13 @@ def test_leaving_does_not_wait_for_a_silent_server(run: Run) -> None:
                 await bus.publish(b"x", class_id=1)
                 await anyio.to_thread.run_sync(bus_gone.close)
                 await anyio.sleep(0.1)
-                began = anyio.current_time()
-            assert anyio.current_time() - began < 30
+                started_at = anyio.current_time()
+            assert anyio.current_time() - started_at < 30
 
     run(main)
     with fake_server() as bus_gone:
         with simplebus.connect_blocking(bus_gone.address) as bus:
             bus.publish(b"x", class_id=1)
             bus_gone.close()
-            began = time.monotonic()
-        assert time.monotonic() - began < 30
+            started_at = time.monotonic()
+        assert time.monotonic() - started_at < 30

@@ -142,7 +142,7 @@ def test_blocking_loop_rejects_undecodable_message(clockless_server: BusServer) 
         assert clockless_server.statistics(5).acknowledged == 2
 
 
-# One by one, and several -------------------------------------------------------------------------
+# Single messages and batches ---------------------------------------------------------------------
 
 
 def test_get_acknowledges_the_previous_message(run: Run, server: BusServer) -> None:
@@ -167,16 +167,16 @@ def test_take_acknowledges_the_previous_messages(run: Run, server: BusServer) ->
         async with simplebus.connect(server.address) as bus, bus.subscribe(1) as messages:
             assert await messages.take(10, timeout=0.01) == []
             await bus.publish_many(NUMBERED, class_id=1)
-            taken: list[bytes] = []
-            while len(taken) < 100:
-                some = await messages.take(30)
-                assert 1 <= len(some) <= 30
-                taken += [message.payload for message in some]
-                done = len(taken) - len(some)  # Acknowledged soon, without another word.
+            received: list[bytes] = []
+            while len(received) < 100:
+                batch = await messages.take(30)
+                assert 1 <= len(batch) <= 30
+                received += [message.payload for message in batch]
+                done = len(received) - len(batch)  # Acknowledged soon, without another call.
                 await anyio.to_thread.run_sync(
                     until, lambda done=done: server.statistics().acknowledged == done
                 )
-            assert taken == NUMBERED
+            assert received == NUMBERED
             with pytest.raises(ValueError, match="from 1 on, got 0"):
                 await messages.take(0)
 
@@ -185,21 +185,21 @@ def test_take_acknowledges_the_previous_messages(run: Run, server: BusServer) ->
     with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
         assert messages.take(10, timeout=0.01) == []
         bus.publish_many(NUMBERED, class_id=1)
-        some = messages.take(30)
-        assert [m.payload for m in some] == NUMBERED[: len(some)]
+        batch = messages.take(30)
+        assert [m.payload for m in batch] == NUMBERED[: len(batch)]
         with pytest.raises(ValueError, match="from 1 on, got 0"):
             messages.take(0)
 
 
 def test_several_tasks_share_a_subscription_with_manual_acks(run: Run, server: BusServer) -> None:
     async def main() -> None:
-        seen: list[bytes] = []
+        received: list[bytes] = []
 
         async def work() -> None:
             while True:
                 message = await messages.get()
                 await anyio.lowlevel.checkpoint()
-                seen.append(message.payload)
+                received.append(message.payload)
                 message.ack()
 
         async with (
@@ -212,10 +212,10 @@ def test_several_tasks_share_a_subscription_with_manual_acks(run: Run, server: B
             for payload in NUMBERED:
                 await bus.publish(payload, class_id=1)
             await bus.publish_many(NUMBERED, class_id=1)
-            await anyio.to_thread.run_sync(until, lambda: len(seen) == 200)
+            await anyio.to_thread.run_sync(until, lambda: len(received) == 200)
             await bus.drain()
             assert server.statistics().acknowledged == 200
-            assert sorted(seen) == sorted(NUMBERED * 2)
+            assert sorted(received) == sorted(NUMBERED * 2)
             tasks.cancel_scope.cancel()
 
     run(main)
@@ -230,8 +230,8 @@ def test_manual_nack_and_working(run: Run, clockless_server: BusServer) -> None:
             second = await anext(messages)
             second.working()
             assert second.payload == NUMBERED[1]
-            seen = [(await anext(messages)).payload for _ in range(2)]
-            assert sorted(seen) == [NUMBERED[0], NUMBERED[2]]
+            received = [(await anext(messages)).payload for _ in range(2)]
+            assert sorted(received) == [NUMBERED[0], NUMBERED[2]]
         assert clockless_server.statistics().redelivered == 1
 
     run(main)
@@ -248,11 +248,11 @@ def test_group_shares_messages_and_durable_keeps_its_position(run: Run, server: 
                 for _ in range(3)
             ]
             await bus.publish_many(NUMBERED, class_id=1)
-            seen: list[bytes] = []
-            while len(seen) < 100:
+            received: list[bytes] = []
+            while len(received) < 100:
                 for member in members:
-                    seen += [message.payload for message in await member.take(10, timeout=0.02)]
-            assert sorted(seen) == sorted(NUMBERED)
+                    received += [message.payload for message in await member.take(10, timeout=0.02)]
+            assert sorted(received) == sorted(NUMBERED)
 
         async with simplebus.connect(server.address) as bus:
             async with bus.subscribe(2, durable="d"):
@@ -339,7 +339,7 @@ def test_cancelling_anywhere_loses_and_acknowledges_nothing(
             await anyio.sleep(0.001)
 
     async def main() -> None:
-        done: list[bytes] = []
+        handled: list[bytes] = []
         async with (
             simplebus.connect(clockless_server.address) as bus,
             bus.subscribe(1) as messages,
@@ -347,18 +347,18 @@ def test_cancelling_anywhere_loses_and_acknowledges_nothing(
         ):
             tasks.start_soon(feed, bus)
             steps = 0
-            while len(done) < len(NUMBERED):
+            while len(handled) < len(NUMBERED):
                 steps += 1
                 async with anyio.create_task_group() as trial:
-                    trial.start_soon(loop, messages, done)  # type: ignore[arg-type]
+                    trial.start_soon(loop, messages, handled)  # type: ignore[arg-type]
                     for _ in range(steps % 40):
                         await anyio.lowlevel.checkpoint()
                     await anyio.sleep(0.0005)
                     trial.cancel_scope.cancel()
-                processed = len(done)
+                processed = len(handled)
                 await bus.connection.flush()
                 assert clockless_server.statistics().acknowledged <= processed
-        assert done == NUMBERED
+        assert handled == NUMBERED
         assert steps > 1
 
     run(main)

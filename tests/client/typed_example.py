@@ -53,7 +53,7 @@ class PointCodec:
 
 
 @registry.message(class_id=3, codec=PointCodec())
-class Corner(Point):  # A decorator's argument is not compared with its class by mypy.
+class Corner(Point):  # mypy does not compare a decorator's argument with its class.
     pass
 
 
@@ -87,5 +87,5 @@ def a_codec_knows_its_type() -> None:
     assert_type(find_codec(ShopMoved), Codec[ShopMoved])
     assert_type(find_codec(ShopMoved, "msgpack").decode(b""), ShopMoved)
     assert_type(BYTES_CODEC.decode(b""), bytes)
-    own: Codec[Point] = PointCodec()
-    assert_type(own.decode(b"1"), Point)
+    codec: Codec[Point] = PointCodec()
+    assert_type(codec.decode(b"1"), Point)

@@ -21,7 +21,7 @@ NUMBERED = [b"message %d" % number for number in range(3000)]
 
 
 def never_confirms(kind: int, *_: object) -> bytes:
-    """For a false bus: a heartbeat instead of a confirm."""
+    """Reply of a fake server: a heartbeat instead of a confirm."""
     return frames.encode(frames.HEARTBEAT) if kind in (frames.MESSAGE, frames.ENVELOPE) else b""
 
 
@@ -68,12 +68,12 @@ def test_publishes_receives_in_order_and_acknowledges(run: Run, server: BusServe
 def test_left_client_is_gone_when_the_next_one_connects(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with (
-            simplebus.connect(server.address) as one,
-            simplebus.connect(server.address) as other,
+            simplebus.connect(server.address) as first_bus,
+            simplebus.connect(server.address) as second_bus,
         ):
-            for bus in (one, other) * 20:
+            for bus in (first_bus, second_bus) * 20:
                 async with bus.subscribe(1, durable="shop"):
-                    pass  # A second one at the same time would be refused.
+                    pass  # A second connection at the same time would be refused.
 
     run(main)
 
@@ -102,11 +102,11 @@ def test_subscription_is_active_when_its_block_begins(run: Run, shared_server: B
             simplebus.connect(shared_server.address) as publisher,
             simplebus.connect(shared_server.address) as first,
             simplebus.connect(shared_server.address) as second,
-            first.subscribe(10) as some,
-            second.subscribe(10) as others,
+            first.subscribe(10) as first_messages,
+            second.subscribe(10) as second_messages,
         ):
             await publisher.publish(b"to both", class_id=10)
-            for messages in (some, others):
+            for messages in (first_messages, second_messages):
                 assert (await anext(messages)).payload == b"to both"
 
     run(main)
@@ -165,8 +165,8 @@ def test_publishing_and_subscribing_on_one_connection_does_not_deadlock(
 
 def test_publishers_wait_while_the_bus_confirms_nothing(run: Run) -> None:
     async def main() -> None:
-        with fake_server(never_confirms) as mute:
-            async with simplebus.connect(mute.address, reconnect=0) as bus:
+        with fake_server(never_confirms) as server:
+            async with simplebus.connect(server.address, reconnect=0) as bus:
                 while bus.statistics().unconfirmed_bytes < CREDIT_BYTES + WRITE_BUFFER_BYTES:
                     await bus.publish(b"x" * 10_000, class_id=1, confirm=False)
                 assert (
@@ -179,7 +179,7 @@ def test_publishers_wait_while_the_bus_confirms_nothing(run: Run) -> None:
                     await bus.publish(b"x", class_id=1, confirm=False)
                     pytest.fail("it did not wait")
                 assert bus.statistics().published == published, "cancelled is not published"
-                mute.close()
+                server.close()
 
     with pytest.raises(
         BusConnectionError, match=r"\d+ messages were not confirmed by the server: "
@@ -252,13 +252,13 @@ def test_without_auto_ack_only_manual_acks_count(run: Run, clockless_server: Bus
         async with simplebus.connect(clockless_server.address) as bus:
             await bus.publish_many(NUMBERED[:5], class_id=1)
             async with bus.subscribe(1, auto_ack=False) as messages:
-                taken = [await anext(messages) for _ in range(5)]
-                messages.ack(taken[3])
-                messages.ack(taken[0])
+                received = [await anext(messages) for _ in range(5)]
+                messages.ack(received[3])
+                messages.ack(received[0])
                 await bus.drain()
                 clockless_server.tick()
-                again = [await anext(messages) for _ in range(3)]
-                assert [(m.message_id, m.attempt) for m in again] == [(1, 2), (2, 2), (4, 2)]
+                redelivered = [await anext(messages) for _ in range(3)]
+                assert [(m.message_id, m.attempt) for m in redelivered] == [(1, 2), (2, 2), (4, 2)]
                 clockless_server.tick(2)
                 async for batch in messages.batches():
                     messages.ack_batch(batch)
@@ -274,15 +274,15 @@ def test_ack_at_another_subscription_raises(run: Run, shared_server: BusServer) 
     async def main() -> None:
         async with (
             simplebus.connect(shared_server.address) as bus,
-            bus.subscribe(13) as some,
-            bus.subscribe(13) as others,
+            bus.subscribe(13) as messages,
+            bus.subscribe(13) as other_messages,
         ):
             await bus.publish(b"x", class_id=13)
-            message = await anext(some)
+            message = await anext(messages)
             with pytest.raises(LocalProtocolError, match="came from another subscription"):
-                others.ack(message)
-            some.ack(message)
-            await anext(others)
+                other_messages.ack(message)
+            messages.ack(message)
+            await anext(other_messages)
 
     run(main)
 
@@ -293,14 +293,14 @@ def test_every_subscription_receives_and_acknowledges_every_message(
     async def main() -> None:
         async with (
             simplebus.connect(server.address) as bus,
-            bus.subscribe(1) as some,
-            bus.subscribe(1) as others,
+            bus.subscribe(1) as first_messages,
+            bus.subscribe(1) as second_messages,
         ):
             await bus.publish_many(NUMBERED, class_id=1)
-            assert await collect(some, 3000) == NUMBERED
+            assert await collect(first_messages, 3000) == NUMBERED
             await bus.drain()
             assert server.statistics().ring.message_count == 3000
-            assert await collect(others, 3000) == NUMBERED
+            assert await collect(second_messages, 3000) == NUMBERED
 
     run(main)
     assert server.statistics().ring.message_count == 0
@@ -381,11 +381,11 @@ def test_cancellation_acknowledges_processed_messages(run: Run, server: BusServe
 
 
 def test_leaving_can_be_cancelled(run: Run) -> None:
-    """Also while a bus that takes nothing is given its time."""
+    """Also while the client waits for a server that confirms nothing."""
 
     async def main() -> None:
-        with fake_server(never_confirms) as mute, anyio.move_on_after(0.2) as scope:
-            async with simplebus.connect(mute.address) as bus:
+        with fake_server(never_confirms) as server, anyio.move_on_after(0.2) as scope:
+            async with simplebus.connect(server.address) as bus:
                 await bus.publish_many([b"x" * 1000] * 20_000, class_id=1, confirm=False)
         assert scope.cancelled_caught
 
@@ -393,18 +393,18 @@ def test_leaving_can_be_cancelled(run: Run) -> None:
 
 
 def test_asyncio_cancellation_closes_the_connection_properly(server: BusServer) -> None:
-    async def main(is_there: asyncio.Event) -> None:
+    async def main(is_subscribed: asyncio.Event) -> None:
         async with simplebus.connect(server.address) as bus:
             await bus.publish_many(NUMBERED[:3], class_id=1)
             async with bus.subscribe(1) as messages:
                 async for message in messages:
                     if message.message_id == 2:
-                        is_there.set()
+                        is_subscribed.set()
                         await asyncio.sleep(3600)
 
     async def cancelled() -> None:
-        task = asyncio.create_task(main(is_there := asyncio.Event()))
-        await asyncio.wait_for(is_there.wait(), PATIENCE_SECONDS)
+        task = asyncio.create_task(main(is_subscribed := asyncio.Event()))
+        await asyncio.wait_for(is_subscribed.wait(), PATIENCE_SECONDS)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -421,11 +421,11 @@ def test_unread_subscription_does_not_block_another(run: Run, server: BusServer)
         async with (
             simplebus.connect(server.address) as bus,
             bus.subscribe(1, max_in_flight=100) as flooded,
-            bus.subscribe(2) as quiet,
+            bus.subscribe(2) as unread,
         ):
             await bus.publish_many([b"x" * 1000] * 20_000, class_id=1)
             await bus.publish(b"through", class_id=2)
-            assert (await anext(quiet)).payload == b"through"
+            assert (await anext(unread)).payload == b"through"
             assert bus.statistics().buffered_bytes < 200_000
             assert (await anext(flooded)).message_id == 0
 
@@ -447,7 +447,7 @@ def test_a_slow_consumer_gets_everything_once(run: Run, server: BusServer) -> No
     run(main)
 
 
-# Mistakes and losses -----------------------------------------------------------------------------
+# Errors and losses -------------------------------------------------------------------------------
 
 
 def test_invalid_payloads_raise_and_the_bus_continues(run: Run, shared_server: BusServer) -> None:
@@ -487,17 +487,17 @@ def test_a_subscription_must_be_entered_and_only_once(run: Run, shared_server: B
 
 def test_bus_is_usable_only_inside_its_block(run: Run, shared_server: BusServer) -> None:
     async def main() -> None:
-        outside: Any
-        for outside, begins in (
+        unopened_bus: Any
+        for unopened_bus, is_opened in (
             (simplebus.connect(shared_server.address), "async with simplebus.connect"),
             (simplebus.MemoryBus(), "async with simplebus.MemoryBus"),
             (simplebus.MemoryBus().connect(), "async with memory.connect"),
             (simplebus.connect_blocking("127.0.0.1:1"), "with simplebus.connect_blocking"),
         ):
             with pytest.raises(
-                AttributeError, match=f"'publish' was used before .* expected {begins}"
+                AttributeError, match=f"'publish' was used before .* expected {is_opened}"
             ):
-                outside.publish(b"x", class_id=1)
+                unopened_bus.publish(b"x", class_id=1)
 
     run(main)
 
@@ -538,8 +538,8 @@ def test_connecting_to_an_unknown_host_raises(run: Run) -> None:
 
 def test_connecting_to_another_kind_of_server_raises(run: Run) -> None:
     async def main() -> None:
-        with silent_listener() as deaf:
-            async with simplebus.connect(deaf.address, timeout=2):
+        with silent_listener() as server:
+            async with simplebus.connect(server.address, timeout=2):
                 pytest.fail("connected to no bus")
 
     with pytest.raises(BusConnectionError, match=r"no answer to the Connect frame .* 2 s"):

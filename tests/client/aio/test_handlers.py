@@ -57,15 +57,15 @@ def test_every_handler_receives_all_messages(run: Run, server: BusServer) -> Non
 
 def test_handles_as_many_messages_at_once_as_concurrency(run: Run, server: BusServer) -> None:
     async def main() -> None:
-        together = most = 0
+        running_count = running_max = 0
         done: list[bytes] = []
 
         async def handler(message: Message[bytes]) -> None:
-            nonlocal together, most
-            together += 1
-            most = max(most, together)
+            nonlocal running_count, running_max
+            running_count += 1
+            running_max = max(running_max, running_count)
             await anyio.sleep(0.01)
-            together -= 1
+            running_count -= 1
             done.append(message.payload)
 
         async with simplebus.connect(server.address) as bus:
@@ -73,7 +73,7 @@ def test_handles_as_many_messages_at_once_as_concurrency(run: Run, server: BusSe
             await bus.publish_many(NUMBERED, class_id=1)
             await anyio.to_thread.run_sync(until, lambda: len(done) == 10)
             await bus.drain()
-            assert most == 4
+            assert running_max == 4
             assert sorted(done) == NUMBERED
             assert server.statistics().acknowledged == 10
 
@@ -102,25 +102,25 @@ def test_redelivers_when_the_handler_raises(
     run: Run, clockless_server: BusServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        seen: list[tuple[int, int]] = []
+        received: list[tuple[int, int]] = []
         done = anyio.Event()
 
         async def handler(message: Message[bytes]) -> None:
-            seen.append((message.message_id, message.attempt))
-            if seen[-1] == (1, 1):
+            received.append((message.message_id, message.attempt))
+            if received[-1] == (1, 1):
                 raise ValueError("not today")
-            if seen[-1] == (1, 2):
+            if received[-1] == (1, 2):
                 done.set()
 
         async with simplebus.connect(clockless_server.address) as bus:
             bus.handle(1, handler)
             await bus.publish_many(NUMBERED[:3], class_id=1)
-            await anyio.to_thread.run_sync(until, lambda: len(seen) == 3)
+            await anyio.to_thread.run_sync(until, lambda: len(received) == 3)
             await bus.drain()
             clockless_server.tick(2)
             await done.wait()
             await bus.drain()
-            assert seen == [(0, 1), (1, 1), (2, 1), (1, 2)]
+            assert received == [(0, 1), (1, 1), (2, 1), (1, 2)]
 
     with (
         caplog.at_level(logging.ERROR, "simplebus.client"),
@@ -136,11 +136,11 @@ def test_handler_that_cancels_itself_counts_as_failed(
     clockless_server: BusServer,
 ) -> None:
     async def main() -> None:
-        seen: list[bytes] = []
+        received: list[bytes] = []
 
         async def handler(message: Message[bytes]) -> None:
-            seen.append(message.payload)
-            if len(seen) == 1:
+            received.append(message.payload)
+            if len(received) == 1:
                 task = asyncio.current_task()
                 assert task is not None
                 task.cancel()
@@ -149,9 +149,9 @@ def test_handler_that_cancels_itself_counts_as_failed(
         async with simplebus.connect(clockless_server.address) as bus:
             bus.handle(1, handler)
             await bus.publish_many(NUMBERED[:2], class_id=1)
-            await anyio.to_thread.run_sync(until, lambda: len(seen) == 2)
+            await anyio.to_thread.run_sync(until, lambda: len(received) == 2)
             await bus.drain()
-            assert seen == NUMBERED[:2]
+            assert received == NUMBERED[:2]
 
     with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as caught:
         asyncio.run(main())
@@ -161,17 +161,17 @@ def test_handler_that_cancels_itself_counts_as_failed(
 
 def test_timeouts_inside_a_handler_are_allowed(run: Run, server: BusServer) -> None:
     async def main() -> None:
-        seen: list[bytes] = []
+        received: list[bytes] = []
 
         async def handler(message: Message[bytes]) -> None:
             with anyio.move_on_after(0.01):
                 await anyio.sleep_forever()
-            seen.append(message.payload)
+            received.append(message.payload)
 
         async with simplebus.connect(server.address) as bus:
             bus.handle(1, handler)
             await bus.publish_many(NUMBERED[:2], class_id=1)
-            await anyio.to_thread.run_sync(until, lambda: len(seen) == 2)
+            await anyio.to_thread.run_sync(until, lambda: len(received) == 2)
 
     run(main)
 
@@ -180,12 +180,12 @@ def test_typed_handler_receives_values_and_undecodable_payloads_fail(
     run: Run, clockless_server: BusServer
 ) -> None:
     async def main() -> None:
-        seen: list[GetPrice] = []
+        received: list[GetPrice] = []
         async with simplebus.connect(clockless_server.address, registry=registry) as bus:
-            bus.handle(GetPrice, seen.append)
+            bus.handle(GetPrice, received.append)
             await bus.publish(b"no JSON", class_id=20)
             await bus.publish(GetPrice("tea"))
-            await anyio.to_thread.run_sync(until, lambda: seen == [GetPrice("tea")])
+            await anyio.to_thread.run_sync(until, lambda: received == [GetPrice("tea")])
             await bus.drain()
 
     with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as caught:
@@ -197,15 +197,15 @@ def test_message_published_by_class_name_after_handle_reaches_the_handler(
     run: Run, server: BusServer
 ) -> None:
     async def main() -> None:
-        seen: list[bytes] = []
+        received: list[bytes] = []
         async with (
             simplebus.connect(server.address) as bus,
             simplebus.connect(server.address) as other,
-            other.subscribe("tests.named"),  # So that nothing waits for a first subscription.
+            other.subscribe("tests.named"),  # Messages are not kept for a first subscription.
         ):
-            bus.handle("tests.named", lambda message: seen.append(message.payload))
+            bus.handle("tests.named", lambda message: received.append(message.payload))
             await bus.publish(b"x", class_id="tests.named")
-            await anyio.to_thread.run_sync(until, lambda: seen == [b"x"])
+            await anyio.to_thread.run_sync(until, lambda: received == [b"x"])
 
     run(main)
 
@@ -251,22 +251,22 @@ def test_concurrency_below_one_raises(run: Run, shared_server: BusServer) -> Non
 def test_result_of_a_handler_is_the_reply(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with (
-            simplebus.connect(server.address, registry=registry) as shop,
+            simplebus.connect(server.address, registry=registry) as responder,
             simplebus.connect(server.address, registry=registry) as bus,
         ):
-            shop.handle(GetPrice, lambda wanted: Price(len(wanted.item)))
-            shop.handle(22, lambda message: message.payload.upper())
-            await shop.drain()
+            responder.handle(GetPrice, lambda query: Price(len(query.item)))
+            responder.handle(22, lambda message: message.payload.upper())
+            await responder.drain()
             assert await bus.request(GetPrice("tea"), as_=Price) == Price(3)
             assert (await bus.request(b"shout", class_id=22)).payload == b"SHOUT"
             replies: dict[str, Price] = {}
 
-            async def ask(item: str) -> None:
+            async def request_price(item: str) -> None:
                 replies[item] = await bus.request(GetPrice(item), as_=Price)
 
             async with anyio.create_task_group() as tasks:
                 for number in range(1, 20):
-                    tasks.start_soon(ask, "x" * number)
+                    tasks.start_soon(request_price, "x" * number)
             assert replies == {"x" * number: Price(number) for number in range(1, 20)}
 
     run(main)
@@ -298,22 +298,22 @@ def test_request_can_be_answered_manually(run: Run, server: BusServer) -> None:
 
 
 def test_reply_outside_the_reply_class_raises(run: Run, server: BusServer) -> None:
-    """The requester names the reply channel; the responder has permissions of its own there."""
+    """The requester names the reply channel; the responder needs permissions for it."""
 
     async def main() -> None:
         async with (
             simplebus.connect(server.address) as bus,
             bus.subscribe("asked") as requests,
         ):
-            home = await bus.resolve_class_id("simplebus.replies")
-            where = (
-                (str(home + 1), "simplebus.replies.a"),
-                (str(home), "vault.open"),
-                (str(home), "simplebus.repliesx"),
+            reply_class_id = await bus.resolve_class_id("simplebus.replies")
+            reply_channels = (
+                (str(reply_class_id + 1), "simplebus.replies.a"),
+                (str(reply_class_id), "vault.open"),
+                (str(reply_class_id), "simplebus.repliesx"),
             )
-            for class_id, channel in where:
-                asks = {"reply-class": class_id, "reply-to": channel, "request-id": "1"}
-                await bus.publish(b"?", class_id="asked", headers=asks)
+            for class_id, channel in reply_channels:
+                headers = {"reply-class": class_id, "reply-to": channel, "request-id": "1"}
+                await bus.publish(b"?", class_id="asked", headers=headers)
                 with pytest.raises(LocalProtocolError, match="a reply was requested on channel"):
                     await bus.reply(await anext(requests), b"!")
 
@@ -323,9 +323,13 @@ def test_reply_outside_the_reply_class_raises(run: Run, server: BusServer) -> No
 def test_request_times_out_and_expires(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus, bus.subscribe(24) as requests:
-            for seconds in 0.05, 0.5, 5.0:  # On a busy machine it has expired before it is sent.
-                said = rf"no reply to .* class 24 came within {seconds:g} s"
-                with pytest.raises(TimeoutError, match=said):
+            for seconds in (
+                0.05,
+                0.5,
+                5.0,
+            ):  # On a busy machine, the request expires before it is sent.
+                expected_error = rf"no reply to .* class 24 came within {seconds:g} s"
+                with pytest.raises(TimeoutError, match=expected_error):
                     await bus.request(b"?", class_id=24, timeout=seconds)
                 await bus.publish(b"behind it", class_id=24)
                 message = await anext(requests)

@@ -14,7 +14,7 @@ from tests.client.faulty_server import FakeServer, fake_server
 
 
 class InProcess:
-    """A link to a false bus, without its socket. Takes a few bytes at a time."""
+    """In-process transport to a fake server that accepts a few bytes at a time."""
 
     def __init__(self, bus: FakeServer) -> None:
         self._bus = bus
@@ -25,16 +25,16 @@ class InProcess:
         self._is_over = False
 
     def send(self, data: memoryview) -> int:
-        taken = min(self._room, len(data))
-        self._room -= taken
-        self._said += bytes(data[:taken])
+        sent_count = min(self._room, len(data))
+        self._room -= sent_count
+        self._said += bytes(data[:sent_count])
         while (end := self._said.find(DELIMITER, HEADER_BYTES)) >= 0:
             frame, self._said = self._said[:end], self._said[end + len(DELIMITER) :]
             header = HEADER.unpack(frame[:HEADER_BYTES])
             self._answers += self._bus.default_reply(*header, frame[HEADER_BYTES:])
         if self._answers:
             self._answered.set()
-        return taken
+        return sent_count
 
     def flush(self) -> bool:
         return True
@@ -61,8 +61,8 @@ class InProcess:
         self.send_eof()
 
 
-class HereAndThere:
-    """A place whose links can be broken."""
+class BreakableEndpoint:
+    """Endpoint whose connections a test can break."""
 
     def __init__(self, bus: FakeServer) -> None:
         self._bus = bus
@@ -84,16 +84,16 @@ class HereAndThere:
 def test_connects_over_a_custom_endpoint(run: Run) -> None:
     async def main() -> None:
         with fake_server() as false:
-            place = HereAndThere(false)
-            places: list[Endpoint] = [place]
+            endpoint = BreakableEndpoint(false)
+            places: list[Endpoint] = [endpoint]
             async with open_bus(places, name="in process") as bus, bus.subscribe(1):
                 await bus.publish_many([b"x" * 100] * 20, class_id=1)
-                place.break_one()
+                endpoint.break_one()
                 await bus.publish(b"y", class_id=1)
                 await bus.drain()
                 assert bus.statistics().confirmed == 21
                 assert bus.statistics().reconnections == 1
-            assert len(place.links) == 2
-            assert not false.received_frames, "nothing went through a socket"
+            assert len(endpoint.links) == 2
+            assert not false.received_frames, "bytes were sent through a socket"
 
     run(main)

@@ -60,10 +60,10 @@ def test_publishes_receives_in_order_and_acknowledges(server: BusServer) -> None
 
 def test_left_client_is_gone_when_the_next_one_connects(server: BusServer) -> None:
     connect = simplebus.connect_blocking
-    with connect(server.address) as one, connect(server.address) as other:
-        for bus in (one, other) * 20:
+    with connect(server.address) as first_bus, connect(server.address) as second_bus:
+        for bus in (first_bus, second_bus) * 20:
             with bus.subscribe(1, durable="shop"):
-                pass  # A second one at the same time would be refused.
+                pass  # A second connection at the same time would be refused.
 
 
 def test_batches_contain_the_published_messages(server: BusServer) -> None:
@@ -117,11 +117,11 @@ def test_unread_subscription_does_not_block_another(server: BusServer) -> None:
     with (
         simplebus.connect_blocking(server.address) as bus,
         bus.subscribe(1, max_in_flight=100) as flooded,
-        bus.subscribe(2) as quiet,
+        bus.subscribe(2) as unread,
     ):
         bus.publish_many([b"x" * 1000] * 20_000, class_id=1)
         bus.publish(b"through", class_id=2)
-        assert collect(quiet, 1) == [b"through"]
+        assert collect(unread, 1) == [b"through"]
         assert bus.statistics().buffered_bytes < 200_000
         assert collect(flooded, 1) == [b"x" * 1000]
 
@@ -161,23 +161,23 @@ def test_without_auto_ack_only_manual_acks_count(clockless_server: BusServer) ->
         bus.publish_many(NUMBERED[:5], class_id=1)
         with bus.subscribe(1, auto_ack=False) as messages:
             loop = iter(messages)
-            taken = [next(loop) for _ in range(5)]
-            messages.ack(taken[3])
-            messages.ack(taken[0])
+            received = [next(loop) for _ in range(5)]
+            messages.ack(received[3])
+            messages.ack(received[0])
             bus.drain()
             clockless_server.tick()
-            again = [next(loop) for _ in range(3)]
-            assert [(m.message_id, m.attempt) for m in again] == [(1, 2), (2, 2), (4, 2)]
+            redelivered = [next(loop) for _ in range(3)]
+            assert [(m.message_id, m.attempt) for m in redelivered] == [(1, 2), (2, 2), (4, 2)]
             clockless_server.tick(2)
             for batch in messages.batches():
                 messages.ack_batch(batch)
                 if 4 in batch.sequences:
                     break
             with (
-                bus.subscribe(1) as others,
+                bus.subscribe(1) as other_messages,
                 pytest.raises(LocalProtocolError, match="another subscription"),
             ):
-                others.ack(taken[0])
+                other_messages.ack(received[0])
         bus.drain()
     until(lambda: clockless_server.statistics().acknowledged == 5)
 
@@ -199,7 +199,7 @@ def test_redelivered_copies_of_buffered_messages_are_dropped(
     assert clockless_server.statistics().redelivered == 50
 
 
-# Mistakes and losses -----------------------------------------------------------------------------
+# Errors and losses -------------------------------------------------------------------------------
 
 
 def test_invalid_payloads_raise_and_the_bus_continues(
@@ -248,9 +248,9 @@ def test_connecting_to_an_unknown_host_raises() -> None:
 
 def test_connecting_to_another_kind_of_server_raises() -> None:
     with (
-        silent_listener() as deaf,
+        silent_listener() as server,
         pytest.raises(BusConnectionError, match=r"no answer to the Connect frame .* 2 s"),
-        simplebus.connect_blocking(deaf.address, timeout=2),
+        simplebus.connect_blocking(server.address, timeout=2),
     ):
         pytest.fail("connected to no bus")
 
@@ -260,9 +260,9 @@ def test_leaving_with_unconfirmed_messages_raises(monkeypatch: pytest.MonkeyPatc
     with (
         fake_server(
             lambda kind, *_: frames.encode(frames.HEARTBEAT) if kind == 49 else b""
-        ) as mute,
+        ) as server,
         pytest.raises(BusConnectionError, match=r"3,000 messages were not confirmed by the server"),
-        simplebus.connect_blocking(mute.address) as bus,
+        simplebus.connect_blocking(server.address) as bus,
     ):
         bus.publish_many(NUMBERED, class_id=1, confirm=False)
 
@@ -283,31 +283,31 @@ def test_flush_with_a_timeout_raises_while_the_class_is_full() -> None:
 
 
 def test_handlers_run_only_in_run_and_drain(server: BusServer) -> None:
-    seen: list[bytes] = []
+    received: list[bytes] = []
     with simplebus.connect_blocking(server.address) as bus:
-        bus.handle(1, lambda message: seen.append(message.payload))
+        bus.handle(1, lambda message: received.append(message.payload))
         bus.publish_many(NUMBERED[:10], class_id=1)
-        assert seen == []
+        assert received == []
         bus.run(seconds=0.1)
-        assert seen == NUMBERED[:10]
+        assert received == NUMBERED[:10]
         bus.drain()
         assert server.statistics().acknowledged == 10
 
 
 def test_run_ends_although_more_messages_have_arrived(server: BusServer) -> None:
-    seen: list[bytes] = []
+    received: list[bytes] = []
 
     def handler(message: simplebus.Message[bytes]) -> None:
-        seen.append(message.payload)
+        received.append(message.payload)
         time.sleep(0.02)
 
     with simplebus.connect_blocking(server.address) as bus:
         bus.handle(1, handler)
         bus.publish_many(NUMBERED[:10], class_id=1)
         bus.run(seconds=0.01)
-        assert seen == NUMBERED[:1]
+        assert received == NUMBERED[:1]
         bus.drain()
-        assert seen == NUMBERED[:10]
+        assert received == NUMBERED[:10]
 
 
 def test_handler_that_flushes_keeps_the_connection() -> None:
@@ -329,10 +329,10 @@ def test_handler_that_flushes_keeps_the_connection() -> None:
 
 
 def test_redelivers_when_the_handler_raises(clockless_server: BusServer) -> None:
-    seen: list[int] = []
+    received: list[int] = []
 
     def handler(message: simplebus.Message[bytes]) -> None:
-        seen.append(message.attempt)
+        received.append(message.attempt)
         if message.attempt == 1:
             raise ValueError("not today")
 
@@ -344,7 +344,7 @@ def test_redelivers_when_the_handler_raises(clockless_server: BusServer) -> None
             bus.drain()
             clockless_server.tick(2)
             bus.run(seconds=0.1)
-            assert seen == [1, 2]
+            assert received == [1, 2]
 
     with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as caught:
         main()
@@ -352,14 +352,14 @@ def test_redelivers_when_the_handler_raises(clockless_server: BusServer) -> None
 
 
 def test_request_and_reply_without_event_loop(server: BusServer) -> None:
-    def shop() -> None:
+    def respond() -> None:
         with simplebus.connect_blocking(server.address) as bus:
             bus.handle(1, lambda message: message.payload.upper())
             is_open.set()
             bus.run(seconds=1)
 
     is_open = threading.Event()
-    thread = threading.Thread(target=shop)
+    thread = threading.Thread(target=respond)
     thread.start()
     is_open.wait()
     with simplebus.connect_blocking(server.address) as bus:
@@ -381,8 +381,8 @@ def test_using_a_left_bus_raises(shared_server: BusServer) -> None:
         bus.publish(b"x", class_id=1)
 
 
-@pytest.mark.parametrize("says", [True, False])
-def test_working_keeps_a_computing_client_connected(says: bool) -> None:
+@pytest.mark.parametrize("sends_heartbeats", [True, False])
+def test_working_keeps_a_computing_client_connected(sends_heartbeats: bool) -> None:
     """The server's heartbeat is one tick, and three are missed."""
     settings = Settings(ack_timeout=3, tick_seconds=86_400.0, heartbeat_seconds=86_400.0)
     with (
@@ -393,10 +393,12 @@ def test_working_keeps_a_computing_client_connected(says: bool) -> None:
         bus.publish(b"job", class_id=1)
         job = messages.get()
         for _ in range(8):
-            if says:
+            if sends_heartbeats:
                 job.working()
                 bus.flush()
             server.tick()
-        assert server.ask(lambda up: up.server.disconnect_counts.total()) == (0 if says else 1)
+        assert server.ask(lambda thread_server: thread_server.server.disconnect_counts.total()) == (
+            0 if sends_heartbeats else 1
+        )
         bus.publish(b"done", class_id=2)
-        assert bus.statistics().reconnections == (0 if says else 1)
+        assert bus.statistics().reconnections == (0 if sends_heartbeats else 1)

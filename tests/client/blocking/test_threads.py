@@ -42,7 +42,7 @@ def test_calls_from_another_thread_raise(run: Run, server: BusServer) -> None:
                 partial(bus.handle, 1, print),
                 message.working,
             ):
-                await anyio.sleep(0.01)  # So that the writer is at rest.
+                await anyio.sleep(0.01)  # The writer becomes idle.
                 assert await anyio.to_thread.run_sync(refused_in_a_thread, call)
             await bus.publish(b"1", class_id=1)
             assert (await messages.get()).payload == b"1"
@@ -53,20 +53,20 @@ def test_calls_from_another_thread_raise(run: Run, server: BusServer) -> None:
 
 
 def test_concurrent_use_of_a_blocking_bus_raises(server: BusServer) -> None:
-    got: list[bytes] = []
+    received: list[bytes] = []
 
     def consume() -> None:
         with bus.subscribe(1) as messages:
             for message in messages:
-                got.append(message.payload)
-                if len(got) == 2:
+                received.append(message.payload)
+                if len(received) == 2:
                     break
 
     with simplebus.connect_blocking(server.address) as bus:
         bus.publish(b"0", class_id=1)
         thread = threading.Thread(target=consume)
         thread.start()
-        until(lambda: len(got) == 1)
+        until(lambda: len(received) == 1)
         for call in (
             lambda: bus.publish(b"x", class_id=1),
             lambda: bus.publish(b"x", class_id=1, confirm=False),
@@ -81,5 +81,5 @@ def test_concurrent_use_of_a_blocking_bus_raises(server: BusServer) -> None:
             other.publish(b"1", class_id=1)
         thread.join()
         bus.publish(b"2", class_id=2)
-    assert got == [b"0", b"1"]
+    assert received == [b"0", b"1"]
     assert server.statistics().published == 2

@@ -25,7 +25,7 @@ class ClientAndBroker:
         self.broker = broker or Broker(settings)
         self.core = ClientCore(name=name, instance=instance, frame_bytes_max=frame_bytes_max)
         self.chunk_bytes = chunk_bytes
-        """Bytes that are transferred at once."""
+        """Maximum number of bytes per transfer."""
         self.sent_data = b""
         """Bytes that the client has sent on this connection."""
         self.now = 0.0
@@ -68,11 +68,11 @@ class ClientAndBroker:
     ) -> bool:
         """Transfer one chunk to the client. Return False if there is none."""
         self.broker.end_turn()
-        outbox, tick = self.session.outbox, self.broker.tick_number
-        data = bytes(outbox.peek(tick)[: max_bytes or self.chunk_bytes])
+        outbox, tick_number = self.session.outbox, self.broker.tick_number
+        data = bytes(outbox.peek(tick_number)[: max_bytes or self.chunk_bytes])
         if not data:
             return False
-        outbox.mark_sent(len(data), tick)
+        outbox.mark_sent(len(data), tick_number)
         inboxes = self.core.receive(self._buffer, self._buffer.fill(data), self.now)
         if inboxes_to_wake is not None:
             inboxes_to_wake.update(dict.fromkeys(inboxes))

@@ -99,7 +99,7 @@ class ModelServer:
 
     def _handle_frame(self, frame: Frame, size: int) -> None:
         kind, subject, number, detail, content = frame
-        assert self.is_connected or kind == CONNECT, f"{frame} came before the Connect"
+        assert self.is_connected or kind == CONNECT, f"{frame} before the Connect"
         self.is_confirm_late = kind in (MESSAGE, ENVELOPE) and detail == 1
         if kind == CONNECT:
             self._handle_connect(number, msgspec.json.decode(content, type=ConnectRequest))
@@ -112,7 +112,7 @@ class ModelServer:
             if self.is_replying:
                 self.reply_to_subscribe(frame)
         elif kind in (ACK, NACK, WORKING):
-            assert subject in self.subscriptions, f"{frame} is for no subscription"
+            assert subject in self.subscriptions, f"no subscription for {frame}"
             ids, *argument = content.split(b" ")
             first, last = map(int, ids.split(b"-"))
             assert 0 <= first < last <= ID_COUNT
@@ -130,9 +130,13 @@ class ModelServer:
             self.is_connected = True
             self.sessions += 1
         names = {}
-        for one in request.classes:
-            class_id = one.id if isinstance(one, NamedClass) else one
-            name = one.name if isinstance(one, NamedClass) else one
+        for class_reference in request.classes:
+            class_id = (
+                class_reference.id if isinstance(class_reference, NamedClass) else class_reference
+            )
+            name = (
+                class_reference.name if isinstance(class_reference, NamedClass) else class_reference
+            )
             if not isinstance(class_id, int):
                 class_id = 1000 + len(str(name))
             if isinstance(name, str):
@@ -164,9 +168,9 @@ class ModelServer:
 
     def _store(self, class_id: int, kind: int, number: int, content: bytes, size: int) -> None:
         assert class_id in self.classes, f"class {class_id} was not named"
-        ahead = (number - self.next) % ID_COUNT
-        if ahead:
-            assert ahead > ID_COUNT // 2, f"number {number} is ahead of {self.next}"
+        distance = (number - self.next) % ID_COUNT
+        if distance:
+            assert distance > ID_COUNT // 2, f"number {number} is ahead of {self.next}"
             self.duplicates += 1
         else:
             self.stored.append((class_id, kind, content))
@@ -177,10 +181,14 @@ class ModelServer:
 
     # Actions of a test ---------------------------------------------------------------------------
 
-    def confirm(self, back: int = 0) -> None:
+    def confirm(self, unconfirmed_count: int = 0) -> None:
         """Confirm all messages except the last `back` ones."""
-        confirmed = (self.next - back) % ID_COUNT
-        self.unconfirmed = self.unconfirmed[len(self.unconfirmed) - back :] if back else []
+        confirmed = (self.next - unconfirmed_count) % ID_COUNT
+        self.unconfirmed = (
+            self.unconfirmed[len(self.unconfirmed) - unconfirmed_count :]
+            if unconfirmed_count
+            else []
+        )
         self.send_frame(CONFIRM, 0, confirmed)
 
     def deliver(

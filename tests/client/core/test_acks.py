@@ -65,8 +65,8 @@ def create_token(
 
 def encoded_outcomes(ack_buffer: AckBuffer) -> list[tuple[str, str]]:
     """Return (type, content) of the encoded frames."""
-    found, rest = split_frames(ack_buffer.ack_sink.encode_pending())
-    assert rest == b""
+    found, incomplete = split_frames(ack_buffer.ack_sink.encode_pending())
+    assert incomplete == b""
     parsed = [parse_frame(frame) for frame in found]
     for kind, subject, attempt, detail, _ in parsed:
         assert (subject, attempt, detail) == (7, 0 if chr(kind) == "3" else 1, 0)

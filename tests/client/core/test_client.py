@@ -92,21 +92,21 @@ def test_reconnect_sends_classes_subscriptions_messages_then_requests() -> None:
     connection.server.next = 0
     connection.disconnect()
     connection.core.publish(b"later", 4)
-    third = connection.core.subscribe(5)
+    third_inbox = connection.core.subscribe(5)
     connection.core.fetch(1, 0, 1)
     synced = connection.core.sync()
     connection.connect()
     connection.exchange()
     expected = [CONNECT, SUBSCRIBE, SUBSCRIBE, SUBSCRIBE, MESSAGE, MESSAGE, FETCH, CONNECT]
     assert connection.server.frame_types() == bytes(expected)
-    said = msgspec.json.decode(connection.server.frames[0][4], type=ConnectRequest)
-    assert said == ConnectRequest(
+    connect_content = msgspec.json.decode(connection.server.frames[0][4], type=ConnectRequest)
+    assert connect_content == ConnectRequest(
         name="tester", instance="one", classes=[1, 3, 4, 5], unconfirmed=0, bus="bus"
     )
     subscriptions = [frame[3] for frame in connection.server.frames[1:4]]
     assert subscriptions == [1, 2, 3]
     assert first.subscribe_request.is_done
-    assert third.subscribe_request.is_done
+    assert third_inbox.subscribe_request.is_done
     assert synced.is_done
     assert connection.core.statistics().reconnections == 1
 
@@ -116,11 +116,11 @@ def test_lost_connection_fails_requests_but_not_subscriptions() -> None:
     core = connection.core
     connection.server.reply_to_connect(1)
     connection.exchange()
-    asked = [core.sync(), core.name_classes("name"), core.fetch(1, 0, 9)]
+    requests = [core.sync(), core.name_classes("name"), core.fetch(1, 0, 9)]
     inbox = core.subscribe(1)
     connection.send()
     connection.disconnect()
-    for request in asked:
+    for request in requests:
         assert request.is_done
         assert isinstance(request.error, BusConnectionError)
     assert not inbox.subscribe_request.is_done
@@ -128,7 +128,7 @@ def test_lost_connection_fails_requests_but_not_subscriptions() -> None:
     connection.connect()
     connection.exchange()
     assert inbox.subscribe_request.is_done
-    assert core.find_class_id("name") == 1004, "what is to be named is named again"
+    assert core.find_class_id("name") == 1004, "class names that were not confirmed are sent again"
 
 
 def test_fail_requests_fails_every_request() -> None:
@@ -212,14 +212,14 @@ def test_silent_client_sends_heartbeats() -> None:
     while times[-1] < 100:
         connection.now = connection.core.tick(times[-1])
         times.append(connection.now)
-        before = connection.server.frame_types().count(HEARTBEAT)
+        heartbeats_before = connection.server.frame_types().count(HEARTBEAT)
         connection.core.tick(connection.now)
         connection.send()
         connection.server.send_frame(HEARTBEAT)
         connection.receive()
-        assert connection.server.frame_types().count(HEARTBEAT) <= before + 1
+        assert connection.server.frame_types().count(HEARTBEAT) <= heartbeats_before + 1
     assert 10 <= connection.server.frame_types().count(HEARTBEAT) <= 20
-    assert max(after - before for before, after in pairwise(times)) <= 10
+    assert max(after - heartbeats_before for heartbeats_before, after in pairwise(times)) <= 10
 
 
 def test_publishing_client_sends_no_heartbeat() -> None:
@@ -261,16 +261,16 @@ def test_fetched_messages_belong_to_oldest_fetch_of_their_class() -> None:
     first, second = connection.core.fetch(1, 10, 3), connection.core.fetch(1, 0, 9)
     other = connection.core.fetch(2, 0, 9)
     connection.exchange()
-    asked = [frame for frame in connection.server.frames if frame[0] == FETCH]
-    assert asked[0][4] == FetchRequest(first=10, count=3).encode()
+    fetch_frames = [frame for frame in connection.server.frames if frame[0] == FETCH]
+    assert fetch_frames[0][4] == FetchRequest(first=10, count=3).encode()
     connection.server.deliver(0, *numbered_messages(12, 15, 16), attempt=0)
     connection.server.reply_to_fetch(first.number, FetchReply(first=12, next=17, floor=12, head=30))
     connection.server.send_frame(MESSAGE, 1, 17, 0, b"17")
     connection.server.deliver(0, *numbered_messages(12), class_id=2, attempt=0)
     connection.server.deliver(0, *numbered_messages(0), class_id=1, attempt=0)
-    far = (5 << 31) + 17
+    first_sequence = (5 << 31) + 17
     connection.server.reply_to_fetch(
-        second.number, FetchReply(first=far, next=far, floor=12, head=30)
+        second.number, FetchReply(first=first_sequence, next=first_sequence, floor=12, head=30)
     )
     connection.exchange()
     assert (first.is_done, second.is_done, other.is_done) == (True, True, False)
@@ -316,13 +316,13 @@ received_frames = st.one_of(
 
 
 @given(st.lists(received_frames, max_size=20))
-def test_few_frames_are_processed_like_many(some: list[tuple[int, int, int, int]]) -> None:
+def test_few_frames_are_processed_like_many(frame_fields: list[tuple[int, int, int, int]]) -> None:
     """A read of few whole frames takes a loop, reads that end within a frame take the arrays."""
     data = b"".join(
         build_frame(
             kind, class_id=class_id, message_id=number, timer_index=detail, content=b"\0payload"
         )
-        for kind, class_id, number, detail in some
+        for kind, class_id, number, detail in frame_fields
     )
     found = []
     for chunk_bytes in (1 << 16, 5):

@@ -56,23 +56,23 @@ def test_published_messages_are_confirmed_received_and_acked(chunk: int) -> None
 def test_any_payload_arrives_unchanged(
     each: list[bytes],
     repeated: list[bytes],
-    about: Envelope | None,
+    envelope: Envelope | None,
     chunk: int,
     in_batches: bool,
 ) -> None:
     pair = ClientAndBroker(chunk_bytes=chunk)
     inbox = pair.core.subscribe(0x3C0D)
     for payload in each:
-        pair.core.publish(payload, 0x3C0D, about)
-    pair.core.publish_many(repeated * 40, 0x3C0D, about)
+        pair.core.publish(payload, 0x3C0D, envelope)
+    pair.core.publish_many(repeated * 40, 0x3C0D, envelope)
     pair.exchange()
     if in_batches:
-        got = [payload for batch in consume_batches(inbox) for payload in batch.payloads]
+        received = [payload for batch in consume_batches(inbox) for payload in batch.payloads]
     else:
         messages = consume(inbox)
-        got = [message.payload for message in messages]
-        assert {message.envelope for message in messages} == {about or Envelope()}
-    assert got == each + repeated * 40
+        received = [message.payload for message in messages]
+        assert {message.envelope for message in messages} == {envelope or Envelope()}
+    assert received == each + repeated * 40
     settle_all(pair, inbox)
     assert pair.statistics(0x3C0D).in_flight == 0
 
@@ -83,9 +83,9 @@ def test_busy_consumer_sends_few_acks() -> None:
     pair.core.publish_many([b"payload"] * 20_000, 1)
     pair.exchange()
     assert len(consume(inbox)) == 20_000
-    before = pair.core.statistics().sent_bytes
+    bytes_before = pair.core.statistics().sent_bytes
     settle_all(pair, inbox)
-    assert pair.core.statistics().sent_bytes - before < 40
+    assert pair.core.statistics().sent_bytes - bytes_before < 40
     assert pair.statistics().in_flight == 0
 
 
@@ -111,21 +111,21 @@ def test_message_ids_wrap() -> None:
 
 def test_each_subscription_receives_its_own_messages() -> None:
     pair = ClientAndBroker()
-    everything = pair.core.subscribe(1)
-    some = pair.core.subscribe(1, SubscribeRequest(channels=["a.*"]))
+    unfiltered = pair.core.subscribe(1)
+    filtered = pair.core.subscribe(1, SubscribeRequest(channels=["a.*"]))
     members = [pair.core.subscribe(1, SubscribeRequest(group="g")) for _ in range(2)]
     pair.exchange()
     for number, payload in enumerate(NUMBERED):
         pair.core.publish(payload, 1, Envelope(channel="a.b" if number % 3 else "c"))
     pair.exchange()
     shared: list[bytes] = []
-    while more := [*payloads(members[0]), *payloads(members[1])]:
-        shared += more
+    while batch := [*payloads(members[0]), *payloads(members[1])]:
+        shared += batch
         settle_all(pair, *members)
     assert sorted(shared) == sorted(NUMBERED)
-    assert payloads(everything) == NUMBERED
-    assert payloads(some) == [p for number, p in enumerate(NUMBERED) if number % 3]
-    settle_all(pair, everything, some)
+    assert payloads(unfiltered) == NUMBERED
+    assert payloads(filtered) == [p for number, p in enumerate(NUMBERED) if number % 3]
+    settle_all(pair, unfiltered, filtered)
     assert pair.statistics().in_flight == 0
     assert pair.broker.classes[1].ring.floor == 200
 
@@ -162,13 +162,13 @@ def test_unacked_messages_are_redelivered_and_marked() -> None:
     pair.tick(2)
     pair.core.publish(b"new", 1)
     pair.exchange()
-    again = consume(inbox)
-    assert [(m.sequence, m.payload, m.attempt) for m in again] == [
+    redelivered = consume(inbox)
+    assert [(m.sequence, m.payload, m.attempt) for m in redelivered] == [
         (4, NUMBERED[4], 2),
         (5, NUMBERED[5], 2),
         (10, b"new", 1),
     ]
-    for message in again:
+    for message in redelivered:
         message.ack()
     pair.exchange()
     assert pair.statistics().in_flight == 0
@@ -236,10 +236,10 @@ def test_messages_not_handed_out_go_to_next_subscription_of_durable_at_once() ->
     request = pair.core.unsubscribe(inbox, is_processed=True)
     pair.exchange()
     assert (request.is_done, request.error) == (True, None)
-    again = pair.core.subscribe(1, durable)
+    resumed = pair.core.subscribe(1, durable)
     pair.exchange()
-    assert payloads(again) == NUMBERED[3:10]
-    settle_all(pair, again)
+    assert payloads(resumed) == NUMBERED[3:10]
+    settle_all(pair, resumed)
     assert pair.statistics().in_flight == 0
 
 
@@ -254,14 +254,14 @@ def test_durable_can_be_resubscribed_before_unsubscribe_is_sent(times: int, is_a
         pair.exchange()
         consume(inbox, 3)
         pair.disconnect()
-    left = []
+    received = []
     for _ in range(times):
-        left.append(pair.core.unsubscribe(inbox, is_processed=True))
+        received.append(pair.core.unsubscribe(inbox, is_processed=True))
         inbox = pair.core.subscribe(1, durable)
     if is_away:
         pair.connect()
     pair.exchange()
-    assert [(each.is_done, each.error) for each in left] == [(True, None)] * times
+    assert [(each.is_done, each.error) for each in received] == [(True, None)] * times
     assert inbox.subscribe_request.error is None
     assert payloads(inbox) == NUMBERED[3 if is_away else 0 : 10]
     settle_all(pair, inbox)
@@ -277,9 +277,9 @@ def test_waiting_subscribe_fails_if_another_client_took_the_durable() -> None:
     pair.core.unsubscribe(inbox, is_processed=True)
     inbox = pair.core.subscribe(1, durable)
     other = ClientAndBroker(broker=pair.broker, name="other")
-    held = other.core.subscribe(1, durable)
+    held_inbox = other.core.subscribe(1, durable)
     other.exchange()
-    assert held.subscribe_request.error is None
+    assert held_inbox.subscribe_request.error is None
     pair.connect()
     pair.exchange()
     assert isinstance(inbox.subscribe_request.error, RefusedError)
@@ -354,12 +354,12 @@ def test_counts_confirmed_messages_that_the_server_lost(identity: str, forgotten
     pair.exchange()
     pair.disconnect()
     pair.broker = Broker(identity=identity)
-    before = ClientAndBroker(
+    bytes_before = ClientAndBroker(
         broker=pair.broker
-    )  # The same name: what was written of it before the crash.
-    before.core.publish(b"stays", 1)
-    before.exchange()
-    before.disconnect()
+    )  # The same name: the state that was written before the crash.
+    bytes_before.core.publish(b"stays", 1)
+    bytes_before.exchange()
+    bytes_before.disconnect()
     pair.connect()
     pair.core.publish(b"another", 1)
     pair.exchange()
@@ -422,14 +422,14 @@ def test_no_outcome_is_sent_for_a_message_that_reuses_a_lost_sequence(
     pair.disconnect()
     pair.broker = Broker(identity="one", run_id="2")
     other = ClientAndBroker(broker=pair.broker, name="other")
-    theirs = other.core.subscribe(1, durable)
+    other_inbox = other.core.subscribe(1, durable)
     other.core.publish(b"new", 1)
     other.exchange()
     if is_taken:  # Then the cursor does not show the difference.
-        assert payloads(theirs) == [b"new"]
+        assert payloads(other_inbox) == [b"new"]
     other.disconnect()
     pair.connect()
-    if was_greeted:  # By the new run, which has not confirmed the subscription yet.
+    if was_greeted:  # Delivered by the new run, which has not confirmed the subscription yet.
         while pair.core.session_id is None:
             pair.send_chunk()
             pair.receive_chunk()
@@ -446,7 +446,7 @@ def test_no_outcome_is_sent_for_a_message_that_reuses_a_lost_sequence(
     assert pair.statistics().in_flight == 0
 
 
-# Connections that break --------------------------------------------------------------------------
+# Broken connections ------------------------------------------------------------------------------
 
 
 @given(st.data())
@@ -461,7 +461,7 @@ def test_no_message_is_lost_wherever_connections_are_cut(data: st.DataObject) ->
     pair.exchange()
     inbox = pair.core.subscribe(1, options)
     published = 0
-    got: list[bytes] = []
+    received: list[bytes] = []
     for _ in range(data.draw(st.integers(1, 25))):
         match data.draw(st.sampled_from("pmwwrrtaklv")):
             case "p":
@@ -476,7 +476,7 @@ def test_no_message_is_lost_wherever_connections_are_cut(data: st.DataObject) ->
             case "r":
                 pair.receive_chunk(max_bytes=data.draw(st.integers(1, 400)))
             case "t":
-                got += payloads(inbox, data.draw(st.integers(1, 50)))
+                received += payloads(inbox, data.draw(st.integers(1, 50)))
             case "a":
                 inbox.settle(include_last=True)
             case "k":
@@ -490,11 +490,11 @@ def test_no_message_is_lost_wherever_connections_are_cut(data: st.DataObject) ->
         pair.core.check_invariants()
     pair.exchange()
     for _ in range(40):
-        got += payloads(inbox)
+        received += payloads(inbox)
         settle_all(pair, inbox)
         pair.tick()
     assert pair.core.confirmed_position == published
     expected = [b"%d" % number for number in range(published)]
-    assert set(got) == set(expected)
+    assert set(received) == set(expected)
     ring = pair.broker.classes[1].ring
     assert (ring.head, ring.floor) == (published, published)

@@ -147,11 +147,11 @@ def test_too_long_frame_is_a_protocol_error() -> None:
     st.booleans(),
 )
 def test_any_bytes_are_accepted_or_raise_a_remote_protocol_error(
-    data: bytes, answered: bool
+    data: bytes, is_accepted: bool
 ) -> None:
-    connection = open_connection() if answered else ModelConnection()
+    connection = open_connection() if is_accepted else ModelConnection()
     core = connection.core
-    if not answered:
+    if not is_accepted:
         connection.connect()
     inbox = core.subscribe(1)
     core.fetch(1, 0, 3)

@@ -123,12 +123,12 @@ def test_subscription_numbers_are_reused_late() -> None:
 
 def test_subscription_left_while_disconnected_is_not_resubscribed() -> None:
     connection = open_connection()
-    inbox, late = subscribe_confirmed(connection), subscribe_confirmed(connection)
+    inbox, later_inbox = subscribe_confirmed(connection), subscribe_confirmed(connection)
     request = connection.core.unsubscribe(inbox, is_processed=True)
     assert not request.is_done
     connection.disconnect()
     assert request.is_done
-    assert connection.core.unsubscribe(late, is_processed=True).is_done
+    assert connection.core.unsubscribe(later_inbox, is_processed=True).is_done
     assert connection.core.unsubscribe(
         connection.core.subscribe(1, DURABLE), is_processed=True
     ).is_done

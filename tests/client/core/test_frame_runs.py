@@ -49,7 +49,7 @@ def assert_runs_contain(found: list[FrameRun], data: bytes) -> None:
         assert {kind for kind, *_ in parsed} == {run.frame_type}
         assert {class_id for _, class_id, *_ in parsed} == {run.class_id}
         assert [signed(message_id) for _, _, message_id, *_ in parsed] == list(run.ids)
-        assert all(before < after for before, after in pairwise(run.ids))
+        assert all(lower < higher for lower, higher in pairwise(run.ids))
         if not run.has_messages:
             assert (run.count, run.timer_index, run.content) == (1, parsed[0][3], parsed[0][4])
 
@@ -59,7 +59,7 @@ def test_runs_contain_all_frames_in_order(chunks: Chunks) -> None:
     assert_runs_contain(split_runs(chunks), b"".join(chunks))
 
 
-pieces = st.tuples(
+groups = st.tuples(
     st.sampled_from([MESSAGE, ENVELOPE]),
     st.integers(0, 3),
     st.sampled_from([0, 1, 120]),
@@ -68,13 +68,13 @@ pieces = st.tuples(
 )
 
 
-@given(st.lists(pieces, max_size=5))
+@given(st.lists(groups, max_size=5))
 def test_message_runs_contain_all_frames_in_order(
-    some: list[tuple[int, int, int, int, bool]],
+    frame_groups: list[tuple[int, int, int, int, bool]],
 ) -> None:
-    """Long stretches of ascending ids take the numpy paths, with equal and unequal lengths."""
+    """Long runs of ascending ids take the numpy paths, with equal and unequal lengths."""
     data = b""
-    for kind, first_id, count, step, uneven in some:
+    for kind, first_id, count, step, uneven in frame_groups:
         for number in range(first_id, first_id + count * step, step):
             content = b"x" * (number % 7 if uneven else 5)
             data += build_frame(kind, class_id=1, message_id=number, content=content)
@@ -127,20 +127,20 @@ def test_run_ends_at_wrap() -> None:
 def test_slice_of_a_run_is_a_run(uneven: bool, count: int, step: int, data: st.DataObject) -> None:
     payloads = [b"y" * (number % 5 if uneven else 3) for number in range(count)]
     ids = range(9, 9 + count * step, step)
-    whole = b"".join(map(message, ids, payloads))
-    (run,) = split_runs([whole])
+    encoded = b"".join(map(message, ids, payloads))
+    (run,) = split_runs([encoded])
     first = data.draw(st.integers(0, count - 1))
     last = data.draw(st.integers(first + 1, count))
-    part = run.slice(first, last)
-    assert_runs_contain([part], part.raw)
-    assert list(part.ids) == list(ids[first:last])
-    assert part.contents(0, part.count) == payloads[first:last] == run.contents(first, last)
-    assert part.contents(0, part.count, skip=0) == payloads[first:last]
+    subrun = run.slice(first, last)
+    assert_runs_contain([subrun], subrun.raw)
+    assert list(subrun.ids) == list(ids[first:last])
+    assert subrun.contents(0, subrun.count) == payloads[first:last] == run.contents(first, last)
+    assert subrun.contents(0, subrun.count, skip=0) == payloads[first:last]
 
 
 @given(st.lists(st.booleans(), max_size=20))
 def test_ranges_of_flags_contain_exactly_the_flagged_indexes(flags: list[bool]) -> None:
     ranges = flags_to_ranges(np.array(flags, np.bool_))
-    named = [index for first, last in ranges for index in range(first, last)]
-    assert named == [index for index, flag in enumerate(flags) if flag]
-    assert all(end < begin for (_, end), (begin, _) in pairwise(ranges))
+    covered = [index for first, last in ranges for index in range(first, last)]
+    assert covered == [index for index, flag in enumerate(flags) if flag]
+    assert all(end < start for (_, end), (start, _) in pairwise(ranges))

@@ -102,18 +102,18 @@ def test_message_of_a_suspended_loop_is_settled_when_that_loop_continues() -> No
 
 
 @pytest.mark.parametrize(
-    ("is_cancelled", "when_active", "when_suspended", "following"),
+    ("is_cancelled", "when_active", "when_suspended", "next_call"),
     [(False, ["+0-1"], "+0-1", b"000001"), (True, [], "-0-1 0", b"000000")],
 )
 def test_message_of_an_ended_loop_is_settled_when_the_next_is_requested(
-    *, is_cancelled: bool, when_active: list[str], when_suspended: str, following: bytes
+    *, is_cancelled: bool, when_active: list[str], when_suspended: str, next_call: bytes
 ) -> None:
     inbox, loop = create_inbox(5), object()
     assert request_message(inbox, loop) == b"000000"
     inbox.end_loop(loop, is_cancelled=is_cancelled)
     inbox.settle(include_last=False)
     assert inbox.encoded_outcomes() == []
-    assert request_message(inbox) == following
+    assert request_message(inbox) == next_call
     assert inbox.encoded_outcomes() == when_active
 
     inbox = create_inbox(5)
@@ -173,17 +173,17 @@ def test_drops_redelivery_of_a_message_whose_ack_is_not_sent(*, auto_ack: bool) 
 @pytest.mark.parametrize("verdict", ["ack", "nack", "working"])
 def test_drops_queued_redelivery_after_manual_outcome(verdict: str) -> None:
     inbox = create_inbox(4, auto_ack=False)
-    taken = consume(inbox)
+    messages = consume(inbox)
     assert inbox.deliver([0, 1, 2, 3], attempt=2) == 0
     inbox.deliver([4])
-    getattr(taken[1], verdict)()
-    taken[0].ack()
+    getattr(messages[1], verdict)()
+    messages[0].ack()
     expected = [1, 2, 3, 4] if verdict == "working" else [2, 3, 4]
     assert not inbox.is_empty
     assert [message.sequence for message in consume(inbox)] == expected
 
     inbox.deliver([2, 3], attempt=3)
-    for message in taken:
+    for message in messages:
         message.ack()
     assert inbox.is_empty
     assert inbox.buffered_bytes == 0
@@ -237,10 +237,10 @@ def test_manual_outcome_is_not_overwritten_by_settling() -> None:
 def test_old_iterator_yields_nothing() -> None:
     inbox = create_inbox(5)
     consume(inbox, 1)
-    kept, raw = inbox.prepared_messages, inbox.prepared_payloads
+    old_messages, old_payloads = inbox.prepared_messages, inbox.prepared_payloads
     inbox.settle(include_last=True)
     inbox.pop_batch()
-    assert (list(kept), list(raw)) == ([], [])
+    assert (list(old_messages), list(old_payloads)) == ([], [])
 
 
 def test_payloads_can_be_read_instead_of_messages() -> None:
@@ -307,9 +307,9 @@ def test_repr_of_messages_and_batches() -> None:
     inbox = RecordingInbox()
     inbox.deliver([0, 1], payload=b"7 bytes")
     inbox.deliver([2], payload=b"x" * 100)
-    first, _, third = consume(inbox)
+    first, _, last_message = consume(inbox)
     assert repr(first) == "<Message 0 of class 1: b'7 bytes'>"
-    assert repr(third) == "<Message 2 of class 1: 100 bytes>"
+    assert repr(last_message) == "<Message 2 of class 1: 100 bytes>"
     assert (first.class_id, first.attempt, first.channel, first.key) == (1, 1, "", b"")
     assert (first.headers, first.published, first.expires_ms) == ((), None, None)
     assert not first.is_request
@@ -351,15 +351,15 @@ abouts = st.builds(
     st.booleans(),
 )
 def test_envelope_fields_of_a_message(
-    some: list[tuple[Envelope, bytes]], times: int, in_parts: bool
+    contents: list[tuple[Envelope, bytes]], times: int, in_parts: bool
 ) -> None:
-    pairs = some * times
+    pairs = contents * times
     inbox = RecordingInbox()
     frames = [
         build_frame(
-            ENVELOPE, class_id=1, message_id=n, content=envelope_batch.encode(about, payload)
+            ENVELOPE, class_id=1, message_id=n, content=envelope_batch.encode(envelope, payload)
         )
-        for n, (about, payload) in enumerate(pairs)
+        for n, (envelope, payload) in enumerate(pairs)
     ]
     for run in split_runs(b"".join(frames)):
         inbox.accept_run(run, 1)
@@ -369,10 +369,13 @@ def test_envelope_fields_of_a_message(
         return
     messages = consume(inbox)
     assert [(m.envelope, m.payload) for m in messages] == pairs
-    for message, (about, _) in zip(messages, pairs, strict=True):
-        assert (message.channel, message.key) == (about.channel, about.key)
-        assert (message.headers, message.published) == (about.headers, about.published)
-        assert (message.expires_ms, message.is_request) == (about.expires_ms, bool(about.headers))
+    for message, (envelope, _) in zip(messages, pairs, strict=True):
+        assert (message.channel, message.key) == (envelope.channel, envelope.key)
+        assert (message.headers, message.published) == (envelope.headers, envelope.published)
+        assert (message.expires_ms, message.is_request) == (
+            envelope.expires_ms,
+            bool(envelope.headers),
+        )
 
 
 def test_reading_an_invalid_envelope_raises() -> None:

@@ -11,7 +11,7 @@ from tests.client.core.consumers import consume, consume_batches, payloads
 from tests.client.core.inboxes import RecordingInbox, create_inbox
 from tests.support.oracles import ID_COUNT, parse_frame, split_frames
 
-# What comes --------------------------------------------------------------------------------------
+# Received messages -------------------------------------------------------------------------------
 
 
 def test_sequences_continue_beyond_the_wrap() -> None:
@@ -54,7 +54,7 @@ def test_acks_do_not_span_redelivered_messages() -> None:
     inbox.settle(include_last=True)
     inbox.deliver([5], attempt=2)
     inbox.deliver([20, 30])
-    inbox.deliver([25], attempt=1)  # Not before now, though its place was passed.
+    inbox.deliver([25], attempt=1)  # Received late, after the messages that follow it.
     inbox.deliver([40, 44])
     messages += consume(inbox)
     for message in messages:
@@ -66,9 +66,9 @@ def test_acks_do_not_span_redelivered_messages() -> None:
 @given(st.data())
 def test_no_ack_contains_a_received_message_that_was_not_acked(data: st.DataObject) -> None:
     inbox = RecordingInbox(SubscribeRequest(channels=["a.#"]), auto_ack=False)
-    came: set[int] = set()
+    received: set[int] = set()
     acked: set[int] = set()
-    held: dict[int, list[object]] = {}
+    held_messages: dict[int, list[object]] = {}
     head = 0
     for _ in range(data.draw(st.integers(1, 12))):
         match data.draw(st.sampled_from("nnlaat")):
@@ -77,26 +77,28 @@ def test_no_ack_contains_a_received_message_that_was_not_acked(data: st.DataObje
                 sequences = [head + sum(steps[: n + 1]) for n in range(len(steps))]
                 head = sequences[-1]
                 inbox.deliver(sequences)
-                came |= set(sequences)
+                received |= set(sequences)
             case "l" if head:
                 sequences = sorted(data.draw(st.sets(st.integers(0, head), min_size=1, max_size=3)))
                 inbox.deliver(sequences, attempt=data.draw(st.sampled_from([0, 1, 2])))
-                came |= set(sequences)
+                received |= set(sequences)
             case "a":
                 for message in consume(inbox):
-                    held.setdefault(message.sequence, []).append(message)
-                chosen = data.draw(st.lists(st.sampled_from(sorted(held) or [-1]), max_size=6))
+                    held_messages.setdefault(message.sequence, []).append(message)
+                chosen = data.draw(
+                    st.lists(st.sampled_from(sorted(held_messages) or [-1]), max_size=6)
+                )
                 for sequence in chosen:
-                    for message in held.get(sequence, []):
+                    for message in held_messages.get(sequence, []):
                         message.ack()  # type: ignore[attr-defined]
                         acked.add(sequence)
             case "t":
-                named = {
+                acked_in_outcomes = {
                     sequence
-                    for word in inbox.encoded_outcomes()
-                    for sequence in range(*map(int, word[1:].split("-")))
+                    for outcome in inbox.encoded_outcomes()
+                    for sequence in range(*map(int, outcome[1:].split("-")))
                 }
-                assert named & came <= acked
+                assert acked_in_outcomes & received <= acked
 
 
 def test_drops_redelivery_of_a_waiting_or_unsettled_message() -> None:
@@ -182,7 +184,11 @@ def test_outcome_of_a_dropped_redelivery_names_attempt_zero() -> None:
         (SubscribeRequest(), False, False),
         (SubscribeRequest(durable="d"), False, True),
         (SubscribeRequest(durable="d"), True, False),
-        (SubscribeRequest(durable="d"), True, True),  # It has lost what it had sent.
+        (
+            SubscribeRequest(durable="d"),
+            True,
+            True,
+        ),  # The server has lost messages that it had sent.
     ],
 )
 def test_messages_of_another_server_or_durable_are_never_duplicates(
@@ -200,7 +206,7 @@ def test_messages_of_another_server_or_durable_are_never_duplicates(
     assert len(consume(inbox)) == 9
     inbox.settle(include_last=True)
     assert inbox.encoded_outcomes() == ["+0-3"], (
-        "nothing of what was before is said to the other one"
+        "outcomes of the previous connection are not sent to another server"
     )
 
 

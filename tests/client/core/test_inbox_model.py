@@ -44,11 +44,11 @@ class InboxMachine(RuleBasedStateMachine):
         if len(messages) < count:  # The consumer requested one more message.
             self.settle(include_last=True)
 
-    @rule(most=st.sampled_from([None, 1, 10]))
-    def take_batch(self, most: int | None) -> None:
+    @rule(max_count=st.sampled_from([None, 1, 10]))
+    def take_batch(self, max_count: int | None) -> None:
         self.inbox.settle(include_last=True)
         self.settle(include_last=True)
-        batch = self.inbox.pop_batch(most)
+        batch = self.inbox.pop_batch(max_count)
         assert (batch is None) == (not self.waiting)
         if batch is not None:
             self.record_hand_out([*batch.sequences])
@@ -86,14 +86,14 @@ class InboxMachine(RuleBasedStateMachine):
         self.unsettled.append(sequences)
 
     def settle(self, *, include_last: bool) -> None:
-        keep = self.unsettled[-1:] if not include_last else []
-        for sequences in self.unsettled[: len(self.unsettled) - len(keep)]:
+        kept_back = self.unsettled[-1:] if not include_last else []
+        for sequences in self.unsettled[: len(self.unsettled) - len(kept_back)]:
             self.settled += [("+", sequence) for sequence in sequences]
-        self.unsettled = keep
+        self.unsettled = kept_back
 
     def read_outcomes(self) -> None:
-        for word in self.inbox.encoded_outcomes():
-            self.encoded += [(word[0], n) for n in range(*map(int, word[1:].split("-")))]
+        for outcome in self.inbox.encoded_outcomes():
+            self.encoded += [(outcome[0], n) for n in range(*map(int, outcome[1:].split("-")))]
 
     @invariant()
     def encoded_outcomes_equal_settled_outcomes(self) -> None:

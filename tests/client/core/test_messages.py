@@ -40,11 +40,13 @@ def create_run(contents: list[bytes], class_id: int = 1) -> FrameRun:
     st.integers(1, 40),
 )
 def test_uniform_envelope_length_applies_to_every_envelope(
-    some: list[Envelope], payloads: list[bytes], times: int
+    drawn_envelopes: list[Envelope], payloads: list[bytes], times: int
 ) -> None:
     """More than 50 frames take the numpy path."""
-    pairs = [(about, payload) for about in some for payload in payloads or [b""]] * times
-    run = create_run([envelope_batch.encode(about, payload) for about, payload in pairs])
+    pairs = [
+        (envelope, payload) for envelope in drawn_envelopes for payload in payloads or [b""]
+    ] * times
+    run = create_run([envelope_batch.encode(envelope, payload) for envelope, payload in pairs])
     prefix = uniform_envelope_bytes(run)
     if prefix is not None:
         assert run.contents(0, run.count, skip=prefix) == [payload for _, payload in pairs]
@@ -62,10 +64,10 @@ def test_invalid_envelopes_are_not_uniform(contents: list[bytes], times: int) ->
 
 
 def test_typical_run_is_uniform() -> None:
-    about = Envelope(channel="a.b", key=b"key", headers=(("n", "v"),), published=7)
+    envelope = Envelope(channel="a.b", key=b"key", headers=(("n", "v"),), published=7)
     for count in (2, 100):
         for payloads in ([b"16 bytes of load"] * count, [b"x" * n for n in range(count)]):
-            run = create_run([envelope_batch.encode(about, payload) for payload in payloads])
+            run = create_run([envelope_batch.encode(envelope, payload) for payload in payloads])
             prefix = uniform_envelope_bytes(run)
             assert prefix is not None
             assert run.contents(0, count, skip=prefix) == payloads

@@ -65,11 +65,11 @@ def test_messages_are_stored_once_and_in_order_wherever_connections_are_cut(
                     published.append(payload)
                     assert core.publish(payload, data.draw(st.integers(1, 3))) + 1 == len(published)
                 case "m":
-                    many = data.draw(st.lists(contents(9), max_size=3)) * data.draw(
+                    extra_payloads = data.draw(st.lists(contents(9), max_size=3)) * data.draw(
                         st.integers(1, 40)
                     )
-                    published += many
-                    assert core.publish_many(many, 1) + 1 == len(published)
+                    published += extra_payloads
+                    assert core.publish_many(extra_payloads, 1) + 1 == len(published)
                 case "w" if is_connected:
                     connection.send(data.draw(st.integers(1, 2000)))
                 case "r" if is_connected:
@@ -92,11 +92,13 @@ def test_messages_are_stored_once_and_in_order_wherever_connections_are_cut(
             connection.connect()
         connection.exchange()
         while len(server.stored) < len(published) or core.confirmed_position < len(published):
-            before = (len(server.stored), core.confirmed_position, core.is_ready)
+            state_before = (len(server.stored), core.confirmed_position, core.is_ready)
             connection.exchange()
             server.confirm()
             connection.exchange()
-            assert before != (len(server.stored), core.confirmed_position, core.is_ready), "stuck"
+            assert state_before != (len(server.stored), core.confirmed_position, core.is_ready), (
+                "no progress"
+            )
     assert payloads(server) == published
     assert core.send_queue.queued_bytes == 0
     statistics = core.statistics()
@@ -153,11 +155,11 @@ def test_server_without_producer_state_receives_all_unconfirmed_messages() -> No
     connection.server.confirm(60)
     connection.exchange()
     connection.disconnect()
-    other = connection.server = ModelServer(bus="another")
+    new_server = connection.server = ModelServer(bus="another")
     connection.connect()
     connection.exchange()
-    assert payloads(other) == NUMBERED[40:100]
-    other.confirm()
+    assert payloads(new_server) == NUMBERED[40:100]
+    new_server.confirm()
     connection.exchange()
     assert connection.core.confirmed_position == 100
 
@@ -176,7 +178,7 @@ def test_next_number_of_another_server_confirms_nothing() -> None:
 def test_unused_number_confirms_nothing_after_the_wrap() -> None:
     publisher = PublishBuffer(frame_bytes_max=1000, name_class=lambda class_id: None)
     publisher.published_position = publisher.confirmed_position = (
-        ID_COUNT  # As if so many had been there.
+        ID_COUNT  # As if this many messages had been published.
     )
     publisher._released_position = publisher._numbered_position = ID_COUNT
     publisher.add_class(1)
@@ -333,7 +335,7 @@ def test_messages_that_are_sent_again_are_confirmed_without_waiting() -> None:
 @settings(deadline=None)
 @given(st.data())
 def test_late_confirms_keep_nobody_waiting(data: st.DataObject) -> None:
-    """No Confirm that a program requires, or that brings credit, waits after all is sent."""
+    """After everything is sent, no Confirm that is required or that grants credit is delayed."""
     credit = data.draw(st.sampled_from([1, 60, 500, 1 << 20]))
     connection = open_late_connection(credit=credit)
     core, server = connection.core, connection.server
@@ -368,15 +370,17 @@ def test_default_credit_before_connect_reply() -> None:
     assert not core.has_credit
 
 
-# What the bus says -------------------------------------------------------------------------------
+# Errors of the server ----------------------------------------------------------------------------
 
 
 def test_ignores_older_confirms() -> None:
     connection = open_connection(next=ID_COUNT - 3)
     connection.core.publish_many(NUMBERED[:9], 1)
     connection.exchange()
-    for back, confirmed in ((4, 5), (7, 5), (4, 5), (0, 9), (9, 9)):
-        connection.server.send_frame(ord("6"), 0, (connection.server.next - back) % ID_COUNT)
+    for unconfirmed_count, confirmed in ((4, 5), (7, 5), (4, 5), (0, 9), (9, 9)):
+        connection.server.send_frame(
+            ord("6"), 0, (connection.server.next - unconfirmed_count) % ID_COUNT
+        )
         connection.exchange()
         assert connection.core.confirmed_position == confirmed
 
@@ -419,7 +423,7 @@ def test_unread_refusals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connection.core.statistics().refused == 200
 
 
-# What can be published ---------------------------------------------------------------------------
+# Accepted payloads -------------------------------------------------------------------------------
 
 
 @given(
@@ -428,19 +432,19 @@ def test_unread_refusals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     st.booleans(),
 )
 def test_any_payload_arrives_unchanged(
-    given_payloads: list[bytes], about: Envelope | None, at_once: bool
+    given_payloads: list[bytes], envelope: Envelope | None, at_once: bool
 ) -> None:
     connection = open_connection()
     if at_once:
-        connection.core.publish_many(given_payloads, 0x3C0D, about)
+        connection.core.publish_many(given_payloads, 0x3C0D, envelope)
     else:
         for payload in given_payloads:
-            connection.core.publish(payload, 0x3C0D, about)
+            connection.core.publish(payload, 0x3C0D, envelope)
     connection.exchange()
     assert payloads(connection.server) == given_payloads
     for _, kind, content in connection.server.stored:
-        if about is not None:
-            assert envelope_batch.decode(content)[0] == about
+        if envelope is not None:
+            assert envelope_batch.decode(content)[0] == envelope
         elif kind == ENVELOPE:
             assert b"<\r\n>" in envelope_batch.decode(content)[1]
 
@@ -476,30 +480,30 @@ def test_rejects_payload_too_long_for_a_frame() -> None:
     runs=st.lists(
         st.tuples(st.integers(1, 3), st.lists(contents(70), min_size=1, max_size=3)), max_size=4
     ),
-    many=st.sampled_from([1, 30]),
-    about=st.sampled_from([None, Envelope(channel="a.b", headers=(("k", "<\r\n>" * 3),))]),
+    times=st.sampled_from([1, 30]),
+    envelope=st.sampled_from([None, Envelope(channel="a.b", headers=(("k", "<\r\n>" * 3),))]),
 )
 def test_publish_runs_is_all_or_nothing(
-    runs: list[tuple[int, list[bytes]]], many: int, about: Envelope | None
+    runs: list[tuple[int, list[bytes]]], times: int, envelope: Envelope | None
 ) -> None:
     """With frames of at most 80 bytes about half of the runs contain a payload that is too long."""
-    runs = [(class_id, payloads * many) for class_id, payloads in runs]
-    every = [(class_id, payload) for class_id, run in runs for payload in run]
-    core, alone = ClientCore(frame_bytes_max=80), ClientCore(frame_bytes_max=80)
+    runs = [(class_id, payloads * times) for class_id, payloads in runs]
+    messages = [(class_id, payload) for class_id, run in runs for payload in run]
+    core, single_core = ClientCore(frame_bytes_max=80), ClientCore(frame_bytes_max=80)
     refused = None
-    for index, (class_id, payload) in enumerate(every):
+    for index, (class_id, payload) in enumerate(messages):
         try:
-            alone.publish(payload, class_id, about)
+            single_core.publish(payload, class_id, envelope)
         except LocalProtocolError:
             refused = index
             break
     if refused is None:
-        assert core.publish_runs(runs, about) == len(every) - 1
-        sizes = [one.statistics().unconfirmed_bytes for one in (core, alone)]
+        assert core.publish_runs(runs, envelope) == len(messages) - 1
+        sizes = [core_.statistics().unconfirmed_bytes for core_ in (core, single_core)]
         assert sizes[0] == sizes[1]
     else:
         with pytest.raises(LocalProtocolError, match=rf"payload at index {refused} has"):
-            core.publish_runs(runs, about)
+            core.publish_runs(runs, envelope)
         assert core.published_position == 0
         assert core.statistics().unconfirmed_bytes == 0
     core.check_invariants()

@@ -64,20 +64,20 @@ def test_stores_numbers_ahead_and_drops_numbers_behind(
     peer = Version2Peer(bus, bus.broker.open_session())
     peer.send(connect_request(1, name="copier", instance="one", first=first))
     assert peer.receive_replies()[0].content["next"] == first
-    at, numbers, expected, following = first, list[int](), list[int](), first
+    next_number, numbers, expected, expected_next = first, list[int](), list[int](), first
     for skipped, count in runs:
-        at = max(first, at + skipped)
-        numbers += range(at, at + count)
-        at += count
+        next_number = max(first, next_number + skipped)
+        numbers += range(next_number, next_number + count)
+        next_number += count
     for number in numbers:
-        if number >= following:
+        if number >= expected_next:
             expected.append(number)
-            following = number + 1
+            expected_next = number + 1
     sent = [frame(number) for number in numbers]
-    for part in [b"".join(sent)] if is_one_read else sent:
-        peer.send(part)
+    for chunk in [b"".join(sent)] if is_one_read else sent:
+        peer.send(chunk)
     assert stored_numbers(bus) == expected
-    assert peer.receive_replies()[-1].message_id == following % ID_COUNT
+    assert peer.receive_replies()[-1].message_id == expected_next % ID_COUNT
     assert bus.broker.refusal_counts[Reason.DUPLICATE] == len(numbers) - len(expected)
 
 
@@ -93,20 +93,20 @@ def test_first_number_of_a_session_replaces_stored_state() -> None:
 
 def test_gaps_between_numbers_use_no_memory() -> None:
     """Also for large gaps, and if the session ends within one."""
-    bus, far = create_stateless_server(), ID_COUNT // 2
+    bus, distance = create_stateless_server(), ID_COUNT // 2
     peer = Version2Peer(bus, bus.broker.open_session())
     peer.send(connect_request(1, name="copier", instance="one", first=0) + frame(0))
-    sent = frame(far) + frame(2 * far - 1) + build_frame(ord("~")) + frame(2 * far)
+    sent = frame(distance) + frame(2 * distance - 1) + build_frame(ord("~")) + frame(2 * distance)
     assert peer.send_refused(sent) is Reason.UNKNOWN_TYPE
     bus.broker.close_session(peer.session)
-    assert stored_numbers(bus) == [0, far, 2 * far - 1]
+    assert stored_numbers(bus) == [0, distance, 2 * distance - 1]
 
 
-@pytest.mark.parametrize("more", [{}, {"name": "a"}])
-def test_own_numbers_need_remote_duplicate_detection(more: dict[str, str]) -> None:
-    bus = BrokerHarness() if more else create_stateless_server()
+@pytest.mark.parametrize("options", [{}, {"name": "a"}])
+def test_own_numbers_need_remote_duplicate_detection(options: dict[str, str]) -> None:
+    bus = BrokerHarness() if options else create_stateless_server()
     peer = Version2Peer(bus, bus.broker.open_session())
-    assert peer.send_refused(connect_request(1, first=3, **more)) is Reason.BAD_CONNECT
+    assert peer.send_refused(connect_request(1, first=3, **options)) is Reason.BAD_CONNECT
     assert not len(bus.broker.subscription_manager.producer_states)
 
 
@@ -150,12 +150,12 @@ def test_skipped_numbers_are_positions_without_message(
     pair = ClientAndBroker(broker=create_remote_broker(), chunk_bytes=chunk)
     pair.core = ClientCore(name="copier", instance="one", first_number=first)
     pair.connect()
-    at, expected = first, list[int]()
+    next_number, expected = first, list[int]()
     for skipped_count, count in runs:
         publish_frames(pair.core, skipped_count, count)
-        at += skipped_count
-        expected += [number % ID_COUNT for number in range(at, at + count)]
-        at += count
+        next_number += skipped_count
+        expected += [number % ID_COUNT for number in range(next_number, next_number + count)]
+        next_number += count
     for _ in range(calls):
         pair.send_chunk()
         pair.receive_chunk()
@@ -163,10 +163,10 @@ def test_skipped_numbers_are_positions_without_message(
     pair.disconnect()
     pair.connect()
     pair.exchange()
-    again = message_numbers(pair.sent_data)
-    assert again == expected[len(expected) - len(again) :]
+    resent_numbers = message_numbers(pair.sent_data)
+    assert resent_numbers == expected[len(expected) - len(resent_numbers) :]
     assert sent == expected[: len(sent)]
-    assert len(sent) + len(again) >= len(expected)
-    assert pair.core.confirmed_position == pair.core.published_position == at - first
-    left = [n for n in expected if (n - first) % ID_COUNT >= confirmed]
-    assert again == left
+    assert len(sent) + len(resent_numbers) >= len(expected)
+    assert pair.core.confirmed_position == pair.core.published_position == next_number - first
+    unconfirmed = [n for n in expected if (n - first) % ID_COUNT >= confirmed]
+    assert resent_numbers == unconfirmed

@@ -1,4 +1,4 @@
-"""Tests of the send queue: acks precede every frame that is not begun."""
+"""Tests of the send queue: acks precede every frame that is not partly sent."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def append_ack(ack_buffer: AckBuffer, first: int, last: int) -> None:
     receipt.settle(ACKED, 0, last - first)
 
 
-def send(send_queue: SendQueue, most: int = 1 << 40) -> bytes:
+def send(send_queue: SendQueue, max_bytes: int = 1 << 40) -> bytes:
     """Send up to `most` bytes, as a socket with a full buffer would."""
-    taken = b""
-    while len(taken) < most and (data := send_queue.peek()):
-        count = min(len(data), most - len(taken))
-        taken += bytes(data[:count])
+    sent = b""
+    while len(sent) < max_bytes and (data := send_queue.peek()):
+        count = min(len(data), max_bytes - len(sent))
+        sent += bytes(data[:count])
         send_queue.mark_sent(count)
-    return taken
+    return sent
 
 
 def request(number: int) -> bytes:
@@ -125,27 +125,27 @@ def test_requests_overtake_only_messages_without_credit() -> None:
     free = source.append_batch(b"free")
     send_queue.append_frame_after(1, request(1))
     source.is_out_of_credit = True
-    held = source.append_batch(b"held") + source.append_batch(b"too")
+    blocked = source.append_batch(b"held") + source.append_batch(b"too")
     send_queue.append_frame(request(2))
     send_queue.append_frame_after(3, request(3))
     send_queue.append_frame_after(3, request(4))
     assert send(send_queue) == free + request(1) + request(2)
-    assert send_queue.queued_bytes == len(held)
+    assert send_queue.queued_bytes == len(blocked)
     source.is_out_of_credit = False
-    later = source.append_batch(b"later")
-    assert send(send_queue) == held + request(3) + request(4) + later
+    later_frame = source.append_batch(b"later")
+    assert send(send_queue) == blocked + request(3) + request(4) + later_frame
 
 
-@pytest.mark.parametrize("taken", range(2 * 17 + 1))
-def test_acks_precede_every_frame_that_is_not_begun(taken: int) -> None:
+@pytest.mark.parametrize("sent_bytes", range(2 * 17 + 1))
+def test_acks_precede_every_frame_that_is_not_begun(sent_bytes: int) -> None:
     send_queue, source, ack_buffer = create_send_queue()
     run = source.append_batch(b"frst", b"scnd")
-    first = send(send_queue, taken)
+    first = send(send_queue, sent_bytes)
     append_ack(ack_buffer, 0, 3)
-    found, rest = split_frames(first + send(send_queue))
-    assert rest == b""
+    found, incomplete = split_frames(first + send(send_queue))
+    assert incomplete == b""
     expected = build_frame(ACK, class_id=7, content=b"0-3")
-    assert found.index(expected) == -(-taken // 17)
+    assert found.index(expected) == -(-sent_bytes // 17)
     assert [frame for frame in found if frame != expected] == split_frames(run)[0]
 
 
@@ -170,8 +170,8 @@ def test_frames_stay_whole_and_ordered_within_their_kind(
                 acked += 3
             case "w":
                 written += send(send_queue, data.draw(st.integers(1, 90)))
-    found, rest = split_frames(written + send(send_queue))
-    assert rest == b""
+    found, incomplete = split_frames(written + send(send_queue))
+    assert incomplete == b""
     assert b"".join(frame for frame in found if frame[0] == MESSAGE) == messages
     assert b"".join(frame for frame in found if frame[0] == CONNECT) == requests
     contents = [parse_frame(frame)[4] for frame in found if frame[0] == ACK]

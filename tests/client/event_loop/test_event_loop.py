@@ -81,13 +81,13 @@ def test_event_wakes_every_waiting_task_and_no_later_one(run: Run) -> None:
 
 def test_socket_is_read_once_whenever_it_is_readable(run: Run) -> None:
     async def main() -> None:
-        near, far = socket.socketpair()
-        with near, far:
-            near.setblocking(False)
+        reading, writing = socket.socketpair()
+        with reading, writing:
+            reading.setblocking(False)
             received = bytearray()
 
             def read() -> ReadResult:
-                data = near.recv(2)
+                data = reading.recv(2)
                 received.extend(data)
                 return ReadResult.WAIT if data else ReadResult.END
 
@@ -95,12 +95,12 @@ def test_socket_is_read_once_whenever_it_is_readable(run: Run) -> None:
 
                 async def send() -> None:
                     for _ in range(3):
-                        far.send(b"abc")
+                        writing.send(b"abc")
                         await anyio.wait_all_tasks_blocked()
-                    far.shutdown(socket.SHUT_WR)
+                    writing.shutdown(socket.SHUT_WR)
 
                 tasks.start_soon(send)
-                await find_event_loop().read_socket(near, read, has_unread=False)
+                await find_event_loop().read_socket(reading, read, has_unread=False)
             assert received == b"abc" * 3
 
     run(main)
@@ -108,10 +108,10 @@ def test_socket_is_read_once_whenever_it_is_readable(run: Run) -> None:
 
 def test_unread_data_is_read_although_the_socket_is_not_readable(run: Run) -> None:
     async def main() -> None:
-        near, far = socket.socketpair()
-        with near, far:
+        reading, writing = socket.socketpair()
+        with reading, writing:
             results = [ReadResult.END, ReadResult.READ_ON, ReadResult.READ_ON]
-            await find_event_loop().read_socket(near, results.pop, has_unread=True)
+            await find_event_loop().read_socket(reading, results.pop, has_unread=True)
             assert not results
 
     run(main)
@@ -120,8 +120,8 @@ def test_unread_data_is_read_although_the_socket_is_not_readable(run: Run) -> No
 @pytest.mark.parametrize("error", [OSError("broken"), ValueError("a mistake")])
 def test_error_of_a_read_is_raised_and_ends_reading(run: Run, error: Exception) -> None:
     async def main() -> None:
-        near, far = socket.socketpair()
-        with near, far:
+        reading, writing = socket.socketpair()
+        with reading, writing:
             calls = 0
 
             def read() -> ReadResult:
@@ -129,9 +129,9 @@ def test_error_of_a_read_is_raised_and_ends_reading(run: Run, error: Exception) 
                 calls += 1
                 raise error
 
-            far.send(b"abc")
+            writing.send(b"abc")
             with pytest.raises(type(error), match=str(error)):
-                await find_event_loop().read_socket(near, read, has_unread=False)
+                await find_event_loop().read_socket(reading, read, has_unread=False)
             await anyio.wait_all_tasks_blocked()
             assert calls == 1
 
@@ -140,8 +140,8 @@ def test_error_of_a_read_is_raised_and_ends_reading(run: Run, error: Exception) 
 
 def test_cancelled_reading_calls_no_more(run: Run) -> None:
     async def main() -> None:
-        near, far = socket.socketpair()
-        with near, far:
+        reading, writing = socket.socketpair()
+        with reading, writing:
             calls = 0
 
             def read() -> ReadResult:
@@ -151,8 +151,8 @@ def test_cancelled_reading_calls_no_more(run: Run) -> None:
 
             with anyio.CancelScope() as scope:
                 scope.cancel()
-                await find_event_loop().read_socket(near, read, has_unread=True)
-            far.send(b"abc")
+                await find_event_loop().read_socket(reading, read, has_unread=True)
+            writing.send(b"abc")
             calls = 0
             for _ in range(3):
                 await anyio.lowlevel.checkpoint()
