@@ -26,7 +26,7 @@ from load.processes import Process
 from load.report import Row
 from simplebus.bridge.loop_header import PATH_HEADER
 from simplebus.bridge.settings import is_nats_address
-from simplebus.client.blocking.bus import connect_blocking
+from simplebus.client.blocking.connect import connect_blocking
 
 COUNT = 4_000_000
 QUICK_PART = 4

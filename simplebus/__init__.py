@@ -17,6 +17,7 @@ The packages, in import order:
     console/    helpers of command line programs
     logs/       log events with names and named values
     client/     `Bus` for trio and asyncio, `BlockingBus` for threads, codecs and credentials
+    otel/       spans and metrics of clients with OpenTelemetry
     storage/    the journal on disk: segments, checkpoints, recovery
     net/        sockets, TLS and connections to NATS servers
     jetstream/  classes that are stored in a JetStream cluster instead of this process
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from simplebus.client.aio.bus import Bus
     from simplebus.client.aio.connect import connect
     from simplebus.client.aio.subscription import RawSubscription, Subscription
-    from simplebus.client.blocking.bus import BlockingBus, connect_blocking
+    from simplebus.client.blocking.bus import BlockingBus
+    from simplebus.client.blocking.connect import connect_blocking
     from simplebus.client.blocking.subscription import BlockingRawSubscription, BlockingSubscription
     from simplebus.client.codecs import Codec, DecodeError
     from simplebus.client.core.messages import Batch, Message
@@ -93,7 +95,7 @@ else:
         "UnboundTypeError": "simplebus.client.message_types",
         "bind": "simplebus.client.message_types",
         "connect": "simplebus.client.aio.connect",
-        "connect_blocking": "simplebus.client.blocking.bus",
+        "connect_blocking": "simplebus.client.blocking.connect",
         "message": "simplebus.client.message_types",
     }
     """Module of each public name. A module is imported when its name is first used."""

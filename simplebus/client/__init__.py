@@ -11,6 +11,7 @@
     request_reply         requests and their replies
     inspect               fetch, inquire, purge
     handler_errors        errors of message handlers
+    tracing/              interface of distributed tracing
     addresses, credentials, reconnect, fork_safety, context_guard    connecting
     aio/, blocking/       the drivers: Bus and BlockingBus
     dead_letters          dead-letter administration for programs

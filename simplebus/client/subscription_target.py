@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from simplebus.client.codecs import DecodeError
@@ -12,6 +13,7 @@ from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.messages import Batch, Message
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.client.message_types import Binding, Registry
+from simplebus.client.tracing.interface import Tracing
 from simplebus.core.errors import LocalProtocolError
 from simplebus.core.protocol.requests import SubscribeRequest
 
@@ -45,6 +47,14 @@ class SubscriptionTarget:
             return cls(argument, None)
         binding = registry.bindings[argument]
         return cls(binding, binding.decode)
+
+    @property
+    def class_name(self) -> str:
+        """Name of the class, or its id if the name is unknown."""
+        reference = self.class_reference
+        if isinstance(reference, int | str):
+            return str(reference)
+        return str(reference.class_id) if reference.name is None else reference.name
 
     def __str__(self) -> str:
         reference = self.class_reference
@@ -84,12 +94,14 @@ class SubscriptionState(Generic[T]):
         request: SubscribeRequest,
         *,
         auto_ack: bool,
+        tracing: Tracing | None,
     ) -> None:
         self.target = target
         """The subscribed class."""
         self._core = core
         self._request = request
         self._auto_ack = auto_ack
+        self._tracing = tracing
         self._inbox: Inbox | None = None
         self._forget = False
 
@@ -148,6 +160,8 @@ class SubscriptionState(Generic[T]):
         """Send the Subscribe request, without waiting for its reply."""
         inbox = self._core.subscribe(class_id, self._request, auto_ack=self._auto_ack)
         inbox.decode = self.target.decode
+        if self._tracing is not None:
+            inbox.on_prepared = partial(self._tracing.receive, self.target.class_name)
         self._inbox = inbox
         return inbox
 

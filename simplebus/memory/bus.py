@@ -31,6 +31,7 @@ from simplebus.client.aio.transport import Endpoint
 from simplebus.client.context_guard import guarded_async_context, not_entered_error
 from simplebus.client.handler_errors import HandlerErrors
 from simplebus.client.message_types import DEFAULT_REGISTRY, Registry
+from simplebus.client.tracing.interface import Tracing
 from simplebus.core.broker.broker import NO_ACTIONS, Broker
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
@@ -75,6 +76,8 @@ class MemoryBus:
         data_dir: Directory that keeps messages and durables. None keeps them in memory only.
         durability: Guarantee of a confirm with `data_dir`: "disk" (synced), "os" (written) or
             "memory".
+        tracing: `simplebus.otel.OpenTelemetryTracing`, for spans and metrics of all clients. None
+            for none.
 
     Raises:
         ValueError: `durability` is not one of the three.
@@ -94,6 +97,7 @@ class MemoryBus:
         raise_errors: bool = True,
         data_dir: str | PathLike[str] | None = None,
         durability: Durability | Literal["disk", "os", "memory"] = Durability.DISK,
+        tracing: Tracing | None = None,
     ) -> None:
         if not isinstance(settings, Settings | None):
             raise TypeError(f"settings must be Settings, got {settings!r}")
@@ -102,6 +106,7 @@ class MemoryBus:
         self._name = name
         self._registry = registry
         self._raise_errors = raise_errors
+        self._tracing = tracing
         self._client: AbstractAsyncContextManager[Bus] | None = None
 
     if not TYPE_CHECKING:  # A type checker reports the mistake itself.
@@ -139,6 +144,7 @@ class MemoryBus:
                 registry=registry or self._registry,
                 heartbeat=0.0,
                 frame_bytes=server.broker.settings.limits.frame_bytes,
+                tracing=self._tracing,
             ) as bus:
                 yield bus
                 await server.drain(bus)

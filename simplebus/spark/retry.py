@@ -12,7 +12,8 @@ import random
 from collections.abc import Callable, Iterator
 from time import monotonic, sleep
 
-from simplebus.client.blocking.bus import BlockingBus, connect_blocking
+from simplebus.client.blocking.bus import BlockingBus
+from simplebus.client.blocking.connect import connect_blocking
 from simplebus.client.reconnect import RETRY_DELAY_MIN_SECONDS, is_worth_retrying
 from simplebus.core.errors import BusConnectionError
 

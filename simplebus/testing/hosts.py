@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import anyio
 
 from simplebus.client.aio.connect import connect
-from simplebus.client.blocking.bus import connect_blocking
+from simplebus.client.blocking.connect import connect_blocking
 from simplebus.client.message_types import Registry
 from simplebus.core.settings import Settings
 from simplebus.memory.bus import MemoryBus

@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 ORDER: Mapping[str, tuple[str, ...]] = {
     "simplebus": (
-        *("core", "nats", "console", "logs", "storage", "net", "client", "jetstream", "monitor"),
-        *("server", "bridge", "config", "memory", "gateway", "spark", "testing", "demo"),
+        *("core", "nats", "console", "logs", "storage", "net", "client", "otel", "jetstream"),
+        *("monitor", "server", "bridge", "config", "memory", "gateway", "spark", "testing", "demo"),
         *("commands", "bench"),
     ),
     "simplebus.core": (
@@ -25,7 +25,7 @@ ORDER: Mapping[str, tuple[str, ...]] = {
         *("session", "message_class", "authorization", "store", "broker"),
     ),
     "simplebus.nats": ("protocol", "client", "server", "bus"),
-    "simplebus.client": ("core", "event_loop", "aio", "blocking"),
+    "simplebus.client": ("core", "event_loop", "tracing", "aio", "blocking"),
     "simplebus.jetstream": ("publish", "cluster", "consume"),
     "simplebus.server": ("preauth", "tls", "journal", "observability", "http"),
     "simplebus.bridge": ("source", "target"),

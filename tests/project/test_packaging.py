@@ -24,7 +24,7 @@ from tests.support.programs import environment
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "simplebus"
 
-PACKAGES_WITH_EXTRAS = ("simplebus/spark", "simplebus/testing")
+PACKAGES_WITH_EXTRAS = ("simplebus/otel", "simplebus/spark", "simplebus/testing")
 """Packages that may import more than a plain installation has."""
 DISTRIBUTION_BY_MODULE = {
     "msgspec": "msgspec",

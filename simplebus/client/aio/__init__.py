@@ -1,6 +1,7 @@
 """Client for trio and asyncio.
 
     bus           `Bus`: subscribe, handle, request, fetch, explain
+    traced_bus    `Bus` with distributed tracing
     publisher     `Publisher`: the publishing methods of `Bus`
     subscription  `Subscription` and `RawSubscription`
     iterators     `async for` over values, messages and batches

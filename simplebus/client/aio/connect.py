@@ -17,6 +17,7 @@ import anyio
 from simplebus.client import addresses
 from simplebus.client.aio.bus import Bus
 from simplebus.client.aio.connection import ClientConnection
+from simplebus.client.aio.traced_bus import TracedBus
 from simplebus.client.aio.transport import Endpoint, SocketEndpoint
 from simplebus.client.context_guard import guarded_async_context
 from simplebus.client.core import arguments
@@ -25,6 +26,7 @@ from simplebus.client.credentials import Access, resolve_access
 from simplebus.client.handler_errors import raise_errors
 from simplebus.client.message_types import DEFAULT_REGISTRY, Registry
 from simplebus.client.reconnect import ReconnectSchedule
+from simplebus.client.tracing.interface import Tracing
 from simplebus.core.limits import (
     CLOSE_SECONDS,
     CLOSE_SECONDS_FAILED,
@@ -86,6 +88,7 @@ async def connect(
     token: str | None = None,
     tls: ssl.SSLContext | None = None,
     access: Access | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Bus]:
     """Connect to a bus. The connection lasts as long as the `async with` block.
 
@@ -118,6 +121,7 @@ async def connect(
         token: Token, instead of user and password.
         tls: TLS context for addresses that begin with "simplebuss".
         access: All credentials in one object, instead of the four arguments above.
+        tracing: `simplebus.otel.OpenTelemetryTracing`, for spans and metrics. None for none.
 
     Yields:
         The connected `Bus`.
@@ -141,6 +145,7 @@ async def connect(
         frame_bytes=frame_bytes,
         auth=credentials.auth,
         late_confirms=True,
+        tracing=tracing,
     ) as bus:
         yield bus
 
@@ -157,6 +162,7 @@ async def open_bus(
     frame_bytes: int = Limits().frame_bytes,
     auth: Auth | None = None,
     late_confirms: bool = False,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Bus]:
     """Connect to a bus at any kind of endpoint, as `connect` does for addresses."""
     core = new_client_core(
@@ -181,7 +187,10 @@ async def open_bus(
             tasks.start_soon(connection.deadlines.run)
             try:
                 async with anyio.create_task_group() as handlers:
-                    bus = Bus(connection, registry, handlers)
+                    if tracing is None:
+                        bus = Bus(connection, registry, handlers)
+                    else:
+                        bus = TracedBus(connection, registry, handlers, tracing)
                     try:
                         yield bus
                         failed = False

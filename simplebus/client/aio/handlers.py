@@ -31,6 +31,7 @@ from simplebus.core.errors import BusConnectionError, BusError, RefusedError
 
 if TYPE_CHECKING:
     from simplebus.client.aio.connection import ClientConnection
+    from simplebus.client.tracing.interface import Tracing
 
 
 class HandlerBus(Protocol):
@@ -41,6 +42,8 @@ class HandlerBus(Protocol):
     async def resolve_class_id(self, what: Binding[Any] | int | str) -> int: ...
 
     received_requests: ReceivedRequests
+
+    tracing: Tracing | None
 
     @property
     def can_reply_now(self) -> bool: ...
@@ -110,7 +113,7 @@ class HandlerRunner:
 
     async def _process_messages(self, scope: anyio.CancelScope) -> None:
         """Handle one message after the other. `concurrency` tasks run this in one scope."""
-        in_handler = self._subscription.inbox.in_handler_sequences
+        in_handler, tracing = self._subscription.inbox.in_handler_sequences, self._bus.tracing
         try:
             while True:
                 message = await self._subscription.get()
@@ -119,7 +122,11 @@ class HandlerRunner:
                 self.started_count += 1
                 self._busy_count += 1
                 try:
-                    await self._handle(message)
+                    if tracing is None:
+                        await self._handle(message)
+                    else:
+                        with tracing.process(message, self._subscription.target.class_name):
+                            await self._handle(message)
                 finally:
                     self._busy_count -= 1
                     in_handler.discard(sequence)

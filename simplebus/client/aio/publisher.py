@@ -28,10 +28,14 @@ from simplebus.client.message_builder import (
 )
 from simplebus.client.message_types import Binding, Registry
 from simplebus.client.pending_confirms import group_refusals
+from simplebus.client.tracing.interface import Tracing
 
 
 class Publisher:
     """Publishing methods of a bus."""
+
+    tracing: Tracing | None = None
+    """Internal."""
 
     def __init__(self, connection: ClientConnection, registry: Registry) -> None:
         self.connection = connection

@@ -66,7 +66,9 @@ class BaseSubscription(SubscriptionState[T]):
         *,
         auto_ack: bool,
     ) -> None:
-        super().__init__(bus.connection.core, target, request, auto_ack=auto_ack)
+        super().__init__(
+            bus.connection.core, target, request, auto_ack=auto_ack, tracing=bus.tracing
+        )
         self._bus = bus
         self._connection = bus.connection
         self._messages_arrived = WakeupEvent()

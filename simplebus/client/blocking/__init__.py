@@ -1,6 +1,8 @@
 """Client without an event loop: every call reads and writes in the caller's thread.
 
-    bus           `connect_blocking` and `BlockingBus`: subscribe, handle, request, fetch, explain
+    bus           `BlockingBus`: subscribe, handle, request, fetch, explain
+    traced_bus    `BlockingBus` with distributed tracing
+    connect       `connect_blocking`: begin and end of a bus
     publisher     `BlockingPublisher`: the publishing methods of `BlockingBus`
     subscription  `BlockingSubscription` and `BlockingRawSubscription`
     iterators     `for` over messages and batches

@@ -7,7 +7,7 @@ and the error is raised when the bus is left.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from simplebus.client.blocking.subscription import BlockingBaseSubscription
 from simplebus.client.core.acks import ACKED, nack_outcome
@@ -15,9 +15,14 @@ from simplebus.client.core.messages import Message
 from simplebus.client.handler_errors import HandlerErrors
 from simplebus.client.request_reply import Handler, check_handler_result
 
+if TYPE_CHECKING:
+    from simplebus.client.tracing.interface import Tracing
+
 
 class ReplyingBus(Protocol):
     """Part of a `BlockingBus` that handlers use."""
+
+    tracing: Tracing | None
 
     def reply(self, message: Message[Any], value: object) -> None: ...
 
@@ -54,7 +59,12 @@ class BlockingHandlerRunner:
         at_work, sequence = self._subscription.inbox.in_handler_sequences, message.sequence
         at_work.add(sequence)
         try:
-            self._handle(message)
+            tracing = self._bus.tracing
+            if tracing is None:
+                self._handle(message)
+            else:
+                with tracing.process(message, self._subscription.target.class_name):
+                    self._handle(message)
         finally:
             at_work.discard(sequence)
 

@@ -26,11 +26,15 @@ from simplebus.client.message_builder import (
 )
 from simplebus.client.message_types import Binding, Registry
 from simplebus.client.pending_confirms import group_refusals
+from simplebus.client.tracing.interface import Tracing
 from simplebus.core.protocol.envelope_batch import Envelope
 
 
 class BlockingPublisher:
     """Publishing methods of a blocking bus."""
+
+    tracing: Tracing | None = None
+    """Internal."""
 
     def __init__(self, connection: BlockingClientConnection, registry: Registry) -> None:
         self.connection = connection

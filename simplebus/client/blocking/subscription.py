@@ -56,7 +56,9 @@ class BlockingBaseSubscription(SubscriptionState[T]):
         auto_ack: bool,
         idle_seconds: float | None = None,
     ) -> None:
-        super().__init__(bus.connection.core, target, request, auto_ack=auto_ack)
+        super().__init__(
+            bus.connection.core, target, request, auto_ack=auto_ack, tracing=bus.tracing
+        )
         self._bus = bus
         self._connection = bus.connection
         self._idle_seconds = math.inf if idle_seconds is None else idle_seconds

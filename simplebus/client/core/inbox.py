@@ -77,6 +77,8 @@ class Inbox:
         """True if settled messages are acknowledged."""
         self.decode: Callable[[bytes], Any] | None = None
         """Converts a payload into a message's `value`; None returns the payload."""
+        self.on_prepared: Callable[[Iterator[Message[Any]]], None] | None = None
+        """Called with messages that are about to be handed out; None calls nothing."""
         self.error: RefusedError | None = None
         """The reason why the server ended the subscription; None while it has not."""
         self.unsubscribe_request: OpenRequest | None = None
@@ -373,6 +375,8 @@ class Inbox:
         self.prepared_payloads, messages = self._current_batch.messages(first, self._prepared_count)
         self._has_prepared_values = as_values
         self.prepared_messages = iter(()) if as_values else messages
+        if self.on_prepared is not None:
+            self.on_prepared(self._current_batch.messages(first, self._prepared_count)[1])
         return self._prepared_count - first
 
     def pop_batch(self, max_count: int | None = None) -> Batch | None:
@@ -386,6 +390,8 @@ class Inbox:
             remaining_count if max_count is None else min(remaining_count, max_count)
         )
         self._prepared_count = first + self._last_handed_out_count
+        if self.on_prepared is not None:
+            self.on_prepared(self._current_batch.messages(first, self._prepared_count)[1])
         return self._current_batch.part(first, self._prepared_count)
 
     def get_last_message(self) -> Message[Any]:

@@ -13,7 +13,8 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from simplebus.client.blocking.bus import BlockingBus, connect_blocking
+from simplebus.client.blocking.bus import BlockingBus
+from simplebus.client.blocking.connect import connect_blocking
 from simplebus.client.core.open_requests import OpenRequest
 from simplebus.core.dead_letters import is_dead_letter_class
 from simplebus.core.errors import BusConnectionError, Reason, RefusedError

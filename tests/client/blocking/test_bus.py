@@ -256,7 +256,7 @@ def test_connecting_to_another_kind_of_server_raises() -> None:
 
 
 def test_leaving_with_unconfirmed_messages_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simplebus.client.blocking.bus.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("simplebus.client.blocking.connect.CLOSE_SECONDS", 0.1)
     with (
         fake_server(
             lambda kind, *_: frames.encode(frames.HEARTBEAT) if kind == 49 else b""

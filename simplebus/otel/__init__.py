@@ -1,0 +1,14 @@
+"""Tracing and metrics of clients with OpenTelemetry: `pip install "simplebus-broker[otel]"`.
+
+- `conventions`: names of attributes and instruments
+- `instruments`: `ClientInstruments`, the metrics of a client
+- `tracing`: `OpenTelemetryTracing`, the spans of a client
+
+Uses the API of OpenTelemetry. A program configures the SDK, which samples and exports.
+
+May import: core, client.
+"""
+
+from simplebus.otel.tracing import OpenTelemetryTracing
+
+__all__ = ["OpenTelemetryTracing"]
