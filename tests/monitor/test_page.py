@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -241,6 +242,12 @@ def test_pages_of_classes_and_connections(live_page: LivePage) -> None:
     assert number(page.run_script(values)["Next sequence"]) == 1234
     page.run_script("location.hash = ''")
     page.wait_until("return document.querySelector('#table-sessions tbody a') !== null")
+    with simplebus.connect_blocking(live_page.url, name="reader") as bus, bus.subscribe("orders"):
+        session = max(each.session for each in bus.explain().sessions)
+        page.run_script("location.hash = arguments[0]", f"#session/{session}")
+        page.wait_until("return document.querySelector('#table-positions tbody tr') !== null")
+        assert [each["Class"] for each in live_page.read_table("positions")] == ["orders"]
+        page.run_script("location.hash = ''")
     page.run_script("document.querySelector('#table-sessions tbody a').click()")
     page.wait_until("return document.querySelector('#details-values dd') !== null")
     assert page.run_script(values)["Name"] == "till <b>1</b>"
@@ -251,6 +258,26 @@ def test_pages_of_classes_and_connections(live_page: LivePage) -> None:
     page.run_script("location.hash = ''")
     page.wait_until("return document.getElementById('details').hidden")
     assert [each for each in page.read_log() if "404" not in each and "403" not in each] == []
+
+
+def test_page_of_a_nats_client(live_page: LivePage) -> None:
+    page = live_page.browser
+    host, _, port = live_page.program.nats_address.rpartition(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b'CONNECT {"name":"till 9","verbose":false}\r\nSUB books.* 1\r\nPING\r\n')
+        while b"PONG" not in client.recv(4096):
+            pass
+        page.wait_until("return document.querySelector('#table-clients tbody a') !== null")
+        page.run_script("document.querySelector('#table-clients tbody a').click()")
+        page.wait_until("return document.querySelector('#table-subjects tbody tr') !== null")
+        assert live_page.read_table("subjects") == [{"Subject": "books.*"}]
+        assert "till 9" in page.run_script(
+            "return document.getElementById('details-values').textContent"
+        )
+    said = "return document.getElementById('details-said').textContent"
+    page.wait_until(f"{said}.startsWith('There is no client')")
+    page.run_script("location.hash = ''")
+    page.wait_until("return document.getElementById('details').hidden")
 
 
 def test_idle_classes_are_folded(live_page: LivePage) -> None:

@@ -742,7 +742,7 @@ function detailTables(kind, found) {
     ],
     rows: found.positions.map((each) => [
       ...(kind === "class" ? [nameOf(each), each.session < 0 ? "" : String(each.session)]
-        : [String(each.class_id), nameOf(each)]),
+        : [found.class_names[each.class_id] || String(each.class_id), nameOf(each)]),
       each.patterns.join(" "), each.lag, each.unsent, each.in_flight, each.delivered,
       each.redelivered, each.acknowledged, each.cursor, each.waits_for,
     ]),

@@ -18,7 +18,12 @@ from simplebus.core.broker.inquire_positions import PositionReporter, producer_n
 from simplebus.core.errors import Reason
 from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import Limits
-from simplebus.core.protocol.inquiry import ClassInquiry, InquireReply, SessionInquiry
+from simplebus.core.protocol.inquiry import (
+    ClassInquiry,
+    InquireReply,
+    SessionInfo,
+    SessionInquiry,
+)
 from simplebus.core.session.session import Session
 from simplebus.jetstream.publish.stream_publisher import StreamPublisherStatistics
 from simplebus.monitor import bus_facts
@@ -379,9 +384,18 @@ class FactsCollector:
         """Return the broker's report on a class. Raises RemoteProtocolError (unknown_class)."""
         return self._server.broker.inquiry_handler.build_report(ClassInquiry(class_=class_))
 
-    def report_session(self, session_id: int) -> InquireReply:
+    def report_session(self, session_id: int) -> SessionInfo:
         """Return the broker's report on a session. Raises RemoteProtocolError (unknown_session)."""
-        return self._server.broker.inquiry_handler.build_report(SessionInquiry(session=session_id))
+        report = self._server.broker.inquiry_handler.build_report(
+            SessionInquiry(session=session_id)
+        )
+        assert isinstance(report, SessionInfo)
+        return report
+
+    def get_class_name(self, class_id: int) -> str:
+        """Return the name of a class; empty if it has none."""
+        cls = self._server.broker.classes.get(class_id)
+        return "" if cls is None else cls.name
 
 
 def _describe_connection(connection: AnyConnection) -> ConnectionFacts | None:

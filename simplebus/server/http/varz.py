@@ -201,9 +201,14 @@ class VarzEndpoints:
         yield
         try:
             session_id = request.get_int("session", 0, maximum=SEQUENCE_MAX)
-            return json_response(self._collector.report_session(session_id))
+            report = self._collector.report_session(session_id)
         except RemoteProtocolError as error:
             return error_response(404, error.sentence)
+        names = {
+            each.class_id: self._collector.get_class_name(each.class_id)
+            for each in report.positions
+        }
+        return json_response({**msgspec.to_builtins(report), "class_names": names})
 
     def _heading(self) -> dict[str, Any]:
         server_id, now = self._collector.server_id, format_timestamp(time.time())

@@ -369,6 +369,7 @@ async def test_sessionz_reports_a_session() -> None:
         row = await get_json(server, f"/sessionz?session={session_id}")
         assert (row["about"], row["session"]) == ("session", session_id)
         assert [each["in_flight"] for each in row["positions"]] == [1]
+        assert row["class_names"] == {"1": ""}
         assert (await (await open_http_peer(server)).request("/sessionz?session=99")).status == 404
 
 
