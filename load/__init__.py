@@ -45,6 +45,7 @@ by the same generator. No rate is printed for work that was not verified.
 
     kills.py                 servers killed under load: are confirmed messages kept?
     engine_kills.py          the same for a JetStream cluster and stateless servers
+    spark_kills.py           the same for Spark queries and the bus, with TLS and passwords
     partitions.py            bridges over a faulty network with killed ends
     soak.py                  random work for hours
     faulty_network.py        two network namespaces with delay, loss and cuts between them

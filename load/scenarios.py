@@ -27,6 +27,7 @@ from load import (
     sdk,
     soak,
     spark,
+    spark_kills,
     tls_and_permissions,
 )
 from load.measure import Flow, RoundTrips, RunOptions, Work
@@ -399,6 +400,12 @@ SCENARIOS = (
         "engine-kills",
         "a JetStream cluster and its stateless servers, killed under load",
         special=engine_kills.run,
+        is_long=True,
+    ),
+    Scenario(
+        "spark-kills",
+        "drivers, JVMs, Python workers and buses of Spark queries, killed under load",
+        special=spark_kills.run,
         is_long=True,
     ),
     Scenario(
