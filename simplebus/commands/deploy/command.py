@@ -1,4 +1,4 @@
-"""`simplebus deploy`: prints the files that run and observe a server in containers."""
+"""`simplebus deploy`: prints files that run and observe a server in containers, or an archive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from simplebus.console.errors import fail
 
 HELP = (
     "Print a file that runs or observes a server: an image, a compose file, a manifest for "
-    "Kubernetes, alert rules for Prometheus, or a dashboard for Grafana.\n\n"
+    "Kubernetes, alert rules for Prometheus, or a dashboard for Grafana. The files pipeline-… run "
+    "`simplebus pipeline archive` as a service of systemd, or in a container.\n\n"
     "With --directory the command writes the file, and every other file that it needs.\n\n\b\n"
     "  simplebus deploy alerts > simplebus-alerts.yml\n"
     "  simplebus deploy compose --directory .\n\n"
@@ -31,6 +32,8 @@ class DeployedFile(enum.StrEnum):
     PROMETHEUS = "prometheus"
     ALERTS = "alerts"
     GRAFANA = "grafana"
+    PIPELINE_UNIT = "pipeline-unit"
+    PIPELINE_CONTAINER = "pipeline-container"
 
 
 _DASHBOARD = "simplebus-dashboard.json"
@@ -44,6 +47,8 @@ _NAMES = {
     DeployedFile.PROMETHEUS: ("prometheus.yml", "simplebus-alerts.yml"),
     DeployedFile.ALERTS: ("simplebus-alerts.yml",),
     DeployedFile.GRAFANA: (_DASHBOARD,),
+    DeployedFile.PIPELINE_UNIT: ("simplebus-pipeline.service",),
+    DeployedFile.PIPELINE_CONTAINER: ("Containerfile.pipeline",),
 }
 """Names of each file and of those that it needs."""
 

@@ -4,6 +4,7 @@ A command's module has HELP and `command`, and is imported when the command is i
 imported when it runs. So help is fast, and other commands do not load Spark.
 
     shared        common options and the session
+    monitoring    health and metrics of a running query
     archive, compact, replay, report, dead_letters   one command each
 
 May import: config, console and simplebus.spark.

@@ -9,12 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from simplebus.config.parse import option
+from simplebus.spark.commands.monitoring import serve_monitor
 from simplebus.spark.commands.shared import (
     DEFAULT_SERVERS,
     INTERRUPTED_STATUS,
     ArchiveFormat,
     ChannelsOption,
     MasterOption,
+    PipelineHttpOption,
     ServersOption,
     SettingsOption,
     parse_setting,
@@ -31,7 +33,8 @@ HELP = (
     "  simplebus pipeline archive --subscribe orders --to /data/archive --trigger 10\n"
     "  simplebus pipeline archive --subscribe orders --to /data/archive --path /var/lib/bus\n\n"
     "It ends when all messages present at its start are archived, or, with --trigger SECONDS, at "
-    "Ctrl-C."
+    "Ctrl-C or SIGTERM, after the current batch. [bold]simplebus deploy pipeline-unit[/bold] "
+    "prints a service that runs it."
 )
 
 
@@ -121,6 +124,7 @@ def command(
         ),
     ] = None,
     channel: ChannelsOption = None,
+    http: PipelineHttpOption = None,
     source: Annotated[
         list[Any] | None,
         typer.Option(
@@ -145,7 +149,10 @@ def command(
         options["maxOffsetsPerTrigger"] = max_offsets
     if channel:
         options["channels"] = ",".join(channel)
-    with spark_session("simplebus archive", master, settings) as spark:
+    with (
+        spark_session("simplebus archive", master, settings) as spark,
+        serve_monitor(http) as monitor,
+    ):
         from simplebus.spark.jobs.archive import archive, messages
         from simplebus.spark.jobs.progress import follow
 
@@ -153,7 +160,7 @@ def command(
             spark, servers=None if path else servers, path=path, subscribe=subscribe, **options
         )
         query = archive(rows, to, format=format.value, checkpoint=checkpoint, every=trigger)
-        progress, was_stopped = follow(query, "archived")
+        progress, was_stopped = follow(query, "archived", monitor.update)
         typer.echo(f"archived {progress} to {to}", err=True)
         if was_stopped:
             raise typer.Exit(INTERRUPTED_STATUS)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simplebus.config.parse import option, parse_pattern
+from simplebus.config.parse import HOSTS, PORT_MAX, option, parse_digits, parse_pattern
 from simplebus.console.errors import describe_error, fail
 from simplebus.console.installation import install_command
 
@@ -70,6 +70,32 @@ ChannelsOption = Annotated[
         metavar="PATTERN",
         show_default="all messages",
         help="Only messages on channels that match this pattern. May be repeated.",
+    ),
+]
+
+
+def parse_listen_address(text: str | tuple[str, int]) -> tuple[str, int]:
+    """Parse a port, or an address and port. Raises typer.BadParameter."""
+    if isinstance(text, tuple):
+        return text
+    host, _, port = text.rpartition(":")
+    number = parse_digits(port, PORT_MAX)
+    if number is None:
+        raise typer.BadParameter(
+            f"{text!r} is not an address; expected a port such as 8230, or 0.0.0.0:8230"
+        )
+    return host.strip("[]") or HOSTS[0], number
+
+
+PipelineHttpOption = Annotated[
+    Any,
+    option(
+        "--http",
+        "Serve /healthz and /metrics over HTTP on this port, or address and port. A port alone is "
+        "reachable from this machine only.",
+        parser=parse_listen_address,
+        metavar="[ADDRESS:]PORT",
+        show_default="no HTTP",
     ),
 ]
 SettingsOption = Annotated[

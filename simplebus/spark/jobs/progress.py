@@ -1,6 +1,7 @@
 """Progress display, interruption and error texts of a running query.
 
-The first Ctrl-C lets the current batch finish; the second one stops the query at once.
+The first Ctrl-C lets the current batch finish; the second one stops the query at once. SIGTERM, by
+which a supervisor stops a service, lets the batch finish, too.
 """
 
 from __future__ import annotations
@@ -115,24 +116,30 @@ class InterruptCounter:
 
     def __init__(self) -> None:
         self.count = 0
+        """Number of Ctrl-C and SIGTERM."""
+        self.is_terminated = False
+        """True after SIGTERM."""
 
     @contextmanager
     def counting(self) -> Iterator[InterruptCounter]:
-        """Count Ctrl-C instead of raising KeyboardInterrupt, for the duration of a block.
+        """Count Ctrl-C and SIGTERM, which then have no other effect, for the duration of a block.
 
         Does nothing outside the main thread.
         """
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        previous = signal.signal(signal.SIGINT, self._count)
+        signals = (signal.SIGINT, signal.SIGTERM)
+        previous = [signal.signal(number, self._count) for number in signals]
         try:
             yield self
         finally:
-            signal.signal(signal.SIGINT, previous)
+            for number, handler in zip(signals, previous, strict=True):
+                signal.signal(number, handler)
 
     def _count(self, number: int, frame: object) -> None:
         self.count += 1
+        self.is_terminated |= number == signal.SIGTERM
 
 
 @contextmanager
@@ -165,12 +172,18 @@ def _print_progress(title: str) -> Callable[[QueryProgress], None]:
     return show
 
 
-def follow(query: Any, title: str) -> tuple[QueryProgress, bool]:
-    """Show a streaming query until it ends.
+def follow(
+    query: Any,
+    title: str,
+    on_report: Callable[[QueryProgress, Mapping[str, Any] | None], None] | None = None,
+) -> tuple[QueryProgress, bool]:
+    """Show a streaming query until it ends. SIGTERM ends it after the current batch.
 
     Args:
         query: The StreamingQuery.
         title: Title of the progress display.
+        on_report: Called several times a second with the progress, and with Spark's report of the
+            last trigger if there is one.
 
     Returns:
         The progress, and True if Ctrl-C stopped the query.
@@ -184,6 +197,8 @@ def follow(query: Any, title: str) -> tuple[QueryProgress, bool]:
         while not query.awaitTermination(_POLL_SECONDS):
             progress, last_batch = _apply_reports(query, progress, last_batch)
             show(progress)
+            if on_report is not None:
+                on_report(progress, query.lastProgress)
             if interrupts.count and before is None:
                 before = last_batch
             if interrupts.count > 1 or (
@@ -192,7 +207,7 @@ def follow(query: Any, title: str) -> tuple[QueryProgress, bool]:
                 query.stop()
                 break
         progress, last_batch = _apply_reports(query, progress, last_batch)
-    return progress, interrupts.count > 0
+    return progress, interrupts.count > 0 and not interrupts.is_terminated
 
 
 def _apply_reports(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+from typing import Any
+
 import pytest
 
-from simplebus.spark.jobs.progress import QueryProgress, count_waiting, error_sentence
+from simplebus.spark.jobs.progress import QueryProgress, count_waiting, error_sentence, follow
 
 WORKER = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker.
 Traceback (most recent call last):
@@ -73,6 +76,41 @@ SOURCE = {
     "endOffset": {"h:1": {"a": 7, "b": 3, "": "memory"}},
     "latestOffset": '{"h:1": {"a": 10, "b": 3, "": "memory"}}',
 }
+
+
+class EndlessQuery:
+    """Query that finishes a batch each time it is asked, until it is stopped."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = number
+        self.recentProgress: list[dict[str, Any]] = []
+        self.status = {"isTriggerActive": True}
+        self.is_stopped = False
+
+    @property
+    def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802
+        return self.recentProgress[-1] if self.recentProgress else None
+
+    def awaitTermination(self, seconds: float) -> bool:  # noqa: N802
+        report = {"batchId": len(self.recentProgress), "numInputRows": 5, "sources": [SOURCE]}
+        self.recentProgress.append(report)
+        if len(self.recentProgress) == 3:
+            signal.raise_signal(self.signal)
+        return self.is_stopped
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+@pytest.mark.parametrize(("number", "is_interrupt"), [("SIGINT", True), ("SIGTERM", False)])
+def test_signals_end_a_query_after_its_batch(number: str, is_interrupt: bool) -> None:
+    query, reports = EndlessQuery(getattr(signal, number)), []
+    before = signal.getsignal(query.signal)
+    progress, was_stopped = follow(query, "archived", lambda *report: reports.append(report))
+    assert query.is_stopped
+    assert (progress.batches, progress.rows, was_stopped) == (4, 20, is_interrupt)
+    assert reports[-1] == (progress, query.lastProgress)
+    assert signal.getsignal(query.signal) is before
 
 
 def test_lag_is_the_distance_from_the_end_of_a_batch() -> None:
