@@ -18,5 +18,5 @@ BOUND = (
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[NatsTestServer]:
     """Server with some subjects bound to classes. Each test uses subjects of its own."""
-    with start_server(*(f"--bind={each}" for each in BOUND)) as it:
-        yield it
+    with start_server(*(f"--bind={each}" for each in BOUND)) as server:
+        yield server

@@ -78,7 +78,7 @@ def _reference(port: int, conf: str) -> Iterator[NatsTestServer]:
         process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE))
         try:
             reading = Program(process)
-            process.stdout = process.stderr  # Where it says what it does.
+            process.stdout = process.stderr  # Its log.
             for line in iter(reading.read_line, None):
                 if match := re.search(r"Listening for client connections on [^ ]*:(\d+)", line):
                     break
@@ -92,8 +92,8 @@ def on_asyncio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """Run a test on asyncio with a time limit."""
 
     @functools.wraps(test)
-    def run(*args: Any, **named: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **named), PATIENCE_SECONDS))
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), PATIENCE_SECONDS))
 
     return run
 
@@ -107,11 +107,11 @@ async def settle(client: Client) -> None:
     await client.flush(PATIENCE_SECONDS)
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_for(condition: Callable[[], bool]) -> None:
     """Poll the condition on the event loop, with a time limit."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
+        assert time.monotonic() < deadline, f"condition not met after {PATIENCE_SECONDS:g} s"
         await asyncio.sleep(0.005)
 
 
@@ -130,20 +130,20 @@ class RawClient:
     def send(self, *lines: str) -> None:
         self.socket.sendall("".join(f"{line}\r\n" for line in lines).encode())
 
-    def until(self, words: bytes) -> bytes:
+    def read_until(self, text: bytes) -> bytes:
         """Return the output up to and including these bytes."""
-        while words not in self.received:
-            some = self.socket.recv(1 << 16)
-            assert some, f"it hung up, it had said {self.received[-300:]!r}"
-            self.received += some
-        before, found, self.received = self.received.partition(words)
-        return before + found
+        while text not in self.received:
+            data = self.socket.recv(1 << 16)
+            assert data, f"the server closed the connection after {self.received[-300:]!r}"
+            self.received += data
+        head, found, self.received = self.received.partition(text)
+        return head + found
 
-    def rest(self) -> bytes:
+    def read_until_closed(self) -> bytes:
         """Return the output until the server closes the connection."""
         with contextlib.suppress(ConnectionResetError):
-            while some := self.socket.recv(1 << 20):
-                self.received += some
+            while data := self.socket.recv(1 << 20):
+                self.received += data
         return self.received
 
     def __enter__(self) -> RawClient:

@@ -22,9 +22,9 @@ NAMES = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_si
 
 def harness_with(*users: User, classes: int = 100) -> NatsBrokerHarness:
     """Return a harness with class 12 named `secret` and an unrestricted user `boss`."""
-    everybody = (User("boss", "p"), *users)
+    all_users = (User("boss", "p"), *users)
     limits = Limits(classes=classes)
-    harness = NatsBrokerHarness(Settings(limits), nats=NatsSettings(users=Users(everybody)))
+    harness = NatsBrokerHarness(Settings(limits), nats=NatsSettings(users=Users(all_users)))
     harness.broker.store.class_registry.declare_classes([NamedClass(id=12, name="secret")])
     harness.broker.store.class_registry.declare_classes([NamedClass(id=13, name="open")])
     return harness
@@ -34,7 +34,9 @@ def client_of(harness: NatsBrokerHarness, name: str) -> Client:
     return harness.client(user=name, **{"pass": "p"})
 
 
-def one(*, allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), name: str = "one") -> User:
+def restricted_user(
+    *, allow: tuple[str, ...] = (), deny: tuple[str, ...] = (), name: str = "one"
+) -> User:
     return User(
         name,
         "p",
@@ -63,12 +65,12 @@ LETTERS = ("dead%2Esecret", "dead%2esecret.d", "dead%2E12.d", "d%65ad%2Esecret.d
     "denied", ["$SB.SUB.secret.>", "$SB.SUB.%30%31%32.>", "$SB.SUB.%73ecret.>"]
 )
 def test_denied_class_is_denied_under_every_spelling(denied: str) -> None:
-    harness = harness_with(one(allow=("$SB.SUB.>", ">"), deny=(denied,)))
+    harness = harness_with(restricted_user(allow=("$SB.SUB.>", ">"), deny=(denied,)))
     client = client_of(harness, "one")
-    for way in WAYS + LETTERS:
-        client.sub(f"$SB.SUB.{way}")
+    for spelling in WAYS + LETTERS:
+        client.sub(f"$SB.SUB.{spelling}")
         (line,) = client.lines()
-        assert b"(no permission to subscribe to class" in line, way
+        assert b"(no permission to subscribe to class" in line, spelling
     assert not harness.broker.classes[12].positions
     assert harness.broker.refusal_counts == {Reason.UNAUTHORIZED: len(WAYS + LETTERS)}
     client.sub("$SB.SUB.open.d")
@@ -77,16 +79,16 @@ def test_denied_class_is_denied_under_every_spelling(denied: str) -> None:
 
 @pytest.mark.parametrize("allowed", ["$SB.SUB.secret.>", "$SB.SUB.12.>", "$SB.SUB.0012.>"])
 def test_allowed_class_is_allowed_under_every_spelling(allowed: str) -> None:
-    for way in WAYS:
-        client = client_of(harness_with(one(allow=(allowed,))), "one")
-        client.sub(f"$SB.SUB.{way}")
-        assert client.lines() == [], way
+    for spelling in WAYS:
+        client = client_of(harness_with(restricted_user(allow=(allowed,))), "one")
+        client.sub(f"$SB.SUB.{spelling}")
+        assert client.lines() == [], spelling
         client.sub("$SB.SUB.open.d", "2")
         assert len(client.lines()) == 1
 
 
 def test_missing_class_is_checked_as_requested() -> None:
-    harness = harness_with(one(allow=("$SB.SUB.new.>", "$SB.SUB.77.>")))
+    harness = harness_with(restricted_user(allow=("$SB.SUB.new.>", "$SB.SUB.77.>")))
     client = client_of(harness, "one")
     [(class_id, _)] = harness.broker.store.class_registry.resolve_ids(["new"])
     client.sub(f"$SB.SUB.{class_id}.d")
@@ -97,20 +99,22 @@ def test_missing_class_is_checked_as_requested() -> None:
 
 
 def test_naming_a_class_applies_deny_patterns_to_its_id() -> None:
-    harness = harness_with(one(allow=("$SB.SUB.>",), deny=("$SB.SUB.payroll.>",)))
+    harness = harness_with(restricted_user(allow=("$SB.SUB.>",), deny=("$SB.SUB.payroll.>",)))
     harness.broker.store.class_registry.bind_subject("paid", 77)
-    client, boss = client_of(harness, "one"), client_of(harness, "boss")
+    client, unrestricted = client_of(harness, "one"), client_of(harness, "boss")
     client.sub("$SB.SUB.77.d")
-    boss.pub("paid", b"x")
+    unrestricted.pub("paid", b"x")
     assert len(client.messages()) == 1
     harness.broker.store.class_registry.declare_classes([NamedClass(id=77, name="payroll")])
     assert [error.reason for _, error in harness.broker.end_turn().close] == [Reason.UNAUTHORIZED]
-    boss.pub("paid", b"x")
+    unrestricted.pub("paid", b"x")
     assert client.messages() == []
 
 
 def test_patterns_can_name_durables_and_groups() -> None:
-    harness = harness_with(one(allow=("$SB.SUB.open.*.>", "$SB.SUB.open.audit g"), deny=()))
+    harness = harness_with(
+        restricted_user(allow=("$SB.SUB.open.*.>", "$SB.SUB.open.audit g"), deny=())
+    )
     client = client_of(harness, "one")
     for asked_for, queue in (
         ("open", ""),
@@ -142,7 +146,7 @@ def test_patterns_can_name_durables_and_groups() -> None:
 def test_deny_pattern_covers_longer_requests(
     denied: str, asked_for: str, queue: str, may: bool
 ) -> None:
-    harness = harness_with(one(allow=("$SB.>",), deny=(f"$SB.SUB.{denied}",)))
+    harness = harness_with(restricted_user(allow=("$SB.>",), deny=(f"$SB.SUB.{denied}",)))
     client = client_of(harness, "one")
     client.sub(f"$SB.SUB.{asked_for}", queue=queue)
     assert (client.lines() == []) is may
@@ -157,10 +161,10 @@ def test_requests_and_patterns_have_one_canonical_form(
 
     assume(not (name.isascii() and name.isdigit() and int(name) > CLASS_ID_MAX))
     pattern = f"$SB.SUB.{written(name)}.{written(durable)}"
-    wanted = parse_subscribe(pattern.encode(), b"")
+    parsed = parse_subscribe(pattern.encode(), b"")
     assert (
         normalize_pattern(pattern)
-        in make_class_request([wanted.class_ref], (), wanted.option_tokens).names
+        in make_class_request([parsed.class_ref], (), parsed.option_tokens).names
     )
     assert normalize_pattern(normalize_pattern(pattern)) == normalize_pattern(pattern)
 
@@ -169,32 +173,34 @@ def test_requests_and_patterns_have_one_canonical_form(
 
 
 def test_durable_of_another_user_is_refused() -> None:
-    harness = harness_with(one(allow=("$SB.SUB.open.>",)), one(deny=("x",), name="two"))
-    boss = client_of(harness, "boss")
-    boss.sub("$SB.SUB.open.hers")
-    boss.close()
+    harness = harness_with(
+        restricted_user(allow=("$SB.SUB.open.>",)), restricted_user(deny=("x",), name="two")
+    )
+    unrestricted = client_of(harness, "boss")
+    unrestricted.sub("$SB.SUB.open.hers")
+    unrestricted.close()
     thief = client_of(harness, "one")
     thief.sub("$SB.SUB.open.hers")
     (line,) = thief.lines()
     assert b"the durable `hers`: it belongs to another user" in line
     thief.sub("$SB.SUB.open.mine", "2")
     thief.close()
-    again = client_of(harness, "one")
-    again.sub("$SB.SUB.open.mine")
-    assert again.lines() == []
+    resumed = client_of(harness, "one")
+    resumed.sub("$SB.SUB.open.mine")
+    assert resumed.lines() == []
 
 
 def test_class_quota_of_a_user() -> None:
-    harness = harness_with(one(allow=("$SB.SUB.>",)), classes=40)
+    harness = harness_with(restricted_user(allow=("$SB.SUB.>",)), classes=40)
     client = client_of(harness, "one")
     for n in range(12):
         client.sub(f"$SB.SUB.new{n}", str(n))
     lines = client.lines()
     assert len(lines) == 2
     assert b"has created 10 of at most 10" in lines[0]
-    boss = client_of(harness, "boss")
-    boss.sub("$SB.SUB.hers")
-    assert boss.lines() == []
+    unrestricted = client_of(harness, "boss")
+    unrestricted.sub("$SB.SUB.hers")
+    assert unrestricted.lines() == []
 
 
 def test_ack_reply_without_publish_permission_reaches_the_client_only() -> None:
@@ -206,16 +212,16 @@ def test_ack_reply_without_publish_permission_reaches_the_client_only() -> None:
         ),
     )
     harness = harness_with(user)
-    boss, client = client_of(harness, "boss"), client_of(harness, "one")
-    boss.sub("not.its.business")
-    boss.sub("_INBOX.one", "2")
-    boss.sub("told.boss", "3")
+    unrestricted, client = client_of(harness, "boss"), client_of(harness, "one")
+    unrestricted.sub("not.its.business")
+    unrestricted.sub("_INBOX.one", "2")
+    unrestricted.sub("told.boss", "3")
     client.sub("$SB.SUB.open.d")
     client.sub("_INBOX.one", "2")
     harness.broker.store.class_registry.bind_subject("orders", 13)
-    boss.pub("orders", b"x")
+    unrestricted.pub("orders", b"x")
     (message,) = client.messages()
     for reply in ("not.its.business", "_INBOX.one", "told.boss"):
         client.pub(message.reply, b"+ACK", reply)
-    assert [heard.subject for heard in client.messages()] == ["_INBOX.one"]
-    assert [heard.subject for heard in boss.messages()] == ["told.boss"]
+    assert [received.subject for received in client.messages()] == ["_INBOX.one"]
+    assert [received.subject for received in unrestricted.messages()] == ["told.boss"]

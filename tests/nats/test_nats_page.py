@@ -23,14 +23,14 @@ def blocks(language: str) -> list[str]:
 
 def test_page_lists_the_nats_options() -> None:
     flags = {setting.flag for setting in SETTINGS.values()}
-    named = set(re.findall(r"`(--[\w-]+)", PAGE)) | set(re.findall(r"serve (--[\w-]+)", PAGE))
-    assert named <= flags | {"--config"}
-    assert {flag for flag in flags if "nats" in flag} <= named
+    documented = set(re.findall(r"`(--[\w-]+)", PAGE)) | set(re.findall(r"serve (--[\w-]+)", PAGE))
+    assert documented <= flags | {"--config"}
+    assert {flag for flag in flags if "nats" in flag} <= documented
 
 
 def test_page_lists_the_defaults() -> None:
     limits = NatsLimits()
-    for flag, said in (
+    for flag, documented_default in (
         ("max-payload", f"{limits.max_payload >> 20} MiB"),
         ("max-control-line", f"{limits.max_control_line >> 10} KiB"),
         ("max-subs", f"{limits.max_subs}: any number"),
@@ -42,7 +42,7 @@ def test_page_lists_the_defaults() -> None:
         ("write-timeout", f"{limits.write_seconds:g} s"),
         ("tls-timeout", f"{limits.tls_seconds:g} s"),
     ):
-        assert f"\n| `--nats-{flag}` | {said} |" in PAGE
+        assert f"\n| `--nats-{flag}` | {documented_default} |" in PAGE
     grace, closing = limits.lame_duck_grace_seconds, limits.lame_duck_seconds
     assert f"`--nats-lame-duck-time` | {grace:g} s, {closing:g} s |" in PAGE
 
@@ -56,10 +56,10 @@ def test_page_configuration_is_valid(tmp_path: Path) -> None:
     configuration.raise_errors()
     assert not configuration.warnings
     assert configuration.file is not None
-    billing, shop, guest = configuration.file.users.users
-    assert (billing.name, shop.nkey[:1]) == ("billing", "U")
-    assert guest.subject_permissions is not None
-    assert guest.subject_permissions.publish_deny == ("shop.secret",)
+    billing, shop_user, guest_user = configuration.file.users.users
+    assert (billing.name, shop_user.nkey[:1]) == ("billing", "U")
+    assert guest_user.subject_permissions is not None
+    assert guest_user.subject_permissions.publish_deny == ("shop.secret",)
     assert configuration.file.classes["orders"].subjects == ["orders.>"]
 
 
@@ -72,7 +72,7 @@ def test_page_session_works(shared_server: NatsTestServer) -> None:
         for line in session.splitlines()[1:]:
             if line.startswith("< "):
                 expected = re.escape(line[2:]).replace("…", ".*")
-                said = client.until(b"\r\n").decode().removesuffix("\r\n")
-                assert re.fullmatch(expected, said), said
+                documented_default = client.read_until(b"\r\n").decode().removesuffix("\r\n")
+                assert re.fullmatch(expected, documented_default), documented_default
             else:
                 client.send(line)

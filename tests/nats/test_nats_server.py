@@ -35,7 +35,7 @@ QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 AUTH = Users((User("u", "p"),))
 
 
-def at(harness: NatsServerHarness, seconds: float) -> None:
+def tick_at(harness: NatsServerHarness, seconds: float) -> None:
     """Set the time and tick."""
     harness.nats_server.now = seconds
     harness.nats_server.tick()
@@ -51,13 +51,13 @@ def waiting(limits: NatsLimits | None = None, auth: Users | None = None) -> Nats
 
 def test_first_ping_is_early_and_after_the_first_pong() -> None:
     harness = waiting()
-    greeted, silent = harness.client(QUIET + b"PING\r\n"), harness.client()
+    greeted, unconnected = harness.client(QUIET + b"PING\r\n"), harness.client()
     assert greeted.lines() == b"PONG\r\n"
-    at(harness, FIRST_PING_SECONDS)
+    tick_at(harness, FIRST_PING_SECONDS)
     assert greeted.lines() == b"PING\r\n"
-    assert silent.lines() == b""
-    at(harness, 120.0)
-    assert silent.lines() == b"PING\r\n"
+    assert unconnected.lines() == b""
+    tick_at(harness, 120.0)
+    assert unconnected.lines() == b"PING\r\n"
 
 
 def test_each_part_of_a_tick_examines_few_clients() -> None:
@@ -70,7 +70,7 @@ def test_each_part_of_a_tick_examines_few_clients() -> None:
     for _ in harness.nats_server.tick_in_parts():
         counts.append(sum(client.session.unanswered_ping_count for client in clients))
     assert counts[-1] == 2 * CHECKED_CLIENTS_PER_TURN
-    assert max(after - before for before, after in pairwise(counts)) <= CHECKED_CLIENTS_PER_TURN
+    assert max(upper - lower for lower, upper in pairwise(counts)) <= CHECKED_CLIENTS_PER_TURN
     harness.settle()
     assert all(client.lines() == b"PING\r\n" for client in clients)
 
@@ -84,19 +84,19 @@ def test_each_part_of_a_tick_looks_for_few_slow_consumers() -> None:
     monitor.track({client.session: None for client in clients})
     assert not any(monitor.find_slow_consumers())
     monitor.now += harness.nats_server.settings.limits.write_seconds + 1
-    counts = [len(part) for part in monitor.find_slow_consumers()]
+    counts = [len(group) for group in monitor.find_slow_consumers()]
     assert counts == [CHECKED_CLIENTS_PER_TURN, CHECKED_CLIENTS_PER_TURN, 1]
 
 
 def test_client_that_answers_no_ping_is_disconnected() -> None:
     harness = waiting()
     client = harness.client(QUIET + b"PING\r\n")
-    heard = []
+    received = []
     for seconds in range(0, 600, 10):
-        at(harness, seconds)
-        heard.append((seconds, client.lines()))
-    said = [(seconds, line) for seconds, line in heard[1:] if line]
-    assert said == [
+        tick_at(harness, seconds)
+        received.append((seconds, client.lines()))
+    pings = [(seconds, line) for seconds, line in received[1:] if line]
+    assert pings == [
         (10, b"PING\r\n"),  # The first one.
         (130, b"PING\r\n"),
         (250, b"-ERR 'Stale Connection'\r\n"),
@@ -109,17 +109,17 @@ def test_client_that_answers_no_ping_is_disconnected() -> None:
 
 def test_client_that_sends_anything_stays_connected() -> None:
     harness = waiting()
-    answers, talks = harness.client(QUIET + b"PING\r\n"), harness.client(QUIET + b"PING\r\n")
-    at(harness, 10)
+    responder, talks = harness.client(QUIET + b"PING\r\n"), harness.client(QUIET + b"PING\r\n")
+    tick_at(harness, 10)
     pings = [0, 0]
     for seconds in range(60, 1800, 60):
-        at(harness, seconds)
-        if b"PING" in answers.lines():
+        tick_at(harness, seconds)
+        if b"PING" in responder.lines():
             pings[0] += 1
-            answers.send(b"PONG\r\n")
+            responder.send(b"PONG\r\n")
         pings[1] += talks.lines().count(b"PING")
         talks.send(b"PUB a 0\r\n\r\n")
-    assert not answers.closed
+    assert not responder.closed
     assert not talks.closed
     assert pings[0] > 10
     assert pings[1] == 1
@@ -127,17 +127,17 @@ def test_client_that_sends_anything_stays_connected() -> None:
 
 def test_missing_connect_times_out() -> None:
     harness = waiting(auth=AUTH)
-    late = harness.client()
-    early = harness.client(b'CONNECT {"verbose":false,"user":"u","pass":"p"}\r\n')
-    begun = harness.client(b"CONNE")
-    at(harness, 1.9)
-    assert not late.closed
-    at(harness, 2.0)
-    for client in (late, begun):
+    late_client = harness.client()
+    early_client = harness.client(b'CONNECT {"verbose":false,"user":"u","pass":"p"}\r\n')
+    partial_client = harness.client(b"CONNE")
+    tick_at(harness, 1.9)
+    assert not late_client.closed
+    tick_at(harness, 2.0)
+    for client in (late_client, partial_client):
         assert client.lines() == b"-ERR 'Authentication Timeout'\r\n"
         assert client.error is not None
         assert client.error.reason is Reason.HELLO_TIMEOUT
-    assert not early.closed
+    assert not early_client.closed
 
 
 def test_connect_is_optional_without_authentication() -> None:
@@ -145,8 +145,8 @@ def test_connect_is_optional_without_authentication() -> None:
     client = harness.client()
     guests = NatsServerHarness(NatsSettings(users=Users((User("u", "p"),), anonymous="u")))
     local_session = guests.client()
-    at(harness, 60)
-    at(guests, 60)
+    tick_at(harness, 60)
+    tick_at(guests, 60)
     assert not client.closed
     assert not local_session.closed
 
@@ -155,20 +155,20 @@ def test_liveness_checks_of_closed_clients_are_removed() -> None:
     harness = waiting()
     for _ in range(100):
         harness.client(QUIET).close()
-    at(harness, 1000)
+    tick_at(harness, 1000)
     assert harness.nats_server._liveness_checks == []
 
 
 def test_lame_duck_info_goes_to_protocol_1_clients() -> None:
     harness = waiting()
-    old = harness.client(b'CONNECT {"verbose":false}\r\n')
-    says = b'CONNECT {"verbose":false,"protocol":1}\r\n'
-    new, ungreeted = harness.client(says + b"PING\r\n"), harness.client(says)
+    protocol_0 = harness.client(b'CONNECT {"verbose":false}\r\n')
+    connect = b'CONNECT {"verbose":false,"protocol":1}\r\n'
+    protocol_1, ungreeted = harness.client(connect + b"PING\r\n"), harness.client(connect)
     harness.nats_server.send_lame_duck()
     harness.settle()
-    assert old.lines() == b""
-    assert b'"ldm":true' in new.lines()
-    assert ungreeted.lines() == b""  # It takes the first line that comes for its PONG.
+    assert protocol_0.lines() == b""
+    assert b'"ldm":true' in protocol_1.lines()
+    assert ungreeted.lines() == b""  # Any line counts as its PONG.
 
 
 def test_info_contains_client_and_listener_address() -> None:
@@ -191,17 +191,17 @@ def test_restricted_user_needs_permission_for_classes() -> None:
         )
     )
     harness = NatsServerHarness(NatsSettings(users=auth), broker=Broker())
-    some, named = (
+    restricted, named_only = (
         harness.client(b'CONNECT {"verbose":false,"user":"%s","pass":"p"}\r\n' % name)
         for name in (b"some", b"named")
     )
-    for client in (some, named):
+    for client in (restricted, named_only):
         client.send(b"SUB $SB.SUB.orders g 1\r\n")
-    assert some.lines() == (
+    assert restricted.lines() == (
         b'-ERR \'Permissions Violation for Subscription to "$SB.SUB.orders" '
         b"(no permission to subscribe to class `orders`)'\r\n"
     )
-    assert named.lines() == b""
+    assert named_only.lines() == b""
 
 
 # Limits -------------------------------------------------------------------------------------------
@@ -210,43 +210,43 @@ def test_restricted_user_needs_permission_for_classes() -> None:
 def test_slow_consumer_is_disconnected_without_error_line() -> None:
     harness = waiting(NatsLimits(max_payload=1000, max_pending=2000))
     nats_server, slow = harness.nats_server, harness.client(QUIET + b"SUB a 1\r\n")
-    other = harness.client(QUIET + b"SUB a 1\r\n")
+    other_client = harness.client(QUIET + b"SUB a 1\r\n")
     publisher = nats_server.open_session("test")
-    said = QUIET + (b"PUB a 900\r\n" + b"x" * 900 + b"\r\n") * 2
-    nats_server.receive(publisher, buffer(), buffer().fill(said))
-    other.drain()
-    nats_server.receive(publisher, buffer(), buffer().fill(said[len(QUIET) :]))
+    pings = QUIET + (b"PUB a 900\r\n" + b"x" * 900 + b"\r\n") * 2
+    nats_server.receive(publisher, buffer(), buffer().fill(pings))
+    other_client.drain()
+    nats_server.receive(publisher, buffer(), buffer().fill(pings[len(QUIET) :]))
     cut = nats_server.drain_disconnecting()
     assert [session for session, _ in cut] == [slow.session]
     assert cut[0][1].line == b""
     assert cut[0][1].closed_reason == "Slow Consumer (Pending Bytes)"
     assert slow.session.outbox.pending_bytes == 0
     assert slow.session.subscriptions == {}
-    assert not other.session.is_disconnecting
+    assert not other_client.session.is_disconnecting
 
 
 def test_subscriptions_of_closed_clients_are_removed() -> None:
     harness = waiting()
     routes = harness.nats_server.routes
-    before = len(routes)
+    lower = len(routes)
     client = harness.client(
         QUIET + b"".join(b"SUB a.%d.* %d\r\nSUB b g%d x%d\r\n" % ((n,) * 4) for n in range(500))
     )
-    assert len(routes) == before + 1000
+    assert len(routes) == lower + 1000
     assert len(client.session.subscriptions) == 1000
     client.close()
     while routes.has_abandoned:
-        at(harness, 0.0)
-    assert len(routes) == before
+        tick_at(harness, 0.0)
+    assert len(routes) == lower
     assert routes._groups == {}
 
 
 def test_subject_with_2000_tokens_is_accepted() -> None:
     harness = waiting()
-    words = b"a." * 2000 + b"a"
-    client = harness.client(QUIET + b"SUB %s 1\r\nSUB a.> 2\r\n" % words)
-    client.send(b"PUB %s 1\r\nx\r\n" % words)
-    client.send(b"PUB %s 1\r\nx\r\n" % words[2:])
+    subject_bytes = b"a." * 2000 + b"a"
+    client = harness.client(QUIET + b"SUB %s 1\r\nSUB a.> 2\r\n" % subject_bytes)
+    client.send(b"PUB %s 1\r\nx\r\n" % subject_bytes)
+    client.send(b"PUB %s 1\r\nx\r\n" % subject_bytes[2:])
     assert client.lines().count(b"MSG") == 3
 
 
@@ -254,37 +254,37 @@ def test_wildcard_subject_with_too_many_tokens_is_refused() -> None:
     client = waiting().client(QUIET)
     client.send(b"SUB %s 1\r\nSUB %s 2\r\n" % (b"*." * 127 + b">", b"a." * 128 + b">"))
     subject = (b"a." * 128 + b">").decode()
-    said = f"-ERR 'Permissions Violation for Subscription to \"{subject}\", too many tokens'\r\n"
-    assert client.lines() == said.encode()
+    pings = f"-ERR 'Permissions Violation for Subscription to \"{subject}\", too many tokens'\r\n"
+    assert client.lines() == pings.encode()
 
 
 def test_many_subscriptions_are_removed_over_several_ticks() -> None:
     harness = waiting()
-    before = len(harness.nats_server.routes)
+    lower = len(harness.nats_server.routes)
     count = max(IMMEDIATE_REMOVALS_MAX, REMOVALS_PER_TURN_MAX // 2)
-    said = QUIET + b"".join(
+    pings = QUIET + b"".join(
         b"SUB a.%d %d\r\nSUB b.%d g x%d\r\nSUB b g y%d\r\n" % (n, n, n, n, n) for n in range(count)
     )
-    leaves = harness.client(said)
-    again = harness.client(said)
-    asks = harness.client(
+    leaves = harness.client(pings)
+    second_client = harness.client(pings)
+    requester = harness.client(
         b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\nSUB in 1\r\n'
     )
     leaves.close()
-    again.send(QUIET)
+    second_client.send(QUIET)
     for subject in (b"a.5", b"b.5", b"b"):
-        asks.send(b"PUB %s in 0\r\n\r\n" % subject)
-        assert b"503" in asks.lines()
-    again.send(b"SUB a.5 5\r\nSUB b.5 g x5\r\n")
-    beats = 0
-    while len(harness.nats_server.routes) > before + 3:
-        at(harness, 0.0)
-        beats += 1
-    assert 1 < beats < 2 + 6 * count / REMOVALS_PER_TURN_MAX
-    asks.send(b"PUB a.5 1\r\nx\r\nPUB b.5 1\r\ny\r\n")
-    assert again.lines() == b"MSG a.5 5 1\r\nx\r\nMSG b.5 x5 1\r\ny\r\n"
-    again.close()
-    assert len(harness.nats_server.routes) == before + 1
+        requester.send(b"PUB %s in 0\r\n\r\n" % subject)
+        assert b"503" in requester.lines()
+    second_client.send(b"SUB a.5 5\r\nSUB b.5 g x5\r\n")
+    tick_count = 0
+    while len(harness.nats_server.routes) > lower + 3:
+        tick_at(harness, 0.0)
+        tick_count += 1
+    assert 1 < tick_count < 2 + 6 * count / REMOVALS_PER_TURN_MAX
+    requester.send(b"PUB a.5 1\r\nx\r\nPUB b.5 1\r\ny\r\n")
+    assert second_client.lines() == b"MSG a.5 5 1\r\nx\r\nMSG b.5 x5 1\r\ny\r\n"
+    second_client.close()
+    assert len(harness.nats_server.routes) == lower + 1
 
 
 def test_clients_learn_changed_addresses_of_servers() -> None:
@@ -340,27 +340,27 @@ def test_expensive_commands_reduce_the_read_size(line: bytes) -> None:
     client = waiting().client(QUIET)
     number = 0
     for _ in range(20):
-        said = b""
-        while len(said) + 40 < client.session.next_read_bytes:
+        pings = b""
+        while len(pings) + 40 < client.session.next_read_bytes:
             number += 1
-            said += line % (number, number)
-        client.send(said)
+            pings += line % (number, number)
+        client.send(pings)
     assert client.session.next_read_bytes <= 256 * 1024
 
 
-@pytest.mark.parametrize(("subscriptions", "most"), [(1, RECEIVE_BYTES), (4000, 512 * 1024)])
-def test_many_subscriptions_reduce_the_read_size(subscriptions: int, most: int) -> None:
+@pytest.mark.parametrize(("subscriptions", "max_size"), [(1, RECEIVE_BYTES), (4000, 512 * 1024)])
+def test_many_subscriptions_reduce_the_read_size(subscriptions: int, max_size: int) -> None:
     harness = waiting()
     harness.client(QUIET + b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(subscriptions)))
     client = harness.client(QUIET)
-    said = b"".join(b"PUB a.%d 1\r\nx\r\n" % n for n in range(4000)) * 100
-    said = said[: 3 * most // 2]
-    while said:
+    pings = b"".join(b"PUB a.%d 1\r\nx\r\n" % n for n in range(4000)) * 100
+    pings = pings[: 3 * max_size // 2]
+    while pings:
         at_once = client.session.next_read_bytes
-        client.send(said[:at_once])
-        said = said[at_once:]
+        client.send(pings[:at_once])
+        pings = pings[at_once:]
     assert not client.closed
-    assert most // 64 <= at_once <= most
+    assert max_size // 64 <= at_once <= max_size
 
 
 # Batches -----------------------------------------------------------------------------------------
@@ -404,15 +404,15 @@ USERS = Users(
 @settings(max_examples=80)
 @given(generated_dialogues.scripts(user=True, pedantic=True))
 def test_batches_have_the_same_effect_as_single_messages(script: Script) -> None:
-    whole = NatsServerHarness(NatsSettings(users=USERS)).play(script)
-    assert NatsServerHarness(NatsSettings(users=USERS)).play(script, 97) == whole
+    whole_script = NatsServerHarness(NatsSettings(users=USERS)).play(script)
+    assert NatsServerHarness(NatsSettings(users=USERS)).play(script, 97) == whole_script
 
 
 def test_responder_may_answer_requests_of_a_batch() -> None:
     harness = NatsServerHarness(NatsSettings(users=USERS))
-    who = b'CONNECT {"verbose":false,"pedantic":false,"user":"%b","pass":"p"}\r\n'
-    answerer = harness.client(who % b"answerer" + b"SUB ask 1\r\n")
-    harness.client(who % b"all" + b"PUB ask reply 1\r\nx\r\n" * 40)
+    connect_as = b'CONNECT {"verbose":false,"pedantic":false,"user":"%b","pass":"p"}\r\n'
+    answerer = harness.client(connect_as % b"answerer" + b"SUB ask 1\r\n")
+    harness.client(connect_as % b"all" + b"PUB ask reply 1\r\nx\r\n" * 40)
     assert answerer.lines().count(b"MSG ask 1 reply 1\r\n") == 40
     answerer.send(b"PUB reply 0\r\n\r\n" * 4)
     assert answerer.lines().count(b"Permissions Violation for Publish") == 1
@@ -421,16 +421,16 @@ def test_responder_may_answer_requests_of_a_batch() -> None:
 @pytest.mark.parametrize("count", [1, 40])
 def test_responder_may_answer_single_requests(count: int) -> None:
     harness = NatsServerHarness(NatsSettings(users=USERS))
-    asks, answers = (
+    requester, responder = (
         harness.client(b'CONNECT {"verbose":false,"user":"%b","pass":"p"}\r\n' % name)
         for name in (b"all", b"answerer")
     )
-    answers.send(b"SUB foo.x 1\r\n")
-    asks.send(b"SUB in 2\r\n" + b"PUB foo.x in 1\r\nx\r\n" * count)
-    assert answers.lines() == b"MSG foo.x 1 in 1\r\nx\r\n" * count
-    answers.send(b"PUB in 1\r\ny\r\n" * 3)
-    assert answers.lines() == b""
-    assert asks.lines() == b"MSG in 2 1\r\ny\r\n" * 3
+    responder.send(b"SUB foo.x 1\r\n")
+    requester.send(b"SUB in 2\r\n" + b"PUB foo.x in 1\r\nx\r\n" * count)
+    assert responder.lines() == b"MSG foo.x 1 in 1\r\nx\r\n" * count
+    responder.send(b"PUB in 1\r\ny\r\n" * 3)
+    assert responder.lines() == b""
+    assert requester.lines() == b"MSG in 2 1\r\ny\r\n" * 3
 
 
 @pytest.mark.parametrize("count", [1, 40])
@@ -438,8 +438,8 @@ def test_no_responders_reply_for_each_request(count: int) -> None:
     connect = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
     client = NatsServerHarness().client(connect + b"SUB in 1\r\n")
     client.send(b"PUB x in 0\r\n\r\n" * count)
-    said = b"HMSG in 1 33 33\r\nNATS/1.0 503\r\nNats-Subject: x\r\n\r\n\r\n"
-    assert client.lines() == said * count
+    pings = b"HMSG in 1 33 33\r\nNATS/1.0 503\r\nNats-Subject: x\r\n\r\n\r\n"
+    assert client.lines() == pings * count
 
 
 @pytest.mark.parametrize("count", [1, 40])
@@ -454,8 +454,8 @@ def test_reserved_reply_subject_is_refused_each_time(count: int) -> None:
     harness = NatsServerHarness()
     listens, client = harness.client(QUIET + b"SUB x 1\r\n"), harness.client(QUIET)
     client.send(b"PUB x _R_.a 0\r\n\r\n" * count)
-    said = b"-ERR 'Permissions Violation for Publish with Reply of \"_R_.a\"'\r\n"
-    assert client.lines() == said * count
+    pings = b"-ERR 'Permissions Violation for Publish with Reply of \"_R_.a\"'\r\n"
+    assert client.lines() == pings * count
     assert listens.lines() == b""
     assert harness.nats_server.denied_count == count
 
@@ -475,32 +475,36 @@ def test_unsub_with_reached_max_ends_at_once(count: int, queue: bytes) -> None:
 @pytest.mark.parametrize("count", [1, 40])
 def test_batch_headers_only_reach_clients_that_accept_headers(count: int) -> None:
     harness = NatsServerHarness()
-    takes = [
-        harness.client(b'CONNECT {"verbose":false,"headers":%b}\r\nSUB a 1\r\n' % word)
-        for word in (b"true", b"false", b"true")
+    connects = [
+        harness.client(b'CONNECT {"verbose":false,"headers":%b}\r\nSUB a 1\r\n' % flag)
+        for flag in (b"true", b"false", b"true")
     ]
-    takes[0].send(b"HPUB a 12 13\r\nNATS/1.0\r\n\r\nx\r\n" * count)
+    connects[0].send(b"HPUB a 12 13\r\nNATS/1.0\r\n\r\nx\r\n" * count)
     headed = b"HMSG a 1 12 13\r\nNATS/1.0\r\n\r\nx\r\n" * count
-    assert [client.lines() for client in takes] == [headed, b"MSG a 1 1\r\nx\r\n" * count, headed]
+    assert [client.lines() for client in connects] == [
+        headed,
+        b"MSG a 1 1\r\nx\r\n" * count,
+        headed,
+    ]
 
 
 @pytest.mark.parametrize("options", [b"{}", b'{"verbose":false}', b'{"pedantic":false}'])
 def test_verbose_client_gets_ok_for_each_message_of_a_batch(options: bytes) -> None:
-    said = b"CONNECT " + options + b"\r\nSUB a.> 1\r\n"
-    said += b"".join(b"PUB a.%s 1\r\nx\r\n" % (b"b", b"*", b"c")[n % 3] for n in range(90))
-    said += b"PUB a.b 1\r\nx\r\n" * 40 + b"PUB a..b 1\r\nx\r\n" * 40
-    whole, pieces = NatsServerHarness().client(), NatsServerHarness().client()
-    whole.send(said)
-    pieces.send(said, 9)
-    assert whole.lines() == pieces.lines() != b""
+    pings = b"CONNECT " + options + b"\r\nSUB a.> 1\r\n"
+    pings += b"".join(b"PUB a.%s 1\r\nx\r\n" % (b"b", b"*", b"c")[n % 3] for n in range(90))
+    pings += b"PUB a.b 1\r\nx\r\n" * 40 + b"PUB a..b 1\r\nx\r\n" * 40
+    whole_script, in_pieces = NatsServerHarness().client(), NatsServerHarness().client()
+    whole_script.send(pings)
+    in_pieces.send(pings, 9)
+    assert whole_script.lines() == in_pieces.lines() != b""
 
 
 def test_counts_single_and_batched_messages() -> None:
-    said = QUIET + b"PUB a 3\r\nabc\r\n" * 40
-    said += b"".join(b"PUB a.%d 3\r\nabc\r\n" % (n % 3) for n in range(60))
+    pings = QUIET + b"PUB a 3\r\nabc\r\n" * 40
+    pings += b"".join(b"PUB a.%d 3\r\nabc\r\n" % (n % 3) for n in range(60))
     for chunks in (0, 5):
         client: Client = NatsServerHarness().client()
-        client.send(said, chunks)
+        client.send(pings, chunks)
         assert (client.session.in_messages, client.session.in_bytes) == (100, 300)
 
 
@@ -511,10 +515,10 @@ def test_statistics_include_closed_clients() -> None:
     assert (first.clients, first.accepted, first.subscriptions) == (1, 1, 2)
     assert (first.in_messages, first.in_bytes, first.out_messages) == (1, 3, 1)
     client.close()
-    gone = harness.nats_server.statistics()
-    assert (gone.clients, gone.accepted, gone.subscriptions) == (0, 1, 0)
-    assert (gone.in_messages, gone.in_bytes, gone.out_messages) == (1, 3, 1)
-    assert (gone.denied, gone.slow_consumers, gone.pending_bytes) == (0, 0, 0)
+    statistics_ = harness.nats_server.statistics()
+    assert (statistics_.clients, statistics_.accepted, statistics_.subscriptions) == (0, 1, 0)
+    assert (statistics_.in_messages, statistics_.in_bytes, statistics_.out_messages) == (1, 3, 1)
+    assert (statistics_.denied, statistics_.slow_consumers, statistics_.pending_bytes) == (0, 0, 0)
 
 
 def test_statistics_count_clients_in_steps_and_each_once() -> None:

@@ -38,7 +38,7 @@ def test_decodes_a_public_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_error"),
     [
         ("", "expected a user's public key"),
         ("U", "expected base 32"),
@@ -50,8 +50,8 @@ def test_decodes_a_public_key() -> None:
         ("ä" * 56, "expected base 32"),
     ],
 )
-def test_invalid_public_key_is_refused(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_public_key_is_refused(text: str, expected_error: str) -> None:
+    with pytest.raises(ValueError, match=expected_error):
         decode_user_key(text)
 
 
@@ -65,20 +65,20 @@ def test_signature_is_bound_to_key_and_nonce() -> None:
     assert not verify_signature(PUBLIC, "", b"nonce")
     assert not verify_signature(PUBLIC, "ä", b"nonce")
     assert not verify_signature(PUBLIC, signature[:-8], b"nonce")
-    other = Ed25519PrivateKey.from_private_bytes(bytes(31) + b"\1")
-    assert not verify_signature(nkey(other), signature, b"nonce")
+    other_key = Ed25519PrivateKey.from_private_bytes(bytes(31) + b"\1")
+    assert not verify_signature(nkey(other_key), signature, b"nonce")
 
 
 @pytest.mark.parametrize(
-    ("user", "said"),
+    ("user", "expected_error"),
     [
         ({"name": "x", "nkey": "UABC"}, "user 'x': nkey 'UABC'"),
         ({"name": "x", "password": "$2a$11$abc"}, "bcrypt hashes are not supported"),
         ({"name": "x", "token": "$2b$x"}, "bcrypt hashes are not supported"),
     ],
 )
-def test_invalid_user_is_named_in_the_error(user: dict[str, str], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_user_is_named_in_the_error(user: dict[str, str], expected_error: str) -> None:
+    with pytest.raises(ValueError, match=expected_error):
         User(**user)  # type: ignore[arg-type]
 
 
@@ -91,8 +91,8 @@ def test_user_authenticates_with_name_and_password() -> None:
     users = User("a", "p"), User("b", "é"), User("c", nkey=PUBLIC)
     authenticator = create_authenticator(*users)
     for user in users[:2]:
-        said = ConnectOptions(user=user.name, password=user.password)
-        assert authenticator.authenticate(said, "") is user
+        connect_options = ConnectOptions(user=user.name, password=user.password)
+        assert authenticator.authenticate(connect_options, "") is user
     for name, password in ("a", "q"), ("", ""), ("c", ""), ("c", PUBLIC), ("\ud800", "p"):
         with pytest.raises(NatsError, match="wrong or missing credentials"):
             authenticator.authenticate(ConnectOptions(user=name, password=password), "")
@@ -109,10 +109,10 @@ def test_user_authenticates_with_token() -> None:
 def test_user_authenticates_with_nkey() -> None:
     user = User("a", nkey=PUBLIC)
     authenticator = create_authenticator(user)
-    said = connect_with_nkey(authenticator, KEY)
-    assert authenticator.authenticate(said, authenticator.make_nonce(1)) is user
+    connect_options = connect_with_nkey(authenticator, KEY)
+    assert authenticator.authenticate(connect_options, authenticator.make_nonce(1)) is user
     with pytest.raises(NatsError, match="wrong or missing credentials"):
-        authenticator.authenticate(said, authenticator.make_nonce(2))
+        authenticator.authenticate(connect_options, authenticator.make_nonce(2))
 
 
 def test_user_authenticates_with_certificate() -> None:
@@ -125,10 +125,13 @@ def test_user_authenticates_with_certificate() -> None:
 
 
 def test_sent_credentials_count_more_than_a_certificate() -> None:
-    ada, bob = User("a", certificates=("CN=a",)), User("b", "p")
-    authenticator = create_authenticator(ada, bob)
-    said = ConnectOptions(user="b", password="p")
-    assert authenticator.authenticate(said, "", certificate_names=("CN=a",)) is bob
+    certificate_user, password_user = User("a", certificates=("CN=a",)), User("b", "p")
+    authenticator = create_authenticator(certificate_user, password_user)
+    connect_options = ConnectOptions(user="b", password="p")
+    assert (
+        authenticator.authenticate(connect_options, "", certificate_names=("CN=a",))
+        is password_user
+    )
     with pytest.raises(NatsError, match="wrong or missing credentials") as raised:
         authenticator.authenticate(ConnectOptions(user="b"), "", certificate_names=("CN=a",))
     assert raised.value.line == b"-ERR 'Authorization Violation'\r\n"
@@ -137,9 +140,9 @@ def test_sent_credentials_count_more_than_a_certificate() -> None:
 def test_user_without_password_cannot_authenticate_by_name() -> None:
     anonymous = User("a")
     authenticator = create_authenticator(anonymous, User("b", "p"), anonymous="a")
-    for said in (ConnectOptions(user="a"), ConnectOptions(user="c")):
+    for connect_options in (ConnectOptions(user="a"), ConnectOptions(user="c")):
         with pytest.raises(NatsError, match="wrong or missing credentials"):
-            authenticator.authenticate(said, "")
+            authenticator.authenticate(connect_options, "")
     assert authenticator.authenticate(ConnectOptions(), "") is anonymous
     assert not authenticator.requires_connect
 
@@ -164,8 +167,8 @@ def test_nonces_are_unique_and_only_for_nkeys() -> None:
     user = User("a", nkey=PUBLIC)
     nonces = {create_authenticator(user).make_nonce(client) for client in range(100)}
     assert len(nonces) == 100
-    other = Authenticator(Users([user]), SubjectTable(), b"other")
-    assert other.make_nonce(1) not in nonces
+    other_key = Authenticator(Users([user]), SubjectTable(), b"other")
+    assert other_key.make_nonce(1) not in nonces
 
 
 def test_grants_are_shared_by_clients_of_a_user() -> None:

@@ -46,17 +46,17 @@ def test_verbose_client_gets_ok_only_for_accepted_subscriptions() -> None:
 
 def test_durable_has_one_client_and_outlives_it() -> None:
     harness = holding(b"a", b"b")
-    one, other = harness.client(b"SUB $SB.SUB.1.d 1\r\n"), harness.client()
-    first, second = one.messages()
-    one.pub(first.reply, b"+ACK")
-    other.sub("$SB.SUB.1.d")
-    (line,) = other.lines()
+    client, next_client = harness.client(b"SUB $SB.SUB.1.d 1\r\n"), harness.client()
+    first, second = client.messages()
+    client.pub(first.reply, b"+ACK")
+    next_client.sub("$SB.SUB.1.d")
+    (line,) = next_client.lines()
     assert b"the durable 'd' is held" in line.replace(b"`", b"'")
-    one.close()
-    other.sub("$SB.SUB.1.d", "9")
-    (again,) = other.messages()
-    assert (again.payload, again.sid) == (b"b", "9")
-    assert fields(again)[:4] == ["1", "d", "2", fields(second)[3]]
+    client.close()
+    next_client.sub("$SB.SUB.1.d", "9")
+    (redelivered,) = next_client.messages()
+    assert (redelivered.payload, redelivered.sid) == (b"b", "9")
+    assert fields(redelivered)[:4] == ["1", "d", "2", fields(second)[3]]
 
 
 def test_class_limit_applies_to_requested_classes() -> None:
@@ -100,10 +100,10 @@ def test_redelivery_reports_pending_messages() -> None:
     assert [fields(message)[6] for message in messages] == ["4", "3", "2"]
     for message in messages:
         client.pub(message.reply, b"-NAK 0s")
-        (again,) = client.messages()
-        assert fields(again)[2] == "2"
-        assert fields(again)[3] == fields(message)[3]
-        assert fields(again)[6] == "2"
+        (redelivered,) = client.messages()
+        assert fields(redelivered)[2] == "2"
+        assert fields(redelivered)[3] == fields(message)[3]
+        assert fields(redelivered)[6] == "2"
 
 
 def test_names_with_special_characters_are_percent_encoded() -> None:
@@ -158,8 +158,8 @@ def test_start_option_selects_the_first_message() -> None:
     for start, client in clients.items():
         client.sub(f"$SB.SUB.1.-.start={start}")
     harness.peer(publish1(1, b"d"))
-    got = {start: b"".join(client.payloads()) for start, client in clients.items()}
-    assert got == {
+    payloads_by_start = {start: b"".join(client.payloads()) for start, client in clients.items()}
+    assert payloads_by_start == {
         "new": b"d",
         "earliest": b"abcd",
         "last": b"cd",
@@ -173,8 +173,8 @@ def test_unread_messages_stay_in_the_class() -> None:
     harness = holding(*numbered(5000, size=100))
     harness.skips_checks = True
     client = harness.client(b"SUB $SB.SUB.1.-.in_flight=5000 1\r\n")
-    before = client.session.outbox.pending_bytes
-    assert before == 0
+    pending_before = client.session.outbox.pending_bytes
+    assert pending_before == 0
     assert not client.session.outbox.is_idle
     assert client.payloads() == numbered(5000, size=100)
 
@@ -204,22 +204,22 @@ def test_two_subscriptions_of_one_client_each_receive_all_messages() -> None:
 
 def test_group_members_share_messages_and_only_the_holder_can_ack() -> None:
     harness = holding(*numbered(4))
-    one = harness.client(b"SUB $SB.SUB.1.- workers 1\r\n")
-    first = one.messages()
-    other = harness.client(b"SUB $SB.SUB.1.- workers 1\r\n")
+    first_member = harness.client(b"SUB $SB.SUB.1.- workers 1\r\n")
+    first = first_member.messages()
+    second_member = harness.client(b"SUB $SB.SUB.1.- workers 1\r\n")
     harness.peer(publish1(1, *numbered(4, start=4)))
-    both = one.messages(), other.messages()
-    assert sorted(m.payload for m in (*first, *both[0], *both[1])) == numbered(8)
-    assert both[1]
-    other.pub(first[0].reply, b"+ACK")
+    shares = first_member.messages(), second_member.messages()
+    assert sorted(m.payload for m in (*first, *shares[0], *shares[1])) == numbered(8)
+    assert shares[1]
+    second_member.pub(first[0].reply, b"+ACK")
     assert harness.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 1}
     assert harness.statistics(1).acknowledged == 0
-    one.pub(first[0].reply, b"+ACK")
+    first_member.pub(first[0].reply, b"+ACK")
     assert harness.statistics(1).acknowledged == 1
-    one.close()
-    again = deliveries(other.messages())
-    assert [attempt for _, attempt in again] == [2] * len(again)
-    assert len(again) == 7 - len(both[1])
+    first_member.close()
+    redelivered = deliveries(second_member.messages())
+    assert [attempt for _, attempt in redelivered] == [2] * len(redelivered)
+    assert len(redelivered) == 7 - len(shares[1])
 
 
 def test_key_ordered_group_delivers_one_message_per_key() -> None:
@@ -233,17 +233,17 @@ def test_key_ordered_group_delivers_one_message_per_key() -> None:
         ),
     )
     for number in range(2):
-        ((who, message),) = [(m, got) for m in members for got in m.messages()]
+        ((receiver, message),) = [(m, delivery) for m in members for delivery in m.messages()]
         assert message.payload == b"%d" % number
-        who.pub(message.reply, b"-NAK 0s")
-        ((who, message),) = [(m, got) for m in members for got in m.messages()]
+        receiver.pub(message.reply, b"-NAK 0s")
+        ((receiver, message),) = [(m, delivery) for m in members for delivery in m.messages()]
         assert (message.payload, fields(message)[2]) == (b"%d" % number, "2")
-        who.pub(message.reply, b"+ACK")
+        receiver.pub(message.reply, b"+ACK")
     for member in members:
         member.messages()
         member.close()
-    other = harness.client(b"SUB $SB.SUB.1.till workers 1\r\n")
-    assert b"by key" in b"".join(other.lines())
+    new_member = harness.client(b"SUB $SB.SUB.1.till workers 1\r\n")
+    assert b"by key" in b"".join(new_member.lines())
 
 
 def test_two_members_of_one_client_share_messages() -> None:
@@ -258,13 +258,13 @@ def test_two_members_of_one_client_share_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [(("1.-", ""), ("1._1", "")), (("1._2", ""), ("1.-", "")), (("1.d", ""), ("1.-", "d"))],
 )
-def test_ack_names_of_a_client_are_unique(one: tuple[str, str], other: tuple[str, str]) -> None:
+def test_ack_names_of_a_client_are_unique(first: tuple[str, str], second: tuple[str, str]) -> None:
     harness = holding(b"a")
     client = harness.client()
-    for sid, (subject, queue) in (("8", one), ("9", other)):
+    for sid, (subject, queue) in (("8", first), ("9", second)):
         client.sub(f"$SB.SUB.{subject}.start=earliest", sid, queue)
     eight, nine = sorted(client.messages(), key=lambda message: message.sid)
     assert fields(eight)[1] != fields(nine)[1]
@@ -290,10 +290,10 @@ def test_unacked_message_is_redelivered_with_backoff() -> None:
     harness.tick(11)
     assert client.messages() == []
     harness.tick(1)
-    (again,) = client.messages()
-    assert deliveries([again]) == [(b"b", 3)]
-    assert fields(again)[3] == fields(second)[3]
-    client.pub(second.reply, b"+ACK")  # Late, but it is done all the same.
+    (redelivered,) = client.messages()
+    assert deliveries([redelivered]) == [(b"b", 3)]
+    assert fields(redelivered)[3] == fields(second)[3]
+    client.pub(second.reply, b"+ACK")  # Late, but still accepted.
     harness.tick(100)
     assert client.messages() == []
     assert harness.statistics(1).ring.message_count == 0
@@ -385,32 +385,34 @@ def test_terminate_reason_is_stored_in_the_dead_letter(queue: str) -> None:
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
-@pytest.mark.parametrize("word", [b"-NAK", b'-NAK {"delay": 9000000000}', b"+TERM", b"+WPI"])
-def test_command_for_an_earlier_attempt_is_ignored(word: bytes, queue: str) -> None:
+@pytest.mark.parametrize("command", [b"-NAK", b'-NAK {"delay": 9000000000}', b"+TERM", b"+WPI"])
+def test_command_for_an_earlier_attempt_is_ignored(command: bytes, queue: str) -> None:
     harness = holding(b"a")
     client = harness.client(b"SUB _INBOX.me.* 2\r\n")
     client.sub("$SB.SUB.1.d", "1", queue)
-    (former,) = client.messages()
+    (first_delivery,) = client.messages()
     harness.tick(6)
     (present,) = client.messages()
-    assert (fields(former)[2], fields(present)[2]) == ("1", "2")
+    assert (fields(first_delivery)[2], fields(present)[2]) == ("1", "2")
     harness.tick(1)
-    client.pub(former.reply, word, reply="_INBOX.me.1")
+    client.pub(first_delivery.reply, command, reply="_INBOX.me.1")
     (answer,) = client.messages()
     assert (answer.subject, b" 503" in answer.headers) == ("_INBOX.me.1", True)
     assert harness.statistics(1).dropped == {}
     harness.tick(11)
-    (again,) = client.messages()
-    assert fields(again)[2] == "3"
-    client.pub(former.reply, b"+ACK", reply="_INBOX.me.2")  # Done is done.
+    (second_delivery,) = client.messages()
+    assert fields(second_delivery)[2] == "3"
+    client.pub(
+        first_delivery.reply, b"+ACK", reply="_INBOX.me.2"
+    )  # The message stays acknowledged.
     assert [m.subject for m in client.messages()] == ["_INBOX.me.2"]
     assert harness.statistics(1).ring.message_count == 0
 
 
 @pytest.mark.parametrize("queue", ["", "g"])
 def test_nack_uses_the_backoff_of_the_class(queue: str) -> None:
-    own = ClassSettings(backoff_seconds=(2.0, 3.0))
-    harness = NatsBrokerHarness(Settings(classes={1: own}))
+    class_settings = ClassSettings(backoff_seconds=(2.0, 3.0))
+    harness = NatsBrokerHarness(Settings(classes={1: class_settings}))
     harness.peer(connect1(1), publish1(1, b"a"))
     client = harness.client()
     client.sub("$SB.SUB.1.d", queue=queue)
@@ -449,16 +451,16 @@ def test_max_deliveries_option_limits_deliveries() -> None:
     assert [payload for _, payload in stored(harness, DEAD_1)] == [b"a"]
 
 
-@pytest.mark.parametrize("word", [b"", b"+ACK", b"-NAK", b"+WPI", b"+TERM", b"+NXT"])
-def test_ack_with_reply_subject_is_confirmed(word: bytes) -> None:
+@pytest.mark.parametrize("command", [b"", b"+ACK", b"-NAK", b"+WPI", b"+TERM", b"+NXT"])
+def test_ack_with_reply_subject_is_confirmed(command: bytes) -> None:
     harness = holding(b"a")
     client = harness.client(b"SUB $SB.SUB.1 1\r\n", b"SUB _INBOX.me.* 2\r\n")
     (message,) = client.messages()
-    client.pub(message.reply, word, reply="_INBOX.me.1")
+    client.pub(message.reply, command, reply="_INBOX.me.1")
     answers = [m for m in client.messages() if m.sid == "2"]
     assert answers == [("_INBOX.me.1", "2", "", b"", b"")]
-    if word in (b"", b"+ACK"):
-        client.pub(message.reply, word, reply="_INBOX.me.2")  # It is so still.
+    if command in (b"", b"+ACK"):
+        client.pub(message.reply, command, reply="_INBOX.me.2")  # The name is unchanged.
         assert [m.subject for m in client.messages()] == ["_INBOX.me.2"]
 
 
@@ -478,22 +480,22 @@ def test_repeated_ack_is_confirmed(queue: str) -> None:
 def test_ack_for_an_undelivered_message_is_refused() -> None:
     harness = holding(b"a", b"b")
     client = harness.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\n", b"SUB _INBOX.me.* 2\r\n")
-    stranger = harness.client(b"SUB $SB.SUB.2 1\r\n", b"SUB _INBOX.me.* 2\r\n")
+    other_client = harness.client(b"SUB $SB.SUB.2 1\r\n", b"SUB _INBOX.me.* 2\r\n")
     (message,) = client.messages()
-    ahead = message.reply.split(".")
-    ahead[5] = "1"
-    far = [*ahead[:5], str(2**31), *ahead[6:]]
-    for who, subject in (
-        (stranger, message.reply),
-        (client, ".".join(ahead)),
-        (client, ".".join(far)),
+    unsent_tokens = message.reply.split(".")
+    unsent_tokens[5] = "1"
+    distant_tokens = [*unsent_tokens[:5], str(2**31), *unsent_tokens[6:]]
+    for sender, subject in (
+        (other_client, message.reply),
+        (client, ".".join(unsent_tokens)),
+        (client, ".".join(distant_tokens)),
         (client, message.reply.replace(".d.", ".e.")),
         (harness.client(), message.reply),
     ):
-        who.pub(subject, b"+ACK", reply="_INBOX.me.1")
-        answers = [m for m in (*client.messages(), *stranger.messages()) if m.sid == "2"]
+        sender.pub(subject, b"+ACK", reply="_INBOX.me.1")
+        answers = [m for m in (*client.messages(), *other_client.messages()) if m.sid == "2"]
         assert all(m.headers.startswith(b"NATS/1.0 503") for m in answers)
-        assert len(answers) == (who in (client, stranger))
+        assert len(answers) == (sender in (client, other_client))
     assert harness.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 5}
     assert harness.statistics(1).acknowledged == 0
 
@@ -551,17 +553,22 @@ def test_messages_of_every_publisher_reach_every_subscriber() -> None:
     harness = NatsBrokerHarness()
     harness.broker.store.class_registry.bind_subject("orders.>", 1)
     acked, plain = harness.client(b"SUB $SB.SUB.1 1\r\n"), harness.client(b"SUB > 1\r\n")
-    one, two = harness.peer(connect1(1), subscribe1(1)), connect_version2(harness, subscribe(1, 5))
+    version1, version2 = (
+        harness.peer(connect1(1), subscribe1(1)),
+        connect_version2(harness, subscribe(1, 5)),
+    )
     harness.client().pub("orders.a", b"nats")
-    one.send(publish1(1, b"one"))
-    two.send(publish(1, 0, b"two"))
+    version1.send(publish1(1, b"one"))
+    version2.send(publish(1, 0, b"two"))
     expected = [b"nats", b"one", b"two"]
     assert acked.payloads() == expected
     assert plain.payloads() == expected
-    assert [message.payload for message in one.receive_messages()] == expected
-    assert [got.message_id for got in two.receive_deliveries()] == [0, 1, 2]
-    two.send(ack(5, 0, 2), nack(5, 2, 3, 0))
-    assert [(got.attempt, got.message_id) for got in two.receive_deliveries()] == [(2, 2)]
+    assert [message.payload for message in version1.receive_messages()] == expected
+    assert [delivery.message_id for delivery in version2.receive_deliveries()] == [0, 1, 2]
+    version2.send(ack(5, 0, 2), nack(5, 2, 3, 0))
+    assert [
+        (delivery.attempt, delivery.message_id) for delivery in version2.receive_deliveries()
+    ] == [(2, 2)]
 
 
 def test_subscription_limits_of_a_client() -> None:

@@ -19,8 +19,8 @@ def test_unsub_returns_unacked_messages_and_keeps_the_durable() -> None:
     client.send(b"UNSUB 1\r\n")
     assert harness.statistics(1).subscriptions[0].durable == "d"
     client.sub("$SB.SUB.1.d", "2")
-    (again,) = client.messages()
-    assert (again.sid, *deliveries([again])[0]) == ("2", b"b", 2)
+    (redelivered,) = client.messages()
+    assert (redelivered.sid, *deliveries([redelivered])[0]) == ("2", b"b", 2)
 
 
 def test_unsub_with_max_sends_no_further_messages() -> None:
@@ -30,8 +30,8 @@ def test_unsub_with_max_sends_no_further_messages() -> None:
     assert [m.payload for m in messages] == numbered(3)
     assert client.session.subscriptions == {}
     other = harness.client(b"SUB $SB.SUB.1.d 1\r\n")
-    again = deliveries(other.messages())
-    assert again == [(p, 2 if n < 3 else 1) for n, p in enumerate(numbered(5))]
+    redelivered = deliveries(other.messages())
+    assert redelivered == [(p, 2 if n < 3 else 1) for n, p in enumerate(numbered(5))]
 
 
 def test_unsub_max_counts_redeliveries_and_can_be_changed() -> None:
@@ -115,15 +115,15 @@ def test_drained_client_can_ack_after_unsub(queue: str) -> None:
     harness = holding(b"a", b"b", b"c")
     client = harness.client()
     client.sub("$SB.SUB.1.d", queue=queue)
-    first, second, third = client.messages()
+    first, second, third_message = client.messages()
     client.send(b"UNSUB 1\r\n", b"SUB _INBOX.me 2\r\n")
     client.pub(first.reply)
-    client.pub(third.reply, b"+ACK", reply="_INBOX.me")
+    client.pub(third_message.reply, b"+ACK", reply="_INBOX.me")
     assert [m.subject for m in client.messages()] == ["_INBOX.me"]
     assert harness.statistics(1).acknowledged == 2
     other = harness.client()
     other.sub("$SB.SUB.1.d", queue=queue)
-    client.pub(second.reply)  # It is the other one's now.
+    client.pub(second.reply)  # The other client holds the message now.
     assert deliveries(other.messages()) == [(b"b", 2)]
     assert harness.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 1}
 
@@ -133,14 +133,16 @@ def test_drained_client_can_terminate_after_unsub(queue: str) -> None:
     harness = holding(b"a", b"b", b"c")
     client = harness.client()
     client.sub("$SB.SUB.1.d", queue=queue)
-    first, second, third = client.messages()
+    first, second, third_message = client.messages()
     client.pub(first.reply, b"-NAK 0s")
     assert deliveries(client.messages()) == [(b"a", 2)]
     client.send(b"UNSUB 1\r\n", b"SUB _INBOX.me 2\r\n")
     client.pub(first.reply, b"+TERM", reply="_INBOX.me")
     client.pub(second.reply, b"-NAK 0s", reply="_INBOX.me")
     assert [m.subject for m in client.messages()] == ["_INBOX.me"] * 2
-    client.pub(third.reply, b"+WPI", reply="_INBOX.me")  # It has been given back: too late.
+    client.pub(
+        third_message.reply, b"+WPI", reply="_INBOX.me"
+    )  # Too late: the message was returned.
     assert [m.headers[:12] for m in client.messages()] == [b"NATS/1.0 503"]
     client.pub(first.reply, b"+TERM")
     ((letter, payload),) = stored(harness, DEAD_1)
@@ -157,7 +159,9 @@ def test_ack_for_an_ended_position_is_refused() -> None:
     client = harness.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\n")
     (message,) = client.messages()
     client.send(b"UNSUB 1\r\n")
-    client.pub(message.reply.replace(".1.0.1.", ".1.1.1."))  # It was not sent that one.
+    client.pub(
+        message.reply.replace(".1.0.1.", ".1.1.1.")
+    )  # That message was never sent to this client.
     (position,) = harness.broker.classes[1].positions
     harness.broker.subscription_manager.end_position(position)
     client.pub(message.reply)

@@ -55,7 +55,7 @@ DENIED = SubjectPermissions(
 
 
 @pytest.mark.parametrize(
-    ("asked", "queue", "why"),
+    ("subject", "queue", "expected_error"),
     [
         ("1.d", "", "orders.secret is denied, expected a filter that excludes it"),
         ("1.d.filter.orders.*", "", "orders.secret is denied, and the filter orders.* overlaps it"),
@@ -64,14 +64,16 @@ DENIED = SubjectPermissions(
         ("new", "", "is denied"),
     ],
 )
-def test_denied_channel_is_not_delivered_from_a_class(asked: str, queue: str, why: str) -> None:
+def test_denied_channel_is_not_delivered_from_a_class(
+    subject: str, queue: str, expected_error: str
+) -> None:
     harness, client = one_with(DENIED)
-    client.sub(f"$SB.SUB.{asked}", queue=queue)
+    client.sub(f"$SB.SUB.{subject}", queue=queue)
     (line,) = client.lines()
     assert line.startswith(
-        f'-ERR \'Permissions Violation for Subscription to "$SB.SUB.{asked}" ('.encode()
+        f'-ERR \'Permissions Violation for Subscription to "$SB.SUB.{subject}" ('.encode()
     )
-    assert why.encode() in line
+    assert expected_error.encode() in line
     assert harness.broker.refusal_counts == {Reason.UNAUTHORIZED: 1}
     published(harness, "orders.secret", "orders.plans")
     assert client.messages() == []
@@ -79,7 +81,7 @@ def test_denied_channel_is_not_delivered_from_a_class(asked: str, queue: str, wh
 
 
 @pytest.mark.parametrize(
-    ("asked", "queue", "comes"),
+    ("subject", "queue", "expected"),
     [
         ("1.d.filter.orders.eu.>", "", []),
         ("1.d.filter.orders.eu", "workers", ["orders.eu"]),
@@ -88,12 +90,12 @@ def test_denied_channel_is_not_delivered_from_a_class(asked: str, queue: str, wh
     ],
 )
 def test_filter_that_excludes_denied_channels_is_allowed(
-    asked: str, queue: str, comes: list[str]
+    subject: str, queue: str, expected: list[str]
 ) -> None:
     harness, client = one_with(DENIED)
-    client.sub(f"$SB.SUB.{asked}", queue=queue)
+    client.sub(f"$SB.SUB.{subject}", queue=queue)
     published(harness, "orders.secret", "orders.plans", "orders.eu")
-    assert [message.subject for message in client.messages()] == comes
+    assert [message.subject for message in client.messages()] == expected
 
 
 def test_single_class_can_be_denied() -> None:
@@ -107,11 +109,11 @@ def test_single_class_can_be_denied() -> None:
     assert [message.subject for message in client.messages()] == ["orders.a"]
 
 
-@pytest.mark.parametrize("known", [0, 50])
-def test_bus_message_on_a_denied_channel_is_not_delivered(known: int) -> None:
+@pytest.mark.parametrize("known_count", [0, 50])
+def test_bus_message_on_a_denied_channel_is_not_delivered(known_count: int) -> None:
     denied = "orders.secret", "orders.plans workers"
     harness, client = one_with(SubjectPermissions(subscribe_deny=denied))
-    published(harness, *(f"other.{number}" for number in range(known)))
+    published(harness, *(f"other.{number}" for number in range(known_count)))
     client.sub("orders.>", "1")
     client.sub("orders.>", "2", queue="workers")
     names = ["orders.secret", "orders.eu", "orders.plans", "orders.us"] * 5
@@ -119,10 +121,10 @@ def test_bus_message_on_a_denied_channel_is_not_delivered(known: int) -> None:
         harness, publish_envelopes(1, 0, *(channel_envelope(name, b"x") for name in names))
     )
     assert peer.receive_error_codes() == []
-    heard = [(message.sid, message.subject) for message in client.messages()]
-    assert [name for sid, name in heard if sid == "1"] == [n for n in names if "secret" not in n]
+    received = [(message.sid, message.subject) for message in client.messages()]
+    assert [name for sid, name in received if sid == "1"] == [n for n in names if "secret" not in n]
     eu_and_us = ["orders.eu", "orders.us"] * 5
-    assert [name for sid, name in heard if sid == "2"] == eu_and_us
+    assert [name for sid, name in received if sid == "2"] == eu_and_us
 
 
 @pytest.mark.parametrize(
@@ -135,8 +137,8 @@ def test_user_does_not_receive_denied_subjects(
     denied = SubjectPermissions(
         subscribe_allow=covers, subscribe_deny=("a.secret", "a.plans workers")
     )
-    own = User("own", token=hash_token("o"), permissions=rights, subject_permissions=denied)
-    users = Users([User("all", "p"), own])
+    user = User("own", token=hash_token("o"), permissions=rights, subject_permissions=denied)
+    users = Users([User("all", "p"), user])
     harness = NatsBrokerHarness(nats=NatsSettings(users=users))
     client = harness.client(auth_token="o")
     client.sub("a.>", "1")
@@ -144,5 +146,5 @@ def test_user_does_not_receive_denied_subjects(
     client.sub("a.secret", "3")
     assert len(client.lines()) == 1
     published(harness, "a.secret", "a.plans", "a.news")
-    heard = [(message.sid, message.subject) for message in client.messages()]
-    assert heard == [("1", "a.plans"), ("1", "a.news"), ("2", "a.news")]
+    received = [(message.sid, message.subject) for message in client.messages()]
+    assert received == [("1", "a.plans"), ("1", "a.news"), ("2", "a.news")]

@@ -14,7 +14,7 @@ from tests.nats.bus.two_listeners import NatsBrokerHarness
 
 
 @pytest.mark.parametrize(
-    ("subject", "queue", "class_", "asked"),
+    ("subject", "queue", "class_", "expected"),
     [
         ("7", "", 7, {}),
         ("orders", "", "orders", {}),
@@ -49,15 +49,15 @@ from tests.nats.bus.two_listeners import NatsBrokerHarness
     ],
 )
 def test_parses_acked_subscribe_subjects(
-    subject: str, queue: str, class_: int | str, asked: dict[str, object]
+    subject: str, queue: str, class_: int | str, expected: dict[str, object]
 ) -> None:
     found = parse_subscribe(b"$SB.SUB." + subject.encode(), queue.encode())
-    asked = {"max_in_flight": ACKED_IN_FLIGHT_MESSAGES, **asked}
-    assert (found.class_ref, found.request) == (class_, SubscribeRequest(**asked))  # type: ignore[arg-type]
+    expected = {"max_in_flight": ACKED_IN_FLIGHT_MESSAGES, **expected}
+    assert (found.class_ref, found.request) == (class_, SubscribeRequest(**expected))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("subject", "why"),
+    ("subject", "expected_error"),
     [
         ("70000", "class id 70000: expected 0 to 65535"),
         ("9" * 100, "class id"),
@@ -95,14 +95,16 @@ def test_parses_acked_subscribe_subjects(
         ("orders." + "x" * 300, "the durable name has 300 characters, expected 1 to 200"),
     ],
 )
-def test_invalid_subscribe_subject_is_refused_and_the_client_stays(subject: str, why: str) -> None:
+def test_invalid_subscribe_subject_is_refused_and_the_client_stays(
+    subject: str, expected_error: str
+) -> None:
     harness = NatsBrokerHarness()
     client = harness.client()
     client.sub(f"$SB.SUB.{subject}")
     (line,) = client.lines()
     start = f'-ERR \'Permissions Violation for Subscription to "$SB.SUB.{subject}" ('
     assert line.startswith(start.encode())
-    with pytest.raises(RemoteProtocolError, match=why):
+    with pytest.raises(RemoteProtocolError, match=expected_error):
         parse_subscribe(b"$SB.SUB." + subject.encode(), b"")
     assert harness.broker.refusal_counts == {Reason.BAD_REQUEST: 1}
     assert client.session.subscriptions == {}

@@ -42,12 +42,12 @@ def test_bound_subject_is_stored_and_delivered_to_subscribers() -> None:
     )
     publisher = harness.client()
     publisher.pub("orders.eu", b"hello", reply="_INBOX.a.1")
-    assert publisher.messages() == []  # It has not subscribed to its reply subject.
+    assert publisher.messages() == []  # The client has not subscribed to its reply subject.
     (message,) = listener.messages()
     assert message == ("orders.eu", "9", "_INBOX.a.1", b"", b"hello")
-    (got,) = binary.receive_deliveries()
-    wanted = Envelope("orders.eu", headers=(("Nats-Reply-To", "_INBOX.a.1"),))
-    assert decode(got.content) == (wanted, b"hello")
+    (delivery,) = binary.receive_deliveries()
+    expected = Envelope("orders.eu", headers=(("Nats-Reply-To", "_INBOX.a.1"),))
+    assert decode(delivery.content) == (expected, b"hello")
     binary.send(ack(3, 0, 1))
     assert harness.statistics(7).ring.message_count == 0
     assert publisher.lines() == []
@@ -56,11 +56,11 @@ def test_bound_subject_is_stored_and_delivered_to_subscribers() -> None:
 def test_unbound_subject_is_not_stored() -> None:
     harness = bound()
     client = harness.client(b"SUB > 1\r\n")
-    before = harness.broker.budget.used_bytes
+    used_before = harness.broker.budget.used_bytes
     client.send(pubs(*[("order.eu", b"x" * 100)] * 100, *[("other", b"y")] * 20))
     client.pub("orders", b"z")
     assert len(client.messages()) == 121
-    assert harness.broker.budget.used_bytes == before
+    assert harness.broker.budget.used_bytes == used_before
     assert len(harness.broker.sessions) == 0
     assert harness.statistics(7).published == 0
 
@@ -94,22 +94,24 @@ def test_reserved_subjects_are_not_stored_by_wildcard_bindings(subject: str) -> 
     client.send(pubs(*[(name, b"mix") for name in ("$KV.a", "_INBOX.a")] * 20))
     client.send(pubs(*[(name, b"mix") for name in ("else", *names)] * 20))
     assert len(client.messages()) == 5 * 31 + 100 + 40 + 120
-    kept = [envelope.channel for envelope, _ in stored(harness, 7) if envelope.channel != "else"]
+    stored_messages = [
+        envelope.channel for envelope, _ in stored(harness, 7) if envelope.channel != "else"
+    ]
     mixes = ["orders.a", "some.a"] * 40
-    assert kept == ["orders.a"] * 31 + ["some.a"] * 31 + mixes
+    assert stored_messages == ["orders.a"] * 31 + ["some.a"] * 31 + mixes
 
 
 def test_batches_are_stored_in_publication_order() -> None:
     harness = bound()
     client = harness.client()
     run = [("orders.a", b"%03d" % n) for n in range(100)]
-    odd = [("orders.a", b"<\r\n%02d" % n) for n in range(50)]
+    similar = [("orders.a", b"<\r\n%02d" % n) for n in range(50)]
     mix = [(f"orders.{n % 7}", b"x" * (n % 5)) for n in range(100)]
     strange = [("orders.b", b"<\r\n>"), ("orders.b", b"<"), ("orders.b", b"\r\n")] * 4
-    everything = run + odd + mix + strange
-    client.send(pubs(*everything))
+    published = run + similar + mix + strange
+    client.send(pubs(*published))
     found = [(envelope.channel, payload) for envelope, payload in stored(harness, 7)]
-    assert found == everything
+    assert found == published
     assert client.lines() == []
 
 
@@ -124,12 +126,12 @@ def test_batches_are_stored_in_publication_order() -> None:
         max_size=30,
     )
 )
-def test_stored_messages_equal_published_messages(said: list[tuple[str, bytes, int]]) -> None:
+def test_stored_messages_equal_published_messages(batches: list[tuple[str, bytes, int]]) -> None:
     harness = bound()
-    everything = [(subject, payload) for subject, payload, times in said for _ in range(times)]
-    harness.client().send(pubs(*everything) or b"PING\r\n")
-    kept = [pair for pair in everything if pair[0].startswith("orders.")]
-    assert [(e.channel, p) for e, p in stored(harness, 7)] == kept
+    published = [(subject, payload) for subject, payload, times in batches for _ in range(times)]
+    harness.client().send(pubs(*published) or b"PING\r\n")
+    stored_messages = [pair for pair in published if pair[0].startswith("orders.")]
+    assert [(e.channel, p) for e, p in stored(harness, 7)] == stored_messages
 
 
 def test_subject_that_is_no_channel_is_refused_with_an_error() -> None:
@@ -165,7 +167,7 @@ def test_inbox_and_system_subjects_are_not_stored() -> None:
     client.send(pubs(*[("_INBOX.q", b"x")] * 20))
     client.send(pubs(*[("_INBOX.q", b"x"), ("$SRV.PING", b""), ("a", b"yy")] * 5))
     assert [e.channel for e, _ in stored(harness, 7)] == ["a"] * 5
-    client.send(pubs(*[("_INBOX.q", b"x"), ("a", b"yy")] * 40))  # By the batch.
+    client.send(pubs(*[("_INBOX.q", b"x"), ("a", b"yy")] * 40))  # Stored as a batch.
     assert [e.channel for e, _ in stored(harness, 7)] == ["a"] * 45
 
 
@@ -214,9 +216,9 @@ def test_irregular_header_block_is_stored_whole(block: bytes, delivered: str) ->
     client = harness.client(b"SUB $SB.SUB.7 1\r\n")
     client.pub("orders.a", b"pay", headers=block)
     client.pub("orders.a", b"pay", reply="r.1", headers=block)
-    ((envelope, _), (other, _)) = stored(harness, 7)
+    ((envelope, _), (second_envelope, _)) = stored(harness, 7)
     assert envelope.headers == (("Nats-Header-Block", block.decode("latin-1")),)
-    assert other.headers == (("Nats-Reply-To", "r.1"), *envelope.headers)
+    assert second_envelope.headers == (("Nats-Reply-To", "r.1"), *envelope.headers)
     first, _ = client.messages()
     header = f"NATS/1.0\r\nNats-Header-Block: {delivered}\r\n\r\n".encode()
     assert (first.headers, first.payload) == (header if delivered else block, b"pay")
@@ -234,13 +236,13 @@ def test_headers_too_long_for_an_envelope_are_refused() -> None:
 def test_batches_with_headers_are_stored() -> None:
     harness = bound()
     client = harness.client()
-    one = b"HPUB orders.a 18 19\r\nNATS/1.0\r\nA: b\r\n\r\n%d\r\n"
-    client.send(b"".join(one % (n % 10) for n in range(40)))
-    other = one.replace(b"A: b", b"A: c")
-    client.send(b"".join((one, other)[n % 2] % (n % 10) for n in range(40)))
-    kept = stored(harness, 7)
-    assert [payload for _, payload in kept] == [b"%d" % (n % 10) for n in range(40)] * 2
-    assert [e.headers[0][1] for e, _ in kept] == ["b"] * 40 + ["b", "c"] * 20
+    first_form = b"HPUB orders.a 18 19\r\nNATS/1.0\r\nA: b\r\n\r\n%d\r\n"
+    client.send(b"".join(first_form % (n % 10) for n in range(40)))
+    second_form = first_form.replace(b"A: b", b"A: c")
+    client.send(b"".join((first_form, second_form)[n % 2] % (n % 10) for n in range(40)))
+    stored_messages = stored(harness, 7)
+    assert [payload for _, payload in stored_messages] == [b"%d" % (n % 10) for n in range(40)] * 2
+    assert [e.headers[0][1] for e, _ in stored_messages] == ["b"] * 40 + ["b", "c"] * 20
 
 
 # Full classes -------------------------------------------------------------------------------------
@@ -257,13 +259,13 @@ def test_publisher_to_a_full_class_waits_while_its_other_commands_are_handled() 
     messages = client.messages()
     assert [m.payload for m in messages if m.sid == "2"] == [b"0", b"1", b"2", b"3", b"4"]
     acked = [m for m in messages if m.sid == "1"]
-    heard: list[bytes] = []
+    received: list[bytes] = []
     while acked:
-        heard += [m.payload for m in acked]
+        received += [m.payload for m in acked]
         for message in acked:
             client.pub(message.reply, b"+ACK")
         acked = client.messages()
-    assert heard == [b"0", b"1", b"2", b"3", b"4"]
+    assert received == [b"0", b"1", b"2", b"3", b"4"]
     assert harness.resumed == [publisher.session.local_session]
     assert not publisher.session.is_reading_paused
 
@@ -292,11 +294,11 @@ def test_connection_that_publishes_and_acks_makes_progress() -> None:
     harness = bound(class_messages=1)
     client = harness.client(b"SUB $SB.SUB.7 1\r\n")
     client.send(pubs(*[("orders.a", b"%d" % n) for n in range(20)]))
-    heard: list[bytes] = []
+    received: list[bytes] = []
     while messages := client.messages():
-        heard += [m.payload for m in messages]
+        received += [m.payload for m in messages]
         client.send(b"".join(b"PUB %b 0\r\n\r\n" % m.reply.encode() for m in messages))
-    assert heard == [b"%d" % n for n in range(20)]
+    assert received == [b"%d" % n for n in range(20)]
     assert not client.session.is_reading_paused
 
 
@@ -305,11 +307,11 @@ def test_blocked_messages_of_a_closed_client_are_stored() -> None:
     client = harness.client(pubs(*[("orders.a", b"%d" % n) for n in range(3)]))
     client.close()
     reader = connect_version2(harness, subscribe(7, 1))
-    heard = []
+    received = []
     for n in range(3):
-        heard += [decode(got.content)[1] for got in reader.receive_deliveries()]
+        received += [decode(delivery.content)[1] for delivery in reader.receive_deliveries()]
         reader.send(ack(1, n, n + 1))
-    assert heard == [b"0", b"1", b"2"]
+    assert received == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("policy", [FullPolicy.DROP_NEWEST, FullPolicy.DROP_OLDEST])
@@ -318,8 +320,8 @@ def test_dropping_class_counts_drops_and_does_not_pause_publishers(policy: FullP
     client = harness.client()
     client.send(pubs(*[("orders.a", b"%d" % n) for n in range(5)]))
     assert not client.session.is_reading_paused
-    kept = [b"0", b"1"] if policy is FullPolicy.DROP_NEWEST else [b"3", b"4"]
-    assert [payload for _, payload in stored(harness, 7)] == kept
+    stored_messages = [b"0", b"1"] if policy is FullPolicy.DROP_NEWEST else [b"3", b"4"]
+    assert [payload for _, payload in stored(harness, 7)] == stored_messages
     assert harness.statistics(7).dropped == {Reason(policy.value): 3}
 
 
@@ -343,8 +345,8 @@ def test_stored_request_gets_no_no_responders_reply() -> None:
     client.pub("orders.a", b"?", reply="_INBOX.1")
     assert client.messages() == []
     client.pub("other", b"?", reply="_INBOX.2")
-    (nobody,) = client.messages()
-    assert nobody.headers.startswith(b"NATS/1.0 503")
+    (no_responders,) = client.messages()
+    assert no_responders.headers.startswith(b"NATS/1.0 503")
 
 
 @pytest.mark.parametrize(

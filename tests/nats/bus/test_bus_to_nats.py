@@ -44,10 +44,10 @@ def test_class_name_and_channels_are_used_as_subjects() -> None:
     peer = connect_version2(harness, classes=["shop"])
     shop = harness.broker.store.class_id_by_name["shop"]
     peer.send(publish(shop, 0, b"plain"))
-    said = [channel_envelope(f"orders.{where}", b"x") for where in ("eu", "us", "eu")]
-    peer.send(publish_envelopes(shop, 1, *said, channel_envelope("else", b"y"), b"\0none"))
-    seen = [(m.subject, m.sid, m.payload) for m in client.messages()]
-    assert seen == [
+    envelopes = [channel_envelope(f"orders.{region}", b"x") for region in ("eu", "us", "eu")]
+    peer.send(publish_envelopes(shop, 1, *envelopes, channel_envelope("else", b"y"), b"\0none"))
+    received = [(m.subject, m.sid, m.payload) for m in client.messages()]
+    assert received == [
         ("class.shop", "1", b"plain"),
         *[("orders.eu", sid, b"x") for sid in "23"],
         ("orders.us", "3", b"x"),
@@ -71,11 +71,11 @@ def test_driver_need_not_flush_nats_clients_that_get_nothing() -> None:
 def test_headers_only_reach_clients_that_accept_headers() -> None:
     harness = NatsBrokerHarness()
     client, plain = harness.client(b"SUB a 1\r\n"), harness.client(b"SUB a 1\r\n", headers=False)
-    said = Envelope("a", headers=(("Nats-Reply-To", "_INBOX.1"), ("A", "b")))
-    peer = connect_version2(harness, publish_envelopes(1, 0, encode(said, b"pay")))
-    (message,), (other,) = client.messages(), plain.messages()
+    envelope = Envelope("a", headers=(("Nats-Reply-To", "_INBOX.1"), ("A", "b")))
+    peer = connect_version2(harness, publish_envelopes(1, 0, encode(envelope, b"pay")))
+    (message,), (plain_message,) = client.messages(), plain.messages()
     assert message == ("a", "1", "_INBOX.1", b"NATS/1.0\r\nA: b\r\n\r\n", b"pay")
-    assert other == ("a", "1", "_INBOX.1", b"", b"pay")
+    assert plain_message == ("a", "1", "_INBOX.1", b"", b"pay")
     assert peer.receive_error_codes() == []
 
 
@@ -103,8 +103,8 @@ def test_binary_subscriber_answers_a_nats_request() -> None:
     client = harness.client(b"SUB _INBOX.me.* 1\r\n")
     worker = connect_version2(harness, subscribe(1, 5), classes=[1, 2])
     client.pub("ask.time", b"?", reply="_INBOX.me.7")
-    (asked,) = worker.receive_deliveries()
-    assert b"Nats-Reply-To" in asked.content
+    (request,) = worker.receive_deliveries()
+    assert b"Nats-Reply-To" in request.content
     worker.send(publish_envelopes(2, 0, channel_envelope("_INBOX.me.7", b"now")))
     assert client.payloads() == [b"now"]
 
@@ -157,9 +157,9 @@ def test_blocked_messages_are_delivered_during_another_batch() -> None:
     client.send(b"".join(b"PUB %b 0\r\n\r\n" % reply for reply in acks[1:]))
     noise = [b"PUB noise %d\r\n%b\r\n" % (n % 7, b"x" * (n % 7)) for n in range(2000)]
     client.send(b"".join([*noise[:1500], b"PUB %b 0\r\n\r\n" % acks[0], *noise[1500:]]))
-    rest = client.messages()
-    assert [m.payload for m in rest if m.sid == "1"] == numbered(20, size=9, start=20)
-    assert [len(m.payload) for m in rest if m.sid == "3"] == [n % 7 for n in range(2000)]
+    remaining = client.messages()
+    assert [m.payload for m in remaining if m.sid == "1"] == numbered(20, size=9, start=20)
+    assert [len(m.payload) for m in remaining if m.sid == "3"] == [n % 7 for n in range(2000)]
 
 
 def test_messages_of_many_channels_are_delivered_in_order() -> None:
@@ -176,11 +176,11 @@ def test_messages_of_many_channels_are_delivered_in_order() -> None:
         expected += [(channel, sid, payload, bool(headers)) for sid in sorted(sids)]
     peer.send(publish_envelopes(1, 0, *contents))
     messages = client.messages()
-    seen = [(m.subject, m.sid, m.payload, bool(m.headers)) for m in messages]
-    assert sorted(seen) == sorted(expected)
+    received = [(m.subject, m.sid, m.payload, bool(m.headers)) for m in messages]
+    assert sorted(received) == sorted(expected)
     for sid in "123":
-        own = [entry for entry in seen if entry[1] == sid]
-        assert own == [entry for entry in expected if entry[1] == sid]
+        of_sid = [entry for entry in received if entry[1] == sid]
+        assert of_sid == [entry for entry in expected if entry[1] == sid]
 
 
 # Delayed and expired messages ---------------------------------------------------------------------
@@ -238,9 +238,11 @@ def test_delayed_entries_are_bounded_by_stored_messages(count: int) -> None:
     harness.skips_checks = True
     client = harness.client(b"SUB class.1 1\r\n")
     peer = connect_version2(harness)
-    for at in range(0, count, 50):
-        said = [timed_envelope(b"%d" % n, not_before_ms=1000 + n % 2) for n in range(at, at + 50)]
-        peer.send(publish_envelopes(1, at, *said))
+    for start in range(0, count, 50):
+        envelopes = [
+            timed_envelope(b"%d" % n, not_before_ms=1000 + n % 2) for n in range(start, start + 50)
+        ]
+        peer.send(publish_envelopes(1, start, *envelopes))
     tap = harness.nats_server.bus_adapter._bus_to_nats  # type: ignore[union-attr]
     assert len(tap._delayed) <= 2 * 1100
     harness.wait(2)
@@ -251,8 +253,10 @@ def test_many_delayed_messages_are_all_delivered() -> None:
     harness = NatsBrokerHarness()
     client = harness.client(b"SUB class.1 1\r\n")
     peer = connect_version2(harness)
-    said = [timed_envelope(b"%d" % n, not_before_ms=1000 + 1000 * (n % 2)) for n in range(1100)]
-    peer.send(publish_envelopes(1, 0, *said))
+    envelopes = [
+        timed_envelope(b"%d" % n, not_before_ms=1000 + 1000 * (n % 2)) for n in range(1100)
+    ]
+    peer.send(publish_envelopes(1, 0, *envelopes))
     harness.wait(1)
     assert client.payloads() == [b"%d" % n for n in range(0, 1100, 2)]
     harness.wait(1)
@@ -281,16 +285,16 @@ def test_dead_letters_are_delivered_on_their_class_subject() -> None:
 # Cost --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("said", [b"PING\r\n", b"SUB elsewhere.> 1\r\n", b"SUB class.2 1\r\n"])
+@pytest.mark.parametrize("data", [b"PING\r\n", b"SUB elsewhere.> 1\r\n", b"SUB class.2 1\r\n"])
 def test_messages_without_matching_subscription_are_not_copied(
-    said: bytes, monkeypatch: pytest.MonkeyPatch
+    data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = NatsBrokerHarness()
-    client = harness.client(said)
+    client = harness.client(data)
     client.drain()
     peer = connect_version2(harness)
     tap = harness.nats_server.bus_adapter._bus_to_nats  # type: ignore[union-attr]
-    monkeypatch.setattr(tap, "_send_ranges", lambda *what, **more: pytest.fail("it was copied"))
+    monkeypatch.setattr(tap, "_send_ranges", lambda *args, **kwargs: pytest.fail("it was copied"))
     peer.send(publish(1, 0, *numbered(30)))
     peer.send(publish_envelopes(1, 30, *[channel_envelope(f"a.{n}", b"x") for n in range(30)]))
     peer.send(publish_envelopes(1, 60, timed_envelope(b"x", not_before_ms=5)))
@@ -317,20 +321,20 @@ def test_store_is_not_observed_without_subscriptions() -> None:
 
 def test_subscription_at_due_time_receives_a_delayed_message() -> None:
     harness = NatsBrokerHarness()
-    early = harness.client(b"SUB class.1 1\r\n")
+    first_client = harness.client(b"SUB class.1 1\r\n")
     peer = connect_version2(harness)
     peer.send(
         publish_envelopes(
             1, 0, *[timed_envelope(b"%d" % n, not_before_ms=1000) for n in range(5000)]
         )
     )
-    early.close()
+    first_client.close()
     peer.send(publish_envelopes(1, 5000, timed_envelope(b"last", not_before_ms=1000)))
-    late = harness.client(b"SUB class.1 1\r\n")
+    second_client = harness.client(b"SUB class.1 1\r\n")
     harness.wait(1)
-    assert late.payloads() == [b"%d" % n for n in range(4096)]
+    assert second_client.payloads() == [b"%d" % n for n in range(4096)]
     harness.wait(0)
-    assert late.payloads() == [*[b"%d" % n for n in range(4096, 5000)], b"last"]
+    assert second_client.payloads() == [*[b"%d" % n for n in range(4096, 5000)], b"last"]
     assert harness.broker.next_wakeup == float("inf")
 
 
@@ -354,17 +358,17 @@ def test_channel_flags_are_dropped_with_their_channels() -> None:
     client = harness.client(b"SUB wanted.> 1\r\n")
     peer = connect_version2(harness, subscribe(1, 5))
     for round_ in range(3):
-        said = [
-            channel_envelope(f"{who}.{round_}.{n}", b"x")
-            for who in ("no", "wanted")
+        envelopes = [
+            channel_envelope(f"{region}.{round_}.{n}", b"x")
+            for region in ("no", "wanted")
             for n in (1, 2)
         ]
         peer.send(
-            publish_envelopes(1, 8 * round_, *said),
-            publish_envelopes(1, 8 * round_ + 4, *reversed(said)),
+            publish_envelopes(1, 8 * round_, *envelopes),
+            publish_envelopes(1, 8 * round_ + 4, *reversed(envelopes)),
         )
-        seen = [message.subject for message in client.messages()]
-        assert seen == [f"wanted.{round_}.{n}" for n in (1, 2, 2, 1)]
+        received = [message.subject for message in client.messages()]
+        assert received == [f"wanted.{round_}.{n}" for n in (1, 2, 2, 1)]
         peer.send(ack(5, 8 * round_, 8 * round_ + len(peer.receive_message_ids())))
         harness.broker.classes[1].channels.forget_unused(100)
     client.send(b"SUB no.> 2\r\n", b"UNSUB 1\r\n")

@@ -30,31 +30,33 @@ PAYLOADS = st.sampled_from([b"", b"<", b"\r\n", b"<\r\n", b"<\r\n>", b"plain", b
 def run_of(subject: bytes, reply: bytes, block: bytes, payloads: list[bytes]) -> UniformBatch:
     """Return a uniform batch of messages with this header block."""
     size = len(block) + len(payloads[0])
-    words = b" ".join(filter(None, [subject, reply, b"%d" % len(block) if block else b""]))
-    line = b"%bPUB %b %d\r\n" % (b"H" if block else b"", words, size)
-    whole = b"".join(line + block + payload + b"\r\n" for payload in payloads)
-    rows = np.frombuffer(whole, np.uint8).reshape(len(payloads), -1)
-    ahead = b"%d" % len(block) if block else b""
+    arguments = b" ".join(filter(None, [subject, reply, b"%d" % len(block) if block else b""]))
+    line = b"%bPUB %b %d\r\n" % (b"H" if block else b"", arguments, size)
+    data = b"".join(line + block + payload + b"\r\n" for payload in payloads)
+    rows = np.frombuffer(data, np.uint8).reshape(len(payloads), -1)
+    header_size = b"%d" % len(block) if block else b""
     body = memoryview(block + payloads[0])
-    return UniformBatch(Pub(subject, reply, b"%d" % size, ahead, len(block), body), rows, len(line))
+    return UniformBatch(
+        Pub(subject, reply, b"%d" % size, header_size, len(block), body), rows, len(line)
+    )
 
 
 def mix_of(messages: list[tuple[bytes, bytes]]) -> tuple[MixedBatch, list[bytes]]:
     """Return a mixed batch, and its subjects by number."""
     names = list(dict.fromkeys(subject for subject, _ in messages))
-    whole, bounds, ends, bodies = b"", [0], [], []
+    data, bounds, ends, bodies = b"", [0], [], []
     for subject, payload in messages:
-        ends.append(len(whole) + 4 + len(subject))
-        whole += b"PUB %b %d\r\n" % (subject, len(payload))
-        bodies.append(len(whole))
-        whole += payload + b"\r\n"
-        bounds.append(len(whole))
+        ends.append(len(data) + 4 + len(subject))
+        data += b"PUB %b %d\r\n" % (subject, len(payload))
+        bodies.append(len(data))
+        data += payload + b"\r\n"
+        bounds.append(len(data))
     columns = [np.array(column, np.int64) for column in (bounds, ends, bodies)]
     numbers = np.array([names.index(subject) for subject, _ in messages], np.int32)
-    return MixedBatch(np.frombuffer(whole, np.uint8), *columns, numbers), names
+    return MixedBatch(np.frombuffer(data, np.uint8), *columns, numbers), names
 
 
-def same(
+def assert_converts_like_single_messages(
     packer: MessageConverter,
     event: UniformBatch | MixedBatch,
     rows: list[int] | None,
@@ -63,13 +65,13 @@ def same(
     """Check that a batch converts like its messages one by one."""
     chosen = list(iter_messages(event, names))
     expected, channels, refused = b"", list[str](), 0
-    for at in range(event.count) if rows is None else rows:
+    for row in range(event.count) if rows is None else rows:
         try:
-            channel, frame = packer.convert_message(chosen[at])
+            channel, frame = packer.convert_message(chosen[row])
         except RemoteProtocolError:
             refused += 1
             continue
-        assert frame == oracle(chosen[at])
+        assert frame == oracle(chosen[row])
         expected += frame
         channels.append(channel)
     found = packer.convert_batch(event, None if rows is None else np.array(rows, np.int64), names)
@@ -108,12 +110,12 @@ def oracle(message: Pub) -> bytes:
 @example(b"<", b"", b"", [b"\r\n"] * 20, 1000)
 @example(b"a.b", b"", b"", [b"12<"] * 20, 1000)
 def test_uniform_batch_converts_like_single_messages(
-    subject: bytes, reply: bytes, block: bytes, payloads: list[bytes], most: int
+    subject: bytes, reply: bytes, block: bytes, payloads: list[bytes], max_bytes: int
 ) -> None:
-    packer = MessageConverter(7, frame_bytes_max=most)
+    packer = MessageConverter(7, frame_bytes_max=max_bytes)
     run = run_of(subject, reply, block, payloads)
-    same(packer, run, None, [])
-    same(packer, run, list(range(0, len(payloads), 2)), [])
+    assert_converts_like_single_messages(packer, run, None, [])
+    assert_converts_like_single_messages(packer, run, list(range(0, len(payloads), 2)), [])
 
 
 @settings(max_examples=60, deadline=None)
@@ -122,12 +124,12 @@ def test_uniform_batch_converts_like_single_messages(
     st.sampled_from([60, 1000]),
 )
 def test_mixed_batch_converts_like_single_messages(
-    messages: list[tuple[bytes, bytes]], most: int
+    messages: list[tuple[bytes, bytes]], max_bytes: int
 ) -> None:
     mix, names = mix_of(messages)
-    packer = MessageConverter(7, frame_bytes_max=most)
-    same(packer, mix, None, names)
-    same(packer, mix, list(range(1, mix.count, 2)), names)
+    packer = MessageConverter(7, frame_bytes_max=max_bytes)
+    assert_converts_like_single_messages(packer, mix, None, names)
+    assert_converts_like_single_messages(packer, mix, list(range(1, mix.count, 2)), names)
 
 
 def test_uniform_batch_with_different_headers_converts_singly() -> None:
@@ -137,7 +139,7 @@ def test_uniform_batch_with_different_headers_converts_singly() -> None:
     for row, block in zip(rows, blocks, strict=True):
         row[run.body_column : run.body_column + len(block)] = np.frombuffer(block, np.uint8)
     run.rows = rows
-    same(MessageConverter(7, frame_bytes_max=1000), run, None, [])
+    assert_converts_like_single_messages(MessageConverter(7, frame_bytes_max=1000), run, None, [])
 
 
 def test_subject_cache_is_bounded() -> None:
@@ -155,9 +157,9 @@ def test_refused_messages_have_a_reason() -> None:
     with pytest.raises(RemoteProtocolError, match=r"reply subject b'.xff' is not UTF-8") as caught:
         packer.convert_message(Pub(b"a", b"\xff", b"0", b"", 0, memoryview(b"")))
     assert caught.value.reason is Reason.BAD_ENVELOPE
-    long = memoryview(b"NATS/1.0\r\nA: %b\r\n\r\n" % (b"x" * 0xFFFF))
+    long_block = memoryview(b"NATS/1.0\r\nA: %b\r\n\r\n" % (b"x" * 0xFFFF))
     with pytest.raises(RemoteProtocolError, match="headers have at most 65535 bytes") as caught:
-        packer.convert_message(Pub(b"a", b"", b"0", b"0", len(long), long))
+        packer.convert_message(Pub(b"a", b"", b"0", b"0", len(long_block), long_block))
     assert caught.value.reason is Reason.BAD_ENVELOPE
     (refused,) = packer.convert_batch(run_of(b"a", b"", b"", [b"x" * 100] * 20), None, []).refused
     assert (refused.reason, refused.count) == (Reason.FRAME_TOO_LONG, 20)

@@ -1,4 +1,4 @@
-"""Syntax of what NATS clients receive, whatever a client of the bus publishes.
+"""Syntax of the output to NATS clients, for arbitrary messages of bus clients.
 
 The output is parsed by nats-py and by a strict parser of its own, which does not tolerate anything
 that some client library does not.
@@ -28,20 +28,20 @@ HEADERS = re.compile(
 
 def parse_strictly(data: bytes) -> list[tuple[bytes, bytes, bytes, bytes]]:
     """Return sid, subject, reply subject and payload of each message."""
-    at, messages = 0, []
-    while at < len(data):
-        line = LINE.match(data, at) or LINE_WITH_HEADERS.match(data, at)
-        assert line is not None, data[at:]
+    offset, messages = 0, []
+    while offset < len(data):
+        line = LINE.match(data, offset) or LINE_WITH_HEADERS.match(data, offset)
+        assert line is not None, data[offset:]
         subject, sid, reply, header_size, size = line.groups()
-        begin, end = line.end() + int(header_size or 0), line.end() + int(size)
-        assert line.end() <= begin <= end
+        start, end = line.end() + int(header_size or 0), line.end() + int(size)
+        assert line.end() <= start <= end
         if header_size:
-            assert HEADERS.fullmatch(data, line.end(), begin), data[line.end() : begin]
-        for text in (subject, reply or b"", data[line.end() : begin]):
+            assert HEADERS.fullmatch(data, line.end(), start), data[line.end() : start]
+        for text in (subject, reply or b"", data[line.end() : start]):
             text.decode()
         assert data[end : end + 2] == b"\r\n"
-        messages.append((sid, subject, reply or b"", data[begin:end]))
-        at = end + 2
+        messages.append((sid, subject, reply or b"", data[start:end]))
+        offset = end + 2
     return messages
 
 
@@ -83,7 +83,10 @@ TEXTS = st.one_of(
     st.text(st.characters(codec="utf-8"), max_size=12),
     st.sampled_from(
         ["", " ", "503", "503 No Responders", "5x3", "é1 x", "NATS/1.0\r\n\r\n", "a\r\nb", "\0"]
-        + [f"NATS/1.0{rest}\r\n\r\n" for rest in ("\r\nA: b", " 503", " x\r\nA: b", "\r\nA: \xff")]
+        + [
+            f"NATS/1.0{header}\r\n\r\n"
+            for header in ("\r\nA: b", " 503", " x\r\nA: b", "\r\nA: \xff")
+        ]
         + ["NATS/1.0\r\nA b\r\n\r\n", "garbage", "x" * 5000]
     ),
 )

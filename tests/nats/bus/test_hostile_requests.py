@@ -59,80 +59,80 @@ PAYLOADS = b"|+ACK|-NAK|+WPI|+TERM|-NAK {|<\r\n>|<|xxxxxxxxxxxxxxxxxxxx".split(b
 BLOCKS = [b"NATS/1.0\r\nA: b\r\n\r\n", b"junk", b"NATS/1.0 503\r\n\r\n"]
 
 
-def subject(dice: Random) -> bytes:
-    kind = dice.random()
+def subject(random: Random) -> bytes:
+    kind = random.random()
     if kind < 0.5:
-        start, most = ("$SB.SUB", 5) if kind < 0.35 else ("$JS.ACK", 8)
-        words = [start, *dice.choices(TOKENS, k=dice.randint(0, most))]
+        start, max_tokens = ("$SB.SUB", 5) if kind < 0.35 else ("$JS.ACK", 8)
+        tokens = [start, *random.choices(TOKENS, k=random.randint(0, max_tokens))]
     elif kind < 0.65:
-        about = [dice.choice("17"), dice.choice(["d", "_1", "_2", "g"]), "1"]
-        words = ["$JS.ACK", *about, str(dice.randint(0, 60)), "1", "1", "1"]
+        options = [random.choice("17"), random.choice(["d", "_1", "_2", "g"]), "1"]
+        tokens = ["$JS.ACK", *options, str(random.randint(0, 60)), "1", "1", "1"]
     else:
-        words = [dice.choice(SUBJECTS)]
-    return ".".join(words).encode("latin-1")
+        tokens = [random.choice(SUBJECTS)]
+    return ".".join(tokens).encode("latin-1")
 
 
-def line(dice: Random) -> bytes:
-    kind, about, sid = dice.random(), subject(dice), dice.randint(1, 6)
+def line(random: Random) -> bytes:
+    kind, options, sid = random.random(), subject(random), random.randint(1, 6)
     if kind < 0.3:
-        return b"SUB %b%b %d\r\n" % (about, dice.choice([b"", b" g", b" \xff"]), sid)
+        return b"SUB %b%b %d\r\n" % (options, random.choice([b"", b" g", b" \xff"]), sid)
     if kind < 0.4:
-        return b"UNSUB %d%b\r\n" % (sid, dice.choice([b"", b" 2"]))
-    payload, reply = dice.choice(PAYLOADS), dice.choice([b"", b" r.1"])
+        return b"UNSUB %d%b\r\n" % (sid, random.choice([b"", b" 2"]))
+    payload, reply = random.choice(PAYLOADS), random.choice([b"", b" r.1"])
     if kind < 0.5:
-        block = dice.choice(BLOCKS)
+        block = random.choice(BLOCKS)
         sizes = len(block), len(block) + len(payload)
-        return b"HPUB %b%b %d %d\r\n%b%b\r\n" % (about, reply, *sizes, block, payload)
-    one = b"PUB %b%b %d\r\n%b\r\n" % (about, reply, len(payload), payload)
-    return one * dice.choice([1, 1, 1, 3, 30])
+        return b"HPUB %b%b %d %d\r\n%b%b\r\n" % (options, reply, *sizes, block, payload)
+    line_ = b"PUB %b%b %d\r\n%b\r\n" % (options, reply, len(payload), payload)
+    return line_ * random.choice([1, 1, 1, 3, 30])
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_arbitrary_class_commands_do_not_affect_other_clients(seed: int) -> None:
-    dice = Random(seed)
-    room = dice.choice([2, 10, 1000])
-    harness = NatsBrokerHarness(class_messages=room, classes=50, durables=10, subscriptions=5)
+    random = Random(seed)
+    capacity = random.choice([2, 10, 1000])
+    harness = NatsBrokerHarness(class_messages=capacity, classes=50, durables=10, subscriptions=5)
     harness.skips_checks = True
     for bound in ("orders.>", "*.a"):
         harness.broker.store.class_registry.bind_subject(bound, 1)
     harness.broker.store.class_registry.bind_subject(">", 7)
-    one, two = (
+    line_, two = (
         harness.peer(connect1(1)),
         connect_version2(harness, subscribe(1, 5, durable="binary")),
     )
     clients: list[Client] = [harness.client() for _ in range(3)]
     number = 0
     for _ in range(120):
-        at = dice.randrange(3)
-        client = clients[at]
+        index = random.randrange(3)
+        client = clients[index]
         try:
-            match dice.randrange(12):
+            match random.randrange(12):
                 case 0:
                     harness.tick()
                 case 1:
-                    harness.wait(3 * dice.random())
+                    harness.wait(3 * random.random())
                 case 2:
-                    one.send(publish1(1, *[b"p" * dice.randint(0, 9)] * dice.randint(1, 30)))
+                    line_.send(publish1(1, *[b"p" * random.randint(0, 9)] * random.randint(1, 30)))
                 case 3:
-                    channel = dice.choice(["orders.a", "$JS.ACK.1", "x"])
+                    channel = random.choice(["orders.a", "$JS.ACK.1", "x"])
                     two.send(publish_envelopes(1, number, *[channel_envelope(channel, b"q")] * 3))
                     number += 3
                 case 4:
-                    for got in two.receive_deliveries():
-                        two.send(ack(5, got.message_id, got.message_id + 1))
+                    for delivery in two.receive_deliveries():
+                        two.send(ack(5, delivery.message_id, delivery.message_id + 1))
                 case 5:
                     client.close()
                 case 6 | 7:
                     for message in client.receive()[0]:
                         if message.reply.startswith("$JS.ACK"):
-                            client.pub(message.reply, dice.choice([b"+ACK", b"-NAK", b"+TERM"]))
+                            client.pub(message.reply, random.choice([b"+ACK", b"-NAK", b"+TERM"]))
                 case _:
-                    client.send(b"".join(line(dice) for _ in range(dice.randint(1, 20))))
+                    client.send(b"".join(line(random) for _ in range(random.randint(1, 20))))
         except NatsError:
             client.close()
         if harness.nats_server.drain_disconnecting() or client.session.is_closed:
             client.close()
-            clients[at] = harness.client()
+            clients[index] = harness.client()
         harness.broker.check_invariants()
     for client in clients:
         client.close()

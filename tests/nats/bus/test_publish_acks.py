@@ -139,10 +139,10 @@ def test_message_with_a_known_id_is_a_duplicate() -> None:
     client, listener = publisher(harness), harness.client(b"SUB orders.> 1\r\n")
     assert publish(client, b"x", Nats_Msg_Id="1") == {"stream": "orders", "seq": 0}
     assert publish(client, b"y", Nats_Msg_Id="2") == {"stream": "orders", "seq": 1}
-    again = {"stream": "orders", "seq": 0, "duplicate": True}
-    assert publish(client, b"z", Nats_Msg_Id="1") == again
+    expected = {"stream": "orders", "seq": 0, "duplicate": True}
+    assert publish(client, b"z", Nats_Msg_Id="1") == expected
     assert [payload for _, payload in stored(harness, 7)] == [b"x", b"y"]
-    assert listener.payloads() == [b"x", b"y", b"z"]  # As in NATS.
+    assert listener.payloads() == [b"x", b"y", b"z"]  # As nats-server does.
     assert harness.broker.refusal_counts == {Reason.DUPLICATE: 1}
     harness.wait(DUPLICATE_WINDOW_SECONDS + 1)
     assert publish(client, b"z", Nats_Msg_Id="1") == {"stream": "orders", "seq": 2}
@@ -164,9 +164,9 @@ def test_ids_count_without_a_reply_subject() -> None:
     client = harness.client()
     for _ in range(2):
         client.pub("orders.a", b"x", headers=block(Nats_Msg_Id="1"))
-    one = block(Nats_Msg_Id="0")
-    line = b"HPUB orders.a %d %d\r\n" % (len(one), len(one) + 1)
-    client.send(line + one + b"x\r\n" + (line + block(Nats_Msg_Id="2") + b"x\r\n") * 40)
+    header = block(Nats_Msg_Id="0")
+    line = b"HPUB orders.a %d %d\r\n" % (len(header), len(header) + 1)
+    client.send(line + header + b"x\r\n" + (line + block(Nats_Msg_Id="2") + b"x\r\n") * 40)
     assert len(stored(harness, 7)) == 3
 
 

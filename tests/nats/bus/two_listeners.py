@@ -73,14 +73,14 @@ class NatsBrokerHarness(BrokerHarness):
         self.is_flush_requested = False
         return self.nats_server.drain_ready()
 
-    def client(self, *said: bytes, headers: bool = True, **options: bool | str) -> Client:
+    def client(self, *data: bytes, headers: bool = True, **options: bool | str) -> Client:
         """Connect a NATS client and send these bytes."""
         client = Client(self, self.nats_server.open_session("a client"))
-        told = {"verbose": False, "pedantic": False, "headers": headers}
-        words = json.dumps({**told, "no_responders": headers, **options})
-        client.send(b"CONNECT %s\r\nPING\r\n" % words.encode())
+        connect_options = {"verbose": False, "pedantic": False, "headers": headers}
+        connect_json = json.dumps({**connect_options, "no_responders": headers, **options})
+        client.send(b"CONNECT %s\r\nPING\r\n" % connect_json.encode())
         client.lines()
-        client.send(*said)
+        client.send(*data)
         return client
 
     def write_journal(self) -> None:
@@ -118,11 +118,11 @@ class Client:
         self, subject: str, payload: bytes = b"", reply: str = "", headers: bytes = b""
     ) -> None:
         """Publish one message. `headers` is the whole block."""
-        words = " ".join(filter(None, [subject, reply]))
+        arguments = " ".join(filter(None, [subject, reply]))
         if headers:
-            line = f"HPUB {words} {len(headers)} {len(headers) + len(payload)}\r\n"
+            line = f"HPUB {arguments} {len(headers)} {len(headers) + len(payload)}\r\n"
         else:
-            line = f"PUB {words} {len(payload)}\r\n"
+            line = f"PUB {arguments} {len(payload)}\r\n"
         self.send(line.encode() + headers + payload + b"\r\n")
 
     def sub(self, subject: str, sid: str = "1", queue: str = "") -> None:
@@ -132,40 +132,40 @@ class Client:
         self.harness.nats_server.close_session(self.session)
         self.harness.check_invariants()
 
-    def drain(self, pieces: int = 1 << 30) -> bytes:
+    def drain(self, max_pieces: int = 1 << 30) -> bytes:
         """Return the pending output, or up to `pieces` pieces of it."""
         assert self.harness.nats_server.drain_errors() == []
-        outbox, tick, taken = self.session.outbox, self.harness.broker.tick_number, b""
-        while pieces and (piece := outbox.peek(tick)):
-            taken += piece
-            outbox.mark_sent(len(piece), tick)
+        outbox, tick_number, output = self.session.outbox, self.harness.broker.tick_number, b""
+        while max_pieces and (data := outbox.peek(tick_number)):
+            output += data
+            outbox.mark_sent(len(data), tick_number)
             self.harness.check_invariants()
-            pieces -= 1
+            max_pieces -= 1
         self.harness.broker.apply_position_changes()  # Every driver flushes after sending.
-        return taken
+        return output
 
     def receive(self) -> tuple[list[Msg], list[bytes]]:
         """Return the received messages and the other lines."""
         data = self._heard + self.drain()
-        messages, lines, at = [], [], 0
-        while at < len(data):
-            end = data.index(b"\r\n", at)
-            line, at = data[at:end], end + 2
+        messages, lines, offset = [], [], 0
+        while offset < len(data):
+            end = data.index(b"\r\n", offset)
+            line, offset = data[offset:end], end + 2
             if match := _WITH_HEADERS.fullmatch(line):
-                subject, sid, reply, ahead, total = match.groups()
+                subject, sid, reply, header_size, total = match.groups()
             elif match := _PLAIN.fullmatch(line):
-                (subject, sid, reply, total), ahead = match.groups(), b"0"
+                (subject, sid, reply, total), header_size = match.groups(), b"0"
             else:
                 lines.append(line)
                 continue
-            body = data[at : at + int(total)]
+            body = data[offset : offset + int(total)]
             assert len(body) == int(total)
-            assert data[at + int(total) : at + int(total) + 2] == b"\r\n"
-            at += int(total) + 2
-            words = [
-                (word or b"").decode("utf-8", "surrogateescape") for word in (subject, sid, reply)
+            assert data[offset + int(total) : offset + int(total) + 2] == b"\r\n"
+            offset += int(total) + 2
+            tokens = [
+                (token or b"").decode("utf-8", "surrogateescape") for token in (subject, sid, reply)
             ]
-            messages.append(Msg(*words, body[: int(ahead)], body[int(ahead) :]))
+            messages.append(Msg(*tokens, body[: int(header_size)], body[int(header_size) :]))
         return messages, lines
 
     def messages(self) -> list[Msg]:

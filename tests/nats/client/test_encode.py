@@ -50,8 +50,8 @@ def test_encodes_a_single_message() -> None:
     assert encode.encode_pub(b"a", b"xy", reply=b"r") == b"PUB a r 2\r\nxy\r\n"
     head = encode.encode_headers((b"A", b"b"), (b"C", b""))
     assert head == b"NATS/1.0\r\nA: b\r\nC: \r\n\r\n"
-    said = encode.encode_pub(b"a", b"xy", reply=b"r", headers=head)
-    assert said == b"HPUB a r 23 25\r\n" + head + b"xy\r\n"
+    encoded = encode.encode_pub(b"a", b"xy", reply=b"r", headers=head)
+    assert encoded == b"HPUB a r 23 25\r\n" + head + b"xy\r\n"
     assert (
         encode.encode_sub(b"a.*", 3) + encode.encode_sub(b"a", 4, b"q")
         == b"SUB a.* 3\r\nSUB a q 4\r\n"
@@ -68,18 +68,18 @@ def test_many_messages_encode_like_single_messages(payloads: list[bytes]) -> Non
 
 @given(st.integers(1, 30), st.integers(0, 12), st.integers(0, 10**9), st.booleans(), st.booleans())
 def test_equal_messages_encode_like_single_messages(
-    count: int, size: int, first: int, answered: bool, headed: bool
+    count: int, size: int, first: int, has_reply: bool, has_headers: bool
 ) -> None:
     payloads = np.arange(count * size, dtype=np.uint8).reshape(count, size)
     numbers = encode.format_digits(np.arange(first, first + count), 12)
-    reply = (b"_INBOX.", numbers) if answered else ()
-    headers = (b"NATS/1.0\r\nN: ", numbers, b"\r\n\r\n") if headed else ()
+    reply = (b"_INBOX.", numbers) if has_reply else ()
+    headers = (b"NATS/1.0\r\nN: ", numbers, b"\r\n\r\n") if has_headers else ()
     expected = b"".join(
         encode.encode_pub(
             b"a.b",
             payloads[n].tobytes(),
-            reply=b"_INBOX.%012d" % (first + n) if answered else b"",
-            headers=b"NATS/1.0\r\nN: %012d\r\n\r\n" % (first + n) if headed else b"",
+            reply=b"_INBOX.%012d" % (first + n) if has_reply else b"",
+            headers=b"NATS/1.0\r\nN: %012d\r\n\r\n" % (first + n) if has_headers else b"",
         )
         for n in range(count)
     )
@@ -90,14 +90,14 @@ def test_equal_messages_encode_like_single_messages(
 
 
 def test_nkey_signs_the_nonce() -> None:
-    said = Credentials(seed=SEED).connect_fields("a nonce")
-    assert verify_signature(said["nkey"], said["sig"], b"a nonce")
-    assert not verify_signature(said["nkey"], said["sig"], b"another")
+    fields = Credentials(seed=SEED).connect_fields("a nonce")
+    assert verify_signature(fields["nkey"], fields["sig"], b"a nonce")
+    assert not verify_signature(fields["nkey"], fields["sig"], b"another")
     assert SEED not in repr(Credentials(seed=SEED))
 
 
 @pytest.mark.parametrize(
-    "given",
+    "credentials",
     [
         {"user": "a", "token": "t"},
         {"password": "p"},
@@ -106,9 +106,9 @@ def test_nkey_signs_the_nonce() -> None:
         {"seed": "!"},
     ],
 )
-def test_invalid_credentials_are_refused_early(given: dict[str, str]) -> None:
+def test_invalid_credentials_are_refused_early(credentials: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"expected|seed"):
-        Credentials(**given)
+        Credentials(**credentials)
 
 
 # JetStream ---------------------------------------------------------------------------------------
@@ -136,12 +136,12 @@ def pub_ack_payloads(draw: st.DrawFn) -> bytes:
 def one_pub_ack(payload: bytes) -> tuple[int, bool]:
     """Oracle for one PubAck: parse the JSON."""
     try:
-        said: Any = json.loads(payload)
-        sequence = said["seq"]
+        content: Any = json.loads(payload)
+        sequence = content["seq"]
         assert 0 < sequence < 2**63
     except (ValueError, KeyError, TypeError, AssertionError):
         return 0, False
-    return sequence, said.get("duplicate", False)
+    return sequence, content.get("duplicate", False)
 
 
 @given(st.lists(pub_ack_payloads(), min_size=1, max_size=30))
@@ -159,12 +159,12 @@ def test_pub_ack_batches_parse_like_single_acks(payloads: list[bytes]) -> None:
 
 def test_pub_ack_errors_are_parsed() -> None:
     full = b'{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"}}'
-    nobody = b"NATS/1.0 503\r\n\r\n"
-    acks = jetstream_codec.parse_pub_acks(parsed(msg(b"r", full) + msg(b"r", head=nobody)))
+    no_responders = b"NATS/1.0 503\r\n\r\n"
+    acks = jetstream_codec.parse_pub_acks(parsed(msg(b"r", full) + msg(b"r", head=no_responders)))
     assert [acks.errors[0].code, acks.errors[1].code] == [10077, 503]
     assert "maximum messages exceeded" in str(acks.errors[0])
     with pytest.raises(jetstream_codec.JetStreamError, match="no responders"):
-        jetstream_codec.parse_api_reply(nobody, b"")
+        jetstream_codec.parse_api_reply(no_responders, b"")
     assert jetstream_codec.parse_status(b"NATS/1.0 409 Leadership Change\r\nA: b\r\n\r\n") == (
         409,
         "Leadership Change",
@@ -231,8 +231,8 @@ READ: dict[str, list[Callable[[dict[str, Any]], object]]] = {
 
 def variants(value: object) -> list[object]:
     """Return copies of a reply with each field left out or replaced."""
-    odd: list[object] = [None, "a", -1, 1 << 70, [1], {"x": 1}, 1.5]
-    found = list(odd)
+    wrong: list[object] = [None, "a", -1, 1 << 70, [1], {"x": 1}, 1.5]
+    found = list(wrong)
     if isinstance(value, dict):
         found += [{k: v for k, v in value.items() if k != key} for key in value]
         found += [{**value, key: each} for key in value for each in variants(value[key])]
@@ -241,22 +241,22 @@ def variants(value: object) -> list[object]:
     return found
 
 
-@pytest.mark.parametrize(("subject", "said"), ANSWERS)
-def test_api_reply_has_its_type_or_is_an_error(subject: str, said: dict[str, object]) -> None:
-    assert jetstream_codec.parse_api_reply(b"", json.dumps(said).encode(), subject) == said
+@pytest.mark.parametrize(("subject", "reply"), ANSWERS)
+def test_api_reply_has_its_type_or_is_an_error(subject: str, reply: dict[str, object]) -> None:
+    assert jetstream_codec.parse_api_reply(b"", json.dumps(reply).encode(), subject) == reply
     refused, said_of_it = 0, set[str]()
-    for odd in variants(said):
+    for wrong in variants(reply):
         try:
-            found = jetstream_codec.parse_api_reply(b"", json.dumps(odd).encode(), subject)
+            found = jetstream_codec.parse_api_reply(b"", json.dumps(wrong).encode(), subject)
         except jetstream_codec.JetStreamError as error:
             refused += 1
             said_of_it.add(str(error))
-        else:  # What is left out of it is nothing that everybody needs.
-            what = "consumers" if subject.startswith("CONSUMER") else "streams"
-            for each in (found[what] or []) if "LIST" in subject else [found]:
-                if what == "consumers":
+        else:  # The missing fields are optional.
+            list_name = "consumers" if subject.startswith("CONSUMER") else "streams"
+            for each in (found[list_name] or []) if "LIST" in subject else [found]:
+                if list_name == "consumers":
                     assert api.ack_floor(each) >= 1
-                for read in READ[what]:
+                for read in READ[list_name]:
                     read(each)
     assert refused > 20
     assert all("xpected" in each or "missing" in each for each in said_of_it)
@@ -277,23 +277,25 @@ tokens = st.one_of(st.integers(0, 2**63 - 1).map(str), st.sampled_from(["x", "",
 @st.composite
 def ack_subjects(draw: st.DrawFn) -> str:
     count = draw(st.sampled_from([5, 5, 5, 4, 6]))
-    told = [draw(tokens) for _ in range(count)]
-    words = draw(st.sampled_from([["S", "c"], ["hub", "hash", "S", "c"], ["S"], ["S", "long" * 9]]))
+    token_groups = [draw(tokens) for _ in range(count)]
+    prefix = draw(
+        st.sampled_from([["S", "c"], ["hub", "hash", "S", "c"], ["S"], ["S", "long" * 9]])
+    )
     tail = draw(st.sampled_from([[], [], ["random"]]))
     return ".".join(
-        [draw(st.sampled_from(["$JS.ACK", "$JS.ACK", "$JX.ACK"])), *words, *told, *tail]
+        [draw(st.sampled_from(["$JS.ACK", "$JS.ACK", "$JX.ACK"])), *prefix, *token_groups, *tail]
     )
 
 
 def one_delivery(subject: str) -> list[int] | None:
     """Oracle for one ack subject: parse token by token."""
-    words = subject.split(".")
-    if words[:2] != ["$JS", "ACK"] or len(words) not in (9, 11, 12):
+    tokens = subject.split(".")
+    if tokens[:2] != ["$JS", "ACK"] or len(tokens) not in (9, 11, 12):
         return None
-    told = words[4:9] if len(words) == 9 else words[6:11]
-    if not all(w.isdigit() and len(w) <= 19 and int(w) < 2**63 for w in told):
+    fields = tokens[4:9] if len(tokens) == 9 else tokens[6:11]
+    if not all(w.isdigit() and len(w) <= 19 and int(w) < 2**63 for w in fields):
         return None
-    return [int(w) for w in told]
+    return [int(w) for w in fields]
 
 
 def parse_and_check(subjects: list[str]) -> jetstream_codec.JetStreamDeliveries:
@@ -322,25 +324,28 @@ def test_ack_subject_batches_parse_like_single_subjects(subjects: list[str]) -> 
     ),
 )
 def test_similar_ack_subjects_parse_like_others(
-    steps: list[int], first: int, head: str, others: list[tuple[int, str]],
+    steps: list[int], first: int, head: str, other_subjects: list[tuple[int, str]],
     changes: list[tuple[int, int, str]],
 ) -> None:  # fmt: skip
     subjects = [
         f"{head}.{first + sum(steps[:row])}.{first + row}.{10**18 + step}.{5 + len(steps) - row}"
         for row, step in enumerate(steps)
     ]
-    for row, other in others:
-        subjects[row % len(subjects)] = other
-    for row, at, sign in changes:
-        told = subjects[row % len(subjects)]
-        subjects[row % len(subjects)] = told[:at] + sign + told[at + 1 :]
+    for row, other_subject in other_subjects:
+        subjects[row % len(subjects)] = other_subject
+    for row, position, sign in changes:
+        changed_subject = subjects[row % len(subjects)]
+        subjects[row % len(subjects)] = (
+            changed_subject[:position] + sign + changed_subject[position + 1 :]
+        )
     found = parse_and_check(subjects)
-    some = found.pick(found.good)
-    assert some.times.tolist() == found.times[found.good].tolist()
+    selected = found.pick(found.good)
+    assert selected.times.tolist() == found.times[found.good].tolist()
     stored = [
-        jetstream_codec.parse_stored_time(some.messages, row) for row in range(len(some.good))
+        jetstream_codec.parse_stored_time(selected.messages, row)
+        for row in range(len(selected.good))
     ]
-    assert stored == [time / 1e9 for time in some.times.tolist()]
+    assert stored == [time / 1e9 for time in selected.times.tolist()]
 
 
 def test_parses_every_form_of_ack_subject() -> None:
@@ -362,18 +367,22 @@ def test_message_without_reply_subject_is_no_delivery() -> None:
     st.lists(st.text("ab.1", min_size=1, max_size=9), min_size=1, max_size=20),
     st.binary(max_size=9),
 )
-def test_encodes_one_ack_per_message(subjects: list[str], word: bytes) -> None:
+def test_encodes_one_ack_per_message(subjects: list[str], command: bytes) -> None:
     messages = parsed(b"".join(msg(subject.encode()) for subject in subjects))
-    said = jetstream_codec.encode_acks(messages, word)
-    expected = [encode.encode_pub(subject.encode(), word) for subject in subjects]
-    end = b" %d\r\n%b\r\n" % (len(word), word)
-    assert jetstream_codec.encode_acks_in_order(messages, word) == b"".join(expected)
-    assert sorted(said.split(end)) == sorted([b"", *(each.removesuffix(end) for each in expected)])
+    encoded = jetstream_codec.encode_acks(messages, command)
+    expected = [encode.encode_pub(subject.encode(), command) for subject in subjects]
+    end = b" %d\r\n%b\r\n" % (len(command), command)
+    assert jetstream_codec.encode_acks_in_order(messages, command) == b"".join(expected)
+    assert sorted(encoded.split(end)) == sorted(
+        [b"", *(each.removesuffix(end) for each in expected)]
+    )
 
 
 def test_encodes_pull_requests() -> None:
-    said = jetstream_codec.pull_request(batch=5, expires_seconds=1.5, idle_seconds=0.5, max_bytes=7)
-    assert json.loads(said) == {
+    request = jetstream_codec.pull_request(
+        batch=5, expires_seconds=1.5, idle_seconds=0.5, max_bytes=7
+    )
+    assert json.loads(request) == {
         "batch": 5, "expires": 1_500_000_000, "idle_heartbeat": 500_000_000, "max_bytes": 7
     }  # fmt: skip
     assert json.loads(jetstream_codec.pull_request(batch=5)) == {"batch": 5, "no_wait": True}
@@ -404,10 +413,15 @@ def greeted(**options: Any) -> NatsClientCore:
 
 def test_connection_starts_with_connect_and_subscriptions() -> None:
     core = greeted(name="me", credentials=Credentials(user="ada", password="pw"))
-    connect, *rest = sent(core).split(b"\r\n")
-    said = json.loads(connect.removeprefix(b"CONNECT "))
-    assert (said["name"], said["user"], said["pass"], said["verbose"]) == ("me", "ada", "pw", False)
-    assert rest == [b"SUB _INBOX.x.* 1", b"SUB before.* q 2", b"PING", b""]
+    connect, *remaining = sent(core).split(b"\r\n")
+    connect_options = json.loads(connect.removeprefix(b"CONNECT "))
+    assert (
+        connect_options["name"],
+        connect_options["user"],
+        connect_options["pass"],
+        connect_options["verbose"],
+    ) == ("me", "ada", "pw", False)
+    assert remaining == [b"SUB _INBOX.x.* 1", b"SUB before.* q 2", b"PING", b""]
     core.publish("early", b"is nowhere")
     assert sent(core) == b""
     (ready,) = core.receive(b"PONG\r\n", 0.1)
@@ -436,36 +450,36 @@ def test_replies_have_their_request_numbers() -> None:
     assert sent(core) == (
         b"PUB a _INBOX.x.%012d 0\r\n\r\nPUB b _INBOX.x.%012d 1\r\nx\r\n" % (first, second)
     )
-    came = b"".join(
-        b"MSG _INBOX.x.%b 1 0\r\n\r\n" % word
-        for word in (b"%012d" % second, b"%012d" % first, b"guessed")
+    received = b"".join(
+        b"MSG _INBOX.x.%b 1 0\r\n\r\n" % token
+        for token in (b"%012d" % second, b"%012d" % first, b"guessed")
     )
-    other, answers = core.receive(came + b"MSG before.a 2 0\r\n\r\n", 0.0)
+    messages, answers = core.receive(received + b"MSG before.a 2 0\r\n\r\n", 0.0)
     assert isinstance(answers, RequestReplies)
     assert answers.numbers.tolist() == [second, first]
-    assert isinstance(other, ReceivedMessages)
-    many = core.reserve_numbers(3)
-    columns = core.reply_subjects(many, 3)
+    assert isinstance(messages, ReceivedMessages)
+    numbers = core.reserve_numbers(3)
+    columns = core.reply_subjects(numbers, 3)
     assert bytes(encode.build_rows(3, columns))[
-        : len(core.reply_subject(many))
-    ] == core.reply_subject(many)
+        : len(core.reply_subject(numbers))
+    ] == core.reply_subject(numbers)
 
 
 def test_reconnect_resends_subscriptions_but_not_output() -> None:
     core = greeted()
     list(core.receive(b"PONG\r\n", 0.0))
-    later = core.subscribe("later")
+    new_subscription = core.subscribe("later")
     core.publish("a", b"x")
     core.end_connection()
     core.start_connection(1.0)
     list(core.receive(b"INFO {}\r\n", 1.0))
     core.send_connect()
-    said = sent(core)
-    assert b"SUB before.* q 2\r\nSUB later %d\r\n" % later in said
-    assert b"PUB" not in said
+    resent = sent(core)
+    assert b"SUB before.* q 2\r\nSUB later %d\r\n" % new_subscription in resent
+    assert b"PUB" not in resent
     list(core.receive(b"PONG\r\n", 1.0))
-    core.unsubscribe(later)
-    assert sent(core) == b"UNSUB %d\r\n" % later
+    core.unsubscribe(new_subscription)
+    assert sent(core) == b"UNSUB %d\r\n" % new_subscription
 
 
 def test_server_that_answers_no_ping_times_out() -> None:
@@ -487,12 +501,12 @@ def test_server_that_answers_no_ping_times_out() -> None:
 
 def test_server_errors_are_events() -> None:
     core = greeted()
-    (said,) = core.receive(b"-ERR 'Authorization Violation'\r\n", 0.0)
-    assert said == ServerError("Authorization Violation")
+    (event,) = core.receive(b"-ERR 'Authorization Violation'\r\n", 0.0)
+    assert event == ServerError("Authorization Violation")
 
 
 def test_missing_pending_header_means_unknown() -> None:
-    said = b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: %b\r\n\r\n"
-    assert jetstream_codec.parse_pending_messages(said % b"17") == 17
-    for odd in (b"1" * 5000, b"-1", b"", b"x"):
-        assert jetstream_codec.parse_pending_messages(said % odd) == 1 << 31
+    template = b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: %b\r\n\r\n"
+    assert jetstream_codec.parse_pending_messages(template % b"17") == 17
+    for wrong in (b"1" * 5000, b"-1", b"", b"x"):
+        assert jetstream_codec.parse_pending_messages(template % wrong) == 1 << 31

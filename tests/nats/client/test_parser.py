@@ -27,57 +27,57 @@ MOST = 5000
 WRONG = "wrong"
 
 
-def truth(data: bytes) -> list[object]:
+def parse_with_oracle(data: bytes) -> list[object]:
     """Oracle: return the messages as tuples of sid, subject, reply, headers and payload."""
-    said: list[object] = []
-    at = 0
-    while (feed := data.find(b"\r\n", at)) >= 0:
-        line = data[at:feed]
+    messages: list[object] = []
+    offset = 0
+    while (feed := data.find(b"\r\n", offset)) >= 0:
+        line = data[offset:feed]
         if b"\n" in line:
-            return [*said, WRONG]
-        words = [word for word in line.split(b" ") if word]
-        verb = words[0].upper() if words and line[0] != 0x20 else b""
-        at = feed + 2
+            return [*messages, WRONG]
+        tokens = [token for token in line.split(b" ") if token]
+        verb = tokens[0].upper() if tokens and line[0] != 0x20 else b""
+        offset = feed + 2
         if verb in (b"MSG", b"HMSG"):
-            several = 1 + (verb == b"HMSG")
-            if not several + 3 <= len(words) <= several + 4 or line[-1] == 0x20:
-                return [*said, WRONG]
-            sizes = words[-several:]
-            if not all(s.isdigit() and len(s) <= 9 for s in sizes) or not words[2].isdigit():
-                return [*said, WRONG]
-            head, size = int(sizes[0]) if several == 2 else 0, int(sizes[-1])
-            if head > size or size > MOST or len(words[2]) > 18:
-                return [*said, WRONG]
-            if len(data) < at + size + 2:
-                return said
-            if data[at + size : at + size + 2] != b"\r\n":
-                return [*said, WRONG]
-            reply = words[3] if len(words) == several + 4 else b""
-            body = data[at : at + size]
-            said.append((int(words[2]), words[1], reply, body[:head], body[head:]))
-            at += size + 2
+            has_header = 1 + (verb == b"HMSG")
+            if not has_header + 3 <= len(tokens) <= has_header + 4 or line[-1] == 0x20:
+                return [*messages, WRONG]
+            sizes = tokens[-has_header:]
+            if not all(s.isdigit() and len(s) <= 9 for s in sizes) or not tokens[2].isdigit():
+                return [*messages, WRONG]
+            head, size = int(sizes[0]) if has_header == 2 else 0, int(sizes[-1])
+            if head > size or size > MOST or len(tokens[2]) > 18:
+                return [*messages, WRONG]
+            if len(data) < offset + size + 2:
+                return messages
+            if data[offset + size : offset + size + 2] != b"\r\n":
+                return [*messages, WRONG]
+            reply = tokens[3] if len(tokens) == has_header + 4 else b""
+            body = data[offset : offset + size]
+            messages.append((int(tokens[2]), tokens[1], reply, body[:head], body[head:]))
+            offset += size + 2
         elif verb == b"PING":
-            said.append(ServerPing())
+            messages.append(ServerPing())
         elif verb == b"PONG":
-            said.append(ServerPong())
+            messages.append(ServerPong())
         elif verb != b"+OK":
-            return [*said, WRONG]
-    return said
+            return [*messages, WRONG]
+    return messages
 
 
 def read(chunks: list[bytes]) -> list[object]:
     """Return the same tuples from the parser."""
     parser = ClientParser(MOST)
-    said: list[object] = []
+    messages: list[object] = []
     for chunk in chunks:
         passed = bytearray(chunk)
         try:
             for event in parser.receive(passed):
-                passed[:] = bytes(len(passed))  # It may be written to by then.
-                said += rows(event) if isinstance(event, ReceivedMessages) else [event]
+                passed[:] = bytes(len(passed))  # The buffer may be overwritten by then.
+                messages += rows(event) if isinstance(event, ReceivedMessages) else [event]
         except RemoteProtocolError:
-            return [*said, WRONG]
-    return said
+            return [*messages, WRONG]
+    return messages
 
 
 def rows(messages: ReceivedMessages) -> list[object]:
@@ -95,10 +95,10 @@ def rows(messages: ReceivedMessages) -> list[object]:
 
 
 def message(sid: int, subject: bytes, reply: bytes, head: bytes, payload: bytes) -> bytes:
-    words = [b"HMSG" if head else b"MSG", subject, b"%d" % sid, *([reply] if reply else [])]
-    words += [b"%d" % len(head)] if head else []
+    arguments = [b"HMSG" if head else b"MSG", subject, b"%d" % sid, *([reply] if reply else [])]
+    arguments += [b"%d" % len(head)] if head else []
     return (
-        b" ".join([*words, b"%d" % (len(head) + len(payload))])
+        b" ".join([*arguments, b"%d" % (len(head) + len(payload))])
         + b"\r\n"
         + head
         + payload
@@ -106,7 +106,9 @@ def message(sid: int, subject: bytes, reply: bytes, head: bytes, payload: bytes)
     )
 
 
-words = st.sampled_from([b"a", b"orders.eu", b"$JS.ACK.S.c.1.2.3.4.5", b"\xff\r", b"x" * 40])
+subject_tokens = st.sampled_from(
+    [b"a", b"orders.eu", b"$JS.ACK.S.c.1.2.3.4.5", b"\xff\r", b"x" * 40]
+)
 bodies = st.one_of(
     st.binary(max_size=30),
     st.sampled_from([b"\r\n", b"\r\nMSG a 1 0\r\n\r\n", b"MSG a 1 5\r\n", b"  ", b"x" * 300]),
@@ -115,12 +117,12 @@ bodies = st.one_of(
 messages = st.builds(
     message,
     st.one_of(st.integers(0, 20), st.integers(10**16, 10**18 - 1)),
-    words,
-    st.one_of(st.just(b""), words),
+    subject_tokens,
+    st.one_of(st.just(b""), subject_tokens),
     st.sampled_from([b"", b"", b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\nA: b\r\n\r\n"]),
     bodies,
 )
-odd = st.sampled_from(
+odd_messages = st.sampled_from(
     [
         b"PING\r\n",
         b"PONG x\r\n",
@@ -140,32 +142,32 @@ odd = st.sampled_from(
     ]
 )
 streams = st.lists(
-    st.tuples(st.lists(st.one_of(messages, messages, odd), min_size=1, max_size=3),
+    st.tuples(st.lists(st.one_of(messages, messages, odd_messages), min_size=1, max_size=3),
               st.sampled_from([1, 2, 40, 150])),
     max_size=4,
-).map(lambda parts: b"".join(b"".join(some) * count for some, count in parts))  # fmt: skip
+).map(lambda parts: b"".join(b"".join(repeated) * count for repeated, count in parts))  # fmt: skip
 
 
 @given(streams, st.data())
 @settings(max_examples=60)
 def test_any_chunking_matches_the_oracle(stream: bytes, data: st.DataObject) -> None:
-    # Repeated 40 times and more, messages fill what the arrays want to see at once.
+    # 40 and more repetitions are enough messages for the array paths.
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=4)))
     chunks = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
-    assert read(chunks) == truth(stream)
+    assert read(chunks) == parse_with_oracle(stream)
 
 
 @given(st.binary(max_size=200), st.lists(messages, max_size=3))
-def test_garbage_is_refused_or_incomplete(garbage: bytes, before: list[bytes]) -> None:
-    head = b"".join(before)
-    said = read([head + garbage])
-    assert said[: len(before)] == truth(head)
+def test_garbage_is_refused_or_incomplete(garbage: bytes, prefix: list[bytes]) -> None:
+    head = b"".join(prefix)
+    result = read([head + garbage])
+    assert result[: len(prefix)] == parse_with_oracle(head)
 
 
 def test_byte_by_byte_equals_one_read() -> None:
     stream = b"".join(message(n, b"a.b", b"r" * (n % 2), b"", b"p" * n) for n in range(40))
     stream += b"PING\r\n" + message(1, b"a", b"", b"NATS/1.0\r\n\r\n", b"")
-    assert read([stream[n : n + 1] for n in range(len(stream))]) == truth(stream)
+    assert read([stream[n : n + 1] for n in range(len(stream))]) == parse_with_oracle(stream)
 
 
 def test_many_messages_are_one_event() -> None:
@@ -174,24 +176,24 @@ def test_many_messages_are_one_event() -> None:
     assert [e.count for e in events if isinstance(e, ReceivedMessages)] == [1000]
     (batch,) = events
     assert isinstance(batch, ReceivedMessages)
-    some = batch.pick(batch.ends - batch.payloads == 8)
-    assert some.count == 111
-    assert some.reply(0) == b"r.8"
+    repeated = batch.pick(batch.ends - batch.payloads == 8)
+    assert repeated.count == 111
+    assert repeated.reply(0) == b"r.8"
     assert list(batch.split_by_sid()) == [7]
 
 
 def test_too_long_message_is_refused_in_a_batch() -> None:
-    many = message(1, b"a", b"", b"", b"x" * 50) * 200
-    long = message(1, b"a", b"", b"", b"x" * (MOST + 1))
-    assert read([many + long + many]) == truth(many + long + many)
-    assert read([many + long + many])[-1] == WRONG
+    batch = message(1, b"a", b"", b"", b"x" * 50) * 200
+    long_message = message(1, b"a", b"", b"", b"x" * (MOST + 1))
+    assert read([batch + long_message + batch]) == parse_with_oracle(batch + long_message + batch)
+    assert read([batch + long_message + batch])[-1] == WRONG
 
 
 def test_splits_messages_by_subscription() -> None:
     stream = b"".join(message(n % 3, b"a", b"", b"", b"%d" % n) for n in range(9))
     (batch,) = ClientParser().receive(stream)
     assert isinstance(batch, ReceivedMessages)
-    found = {sid: part.all_payloads() for sid, part in batch.split_by_sid().items()}
+    found = {sid: group.all_payloads() for sid, group in batch.split_by_sid().items()}
     assert found == {0: [b"0", b"3", b"6"], 1: [b"1", b"4", b"7"], 2: [b"2", b"5", b"8"]}
 
 
@@ -219,7 +221,7 @@ def test_long_message_is_parsed_when_complete() -> None:
     assert list(parser.receive(b"MSG a 1 4000000\r\n")) == []
     for _ in range(400):
         assert list(parser.receive(bytes(10_000))) == []
-    assert len(parser._tail) == 401  # Pieces, not joined once.
+    assert len(parser._tail) == 401  # A list of pieces, which is not joined.
     (event,) = parser.receive(b"\r\n")
     assert isinstance(event, ReceivedMessages)
     assert len(event.payload(0)) == 4_000_000
@@ -237,14 +239,14 @@ def test_parse_numbers_matches_int(
     lengths = [len(text) for text in texts]
     ends = np.cumsum(np.array(lengths, np.int64)) + PADDING_BYTES
     data = np.frombuffer(bytes(PADDING_BYTES) + b"".join(texts), np.uint8)
-    found, good = read(data, ends - np.array(lengths, np.int64), ends)
+    found, valid = read(data, ends - np.array(lengths, np.int64), ends)
     is_one = [t.isdigit() and len(t) <= 19 and int(t) < 2**63 for t in texts]
-    assert good.tolist() == is_one
+    assert valid.tolist() == is_one
     assert found.tolist() == [
         int(t) if is_it else 0 for t, is_it in zip(texts, is_one, strict=True)
     ]
 
 
 def test_bulk_parser_is_used_for_many_messages() -> None:
-    few = message(1, b"a", b"", b"", b"x" * 400) * BATCH_MESSAGES_MIN
-    assert len(list(ClientParser().receive(few + b"PING\r\n"))) == 2
+    data = message(1, b"a", b"", b"", b"x" * 400) * BATCH_MESSAGES_MIN
+    assert len(list(ClientParser().receive(data + b"PING\r\n"))) == 2

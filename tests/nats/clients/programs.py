@@ -31,8 +31,8 @@ def compiled(folder: Path) -> list[str]:
         skip_or_fail("this test needs nats.c, which is libnats-dev of Debian")
     flags = ("-O1", "-Wall", "-Wextra", "-Werror")
     command = [compiler, *flags, "-o", str(target), str(source), "-lnats", "-lpthread"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert completed.returncode == 0, completed.stderr
     return [str(target)]
 
 
@@ -43,12 +43,12 @@ def running(command: list[str], *arguments: str) -> contextlib.AbstractContextMa
 
 def outcomes(command: list[str], *arguments: str) -> dict[str, Any]:
     """Run a program and return the JSON that it prints."""
-    with running(command, *arguments) as it:
-        return last_words(it)
+    with running(command, *arguments) as program:
+        return read_final_output(program)
 
 
-def last_words(program: Program) -> dict[str, Any]:
-    status, said, complained = program.wait()
-    assert (status, complained) == (0, ""), said + complained
-    found: dict[str, Any] = json.loads(said)
+def read_final_output(program: Program) -> dict[str, Any]:
+    status, stdout, stderr = program.wait()
+    assert (status, stderr) == (0, ""), stdout + stderr
+    found: dict[str, Any] = json.loads(stdout)
     return found

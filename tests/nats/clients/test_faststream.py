@@ -12,7 +12,7 @@ from faststream.nats import NatsBroker, NatsRouter
 from nats.errors import NoRespondersError
 from pydantic import BaseModel
 
-from tests.nats.running_server import NatsTestServer, on_asyncio, until
+from tests.nats.running_server import NatsTestServer, on_asyncio, wait_for
 
 pytestmark = pytest.mark.xdist_group("nats clients")
 
@@ -27,21 +27,21 @@ class Order(BaseModel):
 class Bill(BaseModel):
     order: int
     sum: float
-    country: str
+    region: str
 
 
 class Shop:
     """One running instance of the app, with the orders that it received."""
 
     def __init__(self, server: NatsTestServer, name: str) -> None:
-        self.taken: list[int] = []
+        self.order_ids: list[int] = []
         router = NatsRouter(prefix="shop.")
 
-        @router.subscriber("orders.{country}", queue="billing")
+        @router.subscriber("orders.{region}", queue="billing")
         @router.publisher("bills")
-        async def bill(order: Order, country: Annotated[str, Path()]) -> Bill:
-            self.taken.append(order.id)
-            return Bill(order=order.id, sum=order.price * 2, country=country)
+        async def bill(order: Order, region: Annotated[str, Path()]) -> Bill:
+            self.order_ids.append(order.id)
+            return Bill(order=order.id, sum=order.price * 2, region=region)
 
         @router.subscriber("price", queue="pricing")
         async def price(
@@ -50,7 +50,7 @@ class Shop:
             return f"{order.price:g} {currency}"
 
         @router.subscriber(f"here.{name}")
-        async def here(word: str) -> str:  # The last that it subscribes to.
+        async def is_ready(text: str) -> str:  # The last subscription of the app.
             return name
 
         broker = NatsBroker(server.url, logger=None, connect_timeout=60)
@@ -75,7 +75,7 @@ async def is_heard(client: NatsBroker, name: str) -> None:
             answer = await client.request("?", f"shop.here.{name}", timeout=60)
             assert await answer.decode() == name
             return
-    raise AssertionError(f"{name} is not there")
+    raise AssertionError(f"{name} has not subscribed")
 
 
 @on_asyncio
@@ -87,20 +87,24 @@ async def test_two_faststream_instances_share_work(shared_server: NatsTestServer
     async def note(bill: Bill) -> None:
         bills.append(bill)
 
-    async with client, Shop(shared_server, "one") as one, Shop(shared_server, "other") as other:
+    async with (
+        client,
+        Shop(shared_server, "one") as first_shop,
+        Shop(shared_server, "other") as second_shop,
+    ):
         await client.start()
         await is_heard(client, "one")
         await is_heard(client, "other")
         for number in range(ORDERS):
             await client.publish(Order(id=number, price=number / 4), "shop.orders.eu")
-        await until(lambda: len(bills) == ORDERS)
-        assert sorted(one.taken + other.taken) == list(range(ORDERS))
-        assert one.taken
-        assert other.taken
+        await wait_for(lambda: len(bills) == ORDERS)
+        assert sorted(first_shop.order_ids + second_shop.order_ids) == list(range(ORDERS))
+        assert first_shop.order_ids
+        assert second_shop.order_ids
         assert sorted((bill.order, bill.sum) for bill in bills) == [
             (number, number / 2) for number in range(ORDERS)
         ]
-        assert {bill.country for bill in bills} == {"eu"}
+        assert {bill.region for bill in bills} == {"eu"}
         question = Order(id=1, price=2.5)
         answer = await client.request(
             question, "shop.price", headers={"currency": "EUR"}, timeout=60

@@ -18,7 +18,7 @@ from nats.errors import ConnectionClosedError, MaxPayloadError, NoRespondersErro
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 
-from tests.nats.running_server import PATIENT, NatsTestServer, on_asyncio, settle, until
+from tests.nats.running_server import PATIENT, NatsTestServer, on_asyncio, settle, wait_for
 from tests.support.programs import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.xdist_group("nats clients")
@@ -86,7 +86,7 @@ async def test_messages_arrive_by_callback_iterator_and_next_msg(
                 break
         assert found == [("ways.one", "somewhere", b"%d" % number) for number in range(3)]
         assert await receive_messages(asked, 3) == [b"0", b"1", b"2"]
-        await until(lambda: len(called) == 3)
+        await wait_for(lambda: len(called) == 3)
         assert [message.data for message in called] == [b"0", b"1", b"2"]
 
 
@@ -152,35 +152,40 @@ async def test_headers_are_sent_and_received(shared_server: NatsTestServer) -> N
 async def test_queue_group_distributes_messages(
     shared_server: NatsTestServer,
 ) -> None:
-    count, got = 300, [[], [], []]
+    count, received_by_member = 300, [[], [], []]
     async with contextlib.AsyncExitStack() as stack:
-        members = [await stack.enter_async_context(connected(shared_server)) for _ in got]
-        for member, mine in zip(members, got, strict=True):
+        members = [
+            await stack.enter_async_context(connected(shared_server)) for _ in received_by_member
+        ]
+        for member, received in zip(members, received_by_member, strict=True):
 
-            async def call(message: Msg, mine: list[int] = mine) -> None:
-                mine.append(int(message.data))
+            async def call(message: Msg, received: list[int] = received) -> None:
+                received.append(int(message.data))
 
             await member.subscribe("work.*", queue="workers", cb=call)
             await settle(member)
         publisher = await stack.enter_async_context(connected(shared_server))
-        everything = await publisher.subscribe("work.>")
-        alone = await publisher.subscribe("work.it", queue="others")
+        all_messages = await publisher.subscribe("work.>")
+        single_member = await publisher.subscribe("work.it", queue="others")
         for number in range(count):
             await publisher.publish("work.it", b"%d" % number)
         expected = list(range(count))
-        for subscription in (everything, alone):
+        for subscription in (all_messages, single_member):
             assert [int(data) for data in await receive_messages(subscription, count)] == expected
-        await until(lambda: sum(map(len, got)) == count)
-        assert sorted(number for mine in got for number in mine) == expected
-        assert all(mine == sorted(mine) and mine for mine in got)
+        await wait_for(lambda: sum(map(len, received_by_member)) == count)
+        assert sorted(number for received in received_by_member for number in received) == expected
+        assert all(received == sorted(received) and received for received in received_by_member)
 
 
 @on_asyncio
 async def test_no_echo_suppresses_own_messages(shared_server: NatsTestServer) -> None:
-    async with connected(shared_server, no_echo=True) as deaf, connected(shared_server) as other:
-        subscription = await deaf.subscribe("echo")
-        await deaf.publish("echo", b"mine")
-        await settle(deaf)
+    async with (
+        connected(shared_server, no_echo=True) as no_echo_client,
+        connected(shared_server) as other,
+    ):
+        subscription = await no_echo_client.subscribe("echo")
+        await no_echo_client.publish("echo", b"mine")
+        await settle(no_echo_client)
         await other.publish("echo", b"theirs")
         assert await receive_messages(subscription, 1) == [b"theirs"]
 
@@ -193,14 +198,14 @@ async def test_subscription_ends_after_max_messages(shared_server: NatsTestServe
     async with connected(shared_server) as client:
         limited = await client.subscribe("ending.limited")
         ended = await client.subscribe("ending.*")
-        witness = await client.subscribe("ending.>")
+        observer = await client.subscribe("ending.>")
         await limited.unsubscribe(limit=2)
         for number in range(4):
             await client.publish("ending.limited", b"%d" % number)
         assert await receive_messages(ended, 4) == [b"0", b"1", b"2", b"3"]
         await ended.unsubscribe()
         await client.publish("ending.limited", b"last")
-        assert (await receive_messages(witness, 5))[-1] == b"last"
+        assert (await receive_messages(observer, 5))[-1] == b"last"
         assert await receive_messages(limited, 2) == [b"0", b"1"]
         assert limited.delivered == 2
         assert ended.delivered == 4
@@ -249,8 +254,8 @@ async def test_connection_drain_flushes_handler_output(
         await settle(client)
         for number in range(50):
             await other.publish("draining.work", b"%d" % number)
-        # What has not come yet when it begins to drain, the client forgets.
-        await until(lambda: work.delivered == 50)
+        # The client drops messages that arrive after its drain has started.
+        await wait_for(lambda: work.delivered == 50)
         draining = asyncio.create_task(client.drain())
         may_go_on.set()
         await draining
@@ -292,10 +297,10 @@ async def test_no_responders_fails_at_once_and_silence_times_out(
     async with connected(shared_server, inbox_prefix="_MINE") as client:
         with pytest.raises(NoRespondersError):
             await client.request("nobody.is.there", b"?", timeout=60)
-        silent = await client.subscribe("silent")
+        unanswered = await client.subscribe("silent")
         with pytest.raises(NatsTimeoutError):
             await client.request("silent", b"?", timeout=0.05)
-        asked = await silent.next_msg(timeout=60)
+        asked = await unanswered.next_msg(timeout=60)
         assert asked.reply.startswith("_MINE.")
 
 
@@ -321,25 +326,25 @@ async def test_too_long_message_is_refused_by_the_client(shared_server: NatsTest
 
 @on_asyncio
 async def test_too_long_message_closes_the_connection(shared_server: NatsTestServer) -> None:
-    lost = asyncio.Event()
+    is_disconnected = asyncio.Event()
 
     async def note_lost() -> None:
-        lost.set()
+        is_disconnected.set()
 
     async def note(error: Exception) -> None:
         pass
 
-    async with connected(shared_server) as witness:
-        subscription = await witness.subscribe("unmeasured")
-        await settle(witness)
+    async with connected(shared_server) as observer:
+        subscription = await observer.subscribe("unmeasured")
+        await settle(observer)
         client = await nats.connect(
             shared_server.url, error_cb=note, closed_cb=note_lost, allow_reconnect=False, **PATIENT
         )
         client._max_payload = 1 << 30
         await client.publish("unmeasured", b"right")
         await client.publish("unmeasured", bytes((1 << 20) + 1))
-        await asyncio.wait_for(lost.wait(), PATIENCE_SECONDS)
-        await witness.publish("unmeasured", b"next")
+        await asyncio.wait_for(is_disconnected.wait(), PATIENCE_SECONDS)
+        await observer.publish("unmeasured", b"next")
         assert await receive_messages(subscription, 2) == [b"right", b"next"]
 
 
@@ -352,10 +357,10 @@ async def test_client_side_slow_consumer_drops_and_reports(shared_server: NatsTe
 
     client = await nats.connect(shared_server.url, error_cb=note, **PATIENT)
     subscription = await client.subscribe("slow", pending_msgs_limit=5)
-    witness = await client.subscribe("slow")
+    observer = await client.subscribe("slow")
     for number in range(10):
         await client.publish("slow", b"%d" % number)
-    assert len(await receive_messages(witness, 10)) == 10
+    assert len(await receive_messages(observer, 10)) == 10
     assert await receive_messages(subscription, 5) == [b"%d" % number for number in range(5)]
     await client.close()
     assert {type(error) for error in errors} == {SlowConsumerError}

@@ -53,32 +53,32 @@ async def test_ack_methods_work(shared_server: NatsTestServer) -> None:
         sub = await client.subscribe("$SB.SUB.words.reader.ack_seconds=60")
         messages = [await next_of(sub) for _ in range(5)]
         assert [m.data for m in messages] == [b"%d" % number for number in range(5)]
-        acked, asked, nacked, worked, ended = messages
-        assert asked.subject == "kept.words.n"
-        assert asked.headers == {"Number": "1"}
-        about = asked.metadata
-        assert (about.stream, about.consumer) == ("words", "reader")
-        assert (about.sequence.stream, about.sequence.consumer) == (1, 2)
-        assert (about.num_delivered, about.num_pending) == (1, 3)
-        assert abs(about.timestamp.timestamp() - time.time()) < 60
+        acked, acked_sync, nacked, worked, ended = messages
+        assert acked_sync.subject == "kept.words.n"
+        assert acked_sync.headers == {"Number": "1"}
+        metadata = acked_sync.metadata
+        assert (metadata.stream, metadata.consumer) == ("words", "reader")
+        assert (metadata.sequence.stream, metadata.sequence.consumer) == (1, 2)
+        assert (metadata.num_delivered, metadata.num_pending) == (1, 3)
+        assert abs(metadata.timestamp.timestamp() - time.time()) < 60
         await acked.ack()
-        assert (await asked.ack_sync(timeout=60)).data == b""
+        assert (await acked_sync.ack_sync(timeout=60)).data == b""
         await ended.term()
         await worked.in_progress()
         await nacked.nak(delay=1e-9)
-        again = await next_of(sub)
-        assert (again.data, again.metadata.num_delivered) == (b"2", 2)
-        begun = time.monotonic()
-        await again.nak(delay=0.2)
-        third = await next_of(sub)
-        assert (third.data, third.metadata.num_delivered) == (b"2", 3)
-        assert time.monotonic() - begun > 0.15
-        await third.ack_sync(timeout=60)
+        redelivered = await next_of(sub)
+        assert (redelivered.data, redelivered.metadata.num_delivered) == (b"2", 2)
+        started_at = time.monotonic()
+        await redelivered.nak(delay=0.2)
+        third_delivery = await next_of(sub)
+        assert (third_delivery.data, third_delivery.metadata.num_delivered) == (b"2", 3)
+        assert time.monotonic() - started_at > 0.15
+        await third_delivery.ack_sync(timeout=60)
         await worked.ack_sync(timeout=60)
         await sub.unsubscribe()
-        rest = await client.subscribe("$SB.SUB.words.reader")
+        new_reader = await client.subscribe("$SB.SUB.words.reader")
         await client.publish("kept.words.n", b"next")
-        assert (await next_of(rest)).data == b"next"
+        assert (await next_of(new_reader)).data == b"next"
         dead = await client.subscribe("$SB.SUB.dead%2Ewords.-.start=earliest")
         buried = await next_of(dead)
         assert (buried.subject, buried.data) == ("kept.words.n", b"4")
@@ -103,10 +103,10 @@ async def test_group_members_share_a_class_and_take_over(
     async with connected(shared_server) as client, contextlib.AsyncExitStack() as stack:
         await fill(client, "shared", count)
         dying = await stack.enter_async_context(connected(shared_server))
-        held = await dying.subscribe("$SB.SUB.shared.crew.in_flight=10", queue="crew")
-        taken = [await next_of(held) for _ in range(10)]
-        assert [int(message.data) for message in taken] == list(range(10))
-        await taken[0].ack_sync(timeout=60)
+        dying_subscription = await dying.subscribe("$SB.SUB.shared.crew.in_flight=10", queue="crew")
+        unacked = [await next_of(dying_subscription) for _ in range(10)]
+        assert [int(message.data) for message in unacked] == list(range(10))
+        await unacked[0].ack_sync(timeout=60)
         staying = await client.subscribe("$SB.SUB.shared.crew", queue="crew")
         await dying.close()
         found = {}
@@ -130,12 +130,14 @@ async def test_durable_resumes_and_keeps_new_messages(
         await client.publish("kept.left.n", b"meanwhile")
         await settle(client)
         async with connected(shared_server) as other:
-            again = await other.subscribe("$SB.SUB.left.keeper")
-            got = [(await next_of(again)).data for _ in range(3)]
-            assert got == [b"1", b"2", b"meanwhile"]
-            # The first one was acknowledged by everybody there was, and is gone.
-            new = await other.subscribe("$SB.SUB.left.-.start=earliest.filter.kept.left.*")
-            assert (await next_of(new)).data == b"1"
+            redelivered = await other.subscribe("$SB.SUB.left.keeper")
+            payloads = [(await next_of(redelivered)).data for _ in range(3)]
+            assert payloads == [b"1", b"2", b"meanwhile"]
+            # The first message was acknowledged by every subscription and removed.
+            new_subscription = await other.subscribe(
+                "$SB.SUB.left.-.start=earliest.filter.kept.left.*"
+            )
+            assert (await next_of(new_subscription)).data == b"1"
 
 
 @on_asyncio
@@ -145,9 +147,9 @@ async def test_ack_by_another_client_is_ignored(shared_server: NatsTestServer) -
         sub = await client.subscribe("$SB.SUB.end.owner.ack_seconds=1")
         message = await next_of(sub)
         await other.publish(message.reply, b"+ACK")
-        again = await next_of(sub)
-        assert (again.data, again.metadata.num_delivered) == (b"0", 2)
-        await again.ack_sync(timeout=60)
+        redelivered = await next_of(sub)
+        assert (redelivered.data, redelivered.metadata.num_delivered) == (b"0", 2)
+        await redelivered.ack_sync(timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -163,10 +165,10 @@ async def test_ack_by_another_client_is_ignored(shared_server: NatsTestServer) -
 async def test_refused_subscription_keeps_the_connection(
     shared_server: NatsTestServer, subject: str
 ) -> None:
-    told: asyncio.Queue[Exception] = asyncio.Queue()
-    client = await nats.connect(shared_server.url, error_cb=told.put, **PATIENT)
+    errors: asyncio.Queue[Exception] = asyncio.Queue()
+    client = await nats.connect(shared_server.url, error_cb=errors.put, **PATIENT)
     await client.subscribe(subject)
-    error = str(await asyncio.wait_for(told.get(), PATIENCE_SECONDS))
+    error = str(await asyncio.wait_for(errors.get(), PATIENCE_SECONDS))
     assert error.lower().startswith(
         f'nats: permissions violation for subscription to "{subject.lower()}" ('
     )

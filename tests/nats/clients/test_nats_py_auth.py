@@ -24,7 +24,7 @@ from tests.nats.running_server import (
     on_asyncio,
     settle,
     start_server,
-    until,
+    wait_for,
 )
 from tests.support.certificates import CertificateAuthority
 
@@ -100,13 +100,13 @@ class Certified:
     server: NatsTestServer
     authority: CertificateAuthority
 
-    def context(self, *, own: bool = True) -> ssl.SSLContext:
+    def context(self, *, has_certificate: bool = True) -> ssl.SSLContext:
         """Return a client's TLS context, with or without a client certificate."""
-        made = ssl.create_default_context(cafile=str(self.authority.path))
-        if own:
-            mine = self.authority.issue("client")
-            made.load_cert_chain(mine.cert, mine.key)
-        return made
+        ssl_context = ssl.create_default_context(cafile=str(self.authority.path))
+        if has_certificate:
+            client_pair = self.authority.issue("client")
+            ssl_context.load_cert_chain(client_pair.cert, client_pair.key)
+        return ssl_context
 
 
 @pytest.fixture(scope="module")
@@ -114,20 +114,20 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Certified]:
     authority = CertificateAuthority(tmp_path_factory.mktemp("certified"))
     server = authority.issue("localhost")
     paths = {"cert": server.cert, "key": server.key, "ca": authority.path}
-    with start_server(toml=TOKEN_TOML.format(**paths), conf=TOKEN_CONF.format(**paths)) as it:
-        yield Certified(it, authority)
+    with start_server(toml=TOKEN_TOML.format(**paths), conf=TOKEN_CONF.format(**paths)) as running:
+        yield Certified(running, authority)
 
 
 async def connected(server: NatsTestServer, **options: Any) -> tuple[Client, list[str]]:
     """Connect a client without reconnect. Returns the client and the list of its errors."""
-    told: list[str] = []
+    errors: list[str] = []
 
     async def note(error: Exception) -> None:
-        told.append(str(error))
+        errors.append(str(error))
 
     client = Client()
     await client.connect(server.url, error_cb=note, allow_reconnect=False, **PATIENT, **options)
-    return client, told
+    return client, errors
 
 
 @pytest.fixture
@@ -147,14 +147,14 @@ forgets = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWa
 
 async def is_served(server: NatsTestServer, **options: Any) -> None:
     """Check that a client receives its own messages."""
-    client, told = await connected(server, **options)
+    client, errors = await connected(server, **options)
     subscription = await client.subscribe("long.and.binary")
     payloads = [bytes(PAYLOAD_MAX), b"\r\n", b"", os.urandom(1000)] * 10
     for payload in payloads:
         await client.publish("long.and.binary", payload)
     assert [(await subscription.next_msg(timeout=60)).data for _ in payloads] == payloads
     await client.close()
-    assert told == []
+    assert errors == []
 
 
 # Authentication -----------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ async def test_certificate_and_token_are_accepted(token: Certified) -> None:
 @on_asyncio
 async def test_missing_certificate_is_refused(token: Certified) -> None:
     with pytest.raises((Error, ssl.SSLError, OSError)):
-        await connected(token.server, tls=token.context(own=False), token="sesame")
+        await connected(token.server, tls=token.context(has_certificate=False), token="sesame")
 
 
 @forgets
@@ -225,8 +225,8 @@ async def test_client_refuses_an_untrusted_server_certificate(token: Certified) 
 
 
 def test_nats_js_upgrades_to_tls(token: Certified) -> None:
-    mine = token.authority.issue("client")
-    paths = [str(path) for path in (token.authority.path, mine.cert, mine.key)]
+    client_pair = token.authority.issue("client")
+    paths = [str(path) for path in (token.authority.path, client_pair.cert, client_pair.key)]
     found = outcomes(javascript(), "certified", token.server.url, "sesame", *paths)
     assert found == {"length": PAYLOAD_MAX, "required": True}
 
@@ -236,27 +236,27 @@ def test_nats_js_upgrades_to_tls(token: Certified) -> None:
 
 @on_asyncio
 async def test_denied_operations_are_reported_and_others_continue(users: NatsTestServer) -> None:
-    client, told = await connected(users, user="narrow", password="right")
+    client, errors = await connected(users, user="narrow", password="right")
     other, _ = await connected(users, user="all", password="right")
-    everything = await other.subscribe(">")
+    all_messages = await other.subscribe(">")
     await settle(other)
-    mine = await client.subscribe("narrow.*")
+    own_messages = await client.subscribe("narrow.*")
     await client.subscribe("wide.*")
     await client.subscribe("shared", queue="shifts")
     await client.subscribe("shared")
     for subject in ("wide.one", "narrow.secret", "narrow.one"):
         await client.publish(subject, b"mine")
-    assert (await mine.next_msg(timeout=60)).subject == "narrow.one"
+    assert (await own_messages.next_msg(timeout=60)).subject == "narrow.one"
     for subject in ("narrow.secret", "narrow.two"):
         await other.publish(subject, b"theirs")
-    assert (await mine.next_msg(timeout=60)).subject == "narrow.two"
-    heard = [(await everything.next_msg(timeout=60)).subject for _ in range(3)]
-    assert heard == ["narrow.one", "narrow.secret", "narrow.two"]
+    assert (await own_messages.next_msg(timeout=60)).subject == "narrow.two"
+    subjects = [(await all_messages.next_msg(timeout=60)).subject for _ in range(3)]
+    assert subjects == ["narrow.one", "narrow.secret", "narrow.two"]
     await client.close()
     await other.close()
-    assert [message.lower() for message in told] == [
-        f"nats: permissions violation for {what}"
-        for what in (
+    assert [message.lower() for message in errors] == [
+        f"nats: permissions violation for {operation}"
+        for operation in (
             'subscription to "wide.*"',
             'subscription to "shared"',
             'publish to "wide.one"',
@@ -282,27 +282,29 @@ async def test_slow_consumer_is_disconnected_without_affecting_others(
     users: NatsTestServer,
 ) -> None:
     hello = json.dumps({"verbose": False, "user": "all", "pass": "right"})
-    publisher, complaints = await connected(users, user="all", password="right")
-    subscriber, more = await connected(users, user="all", password="right")
+    publisher, publisher_errors = await connected(users, user="all", password="right")
+    subscriber, subscriber_errors = await connected(users, user="all", password="right")
     with RawClient(users, f"CONNECT {hello}", "SUB flood 1", "PING") as asleep:
-        asleep.until(b"PONG\r\n")
-        count, came = 20 * PENDING_MAX // PAYLOAD_MAX, []
+        asleep.read_until(b"PONG\r\n")
+        count, received = 20 * PENDING_MAX // PAYLOAD_MAX, []
 
         async def call(message: Any) -> None:
-            came.append(message.data[:4])
+            received.append(message.data[:4])
 
         await subscriber.subscribe("flood", cb=call, pending_bytes_limit=-1)
         await settle(subscriber)
         for number in range(count):
             await publisher.publish("flood", b"%04d" % number + bytes(PAYLOAD_MAX - 4))
-            # Who reads is never behind by half of what may wait for it.
-            await until(lambda sent=number + 1: len(came) > sent - PENDING_MAX // PAYLOAD_MAX // 2)
-        await until(lambda: len(came) == count)
-        assert came == [b"%04d" % number for number in range(count)]
+            # A client that reads never reaches half of max_pending.
+            await wait_for(
+                lambda sent=number + 1: len(received) > sent - PENDING_MAX // PAYLOAD_MAX // 2
+            )
+        await wait_for(lambda: len(received) == count)
+        assert received == [b"%04d" % number for number in range(count)]
         loop = asyncio.get_running_loop()
-        rest = await loop.run_in_executor(None, asleep.rest)
-        assert len(rest) < count * PAYLOAD_MAX
-        assert b"-ERR" not in rest[-100:]
+        remaining = await loop.run_in_executor(None, asleep.read_until_closed)
+        assert len(remaining) < count * PAYLOAD_MAX
+        assert b"-ERR" not in remaining[-100:]
     await publisher.close()
     await subscriber.close()
-    assert complaints == more == []
+    assert publisher_errors == subscriber_errors == []

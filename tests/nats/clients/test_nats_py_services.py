@@ -66,9 +66,11 @@ async def test_services_are_discovered_requested_and_counted(shared_server: Nats
                 found = await answers(client, subject, 2)
                 assert {each["id"] for each in found} == ids
                 assert {each["version"] for each in found} == {"1.2.3"}
-        [one] = await answers(client, f"$SRV.INFO.doubling.{services[0].id}", 1)
-        assert one["id"] == services[0].id
+        [info] = await answers(client, f"$SRV.INFO.doubling.{services[0].id}", 1)
+        assert info["id"] == services[0].id
         stats = await answers(client, "$SRV.STATS.doubling", 2)
-        asked = [endpoint["num_requests"] for each in stats for endpoint in each["endpoints"]]
-        assert sum(asked) == 41
-        assert all(asked), "one of them did everything"
+        request_counts = [
+            endpoint["num_requests"] for each in stats for endpoint in each["endpoints"]
+        ]
+        assert sum(request_counts) == 41
+        assert all(request_counts), "one instance handled every request"

@@ -14,7 +14,7 @@ import nats
 import pytest
 
 from load.ports import free_port
-from tests.nats.clients.programs import compiled, javascript, last_words, running
+from tests.nats.clients.programs import compiled, javascript, read_final_output, running
 from tests.nats.running_server import PATIENT, on_asyncio, start_server
 from tests.support.programs import PATIENCE_SECONDS
 
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.xdist_group("nats clients")
 
 @on_asyncio
 async def test_client_reconnects_to_a_server_that_it_learned() -> None:
-    found = asyncio.Event()
+    reconnected = asyncio.Event()
 
     async def note_found() -> None:
-        found.set()
+        reconnected.set()
 
     async def ignore(error: Exception) -> None:
         pass
@@ -43,7 +43,7 @@ async def test_client_reconnects_to_a_server_that_it_learned() -> None:
             )
             await client.flush(PATIENCE_SECONDS)
             assert [server.netloc for server in client.discovered_servers] == [address]
-        await asyncio.wait_for(found.wait(), PATIENCE_SECONDS)
+        await asyncio.wait_for(reconnected.wait(), PATIENCE_SECONDS)
         assert client.connected_url is not None
         assert client.connected_url.netloc == address
         await client.close()
@@ -52,23 +52,27 @@ async def test_client_reconnects_to_a_server_that_it_learned() -> None:
 @on_asyncio
 async def test_clients_reconnect_after_a_server_restart(tmp_path: Path) -> None:
     port = free_port()
-    lost, found, asked_to_leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    disconnected, reconnected, lame_duck_received = (
+        asyncio.Event(),
+        asyncio.Event(),
+        asyncio.Event(),
+    )
 
     async def note_lost() -> None:
-        lost.set()
+        disconnected.set()
 
     async def note_found() -> None:
-        found.set()
+        reconnected.set()
 
     async def note_asked() -> None:
-        asked_to_leave.set()
+        lame_duck_received.set()
 
     async def note(error: Exception) -> None:
         pass
 
     with contextlib.ExitStack() as stack:
         with start_server(port=port) as first:
-            others = {
+            programs = {
                 name: stack.enter_context(running(command, "again", first.url))
                 for name, command in (("js", javascript()), ("c", compiled(tmp_path)))
             }
@@ -85,17 +89,17 @@ async def test_clients_reconnect_after_a_server_restart(tmp_path: Path) -> None:
             subscription = await client.subscribe("again.*")
             await client.publish("again.before", b"1")
             assert (await subscription.next_msg(timeout=60)).data == b"1"
-            assert [other.read_line() for other in others.values()] == ["ready"] * 2
-        await asyncio.wait_for(lost.wait(), PATIENCE_SECONDS)
+            assert [program.read_line() for program in programs.values()] == ["ready"] * 2
+        await asyncio.wait_for(disconnected.wait(), PATIENCE_SECONDS)
         await client.publish("again.meanwhile", b"2")
         with start_server(port=port) as second:
-            await asyncio.wait_for(found.wait(), PATIENCE_SECONDS)
+            await asyncio.wait_for(reconnected.wait(), PATIENCE_SECONDS)
             await client.publish("again.after", b"3")
-            got = [(await subscription.next_msg(timeout=60)).data for _ in range(2)]
-            assert got == [b"2", b"3"]
-            assert last_words(others["js"]) == {"found": ["after"], "told": True}
-            assert last_words(others["c"]) == {"found": ["meanwhile", "after"]}
+            received = [(await subscription.next_msg(timeout=60)).data for _ in range(2)]
+            assert received == [b"2", b"3"]
+            assert read_final_output(programs["js"]) == {"found": ["after"], "told": True}
+            assert read_final_output(programs["c"]) == {"found": ["meanwhile", "after"]}
             second.process.send_signal(signal.SIGUSR2)
-            await asyncio.wait_for(asked_to_leave.wait(), PATIENCE_SECONDS)
+            await asyncio.wait_for(lame_duck_received.wait(), PATIENCE_SECONDS)
             await client.close()
             assert second.process.wait(PATIENCE_SECONDS) == 0

@@ -27,8 +27,8 @@ from tests.support.requirements import nats_server_program
 PATIENCE_SECONDS = 60.0
 _PINGS = re.compile(rb"(?im)^ping")
 _ANSWERED = ("MSG", "HMSG")
-# Who the server is, where it is and what it is made of; and what only the reference can do:
-# encrypted exchanges with accounts and its interface for administrators.
+# Fields that identify the server and its build, and features of nats-server only: encrypted
+# accounts and the interface for administrators.
 _OWN = {"server_id", "server_name", "version", "go", "git_commit", "host", "port", "client_id"}
 _OWN |= {"client_ip", "nonce", "xkey", "api_lvl", "remote_account"}
 
@@ -45,7 +45,7 @@ class Step:
     settle: bool = True
     """True if PINGs follow. Otherwise the next step must be of the same client."""
 
-    def words(self, info: bytes) -> tuple[bytes, int]:
+    def encode(self, info: bytes) -> tuple[bytes, int]:
         """Return the bytes to send after this INFO, and the number of PONGs expected."""
         data = self.data
         if callable(data):
@@ -69,22 +69,22 @@ class ClientOutput:
 
 def items(data: bytes) -> Iterator[Item]:
     """Yield the items of a server's output. Raises ValueError for invalid bytes."""
-    at = 0
-    while at < len(data):
-        end = data.index(b"\r\n", at)
-        line = data[at:end].decode("latin-1")
-        at = end + 2
-        words = line.split(" ")
-        if words[0] in _ANSWERED:
-            size = int(words[-1])
-            body = data[at : at + size].decode("latin-1")
-            if data[at + size : at + size + 2] != b"\r\n":
+    offset = 0
+    while offset < len(data):
+        end = data.index(b"\r\n", offset)
+        line = data[offset:end].decode("latin-1")
+        offset = end + 2
+        tokens = line.split(" ")
+        if tokens[0] in _ANSWERED:
+            size = int(tokens[-1])
+            body = data[offset : offset + size].decode("latin-1")
+            if data[offset + size : offset + size + 2] != b"\r\n":
                 raise ValueError(f"{line!r} is not followed by {size} bytes and CR LF")
-            at += size + 2
-            yield (*words, body)
-        elif words[0] == "INFO":
+            offset += size + 2
+            yield (*tokens, body)
+        elif tokens[0] == "INFO":
             yield ("INFO", *_told(line.removeprefix("INFO ")))
-        elif words[0] != "PING":
+        elif tokens[0] != "PING":
             yield (line,)
 
 
@@ -93,11 +93,11 @@ def _told(info: str) -> list[str]:
     return [f"{name}={json.dumps(fields[name])}" for name in sorted(fields.keys() - _OWN)]
 
 
-def normal(heard: list[Item]) -> tuple[Item, ...]:
+def normal(items_: list[Item]) -> tuple[Item, ...]:
     """Sort adjacent copies of one message by sid."""
     result: list[Item] = []
     copies: list[Item] = []
-    for item in [*heard, ("end",)]:
+    for item in [*items_, ("end",)]:
         if copies and (item[0] not in _ANSWERED or _but_sid(item) != _but_sid(copies[0])):
             result += sorted(copies)
             copies = []
@@ -127,7 +127,7 @@ class Reference:
                 client = clients.get(step.client)
                 if client is None:
                     client = clients[step.client] = _Socket(self.port)
-                data, pongs = step.words(bytes(client.received.partition(b"\r\n")[0]))
+                data, pongs = step.encode(bytes(client.received.partition(b"\r\n")[0]))
                 client.send(data, chunks)
                 client.awaited += pongs
                 if step.settle:
@@ -146,9 +146,9 @@ class Reference:
         """
         with contextlib.ExitStack() as stack:
             clients = [_Socket(self.port) for _ in data]
-            for client, said in zip(clients, data, strict=True):
+            for client, output in zip(clients, data, strict=True):
                 stack.enter_context(client.socket)
-                client.send(said, 0)
+                client.send(output, 0)
             for client in clients:
                 client.until(lambda: False)
             return [bytes(client.received).partition(b"\r\n")[2] for client in clients]
@@ -163,14 +163,14 @@ class _Socket:
         self.received = bytearray()
         self.closed = False
         self.awaited = 0
-        """PONGs that must come before all is settled."""
+        """Number of PONGs to wait for."""
         self._settles = True
         self.until(lambda: b"\r\n" in self.received)
 
     def send(self, data: bytes, chunks: int) -> None:
-        for piece in pieces(data, chunks):
-            with contextlib.suppress(OSError):  # It may have hung up before it heard all.
-                self.socket.sendall(piece)
+        for data_piece in pieces(data, chunks):
+            with contextlib.suppress(OSError):  # The server may have closed the connection.
+                self.socket.sendall(data_piece)
 
     def settle(self) -> None:
         if not self.closed:
@@ -190,11 +190,11 @@ class _Socket:
         """Read until the condition holds or the server closes the connection."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self.closed and not enough():
-            left = max(0.0, deadline - time.monotonic())
-            ready = select.poll()  # Whatever number its descriptor has.
+            remaining_seconds = max(0.0, deadline - time.monotonic())
+            ready = select.poll()  # Unlike `select`, `poll` accepts any descriptor.
             ready.register(self.socket, select.POLLIN)
-            assert ready.poll(left * 1000), (
-                f"the reference server said only {bytes(self.received)!r}"
+            assert ready.poll(remaining_seconds * 1000), (
+                f"the reference server sent only {bytes(self.received)!r}"
             )
             try:
                 data = self.socket.recv(1 << 20)
@@ -206,8 +206,8 @@ class _Socket:
 
 def pieces(data: bytes, size: int) -> Iterator[bytes]:
     """Yield the data in pieces of this size; 0 for one piece."""
-    for at in range(0, len(data), size or len(data) or 1):
-        yield data[at : at + (size or len(data))]
+    for offset in range(0, len(data), size or len(data) or 1):
+        yield data[offset : offset + (size or len(data))]
 
 
 @contextlib.contextmanager
@@ -240,9 +240,9 @@ def _port(process: subprocess.Popen[bytes], folder: Path) -> int:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         for path in folder.glob("*.ports"):
-            with contextlib.suppress(ValueError):  # It is being written.
+            with contextlib.suppress(ValueError):  # The file is not complete yet.
                 url: str = json.loads(path.read_text())["nats"][0]
                 return int(url.rpartition(":")[2])
         assert process.poll() is None, "nats-server did not start"
         time.sleep(0.005)
-    raise AssertionError("nats-server did not say where it listens")
+    raise AssertionError("nats-server did not report its ports")

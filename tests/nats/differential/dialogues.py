@@ -18,7 +18,7 @@ BLOCK = b"NATS/1.0\r\nA: b\r\n\r\n"
 
 def alone(*data: bytes, **options: int) -> Script:
     """Return the script of one client."""
-    return tuple(Step("a", part, **options) for part in data)
+    return tuple(Step("a", data_part, **options) for data_part in data)
 
 
 def heard_by_b(said_by_a: bytes, *, b: bytes = QUIET + b"SUB > 1\r\n") -> Script:
@@ -40,7 +40,7 @@ CONNECTING: dict[str, Script] = {
     "a pong before a connect of protocol 1": alone(
         b"PING\r\n", b'CONNECT {"verbose":false,"protocol":1}\r\n', b"PING\r\n"
     ),
-    "without connect a client is verbose and hears itself": alone(
+    "without connect a client is verbose and receives its own messages": alone(
         b"PING\r\nSUB foo 1\r\nPUB foo 1\r\nx\r\n"
     ),
     "without connect a client is pedantic": alone(b"PUB foo.* 1\r\nx\r\n"),
@@ -203,7 +203,7 @@ PUBLISHING: dict[str, Script] = {
     "a pedantic client is told of a wildcard, which is delivered": alone(
         STRICT + b"SUB foo.* 1\r\nPUB foo.* 1\r\nx\r\nPUB foo.> 1\r\nx\r\n"
     ),
-    "a pedantic and verbose client hears the error first": alone(
+    "a pedantic and verbose client receives the error first": alone(
         b"CONNECT {}\r\nSUB foo.* 1\r\nPUB foo.* 1\r\nx\r\n"
     ),
     "a pedantic client and many odd messages": alone(
@@ -228,8 +228,10 @@ PUBLISHING: dict[str, Script] = {
     "hashes, percents and backslashes are words": alone(
         QUIET
         + b"".join(
-            b"SUB %s %d\r\nPUB %s 1\r\nx\r\n" % (word, at, word)
-            for at, word in enumerate([b"a.%23", b"\\#.b", b"##", b"%", b"a.#.b", b"\\.x", b"#x"])
+            b"SUB %s %d\r\nPUB %s 1\r\nx\r\n" % (word, index, word)
+            for index, word in enumerate(
+                [b"a.%23", b"\\#.b", b"##", b"%", b"a.#.b", b"\\.x", b"#x"]
+            )
         )
     ),
     "bytes of any kind in a subject": alone(
@@ -428,10 +430,10 @@ UNSUBSCRIBING: dict[str, Script] = {
 }
 
 ECHO: dict[str, Script] = {
-    "who hears no echo": alone(
+    "client without echo": alone(
         DEAF + b"SUB foo 1\r\nSUB > 2\r\nPUB foo 1\r\nx\r\n" + b"PUB foo 1\r\nx\r\n" * 60
     ),
-    "others hear who hears no echo": (
+    "other clients receive messages of a client without echo": (
         Step("b", QUIET + b"SUB foo 1\r\n"),
         Step("a", DEAF + b"SUB foo 1\r\nPUB foo 1\r\nx\r\n"),
         Step("b", b"PUB foo 1\r\ny\r\n"),
@@ -548,8 +550,8 @@ GROUPS: dict[str, Script] = {
 """Scripts with queue groups. The choice of members is random, so only totals are compared."""
 
 ALL: dict[str, Script] = {
-    f"{about}: {name}": script
-    for about, scripts in {
+    f"{topic}: {name}": script
+    for topic, scripts in {
         "connecting": CONNECTING,
         "lexing": LEXING,
         "publishing": PUBLISHING,

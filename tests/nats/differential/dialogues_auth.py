@@ -47,10 +47,10 @@ def nkey(key: Ed25519PrivateKey) -> str:
 
 def hello(user: str = "", password: str = "p", **options: object) -> bytes:
     """Return the CONNECT of a client without verbose output."""
-    said: dict[str, object] = {"verbose": False, "pedantic": False, "headers": True}
+    connect_options: dict[str, object] = {"verbose": False, "pedantic": False, "headers": True}
     if user:
-        said |= {"user": user, "pass": password}
-    return b"CONNECT " + json.dumps(said | options).encode() + b"\r\n"
+        connect_options |= {"user": user, "pass": password}
+    return b"CONNECT " + json.dumps(connect_options | options).encode() + b"\r\n"
 
 
 def signed(key: Ed25519PrivateKey, encode: Callable[[bytes], bytes]) -> Callable[[str], bytes]:
@@ -64,7 +64,7 @@ def signed(key: Ed25519PrivateKey, encode: Callable[[bytes], bytes]) -> Callable
 
 
 def raw(*data: bytes | Callable[[str], bytes], pings: int = -1) -> Script:
-    return tuple(Step("a", part, pings) for part in data)
+    return tuple(Step("a", data_part, pings) for data_part in data)
 
 
 def listens(user: str, *subscriptions: bytes, pubs: bytes) -> Script:

@@ -17,7 +17,7 @@ from tests.nats.differential.compare import Script, Step
 
 T = TypeVar("T")
 
-# Making a strategy costs more than drawing from it.
+# Creating a strategy costs more than drawing from it.
 _BOOLEANS = st.booleans()
 _integers = functools.cache(st.integers)
 
@@ -40,20 +40,22 @@ _SIDS = (b"1", b"2", b"3", b"x")
 
 
 @functools.cache
-def _subject(words: tuple[str, ...], odd: bool) -> st.SearchStrategy[bytes]:
+def _subject(words: tuple[str, ...], with_invalid: bool) -> st.SearchStrategy[bytes]:
     joined = st.lists(_one_of(words), min_size=1, max_size=4).map(
         lambda parts: ".".join(parts).encode()
     )
-    if not odd:
+    if not with_invalid:
         return joined
     return st.one_of(joined, joined, joined, _one_of([b"a..b", b".", b"a.", b">.a"]))
 
 
-def _connect(draw: st.DrawFn, user: bool, same: bool, pedantic: bool = False) -> bytes:
-    options: dict[str, object] = {name: draw(_BOOLEANS) for name in ("verbose", "echo") if not same}
+def _connect(draw: st.DrawFn, user: bool, with_options: bool, pedantic: bool = False) -> bytes:
+    options: dict[str, object] = {
+        name: draw(_BOOLEANS) for name in ("verbose", "echo") if not with_options
+    }
     options["verbose"] = options.get("verbose", False)
     options["pedantic"] = pedantic and draw(_BOOLEANS)
-    if not same and draw(_BOOLEANS):
+    if not with_options and draw(_BOOLEANS):
         options["headers"] = draw(_BOOLEANS)
         if options["headers"]:
             options["no_responders"] = draw(_BOOLEANS)
@@ -77,26 +79,26 @@ def _command(draw: st.DrawFn, user: bool, queues: bool, pedantic: bool) -> bytes
     kind = draw(_one_of(["SUB", "SUB", "PUB", "PUB", "PUBS", "MANY", "UNSUB", "AGAIN"]))
     if kind == "SUB":
         queue = b" " + draw(_one_of([b"g", b"h"])) if queues and draw(_BOOLEANS) else b""
-        subject = draw(_subject(_PATTERN_WORDS, odd=True))
+        subject = draw(_subject(_PATTERN_WORDS, with_invalid=True))
         return b"SUB %s%s %s\r\n" % (subject, queue, draw(_one_of(_SIDS)))
     if kind == "UNSUB":
-        most = b"" if queues else draw(_one_of([b"", b" 1", b" 3", b" 70"]))
-        return b"UNSUB %s%s\r\n" % (draw(_one_of(_SIDS)), most)
+        max_suffix = b"" if queues else draw(_one_of([b"", b" 1", b" 3", b" 70"]))
+        return b"UNSUB %s%s\r\n" % (draw(_one_of(_SIDS)), max_suffix)
     if kind == "AGAIN":
         if draw(_integers(0, 3)):
             return b"PING\r\n"
         return _connect(draw, user, queues, pedantic)
-    subject = draw(_subject((*_WORDS, "*"), odd=True))
+    subject = draw(_subject((*_WORDS, "*"), with_invalid=True))
     payload = draw(_one_of([b"", b"x", b"\r\nPUB a 1\r\ny\r\n", b"\x00" * 20]))
-    reply = b" " + draw(_subject(("in", "a", "x"), odd=False)) if draw(_BOOLEANS) else b""
+    reply = b" " + draw(_subject(("in", "a", "x"), with_invalid=False)) if draw(_BOOLEANS) else b""
     if kind == "PUB":
         return b"PUB %s%s %d\r\n%s\r\n" % (subject, reply, len(payload), payload)
     count = draw(_integers(2, 90))
-    if kind == "PUBS":  # One line in front of each: what the parser takes for a run.
+    if kind == "PUBS":  # One line before each payload: parsed as a uniform batch.
         return b"PUB %s%s %d\r\n%s\r\n" % (subject, reply, len(payload), payload) * count
-    return b"".join(  # Of several subjects and sizes: what it takes for a mix.
-        b"PUB %s %d\r\n%s\r\n" % (name, len(payload) + at % 3, payload + b"z" * (at % 3))
-        for at in range(count)
+    return b"".join(  # Several subjects and sizes: parsed as a mixed batch.
+        b"PUB %s %d\r\n%s\r\n" % (name, len(payload) + index % 3, payload + b"z" * (index % 3))
+        for index in range(count)
         for name in (subject, b"foo.x")
     )
 
@@ -143,11 +145,11 @@ def _line(draw: st.DrawFn) -> bytes:
     if kind == "other":
         text = draw(_one_of(_OTHERS))
     elif kind == "SUB":
-        words = [b"SUB", draw(_subject(_PATTERN_WORDS, odd=True)), draw(_one_of(_SIDS))]
-        text = words[0] + b"".join(draw(blank) + word for word in words[1:])
+        words = [b"SUB", draw(_subject(_PATTERN_WORDS, with_invalid=True)), draw(_one_of(_SIDS))]
+        text = words[0] + b"".join(draw(blank) + token for token in words[1:])
     else:
         payload = draw(_one_of([b"", b"abc", b"\r\n", b"x" * 12]))
-        words = [kind.encode(), draw(_subject((*_WORDS, "*"), odd=True))]
+        words = [kind.encode(), draw(_subject((*_WORDS, "*"), with_invalid=True))]
         if draw(_BOOLEANS):
             words.append(b"re.ply")
         sizes = [len(payload)]
@@ -155,14 +157,14 @@ def _line(draw: st.DrawFn) -> bytes:
             payload = b"NATS/1.0\r\n\r\n" + payload
             sizes = [12, len(payload)]
         words += [draw(_one_of(_SIZES)) % size for size in sizes]
-        text = words[0] + b"".join(draw(blank) + word for word in words[1:])
+        text = words[0] + b"".join(draw(blank) + token for token in words[1:])
         body = payload + b"\r\n"
     if draw(_integers(0, 3)) == 0:
         text = text.lower()
     text += draw(_one_of(_ENDS)) + body
     if draw(_integers(0, 3)) == 0:
-        at = draw(_integers(0, len(text) - 1))
-        text = text[:at] + draw(_ODD) + text[at + draw(_integers(0, 1)) :]
+        index = draw(_integers(0, len(text) - 1))
+        text = text[:index] + draw(_ODD) + text[index + draw(_integers(0, 1)) :]
     return text
 
 
@@ -186,7 +188,7 @@ def odd_lines(draw: st.DrawFn) -> Script:
     lines = draw(_LINES)
     return (
         Step("b", b'CONNECT {"verbose":false,"headers":true}\r\nSUB > 1\r\n'),
-        # Whatever it was in the middle of, the ends of lines end it, and then it is seen whether it
-        # is there. In one piece: what the reference makes of some depends on where its reads end.
+        # The line ends complete any partial command, and the PINGs check that the server still
+        # answers. Sent at once, because the output of nats-server depends on where its reads end.
         Step("a", first + b"".join(lines) + b"\r\n" * 1000, pings=1 << 30),
     )

@@ -31,7 +31,7 @@ class Peer:
     """Client. Receives INFO first, unless TLS comes first or INFO is not awaited."""
 
     def __init__(
-        self, port: int, *, first: ssl.SSLContext | None, hears: bool, kept_bytes: int
+        self, port: int, *, tls_context: ssl.SSLContext | None, awaits_info: bool, kept_bytes: int
     ) -> None:
         """See `Side.peer`."""
         self.socket = socket.socket()
@@ -48,9 +48,9 @@ class Peer:
         self.ending = ""
         """End of the connection; empty while it is open."""
         self._pongs = 0
-        if first is not None:
-            self.use_tls(first)
-        if hears:
+        if tls_context is not None:
+            self.use_tls(tls_context)
+        if awaits_info:
             self.until(b"\r\n")
 
     def use_tls(self, context: ssl.SSLContext) -> Peer:
@@ -64,7 +64,7 @@ class Peer:
         return self
 
     def send(self, data: bytes) -> Peer:
-        # What it was told before it was closed is still to be read.
+        # Output that was sent before the end must still be read.
         with contextlib.suppress(OSError):
             self.socket.sendall(data)
         return self
@@ -79,15 +79,15 @@ class Peer:
         """Wait until all sent commands are processed or the connection is closed."""
         return self.greet(b"PING\r\n")
 
-    def until(self, words: bytes, count: int = 1) -> Peer:
-        """Read until these words were received this often, or the connection is closed."""
-        while not self.ending and self.received.count(words) < count:
-            self._hear()
+    def until(self, text: bytes, count: int = 1) -> Peer:
+        """Read until `text` was received `count` times, or the connection is closed."""
+        while not self.ending and self.received.count(text) < count:
+            self._receive()
         return self
 
     @property
-    def words(self) -> bytes:
-        """Return the received words without the server's PINGs, which depend on the clock."""
+    def text(self) -> bytes:
+        """Received bytes without the server's PINGs, which depend on the clock."""
         return bytes(self.received).replace(_PING, b"")
 
     def until_bytes(self, count: int) -> Peer:
@@ -95,16 +95,16 @@ class Peer:
         while (
             not self.ending and len(self.received) - self.received.count(_PING) * len(_PING) < count
         ):
-            self._hear()
+            self._receive()
         return self
 
-    def rest(self) -> Peer:
+    def read_until_closed(self) -> Peer:
         """Read until the connection is closed."""
         while not self.ending:
-            self._hear()
+            self._receive()
         return self
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             data = self.socket.recv(_PIECE_BYTES)
         except OSError as error:
@@ -115,14 +115,16 @@ class Peer:
             self.ending = "ended"
 
     def _end(self, error: OSError) -> None:
-        assert not isinstance(error, TimeoutError), f"it heard only {bytes(self.received[-300:])!r}"
-        # Whether a plain socket is reset or ends depends on what the server had not read yet.
+        assert not isinstance(error, TimeoutError), (
+            f"the client received only {bytes(self.received[-300:])!r}"
+        )
+        # A plain socket is reset instead if the server had not read all data.
         self.ending = (isinstance(error, ssl.SSLError) and error.reason) or "ended"
 
     @property
     def story(self) -> tuple[Item, ...]:
-        """Return the received words and the end of the connection."""
-        return (*normal(list(items(bytes(self.received)))), (self.ending or "goes on",))
+        """Received items and the end of the connection."""
+        return (*normal(list(items(bytes(self.received)))), (self.ending or "open",))
 
 
 @dataclass(slots=True)
@@ -134,14 +136,27 @@ class Side:
     peers: list[Peer] = field(default_factory=list)
 
     def peer(
-        self, *, first: ssl.SSLContext | None = None, hears: bool = True, kept_bytes: int = 0
+        self,
+        *,
+        tls_context: ssl.SSLContext | None = None,
+        awaits_info: bool = True,
+        kept_bytes: int = 0,
     ) -> Peer:
-        """A client that begins TLS with its first byte, if it is told how by `first`; `hears` says
-        whether it waits for INFO; `kept_bytes` may come before it reads them (0: as many as
-        usual). Raises OSError when nobody listens."""
-        made = Peer(self.port, first=first, hears=hears, kept_bytes=kept_bytes)
-        self.peers.append(made)
-        return made
+        """Connect a client.
+
+        Args:
+            first: Context of a TLS handshake before INFO; None for a connection in plain text.
+            awaits_info: True to wait for INFO.
+            kept_bytes: Size of the receive buffer; 0 for the default.
+
+        Raises:
+            OSError: The connection is refused.
+        """
+        connected = Peer(
+            self.port, tls_context=tls_context, awaits_info=awaits_info, kept_bytes=kept_bytes
+        )
+        self.peers.append(connected)
+        return connected
 
 
 Dialogue = Callable[[Side], Any]
@@ -152,23 +167,25 @@ Dialogue = Callable[[Side], Any]
 class Pair:
     """One server of each kind."""
 
-    theirs: Side
-    ours: Side
+    reference_side: Side
+    own_side: Side
 
-    def told(self, dialogue: Dialogue) -> tuple[Any, Any]:
+    def run(self, dialogue: Dialogue) -> tuple[Any, Any]:
         """Run a dialogue with both servers at once and return both results."""
         with ThreadPoolExecutor(2) as pool:
-            theirs, ours = pool.map(lambda side: _tell(side, dialogue), (self.theirs, self.ours))
-            return theirs, ours
+            reference_side, own_side = pool.map(
+                lambda server: _run_dialogue(server, dialogue), (self.reference_side, self.own_side)
+            )
+            return reference_side, own_side
 
 
-def _tell(side: Side, dialogue: Dialogue) -> Any:
+def _run_dialogue(server: Side, dialogue: Dialogue) -> Any:
     try:
-        return dialogue(side)
+        return dialogue(server)
     finally:
-        for peer in side.peers:
+        for peer in server.peers:
             peer.socket.close()
-        side.peers.clear()
+        server.peers.clear()
 
 
 @contextlib.contextmanager
@@ -177,7 +194,7 @@ def side_by_side(folder: Path, conf: str, toml: str) -> Iterator[Pair]:
     path = folder / "simplebus.toml"
     with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
         file.write(toml)
-    with reference(conf) as theirs, run_server("--config", str(path)) as (ours, _):
-        assert theirs.process is not None
-        port = int(ours.nats_address.rpartition(":")[2])
-        yield Pair(Side(theirs.port, theirs.process), Side(port, ours.process))
+    with reference(conf) as reference_side, run_server("--config", str(path)) as (own_side, _):
+        assert reference_side.process is not None
+        port = int(own_side.nats_address.rpartition(":")[2])
+        yield Pair(Side(reference_side.port, reference_side.process), Side(port, own_side.process))

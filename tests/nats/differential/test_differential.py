@@ -29,13 +29,13 @@ PLAIN = ServerCase("", NatsLimits(), None, ALL)
 EVERY: dict[str, ServerCase] = {"plain": PLAIN, **SERVER_CASES}
 
 OTHERWISE = {
-    # The reference server takes the last word of `foo.>` for a letter when it looks for what is
-    # allowed: who may subscribe to `foo.*` hears everything below foo. Here it does not.
+    # When nats-server checks permissions, it treats the `>` of `foo.>` as an ordinary token. A user
+    # who may subscribe to `foo.*` therefore receives everything below foo. simplebus refuses this.
     ("users", "subscribing to more words than allowed"),
 }
 """Dialogues with an intended difference."""
 
-# A script of so many bytes is said in pieces that are not all that small.
+# Scripts above this size are sent in larger chunks.
 _LONG_BYTES = 1_500
 _PIECE_BYTES = 97
 _VERY_LONG_BYTES = 20_000
@@ -56,37 +56,37 @@ def references() -> Iterator[Callable[[str], Reference]]:
         yield get
 
 
-def ours(case: ServerCase) -> NatsServerHarness:
+def create_harness(case: ServerCase) -> NatsServerHarness:
     return NatsServerHarness(NatsSettings(limits=case.limits, users=case.auth))
 
 
-def said(script: Script) -> int:
+def script_bytes(script: Script) -> int:
     """Return the number of bytes in a script."""
     return sum(len(step.data) for step in script if isinstance(step.data, bytes))
 
 
 def chunkings(script: Script) -> tuple[int, ...]:
-    count = said(script)
+    count = script_bytes(script)
     if count > _VERY_LONG_BYTES:
         return (0, 4099)
     return (0, 7, _PIECE_BYTES) if count > _LONG_BYTES else (0, 1, 7)
 
 
 def affordable(script: Script, chunks: int) -> int:
-    return max(chunks, _PIECE_BYTES) if said(script) > _LONG_BYTES else chunks
+    return max(chunks, _PIECE_BYTES) if script_bytes(script) > _LONG_BYTES else chunks
 
 
 def pooled(
-    heard: dict[str, ClientOutput],
+    outputs: dict[str, ClientOutput],
 ) -> tuple[Counter[tuple[str, ...]], dict[str, ClientOutput]]:
     """Return all messages together, and the other output by client."""
     messages: Counter[tuple[str, ...]] = Counter()
-    rest = {}
-    for name, one in heard.items():
-        messages.update(item[:2] + item[3:] for item in one.items if "MSG" in item[0])
-        others = tuple(item for item in one.items if "MSG" not in item[0])
-        rest[name] = ClientOutput(others, one.closed)
-    return messages, rest
+    other_output = {}
+    for name, output in outputs.items():
+        messages.update(item[:2] + item[3:] for item in output.items if "MSG" in item[0])
+        other_items = tuple(item for item in output.items if "MSG" not in item[0])
+        other_output[name] = ClientOutput(other_items, output.closed)
+    return messages, other_output
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_dialogues_match_the_recorded_reference(
     script = EVERY[case].scripts[name]
     expected = references(case).play(script)
     for chunks in chunkings(script):
-        answered = ours(EVERY[case]).play(script, chunks)
+        actual = create_harness(EVERY[case]).play(script, chunks)
         if name.startswith("groups: "):
-            assert pooled(answered) == pooled(expected), f"in pieces of {chunks}"
+            assert pooled(actual) == pooled(expected), f"in chunks of {chunks}"
         elif (case, name) in OTHERWISE:
-            assert answered != expected, "they do not differ any more"
+            assert actual != expected, "the output no longer differs"
         else:
-            assert answered == expected, f"in pieces of {chunks}"
+            assert actual == expected, f"in chunks of {chunks}"
 
 
 @settings(max_examples=150)
@@ -115,8 +115,8 @@ def test_generated_dialogues_match_the_reference(
     references: Callable[[str], Reference], script: Script, chunks: int
 ) -> None:
     expected = references("plain").play(script)
-    assert ours(PLAIN).play(script) == expected
-    assert ours(PLAIN).play(script, affordable(script, chunks)) == expected
+    assert create_harness(PLAIN).play(script) == expected
+    assert create_harness(PLAIN).play(script, affordable(script, chunks)) == expected
 
 
 @settings(max_examples=100)
@@ -125,8 +125,8 @@ def test_mutated_lines_match_the_reference(
     references: Callable[[str], Reference], script: Script
 ) -> None:
     expected = references("plain").play(script)
-    assert ours(PLAIN).play(script) == expected
-    assert ours(PLAIN).play(script, 1) == expected
+    assert create_harness(PLAIN).play(script) == expected
+    assert create_harness(PLAIN).play(script, 1) == expected
 
 
 @settings(max_examples=60)
@@ -135,8 +135,8 @@ def test_generated_user_dialogues_match_the_reference(
     references: Callable[[str], Reference], script: Script, chunks: int
 ) -> None:
     expected = references("users").play(script)
-    assert ours(EVERY["users"]).play(script) == expected
-    assert ours(EVERY["users"]).play(script, affordable(script, chunks)) == expected
+    assert create_harness(EVERY["users"]).play(script) == expected
+    assert create_harness(EVERY["users"]).play(script, affordable(script, chunks)) == expected
 
 
 @settings(max_examples=60)
@@ -145,8 +145,8 @@ def test_generated_group_dialogues_match_the_reference(
     references: Callable[[str], Reference], script: Script, chunks: int
 ) -> None:
     expected = pooled(references("plain").play(script))
-    assert pooled(ours(PLAIN).play(script)) == expected
-    assert pooled(ours(PLAIN).play(script, affordable(script, chunks))) == expected
+    assert pooled(create_harness(PLAIN).play(script)) == expected
+    assert pooled(create_harness(PLAIN).play(script, affordable(script, chunks))) == expected
 
 
 def test_intended_differences_exist() -> None:
@@ -157,14 +157,14 @@ def test_intended_differences_exist() -> None:
 def test_process_matches_the_reference_over_sockets(
     references: Callable[[str], Reference], shared_server: NatsTestServer, chunks: int
 ) -> None:
-    ours = Reference(shared_server.port)
+    create_harness = Reference(shared_server.port)
     for name, script in ALL.items():
-        if name.startswith(_THROUGH_SOCKETS) and said(script) < _LONG_BYTES:
-            assert ours.play(script, chunks) == references("plain").play(script), name
+        if name.startswith(_THROUGH_SOCKETS) and script_bytes(script) < _LONG_BYTES:
+            assert create_harness.play(script, chunks) == references("plain").play(script), name
 
 
 def test_silence_matches_the_reference() -> None:
-    says = b'CONNECT {"verbose":false,"user":"u","pass":"p"}\r\nPING\r\n'
+    connect_text = b'CONNECT {"verbose":false,"user":"u","pass":"p"}\r\nPING\r\n'
     config = """
         authorization { timeout: 0.5, users = [{user: u, password: p}] }
         ping_interval: "200ms"
@@ -172,15 +172,19 @@ def test_silence_matches_the_reference() -> None:
     """
     limits = NatsLimits(auth_seconds=0.5, ping_seconds=0.2, pings_max=3)
     case = NatsServerHarness(NatsSettings(limits=limits, users=Users((User("u", "p"),))))
-    clients = [case.client(), case.client(b"CONNEC"), case.client(says)]
-    for beat in range(40):
-        case.nats_server.now = beat / 20
+    clients = [case.client(), case.client(b"CONNEC"), case.client(connect_text)]
+    for tick in range(40):
+        case.nats_server.now = tick / 20
         case.nats_server.tick()
         case.settle()
     with reference(config) as it:
-        late, begun, stale = it.listen(b"", b"CONNEC", says)
-    # It sends PINGs to those, too, of whom it does not know yet who they are. With the times that
-    # it has by itself that never comes to pass.
-    expected = [late.replace(b"PING\r\n", b""), begun.replace(b"PING\r\n", b""), stale]
+        no_connect, partial_connect, stale = it.listen(b"", b"CONNEC", connect_text)
+    # nats-server also sends PINGs to clients before CONNECT. With its default times this cannot
+    # happen.
+    expected = [
+        no_connect.replace(b"PING\r\n", b""),
+        partial_connect.replace(b"PING\r\n", b""),
+        stale,
+    ]
     assert [client.lines() for client in clients] == expected
     assert all(client.closed for client in clients)

@@ -96,7 +96,7 @@ TOML = {
 
 
 @dataclass(frozen=True)
-class Papers:
+class Certificates:
     """Certificates."""
 
     authority: CertificateAuthority
@@ -110,23 +110,29 @@ class Papers:
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     authority = CertificateAuthority(tmp_path_factory.mktemp("tls"))
-    other = CertificateAuthority(tmp_path_factory.mktemp("other"), "other")
+    other_authority = CertificateAuthority(tmp_path_factory.mktemp("other"), "other")
     ada = authority.issue("ada", email=ADA)
-    return Papers(
-        authority, authority.issue("localhost"), ada, authority.issue("bob"), other.issue("eve")
+    return Certificates(
+        authority,
+        authority.issue("localhost"),
+        ada,
+        authority.issue("bob"),
+        other_authority.issue("eve"),
     )
 
 
 @pytest.fixture(scope="module")
-def pairs(papers: Papers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Pair]]:
+def pairs(
+    certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, Pair]]:
     """Run all server pairs."""
-    own, words = (
-        papers.own,
+    own, config_template = (
+        certificates.own,
         {
             "clients": CLIENTS_MAX,
-            "ca": papers.authority.path,
+            "ca": certificates.authority.path,
             "ada": ADA,
             "pending": PENDING_BYTES_MAX,
         },
@@ -136,127 +142,144 @@ def pairs(papers: Papers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(CONF)) as pool:
 
         def start(case: str) -> Pair:
-            conf = CONF[case].format(tls=conf_tls, **words)
-            toml = TOML[case].format(tls=toml_tls, **words)
+            conf = CONF[case].format(tls=conf_tls, **config_template)
+            toml = TOML[case].format(tls=toml_tls, **config_template)
             return stack.enter_context(side_by_side(tmp_path_factory.mktemp(case), conf, toml))
 
         yield dict(zip(CONF, pool.map(start, CONF), strict=True))
 
 
-def trusting(papers: Papers, own: Certificate | None = None) -> ssl.SSLContext:
+def tls_context(certificates: Certificates, own: Certificate | None = None) -> ssl.SSLContext:
     """Return a client's TLS context, with or without a client certificate."""
-    made = ssl.create_default_context(cafile=str(papers.authority.path))
+    context = ssl.create_default_context(cafile=str(certificates.authority.path))
     if own is not None:
-        made.load_cert_chain(own.cert, own.key)
-    return made
+        context.load_cert_chain(own.cert, own.key)
+    return context
 
 
 # TLS after INFO -----------------------------------------------------------------------------------
 
 
-def a_conversation(side: Side, papers: Papers) -> Any:
-    peer = side.peer().use_tls(trusting(papers)).greet()
-    return peer.send(b"SUB a 1\r\nPUB a 2\r\nhi\r\nnonsense\r\n").rest().story
+def conversation_over_tls(server: Side, certificates: Certificates) -> Any:
+    peer = server.peer().use_tls(tls_context(certificates)).greet()
+    return peer.send(b"SUB a 1\r\nPUB a 2\r\nhi\r\nnonsense\r\n").read_until_closed().story
 
 
-def the_second_info(side: Side, papers: Papers) -> Any:
-    peer = side.peer().use_tls(trusting(papers))
+def second_info(server: Side, certificates: Certificates) -> Any:
+    peer = server.peer().use_tls(tls_context(certificates))
     return peer.greet(b'CONNECT {"protocol":1,"tls_required":true}\r\nPING\r\n').settle().story
 
 
-def the_oldest_version(side: Side, papers: Papers) -> Any:
-    context = trusting(papers)
+def oldest_tls_version(server: Side, certificates: Certificates) -> Any:
+    context = tls_context(certificates)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    return side.peer().use_tls(context).greet().story
+    return server.peer().use_tls(context).greet().story
 
 
-def going_on_in_clear(side: Side, papers: Papers) -> Any:
-    return side.peer().send(GREETING).rest().story
+def plain_connect(server: Side, certificates: Certificates) -> Any:
+    return server.peer().send(GREETING).read_until_closed().story
 
 
-def a_short_word_in_clear(side: Side, papers: Papers) -> Any:
-    return side.peer().send(b"PING\r\n").rest().story
+def plain_ping(server: Side, certificates: Certificates) -> Any:
+    return server.peer().send(b"PING\r\n").read_until_closed().story
 
 
-def tls_before_info(side: Side, papers: Papers) -> Any:
-    return side.peer(first=trusting(papers), hears=False).story
+def tls_before_info(server: Side, certificates: Certificates) -> Any:
+    return server.peer(tls_context=tls_context(certificates), awaits_info=False).story
 
 
-def garbage(side: Side, papers: Papers) -> Any:
-    peer = side.peer(hears=False).send(b"\x16\x03\x01\x00\x05nonsense").rest()
-    return b"-ERR" in peer.received, peer.ending  # Beside that an alert, which is no word.
+def invalid_handshake(server: Side, certificates: Certificates) -> Any:
+    peer = server.peer(awaits_info=False).send(b"\x16\x03\x01\x00\x05nonsense").read_until_closed()
+    return b"-ERR" in peer.received, peer.ending  # Besides these, a TLS alert.
 
 
-def one_too_many(side: Side, papers: Papers) -> Any:
+def connection_above_limit(server: Side, certificates: Certificates) -> Any:
     """Connect above the limit before the TLS handshake."""
-    inside = let_in(lambda: side.peer().use_tls(trusting(papers)).greet())
-    return side.peer().rest().story, [peer.settle().ending for peer in inside]
+    accepted = connect_clients(lambda: server.peer().use_tls(tls_context(certificates)).greet())
+    return server.peer().read_until_closed().story, [peer.settle().ending for peer in accepted]
 
 
-def let_in(come: Callable[[], Peer], count: int = CLIENTS_MAX) -> list[Peer]:
+def connect_clients(open_peer: Callable[[], Peer], count: int = CLIENTS_MAX) -> list[Peer]:
     """Connect this many clients; retry until the server notices that earlier ones left."""
-    inside: list[Peer] = []
+    accepted: list[Peer] = []
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(inside) < count:
-        assert time.monotonic() < deadline, "there is no room for them"
-        peer = come()
+    while len(accepted) < count:
+        assert time.monotonic() < deadline, "clients are still refused"
+        peer = open_peer()
         if not peer.ending:
-            inside.append(peer)
-    return inside
+            accepted.append(peer)
+    return accepted
 
 
 # TLS first, users from certificates ---------------------------------------------------------------
 
 
-def who_it_is(side: Side, papers: Papers) -> Any:
-    peer = side.peer(first=trusting(papers, papers.ada)).greet()
+def user_of_certificate(server: Side, certificates: Certificates) -> Any:
+    peer = server.peer(tls_context=tls_context(certificates, certificates.ada)).greet()
     return peer.send(b"PUB secret 0\r\n\r\n").settle().story
 
 
-def nobody_who_is_known(side: Side, papers: Papers) -> Any:
-    return side.peer(first=trusting(papers, papers.bob)).send(GREETING).rest().story
+def certificate_without_user(server: Side, certificates: Certificates) -> Any:
+    return (
+        server.peer(tls_context=tls_context(certificates, certificates.bob))
+        .send(GREETING)
+        .read_until_closed()
+        .story
+    )
 
 
-def clear_words_first(side: Side, papers: Papers) -> Any:
-    peer = side.peer(hears=False).send(GREETING).rest()
+def plain_text_before_tls(server: Side, certificates: Certificates) -> Any:
+    peer = server.peer(awaits_info=False).send(GREETING).read_until_closed()
     return b"-ERR" in peer.received, b"INFO" in peer.received, peer.ending
 
 
-def one_too_many_first(side: Side, papers: Papers) -> Any:
+def connection_above_limit_before_tls(server: Side, certificates: Certificates) -> Any:
     """The refusal is plain text although the client expects TLS."""
-    inside = let_in(lambda: side.peer(first=trusting(papers, papers.ada), hears=False).greet())
-    clear = bytes(side.peer(hears=False).rest().received)
-    surprised = side.peer(first=trusting(papers, papers.ada), hears=False).ending
-    return clear, surprised, [peer.settle().ending for peer in inside]
+    accepted = connect_clients(
+        lambda: server.peer(
+            tls_context=tls_context(certificates, certificates.ada), awaits_info=False
+        ).greet()
+    )
+    clear = bytes(server.peer(awaits_info=False).read_until_closed().received)
+    surprised = server.peer(
+        tls_context=tls_context(certificates, certificates.ada), awaits_info=False
+    ).ending
+    return clear, surprised, [peer.settle().ending for peer in accepted]
 
 
 # Optional TLS with certificates -------------------------------------------------------------------
 
 
-def both_kinds_meet(side: Side, papers: Papers) -> Any:
-    plain = side.peer().greet(b'CONNECT {"verbose":false,"tls_required":true}\r\nPING\r\n')
-    secret = side.peer().use_tls(trusting(papers, papers.ada)).greet()
+def plain_and_tls_clients(server: Side, certificates: Certificates) -> Any:
+    plain = server.peer().greet(b'CONNECT {"verbose":false,"tls_required":true}\r\nPING\r\n')
+    secret = server.peer().use_tls(tls_context(certificates, certificates.ada)).greet()
     secret.send(b"SUB x 1\r\n").settle()
     plain.send(b"PUB x 2\r\nhi\r\n").settle()
     return plain.story, secret.settle().story
 
 
-def without_a_certificate(side: Side, papers: Papers) -> Any:
-    return side.peer().use_tls(trusting(papers)).send(GREETING).rest().story
+def missing_certificate(server: Side, certificates: Certificates) -> Any:
+    return server.peer().use_tls(tls_context(certificates)).send(GREETING).read_until_closed().story
 
 
-def without_a_certificate_in_the_oldest_version(side: Side, papers: Papers) -> Any:
-    context = trusting(papers)
+def missing_certificate_in_oldest_tls_version(server: Side, certificates: Certificates) -> Any:
+    context = tls_context(certificates)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    return side.peer().use_tls(context).send(GREETING).rest().story
+    return server.peer().use_tls(context).send(GREETING).read_until_closed().story
 
 
-def with_somebody_else_s_certificate(side: Side, papers: Papers) -> Any:
-    return side.peer().use_tls(trusting(papers, papers.eve)).send(GREETING).rest().story
+def certificate_of_unknown_authority(server: Side, certificates: Certificates) -> Any:
+    return (
+        server.peer()
+        .use_tls(tls_context(certificates, certificates.eve))
+        .send(GREETING)
+        .read_until_closed()
+        .story
+    )
 
 
-def tls_behind_clear_words(side: Side, papers: Papers) -> Any:
-    return side.peer().greet().use_tls(trusting(papers, papers.ada)).ending
+def tls_after_plain_text(server: Side, certificates: Certificates) -> Any:
+    return server.peer().greet().use_tls(tls_context(certificates, certificates.ada)).ending
 
 
 # Slow clients ----------------------------------------------------------------------------------
@@ -264,166 +287,178 @@ def tls_behind_clear_words(side: Side, papers: Papers) -> Any:
 BODY = bytes(65_000)
 BATCH = 10
 BATCHES = 16
-"""More than sockets and PENDING_BYTES_MAX hold, together."""
+"""Together more than the sockets' buffers and PENDING_BYTES_MAX."""
 MESSAGE = b"MSG a 1 65000\r\n" + BODY + b"\r\n"
 
 
-def slow(side: Side, subject: bytes) -> Peer:
-    peer = side.peer(kept_bytes=SMALL_BYTES).greet()
+def slow(server: Side, subject: bytes) -> Peer:
+    peer = server.peer(kept_bytes=SMALL_BYTES).greet()
     return peer.send(b"SUB %b 1\r\nSUB q 2\r\n" % subject).settle()
 
 
-def asking(side: Side) -> Peer:
+def requester(server: Side) -> Peer:
     """Connect a client that requests no-responders replies."""
-    peer = side.peer()
+    peer = server.peer()
     peer.greet(b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\nPING\r\n')
     return peer.send(b"SUB _INBOX.> 1\r\n").settle()
 
 
-def much(subject: bytes) -> bytes:
+def publish_batch(subject: bytes) -> bytes:
     return b"PUB %b 65000\r\n%b\r\n" % (subject, BODY) * BATCH
 
 
-def one_that_does_not_read(side: Side, papers: Papers) -> Any:
+def client_that_does_not_read(server: Side, certificates: Certificates) -> Any:
     """A slow consumer is closed without an error line; other clients continue."""
-    stuck, other, publisher = slow(side, b"a"), side.peer().greet(), asking(side)
-    other.send(b"SUB a 1\r\n").settle()
-    begin = len(other.words)
+    stuck, reader, publisher = slow(server, b"a"), server.peer().greet(), requester(server)
+    reader.send(b"SUB a 1\r\n").settle()
+    start = len(reader.text)
     for batch in range(1, BATCHES + 1):
-        publisher.send(much(b"a")).settle()
-        other.until_bytes(begin + batch * BATCH * len(MESSAGE))
+        publisher.send(publish_batch(b"a")).settle()
+        reader.until_bytes(start + batch * BATCH * len(MESSAGE))
     publisher.send(b"PUB q _INBOX.1 0\r\n\r\n").settle()
-    assert stuck.rest().received.startswith(b"INFO")
-    heard = stuck.words.partition(MESSAGE[:10])
-    everything = MESSAGE * BATCH * BATCHES
+    assert stuck.read_until_closed().received.startswith(b"INFO")
+    received = stuck.text.partition(MESSAGE[:10])
+    all_messages = MESSAGE * BATCH * BATCHES
     return (
-        (heard[2] != b"", len(heard[2]) < len(everything)),
-        everything.startswith(heard[1] + heard[2]),
-        other.words[begin:] == everything,
+        (received[2] != b"", len(received[2]) < len(all_messages)),
+        all_messages.startswith(received[1] + received[2]),
+        reader.text[start:] == all_messages,
         publisher.story,
-        other.settle().ending,
+        reader.settle().ending,
         stuck.ending,
     )
 
 
-def one_that_takes_nothing_for_too_long(side: Side, papers: Papers) -> Any:
+def client_above_write_timeout(server: Side, certificates: Certificates) -> Any:
     """The client stays below max_pending and exceeds the write timeout."""
-    stuck, publisher = slow(side, b"d"), asking(side)
+    stuck, publisher = slow(server, b"d"), requester(server)
     for _ in range(BATCHES):
-        publisher.send(much(b"d")).settle()
+        publisher.send(publish_batch(b"d")).settle()
     deadline = time.monotonic() + PATIENCE_SECONDS
     while b"503" not in publisher.received:
-        assert time.monotonic() < deadline, "it is still there"
+        assert time.monotonic() < deadline, "the slow client is still connected"
         publisher.send(b"PUB q _INBOX.1 0\r\n\r\n").settle()
         time.sleep(0.01)
-    return publisher.ending, b"-ERR" in stuck.rest().received, stuck.ending
+    return publisher.ending, b"-ERR" in stuck.read_until_closed().received, stuck.ending
 
 
 # Connection limits --------------------------------------------------------------------------------
 
 
-def one_client_too_many(side: Side, papers: Papers) -> Any:
-    inside = let_in(lambda: side.peer().greet())
-    outside = side.peer().send(GREETING).rest().story, side.peer().rest().story
-    inside.pop().socket.close()
-    (late,) = let_in(lambda: side.peer().greet(), 1)
-    return outside, late.settle().story, [peer.settle().ending for peer in inside]
+def client_above_limit(server: Side, certificates: Certificates) -> Any:
+    accepted = connect_clients(lambda: server.peer().greet())
+    refused = (
+        server.peer().send(GREETING).read_until_closed().story,
+        server.peer().read_until_closed().story,
+    )
+    accepted.pop().socket.close()
+    (next_client,) = connect_clients(lambda: server.peer().greet(), 1)
+    return refused, next_client.settle().story, [peer.settle().ending for peer in accepted]
 
 
-DIALOGUES: dict[str, tuple[Callable[[Side, Papers], Any], ...]] = {
+DIALOGUES: dict[str, tuple[Callable[[Side, Certificates], Any], ...]] = {
     "required": (
-        a_conversation,
-        the_second_info,
-        the_oldest_version,
-        going_on_in_clear,
-        a_short_word_in_clear,
+        conversation_over_tls,
+        second_info,
+        oldest_tls_version,
+        plain_connect,
+        plain_ping,
         tls_before_info,
-        garbage,
-        one_too_many,
+        invalid_handshake,
+        connection_above_limit,
     ),
-    "first": (who_it_is, nobody_who_is_known, clear_words_first, garbage, one_too_many_first),
+    "first": (
+        user_of_certificate,
+        certificate_without_user,
+        plain_text_before_tls,
+        invalid_handshake,
+        connection_above_limit_before_tls,
+    ),
     "optional": (
-        both_kinds_meet,
-        without_a_certificate,
-        without_a_certificate_in_the_oldest_version,
-        with_somebody_else_s_certificate,
-        tls_behind_clear_words,
-        one_that_takes_nothing_for_too_long,
+        plain_and_tls_clients,
+        missing_certificate,
+        missing_certificate_in_oldest_tls_version,
+        certificate_of_unknown_authority,
+        tls_after_plain_text,
+        client_above_write_timeout,
     ),
     "plain": (
-        one_that_does_not_read,
-        one_client_too_many,
+        client_that_does_not_read,
+        client_above_limit,
     ),
 }
 
 
 @pytest.mark.parametrize(
     ("case", "dialogue"),
-    [(case, dialogue) for case, them in DIALOGUES.items() for dialogue in them],
-    ids=lambda it: it if isinstance(it, str) else it.__name__,
+    [(case, dialogue) for case, dialogues in DIALOGUES.items() for dialogue in dialogues],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_dialogues_match_nats_server(
     pairs: Mapping[str, Pair],
-    papers: Papers,
+    certificates: Certificates,
     case: str,
-    dialogue: Callable[[Side, Papers], Any],
+    dialogue: Callable[[Side, Certificates], Any],
 ) -> None:
-    theirs, ours = pairs[case].told(lambda side: dialogue(side, papers))
-    assert ours == theirs
+    expected, actual = pairs[case].run(lambda server: dialogue(server, certificates))
+    assert actual == expected
 
 
 # Timeouts and lame duck mode ----------------------------------------------------------------------
 
 
-def late_ones(side: Side) -> Any:
+def late_handshakes(server: Side) -> Any:
     """Clients that do not start the TLS handshake in time."""
-    half = side.peer(hears=False).send(b"\x16\x03\x01\x02\x00\x01")
-    silent = side.peer(hears=False)
-    return [(bytes(it.rest().received).startswith(b"INFO"), it.ending) for it in (half, silent)]
+    half = server.peer(awaits_info=False).send(b"\x16\x03\x01\x02\x00\x01")
+    silent = server.peer(awaits_info=False)
+    return [
+        (bytes(peer.read_until_closed().received).startswith(b"INFO"), peer.ending)
+        for peer in (half, silent)
+    ]
 
 
-def those_who_need_not(side: Side) -> Any:
-    half = side.peer().send(b"\x16\x03\x01\x02\x00\x01")
-    begun = side.peer().send(GREETING[:1])
-    silent = side.peer()
-    story = half.rest().story  # Now the others are taken for such as want no TLS.
-    return story, begun.greet(GREETING[1:]).story, silent.greet().story
+def optional_handshakes(server: Side) -> Any:
+    half = server.peer().send(b"\x16\x03\x01\x02\x00\x01")
+    partial = server.peer().send(GREETING[:1])
+    silent = server.peer()
+    story = half.read_until_closed().story  # The server now treats the other clients as plain text.
+    return story, partial.greet(GREETING[1:]).story, silent.greet().story
 
 
-def lame_duck(side: Side) -> Any:
-    new, old, ungreeted = side.peer(), side.peer().greet(), side.peer()
+def lame_duck(server: Side) -> Any:
+    new, old, ungreeted = server.peer(), server.peer().greet(), server.peer()
     new.greet(b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n').send(b"SUB a 1\r\n").settle()
     ungreeted.send(b'CONNECT {"protocol":1}\r\n').until(b"+OK\r\n")
-    side.process.send_signal(signal.SIGUSR2)
+    server.process.send_signal(signal.SIGUSR2)
     new.until(b'"ldm":true')
-    refused = how_it_is_refused(side)
+    refused = refusal_of_connection(server)
     old.send(b"PUB a 2\r\nhi\r\n").settle()
     new.settle()
     ungreeted.greet(b"PING\r\n").settle()
-    stories = [one.rest().story for one in (new, old, ungreeted)]
-    return refused, stories, side.process.wait(PATIENCE_SECONDS)
+    stories = [peer.read_until_closed().story for peer in (new, old, ungreeted)]
+    return refused, stories, server.process.wait(PATIENCE_SECONDS)
 
 
-def how_it_is_refused(side: Side) -> str:
+def refusal_of_connection(server: Side) -> str:
     """Return the refusal of a connection during lame duck mode."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         try:
-            side.peer(hears=False)
+            server.peer(awaits_info=False)
         except OSError as error:
             return type(error).__name__
         time.sleep(0.005)
-    return "it is not"
+    return "not refused"
 
 
 def test_timed_behaviour_matches_nats_server(pairs: Mapping[str, Pair]) -> None:
-    asked = {  # It ends those servers whose lame duck it is: this test comes last.
-        "required": late_ones,
-        "first": late_ones,
-        "optional": those_who_need_not,
+    dialogues_by_case = {  # Lame duck mode ends the servers, so this test is the last one.
+        "required": late_handshakes,
+        "first": late_handshakes,
+        "optional": optional_handshakes,
         "plain": lame_duck,
     }
-    with ThreadPoolExecutor(len(asked)) as pool:
-        told = pool.map(lambda case: pairs[case].told(asked[case]), asked)
-        for case, (theirs, ours) in zip(asked, told, strict=True):
-            assert ours == theirs, case
+    with ThreadPoolExecutor(len(dialogues_by_case)) as pool:
+        results = pool.map(lambda case: pairs[case].run(dialogues_by_case[case]), dialogues_by_case)
+        for case, (expected, actual) in zip(dialogues_by_case, results, strict=True):
+            assert actual == expected, case

@@ -13,12 +13,12 @@ from simplebus.nats.protocol.subject_table import Indexes, SubjectNumbers, Subje
 class SubjectBuffer(NamedTuple):
     """Subjects back to back in a buffer."""
 
-    words: Words
+    text: Words
     starts: Indexes
     lengths: Indexes
 
 
-def asked(subjects: list[bytes]) -> SubjectBuffer:
+def number_subjects(subjects: list[bytes]) -> SubjectBuffer:
     lengths = np.array([len(subject) for subject in subjects], np.int64)
     data = np.frombuffer(b"".join(subjects) + bytes(16), np.uint8)
     return SubjectBuffer(unaligned(data, np.dtype("<u8")), np.cumsum(lengths) - lengths, lengths)
@@ -27,4 +27,4 @@ def asked(subjects: list[bytes]) -> SubjectBuffer:
 def numbered(table: SubjectTable, subjects: list[bytes]) -> SubjectNumbers:
     """Return the numbers of subjects; new subjects are added."""
     table.reserve(len(subjects))
-    return np.array(table.assign_numbers(subjects, *asked(subjects)), np.int32)
+    return np.array(table.assign_numbers(subjects, *number_subjects(subjects)), np.int32)

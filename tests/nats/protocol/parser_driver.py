@@ -45,10 +45,10 @@ class Reading:
         self.kinds: Counter[str] = Counter()
         """Number of events of each kind."""
         self.batched: Counter[str] = Counter()
-        """and how many messages in those that have several."""
+        """Number of messages in the batches of each kind."""
         self.is_closed = False
-        self.sentence = ""
-        """Why."""
+        self.error_text = ""
+        """Reason for which the parser closed the connection."""
         self._buffer = buffer
 
     def feed(self, data: bytes) -> None:
@@ -56,10 +56,10 @@ class Reading:
             return
         try:
             for event in self.parser.receive(self._buffer, self._buffer.fill(data)):
-                self._take(event)
+                self._record(event)
         except NatsError as error:
             self.found.append(("CLOSE", error.error_text, error.closed_reason))
-            self.sentence, self.is_closed = error.sentence, True
+            self.error_text, self.is_closed = error.sentence, True
 
     def feed_in_parts(self, data: bytes, event_count: int) -> None:
         """Feed data, but stop after every `event_count` events and feed the rest again."""
@@ -68,27 +68,27 @@ class Reading:
             try:
                 events = self.parser.receive(self._buffer, self._buffer.fill(data))
                 for number, event in enumerate(events, 1):
-                    self._take(event)
+                    self._record(event)
                     if number == event_count:
                         unread = self.parser.unread(self._buffer, len(data))
                         break
             except NatsError as error:
                 self.found.append(("CLOSE", error.error_text, error.closed_reason))
-                self.sentence, self.is_closed = error.sentence, True
+                self.error_text, self.is_closed = error.sentence, True
             data = unread
 
-    def _take(self, event: ClientEvent) -> None:
+    def _record(self, event: ClientEvent) -> None:
         kind = type(event).__name__
         self.kinds[kind] += 1
         if isinstance(event, UniformBatch | MixedBatch):
             self.batched[kind] += event.count
             check(event)
-            self.found += [said(one) for one in iter_messages(event, self.table.names)]
+            self.found += [to_tuple(message) for message in iter_messages(event, self.table.names)]
         else:
-            self.found.append(said(event))
+            self.found.append(to_tuple(event))
 
 
-def said(event: ClientEvent) -> tuple[object, ...]:
+def to_tuple(event: ClientEvent) -> tuple[object, ...]:
     match event:
         case Pub(subject, reply, size, b"", 0, body):
             return ("PUB", subject, reply, size, bytes(body))
@@ -97,8 +97,8 @@ def said(event: ClientEvent) -> tuple[object, ...]:
             return ("HPUB", subject, reply, header_size, size, bytes(body))
         case Sub(subject, queue, sid):
             return ("SUB", subject, queue, sid)
-        case Unsub(sid, most):
-            return ("UNSUB", sid, most)
+        case Unsub(sid, max_count):
+            return ("UNSUB", sid, max_count)
         case Connect(options):
             return ("CONNECT", options)
         case Ping():
@@ -118,20 +118,20 @@ def check(event: UniformBatch | MixedBatch) -> None:
     assert event.bounds.shape == (event.count + 1,)
     assert event.subject_ends.shape == event.subject_numbers.shape == (event.count,)
     data = bytes(event.data)
-    for begin, end in zip(event.bounds.tolist(), event.subject_ends.tolist(), strict=False):
-        assert data[begin : begin + 4] == b"PUB "
+    for start, end in zip(event.bounds.tolist(), event.subject_ends.tolist(), strict=False):
+        assert data[start : start + 4] == b"PUB "
         assert data[end : end + 1] == b" "
 
 
 def read(chunks: Iterable[bytes], **options: object) -> Reading:
-    """Feed these pieces, one read each."""
+    """Feed these chunks, one read each."""
     reading = Reading(**options)  # type: ignore[arg-type]
     for chunk in chunks:
         reading.feed(chunk)
     return reading
 
 
-def truth(
+def parse_with_oracle(
     data: bytes, *, limits: NatsLimits = LIMITS, headers: bool = True
 ) -> list[tuple[object, ...]]:
     """Return the tuples of the oracle for these bytes."""

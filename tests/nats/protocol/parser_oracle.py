@@ -18,9 +18,9 @@ BLANKS = b" \t"
 class ClosedError(Exception):
     """The connection is closed; nothing more is parsed."""
 
-    def __init__(self, says: str, closed: str = "Protocol Violation") -> None:
-        super().__init__(says)
-        self.says = says
+    def __init__(self, error_text: str, closed: str = "Protocol Violation") -> None:
+        super().__init__(error_text)
+        self.error_text = error_text
         self.closed = closed
 
 
@@ -34,7 +34,7 @@ class Oracle:
         self.verb = b""
         self.line = bytearray()
         self.message: tuple[bytes, ...] = ()
-        self.left = 0
+        self.bytes_left = 0
         self.body = bytearray()
 
     def feed(self, data: bytes) -> None:
@@ -44,7 +44,7 @@ class Oracle:
             try:
                 getattr(self, f"on_{self.state}")(byte)
             except ClosedError as violation:
-                self.found.append(("CLOSE", violation.says, violation.closed))
+                self.found.append(("CLOSE", violation.error_text, violation.closed))
                 self.state = "closed"
 
     def on_verb(self, byte: int) -> None:
@@ -83,14 +83,14 @@ class Oracle:
             getattr(self, "do_" + self.verb.decode().strip("-").lower())(line)
         else:
             self.line.append(byte)
-            # With a CR in it, a byte less counts in the end.
+            # A CR at the end does not count.
             if len(self.line) - (b"\r" in self.line[1:]) > self.max_control_line:
                 raise ClosedError("maximum control line exceeded", "Maximum Control Line Exceeded")
 
     def on_body(self, byte: int) -> None:
         self.body.append(byte)
-        self.left -= 1
-        if self.left == 0:
+        self.bytes_left -= 1
+        if self.bytes_left == 0:
             self.state = "cr"
 
     def on_cr(self, byte: int) -> None:
@@ -108,41 +108,45 @@ class Oracle:
         self.state, self.verb = "verb", b""
 
     def do_pub(self, line: bytes) -> None:
-        words = split(line, BLANKS)
-        if len(words) not in (2, 3) or size(words[-1]) < 0:
+        arguments = split(line, BLANKS)
+        if len(arguments) not in (2, 3) or size(arguments[-1]) < 0:
             raise ClosedError("")
-        reply = words[1] if len(words) == 3 else b""
-        self.message = (words[0], reply, words[-1])
-        self.expect(size(words[-1]))
+        reply = arguments[1] if len(arguments) == 3 else b""
+        self.message = (arguments[0], reply, arguments[-1])
+        self.expect(size(arguments[-1]))
 
     def do_hpub(self, line: bytes) -> None:
-        words = split(line, BLANKS)
-        if not self.headers or len(words) not in (3, 4):
+        arguments = split(line, BLANKS)
+        if not self.headers or len(arguments) not in (3, 4):
             raise ClosedError("")
-        if not 0 <= size(words[-2]) <= size(words[-1]):
+        if not 0 <= size(arguments[-2]) <= size(arguments[-1]):
             raise ClosedError("")
-        reply = words[1] if len(words) == 4 else b""
-        self.message = (words[0], reply, words[-2], words[-1])
-        self.expect(size(words[-1]))
+        reply = arguments[1] if len(arguments) == 4 else b""
+        self.message = (arguments[0], reply, arguments[-2], arguments[-1])
+        self.expect(size(arguments[-1]))
 
     def expect(self, count: int) -> None:
         if count > self.max_payload:
             raise ClosedError("Maximum Payload Violation", "Maximum Message Payload Exceeded")
-        self.left, self.body = count, bytearray()
+        self.bytes_left, self.body = count, bytearray()
         self.state = "body" if count else "cr"
 
     def do_sub(self, line: bytes) -> None:
-        words = split(line, b" \t\r\n")
-        if len(words) not in (2, 3):
+        arguments = split(line, b" \t\r\n")
+        if len(arguments) not in (2, 3):
             raise ClosedError("")
-        self.found.append(("SUB", words[0], words[1] if len(words) == 3 else b"", words[-1]))
+        self.found.append(
+            ("SUB", arguments[0], arguments[1] if len(arguments) == 3 else b"", arguments[-1])
+        )
         self.begin()
 
     def do_unsub(self, line: bytes) -> None:
-        words = split(line, b" \t\r\n")
-        if len(words) not in (1, 2):
+        arguments = split(line, b" \t\r\n")
+        if len(arguments) not in (1, 2):
             raise ClosedError("")
-        self.found.append(("UNSUB", words[0], max(0, size(words[1])) if len(words) == 2 else 0))
+        self.found.append(
+            ("UNSUB", arguments[0], max(0, size(arguments[1])) if len(arguments) == 2 else 0)
+        )
         self.begin()
 
     def do_connect(self, line: bytes) -> None:
@@ -151,10 +155,10 @@ class Oracle:
 
     def do_info(self, line: bytes) -> None:
         try:
-            said = json.loads(line.decode("utf-8", "replace"))
+            content = json.loads(line.decode("utf-8", "replace"))
         except ValueError:
-            said = 0
-        if said is not None and not isinstance(said, dict):
+            content = 0
+        if content is not None and not isinstance(content, dict):
             raise ClosedError("")
         self.begin()
 
@@ -163,16 +167,20 @@ class Oracle:
 
 
 def split(line: bytes, separators: bytes) -> list[bytes]:
-    words, word = [], b""
+    arguments, argument = [], b""
     for byte in line:
         if byte in separators:
-            words += [word] if word else []
-            word = b""
+            arguments += [argument] if argument else []
+            argument = b""
         else:
-            word += bytes([byte])
-    return words + ([word] if word else [])
+            argument += bytes([byte])
+    return arguments + ([argument] if argument else [])
 
 
-def size(word: bytes) -> int:
+def size(argument: bytes) -> int:
     """Return the size; -1 if it is invalid."""
-    return int(word) if len(word) <= 9 and word and all(c in b"0123456789" for c in word) else -1
+    return (
+        int(argument)
+        if len(argument) <= 9 and argument and all(c in b"0123456789" for c in argument)
+        else -1
+    )

@@ -19,7 +19,7 @@ from simplebus.nats.limits import NatsLimits
 from simplebus.nats.protocol import parser as parsers
 from simplebus.nats.protocol.bulk_parser import BulkParser, find_line_feeds
 from simplebus.nats.protocol.subject_table import SubjectTable
-from tests.nats.protocol.parser_driver import Reading, read, truth
+from tests.nats.protocol.parser_driver import Reading, parse_with_oracle, read
 
 LOOKS_LIKE = [
     b"\r\nPUB a 1\r\n",
@@ -99,21 +99,21 @@ ENDS = [
 
 def stream(random: Random) -> bytes:
     parts: list[Callable[[Random], bytes]] = [a_run, a_mix, an_oddity]
-    made = [random.choice(parts)(random) for _ in range(random.randrange(1, 7))]
-    return b"".join([*made, random.choice([b"", *ENDS])])
+    built = [random.choice(parts)(random) for _ in range(random.randrange(1, 7))]
+    return b"".join([*built, random.choice([b"", *ENDS])])
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_batches_match_the_oracle(seed: int) -> None:
     random = Random(seed)
     data = stream(random)
-    expected = truth(data)
+    expected = parse_with_oracle(data)
     table = SubjectTable()
     assert read([data], table=table).found == expected
-    at, chunks = 0, []
-    while at < len(data):
-        chunks.append(data[at : at + random.randrange(1, 6000)])
-        at += len(chunks[-1])
+    offset, chunks = 0, []
+    while offset < len(data):
+        chunks.append(data[offset : offset + random.randrange(1, 6000)])
+        offset += len(chunks[-1])
     assert read(chunks, table=table).found == expected
 
 
@@ -142,36 +142,36 @@ def test_generated_streams_use_every_parser() -> None:
     st.integers(0, 5000),
 )
 def test_command_lines_in_payloads_are_payload(
-    subjects: list[bytes], payloads: list[bytes], end: bytes, at: int
+    subjects: list[bytes], payloads: list[bytes], end: bytes, offset: int
 ) -> None:
     lines = [pub(Random(), s, payloads[n % len(payloads)]) for n, s in enumerate(subjects)]
     data = b"".join(lines) + end
     reading = read([data])
-    assert reading.found == truth(data)
+    assert reading.found == parse_with_oracle(data)
     assert reading.kinds["MixedBatch"] + reading.kinds["UniformBatch"] > 0
-    assert read([data[:at], data[at:]]).found == truth(data)
+    assert read([data[:offset], data[offset:]]).found == parse_with_oracle(data)
 
 
 @pytest.mark.parametrize(
-    "liar",
+    "invalid_line",
     [
-        b"PUB a 15\nx\r\nPUB b 1\r\ny\r\nz\r\n",  # Its size is not the 1.
+        b"PUB a 15\nx\r\nPUB b 1\r\ny\r\nz\r\n",  # The size field is not the 1.
         b"PUB a 1x\nx\r\n",
         b"PUB a 301\r\n%b\r\n" % bytes(301),
         b"PUB a 2\r\nxyz",
         b"PUB a 1\r\nxyz",
     ],
 )
-def test_invalid_line_in_a_batch_is_found(liar: bytes) -> None:
-    good = [pub(Random(), subject, b"x" * n) for n, subject in enumerate(SUBJECTS * 12)]
-    data = b"".join([*good, liar, *good])
+def test_invalid_line_in_a_batch_is_found(invalid_line: bytes) -> None:
+    valid = [pub(Random(), subject, b"x" * n) for n, subject in enumerate(SUBJECTS * 12)]
+    data = b"".join([*valid, invalid_line, *valid])
     reading = read([data])
-    assert reading.found == truth(data)
+    assert reading.found == parse_with_oracle(data)
     assert reading.kinds["MixedBatch"] > 0
 
 
 @pytest.mark.parametrize(
-    "liar",
+    "invalid_line",
     [
         b"PUB aaaa 35\r\n0123456789\r\nPUB aaaa 10\r\n0123456789\r\n",
         b"PUB aaaa 10\r\n0123456789xx",
@@ -181,18 +181,18 @@ def test_invalid_line_in_a_batch_is_found(liar: bytes) -> None:
         b"PUB  aaa 10\r\n0123456789\r\n",
     ],
 )
-def test_different_line_ends_a_uniform_batch(liar: bytes) -> None:
-    good = b"PUB aaaa 10\r\n0123456789\r\n"
-    for before in (1, 7, 8, 9, 300):
-        data = good * before + liar + good * 30
+def test_different_line_ends_a_uniform_batch(invalid_line: bytes) -> None:
+    valid = b"PUB aaaa 10\r\n0123456789\r\n"
+    for valid_count in (1, 7, 8, 9, 300):
+        data = valid * valid_count + invalid_line + valid * 30
         reading = read([data])
-        assert reading.found == truth(data)
+        assert reading.found == parse_with_oracle(data)
         assert reading.kinds["UniformBatch"] + reading.kinds["MixedBatch"] > 0 or reading.is_closed
 
 
 def test_payloads_of_command_lines_stay_in_one_batch() -> None:
-    liar = b"PUB a 1\r\nx\r\n" * 20
-    data = b"".join(pub(Random(), subject, liar) for subject in SUBJECTS * 20)
+    invalid_line = b"PUB a 1\r\nx\r\n" * 20
+    data = b"".join(pub(Random(), subject, invalid_line) for subject in SUBJECTS * 20)
     reading = read([data])
     assert reading.kinds == {"MixedBatch": 1}
     assert reading.batched["MixedBatch"] == 20 * len(SUBJECTS)
@@ -215,8 +215,8 @@ def test_read_is_searched_once(
     monkeypatch.setattr(parsers, "BulkParser", Counted)
     for length in (10, 20, 40):
         calls.update(scan=0, stretch=0)
-        stretch = b"".join(pub(Random(), s, b"x") for s in (SUBJECTS * 6)[:length])
-        data = (stretch + b"PUB a r 1\r\nx\r\n") * 100
+        data_part = b"".join(pub(Random(), s, b"x") for s in (SUBJECTS * 6)[:length])
+        data = (data_part + b"PUB a r 1\r\nx\r\n") * 100
         reading = read([data])
         assert len(reading.found) == 100 * (length + 1)
         assert calls["scan"] == 1
@@ -250,7 +250,7 @@ def test_mixed_batch_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for payload in (b"x", LOOKS_LIKE[0]):
         data = b"".join(pub(Random(), subject, payload) for subject in SUBJECTS * 40)
         reading = read([data])
-        assert reading.found == truth(data)
+        assert reading.found == parse_with_oracle(data)
         assert reading.kinds["MixedBatch"] == 3
 
 
@@ -260,29 +260,36 @@ def test_subject_table_is_reset_between_events_only(monkeypatch: pytest.MonkeyPa
     table = SubjectTable()
     data = b"".join(pub(Random(), b"s.%d" % (n * n % 997), b"x" * (n % 7)) for n in range(1000))
     reading = read([data, data], table=table)
-    assert reading.found == truth(data + data)
+    assert reading.found == parse_with_oracle(data + data)
     assert table.generation >= 3
     assert reading.batched["MixedBatch"] > 1900
-    few = b"".join(pub(Random(), b"s.%d" % (n % 90), b"x" * (n % 7)) for n in range(60))
-    new = b"".join(pub(Random(), b"t.%d" % n, b"x" * (n % 7)) for n in range(140))
-    for _ in range(3):  # What was known when the read began is forgotten in the middle of it.
-        reading = read([few, few + new + few], table=table)
-        assert reading.found == truth(few + few + new + few)
+    first_messages = b"".join(pub(Random(), b"s.%d" % (n % 90), b"x" * (n % 7)) for n in range(60))
+    new_messages = b"".join(pub(Random(), b"t.%d" % n, b"x" * (n % 7)) for n in range(140))
+    for _ in range(3):  # Subjects that were known at the start of the read are reset within it.
+        reading = read(
+            [first_messages, first_messages + new_messages + first_messages], table=table
+        )
+        assert reading.found == parse_with_oracle(
+            first_messages + first_messages + new_messages + first_messages
+        )
 
 
 def test_control_line_limit_bounds_batch_subjects() -> None:
     limits = NatsLimits(max_control_line=64, max_payload=9)
     subjects = [b"s" * n for n in range(55, 64)]
     data = b"".join(pub(Random(), s, b"x" * (n % 10)) for n, s in enumerate(subjects * 20))
-    expected = truth(data, limits=limits)
+    expected = parse_with_oracle(data, limits=limits)
     assert expected[-1][0] == "CLOSE"
-    long = [b"PUB %b 000001\r\nx\r\n" % (b"s" * n) for n in (57, 58)]
-    for few in (long[:1] * 60, [*long[:1] * 30, *long, *long[:1] * 30]):
-        mixed = b"".join([pub(Random(), b"a", b"x"), *few])
-        assert read([mixed], limits=limits).found == truth(mixed, limits=limits)
-    good = data[: data.index(b"s" * 63) - 4]
+    long_lines = [b"PUB %b 000001\r\nx\r\n" % (b"s" * n) for n in (57, 58)]
+    for first_messages in (
+        long_lines[:1] * 60,
+        [*long_lines[:1] * 30, *long_lines, *long_lines[:1] * 30],
+    ):
+        mixed = b"".join([pub(Random(), b"a", b"x"), *first_messages])
+        assert read([mixed], limits=limits).found == parse_with_oracle(mixed, limits=limits)
+    valid = data[: data.index(b"s" * 63) - 4]
     assert read([data], limits=limits).found == expected
-    assert read([good * 20], limits=limits).found == truth(good * 20, limits=limits)
+    assert read([valid * 20], limits=limits).found == parse_with_oracle(valid * 20, limits=limits)
 
 
 @given(st.lists(st.sampled_from([b"\n", b"\n\n", b"x", b"xxxxxxxx"]), max_size=60), st.data())
@@ -291,11 +298,11 @@ def test_finds_every_line_feed(parts: list[bytes], draw: st.DataObject) -> None:
     raw = bytearray(data + b"\n" * 16)
     first = draw.draw(st.integers(0, len(data)))
     last = draw.draw(st.integers(first, len(data)))
-    expected = [at for at in range(first, last) if data[at] == 0x0A]
+    expected = [offset for offset in range(first, last) if data[offset] == 0x0A]
     assert find_line_feeds(raw, first, last).tolist() == expected
 
 
 def test_finds_line_feeds_across_blocks() -> None:
     raw = bytearray(Random(1).randbytes(700_000) + bytes(16))
-    expected = [at for at in range(3, 700_000) if raw[at] == 0x0A]
+    expected = [offset for offset in range(3, 700_000) if raw[offset] == 0x0A]
     assert find_line_feeds(raw, 3, 700_000).tolist() == expected

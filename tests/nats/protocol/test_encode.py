@@ -17,18 +17,18 @@ SUBJECTS = [b"a", b"b.c.d", b"s" * 9, b"\xff.\0"]
 
 def line(message: Pub, sid: bytes, *, headers: bool) -> bytes:
     """Oracle: build the line word by word."""
-    body, words = bytes(message.body), [b"MSG", message.subject, sid]
+    body, arguments = bytes(message.body), [b"MSG", message.subject, sid]
     if message.reply:
-        words.append(message.reply)
+        arguments.append(message.reply)
     if message.header_bytes and headers:
-        words[0] = b"HMSG"
-        words += [message.header_size, message.size]
+        arguments[0] = b"HMSG"
+        arguments += [message.header_size, message.size]
     elif message.header_bytes:
         body = body[message.header_bytes :]
-        words.append(str(len(body)).encode())
+        arguments.append(str(len(body)).encode())
     else:
-        words.append(message.size)
-    return b" ".join(words) + b"\r\n" + body + b"\r\n"
+        arguments.append(message.size)
+    return b" ".join(arguments) + b"\r\n" + body + b"\r\n"
 
 
 def batch(data: bytes) -> tuple[UniformBatch | MixedBatch, list[bytes]]:
@@ -45,8 +45,8 @@ def some_rows(count: int) -> list[Indexes | None]:
 
 
 def test_single_message_is_line_and_payload() -> None:
-    def pub(*words: bytes, header_bytes: int = 0, body: bytes = b"xyz") -> Pub:
-        return Pub(*words, header_bytes, memoryview(body))  # type: ignore[arg-type]
+    def pub(*arguments: bytes, header_bytes: int = 0, body: bytes = b"xyz") -> Pub:
+        return Pub(*arguments, header_bytes, memoryview(body))  # type: ignore[arg-type]
 
     plain = pub(b"a", b"", b"003", b"")
     assert encode.encode_message(plain, b"7", headers=False) == b"MSG a 7 003\r\nxyz\r\n"
@@ -55,8 +55,8 @@ def test_single_message_is_line_and_payload() -> None:
     headed = pub(b"a", b"r", b"03", b"002", header_bytes=2)
     assert encode.encode_message(headed, b"1", headers=True) == b"HMSG a 1 r 002 03\r\nxyz\r\n"
     assert encode.encode_message(headed, b"1", headers=False) == b"MSG a 1 r 1\r\nz\r\n"
-    bare = pub(b"a", b"", b"03", b"00")
-    assert encode.encode_message(bare, b"1", headers=True) == b"MSG a 1 03\r\nxyz\r\n"
+    message = pub(b"a", b"", b"03", b"00")
+    assert encode.encode_message(message, b"1", headers=True) == b"MSG a 1 03\r\nxyz\r\n"
 
 
 @pytest.mark.parametrize("headers", [True, False])
@@ -119,11 +119,11 @@ def test_several_subscriptions_receive_messages_in_order(kind: str, headers: boo
         b"".join(b"%b\r\nx%02d\r\n" % (line_of.format(n).encode(), n) for n in range(60))
     )
     messages = [*iter_messages(event, names)]
-    every = np.arange(60)
+    all_rows = np.arange(60)
     for parts in (
         [(b"1", None), (b"22", None)],
-        [(b"1", None), (b"22", every[3:30:2]), (b"3", every[:0])],
-        [(b"1", every[20:]), (b"22", every[:20])],
+        [(b"1", None), (b"22", all_rows[3:30:2]), (b"3", all_rows[:0])],
+        [(b"1", all_rows[20:]), (b"22", all_rows[:20])],
     ):
         expected = b"".join(
             line(message, sid, headers=headers)
@@ -145,6 +145,6 @@ def test_encoded_bytes_do_not_share_the_receive_buffer() -> None:
             if isinstance(event, UniformBatch)
             else encode.encode_mixed(event, b"1", None)
         )
-        before = bytes(written)
+        bytes_before = bytes(written)
         BUFFER.fill(bytes(len(data)))
-        assert bytes(written) == before
+        assert bytes(written) == bytes_before

@@ -22,14 +22,14 @@ from simplebus.nats.settings import NatsSettings
 
 
 def test_missing_connect_fields_keep_their_values() -> None:
-    said = parse_connect(b'{"verbose":false,"name":"n","protocol":1,"pass":"p"}')
-    assert said == ConnectOptions(verbose=False, name="n", protocol=1, password="p")
-    assert parse_connect(b'{"VERBOSE":true,"name":null}', said) == ConnectOptions(
+    options = parse_connect(b'{"verbose":false,"name":"n","protocol":1,"pass":"p"}')
+    assert options == ConnectOptions(verbose=False, name="n", protocol=1, password="p")
+    assert parse_connect(b'{"VERBOSE":true,"name":null}', options) == ConnectOptions(
         verbose=True, name="n", protocol=1, password="p"
     )
-    assert parse_connect('{"verbo\u017fe":true}'.encode(), said).verbose
+    assert parse_connect('{"verbo\u017fe":true}'.encode(), options).verbose
     assert parse_connect(b"{}") is DEFAULT_OPTIONS
-    assert parse_connect(b"null", said) is said
+    assert parse_connect(b"null", options) is options
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_arbitrary_connect_bytes_are_parsed_or_refused(text: bytes) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["name", "x", "lang"]), st.text(max_size=5)))
-def test_connect_text_is_kept_unchanged(said: dict[str, str]) -> None:
-    found = parse_connect(json.dumps(said).encode())
-    assert (found.name, found.lang) == (said.get("name", ""), said.get("lang", ""))
+def test_connect_text_is_kept_unchanged(fields: dict[str, str]) -> None:
+    found = parse_connect(json.dumps(fields).encode())
+    assert (found.name, found.lang) == (fields.get("name", ""), fields.get("lang", ""))
 
 
 def test_info_names_other_servers() -> None:
@@ -91,8 +91,8 @@ def test_info_names_other_servers() -> None:
 
 def test_info_omits_false_fields() -> None:
     info = Info("id", "name", "2.15.1", 1, "none", "h", 4222, True, 100, 7, "::1")
-    said = json.loads(info.line().removeprefix(b"INFO "))
-    assert said == {
+    content = json.loads(info.line().removeprefix(b"INFO "))
+    assert content == {
         "server_id": "id",
         "server_name": "name",
         "version": "2.15.1",

@@ -19,7 +19,7 @@ from simplebus.nats.protocol.events import Connect, Pub
 from simplebus.nats.protocol.line_parser import LineParser
 from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.protocol.subject_table import SubjectTable
-from tests.nats.protocol.parser_driver import BUFFER, LIMITS, Reading, read, truth
+from tests.nats.protocol.parser_driver import BUFFER, LIMITS, Reading, parse_with_oracle, read
 from tests.nats.protocol.parser_oracle import Oracle
 
 LINES = [
@@ -36,18 +36,21 @@ LINES = [
     b"-ERRx\r\n",
     b"SUB a 1\r\nsub\ta\tq\t1\nSUB  a  1  \r\nSUB a.* > 22\r\nSUB > \r1\r\nSUB \na 1\r\n",
     b"SUB a\r1\r\nSUB a\r 12\r\nSUB a\r 12\nSUB a\x0b1 \x00\r\n",
-    *(b"SUB" + words + b"\r\n" for words in (b"", b" ", b" a", b" a b c d", b"a 1", b" \r")),
+    *(
+        b"SUB" + arguments + b"\r\n"
+        for arguments in (b"", b" ", b" a", b" a b c d", b"a 1", b" \r")
+    ),
     b"SUB a\nb 1\r\n",
     b"UNSUB 1\r\nunsub\t1 \t2\nUNSUB 1 0\r\nUNSUB 1 x\r\nUNSUB 1 -1\r\nUNSUB 1 000000009\r\n",
     b"UNSUB 1 0000000009\r\nUNSUB 1\r2\r\nUNSUB \r1\r\nUNSUB 1 +1\n",
-    *(b"UNSUB" + words + b"\r\n" for words in (b"", b" ", b" 1 2 3", b"x")),
+    *(b"UNSUB" + arguments + b"\r\n" for arguments in (b"", b" ", b" 1 2 3", b"x")),
     b"PUB a 1\r\nx\r\npub a 0\r\n\r\nPUB\ta\t1\t\nx\r\nPUB  a  r  2 \r\n\r\n\r\n",
     b"PUB a 002\r\nxy\r\nPUB a 000000001\r\nx\r\nPUB a\x0bb 1\nx\r\nPUB a\x00 1\nP\r\n",
     b"PUB a\r 12\nx\r\nPUB \ra 1\nx\r\nPUB \na 1\r\nx\r\nPUB a r\r 1\r\n1\r\n",
     b"PUB 7 3\r\nPUB\r\nPUB 7 7 11\r\n\r\nPUB a 1\r\n\r\nPUB a 10\r\n\0\xff\r\n\0\xff\r\n\r\n\r\n",
     *(
-        b"PUB" + words + b"\r\nx\r\n"
-        for words in (
+        b"PUB" + arguments + b"\r\nx\r\n"
+        for arguments in (
             *(b"", b" ", b" a", b" 1", b" a b c 1", b"a 1", b" a -1", b" a +1", b" a 1x"),
             *(
                 b" a 0000000001",
@@ -60,14 +63,14 @@ LINES = [
             ),
         )
     ),
-    *(b"PUB a 1\r\n" + rest for rest in (b"x\n", b"xx\r\n", b"x\rx", b"\r\n", b"x\r\nx")),
+    *(b"PUB a 1\r\n" + ending for ending in (b"x\n", b"xx\r\n", b"x\rx", b"\r\n", b"x\r\nx")),
     b"PUB a 300\r\n" + bytes(300) + b"\r\nPUB a 301\r\n",
     b"PUB a 999999999\r\n",
     b"PUB a b 301\n",
     b"HPUB a 2 3\r\nabc\r\nhpub a r 0 0\n\r\nHPUB\ta 02 003\r\nabc\r\nHPUB a\r 1 12\nx\r\n",
     *(
-        b"HPUB" + words + b"\r\nx\r\n"
-        for words in (
+        b"HPUB" + arguments + b"\r\nx\r\n"
+        for arguments in (
             *(b"", b" ", b" a", b" a 1", b" a b c 0 1", b" a 2 1", b" a -1 1", b" a 1 1x"),
             *(b" a 0000000001 1", b" a 0 301", b" a 302 301", b" a b 1 0000000001", b"a 0 1"),
         )
@@ -97,20 +100,22 @@ LINES = [
 @pytest.mark.parametrize("data", LINES, ids=lambda data: repr(data[:24]))
 def test_chunking_does_not_change_events(data: bytes) -> None:
     for headers in (True, False) if b"HPUB" in data.upper() else (True,):
-        expected = truth(data, headers=headers)
+        expected = parse_with_oracle(data, headers=headers)
         assert read([data], headers=headers).found == expected
-        for at in range(1, len(data)):
-            assert read([data[:at], data[at:]], headers=headers).found == expected, data[:at]
+        for offset in range(1, len(data)):
+            assert read([data[:offset], data[offset:]], headers=headers).found == expected, data[
+                :offset
+            ]
 
 
 @pytest.mark.parametrize("data", LINES, ids=lambda data: repr(data[:24]))
 @pytest.mark.parametrize("event_count", [1, 2])
 def test_reading_in_parts_does_not_change_events(data: bytes, event_count: int) -> None:
-    expected = truth(data, headers=True)
-    for at in {0, 1, len(data) // 2}:
+    expected = parse_with_oracle(data, headers=True)
+    for offset in {0, 1, len(data) // 2}:
         reading = Reading()
-        reading.feed(data[:at])
-        reading.feed_in_parts(data[at:], event_count)
+        reading.feed(data[:offset])
+        reading.feed_in_parts(data[offset:], event_count)
         assert reading.found == expected
 
 
@@ -120,22 +125,22 @@ def test_errors_are_raised_at_the_first_invalid_byte(data: bytes) -> None:
         max_payload=LIMITS.max_payload, max_control_line=LIMITS.max_control_line, headers=True
     )
     reading = Reading()
-    for at in range(len(data)):
-        oracle.feed(data[at : at + 1])
-        reading.feed(data[at : at + 1])
-        assert reading.found == oracle.found, data[: at + 1]
+    for offset in range(len(data)):
+        oracle.feed(data[offset : offset + 1])
+        reading.feed(data[offset : offset + 1])
+        assert reading.found == oracle.found, data[: offset + 1]
 
 
 def test_error_texts_match_nats_server() -> None:
-    said = {
+    error_texts = {
         b"X": ("Unknown Protocol Operation", "Protocol Violation"),
         b"PUB a\r\n": ("", "Protocol Violation"),
         b"PUB a 301\r\n": ("Maximum Payload Violation", "Maximum Message Payload Exceeded"),
         b"SUB " + bytes(65): ("maximum control line exceeded", "Maximum Control Line Exceeded"),
         b"-ERR 'x'\r\n": ("", "Parse Error"),
     }
-    for data, words in said.items():
-        assert read([data]).found == [("CLOSE", *words)]
+    for data, arguments in error_texts.items():
+        assert read([data]).found == [("CLOSE", *arguments)]
 
 
 WORDS = st.sampled_from(
@@ -150,16 +155,18 @@ WORDS = st.sampled_from(
 ANYTHING = st.lists(WORDS | st.binary(max_size=3), max_size=25).map(b"".join)
 
 
-def cut(data: bytes, places: list[int]) -> list[bytes]:
+def cut(data: bytes, offsets: list[int]) -> list[bytes]:
     """Return the bytes in pieces."""
-    ends = sorted({place % (len(data) + 1) for place in places} | {len(data)})
+    ends = sorted({offset_ % (len(data) + 1) for offset_ in offsets} | {len(data)})
     return [data[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
 @settings(max_examples=250, deadline=None)
 @given(ANYTHING, st.lists(st.integers(0, 1000), max_size=6), st.booleans())
-def test_arbitrary_bytes_match_the_oracle(data: bytes, places: list[int], headers: bool) -> None:
-    assert read(cut(data, places), headers=headers).found == truth(data, headers=headers)
+def test_arbitrary_bytes_match_the_oracle(data: bytes, offsets: list[int], headers: bool) -> None:
+    assert read(cut(data, offsets), headers=headers).found == parse_with_oracle(
+        data, headers=headers
+    )
 
 
 def test_accepts_headers_applies_from_the_next_command() -> None:
@@ -180,25 +187,25 @@ def test_accepts_headers_applies_from_the_next_command() -> None:
 
 def counting_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the number of bytes of each attempt to parse a command."""
-    looks: list[int] = []
+    read_sizes: list[int] = []
     original = LineParser.parse_command
 
-    def read(self: LineParser, raw: bytearray, at: int, last: int, searched: int = 0) -> int:
-        looks.append(last - at)
-        return original(self, raw, at, last, searched)
+    def read(self: LineParser, raw: bytearray, offset: int, last: int, searched: int = 0) -> int:
+        read_sizes.append(last - offset)
+        return original(self, raw, offset, last, searched)
 
     monkeypatch.setattr(LineParser, "parse_command", read)
-    return looks
+    return read_sizes
 
 
 @pytest.mark.parametrize("size", [HEADROOM_BYTES - 30, HEADROOM_BYTES + 30, 5 * HEADROOM_BYTES])
 def test_long_payload_is_parsed_when_complete(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    looks = counting_reads(monkeypatch)
+    read_sizes = counting_reads(monkeypatch)
     message = b"PUB a.b r %d\r\n" % size + b"\r\nPUB a 1\r\nx" * (size // 12 + 1)
     data = message[: -(len(message) - len(b"PUB a.b r %d\r\n" % size) - size)] + b"\r\n"
     limits = NatsLimits(max_payload=10 * HEADROOM_BYTES)
     for chunk in (1000, 7919, len(data) - 1):
-        looks.clear()
+        read_sizes.clear()
         stream = data + b"PING\r\n" + data
         reading = read(cut(stream, list(range(0, len(stream), chunk))), limits=limits)
         assert reading.found == [
@@ -206,27 +213,31 @@ def test_long_payload_is_parsed_when_complete(monkeypatch: pytest.MonkeyPatch, s
             ("PING",),
             message_said,
         ]
-        assert len(looks) <= 10
+        assert len(read_sizes) <= 10
 
 
 def test_announced_size_allocates_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = counting_reads(monkeypatch)
+    read_sizes = counting_reads(monkeypatch)
     reading = Reading(NatsLimits(max_payload=999_999_999, max_pending=1 << 30))
     reading.feed(b"PUB a 999999999\r\n")
     for _ in range(2000):
         reading.feed(b"x" * 100)
     assert reading.found == []
     assert reading.parser.tail_bytes == 17 + 200_000
-    assert len(looks) == 1
+    assert len(read_sizes) == 1
 
 
 def test_ignored_bytes_are_not_kept() -> None:
-    for beginning, junk, kept in ((b"PING", b"x", 4), (b"+OK", b" ", 3), (b"HPUB ", b"\t ", 5)):
+    for beginning, junk, kept_bytes in (
+        (b"PING", b"x", 4),
+        (b"+OK", b" ", 3),
+        (b"HPUB ", b"\t ", 5),
+    ):
         reading = Reading()
         reading.feed(beginning)
         for _ in range(50):
             reading.feed(junk * 1000)
-            assert reading.parser.tail_bytes == kept
+            assert reading.parser.tail_bytes == kept_bytes
         assert reading.found == []
 
 

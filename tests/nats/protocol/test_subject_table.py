@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simplebus.nats.limits import BULK_SUBJECT_BYTES_MAX
 from simplebus.nats.protocol import subject_table as tables
 from simplebus.nats.protocol.subject_table import SubjectTable, have_no_blanks
-from tests.nats.protocol.numbered_subjects import asked
+from tests.nats.protocol.numbered_subjects import number_subjects
 
 SUBJECTS = st.binary(min_size=1, max_size=20) | st.sampled_from(
     [b"a", b"a\0", b"a" * 8, b"a" * 8 + b"\0", b"a" * 16, b"a" * 17, b"a" * BULK_SUBJECT_BYTES_MAX]
@@ -18,16 +18,18 @@ SUBJECTS = st.binary(min_size=1, max_size=20) | st.sampled_from(
 
 
 def find(table: SubjectTable, subjects: list[bytes]) -> list[int]:
-    return table.find(*asked(subjects)).tolist()
+    return table.find(*number_subjects(subjects)).tolist()
 
 
-def learn(table: SubjectTable, subjects: list[bytes]) -> list[int]:
+def add_unknown(table: SubjectTable, subjects: list[bytes]) -> list[int]:
     """Number the unknown subjects, as the bulk parser does."""
-    found = table.find(*asked(subjects))
-    new = [subject for subject, number in zip(subjects, found.tolist(), strict=True) if number < 0]
-    table.reserve(len(new))
-    if new:
-        found[found < 0] = table.assign_numbers(new, *asked(new))
+    found = table.find(*number_subjects(subjects))
+    unknown = [
+        subject for subject, number in zip(subjects, found.tolist(), strict=True) if number < 0
+    ]
+    table.reserve(len(unknown))
+    if unknown:
+        found[found < 0] = table.assign_numbers(unknown, *number_subjects(unknown))
     return found.tolist()
 
 
@@ -36,17 +38,19 @@ def learn(table: SubjectTable, subjects: list[bytes]) -> list[int]:
     st.lists(st.lists(SUBJECTS, min_size=1, max_size=20), max_size=3),
     st.lists(SUBJECTS, min_size=1, max_size=30),
 )
-def test_find_returns_known_numbers(known: list[list[bytes]], others: list[bytes]) -> None:
+def test_find_returns_known_numbers(
+    known_batches: list[list[bytes]], other_subjects: list[bytes]
+) -> None:
     table = SubjectTable()
     numbers: dict[bytes, int] = {}
-    for subjects in known:
-        found = learn(table, subjects)
+    for subjects in known_batches:
+        found = add_unknown(table, subjects)
         for subject in subjects:
             numbers.setdefault(subject, len(numbers))
         assert found == [numbers[subject] for subject in subjects]
         assert table.names == list(numbers)
-    everything = others + list(numbers)
-    assert find(table, everything) == [numbers.get(subject, -1) for subject in everything]
+    all_subjects = other_subjects + list(numbers)
+    assert find(table, all_subjects) == [numbers.get(subject, -1) for subject in all_subjects]
 
 
 def test_equal_hashes_are_resolved_by_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,18 +58,18 @@ def test_equal_hashes_are_resolved_by_comparison(monkeypatch: pytest.MonkeyPatch
     table = SubjectTable()
     subjects = [b"s.%d" % n for n in range(7)] + [b"a", b"a\0", b"sames.ames.1"]
     for _ in range(3):
-        assert learn(table, subjects) == list(range(10))
+        assert add_unknown(table, subjects) == list(range(10))
     found = find(table, [*subjects, b"other", b"sames.ames.2", b"sames.ames.12"])
     assert found == [-1] * 9 + [9] + [-1] * 3
-    alike = SubjectTable()
-    assert learn(alike, [b"a\0"]) == [0]
-    assert find(alike, [b"a", b"a\0", b"a\0\0"]) == [-1, 0, -1]
+    colliding = SubjectTable()
+    assert add_unknown(colliding, [b"a\0"]) == [0]
+    assert find(colliding, [b"a", b"a\0", b"a\0\0"]) == [-1, 0, -1]
 
 
 def test_few_subjects_need_the_dict() -> None:
     table = SubjectTable()
     subjects = [b"orders.%d.paid" % n for n in range(60_000)]
-    assert learn(table, subjects) == list(range(60_000))
+    assert add_unknown(table, subjects) == list(range(60_000))
     found = np.array(find(table, subjects))
     assert ((found == np.arange(60_000)) | (found == -1)).all()
     assert np.count_nonzero(found == -1) < 600
@@ -74,10 +78,10 @@ def test_few_subjects_need_the_dict() -> None:
 def test_full_table_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "SUBJECTS_MAX", 4)
     table = SubjectTable()
-    assert learn(table, [b"%d" % n for n in range(4)]) == [0, 1, 2, 3]
-    assert learn(table, [b"2", b"3"]) == [2, 3]
+    assert add_unknown(table, [b"%d" % n for n in range(4)]) == [0, 1, 2, 3]
+    assert add_unknown(table, [b"2", b"3"]) == [2, 3]
     assert table.generation == 0
-    assert learn(table, [b"new"]) == [0]
+    assert add_unknown(table, [b"new"]) == [0]
     assert (table.generation, table.names) == (1, [b"new"])
     assert find(table, [b"2", b"new"]) == [-1, 0]
     table.reserve(3)
@@ -89,8 +93,8 @@ def test_full_table_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_finds_blanks_and_tabs_at_any_offset() -> None:
     subjects = [b"a", b"\x1f\x21\x08\x0a\r\0\xa0\x89" * 3]
     for length in (1, 7, 8, 9, 16, 40):
-        for at in range(length):
+        for index in range(length):
             for byte in (b" ", b"\t", b"!"):
-                subjects.append(b"x" * at + byte + b"x" * (length - at - 1))
-    good = [not {*b" \t"} & {*subject} for subject in subjects]
-    assert have_no_blanks(*asked(subjects)).tolist() == good
+                subjects.append(b"x" * index + byte + b"x" * (length - index - 1))
+    valid = [not {*b" \t"} & {*subject} for subject in subjects]
+    assert have_no_blanks(*number_subjects(subjects)).tolist() == valid

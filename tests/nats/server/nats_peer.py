@@ -36,11 +36,11 @@ class Client:
 
     def send(self, data: bytes, chunks: int = 0) -> None:
         """Send bytes in chunks of this size; 0 for as large as possible."""
-        for piece in pieces(data, chunks or len(buffer().writable)):
+        for data_piece in pieces(data, chunks or len(buffer().writable)):
             if self.closed:
                 return
             try:
-                self.harness.nats_server.receive(self.session, buffer(), buffer().fill(piece))
+                self.harness.nats_server.receive(self.session, buffer(), buffer().fill(data_piece))
             except NatsError as error:
                 self.end(error)
             self.harness.settle()
@@ -56,9 +56,9 @@ class Client:
     def drain(self) -> None:
         """Read all pending output."""
         outbox = self.session.outbox
-        while piece := outbox.peek(0):
-            self.received += piece
-            outbox.mark_sent(len(piece), 0)
+        while data_piece := outbox.peek(0):
+            self.received += data_piece
+            outbox.mark_sent(len(data_piece), 0)
         assert outbox.is_idle
 
     def close(self) -> None:
@@ -67,9 +67,9 @@ class Client:
 
     def lines(self) -> bytes:
         """Return the output since the last call."""
-        heard = bytes(self.received)
+        received = bytes(self.received)
         self.received.clear()
-        return heard
+        return received
 
 
 class NatsServerHarness:
@@ -87,13 +87,13 @@ class NatsServerHarness:
         )
         self.clients: list[Client] = []
 
-    def client(self, *said: bytes) -> Client:
+    def client(self, *greeting: bytes) -> Client:
         """Connect a client and send these bytes."""
         client = Client(self)
         self.clients.append(client)
         client.drain()
         client.received.clear()
-        for data in said:
+        for data in greeting:
             client.send(data)
         return client
 
@@ -117,10 +117,13 @@ class NatsServerHarness:
                 self.clients.append(client)
                 client.drain()
                 greetings[step.client] = bytes(client.received.partition(b"\r\n")[0])
-            client.send(step.words(greetings[step.client])[0], chunks)
+            client.send(step.encode(greetings[step.client])[0], chunks)
             if step.settle:
-                for one in [client, *(other for other in clients.values() if other is not client)]:
-                    one.send(b"PING\r\n")
+                for sender in [
+                    client,
+                    *(other for other in clients.values() if other is not client),
+                ]:
+                    sender.send(b"PING\r\n")
         return {
             name: ClientOutput(normal(list(items(bytes(client.received)))), client.closed)
             for name, client in clients.items()

@@ -25,23 +25,25 @@ CLASSES = Permissions(
 
 
 def harness_with_users(
-    own: NatsPermissions, classes: Permissions | None = CLASSES
+    permissions: NatsPermissions, classes: Permissions | None = CLASSES
 ) -> tuple[Client, Client]:
     """Return a restricted and an unrestricted client. `orders.>` and `hidden.>` are bound to
     classes.
     """
-    one = User("one", token=hash_token("1"), permissions=classes, subject_permissions=own)
-    known = Users((one, User("all", token=hash_token("2"))))
-    harness = NatsBrokerHarness(nats=NatsSettings(users=known))
-    harness.broker.user_directory.replace_users(known)
-    named = [NamedClass(name=name, subjects=[f"{name}.>"]) for name in ("orders", "hidden")]
-    harness.broker.store.class_registry.declare_classes(named)
+    restricted = User(
+        "one", token=hash_token("1"), permissions=classes, subject_permissions=permissions
+    )
+    users = Users((restricted, User("all", token=hash_token("2"))))
+    harness = NatsBrokerHarness(nats=NatsSettings(users=users))
+    harness.broker.user_directory.replace_users(users)
+    named_classes = [NamedClass(name=name, subjects=[f"{name}.>"]) for name in ("orders", "hidden")]
+    harness.broker.store.class_registry.declare_classes(named_classes)
     return harness.client(auth_token="1"), harness.client(auth_token="2")
 
 
 @pytest.mark.parametrize("classes", [CLASSES, None])
 @pytest.mark.parametrize(
-    ("asked", "queue", "heard"),
+    ("subscribed", "queue", "expected"),
     [
         (">", "", ["free.a", "q.a"]),
         ("*.*", "", ["free.a", "q.a"]),
@@ -51,22 +53,24 @@ def harness_with_users(
     ],
 )
 def test_denied_subject_without_class_is_not_delivered(
-    asked: str, queue: str, heard: list[str], classes: Permissions | None
+    subscribed: str, queue: str, expected: list[str], classes: Permissions | None
 ) -> None:
-    own = NatsPermissions(subscribe_deny=("secret.a", "q.> workers"))
-    client, boss = harness_with_users(own, classes)
-    client.sub(asked, queue=queue)
+    permissions = NatsPermissions(subscribe_deny=("secret.a", "q.> workers"))
+    client, unrestricted = harness_with_users(permissions, classes)
+    client.sub(subscribed, queue=queue)
     assert client.lines() == []
-    for _ in range(2):  # What was judged is remembered.
+    for _ in range(2):  # The decision is cached.
         for subject in ("secret.a", "free.a", "q.a"):
-            boss.pub(subject, b"x")
-        boss.send(b"".join(b"PUB %s 1\r\nx\r\n" % s for s in (b"secret.a", b"free.a", b"q.a") * 30))
-    assert [message.subject for message in client.messages()] == heard * 62
+            unrestricted.pub(subject, b"x")
+        unrestricted.send(
+            b"".join(b"PUB %s 1\r\nx\r\n" % s for s in (b"secret.a", b"free.a", b"q.a") * 30)
+        )
+    assert [message.subject for message in client.messages()] == expected * 62
 
 
 def test_denied_class_cannot_be_requested() -> None:
-    own = NatsPermissions(subscribe_deny=("secret.a", "$SB.SUB.orders.>", "$SB.SUB.x"))
-    client, _ = harness_with_users(own)
+    permissions = NatsPermissions(subscribe_deny=("secret.a", "$SB.SUB.orders.>", "$SB.SUB.x"))
+    client, _ = harness_with_users(permissions)
     for asked in ("secret.a", "$SB.SUB.%6frders.d", "$SB.SUB.x.d", "$SB.SUB.hidden"):
         client.sub(asked)
         (line,) = client.lines()
@@ -76,20 +80,20 @@ def test_denied_class_cannot_be_requested() -> None:
 
 
 def test_inboxes_of_other_users_are_not_readable() -> None:
-    client, boss = harness_with_users(NatsPermissions())
+    client, unrestricted = harness_with_users(NatsPermissions())
     for sid, asked in enumerate((">", f"{REPLIES_CLASS}.>", f"{REPLIES_CLASS}.ada", "class.*")):
         client.sub(asked, str(sid))
     names = [f"{REPLIES_CLASS}.ada", f"{REPLIES_CLASS}.bob"]
-    said = publish_envelopes(9, 0, *(channel_envelope(name, b"x") for name in names))
+    frames = publish_envelopes(9, 0, *(channel_envelope(name, b"x") for name in names))
     replies = [{"id": 9, "name": REPLIES_CLASS}]
-    told = connect_version2(boss.harness, said, classes=replies, auth={"token": "2"})
-    assert told.receive_error_codes() == []
+    reader = connect_version2(unrestricted.harness, frames, classes=replies, auth={"token": "2"})
+    assert reader.receive_error_codes() == []
     assert client.messages() == []
 
 
 def test_bound_subjects_use_class_permissions() -> None:
-    client, boss = harness_with_users(NatsPermissions(subscribe_deny=("orders.>",)))
+    client, unrestricted = harness_with_users(NatsPermissions(subscribe_deny=("orders.>",)))
     client.sub(">")
     for subject in ("orders.a", "hidden.a", "free"):
-        boss.pub(subject, b"x")
+        unrestricted.pub(subject, b"x")
     assert [message.subject for message in client.messages()] == ["orders.a", "free"]

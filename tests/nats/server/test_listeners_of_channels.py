@@ -12,47 +12,49 @@ from simplebus.core.protocol.inquiry import (
 from tests.nats.bus.two_listeners import NatsBrokerHarness
 
 
-def heard(harness: NatsBrokerHarness, channel: str) -> ChannelInfo:
-    said = harness.broker.inquiry_handler.build_report(ChannelInquiry(channel))
-    assert isinstance(said, ChannelInfo)
-    return said
+def channel_info(harness: NatsBrokerHarness, channel: str) -> ChannelInfo:
+    report = harness.broker.inquiry_handler.build_report(ChannelInquiry(channel))
+    assert isinstance(report, ChannelInfo)
+    return report
 
 
 def test_lists_subscriptions_and_queue_groups() -> None:
     harness = NatsBrokerHarness()
     harness.client(b"SUB orders.* 1\r\nSUB orders.eu q 2\r\nSUB shops 3\r\n")
     harness.client(b"SUB orders.eu q 1\r\nSUB orders.> q 2\r\nSUB \xc3\xbc.> r 3\r\n")
-    said = heard(harness, "orders.eu").listeners
-    assert sorted(said, key=lambda one: one.queue) == [
+    report = channel_info(harness, "orders.eu").listeners
+    assert sorted(report, key=lambda listener: listener.queue) == [
         ListenerInfo(pattern="orders.*", peer="a client"),
         ListenerInfo(pattern="orders.eu", queue="q", members=3, peer="a client"),
     ]
-    assert [(one.pattern, one.queue) for one in heard(harness, "ü.x").listeners] == [("ü.>", "r")]
-    assert heard(harness, "elsewhere").listeners == []
+    assert [
+        (listener.pattern, listener.queue) for listener in channel_info(harness, "ü.x").listeners
+    ] == [("ü.>", "r")]
+    assert channel_info(harness, "elsewhere").listeners == []
 
 
 def test_counts_listeners_above_the_maximum() -> None:
     harness = NatsBrokerHarness()
     harness.client(b"".join(b"SUB a %d\r\n" % n for n in range(100)))
-    said = heard(harness, "a")
-    assert (len(said.listeners), said.listeners_left_out) == (64, 36)
+    report = channel_info(harness, "a")
+    assert (len(report.listeners), report.listeners_left_out) == (64, 36)
 
 
 def test_bound_and_requested_classes_are_not_listed() -> None:
     harness = NatsBrokerHarness()
     harness.broker.store.class_registry.bind_subject("orders.>", 7)
     client = harness.client(b"SUB $SB.SUB.7 1\r\n")
-    assert heard(harness, "orders.eu").listeners == []
-    [said] = heard(harness, "orders.eu").classes
-    assert (said.class_id, said.subjects) == (7, ["orders.>"])
+    assert channel_info(harness, "orders.eu").listeners == []
+    [report] = channel_info(harness, "orders.eu").classes
+    assert (report.class_id, report.subjects) == (7, ["orders.>"])
     client.send(b"PUB orders.eu 1\r\nx\r\n")
-    assert heard(harness, "orders.eu").classes[0].stored == 1
+    assert channel_info(harness, "orders.eu").classes[0].stored == 1
 
 
 def test_acked_subscription_is_listed_as_a_session() -> None:
     harness = NatsBrokerHarness()
     harness.client(b"SUB $SB.SUB.7 1\r\n")
     [number] = harness.broker.sessions
-    said = harness.broker.inquiry_handler.build_report(SessionInquiry(number))
-    assert isinstance(said, SessionInfo)
-    assert (said.version, [position.class_id for position in said.positions]) == (-1, [7])
+    report = harness.broker.inquiry_handler.build_report(SessionInquiry(number))
+    assert isinstance(report, SessionInfo)
+    assert (report.version, [position.class_id for position in report.positions]) == (-1, [7])

@@ -45,19 +45,19 @@ def test_publish_requires_allow_and_no_deny(
 def test_delivered_subjects_are_allowed_and_not_denied(
     allow: tuple[str, ...] | None, deny: list[str], subject: str, name: str
 ) -> None:
-    these = grants(subscribe_allow=allow, subscribe_deny=tuple(deny))
-    if not these.can_subscribe(subject.encode(), b"") or not matches(subject, name):
+    granted = grants(subscribe_allow=allow, subscribe_deny=tuple(deny))
+    if not granted.can_subscribe(subject.encode(), b"") or not matches(subject, name):
         return
-    held_back = these.delivery_filter(subject.encode(), b"")
+    held_back = granted.delivery_filter(subject.encode(), b"")
     if held_back is None or not held_back.get(name.encode()):
         assert allow is None or any(matches(pattern, name) for pattern in allow)
         assert not any(matches(pattern, name) for pattern in deny)
 
 
 def test_empty_allow_list_allows_nothing() -> None:
-    nothing = grants(publish_allow=(), subscribe_allow=())
-    assert not nothing.publish_cache.get(b"a")
-    assert not nothing.can_subscribe(b"a", b"")
+    nothing_allowed = grants(publish_allow=(), subscribe_allow=())
+    assert not nothing_allowed.publish_cache.get(b"a")
+    assert not nothing_allowed.can_subscribe(b"a", b"")
 
 
 def test_subscription_wider_than_the_allow_pattern_is_denied() -> None:
@@ -69,29 +69,29 @@ def test_subscription_wider_than_the_allow_pattern_is_denied() -> None:
 
 
 def test_subscription_without_denied_subjects_is_not_filtered() -> None:
-    these = grants(subscribe_deny=("a.x", "b.>"))
-    assert these.delivery_filter(b"a.y", b"") is None
-    assert these.delivery_filter(b"c.>", b"") is None
-    held_back = these.delivery_filter(b"*.x", b"")
+    granted = grants(subscribe_deny=("a.x", "b.>"))
+    assert granted.delivery_filter(b"a.y", b"") is None
+    assert granted.delivery_filter(b"c.>", b"") is None
+    held_back = granted.delivery_filter(b"*.x", b"")
     assert held_back is not None
     assert held_back.get(b"a.x")
     assert not held_back.get(b"c.x")
-    assert these.delivery_filter(b"*.x", b"g") is held_back
+    assert granted.delivery_filter(b"*.x", b"g") is held_back
 
 
 def test_queue_patterns_apply_to_group_members_only() -> None:
-    these = grants(subscribe_allow=("a.* g.*", "b"), subscribe_deny=("a.x g.1",))
-    assert these.can_subscribe(b"a.y", b"g.1")
-    assert not these.can_subscribe(b"a.x", b"g.1")
-    assert these.can_subscribe(b"a.x", b"g.2")
-    assert not these.can_subscribe(b"a.>", b"g.2")
-    assert not these.can_subscribe(b"a.y", b"h")
-    assert not these.can_subscribe(b"a.y", b"")
-    assert these.can_subscribe(b"b", b"h")
-    held_back = these.delivery_filter(b"a.*", b"g.1")
+    granted = grants(subscribe_allow=("a.* g.*", "b"), subscribe_deny=("a.x g.1",))
+    assert granted.can_subscribe(b"a.y", b"g.1")
+    assert not granted.can_subscribe(b"a.x", b"g.1")
+    assert granted.can_subscribe(b"a.x", b"g.2")
+    assert not granted.can_subscribe(b"a.>", b"g.2")
+    assert not granted.can_subscribe(b"a.y", b"h")
+    assert not granted.can_subscribe(b"a.y", b"")
+    assert granted.can_subscribe(b"b", b"h")
+    held_back = granted.delivery_filter(b"a.*", b"g.1")
     assert held_back is not None
     assert held_back.get(b"a.x")
-    assert these.delivery_filter(b"a.*", b"g.2") is None
+    assert granted.delivery_filter(b"a.*", b"g.2") is None
 
 
 def test_hash_in_a_permission_is_literal() -> None:
@@ -113,12 +113,12 @@ def test_decisions_by_number_equal_decisions_by_name() -> None:
 
 
 def test_permission_cache_is_bounded() -> None:
-    asked = []
-    verdicts = PermissionCache(SubjectTable(), lambda name: not asked.append(name))
+    checked = []
+    verdicts = PermissionCache(SubjectTable(), lambda name: not checked.append(name))
     for n in range(CACHED_PERMISSIONS_MAX + 1):
         assert verdicts.get(b"%d" % n)
     assert verdicts.get(b"0")
-    assert len(asked) == CACHED_PERMISSIONS_MAX + 2
+    assert len(checked) == CACHED_PERMISSIONS_MAX + 2
 
 
 class Clock:
@@ -174,13 +174,13 @@ def test_repeated_request_renews_the_response_permission() -> None:
 
 
 def test_response_permission_denies_other_subjects() -> None:
-    these = SubjectGrants(SubjectPermissions(responses=ResponsePermission()), SubjectTable())
-    assert not these.publish_cache.get(b"a")
+    granted = SubjectGrants(SubjectPermissions(responses=ResponsePermission()), SubjectTable())
+    assert not granted.publish_cache.get(b"a")
     assert SubjectGrants(SubjectPermissions(), SubjectTable()).publish_cache.get(b"a")
 
 
 @pytest.mark.parametrize(
-    ("lists", "said"),
+    ("lists", "expected_error"),
     [
         (
             {"publish_allow": ("a..b",)},
@@ -193,22 +193,22 @@ def test_response_permission_denies_other_subjects() -> None:
     ],
 )
 def test_illegal_pattern_is_named_in_the_error(
-    lists: dict[str, tuple[str, ...]], said: str
+    lists: dict[str, tuple[str, ...]], expected_error: str
 ) -> None:
-    with pytest.raises(ValueError, match=said.replace(".", r"\.")):
+    with pytest.raises(ValueError, match=expected_error.replace(".", r"\.")):
         SubjectPermissions(**lists)  # type: ignore[arg-type]
 
 
 def test_restricted_user_needs_an_allow_pattern_for_classes() -> None:
-    def may_ask(these: SubjectGrants, name: str, *behind: str, queue: bytes = b"") -> bool:
-        return these.can_request_class(make_class_request([name], (), behind), queue)
+    def may_ask(granted: SubjectGrants, name: str, *suffix: str, queue: bytes = b"") -> bool:
+        return granted.can_request_class(make_class_request([name], (), suffix), queue)
 
     assert may_ask(grants(publish_deny=("a",)), "orders")
     assert not may_ask(grants(subscribe_deny=("secret.>",)), "orders")
     assert not may_ask(grants(subscribe_allow=(">",)), "orders")
-    named = grants(subscribe_allow=("a", "$SB.SUB.orders", "$SB.SUB.bills.> g"))
-    assert may_ask(named, "orders")
-    assert may_ask(named, "orders", "-")
-    assert not may_ask(named, "other")
-    assert may_ask(named, "bills", "me", queue=b"g")
-    assert not may_ask(named, "bills", "me", queue=b"h")
+    granted_classes = grants(subscribe_allow=("a", "$SB.SUB.orders", "$SB.SUB.bills.> g"))
+    assert may_ask(granted_classes, "orders")
+    assert may_ask(granted_classes, "orders", "-")
+    assert not may_ask(granted_classes, "other")
+    assert may_ask(granted_classes, "bills", "me", queue=b"g")
+    assert not may_ask(granted_classes, "bills", "me", queue=b"h")

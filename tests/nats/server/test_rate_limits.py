@@ -14,9 +14,9 @@ from tests.nats.bus.two_listeners import Client, NatsBrokerHarness
 
 
 def harness(*users: User) -> NatsBrokerHarness:
-    known = Users(users)
-    found = NatsBrokerHarness(nats=NatsSettings(users=known))
-    found.broker.user_directory.replace_users(known)
+    users_ = Users(users)
+    found = NatsBrokerHarness(nats=NatsSettings(users=users_))
+    found.broker.user_directory.replace_users(users_)
     return found
 
 
@@ -25,20 +25,22 @@ def is_paused(bus: NatsBrokerHarness, client: Client) -> bool:
 
 
 def test_fast_publisher_is_paused() -> None:
-    ada = User("ada", token=hash_token("t"), rate=RateLimit(10))
-    bus = harness(ada, User("bob", token=hash_token("u")))
-    client, other = bus.client(auth_token="t"), bus.client(auth_token="u")
+    first_user = User("ada", token=hash_token("t"), rate=RateLimit(10))
+    bus = harness(first_user, User("bob", token=hash_token("u")))
+    client, other_client = bus.client(auth_token="t"), bus.client(auth_token="u")
     assert client.session.next_read_bytes == 256
     client.send(b"PUB a 1\r\nx\r\n" * 9)
     assert not is_paused(bus, client)
-    client.send(b"PUB a 1\r\nx\r\n" * 6)  # What has come is dealt with, and counts.
+    client.send(b"PUB a 1\r\nx\r\n" * 6)  # Messages that were read are processed and counted.
     assert bus.nats_server.statistics().in_messages == 15
     assert is_paused(bus, client)
     assert 0.5 < bus.nats_server.rate_limits.pause_seconds(client.session) <= 0.7
-    same = bus.client(b"PUB a 1\r\nx\r\n", auth_token="t")  # A second connection of the user.
-    assert is_paused(bus, same)
-    other.send(b"PUB a 1\r\nx\r\n" * 100)
-    assert not is_paused(bus, other)
+    same_user_client = bus.client(
+        b"PUB a 1\r\nx\r\n", auth_token="t"
+    )  # A second connection of the user.
+    assert is_paused(bus, same_user_client)
+    other_client.send(b"PUB a 1\r\nx\r\n" * 100)
+    assert not is_paused(bus, other_client)
     bus.wait(1.0)
     assert not is_paused(bus, client)
     assert bus.nats_server.rate_limits.pause_seconds(client.session) == 0
@@ -75,55 +77,60 @@ def test_address_limit_applies_to_all_users() -> None:
 TOKENS = {"ada": "t", "bob": "u"}
 
 
-def known(*, ada: int = 0, bob: int = 0) -> NatsBrokerHarness:
+def users_(*, first_user: int = 0, second_user: int = 0) -> NatsBrokerHarness:
     """Return users with connection limits. Only ada may subscribe to class 1."""
-    nothing = Permissions(
+    no_permissions = Permissions(
         publish=PermissionRules((PermissionRule("*"),)), subscribe=PermissionRules(())
     )
     return harness(
-        User("ada", token=hash_token(TOKENS["ada"]), connections=ada),
-        User("bob", token=hash_token(TOKENS["bob"]), connections=bob, permissions=nothing),
+        User("ada", token=hash_token(TOKENS["ada"]), connections=first_user),
+        User(
+            "bob",
+            token=hash_token(TOKENS["bob"]),
+            connections=second_user,
+            permissions=no_permissions,
+        ),
     )
 
 
-def again(client: Client, who: str) -> list[bytes]:
+def reconnect_as(client: Client, user: str) -> list[bytes]:
     """Send CONNECT as another user; returns the output before PONG."""
-    client.send(b'CONNECT {"auth_token":"%s","verbose":false}\r\n' % TOKENS[who].encode())
+    client.send(b'CONNECT {"auth_token":"%s","verbose":false}\r\n' % TOKENS[user].encode())
     return client.lines()
 
 
 def test_messages_to_classes_are_charged_once() -> None:
-    bus = known(ada=2)
-    one, two = bus.client(auth_token="t"), bus.client(auth_token="t")
-    for client in (one, two):
+    bus = users_(first_user=2)
+    first_client, second_client = bus.client(auth_token="t"), bus.client(auth_token="t")
+    for client in (first_client, second_client):
         client.sub("$SB.SUB.1")
         assert client.lines() == []
     with pytest.raises(NatsError, match="user 'ada' has 2 connections, 2 are allowed"):
         bus.client(auth_token="t")
-    one.close()
+    first_client.close()
     bus.client(auth_token="t")
 
 
 def test_repeated_connect_counts_for_the_new_user() -> None:
-    bus = known(ada=1, bob=1)
-    ada, bob = bus.client(auth_token="t"), bus.client(auth_token="u")
-    assert again(ada, "ada") == []  # It is who it was.
+    bus = users_(first_user=1, second_user=1)
+    first_user, second_user = bus.client(auth_token="t"), bus.client(auth_token="u")
+    assert reconnect_as(first_user, "ada") == []  # The user is unchanged.
     with pytest.raises(NatsError, match="user 'bob' has 1 connections, 1 are allowed"):
-        again(ada, "bob")
-    ada.close()
-    assert again(bob, "ada") == []
+        reconnect_as(first_user, "bob")
+    first_user.close()
+    assert reconnect_as(second_user, "ada") == []
 
 
 def test_repeated_connect_changes_the_permissions() -> None:
-    bus = known()
+    bus = users_()
     client = bus.client(auth_token="t")
     client.sub("$SB.SUB.1.hers")
     assert client.lines() == []
-    assert again(client, "bob") == []
+    assert reconnect_as(client, "bob") == []
     client.sub("$SB.SUB.1.other")
     (line,) = client.lines()
     assert b"user `bob` may not subscribe to class 1" in line
-    assert again(client, "ada") == []
+    assert reconnect_as(client, "ada") == []
     client.sub("$SB.SUB.1.hers")
     client.sub("$SB.SUB.2", "2")
     assert client.lines() == []

@@ -23,27 +23,27 @@ def buffer() -> ReceiveBuffer:
 HELLO = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 
 
-def sizes(nats_server: NatsServer, buffer: ReceiveBuffer, words: bytes, reads: int) -> list[int]:
+def sizes(nats_server: NatsServer, buffer: ReceiveBuffer, data: bytes, reads: int) -> list[int]:
     """Return the read size after each of several equal reads."""
     session = nats_server.open_session("test")
     nats_server.receive(session, buffer, buffer.fill(HELLO))
-    asked: list[int] = []
-    at = 0  # In the words, where the next read begins.
+    sizes_read: list[int] = []
+    offset = 0  # Offset in the data of the next read.
     for _ in range(reads):
         size = session.next_read_bytes
-        count = buffer.fill((words * (size // len(words) + 2))[at : at + size])
-        at = (at + count) % len(words)
+        count = buffer.fill((data * (size // len(data) + 2))[offset : offset + size])
+        offset = (offset + count) % len(data)
         nats_server.receive(session, buffer, count)
-        for other in nats_server.drain_ready():
-            other.discard_output()
-        asked.append(session.next_read_bytes)
-    return asked
+        for ready_session in nats_server.drain_ready():
+            ready_session.discard_output()
+        sizes_read.append(session.next_read_bytes)
+    return sizes_read
 
 
 def test_read_size_grows_for_bulk_publishers(buffer: ReceiveBuffer) -> None:
-    asked = sizes(NatsServer(), buffer, b"PUB a 16\r\n0123456789abcdef\r\n", 7)
-    assert asked == sorted(asked)
-    assert (asked[0], asked[-1]) == (2 * READ_BYTES_INITIAL, RECEIVE_BYTES)
+    sizes_read = sizes(NatsServer(), buffer, b"PUB a 16\r\n0123456789abcdef\r\n", 7)
+    assert sizes_read == sorted(sizes_read)
+    assert (sizes_read[0], sizes_read[-1]) == (2 * READ_BYTES_INITIAL, RECEIVE_BYTES)
 
 
 def test_many_events_reduce_the_read_size(buffer: ReceiveBuffer) -> None:
@@ -54,7 +54,7 @@ def test_many_events_reduce_the_read_size(buffer: ReceiveBuffer) -> None:
 def test_much_output_reduces_the_read_size(buffer: ReceiveBuffer) -> None:
     nats_server = NatsServer()
     for _ in range(40):
-        other = nats_server.open_session("other")
-        nats_server.receive(other, buffer, buffer.fill(HELLO + b"SUB a 1\r\n"))
+        ready_session = nats_server.open_session("other")
+        nats_server.receive(ready_session, buffer, buffer.fill(HELLO + b"SUB a 1\r\n"))
     last = sizes(nats_server, buffer, b"PUB a 100\r\n" + b"x" * 100 + b"\r\n", 8)[-1]
     assert last <= 2 * OUTPUT_PER_READ_BYTES // 40

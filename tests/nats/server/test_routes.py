@@ -28,7 +28,9 @@ DEAF = b'CONNECT {"verbose":false,"pedantic":false,"echo":false}\r\n'
 
 def mixed(count: int, names: list[bytes]) -> bytes:
     """Return a mixed batch with numbered payloads on these subjects in turn."""
-    return b"".join(b"PUB %s 3\r\n%03d\r\n" % (names[at % len(names)], at) for at in range(count))
+    return b"".join(
+        b"PUB %s 3\r\n%03d\r\n" % (names[index % len(names)], index) for index in range(count)
+    )
 
 
 def numbers(client: Client) -> list[int]:
@@ -38,10 +40,10 @@ def numbers(client: Client) -> list[int]:
 
 
 SUBJECTS = st.lists(st.sampled_from(["a", "b", "*", "#"]), min_size=1, max_size=3).map(
-    lambda words: ".".join(words).encode()
+    lambda tokens: ".".join(tokens).encode()
 )
 NAMES = st.lists(st.sampled_from(["a", "b", "#"]), min_size=1, max_size=3).map(
-    lambda words: ".".join(words).encode()
+    lambda tokens: ".".join(tokens).encode()
 )
 
 
@@ -54,8 +56,8 @@ def test_batch_routes_equal_single_routes(
 ) -> None:
     routes = SubjectRoutes(np.random.default_rng(0))
     session = NatsServerHarness().client(QUIET).session
-    for at, (subject, queue) in enumerate(subscribed):
-        routes.subscribe(NatsSubscription(session, subject, queue, b"%d" % at))
+    for index, (subject, queue) in enumerate(subscribed):
+        routes.subscribe(NatsSubscription(session, subject, queue, b"%d" % index))
     numbers = numbered(routes.table, names)
     found: dict[int, tuple[SubjectSink, ...]] = {}
     for sinks, rows in routes.split_by_sinks(numbers):
@@ -70,7 +72,7 @@ ACK_PATTERNS = st.tuples(st.lists(ACK_WORDS, max_size=4), st.sampled_from([">", 
     lambda parts: ".".join([*parts[0], parts[1]]).encode()
 )
 ACK_SUBJECTS = st.lists(st.sampled_from(["a", "b", "*", "#", ">", ""]), max_size=5).map(
-    lambda words: ".".join(["$JS", "ACK", *words]).encode()
+    lambda tokens: ".".join(["$JS", "ACK", *tokens]).encode()
 )
 
 
@@ -134,11 +136,11 @@ def test_groups_with_one_name_are_merged() -> None:
     by_type = {type(sink): sink for sink in routes.match(b"a.b")}
     assert len(by_type) == len(routes.match(b"a.b")) == 3
     plain = by_type[NatsSubscription]
-    joined, other = by_type[QueueGroup], by_type[MergedQueueGroup]
+    joined, merged = by_type[QueueGroup], by_type[MergedQueueGroup]
     assert plain is subscriptions[3]
     assert isinstance(joined, QueueGroup)
-    assert isinstance(other, MergedQueueGroup)
-    assert set(other.current_members()) == set(subscriptions[:2])
+    assert isinstance(merged, MergedQueueGroup)
+    assert set(merged.current_members()) == set(subscriptions[:2])
     assert routes.match(b"a.b") == routes.match(b"a.b")
     assert len(routes.match(b"a.c")) == 2
     for subscription in subscriptions:
@@ -148,34 +150,39 @@ def test_groups_with_one_name_are_merged() -> None:
 
 def test_merged_groups_follow_member_changes() -> None:
     harness = NatsServerHarness()
-    one, two, publisher = harness.client(QUIET), harness.client(QUIET), harness.client(QUIET)
-    one.send(b"SUB a.* g 1\r\n")
-    two.send(b"SUB *.b g 1\r\n")
+    first, second, publisher = harness.client(QUIET), harness.client(QUIET), harness.client(QUIET)
+    first.send(b"SUB a.* g 1\r\n")
+    second.send(b"SUB *.b g 1\r\n")
     batch = b"PUB a.b 1\r\n0\r\n" * 60
-    heard = []
-    for said in (b"", b"UNSUB 1\r\n", b"SUB *.b g 1\r\nSUB a.* g 2\r\n"):
-        two.send(said)
+    received = []
+    for data in (b"", b"UNSUB 1\r\n", b"SUB *.b g 1\r\nSUB a.* g 2\r\n"):
+        second.send(data)
         publisher.send(batch)
-        heard.append((len(numbers(one)), len(numbers(two))))
-    assert [sum(counts) for counts in heard] == [60, 60, 60]
-    assert heard[0][1] > 0
-    assert heard[1][1] == 0
-    assert heard[2][1] > 30  # Two of three are its own.
+        received.append((len(numbers(first)), len(numbers(second))))
+    assert [sum(counts) for counts in received] == [60, 60, 60]
+    assert received[0][1] > 0
+    assert received[1][1] == 0
+    assert received[2][1] > 30  # Two of three memberships are its own.
 
 
 def test_merged_groups_keep_remaining_members() -> None:
     harness = NatsServerHarness()
-    both = b"SUB a.* g 1\r\nSUB *.b g 2\r\n"
-    stays, goes, publisher = (
-        harness.client(QUIET + both),
+    subscribe_both = b"SUB a.* g 1\r\nSUB *.b g 2\r\n"
+    staying, leaving, publisher = (
+        harness.client(QUIET + subscribe_both),
         harness.client(QUIET),
         harness.client(QUIET),
     )
-    for said, shares in ((b"", 1), (both, 2), (b"UNSUB 1\r\nUNSUB 2\r\n", 1), (both, 2)):
-        goes.send(said)
+    for data, shares in (
+        (b"", 1),
+        (subscribe_both, 2),
+        (b"UNSUB 1\r\nUNSUB 2\r\n", 1),
+        (subscribe_both, 2),
+    ):
+        leaving.send(data)
         publisher.send(b"PUB a.b 1\r\n0\r\n" * 60)
         publisher.send(b"PUB a.b 1\r\n0\r\n" * 60, 16)
-        counts = [len(numbers(client)) for client in (stays, goes)]
+        counts = [len(numbers(client)) for client in (staying, leaving)]
         assert sum(counts) == 120
         assert sum(count > 20 for count in counts) == shares
 
@@ -185,9 +192,9 @@ def test_merged_groups_keep_remaining_members() -> None:
 def test_members_can_end_within_a_batch(subjects: tuple[bytes, bytes], count: int) -> None:
     harness = NatsServerHarness()
     member, publisher = harness.client(QUIET), harness.client(QUIET)
-    for at in range(8):
-        sid = b"%d" % at
-        member.send(b"SUB %b g %b\r\nUNSUB %b 1\r\n" % (subjects[at % 2], sid, sid))
+    for index in range(8):
+        sid = b"%d" % index
+        member.send(b"SUB %b g %b\r\nUNSUB %b 1\r\n" % (subjects[index % 2], sid, sid))
     publisher.send(b"PUB a 1\r\n0\r\n" * count)
     assert not publisher.closed
     assert len(numbers(member)) == 8
@@ -196,29 +203,33 @@ def test_members_can_end_within_a_batch(subjects: tuple[bytes, bytes], count: in
 def test_merged_group_cache_is_bounded() -> None:
     routes = SubjectRoutes(np.random.default_rng(0))
     session = NatsServerHarness().client(QUIET).session
-    words = 12
-    for at in range(words):
-        subject = b".".join(b"a" if at == word else b"*" for word in range(words))
-        routes.subscribe(NatsSubscription(session, subject, b"g", b"%d" % at))
+    tokens = 12
+    for index in range(tokens):
+        subject = b".".join(b"a" if index == word else b"*" for word in range(tokens))
+        routes.subscribe(NatsSubscription(session, subject, b"g", b"%d" % index))
     names = [
-        b".".join(b"a" if number >> word & 1 else b"b" for word in range(words))
-        for number in range(1 << words)
+        b".".join(b"a" if number >> word & 1 else b"b" for word in range(tokens))
+        for number in range(1 << tokens)
     ]
     numbers = numbered(routes.table, names)
-    found = [sinks for part in np.split(numbers, 4) for sinks in routes.match_each(part)]
+    found = [
+        sinks for numbers_part in np.split(numbers, 4) for sinks in routes.match_each(numbers_part)
+    ]
     assert [sum(len(sink.current_members()) for sink in sinks) for sinks in found] == [  # type: ignore[attr-defined]
-        number.bit_count() for number in range(1 << words)
+        number.bit_count() for number in range(1 << tokens)
     ]
     del found
     routes.match_each(numbers[:1])
-    kept = sum(isinstance(thing, MergedQueueGroup) for thing in gc.get_referrers(MergedQueueGroup))
-    assert 0 < kept <= MERGED_GROUPS_MAX
+    cached_count = sum(
+        isinstance(referrer, MergedQueueGroup) for referrer in gc.get_referrers(MergedQueueGroup)
+    )
+    assert 0 < cached_count <= MERGED_GROUPS_MAX
 
 
 def test_each_message_goes_to_one_current_member() -> None:
     group = QueueGroup(RandomNumbers(np.random.default_rng(1)), b"a", b"g")
     session = NatsServerHarness().client(QUIET).session
-    members = [NatsSubscription(session, b"a", b"g", b"%d" % at) for at in range(40)]
+    members = [NatsSubscription(session, b"a", b"g", b"%d" % index) for index in range(40)]
     for member in members:
         group.add(member)
     for member in members[::2]:
@@ -246,22 +257,22 @@ def test_members_are_chosen_evenly() -> None:
 def test_members_receive_messages_in_publication_order(chunks: int, names: list[bytes]) -> None:
     harness = NatsServerHarness(seed=5)
     members = [harness.client(QUIET + b"SUB a g 1\r\nSUB b g 2\r\nSUB > h 3\r\n") for _ in range(3)]
-    deaf = harness.client(DEAF + b"SUB > g 1\r\nSUB > h 2\r\nUNSUB 2 5\r\nSUB > i 3\r\n")
-    deaf.send(mixed(120, names), chunks)
-    heard = [numbers(member) for member in members]
-    assert all(one == sorted(one) for one in heard)
-    counted = Counter(number for one in heard for number in one)
+    recorder = harness.client(DEAF + b"SUB > g 1\r\nSUB > h 2\r\nUNSUB 2 5\r\nSUB > i 3\r\n")
+    recorder.send(mixed(120, names), chunks)
+    received = [numbers(member) for member in members]
+    assert all(first == sorted(first) for first in received)
+    counted = Counter(number for first in received for number in first)
     assert counted == dict.fromkeys(range(120), 2)
-    assert deaf.lines() == b""
+    assert recorder.lines() == b""
 
 
 def test_rest_of_a_batch_goes_to_other_members() -> None:
     harness = NatsServerHarness()
     ends = harness.client(QUIET + b"SUB a g 1\r\nUNSUB 1 3\r\nSUB a g 2\r\nUNSUB 2 4\r\n")
-    stays = harness.client(QUIET + b"SUB a g 1\r\n")
+    staying = harness.client(QUIET + b"SUB a g 1\r\n")
     harness.client(QUIET + mixed(90, [b"a"]))
     assert len(numbers(ends)) == 7
-    assert len(numbers(stays)) == 83
+    assert len(numbers(staying)) == 83
     assert ends.session.subscriptions == {}
 
 
@@ -280,17 +291,17 @@ def test_rejected_messages_go_to_other_members() -> None:
     denied = User("some", "p", subject_permissions=SubjectPermissions(subscribe_deny=("no.>",)))
     auth = Users((denied, User("all", "p")))
     harness = NatsServerHarness(NatsSettings(users=auth), seed=2)
-    some, everything, publisher = (
+    rejecting, accepting, publisher = (
         harness.client(QUIET[:-3] + b',"user":"%b","pass":"p"}\r\n' % name)
         for name in (b"some", b"all", b"all")
     )
-    some.send(b"SUB > g 1\r\nUNSUB 1 5\r\n")
-    everything.send(b"SUB > g 1\r\n")
+    rejecting.send(b"SUB > g 1\r\nUNSUB 1 5\r\n")
+    accepting.send(b"SUB > g 1\r\n")
     publisher.send(mixed(90, [b"no.a", b"ok.a", b"no.b"]))
-    heard = numbers(some), numbers(everything)
-    assert sorted(heard[0] + heard[1]) == list(range(90))
-    assert len(heard[0]) == 5
-    assert {number % 3 for number in heard[0]} == {1}
+    received = numbers(rejecting), numbers(accepting)
+    assert sorted(received[0] + received[1]) == list(range(90))
+    assert len(received[0]) == 5
+    assert {number % 3 for number in received[0]} == {1}
 
 
 @pytest.mark.parametrize("chunks", [0, 16])
@@ -300,29 +311,31 @@ def test_accepting_members_depend_on_subject_and_publisher(chunks: int) -> None:
         User("b", "p", subject_permissions=SubjectPermissions(subscribe_deny=("no.b",))),
     )
     harness = NatsServerHarness(NatsSettings(users=Users(users)))
-    one, other, third = (
+    first, merged, third_client = (
         harness.client(DEAF[:-3] + b',"user":"%b","pass":"p"}\r\nSUB no.> g 1\r\n' % name)
         for name in (b"a", b"b", b"a")
     )
-    third.send(mixed(80, [b"no.a", b"no.b"]), chunks)  # By subject,
-    assert numbers(one) == list(range(1, 80, 2))
-    assert numbers(other) == list(range(0, 80, 2))
-    third.send(b"UNSUB 1\r\n")
-    for publisher, takes in ((one, other), (other, one)):  # by publisher,
+    third_client.send(mixed(80, [b"no.a", b"no.b"]), chunks)  # By subject,
+    assert numbers(first) == list(range(1, 80, 2))
+    assert numbers(merged) == list(range(0, 80, 2))
+    third_client.send(b"UNSUB 1\r\n")
+    for publisher, receiver in ((first, merged), (merged, first)):  # by publisher,
         publisher.send(mixed(80, [b"no.c"]), chunks)
-        assert numbers(takes) == list(range(80))
-    one.send(b"UNSUB 1\r\n")
-    third.send(b"SUB no.> g 1\r\n")
-    other.send(mixed(80, [b"no.c"]), chunks)  # and by who is there.
-    assert numbers(third) == list(range(80))
-    assert numbers(one) == numbers(other) == []
+        assert numbers(receiver) == list(range(80))
+    first.send(b"UNSUB 1\r\n")
+    third_client.send(b"SUB no.> g 1\r\n")
+    merged.send(mixed(80, [b"no.c"]), chunks)  # and by connected members.
+    assert numbers(third_client) == list(range(80))
+    assert numbers(first) == numbers(merged) == []
 
 
 def test_group_without_accepting_members_accepts_nothing() -> None:
     harness = NatsServerHarness()
-    asks = b'CONNECT {"verbose":false,"echo":false,"headers":true,"no_responders":true}\r\n'
-    alone = harness.client(asks + b"SUB y g 1\r\nSUB y g 2\r\nSUB in 3\r\nPUB y in 0\r\n\r\n")
-    assert alone.lines().startswith(b"HMSG in 3 33 33\r\nNATS/1.0 503\r\n")
+    connect = b'CONNECT {"verbose":false,"echo":false,"headers":true,"no_responders":true}\r\n'
+    requester = harness.client(
+        connect + b"SUB y g 1\r\nSUB y g 2\r\nSUB in 3\r\nPUB y in 0\r\n\r\n"
+    )
+    assert requester.lines().startswith(b"HMSG in 3 33 33\r\nNATS/1.0 503\r\n")
 
 
 class Listed:
@@ -334,7 +347,7 @@ class Listed:
         self.batches: list[list[int]] = []
 
     def deliver(self, message: object, origin: object) -> bool:
-        raise AssertionError("it was to be put a batch")
+        raise AssertionError("expected a batch")
 
     def deliver_batch(self, messages: object, rows: object, origin: object) -> None:
         self.batches.append(list(range(64)) if rows is None else rows.tolist())  # type: ignore[attr-defined]

@@ -30,23 +30,23 @@ def nats_server(**limits: float) -> NatsServer:
 def send_bytes(to: NatsServer, session: NatsSession, data: bytes) -> None:
     """Pass bytes to the server, as the driver does."""
     session.stall = None
-    for at in range(0, len(data), len(buffer().writable)):
-        to.receive(session, buffer(), buffer().fill(data[at : at + len(buffer().writable)]))
+    for offset in range(0, len(data), len(buffer().writable)):
+        to.receive(session, buffer(), buffer().fill(data[offset : offset + len(buffer().writable)]))
         to.drain_ready()
 
 
-def client(of: NatsServer, *said: bytes) -> NatsSession:
+def client(of: NatsServer, *data: bytes) -> NatsSession:
     session = of.open_session("somewhere")
-    send_bytes(of, session, QUIET + b"".join(said))
+    send_bytes(of, session, QUIET + b"".join(data))
     read_output(session, session.outbox.pending_bytes)
     return session
 
 
 def read_output(session: NatsSession, count: int) -> None:
     while count:
-        piece = session.outbox.peek(0)[:count]
-        session.outbox.mark_sent(len(piece), 0)
-        count -= len(piece)
+        data_piece = session.outbox.peek(0)[:count]
+        session.outbox.mark_sent(len(data_piece), 0)
+        count -= len(data_piece)
 
 
 def publish(kibibytes: int, size: int = KIB) -> bytes:
@@ -55,8 +55,8 @@ def publish(kibibytes: int, size: int = KIB) -> bytes:
 
 def new_stall_sessions(publisher: NatsSession) -> list[NatsSession]:
     """Return the sessions of the publisher's new stall."""
-    hold, publisher.stall = publisher.stall, None
-    return hold.sessions if hold else []
+    stall, publisher.stall = publisher.stall, None
+    return stall.sessions if stall else []
 
 
 def wait_in_vain(harness: NatsServer, publisher: NatsSession, took: int = 0) -> None:
@@ -69,18 +69,22 @@ def wait_in_vain(harness: NatsServer, publisher: NatsSession, took: int = 0) -> 
 
 def test_only_the_filling_publisher_stalls() -> None:
     harness = nats_server()
-    slow, publisher, other = client(harness, b"SUB a 1\r\n"), client(harness), client(harness)
+    slow, publisher, other_client = (
+        client(harness, b"SUB a 1\r\n"),
+        client(harness),
+        client(harness),
+    )
     send_bytes(harness, publisher, publish(32))
     assert publisher.stall is None
     send_bytes(harness, publisher, publish(64))
-    hold = publisher.stall
-    assert hold is not None
-    assert hold.sessions == [slow]
-    send_bytes(harness, other, b"PUB b 0\r\n\r\n")
-    assert other.stall is None
-    assert harness.slow_consumer_monitor.is_stall_needed(hold)
+    stall = publisher.stall
+    assert stall is not None
+    assert stall.sessions == [slow]
+    send_bytes(harness, other_client, b"PUB b 0\r\n\r\n")
+    assert other_client.stall is None
+    assert harness.slow_consumer_monitor.is_stall_needed(stall)
     read_output(slow, slow.outbox.pending_bytes - 64 * KIB)
-    assert not harness.slow_consumer_monitor.is_stall_needed(hold)
+    assert not harness.slow_consumer_monitor.is_stall_needed(stall)
 
 
 def test_single_messages_stall_like_batches() -> None:
@@ -101,7 +105,7 @@ def test_slow_client_does_not_delay_fast_clients() -> None:
         assert publisher.stall is None
     size = publisher.next_read_bytes
     send_bytes(harness, publisher, publish(60))
-    assert publisher.stall is not None  # A last chance, that costs a moment.
+    assert publisher.stall is not None  # The last stall before it is disconnected.
     wait_in_vain(harness, publisher, took=KIB)
     assert publisher.next_read_bytes >= size
     send_bytes(harness, publisher, publish(60))
@@ -123,7 +127,7 @@ def test_last_chance_is_short_and_renewed_after_catching_up() -> None:
     read_output(slow, 100 * KIB)
     assert not is_held(20)
     harness.now += 2 * LAST_CHANCE_SECONDS
-    assert not is_held(80)  # It hovers.
+    assert not is_held(80)  # The pending bytes stay near the limit.
     read_output(slow, slow.outbox.pending_bytes)
     harness.tick()
     assert is_held(220)
@@ -131,10 +135,10 @@ def test_last_chance_is_short_and_renewed_after_catching_up() -> None:
 
 def test_publisher_stalls_if_all_receivers_are_slow() -> None:
     harness = nats_server()
-    both = [client(harness, b"SUB a 1\r\n"), client(harness, b"SUB a 1\r\n")]
+    receivers = [client(harness, b"SUB a 1\r\n"), client(harness, b"SUB a 1\r\n")]
     publisher = client(harness)
     send_bytes(harness, publisher, publish(100))
-    assert new_stall_sessions(publisher) == both
+    assert new_stall_sessions(publisher) == receivers
 
 
 def test_exclusive_publisher_stalls_longer() -> None:
@@ -142,21 +146,21 @@ def test_exclusive_publisher_stalls_longer() -> None:
     slow, fast = client(harness, b"SUB a 1\r\n"), client(harness, b"SUB b 1\r\n")
     publisher = client(harness)
     send_bytes(harness, publisher, publish(100))
-    alone = publisher.stall
-    assert alone is not None
-    assert alone.sessions == [slow]
+    stall_ = publisher.stall
+    assert stall_ is not None
+    assert stall_.sessions == [slow]
     send_bytes(harness, publisher, b"PUB b 0\r\n\r\n")
     read_output(fast, fast.outbox.pending_bytes)
     send_bytes(harness, publisher, publish(10))
-    assert publisher.stall is None  # The other one would wait for what comes next.
+    assert publisher.stall is None  # Otherwise the other publisher would wait for the next message.
     send_bytes(harness, publisher, publish(100))
     assert publisher.stall is not None
-    assert publisher.stall.max_seconds < alone.max_seconds
+    assert publisher.stall.max_seconds < stall_.max_seconds
     read_output(slow, 100 * KIB)
     harness.now += 2 * RECENT_DELIVERY_SECONDS
     send_bytes(harness, publisher, publish(10))
     assert publisher.stall is not None
-    assert publisher.stall.max_seconds == alone.max_seconds
+    assert publisher.stall.max_seconds == stall_.max_seconds
 
 
 def test_client_with_slow_progress_is_not_disconnected() -> None:
@@ -263,7 +267,7 @@ def test_total_limit_disconnects_the_largest_client() -> None:
     publisher = client(harness)
     crowd = [client(harness, b"SUB a %d\r\nSUB b.%d 7\r\n" % (n % 2, n)) for n in range(10)]
     send_bytes(harness, publisher, publish(1000))
-    harness.tick()  # All wait for the same two megabytes.
+    harness.tick()  # All sessions share the same two megabytes.
     assert not harness.drain_disconnecting()
     send_bytes(harness, publisher, (b"PUB b.3 1000\r\n%b\r\n" % bytes(1000)) * 1500)
     harness.tick()
@@ -278,18 +282,18 @@ def test_total_limit_disconnects_the_largest_client() -> None:
 def test_incomplete_commands_count_as_pending_bytes() -> None:
     limits = Limits(pending_bytes=3 << 20, total_pending_bytes=3 << 20)
     harness = NatsServer(broker=Broker(Settings(limits)))
-    liars = [client(harness) for _ in range(5)]
-    for liar in liars:
-        send_bytes(harness, liar, b"PUB a 1000000\r\n" + bytes(600_000))
+    peers_ = [client(harness) for _ in range(5)]
+    for peer_ in peers_:
+        send_bytes(harness, peer_, b"PUB a 1000000\r\n" + bytes(600_000))
     assert not harness.drain_disconnecting()
-    for liar in liars[:2]:
+    for peer_ in peers_[:2]:
         send_bytes(
-            harness, liar, bytes(300_000)
-        )  # Nobody waits for a beat: very many may come in one.
+            harness, peer_, bytes(300_000)
+        )  # The check does not wait for a tick, because many messages may arrive within one.
     ((session, error),) = harness.drain_disconnecting()
-    assert session is liars[0]
+    assert session is peers_[0]
     assert error.reason is Reason.PENDING_LIMIT
-    for liar in liars[2:]:
-        send_bytes(harness, liar, bytes(300_000))
+    for peer_ in peers_[2:]:
+        send_bytes(harness, peer_, bytes(300_000))
     harness.tick()
     assert len(harness.drain_disconnecting()) == 1

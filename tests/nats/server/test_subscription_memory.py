@@ -45,8 +45,8 @@ def test_account_uses_at_most_half_of_the_free_memory() -> None:
     assert first.lines() == b""
     assert subscribed(first, 3, 200) == 6
     assert first.lines() == 3 * TOO_MANY
-    same = harness.client(QUIET)  # From the same address.
-    assert subscribed(same, 1) == 0
+    second_client = harness.client(QUIET)  # From the same address.
+    assert subscribed(second_client, 1) == 0
     assert subscribed(second, 6) == 3
     assert second.lines() == 3 * TOO_MANY
     first.send(b"UNSUB 100\r\n")
@@ -65,17 +65,21 @@ def test_each_client_has_a_minimum() -> None:
     assert subscribed(greedy, 20) == 10
     for _ in range(3):
         assert subscribed(harness.client(QUIET), 5) == 3
-    assert subscribed(harness.client(QUIET), 5) == 1  # That is all there is.
+    assert subscribed(harness.client(QUIET), 5) == 1  # The account's memory is used up.
     greedy.close()
     assert subscribed(harness.client(QUIET), 5) == 3
 
 
 def test_reconnected_client_can_subscribe_before_cleanup() -> None:
-    many = [(b"a.%d" % n, b"g" * (n % 2), b"%d" % n) for n in range(IMMEDIATE_REMOVALS_MAX + 1)]
-    harness = harness_with_limit(3 * sum(estimate_bytes(*each) for each in many))
+    subscriptions = [
+        (b"a.%d" % n, b"g" * (n % 2), b"%d" % n) for n in range(IMMEDIATE_REMOVALS_MAX + 1)
+    ]
+    harness = harness_with_limit(3 * sum(estimate_bytes(*each) for each in subscriptions))
     interest = harness.nats_server.routes.subscription_memory
     for _ in range(2):
-        client = harness.client(QUIET, b"".join(b"SUB %s %s %s\r\n" % each for each in many))
+        client = harness.client(
+            QUIET, b"".join(b"SUB %s %s %s\r\n" % each for each in subscriptions)
+        )
         assert client.lines() == b""
         client.close()
         assert harness.nats_server.routes.has_abandoned
@@ -113,21 +117,21 @@ KINDS: dict[str, Callable[[int], tuple[bytes, bytes]]] = {
 def test_estimate_is_close_to_actual_memory(kind: str) -> None:
     harness = NatsServerHarness()
     client = harness.client(QUIET)
-    asked = [(*KINDS[kind](n), b"%d" % n) for n in range(500)]
-    said = [b"SUB %s %s %s\r\n" % each for each in asked]
-    client.send(said[0])
+    requested = [(*KINDS[kind](n), b"%d" % n) for n in range(500)]
+    commands = [b"SUB %s %s %s\r\n" % each for each in requested]
+    client.send(commands[0])
     gc.collect()
     tracemalloc.start()
     try:
-        for line in said[1:]:
+        for line in commands[1:]:
             client.send(line)
         gc.collect()
-        taken, _ = tracemalloc.get_traced_memory()
+        traced_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    told = sum(estimate_bytes(*each) for each in asked[1:])
+    estimated_bytes = sum(estimate_bytes(*each) for each in requested[1:])
     assert len(client.session.subscriptions) == 500
-    assert told / 12 < taken < 1.25 * told
+    assert estimated_bytes / 12 < traced_bytes < 1.25 * estimated_bytes
 
 
 @given(
@@ -146,12 +150,12 @@ def test_accounting_matches_subscriptions(
     harness = harness_with_limit(40 * ONE)
     interest = harness.nats_server.routes.subscription_memory
     clients: dict[int, Client] = {}
-    for who, what, number in script:
-        client = clients.get(who)
+    for client_name, action, number in script:
+        client = clients.get(client_name)
         if client is None:
-            client = clients[who] = harness.client(QUIET)
-            client.session.address = f"192.0.2.{who % 2}"
-        match what:
+            client = clients[client_name] = harness.client(QUIET)
+            client.session.address = f"192.0.2.{client_name % 2}"
+        match action:
             case "sub":
                 client.send(b"SUB a.%d.* %d\r\n" % (number, number))
             case "queue":
@@ -161,19 +165,26 @@ def test_accounting_matches_subscriptions(
             case "connect":
                 client.send(QUIET)
             case "leave":
-                clients.pop(who).close()
+                clients.pop(client_name).close()
             case "beat":
                 harness.nats_server.tick()
         interest.check()
-        here = [each for one in clients.values() for each in one.session.subscriptions.values()]
-        told = sum(estimate_bytes(each.subject, each.queue, each.sid) for each in here)
+        subscriptions_ = [
+            each for client_ in clients.values() for each in client_.session.subscriptions.values()
+        ]
+        estimated_bytes = sum(
+            estimate_bytes(each.subject, each.queue, each.sid) for each in subscriptions_
+        )
         assert (
             sum(interest._bytes_by_account.values())
-            == told
+            == estimated_bytes
             <= interest.used_bytes
             <= interest.limit_bytes
         )
-        assert sum(one.session.subscription_memory_bytes for one in clients.values()) == told
+        assert (
+            sum(client_.session.subscription_memory_bytes for client_ in clients.values())
+            == estimated_bytes
+        )
     for client in clients.values():
         client.close()
     while harness.nats_server.routes.has_abandoned:
