@@ -26,7 +26,7 @@ class Listener:
         self.received: list[str] = []
         self.threads: set[int] = set()
         self.on_message = on_message
-        """Called with each message, once it is written down."""
+        """Called with each message after it is recorded."""
         self._changed = threading.Condition()
 
     def receive(self, message: ModuleMessage) -> None:
@@ -86,9 +86,9 @@ class run_in_thread:  # noqa: N801 - it is called like a function.
         return self._thread.is_alive()
 
     def join(self) -> None:
-        """Wait for the function, and raise what it raised."""
+        """Wait for the function, and raise its exception if it failed."""
         self._thread.join(TIMEOUT_SECONDS)
-        assert not self.is_running, "it still waits"
+        assert not self.is_running, "the function has not returned"
         if self._raised:
             raise self._raised[0]
 

@@ -33,7 +33,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Method in which the module raises, or the message on which it does."""
     times: int = 1
     """Number of times that it raises."""
-    how: str = ""
+    error_key: str = ""
     """Key of the error in `RAISED`; empty for a ValueError."""
 
 
@@ -47,13 +47,13 @@ class Recorder(Module):
         super().__init__(bus, settings)
         self._record("create")
 
-    def _record(self, *what: str) -> None:
-        EVENTS.append((self.bus.name, *what))
-        if self.settings.fails in what and Recorder.failed < self.settings.times:
+    def _record(self, *event: str) -> None:
+        EVENTS.append((self.bus.name, *event))
+        if self.settings.fails in event and Recorder.failed < self.settings.times:
             Recorder.failed += 1
-            if self.settings.how:
-                raise RAISED[self.settings.how]()
-            raise ValueError(f"on purpose in {' '.join(what)}")
+            if self.settings.error_key:
+                raise RAISED[self.settings.error_key]()
+            raise ValueError(f"on purpose in {' '.join(event)}")
 
     async def start(self) -> None:
         self._record("start")
@@ -101,9 +101,9 @@ class BlockingRecorder(BlockingModule):
         super().__init__(bus, settings)
         self._record("create")
 
-    def _record(self, *what: str) -> None:
+    def _record(self, *event: str) -> None:
         BlockingRecorder.threads.add(threading.get_ident())
-        Recorder._record(self, *what)  # type: ignore[arg-type]
+        Recorder._record(self, *event)  # type: ignore[arg-type]
 
     def start(self) -> None:
         self._record("start")
@@ -155,7 +155,7 @@ class Stuck(BlockingModule):
 
 
 class FailsThenSticks(BlockingRecorder):
-    """Module that fails as its settings say, and whose `receive` is stuck after that."""
+    """Module that fails as configured, and whose `receive` is stuck after that."""
 
     def receive(self, message: ModuleMessage) -> None:
         Stuck.entered.set()
@@ -167,7 +167,7 @@ def broken(bus: Any, settings: Any) -> Any:
     return 7
 
 
-def twice(message: ModuleMessage) -> list[ModuleMessage]:
+def duplicate(message: ModuleMessage) -> list[ModuleMessage]:
     return [message, message.replace(message.content + b"!")]
 
 

@@ -13,12 +13,12 @@ from simplebus.gateway.blocking import CallbackWaiter, can_wait_for, current_cal
 WAITERS = st.integers(0, 4)
 
 
-def wait(stack: ExitStack, me: CallbackWaiter | None, others: list[CallbackWaiter]) -> bool:
+def wait(stack: ExitStack, waiter: CallbackWaiter | None, awaited: list[CallbackWaiter]) -> bool:
     """Begin to wait as `me` until the stack is left. Returns True if waiting is allowed."""
 
     def enter() -> bool:
-        current_callback.set(me)
-        return stack.enter_context(can_wait_for(others))
+        current_callback.set(waiter)
+        return stack.enter_context(can_wait_for(awaited))
 
     return copy_context().run(enter)
 
@@ -32,7 +32,7 @@ def test_no_waiting_cycles() -> None:
         assert not wait(stack, b, [b])
         assert wait(stack, None, [a, b, c])
     with ExitStack() as stack:
-        assert wait(stack, c, [a]), "nobody waits any more"
+        assert wait(stack, c, [a]), "waiters are left"
 
 
 @given(st.lists(st.tuples(WAITERS, st.lists(WAITERS, min_size=1, max_size=3)), max_size=12))
@@ -41,16 +41,16 @@ def test_some_waiter_can_always_proceed(steps: list[tuple[int, list[int]]]) -> N
     waiters = [CallbackWaiter() for _ in range(5)]
     granted: dict[int, set[int]] = {}
     with ExitStack() as stack:
-        for me, others in steps:
-            if wait(stack, waiters[me], [waiters[other] for other in others]):
-                granted.setdefault(me, set()).update(others)
+        for waiter, awaited in steps:
+            if wait(stack, waiters[waiter], [waiters[name] for name in awaited]):
+                granted.setdefault(waiter, set()).update(awaited)
             else:
-                seen, ahead = set(), set(others)
-                while ahead:
-                    seen |= ahead
-                    ahead = set().union(*(granted.get(each, set()) for each in ahead)) - seen
-                assert me in seen, "it could have waited"
-        left = set(granted)
-        while free := {each for each in left if not granted[each] & left}:
-            left -= free
-        assert not left
+                seen, pending = set(), set(awaited)
+                while pending:
+                    seen |= pending
+                    pending = set().union(*(granted.get(each, set()) for each in pending)) - seen
+                assert waiter in seen, "waiting would not have deadlocked"
+        remaining = set(granted)
+        while free := {each for each in remaining if not granted[each] & remaining}:
+            remaining -= free
+        assert not remaining

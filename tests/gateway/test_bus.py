@@ -32,12 +32,12 @@ BOTH = "begins", "ends"
 
 def full_module(bus: ModuleBus, **options: object) -> HeldListener:
     """Add a module that is in its callback and has a full queue with one message."""
-    held = HeldListener()
-    bus.add_module(held, places=1, **options)  # type: ignore[arg-type]
+    held_module = HeldListener()
+    bus.add_module(held_module, places=1, **options)  # type: ignore[arg-type]
     bus.publish(text_message("first"))
-    held.wait_entered()
+    held_module.wait_entered()
     bus.publish(text_message("second"))
-    return held
+    return held_module
 
 
 def wait_for_publishers(bus: ModuleBus, count: int) -> None:
@@ -59,45 +59,45 @@ def publish_many(bus: ModuleBus, source: object, name: str) -> None:
 
 def test_modules_receive_all_others_in_same_order() -> None:
     with ModuleBus() as bus:
-        one, two, three = Listener(), Listener(), Listener()
-        for module in one, two, three:
+        first, second, third = Listener(), Listener(), Listener()
+        for module in first, second, third:
             bus.add_module(module)
         joins = [
             run_in_thread(partial(publish_many, bus, module, name))
-            for module, name in ((one, "a"), (two, "b"))
+            for module, name in ((first, "a"), (second, "b"))
         ]
         for each in joins:
             each.join()
-        both = three.wait(400)
-        assert one.wait(200) == [text for text in both if text[0] == "b"]
-        assert two.wait(200) == [text for text in both if text[0] == "a"]
-        assert [text for text in both if text[0] == "a"] == [f"a{i}" for i in range(200)]
+        results_ = third.wait(400)
+        assert first.wait(200) == [text for text in results_ if text[0] == "b"]
+        assert second.wait(200) == [text for text in results_ if text[0] == "a"]
+        assert [text for text in results_ if text[0] == "a"] == [f"a{i}" for i in range(200)]
         bus.publish(text_message("to all"))
-        assert [module.wait(n)[-1] for module, n in ((one, 201), (two, 201), (three, 401))] == [
-            "to all"
-        ] * 3
-        assert all(len(module.threads) == 1 for module in (one, two, three))
+        assert [
+            module.wait(n)[-1] for module, n in ((first, 201), (second, 201), (third, 401))
+        ] == ["to all"] * 3
+        assert all(len(module.threads) == 1 for module in (first, second, third))
     assert_no_threads_left()
 
 
 def test_linked_module_receives_only_its_source() -> None:
     with ModuleBus() as bus:
-        one, two, sink = Listener(), Listener(), Listener()
-        bus.add_module(one)
-        bus.add_module(two)
+        first, second, sink = Listener(), Listener(), Listener()
+        bus.add_module(first)
+        bus.add_module(second)
         bus.add_module(sink, hears_all=False)
-        bus.link(one, sink)
-        with pytest.raises(ModuleBusError, match="already") as caught:
-            bus.link(one, sink)
-        assert caught.value.result is Result.INVALIDARG
+        bus.link(first, sink)
+        with pytest.raises(ModuleBusError, match="already") as raised:
+            bus.link(first, sink)
+        assert raised.value.result is Result.INVALIDARG
         with pytest.raises(ModuleBusError, match="hears everyone else already"):
-            bus.link(None, one)
-        for source in one, two, None, object():
-            bus.publish(text_message(f"{source is one}"), source=source)
+            bus.link(None, first)
+        for source in first, second, None, object():
+            bus.publish(text_message(f"{source is first}"), source=source)
         bus.link(sink, sink)
         bus.publish(text_message("itself"), source=sink)
-        bus.unlink(one, sink)
-        bus.publish(text_message("unheard"), source=one)
+        bus.unlink(first, sink)
+        bus.publish(text_message("unheard"), source=first)
         bus.link(None, sink)
         bus.publish(text_message("anyone"))
         assert sink.wait(3) == ["True", "itself", "anyone"]
@@ -105,22 +105,22 @@ def test_linked_module_receives_only_its_source() -> None:
         with pytest.raises(ModuleBusError, match="does not hear everyone else"):
             bus.unlink(None, sink)
         with pytest.raises(ModuleBusError, match="does not hear"):
-            bus.unlink(one, sink)
+            bus.unlink(first, sink)
         with pytest.raises(ModuleBusError, match="not on the bus"):
             bus.link(object(), sink)
 
 
 def test_removed_module_loses_its_links() -> None:
     with ModuleBus() as bus:
-        one, sink = Listener(), Listener()
-        bus.add_module(one)
+        first, sink = Listener(), Listener()
+        bus.add_module(first)
         bus.add_module(sink, hears_all=False)
-        bus.link(one, sink)
-        bus.remove_module(one)
-        bus.add_module(one)
-        bus.publish(text_message("unheard"), source=one)
-        bus.link(one, sink)
-        bus.publish(text_message("heard"), source=one)
+        bus.link(first, sink)
+        bus.remove_module(first)
+        bus.add_module(first)
+        bus.publish(text_message("unheard"), source=first)
+        bus.link(first, sink)
+        bus.publish(text_message("heard"), source=first)
         assert sink.wait(1) == ["heard"]
 
 
@@ -193,111 +193,111 @@ def test_log_of_malformed_messages_is_limited(caplog: pytest.LogCaptureFixture) 
 
 def test_full_queue_blocks_publisher() -> None:
     with ModuleBus() as bus:
-        held, other = full_module(bus), Listener()
-        bus.add_module(other)
-        with pytest.raises(ModuleBusFullError, match=r"is full \(1 messages\)") as caught:
+        held_module, listener = full_module(bus), Listener()
+        bus.add_module(listener)
+        with pytest.raises(ModuleBusFullError, match=r"is full \(1 messages\)") as raised:
             bus.publish_nowait(text_message("third"))
-        assert caught.value.result is Result.ERROR
+        assert raised.value.result is Result.ERROR
         waiting = run_in_thread(lambda: bus.publish(text_message("third")))
         wait_for_publishers(bus, 1)
-        assert other.received == [], "all are given it at once"
-        held.release()
+        assert listener.received == [], "the message reaches all modules at once"
+        held_module.release()
         waiting.join()
-        assert held.wait(3) == ["first", "second", "third"]
-        assert other.wait(1) == ["third"]
+        assert held_module.wait(3) == ["first", "second", "third"]
+        assert listener.wait(1) == ["third"]
 
 
 def test_blocked_publishers_are_served_in_order() -> None:
     with ModuleBus() as bus:
-        held = full_module(bus)
+        held_module = full_module(bus)
         joins = []
         for number in range(5):
             joins.append(run_in_thread(lambda n=number: bus.publish(text_message(str(n)))))  # type: ignore[misc]
             wait_for_publishers(bus, number + 1)
-        held.release()
+        held_module.release()
         for each in joins:
             each.join()
-        assert held.wait(7)[2:] == ["0", "1", "2", "3", "4"]
+        assert held_module.wait(7)[2:] == ["0", "1", "2", "3", "4"]
 
 
 @pytest.mark.parametrize(
-    ("full", "left"),
+    ("full", "expected"),
     [(FullQueuePolicy.DROP_OLDEST, "fourth"), (FullQueuePolicy.DROP_NEWEST, "second")],
 )
-def test_drop_policies_drop_messages(full: FullQueuePolicy, left: str) -> None:
+def test_drop_policies_drop_messages(full: FullQueuePolicy, expected: str) -> None:
     with ModuleBus() as bus:
-        held, other = full_module(bus, full=full), Listener()
-        bus.add_module(other)
+        held_module, listener = full_module(bus, full=full), Listener()
+        bus.add_module(listener)
         for text in "third", "fourth":
             bus.publish(text_message(text))
-        assert other.wait(2) == ["third", "fourth"]
+        assert listener.wait(2) == ["third", "fourth"]
         assert bus.statistics().modules[0][1].dropped == 2
-        held.release()
-        assert held.wait(2) == ["first", left]
+        held_module.release()
+        assert held_module.wait(2) == ["first", expected]
 
 
 def test_drop_oldest_counts_each_dropped_message() -> None:
     with ModuleBus() as bus:
-        held = HeldListener()
-        bus.add_module(held, places=2, full=FullQueuePolicy.DROP_OLDEST)
+        held_module = HeldListener()
+        bus.add_module(held_module, places=2, full=FullQueuePolicy.DROP_OLDEST)
         bus.publish(text_message("first"))
-        held.wait_entered()
+        held_module.wait_entered()
         bus.publish(text_message("a"))
         bus.publish(ModuleMessage(b"x" * 300_000))
         bus.publish(text_message("b"))
         assert bus.statistics().modules[0][1].dropped == 2
-        held.release()
-        assert held.wait(2) == ["first", "b"]
+        held_module.release()
+        assert held_module.wait(2) == ["first", "b"]
 
 
 def test_long_message_fills_several_queue_units() -> None:
     with ModuleBus() as bus:
-        held = HeldListener()
-        bus.add_module(held, places=4)
+        held_module = HeldListener()
+        bus.add_module(held_module, places=4)
         bus.publish(text_message("first"))
-        held.wait_entered()
-        long = ModuleMessage(b"x" * 300_000)
+        held_module.wait_entered()
+        long_message = ModuleMessage(b"x" * 300_000)
         bus.publish_nowait(text_message("a"))
-        bus.publish_nowait(long)
-        assert long.places == 5
+        bus.publish_nowait(long_message)
+        assert long_message.places == 5
         with pytest.raises(ModuleBusFullError):
             bus.publish_nowait(text_message("b"))
         statistics = bus.statistics().modules[0][1]
         assert statistics.waiting == 2
         assert statistics.waiting_bytes == 300_000 + 15 + 16
-        held.release()
-        held.wait(3)
+        held_module.release()
+        held_module.wait(3)
         bus.publish_nowait(text_message("b"))
-        assert held.wait(4)[-1] == "b"
+        assert held_module.wait(4)[-1] == "b"
 
 
 def test_removal_unblocks_publishers() -> None:
     with ModuleBus() as bus:
-        held, other = full_module(bus), Listener()
-        bus.add_module(other)
+        held_module, listener = full_module(bus), Listener()
+        bus.add_module(listener)
         waiting = run_in_thread(lambda: bus.publish(text_message("third")))
         wait_for_publishers(bus, 1)
-        leaving = run_in_thread(lambda: bus.remove_module(held))
+        leaving = run_in_thread(lambda: bus.remove_module(held_module))
         waiting.join()
-        assert other.wait(1) == ["third"]
-        held.release()
+        assert listener.wait(1) == ["third"]
+        held_module.release()
         leaving.join()
-        assert held.received == ["first"]
+        assert held_module.received == ["first"]
         assert bus.statistics().lost == 1
 
 
 def test_wait_quiet_returns_after_last_delivery() -> None:
     with ModuleBus() as bus:
         bus.wait_quiet()
-        told: list[str] = []
+        calls: list[str] = []
 
-        def ask(message: ModuleMessage) -> None:
+        def wait_quiet_in_callback(message: ModuleMessage) -> None:
             try:
                 bus.wait_quiet()
             except ModuleBusError as error:
-                told.append(str(error))
+                calls.append(str(error))
 
-        last = Listener(ask)
+        last = Listener(wait_quiet_in_callback)
         first = Listener(lambda message: bus.publish(message, source=first))
         bus.add_module(first)
         bus.add_module(last, hears_all=False)
@@ -306,8 +306,8 @@ def test_wait_quiet_returns_after_last_delivery() -> None:
             bus.publish(text_message(str(number)))
         bus.wait_quiet()
         assert len(last.received) == 200
-        assert len(told) == 200
-        assert "modules are busy" in told[0]
+        assert len(calls) == 200
+        assert "modules are busy" in calls[0]
 
 
 def test_module_with_failing_repr_is_accepted() -> None:
@@ -332,7 +332,7 @@ def test_module_with_failing_repr_is_accepted() -> None:
                 lambda module=module: bus.link(module, module),
                 lambda module=module: bus.unlink(None, module),
             ):
-                with pytest.raises(ModuleBusError, match="is not on the bus") as caught:
+                with pytest.raises(ModuleBusError, match="is not on the bus") as raised:
                     run_in_thread(call).join()
             bus.add_module(module)
             for call in (
@@ -341,9 +341,9 @@ def test_module_with_failing_repr_is_accepted() -> None:
                 lambda module=module: bus.unlink(module, module),
                 lambda module=module: bus.link(Strange(module.name), module),
             ):
-                with pytest.raises(ModuleBusError) as caught:
+                with pytest.raises(ModuleBusError) as raised:
                     run_in_thread(call).join()
-                assert len(str(caught.value)) < 1000
+                assert len(str(raised.value)) < 1000
             bus.remove_module(module)
     assert_no_threads_left()
 
@@ -353,11 +353,11 @@ def test_module_with_failing_repr_is_accepted() -> None:
 
 def test_mutually_full_queues_do_not_deadlock() -> None:
     refused: list[str] = []
-    both, done = threading.Barrier(2), threading.Semaphore(0)
+    results_, done = threading.Barrier(2), threading.Semaphore(0)
 
     def flood(module: Listener, message: ModuleMessage) -> None:
         if message.content == b"go":
-            both.wait(TIMEOUT_SECONDS)
+            results_.wait(TIMEOUT_SECONDS)
             try:
                 for _ in range(4):
                     bus.publish(text_message("more"), source=module)
@@ -366,9 +366,9 @@ def test_mutually_full_queues_do_not_deadlock() -> None:
             done.release()
 
     with ModuleBus() as bus:
-        one = Listener(lambda message: flood(one, message))
-        two = Listener(lambda message: flood(two, message))
-        for module in one, two:
+        first = Listener(lambda message: flood(first, message))
+        second = Listener(lambda message: flood(second, message))
+        for module in first, second:
             bus.add_module(module, places=2)
         bus.publish(text_message("go"))
         for _ in range(2):
@@ -397,37 +397,37 @@ def test_wait_quiet_on_other_bus_ends() -> None:
     """A callback waits until the other bus is quiet, and a module there waits for room on the
     first.
     """
-    told: list[str] = []
-    with ModuleBus() as here, ModuleBus() as there:
-        asks, sends = threading.Event(), threading.Event()
+    calls: list[str] = []
+    with ModuleBus() as first_bus, ModuleBus() as second_bus:
+        is_waiting, is_sending = threading.Event(), threading.Event()
 
-        def ask(message: ModuleMessage) -> None:
+        def wait_quiet_in_callback(message: ModuleMessage) -> None:
             if message.content == b"go":
-                assert sends.wait(TIMEOUT_SECONDS)
-                asks.set()
+                assert is_sending.wait(TIMEOUT_SECONDS)
+                is_waiting.set()
                 try:
-                    there.wait_quiet()
+                    second_bus.wait_quiet()
                 except ModuleBusError as error:
-                    told.append(str(error))
+                    calls.append(str(error))
 
         def send(message: ModuleMessage) -> None:
-            sends.set()
-            assert asks.wait(TIMEOUT_SECONDS)
+            is_sending.set()
+            assert is_waiting.wait(TIMEOUT_SECONDS)
             try:
                 for _ in range(3):
-                    here.publish(text_message("more"))
+                    first_bus.publish(text_message("more"))
             except ModuleBusFullError as error:
-                told.append(str(error))
+                calls.append(str(error))
 
-        asking = Listener(ask)
-        here.add_module(asking, places=1)
-        there.add_module(send)
-        here.publish(text_message("go"))
-        there.publish(text_message("go"))
-        there.wait_quiet()
-        here.wait_quiet()
-        assert len(told) == 1
-        assert "would not end" in told[0]
+        asking = Listener(wait_quiet_in_callback)
+        first_bus.add_module(asking, places=1)
+        second_bus.add_module(send)
+        first_bus.publish(text_message("go"))
+        second_bus.publish(text_message("go"))
+        second_bus.wait_quiet()
+        first_bus.wait_quiet()
+        assert len(calls) == 1
+        assert "would not end" in calls[0]
     assert_no_threads_left()
 
 
@@ -444,24 +444,24 @@ def test_callback_can_remove_its_module(by: str) -> None:
             bus.publish(text_message("farewell"), source=module)
         done.set()
 
-    module, other = Listener(leave), Listener()
+    module, listener = Listener(leave), Listener()
     bus.add_module(module)
-    bus.add_module(other)
+    bus.add_module(listener)
     bus.publish(text_message("go"))
     assert done.wait(TIMEOUT_SECONDS)
     if by == "remove_module":
-        assert other.wait(2) == ["go", "farewell"]
+        assert listener.wait(2) == ["go", "farewell"]
         bus.destroy()
     assert_no_threads_left()
     assert module.received == ["go"]
 
 
 def test_readded_module_waits_for_its_callback() -> None:
-    told: list[str] = []
-    added, go_on = threading.Event(), threading.Event()
+    calls: list[str] = []
+    added, may_continue = threading.Event(), threading.Event()
 
     def remove_and_add(message: ModuleMessage) -> None:
-        told.append(f"begins {message.content.decode()}")
+        calls.append(f"begins {message.content.decode()}")
         if message.content == b"go":
             bus.remove_module(module)
             bus.add_module(module, places=1)
@@ -469,8 +469,8 @@ def test_readded_module_waits_for_its_callback() -> None:
             with pytest.raises(ModuleBusFullError, match="would not end"):
                 bus.publish(text_message("too much"))
             added.set()
-            assert go_on.wait(TIMEOUT_SECONDS)
-        told.append(f"ends {message.content.decode()}")
+            assert may_continue.wait(TIMEOUT_SECONDS)
+        calls.append(f"ends {message.content.decode()}")
 
     module = Listener(remove_and_add)
     with ModuleBus() as bus:
@@ -479,11 +479,11 @@ def test_readded_module_waits_for_its_callback() -> None:
         assert added.wait(TIMEOUT_SECONDS)
         waiting = run_in_thread(lambda: bus.publish(text_message("last")))
         wait_for_publishers(bus, 1)
-        assert told == ["begins go"]
-        go_on.set()
+        assert calls == ["begins go"]
+        may_continue.set()
         waiting.join()
         bus.wait_quiet()
-        assert told == [f"{what} {text}" for text in ("go", "more", "last") for what in BOTH]
+        assert calls == [f"{prefix} {text}" for text in ("go", "more", "last") for prefix in BOTH]
     assert_no_threads_left()
 
 
@@ -512,17 +512,17 @@ def test_add_and_remove_inside_callback_leaves_nothing() -> None:
 def test_modules_can_remove_each_other() -> None:
     removed: list[Result] = []
     with ModuleBus() as bus:
-        both = threading.Barrier(2)
+        results_ = threading.Barrier(2)
 
         def remove(module: Listener) -> None:
-            both.wait(TIMEOUT_SECONDS)
+            results_.wait(TIMEOUT_SECONDS)
             bus.remove_module(module)
             removed.append(Result.OK)
 
-        one = Listener(lambda message: remove(two))
-        two = Listener(lambda message: remove(one))
-        bus.add_module(one)
-        bus.add_module(two)
+        first = Listener(lambda message: remove(second))
+        second = Listener(lambda message: remove(first))
+        bus.add_module(first)
+        bus.add_module(second)
         bus.publish(text_message("go"))
         assert_no_threads_left()
         assert bus.statistics().modules == ()
@@ -532,14 +532,14 @@ def test_modules_can_remove_each_other() -> None:
 
 def test_remove_waits_for_callback() -> None:
     with ModuleBus() as bus:
-        held = full_module(bus)
-        leaving = run_in_thread(lambda: bus.remove_module(held))
+        held_module = full_module(bus)
+        leaving = run_in_thread(lambda: bus.remove_module(held_module))
         while bus.statistics().modules:
             pass
         assert leaving.is_running
-        held.release()
+        held_module.release()
         leaving.join()
-        assert held.received == ["first"], "what waited is not delivered any more"
+        assert held_module.received == ["first"], "queued messages are dropped"
 
 
 def test_remove_during_publish_leaves_no_messages() -> None:
@@ -551,14 +551,14 @@ def test_remove_during_publish_leaves_no_messages() -> None:
             bus.publish(text_message("x"))
 
     joins = [run_in_thread(partial(publish, bus)) for _ in range(2)]
-    gone = []
+    freed = []
     for _ in range(50):
         module = Listener()
         bus.add_module(module, places=4)
         module.wait(1)
         bus.remove_module(module)
         count = len(module.received)
-        gone.append(weakref.ref(module))
+        freed.append(weakref.ref(module))
         assert count == len(module.received)
         del module
     stop.set()
@@ -566,37 +566,37 @@ def test_remove_during_publish_leaves_no_messages() -> None:
         each.join()
     assert_no_threads_left()
     gc.collect()
-    assert [ref for ref in gone if ref() is not None] == []
+    assert [ref for ref in freed if ref() is not None] == []
     bus.destroy()
-    whole = weakref.ref(bus)
+    bus_ref = weakref.ref(bus)
     del bus, joins, each
     gc.collect()
-    assert whole() is None
+    assert bus_ref() is None
 
 
 def test_removal_drops_batch_of_worker() -> None:
-    entered, go = threading.Event(), [threading.Event(), threading.Event()]
+    entered, may_continue = threading.Event(), [threading.Event(), threading.Event()]
 
-    def hold(message: ModuleMessage) -> None:
+    def hold_callback(message: ModuleMessage) -> None:
         number = int(message.content)
         if number < 2:
             entered.set()
-            assert go[number].wait(TIMEOUT_SECONDS)
+            assert may_continue[number].wait(TIMEOUT_SECONDS)
 
     with ModuleBus() as bus:
-        module = Listener(hold)
+        module = Listener(hold_callback)
         bus.add_module(module)
         bus.publish(text_message("0"))
         assert entered.wait(TIMEOUT_SECONDS)
         for number in range(1, 5):
             bus.publish(text_message(str(number)))
-        go[0].set()
+        may_continue[0].set()
         module.wait(2)  # The worker took the whole queue.
         bus.publish(text_message("5"))
         removing = run_in_thread(lambda: bus.remove_module(module))
         while bus.statistics().modules:
             pass
-        go[1].set()
+        may_continue[1].set()
         removing.join()
         assert module.received == ["0", "1"]
         assert bus.statistics().lost == 4
@@ -628,9 +628,9 @@ def test_last_reference_frees_bus() -> None:
         lambda: bus.remove_module(module),
         lambda: bus.link(None, module),
     ):
-        with pytest.raises(ModuleBusError, match=f"{bus.url} is freed") as caught:
+        with pytest.raises(ModuleBusError, match=f"{bus.url} is freed") as raised:
             call()
-        assert caught.value.result is Result.ERROR
+        assert raised.value.result is Result.ERROR
     assert bus.statistics().references == 0
 
 
@@ -644,22 +644,26 @@ def test_with_block_releases_one_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "expected_error"),
     [
         ({"places": 0}, "places must be 1 or more, got 0"),
         ({"places": "many"}, "got 'many'"),
         ({"full": "explode"}, "full must be one of block, drop_oldest, drop_newest"),
     ],
 )
-def test_reports_invalid_options(options: dict[str, object], why: str) -> None:
+def test_reports_invalid_options(options: dict[str, object], expected_error: str) -> None:
     with ModuleBus() as bus:
-        with pytest.raises(ModuleBusError, match=why) as caught:
+        with pytest.raises(ModuleBusError, match=expected_error) as raised:
             bus.add_module(Listener(), **options)  # type: ignore[arg-type]
-        assert caught.value.result is Result.INVALIDARG
+        assert raised.value.result is Result.INVALIDARG
         module = Listener()
         bus.add_module(module)
-        for bad, reason in ((module, "already"), (7, "can be called; got 7"), (None, "got None")):
+        for invalid, reason in (
+            (module, "already"),
+            (7, "can be called; got 7"),
+            (None, "got None"),
+        ):
             with pytest.raises(ModuleBusError, match=reason):
-                bus.add_module(bad)
+                bus.add_module(invalid)
         assert len(bus.statistics().modules) == 1
         assert "1 modules" in repr(bus)

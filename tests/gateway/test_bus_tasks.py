@@ -39,17 +39,17 @@ class Task:
 
 async def test_tasks_receive_in_order_and_share_loop() -> None:
     async with ModuleBus() as bus:
-        one, two = Task(), Task()
+        first, second = Task(), Task()
         quick: list[str] = []
-        bus.add_module(one)
-        bus.add_module(two)
+        bus.add_module(first)
+        bus.add_module(second)
         bus.add_module(lambda message: quick.append(message.content.decode()), quick=True)
         for number in range(3000):
-            await bus.publish_async(text_message(str(number)), source=one)
+            await bus.publish_async(text_message(str(number)), source=first)
         await bus.wait_quiet_async()
-        assert two.received == quick == [str(number) for number in range(3000)]
-        assert one.received == []
-        assert two.threads == {threading.get_ident()}
+        assert second.received == quick == [str(number) for number in range(3000)]
+        assert first.received == []
+        assert second.threads == {threading.get_ident()}
 
 
 async def test_tasks_and_threads_exchange_messages() -> None:
@@ -70,9 +70,9 @@ async def test_tasks_and_threads_exchange_messages() -> None:
     assert_no_threads_left()
 
 
-@pytest.mark.parametrize("how", ["itself", "a task of its own"])
+@pytest.mark.parametrize("interrupted_task", ["module task", "child task"])
 async def test_sys_exit_in_task_loses_one_message(
-    how: str, caplog: pytest.LogCaptureFixture
+    interrupted_task: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     received: list[bytes] = []
 
@@ -82,7 +82,7 @@ async def test_sys_exit_in_task_loses_one_message(
     async def receive(message: ModuleMessage) -> None:
         received.append(message.content)
         if message.content == b"1":
-            if how == "itself":
+            if interrupted_task == "module task":
                 await leave()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(leave)
@@ -109,9 +109,9 @@ async def test_ctrl_c_in_task_is_not_module_failure() -> None:
             await bus.publish_async(text_message("1"))
             await trio.sleep_forever()
 
-    with pytest.raises(BaseExceptionGroup) as caught:
+    with pytest.raises(BaseExceptionGroup) as raised:
         await interrupted()
-    assert caught.group_contains(KeyboardInterrupt)
+    assert raised.group_contains(KeyboardInterrupt)
     assert bus.is_freed
 
 
@@ -138,10 +138,10 @@ async def test_blocked_task_does_not_block_others() -> None:
 async def test_message_delivered_during_cancellation_is_published() -> None:
     """A thread makes room during the cancellation, so the task's message is published."""
     async with ModuleBus() as bus:
-        held = HeldListener()
-        bus.add_module(held, places=1)
+        held_module = HeldListener()
+        bus.add_module(held_module, places=1)
         bus.publish(text_message("first"))
-        await trio.to_thread.run_sync(held.wait_entered)
+        await trio.to_thread.run_sync(held_module.wait_entered)
         bus.publish(text_message("second"))
         published: list[bool] = []
 
@@ -155,12 +155,12 @@ async def test_message_delivered_during_cancellation_is_published() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publish)
             await trio.testing.wait_all_tasks_blocked()
-            held.release()
+            held_module.release()
             while bus.statistics().waiting:  # The event loop does not run meanwhile.
                 pass
             scopes[0].cancel()
         assert published == [True]
-        assert await trio.to_thread.run_sync(held.wait, 3) == ["first", "second", "third"]
+        assert await trio.to_thread.run_sync(held_module.wait, 3) == ["first", "second", "third"]
 
 
 async def test_callback_waiting_for_itself_gets_error() -> None:
@@ -188,13 +188,13 @@ async def test_remove_waits_for_callback_except_inside() -> None:
 
         async def leave(message: ModuleMessage) -> None:
             await bus.remove_module_async(leave)
-            left.set()
+            has_left.set()
 
-        left = trio.Event()
+        has_left = trio.Event()
         bus.add_module(module)
         bus.add_module(leave)
         await bus.publish_async(text_message("go"))
-        await left.wait()
+        await has_left.wait()
         removed = trio.Event()
 
         async def remove() -> None:
@@ -212,17 +212,17 @@ async def test_remove_waits_for_callback_except_inside() -> None:
 
 
 async def test_readded_module_waits_for_its_callback() -> None:
-    told: list[str] = []
-    added, go_on = trio.Event(), trio.Event()
+    calls: list[str] = []
+    added, may_continue = trio.Event(), trio.Event()
 
     async def remove_and_add(message: ModuleMessage) -> None:
-        told.append(f"begins {message.content.decode()}")
+        calls.append(f"begins {message.content.decode()}")
         if message.content == b"go":
             await bus.remove_module_async(remove_and_add)
             bus.add_module(remove_and_add)
             added.set()
-            await go_on.wait()
-        told.append(f"ends {message.content.decode()}")
+            await may_continue.wait()
+        calls.append(f"ends {message.content.decode()}")
 
     async with ModuleBus() as bus:
         bus.add_module(remove_and_add)
@@ -230,10 +230,10 @@ async def test_readded_module_waits_for_its_callback() -> None:
         await added.wait()
         await bus.publish_async(text_message("more"))
         await trio.testing.wait_all_tasks_blocked()
-        assert told == ["begins go"]
-        go_on.set()
+        assert calls == ["begins go"]
+        may_continue.set()
         await bus.wait_quiet_async()
-        assert told == ["begins go", "ends go", "begins more", "ends more"]
+        assert calls == ["begins go", "ends go", "begins more", "ends more"]
 
 
 async def test_wait_for_own_callback_is_cancelled_with_loop() -> None:
@@ -262,12 +262,12 @@ async def test_wait_for_own_callback_is_cancelled_with_loop() -> None:
 
 async def test_remove_does_not_block_event_loop() -> None:
     async with ModuleBus() as bus:
-        held = HeldListener()
-        bus.add_module(held)
+        held_module = HeldListener()
+        bus.add_module(held_module)
         bus.publish(text_message("go"))
-        await trio.to_thread.run_sync(held.wait_entered)
-        bus.remove_module(held)
-        held.release()
+        await trio.to_thread.run_sync(held_module.wait_entered)
+        bus.remove_module(held_module)
+        held_module.release()
         task = Task(trio.Event())
         bus.add_module(task)
         bus.publish(text_message("go"))
@@ -308,7 +308,7 @@ async def test_referenced_bus_outlives_event_loop() -> None:
 
 
 def test_task_gets_own_loop_without_async_with() -> None:
-    module, other = Task(), Listener()
+    module, listener = Task(), Listener()
 
     async def answer(message: ModuleMessage) -> None:
         await module.receive(message)
@@ -316,10 +316,10 @@ def test_task_gets_own_loop_without_async_with() -> None:
         await bus.publish_async(text_message("answer"), source=answer)
 
     with ModuleBus() as bus:
-        bus.add_module(other)
+        bus.add_module(listener)
         bus.add_module(answer)
-        bus.publish(text_message("hello"), source=other)
-        assert other.wait(1) == ["answer"]
+        bus.publish(text_message("hello"), source=listener)
+        assert listener.wait(1) == ["answer"]
     assert module.received == ["hello"]
     assert_no_threads_left()
 
@@ -355,21 +355,21 @@ async def test_threads_can_add_and_remove_tasks() -> None:
 
 
 async def test_exit_waits_for_callbacks_in_threads() -> None:
-    held = HeldListener()
+    held_module = HeldListener()
     async with trio.open_nursery() as nursery:
 
         async def enter_and_leave() -> None:
             async with ModuleBus() as bus:
-                bus.add_module(held)
+                bus.add_module(held_module)
                 bus.publish(text_message("go"))
-                await trio.to_thread.run_sync(held.wait_entered)
+                await trio.to_thread.run_sync(held_module.wait_entered)
                 leaves.set()
-            left.set()
+            has_left.set()
 
-        leaves, left = trio.Event(), trio.Event()
+        leaves, has_left = trio.Event(), trio.Event()
         nursery.start_soon(enter_and_leave)
         await leaves.wait()
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert not left.is_set()
-        held.release()
-        await left.wait()
+        assert not has_left.is_set()
+        held_module.release()
+        await has_left.wait()

@@ -25,7 +25,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
             await trio.sleep(0.001)
 
 
-def self_removing_module(where: str, gateways: list[Gateway], events: list[str]) -> ModulePlan:
+def self_removing_module(method: str, gateways: list[Gateway], events: list[str]) -> ModulePlan:
     """Create a module that removes itself, and records when the call has returned and when it is
     destroyed.
     """
@@ -60,19 +60,19 @@ def self_removing_module(where: str, gateways: list[Gateway], events: list[str])
             events.append("destroyed")
 
     token = trio.lowlevel.current_trio_token()
-    factory = {"callback": InCallback, "run": InRun, "thread": InThread}[where]
+    factory = {"callback": InCallback, "run": InRun, "thread": InThread}[method]
     return ModulePlan("self-removing", "x", factory=factory)
 
 
-@pytest.mark.parametrize("where", ["callback", "run", "thread"])
-async def test_module_can_remove_itself_and_free_its_name(where: str) -> None:
+@pytest.mark.parametrize("method", ["callback", "run", "thread"])
+async def test_module_can_remove_itself_and_free_its_name(method: str) -> None:
     gateways: list[Gateway] = []
     events: list[str] = []
     names: list[tuple[str, ...]] = []
     plan = GatewayPlan(
         (
             ModulePlan.of("other", "tests.gateway.sample_modules:Recorder"),
-            self_removing_module(where, gateways, events),
+            self_removing_module(method, gateways, events),
         ),
         ((EVERYONE, "self-removing"),),
     )
@@ -94,11 +94,11 @@ async def test_module_can_remove_itself_and_free_its_name(where: str) -> None:
 
 async def test_module_can_apply_plan_without_itself() -> None:
     gateways: list[Gateway] = []
-    rest = GatewayPlan((ModulePlan.of("other", "tests.gateway.sample_modules:Recorder"),))
+    remaining = GatewayPlan((ModulePlan.of("other", "tests.gateway.sample_modules:Recorder"),))
 
     class Changer(Module):
         async def receive(self, message: ModuleMessage) -> None:
-            await gateways[0].apply(rest)
+            await gateways[0].apply(remaining)
             applied.set()
 
     applied = trio.Event()
@@ -111,9 +111,9 @@ async def test_module_can_apply_plan_without_itself() -> None:
         assert gateway.names == ("other",)
 
 
-@pytest.mark.parametrize("how", ["add", "apply"])
+@pytest.mark.parametrize("change", ["add", "apply"])
 async def test_added_module_starts_after_cancelled_add(
-    how: str, autojump_clock: trio.testing.MockClock
+    change: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     class Slow(Module):
         async def start(self) -> None:
@@ -123,18 +123,21 @@ async def test_added_module_starts_after_cancelled_add(
             received.append(message.content)
 
     received: list[bytes] = []
-    slow, late = ModulePlan("slow", "x", factory=Slow), ModulePlan("late", "x", factory=Slow)
+    slow, second_module = (
+        ModulePlan("slow", "x", factory=Slow),
+        ModulePlan("late", "x", factory=Slow),
+    )
     async with open_gateway(GatewayPlan()) as gateway:
         with trio.move_on_after(5) as scope:
-            if how == "add":
+            if change == "add":
                 await gateway.add(slow)
             else:
-                await gateway.apply(GatewayPlan((slow, late), ((EVERYONE, "slow"),)))
+                await gateway.apply(GatewayPlan((slow, second_module), ((EVERYONE, "slow"),)))
         assert scope.cancelled_caught
         await trio.sleep(60)
         assert {each.state for each in gateway.statistics().modules} == {State.RUNNING}
         assert "slow" in gateway.names
-        if how == "add":
+        if change == "add":
             gateway.link(EVERYONE, "slow")
         await gateway.publish(text_message("hello"))
         await gateway.bus.wait_quiet_async()

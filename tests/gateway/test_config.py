@@ -36,10 +36,10 @@ def test_plan_has_modules_in_order_and_links() -> None:
     plan = parse(tomllib.loads(GOOD))
     assert [each.name for each in plan.modules] == ["clock", "log", "mine"]
     assert plan.links == (("*", "log"), ("clock", "log"), ("log", "mine"))
-    clock, log, mine = plan.modules
+    clock, log, own_module = plan.modules
     assert clock.settings == TimerSettings(every=1.0)
     assert (log.places, log.full) == (7, FullQueuePolicy.DROP_OLDEST)
-    assert mine.settings == 12
+    assert own_module.settings == 12
     assert parse(tomllib.loads(GOOD)) == plan
     assert parse({"modules": {}}).modules == ()
 
@@ -54,7 +54,7 @@ def parse_single(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "why"),
+    ("text", "line", "expected_error"),
     [
         ("[modules", None, "is not TOML"),
         ("[module.a]\n", 1, "'module' is unknown; did you mean 'modules'"),
@@ -106,13 +106,15 @@ def parse_single(text: str) -> str:
         ),
     ],
 )
-def test_mistake_names_line(tmp_path: Path, text: str, line: int | None, why: str) -> None:
+def test_mistake_names_line(
+    tmp_path: Path, text: str, line: int | None, expected_error: str
+) -> None:
     path = tmp_path / "gateway.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=why) as caught:
+    with pytest.raises(ConfigError, match=expected_error) as caught:
         read(path)
-    where = f"{path}: " if line is None else f"{path}:{line}: "
-    assert str(caught.value).startswith(where)
+    prefix = f"{path}: " if line is None else f"{path}:{line}: "
+    assert str(caught.value).startswith(prefix)
 
 
 def test_reports_unreadable_file(tmp_path: Path) -> None:

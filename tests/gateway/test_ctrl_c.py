@@ -61,10 +61,10 @@ PROGRAM = """
 """
 
 
-def run(where: str) -> tuple[list[str], str]:
+def run(method: str) -> tuple[list[str], str]:
     """Run the program. Returns its output and its log."""
     found = subprocess.run(
-        [sys.executable, "-c", dedent(PROGRAM).format(where=where)],
+        [sys.executable, "-c", dedent(PROGRAM).format(where=method)],
         capture_output=True,
         timeout=PATIENCE_SECONDS,
         cwd=ROOT,
@@ -74,10 +74,10 @@ def run(where: str) -> tuple[list[str], str]:
     return found.stdout.split("\n")[:-1], found.stderr
 
 
-@pytest.mark.parametrize("where", ["receive", "run"])
-def test_ctrl_c_ends_gateway_in_order(where: str) -> None:
-    lines, said = run(where)
-    assert said == ""
+@pytest.mark.parametrize("method", ["receive", "run"])
+def test_ctrl_c_ends_gateway_in_order(method: str) -> None:
+    lines, log = run(method)
+    assert log == ""
     assert sorted(lines[:-2]) == ["goes on", "heard 0", "heard 1", "heard 2"]
     assert lines[-2:] == ["destroyed", "interrupted"]
 
@@ -86,6 +86,6 @@ def test_ctrl_c_in_child_task_ends_gateway_in_order() -> None:
     """KeyboardInterrupt is raised in a task that the module started, and the module loses its
     message.
     """
-    lines, said = run("a task of its own")
-    assert "module 'a' failed" in said
+    lines, log = run("a task of its own")
+    assert "module 'a' failed" in log
     assert lines == ["goes on", "destroyed", "heard 1", "heard 2", "destroyed", "interrupted"]

@@ -40,11 +40,11 @@ def module(name: str, kind: str = "Recorder", **settings: object) -> ModulePlan:
 
 
 def received(name: str) -> list[str]:
-    return [what[2] for what in sample_modules.EVENTS if what[:2] == (name, "receive")]
+    return [event[2] for event in sample_modules.EVENTS if event[:2] == (name, "receive")]
 
 
 def steps(*names: str) -> list[tuple[str, ...]]:
-    return [what for what in sample_modules.EVENTS if what[1] in names]
+    return [event for event in sample_modules.EVENTS if event[1] in names]
 
 
 async def wait_quiet(gateway: Gateway) -> None:
@@ -69,22 +69,22 @@ async def test_modules_start_in_order_and_end_in_reverse(kind: str) -> None:
     assert gateway.names == ()
 
 
-@pytest.mark.parametrize("how", ["apply", "remove"])
+@pytest.mark.parametrize("change", ["apply", "remove"])
 async def test_slow_start_is_logged_and_awaited(
-    how: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    change: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one, stuck, other = module("one"), module("stuck", "NeverStarts"), module("other")
-    async with open_gateway(GatewayPlan((one,))) as gateway, trio.open_nursery() as nursery:
-        nursery.start_soon(gateway.apply, GatewayPlan((one, stuck, other)))
+    first, stuck, last = module("one"), module("stuck", "NeverStarts"), module("other")
+    async with open_gateway(GatewayPlan((first,))) as gateway, trio.open_nursery() as nursery:
+        nursery.start_soon(gateway.apply, GatewayPlan((first, stuck, last)))
         await trio.sleep(60)
         assert caplog.text.count("module 'stuck' is not started after 10 s; still waiting") == 1
-        assert [what for what in sample_modules.EVENTS if what[0] == "other"] == [
+        assert [event for event in sample_modules.EVENTS if event[0] == "other"] == [
             ("other", "create")
         ]
         nursery.start_soon(gateway.add, module("late"))
         await trio.sleep(1)  # Later than all other messages.
-        if how == "apply":
-            await gateway.apply(GatewayPlan((one, other, module("late"))))
+        if change == "apply":
+            await gateway.apply(GatewayPlan((first, last, module("late"))))
         else:
             await gateway.remove("stuck")
         await trio.sleep(60)
@@ -121,48 +121,52 @@ async def test_messages_wait_for_modules_that_start_later() -> None:
         async def start(self) -> None:
             await self.bus.publish(b"early")
 
-    early = ModulePlan("early", "", sample_modules.Settings(), factory=Early)
-    plan = GatewayPlan((early, module("late")), (("early", "late"),))
+    early_module = ModulePlan("early", "", sample_modules.Settings(), factory=Early)
+    plan = GatewayPlan((early_module, module("late")), (("early", "late"),))
     async with open_gateway(plan) as gateway:
         await wait_quiet(gateway)
         assert steps("start", "receive") == [("late", "start"), ("late", "receive", "early")]
 
 
-@pytest.mark.parametrize("where", ["create", "start", "2", "run"])
+@pytest.mark.parametrize("method", ["create", "start", "2", "run"])
 async def test_failed_module_restarts_and_loses_one_message(
-    where: str, autojump_clock: trio.testing.MockClock
+    method: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    begun = trio.current_time()
-    await fail_twice("Recorder", where)
-    assert 3 <= trio.current_time() - begun < 4, "it paused for 1 s, then for 2 s"
+    started_at = trio.current_time()
+    await fail_twice("Recorder", method)
+    assert 3 <= trio.current_time() - started_at < 4, "backoff of 1 s, then of 2 s"
 
 
-@pytest.mark.parametrize("where", ["create", "start", "2"])
-async def test_failed_thread_module_restarts(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["create", "start", "2"])
+async def test_failed_thread_module_restarts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.gateway.supervisor.RESTART_DELAY_S", 0.0)
-    await fail_twice("BlockingRecorder", where)
+    await fail_twice("BlockingRecorder", method)
 
 
 @KINDS
-@pytest.mark.parametrize("how", sample_modules.RAISED)
-@pytest.mark.parametrize("where", ["create", "start", "2", "run"])
+@pytest.mark.parametrize("error_key", sample_modules.RAISED)
+@pytest.mark.parametrize("method", ["create", "start", "2", "run"])
 async def test_system_exit_is_module_failure(
-    kind: str, where: str, how: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, method: str, error_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (kind, where) == ("BlockingRecorder", "run"):
+    if (kind, method) == ("BlockingRecorder", "run"):
         kind = "BlockingRunner"
     monkeypatch.setattr("simplebus.gateway.supervisor.RESTART_DELAY_S", 0.0)
-    why = (
-        "it called sys.exit(3)" if how == "exits" else f"it raised {sample_modules.RAISED[how]()!r}"
+    expected_error = (
+        "it called sys.exit(3)"
+        if error_key == "exits"
+        else f"it raised {sample_modules.RAISED[error_key]()!r}"
     )
-    await fail_twice(kind, where, why=f"RuntimeError: {why}", how=how)
+    await fail_twice(
+        kind, method, expected_error=f"RuntimeError: {expected_error}", error_key=error_key
+    )
 
 
 @KINDS
 async def test_sys_exit_in_destroy_is_contained(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan = GatewayPlan((module("a", kind, fails="destroy", how="exits"), module("b", kind)))
+    plan = GatewayPlan((module("a", kind, fails="destroy", error_key="exits"), module("b", kind)))
     async with open_gateway(plan):
         pass
     assert steps("destroy") == [("b", "destroy"), ("a", "destroy")]
@@ -172,14 +176,17 @@ async def test_sys_exit_in_destroy_is_contained(
 async def test_raised_keyboard_interrupt_is_module_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def made() -> BaseException:
+    def create_error() -> BaseException:
         return BaseExceptionGroup("of a nursery", [KeyboardInterrupt()])
 
-    monkeypatch.setitem(sample_modules.RAISED, "in a task", made)
+    monkeypatch.setitem(sample_modules.RAISED, "in a task", create_error)
     monkeypatch.setattr("simplebus.gateway.supervisor.RESTART_DELAY_S", 0.0)
     with trio.open_signal_receiver(signal.SIGINT):  # As `simplebus gateway` handles it.
         await fail_twice(
-            "Recorder", "2", why=f"RuntimeError: it raised {made()!r}", how="in a task"
+            "Recorder",
+            "2",
+            expected_error=f"RuntimeError: it raised {create_error()!r}",
+            error_key="in a task",
         )
 
 
@@ -192,11 +199,13 @@ async def test_stored_cancellation_is_module_failure(
         try:
             await trio.sleep_forever()
         except trio.Cancelled as error:
-            kept = error
+            stored_error = error
             raise
-    monkeypatch.setitem(sample_modules.RAISED, "kept", lambda: kept)
+    monkeypatch.setitem(sample_modules.RAISED, "kept", lambda: stored_error)
     monkeypatch.setattr("simplebus.gateway.supervisor.RESTART_DELAY_S", 0.0)
-    await fail_twice("Recorder", "2", why="RuntimeError: it raised Cancelled(", how="kept")
+    await fail_twice(
+        "Recorder", "2", expected_error="RuntimeError: it raised Cancelled(", error_key="kept"
+    )
 
 
 async def test_error_during_cancellation_is_contained(
@@ -228,24 +237,26 @@ async def test_base_exception_in_function_loses_one_message(
 
 
 async def fail_twice(
-    kind: str, where: str, *, why: str = "ValueError: on purpose", how: str = ""
+    kind: str, method: str, *, expected_error: str = "ValueError: on purpose", error_key: str = ""
 ) -> None:
-    plan = GatewayPlan((module("a", kind, fails=where, times=2, how=how),), (("*", "a"),))
-    texts = ["1", "2", "2", "3", "4", "5"] if where == "2" else list("12345")
+    plan = GatewayPlan(
+        (module("a", kind, fails=method, times=2, error_key=error_key),), (("*", "a"),)
+    )
+    texts = ["1", "2", "2", "3", "4", "5"] if method == "2" else list("12345")
     async with open_gateway(plan) as gateway:
         for text in texts:
             await gateway.publish(text_message(text))
-        (life,) = gateway.statistics().modules
-        while (life.failures, life.state) != (2, State.RUNNING):
+        (module_statistics,) = gateway.statistics().modules
+        while (module_statistics.failures, module_statistics.state) != (2, State.RUNNING):
             await trio.sleep(0.01)
-            (life,) = gateway.statistics().modules
+            (module_statistics,) = gateway.statistics().modules
         await wait_quiet(gateway)
         assert received("a") == texts
-        assert why in life.error
+        assert expected_error in module_statistics.error
         assert gateway.statistics().failed == ()
-    made = [what[1] for what in steps("create", "destroy")]
-    assert made.count("create") == 3
-    assert made[-1] == "destroy"
+    calls = [event[1] for event in steps("create", "destroy")]
+    assert calls.count("create") == 3
+    assert calls[-1] == "destroy"
 
 
 async def test_wait_quiet_after_module_was_added_again(
@@ -260,7 +271,7 @@ async def test_wait_quiet_after_module_was_added_again(
         await trio.to_thread.run_sync(sample_modules.Stuck.entered.wait)
         with trio.move_on_after(0) as scope:
             await wait_quiet(gateway)
-        assert scope.cancelled_caught, "it is in its callback"
+        assert scope.cancelled_caught, "the module is in its callback"
         sample_modules.Stuck.release_event.set()
         await wait_quiet(gateway)
         assert gateway.statistics().modules[0].failures == 1
@@ -292,21 +303,21 @@ async def test_restart_delay_grows_and_resets(
 async def test_new_plan_restarts_failed_module_at_once(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    broken, mended = module("a", fails="start", times=99), module("a")
+    broken, fixed = module("a", fails="start", times=99), module("a")
     async with open_gateway(GatewayPlan((broken,), (("*", "a"),))) as gateway:
-        await trio.sleep(40)  # It waits until second 63.
+        await trio.sleep(40)  # The next start is due at second 63.
         assert gateway.statistics().modules[0].failures == 6
         await gateway.publish(text_message("waits"))
         await gateway.apply(GatewayPlan((module("a", fails="create", times=98),), (("*", "a"),)))
         await trio.testing.wait_all_tasks_blocked()
         assert gateway.statistics().modules[0].failures == 7
         await trio.sleep(1.5)
-        assert gateway.statistics().modules[0].failures == 8, "pauses begin again"
-        at = trio.current_time()
-        await gateway.apply(GatewayPlan((mended,), (("*", "a"),)))
+        assert gateway.statistics().modules[0].failures == 8, "the backoff starts again"
+        failed_at = trio.current_time()
+        await gateway.apply(GatewayPlan((fixed,), (("*", "a"),)))
         await wait_quiet(gateway)
         assert gateway.statistics().modules[0].state == State.RUNNING
-        assert (trio.current_time(), received("a")) == (at, ["waits"])
+        assert (trio.current_time(), received("a")) == (failed_at, ["waits"])
 
 
 async def test_failed_module_is_reported(
@@ -332,8 +343,8 @@ async def test_run_can_wait_for_its_own_module() -> None:
             for number in range(100):
                 await self.bus.publish(b"%d" % number)
 
-    talker = ModulePlan("a", "", sample_modules.Settings(), places=2, factory=Talker)
-    async with open_gateway(GatewayPlan((talker,), (("a", "a"),))) as gateway:
+    talker_plan = ModulePlan("a", "", sample_modules.Settings(), places=2, factory=Talker)
+    async with open_gateway(GatewayPlan((talker_plan,), (("a", "a"),))) as gateway:
         while len(received("a")) < 100:
             await trio.lowlevel.checkpoint()
         assert gateway.statistics().modules[0].failures == 0
@@ -367,17 +378,19 @@ async def test_health_has_plain_values_and_rates(autojump_clock: trio.testing.Mo
         await gateway.apply(plan)
         gateway.health()
         await trio.sleep(20.25)
-        told = json.loads(json.dumps(gateway.health()))
-        talker, mute, fails = (told["modules"][name] for name in ("talker", "mute", "fails"))
-        assert talker["state"] == mute["state"] == "running"
-        assert talker["published_per_second"] == pytest.approx(2.0, rel=0.05)
+        health_json = json.loads(json.dumps(gateway.health()))
+        talker_plan, mute, fails = (
+            health_json["modules"][name] for name in ("talker", "mute", "fails")
+        )
+        assert talker_plan["state"] == mute["state"] == "running"
+        assert talker_plan["published_per_second"] == pytest.approx(2.0, rel=0.05)
         assert mute["delivered_per_second"] == pytest.approx(2.0, rel=0.05)
         assert (mute["delivered"], mute["waiting"], mute["failures"]) == (40, 0, 0)
-        assert talker["own"] == {"mood": "fine", "level": 3, "odd": "[1]"}
+        assert talker_plan["own"] == {"mood": "fine", "level": 3, "odd": "[1]"}
         assert mute["own"] == {"health": "ValueError: on purpose"}
         assert (fails["state"], fails["failures"]) == ("failed", 5)
         assert fails["error"] == "ValueError: on purpose in start"
-        assert (told["ready"], told["why"]) == (False, "failed: fails")
+        assert (health_json["ready"], health_json["why"]) == (False, "failed: fails")
         await gateway.remove("fails")
         assert gateway.health()["ready"]
         assert set(gateway.health()["modules"]) == {"talker", "mute"}
@@ -399,7 +412,7 @@ async def test_listener_sees_added_and_removed_modules() -> None:
         await gateway.remove("b")
         await wait_quiet(gateway)
         assert told == [("a", "b"), ("a",)]
-        assert [what[2:] for what in steps("modules") if what[0] == "a"] == [("a",), *told]
+        assert [event[2:] for event in steps("modules") if event[0] == "a"] == [("a",), *told]
         assert received("b") == ["hello"]
         assert gateway.statistics().links == ()
         await gateway.add(module("b"))
@@ -413,7 +426,7 @@ async def test_replaced_module_receives_queued_messages() -> None:
         await gateway.replace(module("a", "BlockingRecorder"))
         await gateway.publish(text_message("two"))
         await wait_quiet(gateway)
-        assert [what[1] for what in sample_modules.EVENTS if what[1] != "modules"] == [
+        assert [event[1] for event in sample_modules.EVENTS if event[1] != "modules"] == [
             "create", "start", "run", "receive", "destroy", "create", "start", "receive",
         ]  # fmt: skip
         assert received("a") == ["one", "two"]
@@ -423,7 +436,7 @@ async def test_replaced_module_receives_queued_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "why"),
+    ("call", "expected_error"),
     [
         (lambda gateway: gateway.add(module("a")), "there is a module 'a' already"),
         (lambda gateway: gateway.add(ModulePlan("*", "timer")), "stands for all other modules"),
@@ -431,9 +444,9 @@ async def test_replaced_module_receives_queued_messages() -> None:
         (lambda gateway: gateway.replace(module("b")), "'b' is unknown"),
     ],
 )
-async def test_rejects_impossible_changes(call: object, why: str) -> None:
+async def test_rejects_impossible_changes(call: object, expected_error: str) -> None:
     async with open_gateway(GatewayPlan((module("a"),), (("*", "a"),))) as gateway:
-        with pytest.raises(ConfigError, match=why):
+        with pytest.raises(ConfigError, match=expected_error):
             await call(gateway)  # type: ignore[operator]
         for link in ("*", "a"), ("b", "a"), ("a", "b"):
             with pytest.raises(ConfigError):
@@ -444,12 +457,12 @@ async def test_rejects_impossible_changes(call: object, why: str) -> None:
 
 
 async def test_rejects_links_of_module_being_removed() -> None:
-    stuck, go_on = trio.Event(), trio.Event()
+    stuck, may_continue = trio.Event(), trio.Event()
 
     class Stuck(Module):
         async def receive(self, message: ModuleMessage) -> None:
             stuck.set()
-            await go_on.wait()
+            await may_continue.wait()
 
     modules = ModulePlan("a", "x", factory=Stuck), module("b")
     async with open_gateway(GatewayPlan(modules, (("*", "a"),))) as gateway:
@@ -461,12 +474,12 @@ async def test_rejects_links_of_module_being_removed() -> None:
             for link in ("*", "a"), ("b", "a"), ("a", "b"):
                 with pytest.raises(ConfigError, match="'a' is being removed"):
                     gateway.link(*link)
-            go_on.set()
+            may_continue.set()
         assert gateway.names == ("b",)
 
 
 async def test_apply_leaves_unchanged_modules_running() -> None:
-    before = GatewayPlan(
+    plan = GatewayPlan(
         (module("stays"), module("goes"), module("changes"), module("shrinks")),
         (("*", "stays"), ("goes", "stays"), ("stays", "changes")),
     )
@@ -475,7 +488,7 @@ async def test_apply_leaves_unchanged_modules_running() -> None:
         (module("comes"), shrunk, module("stays"), module("changes", times=2)),
         (("*", "stays"), ("comes", "stays"), ("*", "changes")),
     )
-    async with open_gateway(before) as gateway:
+    async with open_gateway(plan) as gateway:
         sample_modules.EVENTS.clear()
         await gateway.apply(after)
         await wait_quiet(gateway)
@@ -510,10 +523,13 @@ async def test_drains_messages_before_end() -> None:
 async def test_drains_messages_of_failed_module(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    for place in "1", "3":  # With messages in its hands; and with some that come while it lies.
+    for failing_message in (
+        "1",
+        "3",
+    ):  # With messages in progress, and with messages that arrive while it is down.
         sample_modules.EVENTS.clear()
         sample_modules.Recorder.failed = 0
-        plan = GatewayPlan((module("a", fails=place),), (("*", "a"),))
+        plan = GatewayPlan((module("a", fails=failing_message),), (("*", "a"),))
         async with open_gateway(plan) as gateway:
             for number in "123":
                 await gateway.publish(text_message(number))
@@ -560,7 +576,7 @@ async def test_runs_plan_from_text(autojump_clock: trio.testing.MockClock) -> No
         [modules.again]
         module = "transform"
         hears = ["clock"]
-        settings = {{ set = {{ by = "again" }}, function = "{HERE}:twice" }}
+        settings = {{ set = {{ by = "again" }}, function = "{HERE}:duplicate" }}
         [modules.all]
         module = "{HERE}:Recorder"
         hears = ["again"]

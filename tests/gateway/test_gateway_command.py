@@ -97,16 +97,16 @@ def folder(tmp_path: Path) -> Path:
 def stored_texts(path: Path) -> list[str]:
     database = sqlite3.connect(path)
     try:
-        return [what for (what,) in database.execute("select what from said")]
+        return [text for (text,) in database.execute("select what from said")]
     except sqlite3.OperationalError:  # The table does not exist yet.
         return []
     finally:
         database.close()
 
 
-def wait_stored(path: Path, what: str) -> None:
+def wait_stored(path: Path, text: str) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while what not in stored_texts(path):
+    while text not in stored_texts(path):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -145,14 +145,14 @@ def test_killed_gateway_loses_no_stored_messages(folder: Path) -> None:
     file = folder / "gateway.toml"
     port = free_port()
     url = f"simplebus://127.0.0.1:{port}"
-    up = f"""
+    uplink_config = f"""
 [modules.up]
 module = "uplink"
 hears = ["*"]
 settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
 """
     path = folder / "said.db"  # It receives the same messages as the uplink.
-    file.write_text(up + CLOCK % "x" + SINK % path)
+    file.write_text(uplink_config + CLOCK % "x" + SINK % path)
     for is_last in False, True:
         with running_program("gateway", str(file)) as gateway:
             gateway.read_line()
@@ -171,11 +171,11 @@ settings = {{ to = "{url}", class = 7, data_dir = "{folder / "kept"}" }}
                         break
             gateway.signal(signal.SIGTERM)
             gateway.wait()
-    lives = [number for number, tick in enumerate(ticks) if tick == 0]
-    for begin, end in zip(lives, [*lives[1:], len(ticks)], strict=True):
-        life = ticks[begin:end]
-        assert life == sorted(set(life)), "in order, and once"
-        assert len(life) > 10, "what the journal had"
+    starts = [number for number, tick_number in enumerate(ticks) if tick_number == 0]
+    for start, end in zip(starts, [*starts[1:], len(ticks)], strict=True):
+        ticks_of_run = ticks[start:end]
+        assert ticks_of_run == sorted(set(ticks_of_run)), "in order and once"
+        assert len(ticks_of_run) > 10, "the stored messages"
 
 
 BROKEN = [
@@ -210,8 +210,8 @@ def test_broken_or_empty_file_changes_nothing(folder: Path) -> None:
     assert status == 0, log
     failure = f"cannot reload, keeping the current modules: {file}"
     lines = [line for line in log.splitlines() if failure in line]
-    for line, (_, why) in zip(lines, BROKEN, strict=True):
-        assert why in line
+    for line, (_, expected_error) in zip(lines, BROKEN, strict=True):
+        assert expected_error in line
     assert log.count("sink' restarts") == 0, "an unchanged module is not restarted"
 
 
@@ -248,51 +248,51 @@ def test_stops_while_module_is_being_created(folder: Path, signals: int) -> None
 
 
 def test_help_shows_tables_as_written() -> None:
-    said = CliRunner().invoke(cli.app, ["gateway", "--help"]).output
-    assert "[modules.clock]" in said
-    assert "[modules.log]" in said
-    assert "\\[" not in said
+    output = CliRunner().invoke(cli.app, ["gateway", "--help"]).output
+    assert "[modules.clock]" in output
+    assert "[modules.log]" in output
+    assert "\\[" not in output
 
 
 def test_check_accepts_valid_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
     file = folder / "gateway.toml"
     file.write_text(CLOCK % "one" + SINK % "x")
-    done = CliRunner().invoke(cli.app, ["gateway", "--check", str(file)])
-    assert done.exit_code == 0
-    assert done.stdout.splitlines()[:2] == [
+    result = CliRunner().invoke(cli.app, ["gateway", "--check", str(file)])
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[:2] == [
         "clock: timer, receives from none",
         "sink: writer_of_test:Writer, receives from *",
     ]
     file.write_text('[modules.a]\nmodule = "timr"\n')
-    done = CliRunner().invoke(cli.app, ["gateway", str(file)])
-    assert done.exit_code == 78
-    assert done.stderr.startswith(f"simplebus: {file}:2: modules.a.module: 'timr' is unknown")
+    result = CliRunner().invoke(cli.app, ["gateway", str(file)])
+    assert result.exit_code == 78
+    assert result.stderr.startswith(f"simplebus: {file}:2: modules.a.module: 'timr' is unknown")
 
 
 @pytest.mark.parametrize(
-    ("who", "is_secret"),
+    ("file_owner", "is_secret"),
     [("token = 'hunter2'", True), ("credentials = {user = 'u', password = 'hunter2'}", True),
      ("ca = '%s'", False)],
 )  # fmt: skip
 def test_warns_about_readable_file_with_secrets(
-    who: str, is_secret: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+    file_owner: str, is_secret: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
     CertificateAuthority(folder)
     file = folder / "gateway.toml"
-    settings = who.replace("%s", str(folder / "authority.pem"))
+    settings = file_owner.replace("%s", str(folder / "authority.pem"))
     file.write_text(
         "[modules.up]\nmodule = 'uplink'\n[modules.up.settings]\n"
         f"to = 'simplebuss://localhost'\nclass = 1\n{settings}\n"
     )
     for mode, is_open in (0o644, True), (0o640, False):
         file.chmod(mode)
-        done = CliRunner().invoke(cli.app, ["gateway", "--check", str(file)])
-        assert done.exit_code == 0, done.output
-        told = "holds passwords or tokens, and every user may read it" in done.stderr
-        assert told == (is_secret and is_open)
-        assert "hunter2" not in done.output
+        result = CliRunner().invoke(cli.app, ["gateway", "--check", str(file)])
+        assert result.exit_code == 0, result.output
+        is_warned = "holds passwords or tokens, and every user may read it" in result.stderr
+        assert is_warned == (is_secret and is_open)
+        assert "hunter2" not in result.output
 
 
 def test_second_signal_ends_shielded_module(

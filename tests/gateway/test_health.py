@@ -55,8 +55,8 @@ KINDS = [BlockingHealth, AsyncHealth, ImmediateHealth]
 
 
 def plan_with_health(kind: Any, health_function: Callable[[], Any]) -> GatewayPlan:
-    made = type("Made", (kind,), {"health_function": staticmethod(health_function)})
-    return GatewayPlan((ModulePlan("a", "x", factory=made),), (("*", "a"),))
+    module_class = type("Made", (kind,), {"health_function": staticmethod(health_function)})
+    return GatewayPlan((ModulePlan("a", "x", factory=module_class),), (("*", "a"),))
 
 
 def latest_health(gateway: Gateway) -> Mapping[str, Any]:
@@ -69,9 +69,9 @@ async def wait_until(condition: Callable[[], bool]) -> None:
         await trio.sleep(1)
 
 
-async def wait_health(gateway: Gateway, wanted: Mapping[str, Any]) -> None:
+async def wait_health(gateway: Gateway, expected: Mapping[str, Any]) -> None:
     """Request the health until it equals `wanted`."""
-    await wait_until(lambda: latest_health(gateway) == wanted)
+    await wait_until(lambda: latest_health(gateway) == expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,8 +92,8 @@ async def test_failing_health_is_reported(
         raise SystemExit(3)
 
     async with open_gateway(plan_with_health(kind, fails)) as gateway:
-        why = "it called sys.exit(3), which does not end a gateway"
-        await wait_health(gateway, {"health": f"RuntimeError: {why}"})
+        expected_error = "it called sys.exit(3), which does not end a gateway"
+        await wait_health(gateway, {"health": f"RuntimeError: {expected_error}"})
         assert gateway.problem() == ""
 
 
@@ -101,52 +101,54 @@ async def test_failing_health_is_reported(
 async def test_health_values_are_plain_and_bounded(
     kind: Any, autojump_clock: trio.testing.MockClock
 ) -> None:
-    odd = {"odd": [1], "long": "x" * 5000, "huge": 1 << 70, "true": True, "half": 0.5, 7: None}
+    values = {"odd": [1], "long": "x" * 5000, "huge": 1 << 70, "true": True, "half": 0.5, 7: None}
     plain = {"odd": "[1]", "long": "x" * CHARACTERS_MAX, "huge": str(1 << 70), "true": True}
     plain |= {"half": 0.5, "7": "None"}
-    more = {f"n{number}": number for number in range(VALUES_MAX)}
-    async with open_gateway(plan_with_health(kind, lambda: {**odd, **more})) as gateway:
-        names = [*plain, *more][:VALUES_MAX]
-        await wait_health(gateway, {name: {**plain, **more}[name] for name in names})
+    more_values = {f"n{number}": number for number in range(VALUES_MAX)}
+    async with open_gateway(plan_with_health(kind, lambda: {**values, **more_values})) as gateway:
+        names = [*plain, *more_values][:VALUES_MAX]
+        await wait_health(gateway, {name: {**plain, **more_values}[name] for name in names})
 
 
 async def test_silent_health_is_reported_without_blocking(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Neither the event loop, nor messages, nor the end of the module wait for `health`."""
-    go, entered, received = threading.Event(), threading.Event(), threading.Event()
-    asked = [0]
+    may_return, entered, received = threading.Event(), threading.Event(), threading.Event()
+    request_times = [0]
 
     def blocks() -> dict[str, int]:
-        asked.append(len(asked))
+        request_times.append(len(request_times))
         entered.set()
-        go.wait(60)
+        may_return.wait(60)
         return {"level": 1}
 
-    made = plan_with_health(BlockingHealth, blocks)
-    made.modules[0].factory.receive = lambda _self, _message: received.set()  # type: ignore[union-attr]
+    module_class = plan_with_health(BlockingHealth, blocks)
+    module_class.modules[0].factory.receive = lambda _self, _message: received.set()  # type: ignore[union-attr]
     try:
-        async with open_gateway(made) as gateway:
+        async with open_gateway(module_class) as gateway:
             await wait_until(entered.is_set)
             await gateway.publish(text_message("one"))
             await wait_until(received.is_set)
             await trio.sleep(2 * ANSWER_TIMEOUT_S)
             assert latest_health(gateway) == {"health": "it does not answer"}
             assert gateway.health()["modules"]["a"]["state"] == "running"
-            go.set()
+            may_return.set()
             await wait_health(gateway, {"level": 1})
-            go.clear()
-            before = asked[-1]
-            await wait_until(lambda: bool(latest_health(gateway)) and asked[-1] > before)
+            may_return.clear()
+            last_request = request_times[-1]
+            await wait_until(
+                lambda: bool(latest_health(gateway)) and request_times[-1] > last_request
+            )
     finally:
-        go.set()
+        may_return.set()
 
 
 async def test_health_texts_are_encodable_and_bounded(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL, "simplebus.gateway")  # Nor could a report of it be.
-    name = os.fsdecode(b"caf\xe9")  # As the system lists a file with such a name.
+    caplog.set_level(logging.CRITICAL, "simplebus.gateway")  # It could not be encoded in a report.
+    name = os.fsdecode(b"caf\xe9")  # As the system reports a file name that is not UTF-8.
 
     class Fails(ImmediateHealth):
         health_function = staticmethod(lambda: {name: name})

@@ -36,11 +36,11 @@ settings = {{ path = "{folder}/app.log", start = "begin", remember = "{folder}/p
 class GrowingLog:
     """Growing file, and the configuration of a gateway that reads it."""
 
-    def __init__(self, folder: Path, to: str, more: str = "") -> None:
+    def __init__(self, folder: Path, to: str, extra_config: str = "") -> None:
         self.count = 0
         self._log = folder / "app.log"
         self.file = folder / "gateway.toml"
-        self.file.write_text(MODULES.format(to=to, folder=folder, more=more))
+        self.file.write_text(MODULES.format(to=to, folder=folder, more=extra_config))
 
     def write(self, count: int) -> None:
         with self._log.open("a") as log:
@@ -55,10 +55,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def metric_value(gateway: str, what: str) -> int:
+def metric_value(gateway: str, name: str) -> int:
     """Return a health value of the gateway's uplink, or -1 if there is none."""
     with urllib.request.urlopen(f"http://{gateway}/metrics", timeout=60) as answer:
-        found = re.search(rf'what="{what}"\}} (\d+)', answer.read().decode())
+        found = re.search(rf'what="{name}"\}} (\d+)', answer.read().decode())
     return int(found[1]) if found else -1
 
 
@@ -78,16 +78,16 @@ def run_outages(
     """
     command = ("gateway", str(lines.file), "--http", "0")
     with running_program(*command) as gateway:
-        at = wait_started(gateway)
+        http_address = wait_started(gateway)
         lines.write(500)
-        wait_until(lambda: metric_value(at, "copied") > 0)
+        wait_until(lambda: metric_value(http_address, "copied") > 0)
         kill()
         lines.write(500)
-        wait_until(lambda: metric_value(at, "kept") == 1000)
+        wait_until(lambda: metric_value(http_address, "kept") == 1000)
     lines.write(100)  # The gateway is killed.
     with running_program(*command) as gateway:
-        at = wait_started(gateway)
-        wait_until(lambda: metric_value(at, "kept") == 100)
+        http_address = wait_started(gateway)
+        wait_until(lambda: metric_value(http_address, "kept") == 100)
         start()
         lines.write(200)
         assert read() == list(range(lines.count))
@@ -108,13 +108,13 @@ def test_kills_of_bus_and_gateway_lose_nothing(tmp_path: Path, is_stateless_serv
         first.enter_context(run_server(*flags))
 
         def read() -> list[int]:
-            got: list[int] = []
+            received: list[int] = []
             with simplebus.connect_blocking(url) as client, client.subscribe("lines") as messages:
                 for message in messages:
-                    got.append(int(message.payload))
-                    if got[-1] == lines.count - 1:
+                    received.append(int(message.payload))
+                    if received[-1] == lines.count - 1:
                         break
-            return got
+            return received
 
         run_outages(lines, first.close, lambda: second.enter_context(run_server(*flags)), read)
 

@@ -51,9 +51,9 @@ def test_byte_form_matches_documentation() -> None:
     assert len(EMPTY) == 15
     assert len(ModuleMessage().to_bytes(version=None)) == 14
     message = ModuleMessage(b"!", {"sensor": "roof"})
-    one = message.to_bytes()
-    assert one[:3] + one[7:] == ONE[:3] + ONE[7:]
-    assert int.from_bytes(one[3:7], "big") == len(one) == message.size
+    encoded = message.to_bytes()
+    assert encoded[:3] + encoded[7:] == ONE[:3] + ONE[7:]
+    assert int.from_bytes(encoded[3:7], "big") == len(encoded) == message.size
 
 
 def test_page_example_is_valid() -> None:
@@ -65,9 +65,9 @@ def test_page_example_is_valid() -> None:
 
 
 def test_page_names_existing_tests_and_calls() -> None:
-    here = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    test_code = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     for name in re.findall(r"\*(test_\w+)\*", PAGE):
-        assert f"def {name}(" in here, name
+        assert f"def {name}(" in test_code, name
     (calls,) = re.findall(r"`simplebus\.gateway\.result_codes`: (.*?)\. The last", PAGE, re.DOTALL)
     for name in re.findall(r"`(\w+)`", calls):
         assert callable(getattr(result_codes, name)), name
@@ -92,10 +92,10 @@ def test_vectors_match() -> None:
 def test_byte_form_round_trips(message: ModuleMessage, versioned: bool) -> None:
     data = message.to_bytes() if versioned else message.to_bytes(version=None)
     assert data == write_slowly(message, versioned=versioned)
-    again = ModuleMessage.from_bytes(data)
-    assert again == message
-    assert again.size == message.size
-    assert list(again.properties) == list(message.properties)
+    decoded = ModuleMessage.from_bytes(data)
+    assert decoded == message
+    assert decoded.size == message.size
+    assert list(decoded.properties) == list(message.properties)
     assert ModuleMessage.from_bytes(memoryview(data)) == message
 
 
@@ -112,18 +112,22 @@ def test_any_bytes_parse_or_raise_malformed_error(data: bytes, begins_well: bool
 def test_mutated_bytes_raise_only_malformed_error(
     message: ModuleMessage, data: st.DataObject
 ) -> None:
-    whole = message.to_bytes()
-    at = data.draw(st.integers(0, len(whole) - 1))
-    for broken in (whole[:at], whole + b"\0"):
+    encoded = message.to_bytes()
+    index = data.draw(st.integers(0, len(encoded) - 1))
+    for broken in (encoded[:index], encoded + b"\0"):
         with pytest.raises(MalformedError):
             ModuleMessage.from_bytes(broken)
-    changed = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
+    changed = (
+        encoded[:index]
+        + bytes([encoded[index] ^ data.draw(st.integers(1, 255))])
+        + encoded[index + 1 :]
+    )
     with contextlib.suppress(MalformedError):
         ModuleMessage.from_bytes(changed)
 
 
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("data", "expected_error"),
     [
         (b"", "begins with a1 60, got no bytes"),
         (b"\xa1\x61" + EMPTY[2:], "begins with a1 60, got a1 61"),
@@ -141,8 +145,8 @@ def test_mutated_bytes_raise_only_malformed_error(
         ),
     ],
 )
-def test_malformed_error_names_expectation(data: bytes, why: str) -> None:
-    with pytest.raises(MalformedError, match=why):
+def test_malformed_error_names_expectation(data: bytes, expected_error: str) -> None:
+    with pytest.raises(MalformedError, match=expected_error):
         ModuleMessage.from_bytes(data)
 
 
@@ -175,11 +179,11 @@ def test_replace_returns_new_message() -> None:
 
 @given(st.integers(0, 3), st.integers(-2, 2), st.integers(-1, 9), st.booleans())
 def test_long_message_uses_several_queue_units(
-    times: int, more: int, given: int, in_properties: bool
+    times: int, extra_bytes: int, given: int, in_properties: bool
 ) -> None:
     """Tests lengths around each limit. The argument `places` is ignored."""
     least = 15 + 3 * in_properties  # The name `a`, and two NULs.
-    length = max(0, times * QUEUE_UNIT_BYTES - least + more)
+    length = max(0, times * QUEUE_UNIT_BYTES - least + extra_bytes)
     text = "x" * length
     message = (
         ModuleMessage(b"", {"a": text}, given)  # type: ignore[call-arg]
@@ -193,7 +197,7 @@ def test_long_message_uses_several_queue_units(
 
 
 @pytest.mark.parametrize(
-    ("content", "properties", "why"),
+    ("content", "properties", "expected_error"),
     [
         ("text", {}, "content must be bytes, got 'text'"),
         (b"", {"a": 1}, "got 'a': 1"),
@@ -205,8 +209,10 @@ def test_long_message_uses_several_queue_units(
         (b"", {"a": "\ud800"}, "UTF-8"),
     ],
 )
-def test_rejects_invalid_message(content: bytes, properties: dict[str, str], why: str) -> None:
-    with pytest.raises(ModuleBusError, match=why) as caught:
+def test_rejects_invalid_message(
+    content: bytes, properties: dict[str, str], expected_error: str
+) -> None:
+    with pytest.raises(ModuleBusError, match=expected_error) as caught:
         ModuleMessage(content, properties)
     assert caught.value.result is Result.INVALIDARG
 

@@ -40,25 +40,25 @@ hears = ["clock"]
 def test_http_reports_modules(tmp_path: Path) -> None:
     file = tmp_path / "modules.toml"
     file.write_text(MODULES)
-    with running_program("gateway", str(file), "--http", "0") as it:
-        ready, _, at = it.read_line().partition(" http=")
+    with running_program("gateway", str(file), "--http", "0") as program:
+        ready, _, http_address = program.read_line().partition(" http=")
         assert ready == "simplebus gateway ready modules=2"
 
-        def ask(path: str) -> bytes:
-            with urllib.request.urlopen(f"http://{at}{path}", timeout=60) as answer:
+        def http_get(path: str) -> bytes:
+            with urllib.request.urlopen(f"http://{http_address}{path}", timeout=60) as answer:
                 body = answer.read()
             assert isinstance(body, bytes)
             return body
 
-        assert json.loads(ask("/healthz"))["status"] == "ok"
-        facts = json.loads(ask("/facts"))["facts"]
-        assert facts["title"] == "simplebus gateway"
-        modules = next(table for table in facts["tables"] if table["key"] == "modules")
+        assert json.loads(http_get("/healthz"))["status"] == "ok"
+        snapshot = json.loads(http_get("/facts"))["facts"]
+        assert snapshot["title"] == "simplebus gateway"
+        modules = next(table for table in snapshot["tables"] if table["key"] == "modules")
         assert [(row[0], row[2]) for row in modules["rows"]] == [
             ("clock", "running"),
             ("log", "running"),
         ]
-        families = text_string_to_metric_families(ask("/metrics").decode())
+        families = text_string_to_metric_families(http_get("/metrics").decode())
         running = next(each for each in families if each.name == "simplebus_gateway_module_running")
         assert {s.labels["module"]: s.value for s in running.samples} == {"clock": 1, "log": 1}
 
@@ -70,17 +70,17 @@ def test_snapshot_shows_failures_and_health(tmp_path: Path) -> None:
         '[modules.tells]\nmodule = "own_of_test:Tells"\n'
         '[modules.fails]\nmodule = "own_of_test:Fails"\nhears = ["clock"]\n' + MODULES
     )
-    with running_program("gateway", str(file), "--http", "0") as it:
-        at = it.read_line().partition(" http=")[2]
+    with running_program("gateway", str(file), "--http", "0") as program:
+        http_address = program.read_line().partition(" http=")[2]
         deadline = time.monotonic() + PATIENCE_SECONDS
-        metrics = told = b""
-        while b'_module_value{module="tells",what="level"} 7' not in metrics or not told:
-            assert time.monotonic() < deadline, (metrics, told)
-            with urllib.request.urlopen(f"http://{at}/metrics", timeout=60) as answer:
+        metrics = health_lines = b""
+        while b'_module_value{module="tells",what="level"} 7' not in metrics or not health_lines:
+            assert time.monotonic() < deadline, (metrics, health_lines)
+            with urllib.request.urlopen(f"http://{http_address}/metrics", timeout=60) as answer:
                 metrics = answer.read()
             try:
-                with urllib.request.urlopen(f"http://{at}/healthz", timeout=60) as answer:
+                with urllib.request.urlopen(f"http://{http_address}/healthz", timeout=60) as answer:
                     assert answer.status == 200
             except urllib.error.HTTPError as error:
-                told = error.read()
-        assert b"failed: fails" in told
+                health_lines = error.read()
+        assert b"failed: fails" in health_lines

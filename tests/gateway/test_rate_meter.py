@@ -8,12 +8,12 @@ from simplebus.gateway.rate_meter import STEP_S, WINDOW_S, RateMeter
 def test_rate_covers_window() -> None:
     rate = RateMeter()
     assert rate.update(100.0, 50) == 0.0
-    assert rate.update(100.0, 50) == 0.0, "no time has gone by"
+    assert rate.update(100.0, 50) == 0.0, "no time has passed"
     assert rate.update(100.5, 60) == 20.0
     assert rate.update(102.0, 90) == 20.0
-    told = [rate.update(102.0 + step, 90) for step in range(1, 14)]
-    assert told[0] > told[4] > 0.0
-    assert told[-1] == 0.0, "what was long ago is forgotten"
+    rates = [rate.update(102.0 + step, 90) for step in range(1, 14)]
+    assert rates[0] > rates[4] > 0.0
+    assert rates[-1] == 0.0, "old counts are dropped"
 
 
 def test_rare_reads_cover_longer_window() -> None:

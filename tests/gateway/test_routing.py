@@ -33,7 +33,7 @@ class RouterModel:
         self.mailboxes: dict[str, Mailbox] = {}
         self.woken: list[str] = []
 
-    def step(self, action: str, name: str, other: str | None, number: int) -> object:
+    def step(self, action: str, name: str, other_name: str | None, number: int) -> object:
         """Carry out an action. Returns its result."""
         router = self.router
         try:
@@ -47,15 +47,15 @@ class RouterModel:
             elif action == "remove":
                 router.detach(router.find(name))
             elif action == "link":
-                router.link(other, name)
+                router.link(other_name, name)
             elif action == "unlink":
-                router.unlink(other, name)
+                router.unlink(other_name, name)
             elif action == "take":
                 router.find(name)
                 return list(self.mailboxes[name]._take_all())
             else:
                 content = b"x" * (number % 3 * QUEUE_UNIT_BYTES) + b"%d" % number
-                return router.publish(ModuleMessage(content), other)
+                return router.publish(ModuleMessage(content), other_name)
         except ModuleBusError as error:
             return error.result
         return None
@@ -95,22 +95,24 @@ def test_fast_path_equals_slow_path(
         assert fast.state() == slow.state()
 
 
-def test_blocked_message_needs_room_one_after_the_other() -> None:
-    router, other = Router("bus"), ModuleMessage(b"other")
-    one, two = (Mailbox(router, name, 1, FullQueuePolicy.BLOCK) for name in "ab")
-    for mailbox, source in (one, "to one"), (two, "to two"):
+def test_blocked_message_waits_for_each_full_queue_in_turn() -> None:
+    router, other_name = Router("bus"), ModuleMessage(b"other")
+    first_mailbox, second_mailbox = (
+        Mailbox(router, name, 1, FullQueuePolicy.BLOCK) for name in "ab"
+    )
+    for mailbox, source in (first_mailbox, "to one"), (second_mailbox, "to two"):
         router.attach(mailbox)
         mailbox.hears_all = False
         router.attach(Mailbox(router, source, 1, FullQueuePolicy.BLOCK))
         router.link(source, mailbox.module)
-        assert router.publish(other, source)
+        assert router.publish(other_name, source)
     message = ModuleMessage(b"to both")
-    assert not router.try_deliver(message, (one, two))
-    router.block_publish(message, (one, two), ThreadGate())
-    assert list(one.wait_batch() or ()) == [other]
-    assert router.publish(other, "to one"), "it has room while the other has none"
+    assert not router.try_deliver(message, (first_mailbox, second_mailbox))
+    router.block_publish(message, (first_mailbox, second_mailbox), ThreadGate())
+    assert list(first_mailbox.wait_batch() or ()) == [other_name]
+    assert router.publish(other_name, "to one"), "one queue has space and the other has none"
     assert router.blocked_count == 1
-    assert list(two.wait_batch() or ()) == [other]
+    assert list(second_mailbox.wait_batch() or ()) == [other_name]
     assert router.blocked_count == 0
-    assert list(one.wait_batch() or ()) == [other, message]
-    assert list(two.wait_batch() or ()) == [message]
+    assert list(first_mailbox.wait_batch() or ()) == [other_name, message]
+    assert list(second_mailbox.wait_batch() or ()) == [message]

@@ -25,13 +25,13 @@ from tests.gateway.recording_modules import (
 # Create
 
 
-def test_13_001_create_gives_a_new_bus() -> None:
+def test_13_001_create_returns_a_new_bus() -> None:
     bus = result_codes.create()
     assert isinstance(bus, ModuleBus)
     assert bus is not result_codes.create()
 
 
-def test_13_003_create_gives_nothing_when_the_platform_fails(
+def test_13_003_create_returns_none_if_the_platform_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail() -> None:
@@ -42,34 +42,34 @@ def test_13_003_create_gives_nothing_when_the_platform_fails(
 
 
 def test_13_067_each_bus_has_its_own_data() -> None:
-    one, two = ModuleBus(), ModuleBus()
+    first, second = ModuleBus(), ModuleBus()
     received = Listener()
-    one.add_module(received)
-    two.publish(text_message("elsewhere"))
-    one.publish(text_message("here"))
+    first.add_module(received)
+    second.publish(text_message("elsewhere"))
+    first.publish(text_message("here"))
     assert received.wait(1) == ["here"]
-    one.destroy()
-    assert not two.is_freed
+    first.destroy()
+    assert not second.is_freed
 
 
 def test_13_007_a_new_bus_has_no_modules(bus: ModuleBus) -> None:
     assert bus.statistics().modules == ()
 
 
-def test_13_023_the_modules_are_guarded(bus: ModuleBus) -> None:
+def test_13_023_a_lock_guards_the_modules(bus: ModuleBus) -> None:
     def add_and_remove() -> None:
         for _ in range(20):
             module = Listener()
             bus.add_module(module)
             bus.remove_module(module)
 
-    both = [run_in_thread(add_and_remove) for _ in range(3)]
-    for each in both:
+    threads = [run_in_thread(add_and_remove) for _ in range(3)]
+    for each in threads:
         each.join()
     assert bus.statistics().modules == ()
 
 
-def test_17_001_a_new_bus_can_be_published_on(bus: ModuleBus) -> None:
+def test_17_001_publish_works_on_a_new_bus(bus: ModuleBus) -> None:
     assert result_codes.publish(bus, None, text_message("nobody hears it")) is Result.OK
     assert bus.statistics().published == 1
 
@@ -78,11 +78,11 @@ def test_17_002_ids_are_unique() -> None:
     assert len({ModuleBus().id for _ in range(1000)}) == 1000
 
 
-def test_17_003_the_url_is_made_of_the_id(bus: ModuleBus) -> None:
+def test_17_003_the_url_contains_the_id(bus: ModuleBus) -> None:
     assert bus.url == "inproc://" + bus.id
 
 
-def test_17_004_the_bus_is_what_its_url_says(bus: ModuleBus) -> None:
+def test_17_004_the_url_identifies_the_bus(bus: ModuleBus) -> None:
     assert bus.url in repr(bus)
 
 
@@ -93,7 +93,7 @@ def test_13_108_without_a_bus_inc_ref_does_nothing() -> None:
     result_codes.inc_ref(None)
 
 
-def test_13_109_inc_ref_counts_one_more(bus: ModuleBus) -> None:
+def test_13_109_inc_ref_increments_the_count(bus: ModuleBus) -> None:
     result_codes.inc_ref(bus)
     assert bus.statistics().references == 2
     result_codes.destroy(bus)
@@ -110,22 +110,22 @@ def test_13_030_without_a_bus_or_a_message_publish_is_invalidarg(bus: ModuleBus)
     assert result_codes.publish(bus, None, text_message("x")) is Result.OK
 
 
-def test_17_022_those_who_publish_at_once_are_heard_in_one_order(bus: ModuleBus) -> None:
-    one, two = Listener(), Listener()
-    bus.add_module(one)
-    bus.add_module(two)
+def test_17_022_concurrent_messages_have_one_order_for_all_modules(bus: ModuleBus) -> None:
+    first, second = Listener(), Listener()
+    bus.add_module(first)
+    bus.add_module(second)
 
     def publish(name: str) -> None:
         for number in range(100):
             bus.publish(text_message(f"{name}{number}"))
 
-    both = [run_in_thread(lambda name=name: publish(name)) for name in "ab"]  # type: ignore[misc]
-    for each in both:
+    threads = [run_in_thread(lambda name=name: publish(name)) for name in "ab"]  # type: ignore[misc]
+    for each in threads:
         each.join()
-    assert one.wait(200) == two.wait(200)
+    assert first.wait(200) == second.wait(200)
 
 
-def test_17_007_what_is_heard_is_the_message_as_it_was(bus: ModuleBus) -> None:
+def test_17_007_messages_are_delivered_unchanged(bus: ModuleBus) -> None:
     received: list[ModuleMessage] = []
     listener = Listener(received.append)
     bus.add_module(listener)
@@ -158,35 +158,37 @@ def test_17_010_a_message_reaches_all_modules(bus: ModuleBus) -> None:
     assert [module.wait(1) for module in modules] == [["hello"]] * 3
 
 
-def test_17_011_bytes_that_were_published_are_let_go_of() -> None:
+def test_17_011_published_bytes_are_released() -> None:
     data = text_message("one").to_bytes()
-    before = sys.getrefcount(data)
+    references_before = sys.getrefcount(data)
     with ModuleBus() as bus:
         listener = HeldListener()
         bus.add_module(listener)
         bus.publish(data)
-        assert sys.getrefcount(data) == before, "already before they are heard"
+        assert sys.getrefcount(data) == references_before, "already before their delivery"
         listener.release()
         assert listener.wait(1) == ["one"]
 
 
-def test_17_012_a_message_that_was_published_is_let_go_of() -> None:
+def test_17_012_a_published_message_is_released() -> None:
     content = bytes(range(33, 99))
-    before = sys.getrefcount(content)
+    references_before = sys.getrefcount(content)
     with ModuleBus() as bus:
         listener = HeldListener()
         bus.add_module(listener)
         bus.publish(ModuleMessage(content))
         listener.wait_entered()
         bus.publish(ModuleMessage(content))
-        assert sys.getrefcount(content) == before + 2, "one is heard, and one waits"
+        assert sys.getrefcount(content) == references_before + 2, (
+            "one message is being processed, and one is queued"
+        )
         listener.release()
         listener.wait(2)
         bus.wait_quiet()
-        assert sys.getrefcount(content) == before
+        assert sys.getrefcount(content) == references_before
 
 
-def test_17_023_after_publish_others_may_publish(bus: ModuleBus) -> None:
+def test_17_023_publish_releases_the_lock(bus: ModuleBus) -> None:
     bus.publish(text_message("one"))
     run_in_thread(lambda: bus.publish(text_message("two"))).join()
     assert result_codes.publish(bus, None, b"malformed") is Result.OK
@@ -194,23 +196,23 @@ def test_17_023_after_publish_others_may_publish(bus: ModuleBus) -> None:
     assert bus.statistics().published == 3
 
 
-def test_13_037_publish_is_an_error_when_it_fails() -> None:
+def test_13_037_failed_publish_returns_an_error() -> None:
     bus = ModuleBus()
     assert result_codes.publish(bus, None, text_message("x")) is Result.OK
     bus.destroy()
     assert result_codes.publish(bus, None, text_message("x")) is Result.ERROR
-    bus, results, done = ModuleBus(), [], threading.Event()
+    bus, results, is_done = ModuleBus(), [], threading.Event()
 
     def flood(message: ModuleMessage) -> None:
         if message.content == b"go":
             results.extend(result_codes.publish(bus, None, text_message("more")) for _ in range(3))
-            done.set()
+            is_done.set()
 
     with bus:
         bus.add_module(flood, places=2)
         bus.publish(text_message("go"))
-        assert done.wait(TIMEOUT_SECONDS)
-    assert results == [Result.OK, Result.OK, Result.ERROR], "there is no room, and never will be"
+        assert is_done.wait(TIMEOUT_SECONDS)
+    assert results == [Result.OK, Result.OK, Result.ERROR], "the queue is full and stays full"
 
 
 # Destroy, DecRef
@@ -220,7 +222,7 @@ def test_13_058_without_a_bus_destroy_does_nothing() -> None:
     result_codes.destroy(None)
 
 
-def test_13_111_destroy_counts_one_less(bus: ModuleBus) -> None:
+def test_13_111_destroy_decrements_the_count(bus: ModuleBus) -> None:
     bus.inc_ref()
     bus.inc_ref()
     result_codes.destroy(bus)
@@ -229,24 +231,24 @@ def test_13_111_destroy_counts_one_less(bus: ModuleBus) -> None:
     assert bus.statistics().references == 1
 
 
-def test_13_112_at_zero_everything_is_freed() -> None:
+def test_13_112_the_bus_is_freed_at_count_zero() -> None:
     bus = ModuleBus()
-    held = HeldListener()
-    bus.add_module(held)
+    held_module = HeldListener()
+    bus.add_module(held_module)
     bus.publish(text_message("one"))
-    held.wait_entered()
-    held.release()
-    gone = weakref.ref(held)
+    held_module.wait_entered()
+    held_module.release()
+    freed = weakref.ref(held_module)
     bus.destroy()
     assert bus.is_freed
     assert bus.statistics().modules == ()
     assert_no_threads_left()
-    del held
+    del held_module
     gc.collect()
-    assert gone() is None
+    assert freed() is None
 
 
-def test_13_113_dec_ref_does_what_destroy_does() -> None:
+def test_13_113_dec_ref_equals_destroy() -> None:
     result_codes.dec_ref(None)
     bus = ModuleBus()
     bus.add_module(Listener())

@@ -33,24 +33,24 @@ def test_13_026_a_worker_calls_its_own_module(bus: ModuleBus) -> None:
     assert modules[1].wait(2) == ["for the second", "for both"]
 
 
-def test_13_089_messages_are_taken_one_by_one_by_one_worker(bus: ModuleBus) -> None:
+def test_13_089_one_worker_processes_messages_one_at_a_time(bus: ModuleBus) -> None:
     current_callback: list[int] = []
-    most: list[int] = []
+    concurrent_counts: list[int] = []
 
     def count(message: ModuleMessage) -> None:
         current_callback.append(1)
-        most.append(len(current_callback))
+        concurrent_counts.append(len(current_callback))
         current_callback.pop()
 
     listener = Listener(count)
     bus.add_module(listener)
-    many = [
+    threads = [
         run_in_thread(lambda: [bus.publish(text_message("x")) for _ in range(50)]) for _ in range(3)
     ]
-    for each in many:
+    for each in threads:
         each.join()
     listener.wait(150)
-    assert set(most) == {1}
+    assert set(concurrent_counts) == {1}
     assert len(listener.threads) == 1
 
 
@@ -62,12 +62,12 @@ def broken_mailbox(bus: ModuleBus, monkeypatch: pytest.MonkeyPatch, name: str) -
 
     ended = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda args: ended.set())
-    held = HeldListener()
-    bus.add_module(held)
+    held_module = HeldListener()
+    bus.add_module(held_module)
     bus.publish(text_message("one"))
-    held.wait_entered()
+    held_module.wait_entered()
     monkeypatch.setattr(f"simplebus.gateway.mailbox.{name}", fail)
-    held.release()
+    held_module.release()
     assert ended.wait(TIMEOUT_SECONDS)
     assert_no_threads_left()
     assert bus.statistics().modules == ()
@@ -78,13 +78,13 @@ def broken_mailbox(bus: ModuleBus, monkeypatch: pytest.MonkeyPatch, name: str) -
     assert other.wait(1) == ["two"]
 
 
-def test_02_004_a_worker_that_cannot_take_its_messages_ends(
+def test_02_004_a_worker_ends_if_reading_its_queue_fails(
     bus: ModuleBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken_mailbox(bus, monkeypatch, "Mailbox.wait_batch")
 
 
-def test_13_068_a_worker_goes_on_until_its_module_is_removed(bus: ModuleBus) -> None:
+def test_13_068_a_worker_runs_until_its_module_is_removed(bus: ModuleBus) -> None:
     module = Listener()
     bus.add_module(module)
     for number in range(3):
@@ -95,25 +95,25 @@ def test_13_068_a_worker_goes_on_until_its_module_is_removed(bus: ModuleBus) -> 
 
 
 def test_13_091_no_lock_is_held_while_a_module_is_called(bus: ModuleBus) -> None:
-    held, other = HeldListener(), Listener()
-    bus.add_module(held)
+    held_module, other = HeldListener(), Listener()
+    bus.add_module(held_module)
     bus.publish(text_message("one"))
-    held.wait_entered()
+    held_module.wait_entered()
     bus.add_module(other)
     bus.publish(text_message("two"))
     assert other.wait(1) == ["two"]
     bus.remove_module(other)
-    held.release()
-    assert held.wait(2) == ["one", "two"]
+    held_module.release()
+    assert held_module.wait(2) == ["one", "two"]
 
 
-def test_17_016_a_worker_that_cannot_leave_the_lock_in_order_ends(
+def test_17_016_a_worker_ends_if_releasing_the_lock_fails(
     bus: ModuleBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken_mailbox(bus, monkeypatch, "ThreadGate")
 
 
-def test_17_005_a_worker_waits_for_messages_without_working(
+def test_17_005_an_idle_worker_does_not_poll(
     bus: ModuleBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
@@ -130,16 +130,16 @@ def test_17_005_a_worker_waits_for_messages_without_working(
         bus.publish(text_message(text))
         bus.wait_quiet()
     assert module.received == ["one", "two"]
-    assert looked == [1, 1], "once for each, and not in between"
+    assert looked == [1, 1], "once per message"
 
 
-def test_17_006_an_error_while_it_waits_ends_the_worker(
+def test_17_006_an_error_while_waiting_ends_the_worker(
     bus: ModuleBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken_mailbox(bus, monkeypatch, "ThreadGate.wait")
 
 
-def test_17_017_bytes_are_heard_as_a_message(bus: ModuleBus) -> None:
+def test_17_017_bytes_are_delivered_as_a_message(bus: ModuleBus) -> None:
     received: list[ModuleMessage] = []
     module = Listener(received.append)
     bus.add_module(module)
@@ -151,7 +151,7 @@ def test_17_017_bytes_are_heard_as_a_message(bus: ModuleBus) -> None:
     assert received[:2] == [message, message]
 
 
-def test_17_018_bytes_that_are_no_message_are_skipped(bus: ModuleBus) -> None:
+def test_17_018_malformed_bytes_are_skipped(bus: ModuleBus) -> None:
     module = Listener()
     bus.add_module(module)
     for data in (
@@ -166,7 +166,7 @@ def test_17_018_bytes_that_are_no_message_are_skipped(bus: ModuleBus) -> None:
     assert (statistics.published, statistics.malformed) == (2, 2)
 
 
-def test_13_092_the_message_is_given_to_the_modules_callback(bus: ModuleBus) -> None:
+def test_13_092_the_callback_receives_the_message(bus: ModuleBus) -> None:
     received: list[ModuleMessage] = []
     done = threading.Event()
     message = text_message("one")
@@ -181,7 +181,7 @@ def test_13_092_the_message_is_given_to_the_modules_callback(bus: ModuleBus) -> 
     assert received == [message]
 
 
-def test_13_093_a_message_that_was_delivered_is_let_go_of(bus: ModuleBus) -> None:
+def test_13_093_a_delivered_message_is_released(bus: ModuleBus) -> None:
     module = Listener()
     bus.add_module(module)
     content = bytes(range(33, 99))
@@ -189,10 +189,10 @@ def test_13_093_a_message_that_was_delivered_is_let_go_of(bus: ModuleBus) -> Non
     bus.publish(ModuleMessage(content))
     module.wait(1)
     bus.wait_quiet()
-    assert sys.getrefcount(content) == before, "without another message that takes its place"
+    assert sys.getrefcount(content) == before, "without another message"
 
 
-def test_17_019_what_was_taken_leaves_its_room_to_others(bus: ModuleBus) -> None:
+def test_17_019_processed_messages_free_space_in_the_queue(bus: ModuleBus) -> None:
     module = Listener()
     bus.add_module(module, places=1)
     for number in range(20):

@@ -33,7 +33,7 @@ def single_module_plan(factory: Callable[..., object], **options: object) -> Gat
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for something that happens in a thread, while the clock jumps."""
+    """Wait for an event of a thread, while the clock jumps."""
     while not condition():  # noqa: ASYNC110
         await trio.sleep(1)
 
@@ -45,7 +45,7 @@ async def test_receive_waiting_for_failed_run_is_repeated(
     received: list[bytes] = []
 
     class Opens(Module):
-        """Its `receive` waits until `run` has opened something, which fails twice."""
+        """Module whose `receive` waits until `run` has opened a resource, which fails twice."""
 
         def __init__(self, bus: object, settings: object) -> None:
             super().__init__(bus, settings)  # type: ignore[arg-type]
@@ -75,10 +75,10 @@ async def test_receive_waiting_for_failed_run_is_repeated(
 
 
 @pytest.mark.parametrize(
-    "how", ["plainly", "in a nursery", "and makes an error of it", "and says nothing of it"]
+    "cancellation_handling", ["returns", "in a nursery", "raises another error", "suppresses it"]
 )
 async def test_message_of_abandoned_call_is_redelivered(
-    autojump_clock: trio.testing.MockClock, how: str
+    autojump_clock: trio.testing.MockClock, cancellation_handling: str
 ) -> None:
     made: list[Module] = []
     received: list[bytes] = []
@@ -99,19 +99,19 @@ async def test_message_of_abandoned_call_is_redelivered(
                 try:
                     await self.wait()
                 except trio.Cancelled:
-                    if how == "and says nothing of it":
+                    if cancellation_handling == "suppresses it":
                         return
                     raise
             received.append(message.content)
 
         async def wait(self) -> None:
             async with trio.open_nursery() as nursery:
-                if how == "in a nursery":
+                if cancellation_handling == "in a nursery":
                     nursery.start_soon(trio.sleep_forever)
                 try:
                     await trio.sleep_forever()
                 except trio.Cancelled as cancelled:
-                    if how == "and makes an error of it":
+                    if cancellation_handling == "raises another error":
                         raise ValueError("it was cancelled") from cancelled
                     raise
 
@@ -186,8 +186,8 @@ async def test_abandoned_thread_cannot_publish(
     assert "has ended and cannot publish any more" in str(raised[0])
 
 
-@pytest.mark.parametrize("how", ["end", "stop"])
-def test_stop_interrupts_blocked_port(how: str) -> None:
+@pytest.mark.parametrize("interruption", ["end", "stop"])
+def test_stop_interrupts_blocked_port(interruption: str) -> None:
     """`publish` is interrupted when the module has ended, `publish_until_stopping` when it is to
     end.
     """
@@ -202,7 +202,7 @@ def test_stop_interrupts_blocked_port(how: str) -> None:
 
         def publish() -> None:
             try:
-                if how == "stop":
+                if interruption == "stop":
                     while port.publish_until_stopping(b"x"):
                         pass
                 else:
@@ -216,18 +216,18 @@ def test_stop_interrupts_blocked_port(how: str) -> None:
         while not bus.statistics().waiting:
             pass
         published = bus.statistics().published
-        if how == "stop":
+        if interruption == "stop":
             port.stop()
         else:
             port.end()
         thread.join(TIMEOUT_SECONDS)
         assert not thread.is_alive()
         assert [str(each) for each in got] == (
-            [] if how == "stop" else ["module 'a' has ended and cannot publish any more"]
+            [] if interruption == "stop" else ["module 'a' has ended and cannot publish any more"]
         )
         assert (bus.statistics().waiting, bus.statistics().published) == (0, published)
         assert port.published == published
-        if how == "end":
+        if interruption == "end":
             with pytest.raises(ModuleBusError, match="has ended"):
                 port.publish_nowait(b"x")
         hold.set()
@@ -284,9 +284,9 @@ async def test_shielded_module_does_not_block_changes(
 
 
 @pytest.mark.parametrize("where", ["receive", "destroy"])
-@pytest.mark.parametrize("how", ["the gateway ends", "another plan is applied"])
+@pytest.mark.parametrize("change", ["the gateway ends", "another plan is applied"])
 async def test_stuck_modules_are_abandoned_in_parallel(
-    how: str,
+    change: str,
     where: str,
     autojump_clock: trio.testing.MockClock,
     caplog: pytest.LogCaptureFixture,
@@ -321,7 +321,7 @@ async def test_stuck_modules_are_abandoned_in_parallel(
         await gateway.publish(text_message("one"))
         await trio.testing.wait_all_tasks_blocked()
         begun = trio.current_time()
-        if how == "another plan is applied":
+        if change == "another plan is applied":
             await gateway.apply(GatewayPlan())
             assert gateway.names == ()
             assert trio.current_time() - begun <= ORDERED_STOP_S + GRACE_S

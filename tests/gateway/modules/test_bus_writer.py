@@ -42,7 +42,7 @@ async def test_full_bus_stores_messages_later_in_order(
 ) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.001)
     caplog.set_level("INFO")
-    numbers, got = range(600), list[int]()
+    numbers, received = range(600), list[int]()
     async with (
         MemoryBus(SMALL) as bus,
         bus.subscribe("kept", max_in_flight=8) as messages,
@@ -50,22 +50,22 @@ async def test_full_bus_stores_messages_later_in_order(
         trio.open_nursery() as nursery,
     ):
 
-        async def put() -> None:
+        async def write_all() -> None:
             for number in numbers:
                 await writer.put(b"%d" % number + bytes(10_000), {})
 
-        nursery.start_soon(put)
+        nursery.start_soon(write_all)
         while not writer.problem:  # noqa: ASYNC110 - nothing has been acked yet.
             await trio.sleep(0.001)
         assert writer.problem.startswith("drop_newest")
         assert writer.stored_count < len(numbers)
         async for message in messages:
-            got.append(int(message.payload[:-10_000]))
-            if len(got) == len(numbers):
+            received.append(int(message.payload[:-10_000]))
+            if len(received) == len(numbers):
                 break
         await writer.flush()
         assert (writer.stored_count, writer.problem) == (len(numbers), "")
-    assert got == list(numbers)
+    assert received == list(numbers)
     assert "no space for received messages, they wait (drop_newest" in caplog.text
     assert "received messages are stored again" in caplog.text
 
@@ -75,7 +75,7 @@ async def test_writer_bounds_messages_in_flight(
 ) -> None:
     monkeypatch.setattr(module, "MESSAGES_MAX", 3)
     settings = Settings(limits=SMALL.limits, full_policy=FullPolicy.BLOCK)
-    put = 0
+    written_count = 0
     async with (
         MemoryBus(settings) as bus,
         bus.subscribe("kept", max_in_flight=1) as messages,
@@ -84,12 +84,12 @@ async def test_writer_bounds_messages_in_flight(
         with trio.move_on_after(PATIENCE_S / 2):
             while True:
                 await writer.put(bytes(100_000), {})
-                put += 1
-        assert put <= writer.stored_count + 3
-        for _ in range(put):
+                written_count += 1
+        assert written_count <= writer.stored_count + 3
+        for _ in range(written_count):
             await messages.get(PATIENCE_S)
         await writer.flush()
-        assert writer.stored_count == put
+        assert writer.stored_count == written_count
 
 
 async def test_reports_message_that_cannot_be_stored() -> None:
@@ -107,11 +107,11 @@ async def test_permanent_refusal_raises(monkeypatch: pytest.MonkeyPatch) -> None
         async with MemoryBus(SMALL) as bus, trio.open_nursery() as nursery:
             writer = BusWriter(bus, "kept", bytes_max=1 << 17, log=log)
 
-            async def put() -> None:
+            async def write_all() -> None:
                 while True:
                     await writer.put(bytes(10_000), {})
 
-            nursery.start_soon(put)
+            nursery.start_soon(write_all)
             with pytest.raises(RefusedError, match="drop_newest"):
                 await writer.run()
             nursery.cancel_scope.cancel()

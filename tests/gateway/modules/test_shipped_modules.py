@@ -47,7 +47,7 @@ async def test_logger_logs_messages(
     assert record.getMessage().replace(" …", "…") == f"log: {line}".replace(" …", "…")
     assert record.levelno == logging.WARNING
     assert vars(record)["module_name"] == "log"
-    assert vars(record)["is_unlimited"], "these lines were asked for"
+    assert vars(record)["is_unlimited"], "expected lines"
 
 
 def test_log_of_a_module_has_its_name_and_its_own_fields(
@@ -77,16 +77,16 @@ async def test_timer_keeps_interval(autojump_clock: trio.testing.MockClock) -> N
         ),
         (("timer", "all"),),
     )
-    begun = trio.current_time()
+    started_at = trio.current_time()
     async with open_gateway(plan):
         await trio.sleep(20)
-    assert [(round(at - begun, 1), text) for at, text, _ in received] == [
+    assert [(round(time - started_at, 1), text) for time, text, _ in received] == [
         (2.5, b"now"),
         (5.0, b"now"),
         (7.5, b"now"),
     ]
     assert [properties for _, _, properties in received] == [
-        {"a": "1", "tick": str(tick)} for tick in range(3)
+        {"a": "1", "tick": str(number)} for number in range(3)
     ]
 
 
@@ -111,7 +111,7 @@ async def test_timer_count_ignores_skipped_ticks(
         await trio.sleep(60)
     assert len(received) == 5
     assert received[:2] == ["0", "1"]
-    assert int(received[-1]) > 4, "some were missed"
+    assert int(received[-1]) > 4, "lines were lost"
 
 
 def test_transform_renames_removes_and_sets() -> None:
@@ -142,9 +142,13 @@ async def test_invalid_function_result_names_function(
 
 
 @pytest.mark.parametrize(
-    ("module", "settings", "why"),
+    ("module", "settings", "expected_error"),
     [
-        ("transform", {"function": "tests.gateway.sample_modules:twyce"}, "did you mean 'twice'"),
+        (
+            "transform",
+            {"function": "tests.gateway.sample_modules:duplicat"},
+            "did you mean 'duplicate'",
+        ),
         ("transform", {"function": "no_such_thing:f"}, "cannot be imported"),
         ("transform", {"set": {"a": "b\0"}}, "property"),
         ("transform", {"rename": {"a": "b\0"}}, "property"),
@@ -160,6 +164,8 @@ async def test_invalid_function_result_names_function(
         ("json:loads", {}, "'json:loads' is not a module"),
     ],
 )
-def test_rejects_impossible_plan_at_start(module: str, settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_rejects_impossible_plan_at_start(
+    module: str, settings: dict[str, Any], expected_error: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected_error):
         ModulePlan.of("a", module, settings)

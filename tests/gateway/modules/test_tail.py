@@ -32,11 +32,11 @@ from tests.gateway import sample_modules
 def read_lines(follower: FileFollower) -> list[bytes]:
     """Return all new lines, including those after a rotation."""
     found: list[bytes] = []
-    quiet = 0
-    while quiet <= 20 * QUIET_POLLS:  # There may be several empty files.
+    idle_polls = 0
+    while idle_polls <= 20 * QUIET_POLLS:  # There may be several empty files.
         lines = follower.lines()
         found += [line.content for line in lines]
-        quiet = 0 if lines else quiet + 1
+        idle_polls = 0 if lines else idle_polls + 1
     return found
 
 
@@ -104,16 +104,16 @@ def test_keeps_reading_rotated_file_while_it_grows(path: Path) -> None:
     append(path, b"one\n")
     follower = FileFollower(path, at_end=False)
     assert read_lines(follower) == [b"one"]
-    old = path.with_name("app.log.1")
-    path.rename(old)
+    rotated = path.with_name("app.log.1")
+    path.rename(rotated)
     append(path, b"new\n")
     for _ in range(3):
         poll_nothing(follower, QUIET_POLLS - 1)
-        append(old, b"late\n")
-        assert follower.lines() == [Line(b"late", old.stat().st_size - 5)]
-    append(old, b"part")
+        append(rotated, b"late\n")
+        assert follower.lines() == [Line(b"late", rotated.stat().st_size - 5)]
+    append(rotated, b"part")
     poll_nothing(follower, QUIET_POLLS)  # Part of an incomplete line was new.
-    assert follower.lines() == [Line(b"part", old.stat().st_size - 4)]
+    assert follower.lines() == [Line(b"part", rotated.stat().st_size - 4)]
     assert follower.lines() == [Line(b"new", 0)]
     follower.close()
 
@@ -149,8 +149,8 @@ def test_open_files_are_bounded(path: Path) -> None:
     append(path, b"new\n")
     assert read_lines(follower) == [b"new"]
     assert len(os.listdir("/proc/self/fd")) == before + 1 + FINISHED_FILES_MAX
-    for old in path.parent.glob("app.log.*"):
-        old.unlink()
+    for rotated in path.parent.glob("app.log.*"):
+        rotated.unlink()
     poll_nothing(follower, 1)  # The deleted file is closed, so its disk space is freed.
     assert len(os.listdir("/proc/self/fd")) == before + 1
     follower.close()
@@ -167,10 +167,10 @@ def test_reads_truncated_file_from_beginning(path: Path, caplog: pytest.LogCaptu
     caplog.clear()
     follower.close()
     path.write_bytes(b"ab\n")
-    again = FileFollower(path, at_end=True, saved_position=follower.position)
-    assert read_lines(again) == [b"ab"]
+    second_follower = FileFollower(path, at_end=True, saved_position=follower.position)
+    assert read_lines(second_follower) == [b"ab"]
     assert "was truncated after 4 bytes were read" in caplog.text
-    again.close()
+    second_follower.close()
 
 
 @pytest.mark.parametrize("is_away", [False, True])
@@ -204,7 +204,7 @@ def test_accepts_position_without_checksum(path: Path) -> None:
 def test_endless_line_is_split(path: Path) -> None:
     append(path, b"x" * (2 * LINE_BYTES_MAX + 5))
     follower = FileFollower(path, at_end=False)
-    assert [len(piece) for piece in read_lines(follower)] == [LINE_BYTES_MAX] * 2
+    assert [len(line_) for line_ in read_lines(follower)] == [LINE_BYTES_MAX] * 2
     append(path, b"y\n")
     assert read_lines(follower) == [b"xxxxxy"]
     follower.close()
@@ -246,8 +246,8 @@ def test_random_rotation_publishes_lines_once_in_order(
     follower.close()
     expected: list[bytes] = []
     for file in files:
-        *whole, last = bytes(file).split(b"\n")
-        expected += [line.removesuffix(b"\r") for line in whole]
+        *lines_, last = bytes(file).split(b"\n")
+        expected += [line.removesuffix(b"\r") for line in lines_]
         if file is not files[-1] and last:
             expected.append(last)
     assert found == expected
@@ -260,15 +260,15 @@ def test_reads_rest_of_rotated_file_first(path: Path) -> None:
     follower.close()
     append(path, b"while away\n")
     rotate_to(path, 1)
-    again = FileFollower(path, at_end=True, saved_position=follower.position)
-    assert read_lines(again) == [b"while away"]  # Also while there is no new one.
-    again.close()
+    second_follower = FileFollower(path, at_end=True, saved_position=follower.position)
+    assert read_lines(second_follower) == [b"while away"]  # Also while there is no new one.
+    second_follower.close()
     append(path, b"between\n")
     rotate_to(path, 2)
     append(path, b"new\n")
-    third = FileFollower(path, at_end=True, saved_position=again.position)
-    assert read_lines(third) == [b"between", b"new"]
-    third.close()
+    third_follower = FileFollower(path, at_end=True, saved_position=second_follower.position)
+    assert read_lines(third_follower) == [b"between", b"new"]
+    third_follower.close()
 
 
 def test_position_of_another_file_is_ignored(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -279,10 +279,10 @@ def test_position_of_another_file_is_ignored(path: Path, caplog: pytest.LogCaptu
     follower.close()
     path.rename(path.with_suffix(".1"))
     append(path, b"new\nnewer\nnewest\n")
-    again = FileFollower(path, at_end=True, saved_position=saved_position)
-    assert read_lines(again) == [b"new", b"newer", b"newest"]
+    second_follower = FileFollower(path, at_end=True, saved_position=saved_position)
+    assert read_lines(second_follower) == [b"new", b"newer", b"newest"]
     assert "the file that was read last is gone; lines may have been missed" in caplog.text
-    again.close()
+    second_follower.close()
     broken = FileFollower(path, at_end=False, saved_position=b"{not json")
     assert read_lines(broken) == [b"new", b"newer", b"newest"]
     broken.close()
@@ -307,9 +307,9 @@ async def test_tail_publishes_lines_and_saves_position(path: Path, tmp_path: Pat
     for text, count in ((b"two\n", 2), (b"three\n", 3)):
         async with open_gateway(plan):
             append(path, text)
-            while sum(what[1] == "receive" for what in sample_modules.EVENTS) < count:  # noqa: ASYNC110
+            while sum(event[1] == "receive" for event in sample_modules.EVENTS) < count:  # noqa: ASYNC110
                 await trio.sleep(0.001)
-    received = [what[2] for what in sample_modules.EVENTS if what[1] == "receive"]
+    received = [event[2] for event in sample_modules.EVENTS if event[1] == "receive"]
     assert received == ["one", "two", "three"]
     assert os.listdir(tmp_path).count("place") == 1
 
@@ -352,25 +352,25 @@ async def test_full_disk_pauses_reading(
     plan = GatewayPlan(modules, (("t", "all"),))
     sample_modules.EVENTS.clear()
 
-    async def until(condition: Callable[[], bool]) -> None:
+    async def wait_for(condition: Callable[[], bool]) -> None:
         with trio.fail_after(60):
             while not condition():  # noqa: ASYNC110
                 await trio.sleep(0.001)
 
     def received() -> list[str]:
-        return [what[2] for what in sample_modules.EVENTS if what[1] == "receive"]
+        return [event[2] for event in sample_modules.EVENTS if event[1] == "receive"]
 
     async with open_gateway(plan):
-        await until(lambda: tries > 3)
+        await wait_for(lambda: tries > 3)
         append(path, b"two\n")
         before = tries
-        await until(lambda: tries > before + 3)
+        await wait_for(lambda: tries > before + 3)
         assert received() == ["one"]
         is_full = False
-        await until(lambda: len(received()) > 1)
+        await wait_for(lambda: len(received()) > 1)
         is_full, before = True, tries
         append(path, b"three\n")  # It may be read or not, depending on which save fails.
-        await until(lambda: tries > before)  # The module ends while it waits for space.
+        await wait_for(lambda: tries > before)  # The module ends while it waits for space.
     assert received()[:2] == ["one", "two"]
     assert caplog.text.count("reading pauses until there is space") == 2
 
@@ -380,11 +380,11 @@ async def test_replaced_tail_publishes_each_line_once(
     before: int, path: Path, tmp_path: Path
 ) -> None:
     """The replaced tail has published some of the lines that it read, or none."""
-    go, received = threading.Event(), list[bytes]()
+    may_continue, received = threading.Event(), list[bytes]()
 
     class Slow(BlockingModule):
         def receive(self, message: ModuleMessage) -> None:
-            go.wait(30)
+            may_continue.wait(30)
             received.append(message.content)
 
     def plan(poll_seconds: float) -> GatewayPlan:
@@ -406,7 +406,7 @@ async def test_replaced_tail_publishes_each_line_once(
             while not gateway.bus.statistics().waiting:  # noqa: ASYNC110
                 await trio.sleep(0.001)
             await gateway.apply(plan(0.002))
-            go.set()
+            may_continue.set()
             while len(received) < before + 100:  # noqa: ASYNC110
                 await trio.sleep(0.001)
         await gateway.bus.wait_quiet_async()
@@ -416,19 +416,23 @@ async def test_replaced_tail_publishes_each_line_once(
 def test_position_before_line_of_finished_file(path: Path) -> None:
     append(path, b"one\ntwo\nrest")
     follower = FileFollower(path, at_end=False)
-    _, two = follower.lines()
-    again = FileFollower(path, at_end=False, saved_position=follower.position_before(two))
-    assert [line.content for line in again.lines()] == [b"two"]
-    again.close()
+    _, second_line = follower.lines()
+    second_follower = FileFollower(
+        path, at_end=False, saved_position=follower.position_before(second_line)
+    )
+    assert [line.content for line in second_follower.lines()] == [b"two"]
+    second_follower.close()
     rotate_to(path, 1)
     append(path, b"new\n")
-    while not (rest := follower.lines()):
+    while not (lines_ := follower.lines()):
         pass
-    assert [line.content for line in rest] == [b"rest"]
-    again = FileFollower(path, at_end=False, saved_position=follower.position_before(rest[0]))
+    assert [line.content for line in lines_] == [b"rest"]
+    second_follower = FileFollower(
+        path, at_end=False, saved_position=follower.position_before(lines_[0])
+    )
     follower.close()
-    assert read_lines(again) == [b"rest", b"new"]
-    again.close()
+    assert read_lines(second_follower) == [b"rest", b"new"]
+    second_follower.close()
 
 
 @pytest.mark.parametrize("line", [b"%d\n", b"all lines are alike but %04d\n", b"\n"])
@@ -442,10 +446,10 @@ def test_reads_file_with_reused_inode(path: Path, line: bytes) -> None:
         number += 1
 
     def rotate() -> None:
-        one, two = (path.with_name(f"{path.name}.{n}") for n in (1, 2))
-        two.unlink(missing_ok=True)
+        one, second_line = (path.with_name(f"{path.name}.{n}") for n in (1, 2))
+        second_line.unlink(missing_ok=True)
         if one.exists():
-            one.rename(two)
+            one.rename(second_line)
         os.utime(path, ns=(0, number * 10**9))
         path.rename(one)
         write()
@@ -502,12 +506,12 @@ def test_damaged_position_is_ignored_with_warning(
     assert "ignoring the saved position" in caplog.text
 
 
-@pytest.mark.parametrize("when", ["before it is looked at", "then"])
+@pytest.mark.parametrize("moment", ["before it is looked at", "then"])
 def test_rejects_pipe_without_blocking(
-    path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+    path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     follower = FileFollower(path, at_end=False)
-    if when == "then":
+    if moment == "then":
         append(path, b"one\n")
         opened = os.open
 

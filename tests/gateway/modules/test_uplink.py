@@ -38,8 +38,8 @@ def plan(port: int, **settings: Any) -> GatewayPlan:
     return GatewayPlan((ModulePlan.of("up", "uplink", to),), (("*", "up"),))
 
 
-def port_of(up: RunningServer) -> int:
-    return int(up.addresses[0].rpartition(":")[2])
+def port_of(server: RunningServer) -> int:
+    return int(server.addresses[0].rpartition(":")[2])
 
 
 async def publish_numbers(gateway: Gateway, first: int, count: int) -> None:
@@ -49,17 +49,17 @@ async def publish_numbers(gateway: Gateway, first: int, count: int) -> None:
 
 async def read_messages(port: int, count: int, class_: str = "readings") -> list[Message[bytes]]:
     """Return the first messages of the class on the bus."""
-    got: list[Message[bytes]] = []
+    received: list[Message[bytes]] = []
     async with (
         simplebus.connect(f"simplebus://127.0.0.1:{port}") as bus,
         bus.subscribe(class_, durable="test") as messages,
     ):
         with trio.fail_after(PATIENCE_S):
             async for message in messages:
-                got.append(message)
-                if len(got) == count:
+                received.append(message)
+                if len(received) == count:
                     break
-    return got
+    return received
 
 
 def numbers(messages: list[Message[bytes]]) -> list[int]:
@@ -67,15 +67,15 @@ def numbers(messages: list[Message[bytes]]) -> list[int]:
 
 
 async def test_uplink_sends_channel_and_properties() -> None:
-    async with serving() as up:
-        port = port_of(up)
+    async with serving() as server:
+        port = port_of(server)
         async with open_gateway(plan(port, channel="other", channel_property="at")) as gateway:
             await publish_numbers(gateway, 0, 500)
             await gateway.publish(ModuleMessage(b"500"))
-        got = await read_messages(port, 501)
-        assert numbers(got) == list(range(501))
-        assert (got[3].channel, got[500].channel) == ("roof.x", "other")
-        assert dict(got[3].headers)["n"] == "3"
+        received = await read_messages(port, 501)
+        assert numbers(received) == list(range(501))
+        assert (received[3].channel, received[500].channel) == ("roof.x", "other")
+        assert dict(received[3].headers)["n"] == "3"
 
 
 async def test_uplink_sends_once_after_outage(tmp_path: Path) -> None:
@@ -99,39 +99,42 @@ async def test_renamed_uplink_sends_stored_messages(
     name: str, settings: dict[str, str], met: bool, tmp_path: Path
 ) -> None:
     """The target may or may not know the uplink by its first name."""
-    find_backlogs, port, before = {"data_dir": str(tmp_path / "kept")}, free_port(), 0
-    far = {"data_dir": tmp_path / "far"}
+    find_backlogs, port, sent_count = {"data_dir": str(tmp_path / "kept")}, free_port(), 0
+    target_options = {"data_dir": tmp_path / "far"}
     if met:
-        async with serving(port=port, **far), open_gateway(plan(port, **find_backlogs)) as gateway:
+        async with (
+            serving(port=port, **target_options),
+            open_gateway(plan(port, **find_backlogs)) as gateway,
+        ):
             await publish_numbers(gateway, 0, 50)
             assert numbers(await read_messages(port, 50)) == list(range(50))
-        before = 50
+        sent_count = 50
     async with open_gateway(plan(port, **find_backlogs)) as gateway:
-        await publish_numbers(gateway, before, 100)
-    other = plan(port, **find_backlogs, **settings)
-    up = replace(other.modules[0], name=name)
-    async with open_gateway(GatewayPlan((up,), (("*", name),))) as gateway:
-        await publish_numbers(gateway, before + 100, 100)
-        async with serving(port=port, **far):
+        await publish_numbers(gateway, sent_count, 100)
+    other_plan = plan(port, **find_backlogs, **settings)
+    server = replace(other_plan.modules[0], name=name)
+    async with open_gateway(GatewayPlan((server,), (("*", name),))) as gateway:
+        await publish_numbers(gateway, sent_count + 100, 100)
+        async with serving(port=port, **target_options):
             is_another = "class" in settings
-            got = numbers(await read_messages(port, 100 if is_another else 200))
+            received = numbers(await read_messages(port, 100 if is_another else 200))
             if is_another:
-                got += numbers(await read_messages(port, 100, settings["class"]))
-    assert got == list(range(before, before + 200))
+                received += numbers(await read_messages(port, 100, settings["class"]))
+    assert received == list(range(sent_count, sent_count + 200))
 
 
 async def test_unsendable_messages_are_dropped_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with serving() as up:
-        async with open_gateway(plan(port_of(up), channel_property="at")) as gateway:
+    async with serving() as server:
+        async with open_gateway(plan(port_of(server), channel_property="at")) as gateway:
             await gateway.publish(ModuleMessage(b"0", {"at": "no..channel"}))
             await gateway.publish(ModuleMessage(b"1" * (2 << 20)))
             await publish_numbers(gateway, 2, 1)
             await gateway.bus.wait_quiet_async()
-            own = gateway.statistics().modules[0].own
-            assert (own["heard"], own["left_out"]) == (1, 2)
-        assert numbers(await read_messages(port_of(up), 1)) == [2]
+            module_values = gateway.statistics().modules[0].own
+            assert (module_values["heard"], module_values["left_out"]) == (1, 2)
+        assert numbers(await read_messages(port_of(server), 1)) == [2]
     assert caplog.text.count("dropped a message that cannot be sent") == 2
 
 
@@ -145,7 +148,7 @@ async def test_reports_loss_without_data_dir(
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    ("settings", "expected_error"),
     [
         ({"to": "http://x"}, "http"),
         ({"class": -1}, "class"),
@@ -153,14 +156,14 @@ async def test_reports_loss_without_data_dir(
         ({"max_memory": 3}, "max_memory"),
     ],
 )
-def test_rejects_invalid_settings(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_rejects_invalid_settings(settings: dict[str, Any], expected_error: str) -> None:
+    with pytest.raises(ConfigError, match=expected_error):
         plan(8888, **settings)
 
 
-@pytest.mark.parametrize("own", [{}, {"under_way": 7}])
+@pytest.mark.parametrize("module_values", [{}, {"under_way": 7}])
 async def test_stream_stores_each_message_once(
-    own: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    module_values: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A stream that may be full gets one message at a time, unless `under_way` is set."""
     caplog.set_level("INFO", "simplebus.bridge")
@@ -175,18 +178,18 @@ async def test_stream_stores_each_message_once(
                 "channel_property": "at",
                 "stream": "READINGS",
                 "data_dir": str(tmp_path / "kept"),
-                **own,
+                **module_values,
             }
-            up = GatewayPlan((ModulePlan.of("up", "uplink", to),), (("*", "up"),))
+            server = GatewayPlan((ModulePlan.of("up", "uplink", to),), (("*", "up"),))
             for first in 0, 50:  # The second uplink continues where the first one stopped.
-                async with open_gateway(up) as gateway:
+                async with open_gateway(server) as gateway:
                     await publish_numbers(gateway, first, 50)
                     with trio.fail_after(PATIENCE_S):
                         while await count_stored(connection) < first + 50:  # noqa: ASYNC110
                             await trio.sleep(0.01)
             assert await count_stored(connection) == 100
             assert ("messages are stored in stream 'READINGS' one at a time" in caplog.text) == (
-                not own
+                not module_values
             )
 
 
@@ -199,19 +202,19 @@ async def test_locked_data_dir_is_retried(
 ) -> None:
     """A message arrives before the restarted module has opened its directory."""
     find_backlogs = {"data_dir": str(tmp_path / "kept")}
-    async with serving() as up:
-        port = port_of(up)
+    async with serving() as server:
+        port = port_of(server)
         async with (
             open_gateway() as gateway,
-            open_gateway(plan(free_port(), **find_backlogs)) as other,
+            open_gateway(plan(free_port(), **find_backlogs)) as other_plan,
         ):
-            await publish_numbers(other, 0, 10)
-            await other.bus.wait_quiet_async()
+            await publish_numbers(other_plan, 0, 10)
+            await other_plan.bus.wait_quiet_async()
             await gateway.apply(plan(port, **find_backlogs))
             await publish_numbers(gateway, 10, 10)
             with trio.fail_after(PATIENCE_S):
                 while gateway.statistics().modules[0].failures < 2:  # noqa: ASYNC110
                     await trio.sleep(0.01)
-            for name in other.names:
-                await other.remove(name)
+            for name in other_plan.names:
+                await other_plan.remove(name)
             assert numbers(await read_messages(port, 20)) == list(range(20))

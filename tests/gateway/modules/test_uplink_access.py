@@ -42,8 +42,8 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(to: str, **settings: Any) -> GatewayPlan:
-    said = {"to": to, "class": "readings", **settings}
-    return GatewayPlan((ModulePlan.of("up", "uplink", said),), (("*", "up"),))
+    options = {"to": to, "class": "readings", **settings}
+    return GatewayPlan((ModulePlan.of("up", "uplink", options),), (("*", "up"),))
 
 
 async def wait_health(gateway: Gateway, name: str, value: object) -> None:
@@ -57,28 +57,28 @@ async def wait_health(gateway: Gateway, name: str, value: object) -> None:
         await trio.sleep(0.01)
 
 
-@pytest.mark.parametrize("says", ["settings", "file", "environment"])
+@pytest.mark.parametrize("scheme", ["settings", "file", "environment"])
 async def test_uplink_authenticates_over_tls(
-    says: str, authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scheme: str, authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server requires a client certificate, too."""
     folder = authority.folder
-    shown = {
+    credentials_ = {
         "token": "all",
         "ca": str(authority.path),
         "cert": str(folder / "edge.pem"),
         "key": str(folder / "edge.key"),
     }
     settings: dict[str, str] = {}
-    if says == "settings":
-        settings = shown
-    elif says == "file":
+    if scheme == "settings":
+        settings = credentials_
+    elif scheme == "file":
         file = tmp_path / "edge.toml"
-        file.write_text("".join(f"{name} = {value!r}\n" for name, value in shown.items()))
+        file.write_text("".join(f"{name} = {value!r}\n" for name, value in credentials_.items()))
         file.chmod(0o600)
         settings = {"credentials": str(file)}
     else:
-        for name, value in shown.items():
+        for name, value in credentials_.items():
             monkeypatch.setenv(ENVIRONMENT_VARIABLES[name], value)
     tls = TlsOptions(
         folder / "localhost.pem", folder / "localhost.key", ca=authority.path, verify=True
@@ -91,7 +91,7 @@ async def test_uplink_authenticates_over_tls(
                 await gateway.publish(ModuleMessage(b"hello"))
                 await wait_health(gateway, "copied", 1)
             async with (
-                simplebus.connect(to, access=Access(**shown)) as bus,
+                simplebus.connect(to, access=Access(**credentials_)) as bus,
                 bus.subscribe("readings", durable="test") as messages,
             ):
                 assert (await anext(aiter(messages))).payload == b"hello"
@@ -101,18 +101,18 @@ async def test_uplink_uses_custom_authority_for_nats(
     authority: CertificateAuthority, tmp_path: Path
 ) -> None:
     folder = authority.folder
-    asks = (
+    requirements = (
         f'tls {{ cert_file: "{folder}/localhost.pem", key_file: "{folder}/localhost.key" }}\n'
         "authorization { user: edge, password: secret }"
     )
-    who = {"user": "edge", "password": "secret"}
+    credentials = {"user": "edge", "password": "secret"}
     trusted = Access(ca=str(authority.path))
-    with trio.fail_after(PATIENCE_S), nats_server(tmp_path, asks) as nats:
+    with trio.fail_after(PATIENCE_S), nats_server(tmp_path, requirements) as nats:
         to = nats.url.replace("nats://", "tls://")
-        async with connect(nats, who, tls=trusted.tls()) as connection:
+        async with connect(nats, credentials, tls=trusted.tls()) as connection:
             connection.core.subscribe("class.readings")
             await connection.round_trip()
-            async with open_gateway(plan(to, **who, ca=trusted.ca)) as gateway:
+            async with open_gateway(plan(to, **credentials, ca=trusted.ca)) as gateway:
                 await gateway.publish(ModuleMessage(b"hello"))
                 while not connection.messages:
                     await connection.wait_event()
@@ -142,29 +142,29 @@ def test_settings_override_environment(tmp_path: Path) -> None:
     file.write_text('user = "other"\npassword = "of the other"\n')
     file.chmod(0o600)
     to: dict[str, Any] = {"to": "simplebus://a", "class": 1}
-    told = {"SIMPLEBUS_TOKEN": "told"}
-    assert parse(to, told).access == Access(token="told")
-    assert parse({**to, "token": "own"}, told).access == Access(token="own")
-    assert parse({**to, "user": "u", "password": "p"}, told).access == Access("u", "p")
-    more = {"SIMPLEBUS_CREDENTIALS": str(file), "SIMPLEBUS_PASSWORD": "told"}
-    assert parse({**to, "user": "u"}, more).access == Access("u", "told")
-    del more["SIMPLEBUS_PASSWORD"]  # That of another is not shown.
-    assert parse({**to, "user": "u"}, more).access == Access("u")
-    assert parse(to, more).access == Access("other", "of the other")
+    environment = {"SIMPLEBUS_TOKEN": "told"}
+    assert parse(to, environment).access == Access(token="told")
+    assert parse({**to, "token": "own"}, environment).access == Access(token="own")
+    assert parse({**to, "user": "u", "password": "p"}, environment).access == Access("u", "p")
+    conflicting = {"SIMPLEBUS_CREDENTIALS": str(file), "SIMPLEBUS_PASSWORD": "told"}
+    assert parse({**to, "user": "u"}, conflicting).access == Access("u", "told")
+    del conflicting["SIMPLEBUS_PASSWORD"]  # That of another is not shown.
+    assert parse({**to, "user": "u"}, conflicting).access == Access("u")
+    assert parse(to, conflicting).access == Access("other", "of the other")
     to["to"] = "nats://me:mine@a"
-    assert parse(to, more).access == Access()
+    assert parse(to, conflicting).access == Access()
     to["to"] = "nats://a"
-    assert parse({**to, "seed": SEED}, told).nats_access.credentials == {"seed": SEED}
-    assert parse({**to, "credentials": {"token": "t"}}, told).access == Access(token="t")
+    assert parse({**to, "seed": SEED}, environment).nats_access.credentials == {"seed": SEED}
+    assert parse({**to, "credentials": {"token": "t"}}, environment).access == Access(token="t")
 
 
 def test_no_text_contains_secrets() -> None:
-    for to, who in (
+    for to, credentials in (
         ("simplebus://a", {"user": "u", "password": "secret"}),
         ("simplebus://a", {"credentials": {"token": "secret"}}),
         ("nats://u:secret@a", {}),
     ):
-        assert "secret" not in repr(plan(to, **who))
+        assert "secret" not in repr(plan(to, **credentials))
     for to in "nats://u:secret@a:b", "nats://u:sec/ret@a", "simplebus://u:secret@a":
         with pytest.raises(ConfigError) as raised:
             plan(to)
@@ -172,7 +172,7 @@ def test_no_text_contains_secrets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    ("settings", "expected_error"),
     [
         ({"class": "bridges"}, "cannot be copied"),
         ({"class": "dead.orders"}, "holds dead letters"),
@@ -208,8 +208,8 @@ def test_no_text_contains_secrets() -> None:
         ({"data_dir": "/etc/passwd"}, "/etc/passwd is not a directory"),
     ],
 )
-def test_rejects_impossible_settings(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+def test_rejects_impossible_settings(settings: dict[str, Any], expected_error: str) -> None:
+    with pytest.raises(ConfigError, match=expected_error):
         plan(**{"to": "simplebus://a:1", **settings})
 
 
