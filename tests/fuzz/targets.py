@@ -22,7 +22,7 @@ from simplebus.storage.errors import JournalError
 from simplebus.storage.file_names import file_name
 from tests.behaviour.wire_peer import BrokerHarness, WirePeer
 from tests.core.protocol.test_envelope import oracle_decode
-from tests.nats.protocol.parser_driver import read, truth
+from tests.nats.protocol.parser_driver import parse_with_oracle, read
 from tests.storage.journaled_broker import KeptBus
 
 CLASS_ID = 1
@@ -42,7 +42,7 @@ def check_envelope(data: bytes) -> None:
 def check_nats(data: bytes) -> None:
     """Compare the parser of NATS commands with the oracle, for whole and for split reads."""
     size, data = _split_size(data)
-    expected = truth(data)
+    expected = parse_with_oracle(data)
     assert read([data]).found == expected
     assert read(_split(data, size)).found == expected
 
