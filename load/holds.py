@@ -1,11 +1,12 @@
 """Longest holds of the event loop, in CPU time, by every kind of request at its maximum.
 
-    python load/run.py holds [--quick]
+    python load/run.py holds [--only TEXT]
 
 No request holds the loop for longer than HOLD_MAX_S: longer work is cut into steps, between which
 other clients have their turn. The server runs with an instrument that reports each step of a
 millisecond or more; see `load.hold_server`. The requests run one kind after the other, and each row
-is the longest step from the beginning of a kind to the beginning of the next one.
+is the longest step from the beginning of a kind to the beginning of the next one. `--only` measures
+the kinds with a text in their title, after those whose messages they need.
 """
 
 from __future__ import annotations
@@ -36,14 +37,17 @@ from simplebus.core.protocol import frames
 
 HOLD_MAX_S = 0.005
 PATIENCE_S = 120.0
-SETTLE_S = 2.5
-"""Time for ticks, snapshots and the removal of what ended."""
+SETTLE_S = 1.2
+"""Time for a tick, a snapshot and the removal of what ended."""
+QUIET_S = 0.5
+"""Silence of the server after which a client has received everything."""
+EXPIRY_S = 8.0
 CLASSES = Limits().classes
 MESSAGES = 1_000_000
 CHANNELS = 50_000
 MEMBERS = 1000
 CONNECTIONS = 5000
-FULL, CHANNELED, VALUES, TIMED, GROUPED = 1, 2, 3, 4, 5
+FULL, CHANNELED, VALUES, TIMED, GROUPED, REJECTED = 1, 2, 3, 4, 5, 7
 """Classes."""
 
 SERVER = (
@@ -52,6 +56,10 @@ SERVER = (
     *("--max-classes-per-connection", "0", "--max-classes-per-address", "0"),
     *("--max-durables-per-address", "0", "--ack-timeout", "600", "--durability", "os"),
 )
+
+
+Kinds = dict[str, Callable[["HeldServer"], object]]
+"""Requests by title."""
 
 
 class Hold(NamedTuple):
@@ -106,12 +114,22 @@ def run(run_options: RunOptions) -> list[Row]:
             (KINDS, ("--config", str(config))),
             (JOURNAL_KINDS, ("--data-dir", str(Path(directory) / "data"))),
         ):
+            kinds = select_kinds(kinds, run_options.only)
+            if not kinds:
+                continue
             with serving(*options, *run_options.server_args) as server:
                 rows += measure(server, kinds)
-    return rows
+    return [row for row in rows if run_options.only in row.title]
 
 
-def measure(server: HeldServer, kinds: dict[str, Callable[[HeldServer], object]]) -> list[Row]:
+def select_kinds(kinds: Kinds, only: str) -> Kinds:
+    """Return the kinds with this text in their title, and those that they need, in order."""
+    chosen = {title: kind for title, kind in kinds.items() if only in title}
+    needed = {each for kind in chosen.values() for each in NEEDED.get(kind, ())}
+    return {t: kind for t, kind in kinds.items() if t in chosen or kind in needed}
+
+
+def measure(server: HeldServer, kinds: Kinds) -> list[Row]:
     """Run each kind of request, and return the longest hold of each."""
     begins = []
     for kind in kinds.values():
@@ -195,7 +213,7 @@ def _publish(server: HeldServer, class_id: int, contents: Iterator[bytes], *, ki
     client = Client(server, class_id)
     pieces: list[bytes] = []
     size = 0
-    reader = threading.Thread(target=client.read_for, args=(2.0,), daemon=True)
+    reader = threading.Thread(target=client.read_for, args=(QUIET_S,), daemon=True)
     reader.start()
     for number, content in enumerate(contents):
         frame = frames.encode(kind, class_id=class_id, message_id=number, content=content)
@@ -258,7 +276,7 @@ def publish_envelopes(server: HeldServer) -> None:
 
 
 def publish_timed(server: HeldServer) -> None:
-    expires_ms = int((time.time() + 15) * 1000)
+    expires_ms = int((time.time() + EXPIRY_S) * 1000)
     contents = (_timed(b"%d" % n, expires_ms) for n in range(MESSAGES // 2))
     _publish(server, TIMED, contents, kind=frames.ENVELOPE)
 
@@ -268,7 +286,7 @@ def expire(server: HeldServer) -> None:
     client = Client(server, TIMED)
     client.subscribe(TIMED, durable="late", max_in_flight=1)
     client.close()
-    time.sleep(16)
+    time.sleep(EXPIRY_S)
 
 
 def fetch(server: HeldServer) -> None:
@@ -282,12 +300,12 @@ def fetch(server: HeldServer) -> None:
 def subscribe_with_filter(server: HeldServer) -> None:
     client = Client(server, CHANNELED)
     client.subscribe(CHANNELED, start="earliest", channels=["site.7.*"])
-    client.read_for(1.0)
+    client.read_for(QUIET_S)
     patterns = [f"site.{n}.*" for n in range(BINDINGS_MAX)]
     client.subscribe(CHANNELED, 2, start="earliest", channels=patterns)
-    client.read_for(1.0)
+    client.read_for(QUIET_S)
     client.subscribe(CHANNELED, 3, start={"time": time.time() - 1})
-    client.read_for(1.0)
+    client.read_for(QUIET_S)
     client.close()
 
 
@@ -295,28 +313,49 @@ def ack_in_ranges(server: HeldServer) -> None:
     """Receive a million messages, ack every other one, and then the others."""
     client = Client(server, FULL)
     client.subscribe(FULL, start="earliest", durable="acks", max_in_flight=MESSAGES)
-    client.read_for(1.0)
+    client.read_for(QUIET_S)
     for odd in (0, 1):
         acks = b"".join(
             frames.encode_ack(class_id=1, timer_index=0, first=n, last=n + 1)
             for n in range(odd, MESSAGES, 2)
         )
         client.socket.sendall(acks)
-        client.read_for(1.0)
+        client.read_for(QUIET_S)
     client.close()
 
 
 def nack_in_ranges(server: HeldServer) -> None:
     client = Client(server, FULL)
     client.subscribe(FULL, durable="acks", max_in_flight=MESSAGES)
-    client.read_for(1.0)
+    client.read_for(QUIET_S)
     first = MESSAGES
     nacks = b"".join(
         frames.encode(frames.NACK, class_id=1, content=b"%d-%d 60000" % (n, n + 1))
         for n in range(first, first + MESSAGES // 8, 2)
     )
     client.socket.sendall(nacks)
-    client.read_for(1.0)
+    client.read_for(QUIET_S)
+    client.close()
+
+
+def nack_and_hand_over(server: HeldServer) -> None:
+    """Reject messages in a subscription without a durable, and let the next one continue."""
+    contents = (b"%d" % n for n in range(MESSAGES // 4))
+    _publish(server, REJECTED, contents, kind=frames.MESSAGE)
+    client = Client(server, REJECTED)
+    client.subscribe(REJECTED, max_in_flight=MESSAGES)
+    client.read_for(QUIET_S)
+    nacks = b"".join(
+        frames.encode(frames.NACK, class_id=1, content=b"%d-%d 60000" % (n, n + 1))
+        for n in range(0, MESSAGES // 8, 2)
+    )
+    client.socket.sendall(nacks)
+    client.read_for(QUIET_S)
+    client.close()
+    time.sleep(SETTLE_S)
+    client = Client(server, REJECTED)
+    client.subscribe(REJECTED, max_in_flight=MESSAGES)
+    client.read_for(QUIET_S)
     client.close()
 
 
@@ -340,7 +379,7 @@ def open_groups(server: HeldServer) -> None:
                 body = {"group": f"g {by_key}", "by_key": by_key, "start": "earliest"}
                 client.send(frames.SUBSCRIBE, body, class_id=GROUPED, number=number)
         for client in clients:
-            client.read_for(2.0)
+            client.read_for(QUIET_S)
             client.close()
 
 
@@ -352,7 +391,7 @@ def keep_last_values(server: HeldServer) -> None:
     _publish(server, VALUES, contents, kind=frames.ENVELOPE)
     client = Client(server, VALUES)
     client.subscribe(VALUES, start="last_values")
-    client.read_for(1.0)
+    client.read_for(QUIET_S)
     client.close()
 
 
@@ -417,7 +456,7 @@ def nats_publish(server: HeldServer) -> None:
     publisher = socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
     publisher.sendall(b'CONNECT {"verbose":false}\r\n' + b"PUB none 1\r\nx\r\n" * 200_000)
     publisher.sendall(b"PUB many.a 1\r\nx\r\n" * 200 + b"PING\r\n")
-    sock.settimeout(2.0)
+    sock.settimeout(QUIET_S)
     with contextlib.suppress(TimeoutError):
         while sock.recv(1 << 20):
             pass
@@ -430,7 +469,7 @@ def attack(kind: str) -> Callable[[HeldServer], object]:
     return lambda server: attacks.ATTACKS[kind](server.tcp, server.nats)
 
 
-KINDS: dict[str, Callable[[HeldServer], object]] = {
+KINDS: Kinds = {
     "connect": connect_and_wait,
     "messages of version 1, 4,000,000": publish_plain,
     "messages of 1 MiB": publish_large,
@@ -441,6 +480,7 @@ KINDS: dict[str, Callable[[HeldServer], object]] = {
     "Subscribe from the first of 1,000,000, with patterns": subscribe_with_filter,
     "Acks of 1,000,000 messages, one by one": ack_in_ranges,
     "Nacks of 62,500 messages, one by one": nack_in_ranges,
+    "62,500 Nacks without a durable, and the next Subscribe": nack_and_hand_over,
     "groups with 1,000 members": open_groups,
     "last values of 50,000 channels": keep_last_values,
     "Purge of 5,000,000 messages": purge,
@@ -453,7 +493,7 @@ KINDS: dict[str, Callable[[HeldServer], object]] = {
     "200,000 NATS wildcards": attack("wildcards"),
     "5,000 silent connections": attack("connections"),
 }
-JOURNAL_KINDS: dict[str, Callable[[HeldServer], object]] = {
+JOURNAL_KINDS: Kinds = {
     "journal: Connect with 3,596 new classes": declare_classes,
     "journal: 1,000 durables": leave_durables,
     "journal: 1,000,000 envelopes": publish_envelopes,
@@ -462,3 +502,15 @@ JOURNAL_KINDS: dict[str, Callable[[HeldServer], object]] = {
     "journal: Purge": purge,
 }
 """Kinds of requests that are measured with a journal, and with its snapshots."""
+NEEDED: dict[Callable[[HeldServer], object], tuple[Callable[[HeldServer], object], ...]] = {
+    expire: (publish_timed,),
+    fetch: (publish_envelopes,),
+    subscribe_with_filter: (publish_envelopes,),
+    ack_in_ranges: (publish_plain,),
+    nack_in_ranges: (publish_plain, ack_in_ranges),
+    purge: (publish_plain, publish_envelopes),
+    inquire: (publish_plain, publish_envelopes, declare_classes),
+    read_http: (declare_classes,),
+    reload: (declare_classes,),
+}
+"""Kinds whose messages or classes a kind needs."""

@@ -105,6 +105,8 @@ class RunOptions:
     """Seed of random decisions; 0 for a random seed."""
     minutes: float = 0.0
     """Duration of a soak; 0 for its default."""
+    only: str = ""
+    """Part of the titles of the rows to measure; empty for all. For `holds`."""
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,7 @@ def main(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the long ones, to repeat them.")] = 0,
     minutes: Annotated[float, typer.Option(min=0, help="That a soak takes; 5 by default.")] = 0.0,
+    only: Annotated[str, typer.Option(help="Rows of `holds` with this text in their titles.")] = "",
     server_args: Annotated[str, typer.Option(help="More arguments of `simplebus serve`.")] = "",
 ) -> None:
     """Measure simplebus and its peers in turn, and compare the results with the targets."""
@@ -183,7 +184,7 @@ def main(
         console = Console(width=WIDTH)
     scenarios = _select(names or [])
     rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
-    run_options = RunOptions(rounds, quick, tuple(shlex.split(server_args)), seed, minutes)
+    run_options = RunOptions(rounds, quick, tuple(shlex.split(server_args)), seed, minutes, only)
     try:
         if traces:
             prepare(traces)
