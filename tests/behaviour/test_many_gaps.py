@@ -21,20 +21,22 @@ from tests.support.call_counter import count_calls
 ACK_TIMEOUT_TICKS = 10
 
 
-def connect_subscriber(bus: BrokerHarness, *, is_durable: bool = True) -> Version2Peer:
-    options: dict[str, object] = {"durable": "d"} if is_durable else {}
+def connect_subscriber(
+    bus: BrokerHarness, *, is_durable: bool = True, **options: object
+) -> Version2Peer:
+    options |= {"durable": "d"} if is_durable else {}
     options |= {"max_in_flight": 100_000, "ack_seconds": ACK_TIMEOUT_TICKS}
     return connect_version2(bus, subscribe(1, 1, **options))
 
 
 def start_with_gaps(
-    gap_count: int, *, is_durable: bool = True
+    gap_count: int, *, is_durable: bool = True, **options: object
 ) -> tuple[BrokerHarness, Version2Peer]:
     """Return a bus, and a subscriber that has rejected every other one of its messages."""
     bus = BrokerHarness()
     bus.skips_checks = True
     connect_version2(bus, publish(1, 0, *[b"x"] * (2 * gap_count)), classes=[1])
-    peer = connect_subscriber(bus, is_durable=is_durable)
+    peer = connect_subscriber(bus, is_durable=is_durable, **options)
     peer.receive_deliveries()
     peer.send(b"".join(nack(1, n, n + 1, 60_000) for n in range(0, 2 * gap_count, 2)))
     return bus, peer
@@ -121,6 +123,15 @@ def test_the_next_subscription_costs_the_same_for_any_number_of_gaps() -> None:
     assert counts[0] == counts[1]
 
 
+def test_ending_costs_the_same_if_other_messages_wait_for_the_next_subscription() -> None:
+    counts = []
+    for gap_count in (100, 2000):
+        _, peer = start_with_gaps(gap_count, is_durable=False, start="earliest")
+        peer.send(ack(1, 1, 2))
+        counts.append(count_calls(peer.disconnect))
+    assert counts[0] == counts[1]
+
+
 def hand_over_ranges(bus: BrokerHarness) -> None:
     """Convert the backlog's delivery state into ranges, as if it were from a snapshot."""
     cls = bus.broker.classes[1]
@@ -163,6 +174,7 @@ def perform(bus: BrokerHarness, peer: Version2Peer, steps: list[Step]) -> list[t
     rounds=st.lists(STEPS, min_size=2, max_size=4),
     idle_ticks=st.integers(0, 12),
     group=st.sampled_from(["", "g"]),
+    start=st.sampled_from(["waiting", "earliest"]),
     limits=st.lists(st.sampled_from([4, 100]), min_size=4, max_size=4),
     purges=st.lists(st.tuples(st.integers(0, 24), st.integers(0, 12)), min_size=4, max_size=4),
     has_backoff=st.booleans(),
@@ -171,6 +183,7 @@ def test_a_subscription_continues_a_former_one_as_from_ranges(
     rounds: list[list[Step]],
     idle_ticks: int,
     group: str,
+    start: str,
     limits: list[int],
     purges: list[tuple[int, int]],
     has_backoff: bool,
@@ -180,7 +193,7 @@ def test_a_subscription_continues_a_former_one_as_from_ranges(
     for bus, log in zip(buses, received, strict=True):
         connect_version2(bus, publish(1, 0, *[b"%d" % n for n in range(25)]), classes=[1])
         for steps, limit, (first, count) in zip(rounds, limits, purges, strict=False):
-            options: dict[str, object] = {"ack_seconds": 3, "max_in_flight": limit}
+            options: dict[str, object] = {"ack_seconds": 3, "max_in_flight": limit, "start": start}
             options |= {"group": group} if group else {}
             options |= {"backoff": [2, 3]} if has_backoff else {}
             peer = connect_version2(bus, subscribe(1, 1, **options))

@@ -569,7 +569,7 @@ class SubscriptionManager:
         policy = subscribe_options.build_delivery_policy(request, cls, self._settings)
         is_key_ordered = bool(request.group and request.by_key)
         if isinstance(state, Position) and (
-            is_key_ordered or not state.can_be_taken_over(is_shared=bool(request.group))
+            is_key_ordered or not state.can_be_taken_over(window, is_shared=bool(request.group))
         ):
             state = state.build_handover()
         position = self._create_position(

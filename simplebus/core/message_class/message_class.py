@@ -462,15 +462,17 @@ class MessageClass:
     def _add_to_backlog(self, position: Position) -> None:
         """Add the unacknowledged messages of the last position to the backlog.
 
-        The position itself is kept if the backlog is empty: converting its state into ranges takes
+        The position itself is kept, unless another one was: converting its state into ranges takes
         long if there are many.
         """
         window = position.window
+        former: Position | PositionHandover = PositionHandover()
         if self.backlog_window.floor < self.backlog_window.cursor:
+            window, former = window.merge_unacked(self.backlog_window), self.backlog_state
+        if former != PositionHandover():
             handover = position.build_handover().merge(self.backlog_handover)
-            window = window.merge_unacked(self.backlog_window)
             self.backlog_state = handover.restrict_to(window.floor, window.cursor)
-        elif window.floor < window.cursor:
+        elif position.window.floor < position.window.cursor:
             position.end()
             self.backlog_state = position
         else:

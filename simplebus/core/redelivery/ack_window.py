@@ -218,22 +218,25 @@ class AckWindow:
 
         Messages that only `other` was sent count as unacknowledged, too.
         """
-        cursor = max(self.cursor, other.cursor)
-        open_ranges = [
-            r
-            for window in (self, other)
-            for r in window.unacked_ranges(window.floor, window.cursor)
-        ]
-        if self.cursor < cursor:
-            open_ranges.append((self.cursor, cursor))
-        joined = AckWindow(floor=min([first for first, _ in open_ranges], default=cursor))
+        first, cursor = min(self.floor, other.floor), max(self.cursor, other.cursor)
+        acked: Flags = np.ones(cursor - first, np.bool_)
+        for window in (self, other):
+            acked[window.floor - first : window.cursor - first] &= window._acked_flags()
+        acked[self.cursor - first :] = False
+        floor = first + (int(acked.argmin()) if not acked.all() else acked.size)
+        joined = AckWindow(floor=floor)
         joined.cursor = cursor
-        reached = joined.floor
-        for first, last in [*sorted(open_ranges), (cursor, cursor)]:
-            if reached < first:
-                joined.ack_range(reached, first)
-            reached = max(reached, last)
+        joined.restore_flags(np.packbits(acked[floor - first :]).tobytes())
         return joined
+
+    def _acked_flags(self) -> Flags:
+        """Return flags of the acknowledged messages from the floor to the cursor."""
+        acked: Flags = np.zeros(self.cursor - self.floor, np.bool_)
+        done = 0
+        for start, stop in self._index_ranges(self.floor, self._flags_end):
+            acked[done : done + stop - start] = self._flags[start:stop]
+            done += stop - start
+        return acked
 
     def encode_flags(self) -> bytes:
         """Return the flags from the floor on as a bitmap, most significant bit first."""

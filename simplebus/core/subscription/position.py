@@ -1541,10 +1541,11 @@ class Position:
         self.switch_ring(self.class_ring)
         self._ended_at = self.window.cursor
 
-    def can_be_taken_over(self, *, is_shared: bool) -> bool:
-        """Return True if `take_over` may be called for a successor that is `is_shared`."""
+    def can_be_taken_over(self, window: AckWindow, *, is_shared: bool) -> bool:
+        """Return True if a successor with `window`, which is `is_shared`, may call `take_over`."""
         return not (
-            self.is_shared != is_shared
+            self.window is not window
+            or self.is_shared != is_shared
             or self.inherited_delays
             or self.pending_dead_letters
             or any(holder.has_messages for holder in self._holders)
