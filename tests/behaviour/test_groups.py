@@ -20,6 +20,7 @@ from tests.behaviour.wire_peer_v2 import (
     unsubscribe,
     working,
 )
+from tests.support.call_counter import count_calls
 
 
 def join_members(bus: BrokerHarness, count: int, **options: object) -> list[Version2Peer]:
@@ -49,6 +50,23 @@ def test_faster_member_receives_more() -> None:
         for sequence in ids:
             fast.send(ack(5, sequence, sequence + 1))
     assert (len(held), len(heard)) == (10, 90)
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+def test_messages_are_assigned_in_portions(by_key: bool) -> None:
+    counts = []
+    for message_count in (10_000, 40_000):
+        bus = BrokerHarness()
+        bus.skips_checks = True
+        members = join_members(bus, 100, by_key=by_key, max_in_flight=message_count)
+        writer, frames = connect_version2(bus), publish(1, 0, *numbered(message_count))
+        steps = [count_calls(lambda writer=writer, frames=frames: writer.send(frames))]
+        while bus.broker.next_wakeup <= bus.broker.clock.now:
+            steps.append(count_calls(bus.broker.run_due_wakeups))
+        counts.append(max(steps))
+        bus.broker.check_invariants()
+        assert sum(len(member.receive_message_ids()) for member in members) == message_count
+    assert counts[1] <= 1.2 * counts[0]
 
 
 def test_one_session_can_have_several_members() -> None:

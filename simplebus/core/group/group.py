@@ -42,6 +42,9 @@ MESSAGES_PER_TURN_MAX = 64
 # other sessions. A continued scan covers REDELIVERY_MESSAGES.
 FIRST_SCAN_MAX = 512
 
+# Assignments to members before the group continues in a later turn: each takes 20 microseconds.
+ASSIGNMENTS_PER_TURN_MAX = 128
+
 # A redelivered span costs as much as scanning this many messages, even if it is assigned.
 SPAN_SCAN_COST = 32
 
@@ -519,7 +522,8 @@ class Group(BaseGroup[GroupMember]):
             position.sort_redeliveries(key=_span_start)
             self._has_unsorted_redeliveries = False
         position.begin_scan(self._scan_limit)
-        while available_members:
+        last_turn = self._turn_count + ASSIGNMENTS_PER_TURN_MAX
+        while available_members and self._turn_count < last_turn:
             member = available_members.least_loaded()
             waiting_count = position.count_unassigned(MESSAGES_PER_TURN_MAX)
             fair_share = max(1, -(-waiting_count // len(available_members)))
@@ -534,7 +538,8 @@ class Group(BaseGroup[GroupMember]):
             member.assign(spans, self._turn_count, self._clock.tick)
             assigned_members[member] = None
         self._scan_limit = FIRST_SCAN_MAX
-        if available_members and position.is_scan_limit_reached and position.has_work:
+        is_limit_reached = position.is_scan_limit_reached or self._turn_count >= last_turn
+        if available_members and is_limit_reached and position.has_work:
             self._continue_later()
         return list(assigned_members)
 

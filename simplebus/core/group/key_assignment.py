@@ -54,10 +54,17 @@ class KeyAssignment(Generic[MemberT]):
         return member in self._index_by_member
 
     @property
+    def known_owner_by_bucket(self) -> list[MemberT | None]:
+        """Owner of each bucket, or None before `assign_orphans` has determined it.
+
+        The list must not be changed, and not be kept.
+        """
+        return self._owner_by_bucket
+
+    @property
     def owner_by_bucket(self) -> list[MemberT | None]:
         """Owner of each bucket. The list must not be changed, and not be kept."""
-        if self._orphans:
-            self._assign_orphans()
+        self.assign_orphans()
         return self._owner_by_bucket
 
     def owner_of(self, partition: int) -> MemberT | None:
@@ -69,8 +76,7 @@ class KeyAssignment(Generic[MemberT]):
 
         The same `identity` gets the same partitions when the member joins again.
         """
-        if self._orphans:
-            self._assign_orphans()
+        self.assign_orphans()
         seed = np.uint64(hash_bytes(identity.encode()))
         index = self._index_by_member[member] = len(self._members)
         self._members.append(member)
@@ -92,8 +98,8 @@ class KeyAssignment(Generic[MemberT]):
         return former_owners
 
     def remove_member(self, member: MemberT) -> None:
-        """Remove a member. Its buckets are assigned to the others when an owner is asked for, so
-        that many members can leave at once.
+        """Remove a member. Its buckets are assigned to the others by `assign_orphans`, or when an
+        owner is asked for, so that many members can leave at once.
         """
         index, last = self._index_by_member.pop(member), self._members.pop()
         if last is not member:
@@ -107,10 +113,21 @@ class KeyAssignment(Generic[MemberT]):
             self._best_weights[:] = 0
             self._orphans.clear()
 
-    def _assign_orphans(self) -> None:
-        """Assign the buckets of removed members to the remaining ones."""
-        members, buckets = self._members, sorted(self._orphans)
-        self._orphans.clear()
+    def assign_orphans(self, weights_max: int | None = None) -> bool:
+        """Assign buckets of removed members to the remaining ones.
+
+        Args:
+            weights_max: Approximate number of weights to compute; None for unlimited.
+
+        Returns:
+            False if some buckets are left.
+        """
+        members, count = self._members, len(self._orphans)
+        if not count:
+            return True
+        if weights_max is not None:
+            count = min(count, max(1, weights_max // len(members)))
+        buckets, self._orphans = sorted(self._orphans[:count]), self._orphans[count:]
         seeds = self._seeds[: len(members)]
         for start in range(0, len(buckets), _BUCKETS_WEIGHED):
             some = buckets[start : start + _BUCKETS_WEIGHED]
@@ -121,6 +138,7 @@ class KeyAssignment(Generic[MemberT]):
                 owner = members[index]
                 self._owner_by_bucket[bucket] = owner
                 self._buckets_by_member[owner].add(bucket)
+        return not self._orphans
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless each bucket's owner has the greatest weight."""

@@ -62,6 +62,12 @@ _SCALAR_MESSAGES_MAX = 4
 # Messages scanned at once, at least, when a member can accept messages.
 _SCAN_MIN = 16
 
+# Messages assigned before the group continues in a later turn: each takes 3 microseconds.
+_ASSIGNED_PER_TURN_MAX = 1024
+
+# Weights of members computed in one turn after members have left: each takes 10 nanoseconds.
+_WEIGHTS_PER_TURN_MAX = 1 << 17
+
 # Stale entries of the ready queues are dropped when they outnumber the current ones by this much.
 _STALE_READY_MAX = 64
 _MISSING: Final = False
@@ -314,6 +320,8 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         self._joined_count = 0
         self._is_distribution_requested = False
         """True if a wakeup is scheduled to assign ready messages."""
+        self._assignable_count = 0
+        """Messages that may still be assigned in this turn."""
         self._stale_ready_count = 0
         """Approximate number of finished messages in the ready queues."""
         self._sorted_requeue_count = -1
@@ -458,12 +466,19 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         assigned_members: dict[KeyOrderedMember, None] = {}
         if self._is_scan_unfinished or self._leaving_members or not self.members:
             return []
+        if not self._assignment.assign_orphans(_WEIGHTS_PER_TURN_MAX):
+            self._continue_later()
+            return []
         position = self.position
         self._dequeue_finished()
         position.begin_scan(self._scan_limit)
         self._scan_limit = FIRST_SCAN_MAX
+        self._assignable_count = _ASSIGNED_PER_TURN_MAX
         self._distribute_ready(assigned_members)
         while True:
+            if self._assignable_count <= 0:
+                self._continue_later()
+                break
             can_requeue = self._can_requeue()
             if not can_requeue and not self._can_enqueue_new():
                 break
@@ -569,7 +584,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
 
     def _mark_ready(self, sequences: Iterable[int], *, at_front: bool = False) -> None:
         """Add waiting messages to the ready queues."""
-        owner_by_bucket, mask = self._assignment.owner_by_bucket, HASH_BUCKET_MASK
+        owner_by_bucket, mask = self._assignment.known_owner_by_bucket, HASH_BUCKET_MASK
         owners: dict[KeyOrderedMember, None] = {}
         ready: deque[int] | list[int]
         for sequence, partition in zip(
@@ -599,13 +614,16 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
                 sorted(sequence for sequence in unrouted if sequence in self._unassigned_sequences)
             )
         members_to_serve = self._members_to_serve
-        while members_to_serve:
+        while members_to_serve and self._assignable_count > 0:
             keyed_member = next(iter(members_to_serve))
             self._assign_ready(
-                keyed_member, keyed_member.ready_sequences, keyed_member.free_count, served_members
+                keyed_member,
+                keyed_member.ready_sequences,
+                min(keyed_member.free_count, self._assignable_count),
+                served_members,
             )
         available_members, keyless_ready = self._available_members, self._keyless_ready
-        while keyless_ready and available_members:
+        while keyless_ready and available_members and self._assignable_count > 0:
             member = available_members.least_loaded()
             fair_share = -(-len(keyless_ready) // len(available_members))
             self._assign_ready(
@@ -640,6 +658,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         if not sequences:
             self.update_availability(member)
             return
+        self._assignable_count -= len(batch.sequences)
         self.position.adjust_scanned_count(-len(batch.sequences))
         self._turn_count += 1
         for part in self._split_by_attempts(batch):

@@ -203,3 +203,21 @@ def test_adding_a_member_affects_few_members() -> None:
         if a is None or a % 3 != 1
     )
     owners.check_invariants()
+
+
+def test_buckets_of_removed_members_are_assigned_in_portions() -> None:
+    owners: KeyAssignment[int] = KeyAssignment()
+    fresh: KeyAssignment[int] = KeyAssignment()
+    for member in range(40):
+        owners.add_member(member, f"m{member}")
+        if member >= 20:
+            fresh.add_member(member, f"m{member}")
+    for member in range(20):
+        owners.remove_member(member)
+    portion_count = 1
+    while not owners.assign_orphans(2000):
+        assert None in owners.known_owner_by_bucket
+        portion_count += 1
+    assert portion_count > 10
+    assert owners.known_owner_by_bucket == fresh.owner_by_bucket
+    owners.check_invariants()
