@@ -191,6 +191,8 @@ class Session:
         """Received bytes that are processed in later turns. See `allow_split_reads`."""
         self._unread_bytes = 0
         """The part of the last read that was put back to `unprocessed`."""
+        self._is_mixed_budget_spent = False
+        """True if the last read had more than half of the mixed envelopes of one turn."""
         self.can_split_reads = False
         """True if slow requests are processed in several turns. See `allow_split_reads`."""
         self.pending_request: Iterator[None] | None = None
@@ -421,9 +423,11 @@ class Session:
         self, received_bytes: int, event_count: int, slow_event_count: float = 0.0
     ) -> None:
         """Adapt the read size after a read. Bulk traffic is read in larger pieces."""
-        if self._unread_bytes:
+        is_cut = self._unread_bytes > 0
+        if is_cut:
+            # A little less, so that no read has a few frames too many.
             received_bytes -= self._unread_bytes
-            self._next_read_bytes = max(received_bytes, EXPENSIVE_EVENTS_READ_BYTES)
+            self._next_read_bytes = max(received_bytes * 15 // 16, EXPENSIVE_EVENTS_READ_BYTES)
             self._unread_bytes = 0
         if slow_event_count > EXPENSIVE_EVENTS_MAX:
             self._next_read_bytes = max(
@@ -433,7 +437,9 @@ class Session:
         elif event_count > SMALL_EVENTS and received_bytes < event_count * SMALL_EVENT_BYTES:
             self._next_read_bytes = SMALL_EVENTS_READ_BYTES
         elif (
-            received_bytes >= self._next_read_bytes and 2 * slow_event_count <= EXPENSIVE_EVENTS_MAX
+            received_bytes >= self._next_read_bytes
+            and 2 * slow_event_count <= EXPENSIVE_EVENTS_MAX
+            and not (is_cut or self._is_mixed_budget_spent)
         ):
             self._next_read_bytes = min(2 * self._next_read_bytes, RECEIVE_BYTES)
 
@@ -490,6 +496,7 @@ class Session:
         budget = _TurnBudget() if self.can_split_reads else None
         for batch in self.receiver.receive(buffer, received_bytes, skipped_bytes=skipped_bytes):
             end = None if budget is None else budget.find_end(batch)
+            self._is_mixed_budget_spent = budget is not None and budget.is_mostly_spent
             if end is not None:
                 unread = self.receiver.unread(buffer, batch, end)
                 self._unread_bytes = len(unread)
@@ -628,6 +635,11 @@ class _TurnBudget:
 
     def __init__(self) -> None:
         self._mixed_max = MIXED_ENVELOPES_PER_TURN
+
+    @property
+    def is_mostly_spent(self) -> bool:
+        """True if less than half of the mixed envelopes are left."""
+        return 2 * self._mixed_max < MIXED_ENVELOPES_PER_TURN
 
     def find_end(self, batch: FrameBatch) -> int | None:
         """Return the number of leading frames of the next batch that the turn should process; None
