@@ -69,6 +69,16 @@ async def publish(bus: simplebus.Bus, job: Job) -> Found:
     return {"started": started, "confirmed": now()}
 
 
+async def publish_batches(bus: simplebus.Bus, job: Job) -> Found:
+    """Publish in batches and wait for all confirms at the end."""
+    payloads = job.payloads()
+    started = now()
+    while some := list(itertools.islice(payloads, PUBLISHED_TOGETHER)):
+        await bus.publish_many(some, class_id=CLASS, confirm=False)
+    await bus.flush()
+    return {"started": started, "confirmed": now()}
+
+
 async def publish_each(bus: simplebus.Bus, job: Job) -> Found:
     """Publish each message after the confirm of the previous one."""
     payloads = job.payloads()
@@ -225,6 +235,7 @@ ROLES: dict[str, Callable[[simplebus.Bus, Job], Coroutine[Any, Any, Found]]] = {
     role.__name__: role
     for role in (
         publish,
+        publish_batches,
         publish_each,
         publish_in_flight,
         publish_paced,

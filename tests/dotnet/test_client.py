@@ -128,7 +128,7 @@ def test_publishes_once_while_the_server_is_killed(
     with contextlib.ExitStack() as programs:
         with run_server(*server) as (bus, url):
             publisher = programs.enter_context(client_programs("publish", url, "kills", count))
-            consumer = programs.enter_context(client_programs("consume", url, "kills", count))
+            consumer = programs.enter_context(client_programs("consume", url, "kills"))
             assert publisher.read_line() == consumer.read_line() == "connected"
             assert publisher.read_line().startswith("confirmed ")
             bus.process.kill()

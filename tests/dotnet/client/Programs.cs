@@ -1,7 +1,9 @@
 using System;
 using System.Collections.Generic;
+using System.IO;
 using System.Linq;
 using System.Security.Cryptography.X509Certificates;
+using System.Threading;
 using System.Threading.Tasks;
 
 namespace SimpleBus.Client.Tests
@@ -9,9 +11,10 @@ namespace SimpleBus.Client.Tests
     /// <summary>
     /// Programs that tests in Python control.
     /// <code>
-    /// publish URL CLASS COUNT    publishes 0 to COUNT - 1, some one by one and some together; prints "published COUNT"
-    /// consume URL CLASS COUNT    reads with a durable until it has all numbers; prints "consumed COUNT" and what was
-    ///                            stored twice
+    /// publish URL CLASS COUNT [FILE]    publishes 0 to COUNT - 1, some one by one and some together, or until the file
+    ///                                   exists; then a message with their number. Prints "published COUNT"
+    /// consume URL CLASS                 reads with a durable until it has all of them; prints "consumed COUNT", and how
+    ///                                   many were stored twice
     /// connect URL KEY=VALUE…     publishes a message with user, password, token, ca, pfx and server; prints "confirmed",
     ///                            or "lost" and the code of the error
     /// </code>
@@ -31,17 +34,16 @@ namespace SimpleBus.Client.Tests
             }
             BusOptions options = new BusOptions
             {
-                ReconnectTimeout = TimeSpan.FromSeconds(60),
+                ReconnectTimeout = Timeout.InfiniteTimeSpan,
                 Log = (level, text, error) => Console.Error.WriteLine($"{level}: {text}"),
             };
             options.Classes.Add(arguments[2]);
             await using Bus bus = await Bus.ConnectAsync(arguments[1], options);
             Console.WriteLine("connected");
-            int count = int.Parse(arguments[3]);
             if (arguments[0] == "publish")
-                await PublishAsync(bus, arguments[2], count);
+                await PublishAsync(bus, arguments[2], int.Parse(arguments[3]), arguments.ElementAtOrDefault(4));
             else
-                await ConsumeAsync(bus, arguments[2], count);
+                await ConsumeAsync(bus, arguments[2]);
             return 0;
         }
 
@@ -73,10 +75,10 @@ namespace SimpleBus.Client.Tests
             }
         }
 
-        private static async Task PublishAsync(Bus bus, string target, int count)
+        private static async Task PublishAsync(Bus bus, string target, int count, string? stopFile)
         {
-            int reported = 0;
-            for (int next = 0; next < count;)
+            int next = 0;
+            while (next < count && !(stopFile != null && File.Exists(stopFile)))
             {
                 List<Task> confirms = new List<Task>();
                 int end = Math.Min(next + PartCount, count);
@@ -86,36 +88,49 @@ namespace SimpleBus.Client.Tests
                 for (int single = 0; single < ConcurrentCount && next < count; single++)
                     confirms.Add(bus.PublishAsync(target, BitConverter.GetBytes(next++)).AsTask());
                 await Task.WhenAll(confirms);
-                if (next / 10_000 > reported)
-                    Console.WriteLine($"confirmed {next}");
-                reported = next / 10_000;
+                Console.WriteLine($"confirmed {next}");
+                if (stopFile != null)
+                    await Task.Delay(5);
             }
+            await bus.PublishAsync(target, BitConverter.GetBytes((long)next));
             Console.WriteLine($"resent {bus.ResentCount}");
-            Console.WriteLine($"published {count}");
+            Console.WriteLine($"published {next}");
         }
 
-        private static async Task ConsumeAsync(Bus bus, string target, int count)
+        private static async Task ConsumeAsync(Bus bus, string target)
         {
-            Dictionary<int, long> sequenceOf = new Dictionary<int, long>();
+            List<long> sequenceOf = new List<long>();
+            long expected = -1;
+            int consumed = 0;
             int storedTwice = 0;
             await using Subscription<byte[]> subscription = bus.SubscribeAsync<byte[]>(target, durable: "kills");
             await foreach (MessageBatch batch in subscription.ReadBatchesAsync())
             {
                 for (int index = 0; index < batch.Count; index++)
                 {
-                    int number = BitConverter.ToInt32(batch[index].Payload.Span);
+                    ReadOnlyMemory<byte> payload = batch[index].Payload;
+                    if (payload.Length == sizeof(long))
+                    {
+                        expected = BitConverter.ToInt64(payload.Span);
+                        continue;
+                    }
+                    int number = BitConverter.ToInt32(payload.Span);
+                    while (sequenceOf.Count <= number)
+                        sequenceOf.Add(-1);
                     // A message that is delivered again keeps its sequence.
-                    if (sequenceOf.TryGetValue(number, out long sequence) && sequence != batch[index].Sequence)
+                    if (sequenceOf[number] < 0)
+                        consumed++;
+                    else if (sequenceOf[number] != batch[index].Sequence)
                         storedTwice++;
                     sequenceOf[number] = batch[index].Sequence;
                 }
-                if (sequenceOf.Count == count)
+                if (consumed == expected)
                 {
                     await batch.AckAsync();
                     break;
                 }
             }
-            Console.WriteLine($"consumed {sequenceOf.Count}");
+            Console.WriteLine($"consumed {consumed}");
             Console.WriteLine($"twice {storedTwice}");
         }
     }

@@ -17,6 +17,7 @@ namespace SimpleBus.Client.Tests
     /// <code>
     /// ClientTests run URL VECTORS [NAME…]    prints "passed NAME", or "failed NAME" and the error
     /// ClientTests publish|consume|connect …  see Programs
+    /// ClientTests load JOB                   see LoadPrograms
     /// </code>
     /// </summary>
     public static class Runner
@@ -37,6 +38,9 @@ namespace SimpleBus.Client.Tests
                     Url = arguments[1];
                     Vectors = arguments[2];
                     return await RunTestsAsync(arguments.Skip(3).ToHashSet());
+                case "load":
+                    await LoadPrograms.RunAsync(arguments[1]);
+                    return 0;
                 default:
                     return await Programs.RunAsync(arguments);
             }
