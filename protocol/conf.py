@@ -12,7 +12,7 @@ html_title = "simplebus"
 copyright = "the authors of simplebus"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["dotnet/Example"]
+exclude_patterns = ["dotnet/Version1/Example"]
 myst_heading_anchors = 4
 # Output with `…` for omitted parts is not valid in the language of its block.
 # Several classes have an attribute `type`, so a reference to it by name alone is ambiguous.

@@ -15,8 +15,8 @@ using System.Collections.Generic;
 using System.IO;
 using System.Linq;
 using System.Threading;
-using SimpleBus;
-using SimpleBus.Example;
+using SimpleBus.Version1;
+using SimpleBus.Version1.Example;
 
 public static class Checks
 {
@@ -39,7 +39,7 @@ public static class Checks
             options.HeartbeatSeconds = 0.2;
         if (arguments[0] == "patient")
             options.AckSeconds = 60;
-        using (SimpleBusClient bus = new SimpleBusClient(options))
+        using (Version1Client bus = new Version1Client(options))
         {
             bus.Bind<ShopCreated>(1, ShopCreated.Encode, ShopCreated.Decode);
             switch (arguments[0])
@@ -57,7 +57,7 @@ public static class Checks
         return 0;
     }
 
-    private static void Faulty(SimpleBusClient bus)
+    private static void Faulty(Version1Client bus)
     {
         HashSet<long> failed = new HashSet<long>();
         bus.Subscribe<ShopCreated>(shop =>
@@ -68,7 +68,7 @@ public static class Checks
         bus.Subscribe<ShopCreated>(shop => Console.WriteLine(shop.Id));
     }
 
-    private static void Echo(SimpleBusClient bus)
+    private static void Echo(Version1Client bus)
     {
         string echo = new string('e', 100);
         bus.Subscribe<ShopCreated>(shop =>
@@ -80,7 +80,7 @@ public static class Checks
         });
     }
 
-    private static void Two(SimpleBusClient bus)
+    private static void Two(Version1Client bus)
     {
         bus.Bind(2);
         foreach (ushort classId in new ushort[] { 1, 2 })
@@ -167,7 +167,7 @@ public static class Checks
     private static string Published(ushort classId, string hex)
     {
         ClientOptions options = new ClientOptions { FrameBytesMax = 100, Log = null };
-        using (SimpleBusClient bus = new SimpleBusClient(options))
+        using (Version1Client bus = new Version1Client(options))
         {
             bus.Bind(1);
             bus.Publish(classId, new ArraySegment<byte>(Bytes(hex)));

@@ -1,4 +1,4 @@
-"""Tests of the C# client: its frames against the vectors, and its behaviour against servers.
+"""Tests of the C# client of version 1: its frames against the vectors, and its behaviour against servers.
 
 The client runs in processes of its own, and its bytes are built and read with `oracles` only.
 """
@@ -37,15 +37,15 @@ from tests.support.requirements import require_program
 from tests.support.strategies import ACK, CONNECT, HEARTBEAT, MESSAGE, SUBSCRIBE
 
 ROOT = Path(__file__).parents[2]
-CLIENT = ROOT / "protocol" / "dotnet"
+CLIENT = ROOT / "protocol" / "dotnet" / "Version1"
 VECTORS = ROOT / "protocol" / "vectors"
 
 pytestmark = pytest.mark.xdist_group("dotnet")  # Else each worker compiles the programs.
 
 README_PROGRAM = """
 using System;
-using SimpleBus;
-using SimpleBus.Example;
+using SimpleBus.Version1;
+using SimpleBus.Version1.Example;
 
 public static class Readme
 {

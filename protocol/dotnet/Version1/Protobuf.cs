@@ -11,7 +11,7 @@ using System;
 using System.IO;
 using System.Text;
 
-namespace SimpleBus
+namespace SimpleBus.Version1
 {
     /// <summary>Writes the fields of one message, in any order.</summary>
     public sealed class ProtobufWriter

@@ -8,7 +8,7 @@ using System.IO;
 using System.Net;
 using System.Net.Sockets;
 
-namespace SimpleBus
+namespace SimpleBus.Version1
 {
     internal static class Wire
     {

@@ -10,7 +10,7 @@
 using System;
 using System.Collections.Generic;
 
-namespace SimpleBus
+namespace SimpleBus.Version1
 {
     /// <summary>Half-open: First is acknowledged, Last is not.</summary>
     public struct AckRange

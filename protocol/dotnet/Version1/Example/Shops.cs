@@ -11,7 +11,7 @@ using System;
 using System.Diagnostics;
 using System.Threading;
 
-namespace SimpleBus.Example
+namespace SimpleBus.Version1.Example
 {
     public static class Shops
     {
@@ -30,7 +30,7 @@ namespace SimpleBus.Example
                 Host = arguments[1].Substring(0, colon),
                 Port = int.Parse(arguments[1].Substring(colon + 1)),
             };
-            using (SimpleBusClient bus = new SimpleBusClient(options))
+            using (Version1Client bus = new Version1Client(options))
             {
                 bus.Bind<ShopCreated>(ShopCreated.ClassId, ShopCreated.Encode, ShopCreated.Decode);
                 bus.Connect(Patience);
@@ -45,7 +45,7 @@ namespace SimpleBus.Example
             }
         }
 
-        private static void Publish(SimpleBusClient bus)
+        private static void Publish(Version1Client bus)
         {
             long next = 0;
             string line;
@@ -60,7 +60,7 @@ namespace SimpleBus.Example
             }
         }
 
-        private static void Subscribe(SimpleBusClient bus)
+        private static void Subscribe(Version1Client bus)
         {
             // A line is written before the message counts as processed, so no acknowledged message
             // is missing from the output, even if the process is killed.
@@ -68,7 +68,7 @@ namespace SimpleBus.Example
             while (Console.ReadLine() != null) { }
         }
 
-        private static int Count(SimpleBusClient bus, long count)
+        private static int Count(Version1Client bus, long count)
         {
             long next = 0;
             string problem = null;

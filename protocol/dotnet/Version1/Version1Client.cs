@@ -10,7 +10,7 @@ using System.Globalization;
 using System.Text;
 using System.Threading;
 
-namespace SimpleBus
+namespace SimpleBus.Version1
 {
     /// <summary>Address of the bus, and limits. Set them before creating the client.</summary>
     public sealed class ClientOptions
@@ -51,7 +51,7 @@ namespace SimpleBus
     }
 
     /// <summary>A client of the bus. All methods are thread-safe.</summary>
-    public sealed class SimpleBusClient : IDisposable
+    public sealed class Version1Client : IDisposable
     {
         private static readonly Action<Delivery>[] Nobody = new Action<Delivery>[0];
 
@@ -65,7 +65,7 @@ namespace SimpleBus
         private volatile Dictionary<ushort, Action<Delivery>[]> handlers =
             new Dictionary<ushort, Action<Delivery>[]>();
 
-        public SimpleBusClient(ClientOptions options)
+        public Version1Client(ClientOptions options)
         {
             this.options = options;
             link = new Link(options, Hello, CatchUp, Handle);

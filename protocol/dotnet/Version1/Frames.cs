@@ -10,7 +10,7 @@
 using System;
 using System.IO;
 
-namespace SimpleBus
+namespace SimpleBus.Version1
 {
     /// <summary>Constants of the wire format, and encoding.</summary>
     public static class Frames

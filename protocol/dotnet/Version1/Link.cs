@@ -18,7 +18,7 @@ using System.Diagnostics;
 using System.Net.Sockets;
 using System.Threading;
 
-namespace SimpleBus
+namespace SimpleBus.Version1
 {
     internal sealed class Link
     {
@@ -100,7 +100,7 @@ namespace SimpleBus
                 while (socket == null)
                 {
                     if (closing)
-                        throw new ObjectDisposedException("SimpleBusClient");
+                        throw new ObjectDisposedException("Version1Client");
                     if (!WaitUntil(deadline))
                         throw new TimeoutException(
                             "no session with " + options.Host + ":" + options.Port + " within "
@@ -132,7 +132,7 @@ namespace SimpleBus
                 while (queue.IsFull && !closed)
                     Monitor.Wait(gate);
                 if (closed)
-                    throw new ObjectDisposedException("SimpleBusClient");
+                    throw new ObjectDisposedException("Version1Client");
                 queue.PutMessage(classId, payload);
                 if (writerWaits)
                     Monitor.PulseAll(gate);
@@ -249,7 +249,7 @@ namespace SimpleBus
             lock (gate)
             {
                 if (closed)
-                    throw new ObjectDisposedException("SimpleBusClient"); // Closed meanwhile.
+                    throw new ObjectDisposedException("Version1Client"); // Closed meanwhile.
                 control.Count = 0;
                 catchUp(control, named);
                 acks.Clear();

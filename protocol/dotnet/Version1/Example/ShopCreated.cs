@@ -4,7 +4,7 @@
 
 using System;
 
-namespace SimpleBus.Example
+namespace SimpleBus.Version1.Example
 {
     public sealed class ShopCreated
     {

@@ -10,7 +10,7 @@
 using System;
 using System.Collections.Generic;
 
-namespace SimpleBus
+namespace SimpleBus.Version1
 {
     internal sealed class SendQueue
     {
