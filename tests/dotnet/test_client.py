@@ -69,26 +69,7 @@ def test_no_task_of_the_client_fails_unobserved(csharp_results: dict[str, str]) 
 
 # Documentation -----------------------------------------------------------------------------------
 
-DOCUMENTED_PROGRAM = """
-using System;
-using System.Threading.Tasks;
-using SimpleBus.Client;
-
-public class Order
-{
-    public int Id { get; set; }
-    public string Item { get; set; } = "";
-}
-
-public static class Documented
-{
-    public static async Task Main(string[] arguments)
-    {
-        %s
-    }
-}
-"""
-
+GUIDE = PROTOCOL / "guide" / "from-dotnet.md"
 DOCUMENTED_PROJECT = """
 <Project Sdk="Microsoft.NET.Sdk">
   <PropertyGroup>
@@ -98,23 +79,84 @@ DOCUMENTED_PROJECT = """
     <Nullable>enable</Nullable>
   </PropertyGroup>
   <ItemGroup>
+    <FrameworkReference Include="Microsoft.AspNetCore.App" />
     <Reference Include="{library}" />
   </ItemGroup>
 </Project>
 """
 
 
-def test_example_of_the_readme_runs(dotnet_sdk: DotnetSdk, tmp_path: Path) -> None:
+def csharp_blocks(page: Path) -> list[str]:
+    """Return the C# blocks of a page, with the address from the variable `url`."""
+    blocks = re.findall(r"```csharp\n(.*?)```", page.read_text(), re.DOTALL)
+    return [block.replace('"simplebus://127.0.0.1:8888"', "Documented.Url") for block in blocks]
+
+
+def documented_program() -> str:
+    """Return a program whose argument selects a block of statements of README and guide."""
+    blocks = csharp_blocks(CLIENT / "README.md") + csharp_blocks(GUIDE)
+    declarations = [block for block in blocks if block.startswith("using ")]
+    statements = [block for block in blocks if block not in declarations]
+    usings = re.findall(r"^using [\w.]+;\n", "".join(declarations), re.MULTILINE)
+    methods = [
+        f"static async Task Block{number}() {{ {block} }}"
+        for number, block in enumerate(statements)
+    ]
+    cases = [f"case {number}: await Block{number}(); break;" for number in range(len(statements))]
+    return f"""
+        {"".join(dict.fromkeys(usings))}
+        {"".join(re.sub(r"^using [^;]+;", "", each, flags=re.M) for each in declarations)}
+        public static class Documented
+        {{
+            public static string Url = "";
+            {"".join(methods)}
+            public static async Task Main(string[] arguments)
+            {{
+                Url = arguments[0];
+                switch (int.Parse(arguments[1]))
+                {{
+                    {"".join(cases)}
+                    case -1:
+                        using (CancellationTokenSource stopping = new CancellationTokenSource())
+                        {{
+                            Task host = OrderHost.RunAsync(stopping.Token);
+                            Console.ReadLine();
+                            stopping.Cancel();
+                            await host;
+                        }}
+                        break;
+                }}
+            }}
+        }}
+    """
+
+
+def test_documented_programs_run(dotnet_sdk: DotnetSdk, tmp_path: Path) -> None:
     library = dotnet_sdk.build(CLIENT / "SimpleBus.Client.csproj")  # Warnings are errors.
-    [code] = re.findall(r"```csharp\n(.*?)```", (CLIENT / "README.md").read_text(), re.DOTALL)
-    assert "127.0.0.1:8888" in code
-    (tmp_path / "Program.cs").write_text(
-        DOCUMENTED_PROGRAM % code.replace('"simplebus://127.0.0.1:8888"', "arguments[0]")
-    )
+    (tmp_path / "Program.cs").write_text(documented_program())
     (tmp_path / "Documented.csproj").write_text(DOCUMENTED_PROJECT.format(library=library))
     assembly = dotnet_sdk.build(tmp_path / "Documented.csproj")
-    with run_server() as (_, url), running_process(dotnet_sdk.command(assembly, url)) as program:
-        assert program.wait() == (0, "book\n", "")
+
+    def run(block: int) -> tuple[int, str, str]:
+        with running_process(dotnet_sdk.command(assembly, url, str(block))) as program:
+            return program.wait()
+
+    with run_server() as (_, url):
+        assert run(0) == (0, "book\n", "")  # It leaves its message unacknowledged.
+        assert run(1) == (0, "stored, durability Memory\n", "")
+        assert run(2) == (0, "1 book \n1 book \n2 pen orders.eu\n3 ink orders.eu\n", "")
+        assert run(3) == (0, f"{sum(range(10_000))}\n", "")
+        assert run(4) == (0, "a book is 12 EUR\n", "")
+        with running_process(dotnet_sdk.command(assembly, url, "-1")) as host:
+            items = []
+            while "Application started" not in host.read_line():
+                pass
+            assert run(1)[0] == 0
+            while len(items) < 3:
+                items += re.findall(r"shipped (\w+)", host.read_line())
+            assert sorted(items) == ["book", "ink", "pen"]
+            status, _, stderr = host.wait(b"\n")
+            assert (status, stderr) == (0, "")
 
 
 # Killed servers ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Tests of the C# client of version 1: its frames against the vectors, and its behaviour against servers.
+"""Tests of the C# client of version 1: its frames, and its behaviour against servers.
 
 The client runs in processes of its own, and its bytes are built and read with `oracles` only.
 """
