@@ -146,6 +146,13 @@ namespace SimpleBus.Client
             }
         }
 
+        /// <summary>Let the next subscription get the message at once, because nobody has processed it.</summary>
+        internal void Return()
+        {
+            if (TrySettle())
+                _inbox.Return(_acks, Sequence);
+        }
+
         private bool TrySettle() => Interlocked.Exchange(ref _isSettled, 1) == 0;
     }
 }

@@ -79,8 +79,8 @@ namespace SimpleBus.Client
             }
             finally
             {
-                if (_autoAck && message != null)
-                    await message.NackAsync(TimeSpan.Zero).ConfigureAwait(false);
+                if (_autoAck)
+                    message?.Return();
                 await DisposeAsync().ConfigureAwait(false);
                 _readingEnded.TrySetResult(true);
             }

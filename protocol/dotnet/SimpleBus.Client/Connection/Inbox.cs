@@ -280,6 +280,19 @@ namespace SimpleBus.Client.Connection
                 _connection.ScheduleAcks();
         }
 
+        /// <summary>
+        /// Let the server send a message again at once, when the subscription ends. Sent before, it would come here.
+        /// </summary>
+        public void Return(AckBuffer acks, long sequence)
+        {
+            lock (_lock)
+            {
+                RemoveProcessing(sequence, sequence + 1);
+                if (acks.IsOpen)
+                    acks.Append(FrameType.Nack, sequence, sequence + 1, 0, "0", null);
+            }
+        }
+
         /// <summary>Reject a message, or restart its ack timeout.</summary>
         public void Settle(
             AckBuffer acks, byte type, long sequence, int attempt, string option = "", string? error = null)
