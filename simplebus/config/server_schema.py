@@ -496,6 +496,11 @@ class HttpSettings(SettingsTable):
         example='["proxy.example"]',
         is_list=True,
     )
+    trace_messages: bool = FLAG.setting(
+        "Make OpenTelemetry spans of sampled messages that have a trace context, at most ten a "
+        "second, from acceptance to acknowledgement. Needs the HTTP port, the extra otel, and a "
+        "provider, for example by opentelemetry-instrument."
+    )
     no_http: bool = FLAG.setting("Do not open the HTTP port.")
 
 

@@ -1,8 +1,9 @@
-"""Tracing and metrics of clients with OpenTelemetry: `pip install "simplebus-broker[otel]"`.
+"""Tracing and metrics with OpenTelemetry: `pip install "simplebus-broker[otel]"`.
 
 - `conventions`: names of attributes and instruments
 - `instruments`: `ClientInstruments`, the metrics of a client
 - `tracing`: `OpenTelemetryTracing`, the spans of a client
+- `server_spans`: `ServerSpans`, the spans of a server
 
 Uses the API of OpenTelemetry. A program configures the SDK, which samples and exports.
 

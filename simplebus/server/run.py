@@ -36,6 +36,7 @@ from simplebus.server.journal.pump import JournalPump, load
 from simplebus.server.nats_listener import NatsListener
 from simplebus.server.observability.loop_watchdog import LoopWatchdog
 from simplebus.server.observability.message_rates import MessageRates, print_rates
+from simplebus.server.observability.message_spans import MessageSpans, SpanRecorder
 from simplebus.server.preauth.address_limits import AddressLimits, is_loopback
 from simplebus.server.reload import CannotReloadError, apply_settings, read_in_thread
 from simplebus.server.server import LifecycleCommands, Server, new_bus_id
@@ -70,6 +71,8 @@ class ServeOptions:
     """Addresses of the HTTP listener."""
     http_names: tuple[str, ...] = ()
     """Further host names that HTTP requests may use, such as that of a proxy."""
+    span_recorder: SpanRecorder | None = field(default=None, compare=False)
+    """Makes spans of sampled messages, if HTTP is enabled; None makes none."""
     tls: TlsOptions | None = None
     """TLS for binary clients; None for plain TCP."""
     users: Users | None = None
@@ -269,7 +272,13 @@ async def _run_server(
                 (client_socket, *_) = nats_sockets or sockets
                 http_names = (*options.http_hosts, *options.http_names)
                 monitor = await _start_http_server(
-                    server, nats_listener, client_socket, http_sockets, http_names, nursery
+                    server,
+                    nats_listener,
+                    client_socket,
+                    http_sockets,
+                    http_names,
+                    options.span_recorder,
+                    nursery,
                 )
                 monitor.collector.watchdog = watchdog
             running = RunningServer(
@@ -460,6 +469,7 @@ async def _start_http_server(
     client_socket: socket.socket,
     sockets: list[socket.socket],
     allowed_hosts: tuple[str, ...],
+    span_recorder: SpanRecorder | None,
     nursery: trio.Nursery,
 ) -> ServerMonitor:
     """Serve HTTP until the nursery ends, so that monitoring also works during shutdown."""
@@ -470,7 +480,8 @@ async def _start_http_server(
     from simplebus.server.http.server_monitor import ServerMonitor
     from simplebus.server.http.varz import VarzEndpoints
 
-    monitor = ServerMonitor(FactsCollector(server, nats_listener))
+    spans = None if span_recorder is None else MessageSpans(span_recorder)
+    monitor = ServerMonitor(FactsCollector(server, nats_listener, spans))
     certificate = server.certificate
     varz_endpoints = VarzEndpoints(
         monitor.collector,

@@ -43,6 +43,7 @@ from simplebus.console.errors import describe_error
 if TYPE_CHECKING:
     from simplebus.bridge.settings import BridgeSettings
     from simplebus.core.settings import Settings
+    from simplebus.server.observability.message_spans import SpanRecorder
     from simplebus.server.run import ServeOptions
     from simplebus.server.tls.certificates import TlsOptions
 
@@ -140,6 +141,17 @@ def _line(message: str) -> int:
     return int(match[1]) if match else sys.maxsize
 
 
+def _create_span_recorder() -> SpanRecorder:
+    """Return the recorder of --trace-messages. Raises ValueError."""
+    try:
+        from simplebus.otel.server_spans import ServerSpans
+    except ImportError as error:
+        raise ValueError(
+            f"--trace-messages needs OpenTelemetry ({error}): pip install 'simplebus-broker[otel]'"
+        ) from None
+    return ServerSpans()
+
+
 class _PlanBuilder:
     """Builder of the settings of a server, which continues after an error."""
 
@@ -172,6 +184,9 @@ class _PlanBuilder:
         nats = self._attempt(lambda: nats_options(configuration, os.environ, users=users))
         http = self._attempt(lambda: http_port(configuration))
         tls = self._attempt(lambda: tls_options(config.tls))
+        span_recorder = None
+        if config.http.trace_messages:
+            span_recorder = self._attempt(_create_span_recorder)
         cluster = None
         if settings is not None:
             cluster = self._attempt(lambda: engine_options(config, settings, os.environ))
@@ -201,6 +216,7 @@ class _PlanBuilder:
             http_port=http,
             http_hosts=tuple(dict.fromkeys(config.http.http_host or HOSTS)),
             http_names=config.http.http_name,
+            span_recorder=span_recorder,
             tls=tls,
             users=users,
             per_address=limits.max_connections_per_address,

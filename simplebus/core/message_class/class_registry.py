@@ -19,7 +19,6 @@ from typing import NamedTuple, TypeVar
 from simplebus.core import dead_letters
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.histogram import Histogram
 from simplebus.core.limits import (
     CLASS_ID_MAX,
     CREATED_CLASSES_PER_TURN,
@@ -37,7 +36,7 @@ from simplebus.core.message_class.class_ids import (
     to_named_class,
 )
 from simplebus.core.message_class.last_values import BRIDGE_RECORDS_CLASS
-from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.message_class.message_class import MessageClass, ProbeObserver
 from simplebus.core.message_class.spill import ClassSpill, SpillManager
 from simplebus.core.message_class.subject_bindings import ClassSubjectBindings
 from simplebus.core.protocol.requests import NamedClass
@@ -204,13 +203,13 @@ class ClassRegistry:
         """
         self.on_class_created: Callable[[int], None] = lambda class_id: None
         """Called with the id of a new class."""
-        self._ack_latency: Histogram | None = None
+        self._probe_observer: ProbeObserver | None = None
 
-    def enable_ack_latency(self, histogram: Histogram) -> None:
+    def set_probe_observer(self, observer: ProbeObserver) -> None:
         """Measure in every class how long messages take until all positions acknowledge them."""
-        self._ack_latency = histogram
+        self._probe_observer = observer
         for cls in self.classes.values():
-            cls.ack_latency = histogram
+            cls.probe_observer = observer
 
     def apply_settings(self, settings: Settings) -> None:
         """Apply new settings to all classes. Messages beyond a lowered limit are not dropped."""
@@ -387,7 +386,7 @@ class ClassRegistry:
         ring.set_next_sequence(self._pop_removed_class(class_id))
         self.created_count += 1
         cls = self.class_factory(ring, self.settings.keep, self.settings.full_policy)
-        cls.ack_latency = self._ack_latency
+        cls.probe_observer = self._probe_observer
         self.classes[class_id] = cls
         self._apply_class_settings(cls)
         if self.commit_log is not None:

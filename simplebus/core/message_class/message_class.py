@@ -10,13 +10,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import AnyGroup, GroupMember
-from simplebus.core.histogram import Histogram
 from simplebus.core.limits import (
     DELIMITER_BYTES,
     HEADER_BYTES,
@@ -47,6 +46,16 @@ if TYPE_CHECKING:
 
 NO_PROBE = SEQUENCE_MAX
 """Value of `MessageClass.probe_sequence` while no message is measured."""
+
+
+class ProbeObserver(Protocol):
+    """Receives the ack latencies of single messages, one of a class at a time."""
+
+    def observe_probe(self, cls: MessageClass, now: float) -> None:
+        """Record that all positions have acknowledged `cls.probe_sequence`.
+
+        The message is still in the ring, unless it was purged.
+        """
 
 
 class MessageClass:
@@ -121,8 +130,8 @@ class MessageClass:
         """Message whose ack latency is being measured, until all positions have acknowledged it."""
         self.probe_accepted_at = 0.0
         """Time when the probe was accepted."""
-        self.ack_latency: Histogram | None = None
-        """Histogram of the measured latencies; None to measure nothing."""
+        self.probe_observer: ProbeObserver | None = None
+        """Receives the measured latencies; None to measure nothing."""
 
     def set_creator(self, user: str, address: str, description: str = "") -> None:
         """Record who created the class."""
@@ -232,9 +241,9 @@ class MessageClass:
         """Return the lowest sequence that is needed or retained, last values not considered."""
         floor = self.floor()
         if floor > self.probe_sequence:
+            if self.probe_observer is not None:
+                self.probe_observer.observe_probe(self, now)
             self.probe_sequence = NO_PROBE
-            if self.ack_latency is not None:
-                self.ack_latency.observe(now - self.probe_accepted_at)
         if self._has_retention and floor > self.first_sequence:
             floor = min(floor, self._compute_retention_floor(now))
         return floor

@@ -38,6 +38,7 @@ from simplebus.server.journal.pump import JournalStatistics
 from simplebus.server.nats_listener import NatsListener
 from simplebus.server.observability.latency import Latencies, LatencyRecorder, RecentLatencies
 from simplebus.server.observability.loop_watchdog import LoopWatchdog
+from simplebus.server.observability.message_spans import MessageSpans
 from simplebus.server.server import Server, Traffic
 
 BINARY_CID_OFFSET = 1 << 32
@@ -183,11 +184,17 @@ class ServerFacts(msgspec.Struct, frozen=True):
 class FactsCollector:
     """Collects the facts of one server."""
 
-    def __init__(self, server: Server, nats_listener: NatsListener | None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        nats_listener: NatsListener | None,
+        spans: MessageSpans | None = None,
+    ) -> None:
+        """`spans` makes spans of some messages; None makes none."""
         self._server, self._nats_listener = server, nats_listener
         self._position_reporter = PositionReporter(server.broker.store, server.broker.sessions)
         self._recent_latencies = RecentLatencies()
-        self.latency = LatencyRecorder(server.broker)
+        self.latency = LatencyRecorder(server.broker, spans)
         server.latency = self.latency
         self.is_ready = self.is_draining = False
         self.http_connections: Callable[[], tuple[int, int]] = lambda: (0, 0)

@@ -15,7 +15,9 @@ from simplebus.core.broker.broker import Broker
 from simplebus.core.histogram import Histogram, HistogramSnapshot
 
 if TYPE_CHECKING:
+    from simplebus.core.message_class.message_class import MessageClass
     from simplebus.core.session.session import Session
+    from simplebus.server.observability.message_spans import MessageSpans
 
 _SAMPLE_INTERVAL_SECONDS = 0.01
 """Minimum time between two timed reads."""
@@ -57,8 +59,10 @@ class RecentLatencies:
 class LatencyRecorder:
     """Latency histograms of one server."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, spans: MessageSpans | None = None) -> None:
+        """`spans` makes spans of some messages; None makes none."""
         self._broker = broker
+        self._spans = spans
         self.confirm_latency = Histogram()
         """Time from reading published messages until they are confirmed."""
         self.ack_latency = Histogram()
@@ -69,7 +73,13 @@ class LatencyRecorder:
         """Write batches that are not durable yet, with the time of their first entry."""
         self._last_batch = 0
         self._last_sample_at = float("-inf")
-        broker.store.class_registry.enable_ack_latency(self.ack_latency)
+        broker.store.class_registry.set_probe_observer(self)
+
+    def observe_probe(self, cls: MessageClass, now: float) -> None:
+        """Record that all positions have acknowledged the probe of a class."""
+        self.ack_latency.observe(now - cls.probe_accepted_at)
+        if self._spans is not None:
+            self._spans.record(cls, now)
 
     def record_applied(self, now: float) -> None:
         """Record that input was processed, before replies are sent."""

@@ -56,7 +56,7 @@ async def test_without_monitoring_no_latency_is_measured() -> None:
         await peer.read_messages(1)
         await peer.send(ack(0, 1))
         await wait_until(lambda: server.server.broker.classes[1].statistics().acknowledged == 1)
-        assert server.server.broker.classes[1].ack_latency is None
+        assert server.server.broker.classes[1].probe_observer is None
 
 
 async def test_measures_event_loop_delay(
