@@ -1,4 +1,4 @@
-"""`simplebus pipeline compact`: merges small files of an archive."""
+"""`simplebus pipeline compact`: merges small files of an archive, and deletes old days."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ HELP = (
     "Archive queries may continue meanwhile. If the command is killed, run it again: no message is "
     "lost or stored twice.\n\n\b\n"
     "  simplebus pipeline compact /data/archive\n"
-    "  simplebus pipeline compact /data/archive --before 2026-11-01"
+    "  simplebus pipeline compact /data/archive --before 2026-11-01\n"
+    "  simplebus pipeline compact /data/archive --delete-before 2026-01-01"
 )
 
 
@@ -51,6 +52,16 @@ def command(
             metavar="DATE",
             parser=parse_day,
             show_default="all days",
+        ),
+    ] = None,
+    delete_before: Annotated[
+        Any,
+        option(
+            "--delete-before",
+            "First delete the messages of days before this one, in UTC. They cannot be restored.",
+            metavar="DATE",
+            parser=parse_day,
+            show_default="delete none",
         ),
     ] = None,
     target_bytes: Annotated[
@@ -88,6 +99,7 @@ def command(
                 spark,
                 path,
                 before=before,
+                delete_before=delete_before,
                 target_bytes=target_bytes,
                 retention_hours=retention_hours,
             ),

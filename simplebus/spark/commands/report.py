@@ -1,4 +1,4 @@
-"""`simplebus pipeline report`: prints a table, writes figures and draws a chart.
+"""`simplebus pipeline report`: prints tables, writes figures and a page, and draws a chart.
 
 Output paths are checked before the job starts.
 """
@@ -6,7 +6,7 @@ Output paths are checked before the job starts.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,8 +18,7 @@ from simplebus.spark.jobs.session import LOCAL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
+    from simplebus.spark.jobs.report.page import ReportTable
     from simplebus.spark.jobs.report.summary import ReportSummary, RoundSpread
 
 HELP = (
@@ -29,7 +28,7 @@ HELP = (
     "messages of each class.\n\n"
     "\b\n"
     "  simplebus pipeline report traces --chart rps.png\n"
-    "  simplebus pipeline report /data/archive --figures figures"
+    "  simplebus pipeline report /data/archive --html report.html"
 )
 _SCHEMES = "://"
 
@@ -50,6 +49,15 @@ def command(
             "Write a chart to this file, as PNG.",
             metavar="FILE",
             show_default="no chart",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        option(
+            "--html",
+            "Write tables and chart to this file, as a page for browsers.",
+            metavar="FILE",
+            show_default="no page",
         ),
     ] = None,
     figures: Annotated[
@@ -76,7 +84,7 @@ def command(
     settings: SettingsOption = None,
 ) -> None:
     """Run the command."""
-    _check_targets(chart, figures)
+    _check_targets({"--chart": chart, "--html": html}, figures)
     with spark_session("simplebus report", master, settings) as spark:
         from simplebus.spark.jobs.progress import run_job
         from simplebus.spark.jobs.report.report import read, read_run
@@ -89,17 +97,26 @@ def command(
             one_file = found.coalesce(1).write.partitionBy("span")
             run_job(spark, "writing", lambda: one_file.parquet(figures))
     run = runs[0] if len(runs) == 1 else None
-    _print_tables(summarize(rows, _run_order(run)))
+    tables = build_tables(summarize(rows, _run_order(run)))
+    _print_tables(tables)
+    if chart is None and html is None:
+        return
+    from simplebus.spark.jobs.report.chart import draw_chart
+    from simplebus.spark.jobs.report.page import render_page
+    from simplebus.spark.jobs.report.panels import build_chart
+
+    drawn = build_chart(rows, run, ", ".join(paths))
+    image = draw_chart(drawn)
     if chart is not None:
-        from simplebus.spark.jobs.report.chart import draw_chart
-        from simplebus.spark.jobs.report.panels import build_chart
+        chart.write_bytes(image)
+    if html is not None:
+        html.write_text(render_page(drawn.title, drawn.subtitle, tables, image), "utf-8")
 
-        chart.write_bytes(draw_chart(build_chart(rows, run, ", ".join(paths))))
 
-
-def _check_targets(chart: Path | None, figures: str | None) -> None:
-    if chart is not None and not chart.resolve().parent.is_dir():
-        fail(f"--chart {chart}: the folder {chart.resolve().parent} does not exist", status=2)
+def _check_targets(files: dict[str, Path | None], figures: str | None) -> None:
+    for name, file in files.items():
+        if file is not None and not file.resolve().parent.is_dir():
+            fail(f"{name} {file}: the folder {file.resolve().parent} does not exist", status=2)
     if figures is not None and _SCHEMES not in figures and Path(figures).exists():
         fail(f"--figures {figures} exists already; expected a new folder", status=2)
 
@@ -129,49 +146,69 @@ _TABLE_WIDTH = 130
 """Width of the table if standard output is not a terminal."""
 
 
-def _print_tables(found: Sequence[ReportSummary]) -> None:
-    """Print a table for each scenario or archive."""
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_TABLE_WIDTH)
-    for scenario in dict.fromkeys(one.key["scenario"] for one in found):
-        some = [one for one in found if one.key["scenario"] == scenario]
-        console.print(_table(scenario or "", some))
+def build_tables(found: Sequence[ReportSummary]) -> list[ReportTable]:
+    """Return a table for each scenario or archive."""
+    return [
+        _build_table(scenario or "", [one for one in found if one.key["scenario"] == scenario])
+        for scenario in dict.fromkeys(one.key["scenario"] for one in found)
+    ]
 
 
-def _table(title: str, found: Sequence[ReportSummary]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+def _build_table(title: str, found: Sequence[ReportSummary]) -> ReportTable:
+    from simplebus.spark.jobs.report.page import ReportTable, TableCell
 
     rounds = max(one.rounds for one in found)
     if rounds > 1:
         title += f": medians of {rounds} rounds, counts of all of them"
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
     places = [name for name in found[0].key if _is_column_shown(name, found)]
     counts = [name for name in _COUNTS if any(one.counts[name] is not None for one in found)]
     counts = [name for name in counts if name != "unsent" or any(one.counts[name] for one in found)]
-    for name in places:
-        table.add_column(name, overflow="fold")
     rates = ("msgs/s", "least", "most") if rounds > 1 else ("msgs/s",)
-    for name in (*rates, *(_COUNTS[name] for name in counts), *_LATENCIES.values()):
-        table.add_column(name, justify="right", overflow="fold")
-    for one in found:
-        table.add_row(
-            *(one.key[name] or "" for name in places),
-            *_rate_cells(one.rate, rounds),
-            *(_count_cell(name, one.counts[name]) for name in counts),
-            *(_latency_cell(one.latencies_us[name]) for name in _LATENCIES),
+    rows = [
+        [
+            *(TableCell(one.key[name] or "") for name in places),
+            *(TableCell(text) for text in _rate_cells(one.rate, rounds)),
+            *(
+                TableCell(
+                    _count_cell(name, one.counts[name]),
+                    is_error=bool(one.counts[name]) and name in _ERROR_COUNTS,
+                )
+                for name in counts
+            ),
+            *(TableCell(_latency_cell(one.latencies_us[name])) for name in _LATENCIES),
+        ]
+        for one in found
+    ]
+    headers = [*places, *rates, *(_COUNTS[name] for name in counts), *_LATENCIES.values()]
+    return ReportTable(title, headers, len(places), rows)
+
+
+def _print_tables(tables: Sequence[ReportTable]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_TABLE_WIDTH)
+    for each in tables:
+        table = Table(
+            title=each.title,
+            title_justify="left",
+            title_style="bold",
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
         )
-    return table
+        for index, header in enumerate(each.headers):
+            justify: Literal["left", "right"] = "left" if index < each.text_columns else "right"
+            table.add_column(header, justify=justify, overflow="fold")
+        for row in each.rows:
+            table.add_row(
+                *(f"[red]{escape(c.text)}[/]" if c.is_error else escape(c.text) for c in row)
+            )
+        console.print(table)
 
 
 def _is_column_shown(name: str, found: Sequence[ReportSummary]) -> bool:
@@ -194,12 +231,9 @@ def _count_cell(name: str, value: int | None) -> str:
 
     if value is None:
         return ""
-    text = (
-        format_number(value)
-        if name in _ABBREVIATED and value >= _ABBREVIATED_FROM
-        else f"{value:,}"
-    )
-    return f"[red]{text}[/]" if value and name in _ERROR_COUNTS else text
+    if name in _ABBREVIATED and value >= _ABBREVIATED_FROM:
+        return format_number(value)
+    return f"{value:,}"
 
 
 def _latency_cell(value: RoundSpread | None) -> str:

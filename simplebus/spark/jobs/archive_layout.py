@@ -233,6 +233,24 @@ def plan_merges(
     return MergePlan(found, dict(+skipped))
 
 
+def expired_files(
+    files: Iterable[ArchiveFile], *, latest: Mapping[str, int], before: date
+) -> list[str]:
+    """Return the paths of finished files of days before this one.
+
+    Args:
+        files: All visible files.
+        latest: Latest batch by query, see `plan_merges`.
+        before: The day. Files without a day never expire.
+    """
+    folders: dict[str, list[ArchiveFile]] = {}
+    for file in files:
+        when = partition_day(file.folder)
+        if when is not None and when < before and _is_data(file, ""):
+            folders.setdefault(file.folder, []).append(file)
+    return [file.path for inside in folders.values() for file in finished_files(inside, latest)]
+
+
 def finished_files(files: Sequence[ArchiveFile], latest: Mapping[str, int]) -> list[ArchiveFile]:
     """Return the files that no query may write again."""
     last = dict(latest)

@@ -32,6 +32,7 @@ from simplebus.spark.jobs.archive_layout import (
     compacted_moves,
     compaction_staging_folder,
     dump_manifest,
+    expired_files,
     plan_merges,
     swap_manifest,
 )
@@ -56,15 +57,18 @@ class CompactionResult:
     files_after: int
     why_nothing: str = ""
     """Reason why no file was merged; empty if some were."""
+    deleted: int = 0
+    """Number of deleted files."""
 
     def __str__(self) -> str:
+        deleted = f"{format_count(self.deleted, 'file')} deleted; " if self.deleted else ""
         if not self.files_before:
-            return f"nothing to merge: {self.why_nothing}"
+            return f"{deleted}nothing to merge: {self.why_nothing}"
         files, folders = (
             format_count(self.files_before, "file"),
             format_count(self.folders, "folder"),
         )
-        return f"{files} became {self.files_after:,}, in {folders}"
+        return f"{deleted}{files} became {self.files_after:,}, in {folders}"
 
 
 def compact(
@@ -72,6 +76,7 @@ def compact(
     path: str,
     *,
     before: date | None = None,
+    delete_before: date | None = None,
     target_bytes: int = TARGET_BYTES,
     retention_hours: int = RETENTION_HOURS,
     storage: dict[str, str] | None = None,
@@ -82,6 +87,8 @@ def compact(
         spark: The session.
         path: Path of the archive.
         before: Merge only days before this one; None for all days.
+        delete_before: First delete the messages of days before this one; None deletes none. Files
+            of the latest batch of a query stay, since the query may repeat it.
         target_bytes: Approximate size of a merged file.
         retention_hours: Delta tables only: also remove files that no version of so many hours uses.
             0 would remove files of a batch that a query is adding.
@@ -96,7 +103,10 @@ def compact(
     files = HadoopArchiveFiles(spark, path)
     if delta.is_table(files):
         table = delta.DeltaTableWriter(files.root, DDL, storage)
-        return CompactionResult(*table.compact(before, target_bytes, retention_hours))
+        deleted = 0 if delete_before is None else table.delete_days(delete_before)
+        return CompactionResult(
+            *table.compact(before, target_bytes, retention_hours), deleted=deleted
+        )
     if not files.exists(""):
         raise ArchiveError(f"there is no archive at {files.root}")
     run = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
@@ -104,9 +114,14 @@ def compact(
     # List the files before the batches: a batch that starts in between has no listed files, and all
     # batches before it are finished.
     listed = files.list_visible_files()
-    merges, _ = plan = plan_merges(
-        listed, latest=latest_batches(files), target_bytes=target_bytes, before=before
-    )
+    latest = latest_batches(files)
+    expired: list[str] = []
+    if delete_before is not None:
+        expired = expired_files(listed, latest=latest, before=delete_before)
+        for path in expired:
+            files.remove(path)
+        listed = [file for file in listed if file.path not in set(expired)]
+    merges, _ = plan = plan_merges(listed, latest=latest, target_bytes=target_bytes, before=before)
     after = 0
     try:
         for number, merge in enumerate(merges):
@@ -115,7 +130,7 @@ def compact(
         files.remove(compaction_staging_folder(run))
     merged_count = sum(len(merge.files) for merge in merges)
     why_nothing = "" if merges else plan.explain_empty()
-    return CompactionResult(len(merges), merged_count, after, why_nothing)
+    return CompactionResult(len(merges), merged_count, after, why_nothing, len(expired))
 
 
 def _take_over(files: HadoopArchiveFiles, run: str) -> None:

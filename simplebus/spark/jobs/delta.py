@@ -107,6 +107,11 @@ class DeltaTableWriter:
             commit_properties=about,
         )
 
+    def delete_days(self, before: date) -> int:
+        """Delete the messages of days before this one. Return the number of their files."""
+        done = self._table().delete(f"date < '{before.isoformat()}'")
+        return int(done["num_removed_files"])
+
     def compact(
         self, before: date | None, target_bytes: int, retention_hours: int
     ) -> tuple[int, int, int, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,10 @@ def test_each_message_is_archived_once(
         (b"k", "x.y", "h", ODD)
     }
     assert {row.server for row in rows} == {server.address.removeprefix("simplebus://")}
+    later = (TODAY + timedelta(days=2)).date()
+    deleted = compact(spark, str(tmp_path), delete_before=later, retention_hours=0).deleted
+    assert deleted == done.files_after or format == "parquet"  # The latest batch stays there.
+    assert len(found(tmp_path, format)) == (0 if format == "delta" else 101)
 
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])
@@ -144,8 +148,11 @@ def test_files_with_other_columns_are_read_and_compacted(spark: Any, tmp_path: P
     assert [(row[1], row[3], row[9]) for row in before] == [(b"0", 0, None), (b"1", 1, "m")]
     assert str(compact(spark, str(tmp_path))) == "2 files became 1, in 1 folder"
     assert sorted(tuple(row) for row in read(spark, str(tmp_path)).collect()) == before
-    assert str(compact(spark, str(tmp_path))) == (
+    assert str(compact(spark, str(tmp_path), delete_before=date(2026, 1, 1))) == (
         "nothing to merge: 1 file without another small file of the same class and day"
+    )
+    assert str(compact(spark, str(tmp_path), delete_before=date(2026, 1, 2))) == (
+        "1 file deleted; nothing to merge: the archive has no files"
     )
 
 

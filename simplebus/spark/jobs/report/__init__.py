@@ -9,6 +9,7 @@ Modules in reading order:
     summary   medians over rounds, and number formats
     panels    content of the chart
     chart     drawing of the chart as PNG; needs matplotlib
+    page      tables and chart as an HTML page
 
 It may import simplebus.spark.jobs. The load programs write traces in this format.
 """
