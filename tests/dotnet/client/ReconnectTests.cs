@@ -1,0 +1,242 @@
+using System;
+using System.Collections.Generic;
+using System.Linq;
+using System.Threading;
+using System.Threading.Tasks;
+using SimpleBus.Client.Connection;
+using SimpleBus.Client.Protocol;
+
+namespace SimpleBus.Client.Tests
+{
+    /// <summary>Lost connections, numbers and credit, at a server whose every frame the test decides.</summary>
+    public static class ReconnectTests
+    {
+        [Test]
+        public static async Task ResendsFromTheNumberThatTheServerExpects()
+        {
+            using FakeServer server = new FakeServer();
+            Bus bus = await ConnectAsync(server);
+            Task<Confirm>[] confirms = Publish(bus, 4);
+            Check.Sequence(new uint[] { 0, 1, 2, 3 }, await NumbersAsync(server, 4));
+            server.Send(FrameType.Confirm, b: 1, c: 2);
+            Check.Equal(Durability.Disk, (await confirms[0]).Durability);
+            server.Disconnect();
+            string connect = await server.AcceptAsync(next: 3);
+            Check.True(connect.Contains("\"unconfirmed\":1,\"bus\":\"b\""), $"{connect} tells what is unconfirmed");
+            Check.True(connect.Contains("\"classes\":[1]"), $"{connect} names the class");
+            // Numbers 1 and 2 are stored.
+            await Task.WhenAll(confirms.Take(3));
+            Check.Sequence(new uint[] { 3 }, await NumbersAsync(server, 1));
+            server.Send(FrameType.Confirm, b: 4);
+            await confirms[3];
+            Check.Equal(1L, bus.ResentCount);
+            await CloseAsync(bus, server);
+        }
+
+        [Test]
+        public static async Task RenumbersForAnotherBus()
+        {
+            using FakeServer server = new FakeServer();
+            Bus bus = await ConnectAsync(server);
+            Task<Confirm>[] confirms = Publish(bus, 3);
+            Check.Sequence(new uint[] { 0, 1, 2 }, await NumbersAsync(server, 3));
+            server.Send(FrameType.Confirm, b: 1);
+            await confirms[0];
+            server.Disconnect();
+            await server.AcceptAsync(bus: "other", next: 0x7FFF_FFFF);
+            Check.Sequence(new uint[] { 0x7FFF_FFFF, 0 }, await NumbersAsync(server, 2));
+            server.Send(FrameType.Confirm, b: 1);
+            await Task.WhenAll(confirms);
+            await CloseAsync(bus, server);
+        }
+
+        [Test]
+        public static async Task StaysWithinTheCredit()
+        {
+            using FakeServer server = new FakeServer();
+            Bus bus = await ConnectAsync(server, credit: 2 * (Frame.Overhead + 1));
+            Task<Confirm>[] confirms = Publish(bus, 5);
+            Check.Sequence(new uint[] { 0, 1 }, await NumbersAsync(server, 2));
+            await SyncAsync(bus, server); // No other message was sent before this request.
+            server.Send(FrameType.Confirm, b: 1);
+            Check.Sequence(new uint[] { 2 }, await NumbersAsync(server, 1));
+            server.Send(FrameType.Confirm, b: 3);
+            Check.Sequence(new uint[] { 3, 4 }, await NumbersAsync(server, 2));
+            server.Send(FrameType.Confirm, b: 5);
+            await Task.WhenAll(confirms);
+            await CloseAsync(bus, server);
+        }
+
+        [Test]
+        public static async Task AFatalErrorEndsTheBusWithItsCode()
+        {
+            using FakeServer server = new FakeServer();
+            Bus bus = await ConnectAsync(server);
+            Task<Confirm>[] confirms = Publish(bus, 2);
+            Subscription<int> subscription = bus.SubscribeAsync<int>(1);
+            Task opening = subscription.OpenAsync();
+            await NumbersAsync(server, 2);
+            server.Send(FrameType.Error, content: "{\"code\":\"taken_over\",\"message\":\"m\",\"fatal\":true}");
+            foreach (Task waiting in confirms.Append(opening))
+                Check.Equal("taken_over", (await Check.ThrowsAsync<BusConnectionException>(() => waiting)).Code);
+            Check.Equal(
+                "taken_over",
+                (await Check.ThrowsAsync<BusConnectionException>(async () => await bus.PublishAsync(1, 1))).Code);
+            await bus.DisposeAsync();
+        }
+
+        [Test]
+        public static async Task ReconnectsToAServerThatIsSilent()
+        {
+            using FakeServer server = new FakeServer();
+            Bus bus = await ConnectAsync(server, heartbeat: 0.05);
+            while ((await server.ReadAsync()).Type != FrameType.Heartbeat)
+            {
+            }
+            await server.AcceptAsync(); // The silence has ended the first connection.
+            await CloseAsync(bus, server);
+        }
+
+        [Test]
+        public static async Task SendsNoMessageToADrainingServer()
+        {
+            using FakeServer server = new FakeServer();
+            Bus bus = await ConnectAsync(server);
+            server.Send(FrameType.Error, content: "{\"code\":\"draining\",\"message\":\"m\",\"fatal\":false}");
+            await SyncAsync(bus, server); // The Error was processed.
+            Task<Confirm>[] confirms = Publish(bus, 1);
+            server.Disconnect();
+            await server.AcceptAsync();
+            Check.Sequence(new uint[] { 0 }, await NumbersAsync(server, 1));
+            Check.Equal(0L, bus.ResentCount);
+            server.Send(FrameType.Confirm, b: 1);
+            await confirms[0];
+            await CloseAsync(bus, server);
+        }
+
+        [Test]
+        public static async Task SubscribesAgainWhereItWas()
+        {
+            using FakeServer server = new FakeServer();
+            Bus bus = await ConnectAsync(server);
+            await using IAsyncEnumerator<Message<byte[]>> plain =
+                bus.SubscribeAsync<byte[]>(1, start: StartPosition.New).GetAsyncEnumerator();
+            ValueTask<bool> next = plain.MoveNextAsync();
+            await SubscribedAsync(server, "{\"start\":\"new\"}", cursor: 5);
+            server.Send(FrameType.Deliver, 1, 1, 1);
+            server.Send(FrameType.Message, 1, 5, 0, "x");
+            Check.True(await next, "a message came");
+            Check.Equal(5L, plain.Current.Sequence);
+            server.Disconnect();
+            await server.AcceptAsync();
+            await SubscribedAsync(server, "{\"start\":{\"sequence\":6}}", cursor: 6);
+            // The redelivery of what is being processed is dropped.
+            server.Send(FrameType.Deliver, 1, 2, 1);
+            server.Send(FrameType.Message, 1, 5, 0, "x");
+            server.Send(FrameType.Deliver, 1, 1, 1);
+            server.Send(FrameType.Message, 1, 6, 0, "y");
+            await SyncAsync(bus, server); // They were processed before 5 is acknowledged.
+            Check.True(await plain.MoveNextAsync(), "a message came");
+            Check.Equal(6L, plain.Current.Sequence);
+            (byte type, ushort number, _, _, string range) = await server.ReadAsync();
+            Check.Equal((FrameType.Ack, (ushort)1, "5-6"), (type, number, range));
+            server.Disconnect();
+            // Another process may have given sequence 6 to another message: its ack is not sent.
+            await server.AcceptAsync(run: "s");
+            await SubscribedAsync(server, "{\"start\":{\"sequence\":7}}", cursor: 6);
+            next = plain.MoveNextAsync();
+            server.Send(FrameType.Deliver, 1, 1, 1);
+            server.Send(FrameType.Message, 1, 6, 0, "z");
+            Check.True(await next, "a message came");
+            Check.Equal("z", System.Text.Encoding.ASCII.GetString(plain.Current.Value));
+            server.Dispose();
+            await bus.Connection.CloseAsync();
+        }
+
+        [Test]
+        public static Task DelaysBetweenRoundsGrow()
+        {
+            ReconnectSchedule schedule = new ReconnectSchedule(2);
+            Check.Equal((0, 0.0), schedule.NextAttempt(0));
+            Check.Equal((1, 0.0), schedule.NextAttempt(0));
+            Check.Equal((0, 0.05), schedule.NextAttempt(0));
+            Check.Equal((1, 0.0), schedule.NextAttempt(0));
+            schedule.MarkConnected();
+            schedule.MarkLost(connectedSeconds: 1);
+            Check.Equal((1, 0.1), schedule.NextAttempt(0));
+            Check.Equal((0, 0.0), schedule.NextAttempt(0));
+            Check.Equal((1, 0.1), schedule.NextAttempt(1)); // Half of the delay.
+            schedule.MarkConnected();
+            schedule.MarkLost(connectedSeconds: ReconnectSchedule.StableSeconds);
+            Check.Equal((1, 0.0), schedule.NextAttempt(0));
+            for (int attempt = 0; attempt < 40; attempt++)
+                schedule.NextAttempt(0);
+            Check.Equal(
+                ReconnectSchedule.DelayMaxSeconds,
+                Math.Max(schedule.NextAttempt(0).DelaySeconds, schedule.NextAttempt(0).DelaySeconds));
+            return Task.CompletedTask;
+        }
+
+        private static async Task<Bus> ConnectAsync(FakeServer server, long credit = 1 << 20, double heartbeat = 0)
+        {
+            BusOptions options = new BusOptions { CloseTimeout = TimeSpan.FromSeconds(2) };
+            options.Classes.Add(1);
+            Task<Bus> connecting = Bus.ConnectAsync(server.Url, options);
+            await server.AcceptAsync(credit: credit, heartbeat: heartbeat);
+            await server.NameClassAsync();
+            return await connecting;
+        }
+
+        private static Task<Confirm>[] Publish(Bus bus, int count) =>
+            Enumerable.Range(0, count).Select(number => bus.PublishAsync(1, new byte[] { (byte)number }).AsTask()).ToArray();
+
+        private static async Task<List<uint>> NumbersAsync(FakeServer server, int count)
+        {
+            List<uint> numbers = new List<uint>();
+            while (numbers.Count < count)
+            {
+                (byte type, _, uint number, _, _) = await server.ReadAsync();
+                if (type == FrameType.Message)
+                    numbers.Add(number);
+            }
+            return numbers;
+        }
+
+        /// <summary>Let the client process everything that was sent, and read nothing but its request.</summary>
+        private static async Task SyncAsync(Bus bus, FakeServer server)
+        {
+            Task sync = bus.Connection.SyncAcksAsync(default);
+            (byte type, _, uint request, _, _) = await server.ReadAsync();
+            Check.Equal(FrameType.Inquire, type);
+            server.Send(FrameType.Inquire, b: request, content: "{\"about\":\"acks\"}");
+            await sync;
+        }
+
+        private static async Task SubscribedAsync(FakeServer server, string content, long cursor)
+        {
+            (byte type, _, uint request, ushort number, string asked) = await server.ReadAsync();
+            Check.Equal((FrameType.Subscribe, content), (type, asked));
+            server.Send(
+                FrameType.Subscribe, 1, request, number, $"{{\"cursor\":{cursor},\"floor\":{cursor},\"resumed\":false}}");
+        }
+
+        private static async Task CloseAsync(Bus bus, FakeServer server)
+        {
+            ValueTask closing = bus.DisposeAsync();
+            while (!closing.IsCompleted)
+            {
+                // The server closes when it has read everything.
+                try
+                {
+                    await server.ReadAsync();
+                }
+                catch (Exception)
+                {
+                    server.Disconnect();
+                    break;
+                }
+            }
+            await closing;
+        }
+    }
+}
