@@ -39,7 +39,7 @@ HOLD_MAX_S = 0.005
 PATIENCE_S = 120.0
 SETTLE_S = 1.2
 """Time for a tick, a snapshot and the removal of what ended."""
-QUIET_S = 0.5
+QUIET_S = 1.0
 """Silence of the server after which a client has received everything."""
 EXPIRY_S = 8.0
 CLASSES = Limits().classes
@@ -213,7 +213,7 @@ def _publish(server: HeldServer, class_id: int, contents: Iterator[bytes], *, ki
     client = Client(server, class_id)
     pieces: list[bytes] = []
     size = 0
-    reader = threading.Thread(target=client.read_for, args=(QUIET_S,), daemon=True)
+    reader = threading.Thread(target=client.wait, args=(frames.CONNECT,), daemon=True)
     reader.start()
     for number, content in enumerate(contents):
         frame = frames.encode(kind, class_id=class_id, message_id=number, content=content)
