@@ -166,10 +166,13 @@ class UniformEnvelopeReader:
         known = [name for name in dict.fromkeys(decoded) if name is not None]
         names = dict(zip(known, range(len(known)), strict=True))
         if len(names) > 1:
-            number_by_text = {
-                text: 0 if name is None else names[name]
-                for text, name in zip(different, decoded, strict=True)
-            }
+            if len(names) == len(different):
+                number_by_text = dict(zip(different, names.values(), strict=True))
+            else:
+                number_by_text = {
+                    text: 0 if name is None else names[name]
+                    for text, name in zip(different, decoded, strict=True)
+                }
             numbers = np.fromiter(map(number_by_text.__getitem__, texts), np.uint32, len(texts))
         return names, numbers
 

@@ -250,6 +250,10 @@ class ChannelTable:
             None if there is no memory for new channels.
         """
         known = self._number_by_name
+        try:
+            return list(map(known.__getitem__, names))
+        except KeyError:
+            pass  # Some are new.
         new_names = [name for name in dict.fromkeys(names) if name not in known]
         if new_names:
             if len(known) + len(new_names) > self._name_count_max or not self._reserve_memory(
@@ -261,7 +265,7 @@ class ChannelTable:
                 if not self._reserve_memory(new_names):
                     return None
             self._add_names(new_names)
-        return [known[name] for name in names]
+        return list(map(known.__getitem__, names))
 
     def intern_name(self, name: str) -> int | None:
         """Return the number of a channel like `intern_names`; None if there is no memory for it."""
