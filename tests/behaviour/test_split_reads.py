@@ -38,6 +38,7 @@ from tests.behaviour.wire_peer_v2 import (
     unsubscribe,
     working,
 )
+from tests.support.call_counter import count_calls
 from tests.support.oracles import DELIMITER
 
 CONFIRM = b"6"
@@ -143,6 +144,25 @@ def test_messages_with_few_channels_are_stored_in_portions() -> None:
     assert sum(counts) == 10_000
 
 
+def test_reads_fit_the_messages_with_many_channels_of_a_turn() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = split_reader(bus)
+    contents = [channel_envelope(f"a.{n % 1000:03}", b"") for n in range(60_000)]
+    data = publish_envelopes(1, 0, *contents)
+    unprocessed_bytes = []
+    while data:
+        size = peer.session.next_read_bytes
+        read, data = data[:size], data[size:]
+        peer.send(read)
+        unprocessed_bytes.append(len(peer.session.unprocessed))
+        while run_turn(peer):
+            pass
+    assert bus.statistics(1).ring.message_count == 60_000
+    assert len(unprocessed_bytes) < 1.25 * 60_000 / MIXED_ENVELOPES_PER_TURN
+    assert not any(unprocessed_bytes[10:])
+
+
 @pytest.mark.parametrize("other_count", [0, 63])
 def test_messages_with_nearly_the_same_channel_are_not_split(other_count: int) -> None:
     bus = BrokerHarness()
@@ -231,6 +251,17 @@ def test_split_reads_have_the_same_results(
         subscriptions = list(peer.session.subscriptions)
         results.append((others, confirms[-1:], counters, subscriptions, bus.statistics(1)))
     assert results[0] == results[1]
+
+
+def test_classes_with_removed_patterns_are_searched_in_portions() -> None:
+    counts = []
+    for class_count in (600, 1000):
+        bus = BrokerHarness()
+        bus.skips_checks = True
+        connect_version2(bus, classes=list(range(1, class_count + 1)))
+        counts.append(count_calls(bus.broker.store.remove_some_patterns))
+        assert bus.broker.store.remove_some_patterns()
+    assert counts[0] == counts[1]
 
 
 def test_patterns_of_ended_subscriptions_are_removed_in_portions() -> None:

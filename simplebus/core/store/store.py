@@ -115,6 +115,8 @@ class Store:
         """Called with stored messages that are delayed or expire, if set and `on_stored` is not."""
         self._slow_positions: dict[Position, None] = {}
         """Positions whose consumer must be disconnected because their backlog is too long."""
+        self._classes_to_search: list[MessageClass] = []
+        """Classes that `remove_some_patterns` has not searched yet."""
         self.position_changes = PositionChanges(
             has_journal=commit_log is not None
             and commit_log.requires_durability
@@ -775,15 +777,19 @@ class Store:
                 self.trim_class(cls)  # Other classes may have given memory back.
 
     def remove_some_patterns(self) -> bool:
-        """Remove some patterns of ended subscriptions. Returns False if none were left.
+        """Remove some patterns of ended subscriptions. Returns False if all classes were searched.
 
         One call per tick suffices, but more of them free the memory sooner.
         """
-        for cls in self.classes.values():
-            if cls.channels.has_removed_patterns:
+        if not self._classes_to_search:
+            self._classes_to_search = list(self.classes.values())
+        for _ in range(min(TICKED_CLASSES_PER_TURN, len(self._classes_to_search))):
+            cls = self._classes_to_search[-1]
+            if cls.channels.has_removed_patterns and self.classes.get(cls.class_id) is cls:
                 cls.channels.remove_some_patterns()
                 return True
-        return False
+            self._classes_to_search.pop()
+        return bool(self._classes_to_search)
 
     def _forget_unused_channels(self) -> None:
         """Release the memory of channels without stored messages, because memory is short."""
