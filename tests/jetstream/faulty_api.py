@@ -10,43 +10,43 @@ from typing import Any
 from simplebus.core.errors import BusConnectionError
 from simplebus.net.nats_connection import NatsConnection
 
-Meddler = Callable[[str], BaseException | None]
+RequestHook = Callable[[str], BaseException | None]
 """Called with the subject of each request; may raise an error instead of a reply."""
 
 
 @contextmanager
-def asked_in_vain(link: NatsConnection, meddle: Meddler) -> Iterator[Counter[str]]:
-    """Yields how often something was asked in vain, by its first two words."""
-    ask, failed = link.api_request, Counter[str]()
+def failing_requests(link: NatsConnection, hook: RequestHook) -> Iterator[Counter[str]]:
+    """Let `hook` fail requests. Yields the number of failed requests by their first two tokens."""
+    api_request, failed = link.api_request, Counter[str]()
 
-    async def meddled(subject: str, *more: Any, **options: Any) -> dict[str, Any]:
-        error = meddle(subject)
+    async def api_request_with_faults(subject: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        error = hook(subject)
         if error is not None:
             failed[".".join(subject.split(".")[:2])] += 1
             raise error
-        return await ask(subject, *more, **options)
+        return await api_request(subject, *args, **kwargs)
 
-    link.api_request = meddled  # type: ignore[method-assign]
+    link.api_request = api_request_with_faults  # type: ignore[method-assign]
     try:
         yield failed
     finally:
-        link.api_request = ask  # type: ignore[method-assign]
+        link.api_request = api_request  # type: ignore[method-assign]
 
 
 @contextmanager
-def answers_lost(link: NatsConnection, begin: str, count: int = 1) -> Iterator[Counter[str]]:
+def lost_replies(link: NatsConnection, prefix: str, count: int = 1) -> Iterator[Counter[str]]:
     """Lose the first `count` replies to requests whose subject has this prefix."""
-    ask, lost = link.api_request, Counter[str]()
+    api_request, lost = link.api_request, Counter[str]()
 
-    async def meddled(subject: str, *more: Any, **options: Any) -> dict[str, Any]:
-        found = await ask(subject, *more, **options)
-        if subject.startswith(begin) and lost[begin] < count:
-            lost[begin] += 1
-            raise BusConnectionError(f"the answer to {subject} was lost")
+    async def api_request_with_faults(subject: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        found = await api_request(subject, *args, **kwargs)
+        if subject.startswith(prefix) and lost[prefix] < count:
+            lost[prefix] += 1
+            raise BusConnectionError(f"the reply to {subject} was lost")
         return found
 
-    link.api_request = meddled  # type: ignore[method-assign]
+    link.api_request = api_request_with_faults  # type: ignore[method-assign]
     try:
         yield lost
     finally:
-        link.api_request = ask  # type: ignore[method-assign]
+        link.api_request = api_request  # type: ignore[method-assign]

@@ -20,21 +20,21 @@ PATIENCE_SECONDS = 60.0
 
 
 class NatsServer:
-    """One of them."""
+    """A nats-server process."""
 
-    def __init__(self, folder: Path, name: str, port: int, more: str = "") -> None:
+    def __init__(self, folder: Path, name: str, port: int, extra_config: str = "") -> None:
         self.name, self.port = name, port
         self.url = f"nats://{HOST}:{port}"
         self._config = folder / f"{name}.conf"
         self._log = folder / f"{name}.log"
         self._config.write_text(
             f'server_name: {name}\nlisten: "{HOST}:{port}"\n'
-            f'jetstream {{ store_dir: "{folder / name}" }}\n{more}\n'
+            f'jetstream {{ store_dir: "{folder / name}" }}\n{extra_config}\n'
         )
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Returns when it listens."""
+        """Start the server and wait until it listens."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [nats_server_program(), "-c", str(self._config)], stdout=log, stderr=log
@@ -53,17 +53,17 @@ class NatsServer:
         """Kill the server process with SIGKILL."""
         self.stop(signal.SIGKILL)
 
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+    def stop(self, signal_number: signal.Signals = signal.SIGTERM) -> None:
         if self._process is not None:
-            self._process.send_signal(how)
+            self._process.send_signal(signal_number)
             self._process.wait(PATIENCE_SECONDS)
             self._process = None
 
 
 @contextmanager
-def nats_server(folder: Path, more: str = "") -> Iterator[NatsServer]:
-    """One that is alone."""
-    server = NatsServer(folder, "alone", free_port(), more)
+def nats_server(folder: Path, extra_config: str = "") -> Iterator[NatsServer]:
+    """Run a single server."""
+    server = NatsServer(folder, "alone", free_port(), extra_config)
     try:
         server.start()
         yield server
@@ -73,7 +73,7 @@ def nats_server(folder: Path, more: str = "") -> Iterator[NatsServer]:
 
 @contextmanager
 def cluster(folder: Path, size: int = 3) -> Iterator[Sequence[NatsServer]]:
-    """Several that are one cluster."""
+    """Run several servers that form a cluster."""
     ports, routes = free_ports(size), free_ports(size)
     urls = ", ".join(f'"nats://{HOST}:{port}"' for port in routes)
     servers = [

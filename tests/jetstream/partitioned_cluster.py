@@ -15,7 +15,7 @@ from tests.jetstream.nats_servers import NatsServer
 _READ_BYTES = 65_536
 
 
-class Way:
+class ServerRoute:
     """Proxy of the connections from one server to another."""
 
     def __init__(self, target: int) -> None:
@@ -29,10 +29,10 @@ class Way:
         for scope in self._scopes:
             scope.cancel()
 
-    def mend(self) -> None:
+    def reconnect(self) -> None:
         self._is_cut = False
 
-    async def carry(self, stream: trio.SocketStream) -> None:
+    async def relay(self, stream: trio.SocketStream) -> None:
         """Relay one connection."""
         with trio.CancelScope() as scope, suppress(OSError, trio.BrokenResourceError):
             if self._is_cut:
@@ -43,35 +43,39 @@ class Way:
                     await trio.open_tcp_stream(HOST, self._target) as other,
                     trio.open_nursery() as nursery,
                 ):
-                    nursery.start_soon(_pass_on, stream, other, nursery.cancel_scope)
-                    await _pass_on(other, stream, nursery.cancel_scope)
+                    nursery.start_soon(_copy_bytes, stream, other, nursery.cancel_scope)
+                    await _copy_bytes(other, stream, nursery.cancel_scope)
             finally:
                 self._scopes.discard(scope)
 
 
-async def _pass_on(here: trio.SocketStream, to: trio.SocketStream, scope: trio.CancelScope) -> None:
+async def _copy_bytes(
+    source: trio.SocketStream, target: trio.SocketStream, scope: trio.CancelScope
+) -> None:
     with suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-        while data := await here.receive_some(_READ_BYTES):
-            await to.send_all(data)
+        while data := await source.receive_some(_READ_BYTES):
+            await target.send_all(data)
     scope.cancel()
 
 
 class PartitionedCluster:
     """Cluster of nats-servers whose connections to each other can be cut."""
 
-    def __init__(self, servers: list[NatsServer], ways: dict[tuple[int, int], Way]) -> None:
+    def __init__(
+        self, servers: list[NatsServer], routes_by_ends: dict[tuple[int, int], ServerRoute]
+    ) -> None:
         self.servers = servers
-        self._ways = ways
+        self._routes = routes_by_ends
 
     def cut_off(self, number: int) -> None:
         """Cut the connections between this server and the others."""
-        for ends, way in self._ways.items():
+        for ends, route in self._routes.items():
             if number in ends:
-                way.cut()
+                route.cut()
 
-    def mend(self) -> None:
-        for way in self._ways.values():
-            way.mend()
+    def reconnect(self) -> None:
+        for route in self._routes.values():
+            route.reconnect()
 
 
 @asynccontextmanager
@@ -79,29 +83,31 @@ async def partitioned_cluster(folder: Path, size: int = 3) -> AsyncIterator[Part
     """Run a cluster for the duration of a block."""
     clients, routes = free_ports(size), free_ports(size)
     ends = list(permutations(range(size), 2))
-    stateless_servers = dict(zip(ends, free_ports(len(ends)), strict=True))
-    ways = {(one, other): Way(routes[other]) for one, other in ends}
+    proxy_ports = dict(zip(ends, free_ports(len(ends)), strict=True))
+    routes_by_ends = {(start, end): ServerRoute(routes[end]) for start, end in ends}
     servers = []
     for number in range(size):
-        known = ", ".join(
-            f'"nats://{HOST}:{stateless_servers[end]}"' for end in ends if end[0] == number
+        route_urls = ", ".join(
+            f'"nats://{HOST}:{proxy_ports[end]}"' for end in ends if end[0] == number
         )
-        # Where others could find it directly, nobody listens.
-        more = f'listen: "{HOST}:{routes[number]}", advertise: "{HOST}:1", no_advertise: true'
-        more = f"cluster {{ name: c, {more}, routes: [{known}] }}"
-        servers.append(NatsServer(folder, f"n{number}", clients[number], more))
+        # Peers cannot connect directly: the advertised port is closed.
+        extra_config = (
+            f'listen: "{HOST}:{routes[number]}", advertise: "{HOST}:1", no_advertise: true'
+        )
+        extra_config = f"cluster {{ name: c, {extra_config}, routes: [{route_urls}] }}"
+        servers.append(NatsServer(folder, f"n{number}", clients[number], extra_config))
     async with trio.open_nursery() as nursery:
-        for end, way in ways.items():
-            await nursery.start(_listen, way, stateless_servers[end])
+        for end, route in routes_by_ends.items():
+            await nursery.start(_listen, route, proxy_ports[end])
         try:
             for server in servers:
                 server.start()
-            yield PartitionedCluster(servers, ways)
+            yield PartitionedCluster(servers, routes_by_ends)
         finally:
             for server in servers:
                 server.kill()
         nursery.cancel_scope.cancel()
 
 
-async def _listen(way: Way, port: int, *, task_status: trio.TaskStatus[object]) -> None:
-    await trio.serve_tcp(way.carry, port, host=HOST, task_status=task_status)
+async def _listen(route: ServerRoute, port: int, *, task_status: trio.TaskStatus[object]) -> None:
+    await trio.serve_tcp(route.relay, port, host=HOST, task_status=task_status)

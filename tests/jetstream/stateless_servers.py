@@ -22,23 +22,23 @@ PATIENCE_SECONDS = 60.0
 _prefixes = count()
 
 
-def options(*urls: str, prefix: str = "", **more: Any) -> JetStreamOptions:
+def options(*urls: str, prefix: str = "", **serve_options: Any) -> JetStreamOptions:
     """Build JetStream options with a prefix that no other test uses, unless `prefix` is given."""
     prefix = prefix or f"t{next(_prefixes)}"
     servers = tuple(NatsAddress.parse(url) for url in urls)
-    return JetStreamOptions(servers, JetStreamNames(prefix), storage="memory", **more)
+    return JetStreamOptions(servers, JetStreamNames(prefix), storage="memory", **serve_options)
 
 
 @asynccontextmanager
 async def stateless_server(
-    cluster: JetStreamOptions, settings: Settings | None = None, **more: Any
+    cluster: JetStreamOptions, settings: Settings | None = None, **serve_options: Any
 ) -> AsyncIterator[RunningServer]:
-    async with serving(settings, cluster=cluster, **more) as up:
-        yield up
+    async with serving(settings, cluster=cluster, **serve_options) as server:
+        yield server
 
 
-def address(up: RunningServer) -> str:
-    return f"simplebus://{up.addresses[0]}"
+def address(server: RunningServer) -> str:
+    return f"simplebus://{server.addresses[0]}"
 
 
 @asynccontextmanager
@@ -55,9 +55,9 @@ async def two_servers(
         yield first, second, first_bus, second_bus
 
 
-def cluster_of(up: RunningServer) -> JetStreamBackend:
-    assert up.server.jetstream is not None
-    return up.server.jetstream
+def cluster_of(server: RunningServer) -> JetStreamBackend:
+    assert server.server.jetstream is not None
+    return server.server.jetstream
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -66,6 +66,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await trio.sleep(0.01)
 
 
-async def wait_until_idle(up: RunningServer) -> None:
+async def wait_until_idle(server: RunningServer) -> None:
     """Return when the server has no feeds and no jobs."""
-    await until(lambda: not (cluster_of(up).feeds or cluster_of(up).is_busy))
+    await until(lambda: not (cluster_of(server).feeds or cluster_of(server).is_busy))

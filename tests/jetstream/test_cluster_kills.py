@@ -51,13 +51,13 @@ class FakeServer:
 
 @contextlib.contextmanager
 def stateless_servers(urls: list[str], count: int) -> Iterator[list[FakeServer]]:
-    made = [FakeServer(urls) for _ in range(count)]
+    servers = [FakeServer(urls) for _ in range(count)]
     try:
-        for each in made:
+        for each in servers:
             each.start()
-        yield made
+        yield servers
     finally:
-        for each in made:
+        for each in servers:
             each.kill()
 
 
@@ -67,7 +67,7 @@ class Traffic:
     def __init__(self, addresses: list[str]) -> None:
         self.addresses = addresses
         self.confirmed = 0
-        self.seen: Counter[int] = Counter()
+        self.received: Counter[int] = Counter()
         self.first_seen: list[int] = []
         self.sent = 0
         self.goes_on = True
@@ -89,9 +89,9 @@ class Traffic:
             task_status.started()
             async for message in messages:
                 number = int(message.payload)
-                if not self.seen[number]:
+                if not self.received[number]:
                     self.first_seen.append(number)
-                self.seen[number] += 1
+                self.received[number] += 1
 
     async def until(self, count: int) -> None:
         """Wait until `count` more messages are confirmed."""
@@ -101,20 +101,20 @@ class Traffic:
 
     async def wait_all_received(self) -> None:
         """Return when every message was confirmed and received."""
-        while min(len(self.seen), self.confirmed) < self.sent:  # noqa: ASYNC110
+        while min(len(self.received), self.confirmed) < self.sent:  # noqa: ASYNC110
             await trio.sleep(0.05)
 
     def check_nothing_lost(self) -> None:
         assert self.confirmed == self.sent
-        assert sorted(self.seen) == list(range(self.sent))
+        assert sorted(self.received) == list(range(self.sent))
 
 
 @pytest.mark.long
 async def test_kills_never_lose_confirmed_messages(
     tmp_path: Path,
 ) -> None:
-    with cluster(tmp_path) as servers, stateless_servers([s.url for s in servers], 2) as both:
-        traffic = Traffic([stateless_server.address for stateless_server in both])
+    with cluster(tmp_path) as servers, stateless_servers([s.url for s in servers], 2) as pair:
+        traffic = Traffic([stateless_server.address for stateless_server in pair])
         with trio.fail_after(PATIENCE_SECONDS):
             async with trio.open_nursery() as nursery:
                 await nursery.start(traffic.consume)
@@ -122,11 +122,11 @@ async def test_kills_never_lose_confirmed_messages(
                 await traffic.until(200)
                 servers[0].kill()
                 await traffic.until(200)
-                both[0].kill()
+                pair[0].kill()
                 await traffic.until(200)
                 servers[0].start()
-                both[0].start()
-                both[1].kill()
+                pair[0].start()
+                pair[1].kill()
                 await traffic.until(200)
                 traffic.goes_on = False
                 await traffic.wait_all_received()
@@ -134,20 +134,20 @@ async def test_kills_never_lose_confirmed_messages(
     traffic.check_nothing_lost()
 
 
-async def info(link: NatsConnection, what: str) -> dict[str, Any]:
+async def info(link: NatsConnection, subject: str) -> dict[str, Any]:
     """Return the info of a stream or consumer; {} if it is missing or has no leader."""
     try:
-        return await link.api_request(what, seconds=1.0)
+        return await link.api_request(subject, seconds=1.0)
     except (BusConnectionError, JetStreamError):
         return {}
 
 
-async def whole(link: NatsConnection, what: str) -> dict[str, Any]:
-    """The same, as soon as all three servers have all that there is of it."""
+async def replicated_info(link: NatsConnection, subject: str) -> dict[str, Any]:
+    """Return the info as soon as all three servers are up to date."""
     while True:
-        found = await info(link, what)
-        others = found.get("cluster", {}).get("replicas", [])
-        if found.get("cluster", {}).get("leader") and sum(o["current"] for o in others) == 2:
+        found = await info(link, subject)
+        replicas = found.get("cluster", {}).get("replicas", [])
+        if found.get("cluster", {}).get("leader") and sum(o["current"] for o in replicas) == 2:
             return found
         await trio.sleep(0.1)
 
@@ -156,7 +156,7 @@ async def whole(link: NatsConnection, what: str) -> dict[str, Any]:
 async def test_rolling_restart_never_loses_confirmed_messages(
     tmp_path: Path,
 ) -> None:
-    """Each is left the time to have what the others have: else two would be away at once."""
+    """Each server catches up before the next restart, so two are never behind at once."""
     with (
         cluster(tmp_path) as servers,
         stateless_servers([s.url for s in servers], 1) as (stateless_server,),
@@ -172,8 +172,8 @@ async def test_rolling_restart_never_loses_confirmed_messages(
                         await trio.to_thread.run_sync(server.stop)
                         await traffic.until(200)
                         await trio.to_thread.run_sync(server.start)
-                        for what in f"STREAM.INFO.{STREAM}", f"CONSUMER.INFO.{STREAM}.g-g-d-all":
-                            await whole(link, what)
+                        for subject in f"STREAM.INFO.{STREAM}", f"CONSUMER.INFO.{STREAM}.g-g-d-all":
+                            await replicated_info(link, subject)
                     traffic.goes_on = False
                 await traffic.wait_all_received()
                 nursery.cancel_scope.cancel()
@@ -194,10 +194,10 @@ async def test_streams_and_consumers_have_configured_replicas(
             linked(*urls) as (link, _),
         ):
             await bus.publish(b"", class_id=CLASS)
-            for what in engine.names.identity_stream_name, stream:
-                found = await whole(link, f"STREAM.INFO.{what}")
+            for subject in engine.names.identity_stream_name, stream:
+                found = await replicated_info(link, f"STREAM.INFO.{subject}")
                 assert found["config"]["num_replicas"] == 3
-            found = await whole(link, f"CONSUMER.INFO.{stream}.d-d")
-            # What says none has as many as its stream: here they are, beside their leader.
+            found = await replicated_info(link, f"CONSUMER.INFO.{stream}.d-d")
+            # A consumer without a setting has the replicas of its stream, listed beside the leader.
             assert found["config"]["num_replicas"] in (0, 3)
             assert len(found["cluster"]["replicas"]) == 2

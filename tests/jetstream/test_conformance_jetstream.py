@@ -45,7 +45,7 @@ NOT_PROMISED = {
     "test_reconnects_without_loss_or_duplicates": SEQUENCES,
 }
 NOT_RUN = {PAUSES, SEQUENCES}
-"""Those would wait for a message until their patience ends, or are kept now and then, by chance."""
+"""Tests that would wait until their timeout, or that pass only sometimes."""
 
 
 class TestStatelessServerUnderTrio(BusConformance):
@@ -66,7 +66,7 @@ for _name, _row in NOT_PROMISED.items():
     _mark = pytest.mark.xfail(
         run=_row not in NOT_RUN, strict=True, reason=f"protocol/engine.md: {_row}"
     )
-    # A mark stays with its function: this one is nobody else's.
+    # Marks are stored on the function, so this suite uses a copy.
     _test = getattr(BusConformance, _name)
     _own = FunctionType(_test.__code__, _test.__globals__, _name, closure=_test.__closure__)
     _own.__kwdefaults__, _own.__defaults__ = _test.__kwdefaults__, _test.__defaults__

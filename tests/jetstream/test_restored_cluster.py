@@ -27,8 +27,8 @@ from tests.jetstream.stateless_servers import (
 async def test_delivers_messages_confirmed_after_restore(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The numbers of what was lost are those of other messages now."""
-    monkeypatch.setattr(acked_sequences, "CLOCK_SKEW_SECONDS", 0.0)  # Here, it is back at once.
+    """The sequences of lost messages are reused by other messages."""
+    monkeypatch.setattr(acked_sequences, "CLOCK_SKEW_SECONDS", 0.0)  # The server restarts at once.
     store, copy = tmp_path / "alone", tmp_path / "copy"
     got: dict[str, list[bytes]] = {"plain": [], "durable": [], "group": []}
 
@@ -37,11 +37,11 @@ async def test_delivers_messages_confirmed_after_restore(
             got[kind].append(message.payload)
 
     with nats_server(tmp_path) as server:
-        # Without its PubAck a message that is on its way to who is gone comes again after so long.
+        # Ack wait after which a message sent to a disconnected subscriber is redelivered.
         cluster = replace(options(server.url, ack_wait_seconds=2.0), storage="file")
         async with (
-            stateless_server(cluster) as up,
-            simplebus.connect(address(up)) as bus,
+            stateless_server(cluster) as stateless,
+            simplebus.connect(address(stateless)) as bus,
             bus.subscribe(1) as plain,
             bus.subscribe(1, durable="d") as durable,
             bus.subscribe(1, group="g") as group,
@@ -60,7 +60,7 @@ async def test_delivers_messages_confirmed_after_restore(
                 shutil.copytree(store, copy)
                 server.start()
                 await publish(*(b"lost %d" % number for number in range(5)))
-                await until(lambda: cluster_of(up).publisher.is_empty)
+                await until(lambda: cluster_of(stateless).publisher.is_empty)
                 server.kill()
                 shutil.rmtree(store)
                 copy.rename(store)

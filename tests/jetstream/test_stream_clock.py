@@ -17,7 +17,7 @@ from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import PATIENCE_SECONDS, address, options, stateless_server
 
 NOW = 2_000_000.0
-"""Time by the server's clock."""
+"""Time of the server's clock."""
 
 
 def said_at(time: float) -> dict[str, str]:
@@ -45,7 +45,7 @@ def test_converts_times_by_stream_clock(ahead: float, age: float) -> None:
     assert clock.begin_query()
     clock.finish_query(NOW + 0.1, NOW + 0.3, said_at(NOW + ahead + 0.2))
     assert date(clock, stored) == pytest.approx(NOW - age, abs=0.2)
-    # What comes at once is dated without a question from now on.
+    # From now on, immediate deliveries are dated without a request.
     assert date(clock, NOW + ahead + 10, NOW + 10) == pytest.approx(NOW + 10, abs=0.2)
     assert not clock.begin_query()
 
@@ -56,13 +56,13 @@ def test_queries_time_once_and_again_for_later_messages() -> None:
     assert (clock.begin_query(), clock.begin_query(), clock.needs_answer) == (True, False, True)
     assert date(clock, NOW - 80) is None
     assert not clock.begin_query()
-    assert date(clock, NOW - 80, NOW + 1) is None  # Came when it had been asked.
+    assert date(clock, NOW - 80, NOW + 1) is None  # Arrived after the request.
     clock.finish_query(NOW, NOW + 2, said_at(NOW + 1))
     assert (date(clock, NOW - 90), date(clock, NOW - 80)) == (NOW - 90, NOW - 80)
     assert date(clock, NOW - 80, NOW + ANSWER_VALID_SECONDS) is not None
     assert date(clock, NOW - 80, NOW + 1) is None
     assert clock.begin_query()
-    clock.finish_query(NOW + 3, NOW + 4, None)  # It did not answer.
+    clock.finish_query(NOW + 3, NOW + 4, None)  # The server did not answer.
     assert not clock.needs_answer
     assert date(clock, NOW - 80, NOW + 1) is None
     assert clock.begin_query()
@@ -84,42 +84,42 @@ def envelope(sequence: int, *, stored: float, **times: int) -> bytes:
 def test_timed_messages_wait_for_stream_time() -> None:
     stateless_server = FakeServer()
     clock, here = stateless_server.feed.cls.clock, stateless_server.broker.clock
-    here.now = NOW  # And it is an hour earlier to the stream.
+    here.now = NOW  # The stream's clock is set back by an hour.
     fresh, old = (NOW - 3600 - age for age in (0, 31))
-    stateless_server.take(
+    stateless_server.receive_from_consumer(
         message(1),
         envelope(2, stored=fresh, expires_ms=30_000),
         envelope(3, stored=old, expires_ms=30_000),
         message(4),
     )
-    assert stateless_server.taken() == [(0, b"1")]
+    assert stateless_server.drain_sent_messages() == [(0, b"1")]
     stateless_server.ack(0, 1)
-    assert not stateless_server.feed.is_busy  # Its subscriber has nothing of it,
-    assert not stateless_server.feed.has_all({})  # and yet not all has come.
+    assert not stateless_server.feed.is_busy  # The subscriber has received nothing,
+    assert not stateless_server.feed.has_all({})  # and not everything has arrived.
     assert clock.begin_query()
     clock.finish_query(NOW, NOW, said_at(NOW - 3600))
     stateless_server.feed.fill()
     stateless_server.broker.subscription_manager.notify_position(stateless_server.feed.position)
-    assert [payload for _, payload in stateless_server.taken()] == [b"2", b"4"]
+    assert [payload for _, payload in stateless_server.drain_sent_messages()] == [b"2", b"4"]
     here.now += 5
-    stateless_server.take(envelope(5, stored=fresh + 5, not_before_ms=10_000))
-    assert stateless_server.taken() == []
+    stateless_server.receive_from_consumer(envelope(5, stored=fresh + 5, not_before_ms=10_000))
+    assert stateless_server.drain_sent_messages() == []
     here.now += 10
     stateless_server.broker.run_due_wakeups()
-    assert [payload for _, payload in stateless_server.taken()] == [b"5"]
+    assert [payload for _, payload in stateless_server.drain_sent_messages()] == [b"5"]
     assert not clock.needs_answer
 
 
 async def test_delivers_waiting_messages_after_time_query(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server is otherwise idle."""
-    monkeypatch.setattr(stream_clock, "RECENT_SECONDS", -1.0)  # Each message is to be asked for.
+    """The server is idle otherwise."""
+    monkeypatch.setattr(stream_clock, "RECENT_SECONDS", -1.0)  # Each message needs a request.
     payloads = [b"%d" % number for number in range(500)]
     with trio.fail_after(PATIENCE_SECONDS):
         async with (
-            stateless_server(options(jetstream_server.url)) as up,
-            simplebus.connect(address(up)) as bus,
+            stateless_server(options(jetstream_server.url)) as server,
+            simplebus.connect(address(server)) as bus,
         ):
             await bus.publish_many(payloads, class_id=1, expires=3600)
             await bus.flush()

@@ -29,9 +29,9 @@ from tests.support import running_server
 from tests.support.nats_peer import connect_nats_peer
 
 
-def feeds_of(up: RunningServer) -> list[ConsumerFeed]:
+def feeds_of(server: RunningServer) -> list[ConsumerFeed]:
     """Return the feeds that have an open consumer."""
-    return [feed for feed in cluster_of(up).feeds.values() if feed.is_open]
+    return [feed for feed in cluster_of(server).feeds.values() if feed.is_open]
 
 
 async def test_confirms_when_cluster_has_stored_in_memory(
@@ -39,21 +39,23 @@ async def test_confirms_when_cluster_has_stored_in_memory(
 ) -> None:
     cluster, confirmed = options(jetstream_server.url), trio.Event()
     assert cluster.storage == "memory"
-    async with stateless_server(cluster) as up, simplebus.connect(address(up)) as bus:
+    async with stateless_server(cluster) as server, simplebus.connect(address(server)) as bus:
         await bus.publish(b"the stream is there", class_id=7)
 
         async def publish() -> None:
             await bus.publish(b"", class_id=7)
             confirmed.set()
 
-        publisher = cluster_of(up).publisher
+        publisher = cluster_of(server).publisher
         hold = publisher.pause_class(7)
         with trio.fail_after(PATIENCE_SECONDS):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(publish)
                 await until(lambda: publisher.unstored_batch_count == 1)
-                await bus.explain()  # What was said before it has been answered,
-                await trio.testing.wait_all_tasks_blocked()  # and who waited for that has heard it.
+                await bus.explain()  # Earlier requests have been answered,
+                await (
+                    trio.testing.wait_all_tasks_blocked()
+                )  # and their senders have received the replies.
                 assert not confirmed.is_set()
                 publisher.resume_class(7, hold)
 
@@ -85,16 +87,16 @@ async def test_confirmed_message_is_delivered_at_another_server(
 async def test_cut_connection_keeps_order_without_duplicates(
     jetstream_server: NatsServer,
 ) -> None:
-    """Its subscriber may see again what it had: its sequences begin anew."""
+    """The sequences start again, so its subscriber may receive messages twice."""
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(options(jetstream_server.url)) as server,
+        simplebus.connect(address(server)) as bus,
         bus.subscribe(1) as messages,
     ):
         expected = [b"%d %s" % (n, when) for n in range(3) for when in (b"before", b"behind")]
         for number in range(3):
             await bus.publish(b"%d before" % number, class_id=1)
-            for connection in up.server.connections.values():
+            for connection in server.server.connections.values():
                 connection.disconnect()
             await bus.publish(b"%d behind" % number, class_id=1)
         with trio.fail_after(PATIENCE_SECONDS):
@@ -253,8 +255,8 @@ async def test_fixed_instance_never_reuses_message_numbers(
         ):
             got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in payloads]
             assert got == payloads
-        for up in (one, other):
-            assert cluster_of(up).publisher.statistics().duplicates == 0
+        for server in (one, other):
+            assert cluster_of(server).publisher.statistics().duplicates == 0
 
 
 async def test_dead_letter_is_readable_at_another_server(jetstream_server: NatsServer) -> None:
@@ -274,10 +276,10 @@ async def test_dead_letter_is_readable_at_another_server(jetstream_server: NatsS
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
 async def test_message_expires_by_stream_clock(jetstream_server: NatsServer, step: float) -> None:
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(options(jetstream_server.url)) as server,
+        simplebus.connect(address(server)) as bus,
     ):
-        up.server._clock_offset += step  # Of the two clocks one is set.
+        server.server._clock_offset += step  # One of the two clocks is changed.
         async with bus.subscribe(7, durable="d") as messages:
             for payload, seconds in ((b"at once", 0.0), (b"soon", 30.0), (b"later", 4000.0)):
                 await bus.publish(payload, class_id=7, expires=seconds)
@@ -341,8 +343,8 @@ async def test_refuses_unsupported_requests(
     jetstream_server: NatsServer, wish: dict[str, object], why: str
 ) -> None:
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(options(jetstream_server.url)) as server,
+        simplebus.connect(address(server)) as bus,
     ):
         with pytest.raises(RefusedError, match=f"--engine does not support {why}"):
             async with bus.subscribe(7, **wish):  # type: ignore[arg-type]
@@ -367,11 +369,11 @@ async def test_refuses_durable_with_other_channels(jetstream_server: NatsServer)
 async def test_skips_foreign_messages_in_stream(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with (
-        stateless_server(cluster) as up,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(cluster) as server,
+        simplebus.connect(address(server)) as bus,
         bus.subscribe(7, durable="d") as messages,
     ):
-        link = cluster_of(up).link
+        link = cluster_of(server).link
         subject = cluster.names.class_subject(7)
         head = b"NATS/1.0\r\nSimplebus-Type: 5\r\n\r\n"
         for payload, headers in (
@@ -388,5 +390,5 @@ async def test_skips_foreign_messages_in_stream(jetstream_server: NatsServer) ->
         await bus.publish(b"ours", class_id=7)
         got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(4)]
         assert got == [b"plain, from elsewhere", b"", b"last", b"ours"]
-        (feed,) = feeds_of(up)
+        (feed,) = feeds_of(server)
         assert feed.statistics().invalid_count == 4

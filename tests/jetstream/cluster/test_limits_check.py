@@ -36,8 +36,8 @@ LONGEST_NAME = "\U0001f680" * NAME_CHARACTERS_MAX
 async def test_stores_longest_frame_with_longest_name(tmp_path: Path) -> None:
     with nats_server(tmp_path, "max_payload: 65536") as server:
         async with (
-            stateless_server(options(server.url)) as up,
-            simplebus.connect(address(up), name=LONGEST_NAME) as bus,
+            stateless_server(options(server.url)) as stateless,
+            simplebus.connect(address(stateless), name=LONGEST_NAME) as bus,
         ):
             longest = bus.connection.core.accepted_frame_bytes_max - FRAME_BYTES_MIN
             assert 60_000 - 13 < longest < 65_536
@@ -53,17 +53,17 @@ async def test_stores_longest_frame_with_longest_name(tmp_path: Path) -> None:
 async def test_skips_nats_server_with_smaller_payload(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It would end the connection with each long message, for ever, and hold up all classes."""
+    """Each long message would end the connection and block all classes."""
     with nats_server(tmp_path, "max_payload: 65536") as server:
         config = tmp_path / "alone.conf"
         had = config.read_text()
         cluster = replace(options(server.url), storage="file")
         async with (
-            stateless_server(cluster) as up,
-            simplebus.connect(address(up), name="one") as bus,
+            stateless_server(cluster) as stateless,
+            simplebus.connect(address(stateless), name="one") as bus,
             trio.open_nursery() as nursery,
         ):
-            link = cluster_of(up).link
+            link = cluster_of(stateless).link
             with trio.fail_after(PATIENCE_SECONDS):
                 await bus.publish(b"short", class_id=1)
                 server.stop()
@@ -76,8 +76,8 @@ async def test_skips_nats_server_with_smaller_payload(
                 config.write_text(had)
                 server.start()
                 async with bus.subscribe(1, start="earliest") as messages:
-                    got = [len((await messages.get()).payload) for _ in range(2)]
-                assert got == [5, 40_000]
+                    lengths = [len((await messages.get()).payload) for _ in range(2)]
+                assert lengths == [5, 40_000]
     assert (
         "the server accepts messages of 32768 bytes (max_payload), expected at least 65536"
         in caplog.text
@@ -96,11 +96,11 @@ async def test_oversized_foreign_message_blocks_nothing(tmp_path: Path) -> None:
     with nats_server(tmp_path, "max_payload: 16MB") as server:
         cluster = options(server.url)
         async with (
-            stateless_server(cluster) as up,
-            simplebus.connect(address(up)) as bus,
+            stateless_server(cluster) as stateless,
+            simplebus.connect(address(stateless)) as bus,
             bus.subscribe(1, durable="d") as messages,
         ):
-            link = cluster_of(up).link
+            link = cluster_of(stateless).link
             link.core.publish(cluster.names.class_subject(1), bytes(12 << 20))
             link.flush()
             await bus.publish(b"ours", class_id=1)
@@ -111,16 +111,20 @@ async def test_refuses_foreign_stream_on_class_subjects(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    other = f"other_{cluster.names.prefix}"
+    other_options = f"other_{cluster.names.prefix}"
     link = NatsConnection(list(cluster.servers), lambda event: None)
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
         await link.wait_ready()
-        body = {"name": other, "subjects": [f"{cluster.names.prefix}.>"], "storage": "memory"}
-        await link.api_request(f"STREAM.CREATE.{other}", body)
-        with pytest.raises(UnusableClusterError, match=f"the stream {other} also stores"):
+        body = {
+            "name": other_options,
+            "subjects": [f"{cluster.names.prefix}.>"],
+            "storage": "memory",
+        }
+        await link.api_request(f"STREAM.CREATE.{other_options}", body)
+        with pytest.raises(UnusableClusterError, match=f"the stream {other_options} also stores"):
             await check_cluster(Settings(), cluster)
-        await link.api_request(f"STREAM.DELETE.{other}")
+        await link.api_request(f"STREAM.DELETE.{other_options}")
         await check_cluster(Settings(), cluster)
         nursery.cancel_scope.cancel()
 
@@ -129,21 +133,29 @@ async def test_refuses_memory_stream_with_file_storage(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = options(jetstream_server.url)
-    other = replace(cluster, storage="file")
+    other_options = replace(cluster, storage="file")
     stream = cluster.names.stream_name(1)
-    why = rf"the stream {stream} stores messages in memory, but --engine-storage is file"
-    async with stateless_server(other) as before, simplebus.connect(address(before)) as bus:
-        async with stateless_server(cluster) as up, simplebus.connect(address(up)) as there:
-            await there.publish(b"kept", class_id=1)
-        with pytest.raises(UnusableClusterError, match=why):
-            await check_cluster(Settings(), other)
+    expected_error = rf"the stream {stream} stores messages in memory, but --engine-storage is file"
+    async with (
+        stateless_server(other_options) as first_server,
+        simplebus.connect(address(first_server)) as bus,
+    ):
+        async with (
+            stateless_server(cluster) as stateless,
+            simplebus.connect(address(stateless)) as second_bus,
+        ):
+            await second_bus.publish(b"kept", class_id=1)
+        with pytest.raises(UnusableClusterError, match=expected_error):
+            await check_cluster(Settings(), other_options)
         await check_cluster(Settings(), cluster)
-        async with trio.open_nursery() as nursery:  # Who was there before does not confirm, either.
+        async with (
+            trio.open_nursery() as nursery
+        ):  # The server that started earlier does not confirm either.
             nursery.start_soon(partial(bus.publish, b"not kept", class_id=1))
             with trio.fail_after(PATIENCE_SECONDS):
-                while not re.search(why, caplog.text):  # noqa: ASYNC110 - the log has no event.
+                while not re.search(expected_error, caplog.text):  # noqa: ASYNC110 - the log has no event.
                     await trio.sleep(0.01)
-                link = cluster_of(before).link
+                link = cluster_of(first_server).link
                 await link.api_request(f"STREAM.DELETE.{cluster.names.stream_name(1)}")
 
 
@@ -152,14 +164,17 @@ async def test_upgrades_streams_and_never_downgrades(
 ) -> None:
     cluster = options(jetstream_server.url, duplicate_seconds=100.0, max_bytes=1 << 20)
     names, found = cluster.names, list[tuple[int, int]]()
-    wishes = [(100.0, 0), (600.0, 0), (300.0, 1 << 20)]
-    for seconds, bytes_max in wishes:
-        wished = replace(cluster, duplicate_seconds=seconds, max_bytes=bytes_max)
-        await check_cluster(Settings(), wished)
-        async with stateless_server(wished) as up, simplebus.connect(address(up)) as bus:
+    requested_settings = [(100.0, 0), (600.0, 0), (300.0, 1 << 20)]
+    for seconds, bytes_max in requested_settings:
+        requested = replace(cluster, duplicate_seconds=seconds, max_bytes=bytes_max)
+        await check_cluster(Settings(), requested)
+        async with (
+            stateless_server(requested) as stateless,
+            simplebus.connect(address(stateless)) as bus,
+        ):
             await bus.publish(b"x", class_id=1)
             configs = [
-                (await cluster_of(up).link.api_request(f"STREAM.INFO.{name}"))["config"]
+                (await cluster_of(stateless).link.api_request(f"STREAM.INFO.{name}"))["config"]
                 for name in (names.stream_name(1), names.identity_stream_name)
             ]
             found += [(c["duplicate_window"] // 10**9, c["max_bytes"]) for c in configs]
@@ -168,14 +183,17 @@ async def test_upgrades_streams_and_never_downgrades(
         "has the size limit unlimited, which stays in force; --engine-max-bytes is" in caplog.text
     )
     caplog.clear()
-    wished = replace(cluster, replicas=3)
-    async with stateless_server(wished) as up, simplebus.connect(address(up)) as bus:
+    requested = replace(cluster, replicas=3)
+    async with (
+        stateless_server(requested) as stateless,
+        simplebus.connect(address(stateless)) as bus,
+    ):
         await bus.publish(b"x", class_id=1)
     assert "(num_replicas from 1 to 3)" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("there", "asked", "grown"),
+    ("existing", "requested_limits", "grown"),
     [
         ((1, 120), (3, 120), {"num_replicas": 3}),
         ((3, 120), (1, 60), {}),
@@ -183,16 +201,18 @@ async def test_upgrades_streams_and_never_downgrades(
     ],
 )
 def test_computes_required_stream_changes(
-    there: tuple[int, float], asked: tuple[int, float], grown: dict[str, int]
+    existing: tuple[int, float], requested_limits: tuple[int, float], grown: dict[str, int]
 ) -> None:
-    config = {"num_replicas": there[0], "duplicate_window": round(there[1] * 1e9)}
-    cluster = options("nats://127.0.0.1:4222", replicas=asked[0], duplicate_seconds=asked[1])
+    config = {"num_replicas": existing[0], "duplicate_window": round(existing[1] * 1e9)}
+    cluster = options(
+        "nats://127.0.0.1:4222", replicas=requested_limits[0], duplicate_seconds=requested_limits[1]
+    )
     assert required_changes(config, cluster) == grown
 
 
 async def test_servers_of_one_prefix_share_the_bus_id(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    with nats_server(tmp_path) as one, nats_server(tmp_path / "other") as other:
+    with nats_server(tmp_path) as first_server, nats_server(tmp_path / "other") as second_server:
         found: list[str] = []
 
         async def load_id(url: str, prefix: str = "q") -> None:
@@ -201,10 +221,10 @@ async def test_servers_of_one_prefix_share_the_bus_id(tmp_path: Path) -> None:
 
         async with trio.open_nursery() as nursery:
             for _ in range(4):
-                nursery.start_soon(load_id, one.url)
+                nursery.start_soon(load_id, first_server.url)
         assert len(set(found)) == 1
         assert re.fullmatch(r"cluster\.q\.[0-9a-f]{16}", found[0])
-        for url, prefix in ((one.url, "r"), (other.url, "q")):
+        for url, prefix in ((first_server.url, "r"), (second_server.url, "q")):
             await load_id(url, prefix)
         assert len(set(found)) == 3
 
@@ -233,14 +253,14 @@ async def test_running_server_restores_identity(
     monkeypatch.setattr(cluster_id, "_CHECK_SECONDS", 0.01)
     cluster = options(jetstream_server.url)
     name = cluster.names.identity_stream_name
-    async with stateless_server(cluster) as up:
-        link = cluster_of(up).link
-        before = up.server.broker.subscription_manager.identity
+    async with stateless_server(cluster) as stateless:
+        link = cluster_of(stateless).link
+        first_server = stateless.server.broker.subscription_manager.identity
         with trio.fail_after(PATIENCE_SECONDS):
             await link.api_request(f"STREAM.DELETE.{name}")
             while (
                 await check_cluster(Settings(), cluster)
-            ).cluster_id != before:  # Another was first.
+            ).cluster_id != first_server:  # The other one was first.
                 await link.api_request(f"STREAM.DELETE.{name}")
             body = cluster_id.api.identity_stream_config(cluster, "another")
             while f"the stream {name} was deleted" not in caplog.text:

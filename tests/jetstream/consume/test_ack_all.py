@@ -22,15 +22,15 @@ def sent(*rows: tuple[int, int]) -> ReceivedMessages:
     return messages
 
 
-def admitted(sole: AckAllConsumer, *rows: tuple[int, int]) -> list[int]:
+def admitted(consumer: AckAllConsumer, *rows: tuple[int, int]) -> list[int]:
     messages = sent(*rows)
-    told = jetstream_codec.parse_deliveries(messages)
-    found: list[int] = told.sequences[sole.accept(told, messages)].tolist()
+    deliveries = jetstream_codec.parse_deliveries(messages)
+    found: list[int] = deliveries.sequences[consumer.accept(deliveries, messages)].tolist()
     return found
 
 
-def word(sole: AckAllConsumer, done: int) -> int | None:
-    found = sole.ack_through(done)
+def ack_sequence(consumer: AckAllConsumer, acked_until: int) -> int | None:
+    found = consumer.ack_through(acked_until)
     if found is None:
         return None
     assert found.count == 1
@@ -38,50 +38,50 @@ def word(sole: AckAllConsumer, done: int) -> int | None:
 
 
 def test_one_ack_covers_all_earlier_messages() -> None:
-    sole = AckAllConsumer()
-    assert admitted(sole, (11, 1), (12, 2), (14, 3)) == [11, 12, 14]
-    assert admitted(sole, (15, 4)) == [15]
-    assert word(sole, 12) == 12
-    assert word(sole, 12) is None
-    assert word(sole, 15) == 15
-    assert sole.unacked_messages() == []
+    consumer = AckAllConsumer()
+    assert admitted(consumer, (11, 1), (12, 2), (14, 3)) == [11, 12, 14]
+    assert admitted(consumer, (15, 4)) == [15]
+    assert ack_sequence(consumer, 12) == 12
+    assert ack_sequence(consumer, 12) is None
+    assert ack_sequence(consumer, 15) == 15
+    assert consumer.unacked_messages() == []
 
 
 def test_rejects_messages_after_a_gap() -> None:
-    sole = AckAllConsumer()
-    assert admitted(sole, (1, 1), (2, 2), (5, 4)) == [1, 2]
-    assert sole.has_gap
-    assert admitted(sole, (3, 3)) == []
-    assert word(sole, 1) == 1
-    sole.restart()
-    assert admitted(sole, (2, 1), (3, 2), (4, 3)) == [3, 4]
-    assert word(sole, 2) == 2
-    assert word(sole, 4) == 4
+    consumer = AckAllConsumer()
+    assert admitted(consumer, (1, 1), (2, 2), (5, 4)) == [1, 2]
+    assert consumer.has_gap
+    assert admitted(consumer, (3, 3)) == []
+    assert ack_sequence(consumer, 1) == 1
+    consumer.restart()
+    assert admitted(consumer, (2, 1), (3, 2), (4, 3)) == [3, 4]
+    assert ack_sequence(consumer, 2) == 2
+    assert ack_sequence(consumer, 4) == 4
 
 
 def test_rejects_redelivered_messages() -> None:
-    sole = AckAllConsumer()
-    assert admitted(sole, (1, 1), (2, 2), (1, 3), (3, 4)) == [1, 2, 3]
-    assert word(sole, 3) == 3
+    consumer = AckAllConsumer()
+    assert admitted(consumer, (1, 1), (2, 2), (1, 3), (3, 4)) == [1, 2, 3]
+    assert ack_sequence(consumer, 3) == 3
 
 
 @given(st.lists(st.integers(1, 30), unique=True, max_size=20), st.data())
 def test_ack_never_covers_unacked_messages(found: list[int], data: st.DataObject) -> None:
     sequences = sorted(found)
-    sole, at, said = AckAllConsumer(), 0, 0
-    while at < len(sequences):
-        some = sequences[at : at + data.draw(st.integers(1, 6))]
-        rows = [(sequence, at + number + 1) for number, sequence in enumerate(some)]
-        assert admitted(sole, *rows) == some
-        at += len(some)
-        done = data.draw(st.integers(said, some[-1]))
-        expected = [s for s in sequences[:at] if said < s <= done]
-        told = word(sole, done)
-        assert told == (expected[-1] if expected else None)
-        said = told or said
-        left = [
+    consumer, index, last_ack = AckAllConsumer(), 0, 0
+    while index < len(sequences):
+        batch = sequences[index : index + data.draw(st.integers(1, 6))]
+        rows = [(sequence, index + number + 1) for number, sequence in enumerate(batch)]
+        assert admitted(consumer, *rows) == batch
+        index += len(batch)
+        acked_until = data.draw(st.integers(last_ack, batch[-1]))
+        expected = [s for s in sequences[:index] if last_ack < s <= acked_until]
+        deliveries = ack_sequence(consumer, acked_until)
+        assert deliveries == (expected[-1] if expected else None)
+        last_ack = deliveries or last_ack
+        unacked = [
             s
-            for m in sole.unacked_messages()
+            for m in consumer.unacked_messages()
             for s in jetstream_codec.parse_deliveries(m).sequences.tolist()
         ]
-        assert left == [s for s in sequences[:at] if s > said]
+        assert unacked == [s for s in sequences[:index] if s > last_ack]

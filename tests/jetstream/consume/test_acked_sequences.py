@@ -15,9 +15,11 @@ from tests.jetstream.consume.test_feed import arrived, message
 SECOND = 1_000_000_000
 
 
-def told(*messages: tuple[int, float]) -> JetStreamDeliveries:
-    """These sequences, stored at so many seconds."""
-    return parse_deliveries(arrived(*(message(n, stored=round(at * SECOND)) for n, at in messages)))
+def deliveries(*messages: tuple[int, float]) -> JetStreamDeliveries:
+    """Return deliveries of sequences with their storage time in seconds."""
+    return parse_deliveries(
+        arrived(*(message(n, stored=round(seconds * SECOND)) for n, seconds in messages))
+    )
 
 
 def numbers(*sequences: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -26,27 +28,27 @@ def numbers(*sequences: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 @given(data=st.data())
 def test_knows_acked_sequences_before_and_after_the_floor(data: st.DataObject) -> None:
-    known, done, floor = AckedSequences(), set[int](), 0
-    known.record_received(told((100, 1.0)))
+    known, acked, floor = AckedSequences(), set[int](), 0
+    known.record_received(deliveries((100, 1.0)))
     for _ in range(data.draw(st.integers(1, 8))):
         if data.draw(st.booleans()):
-            some = data.draw(st.sets(st.integers(1, 100), max_size=20))
-            known.add(numbers(*sorted(some)))
-            done |= some
+            added = data.draw(st.sets(st.integers(1, 100), max_size=20))
+            known.add(numbers(*sorted(added)))
+            acked |= added
         else:
-            said = data.draw(st.integers(0, 100))
-            known.raise_floor(said)
-            floor = max(floor, said)
-        expected = [n < floor or n in done for n in range(1, 120)]
+            probed = data.draw(st.integers(0, 100))
+            known.raise_floor(probed)
+            floor = max(floor, probed)
+        expected = [n < floor or n in acked for n in range(1, 120)]
         assert known.acked_flags(np.arange(1, 120)).tolist() == expected
 
 
 def test_knows_nothing_before_first_received_sequence() -> None:
     known = AckedSequences()
-    known.record_received(told((500, 1.0), (501, 1.0)))
+    known.record_received(deliveries((500, 1.0), (501, 1.0)))
     assert known.acked_flags(numbers(90, 500)).tolist() == [False, False]
     assert known.restart_sequence == 500
-    known.record_received(told((90, 1.0)))  # Another member of the group has given it back.
+    known.record_received(deliveries((90, 1.0)))  # Another member of the group has returned it.
     assert (known.restart_sequence, known.highest) == (90, 501)
     known.raise_floor(80)
     assert known.restart_sequence == 80
@@ -54,26 +56,26 @@ def test_knows_nothing_before_first_received_sequence() -> None:
 
 def test_younger_message_at_old_sequence_shows_rollback() -> None:
     known = AckedSequences()
-    assert not known.shows_rollback(told((1, 10.0)))
-    known.record_received(told((1, 10.0), (2, 11.0), (3, 12.0)))
-    assert not known.shows_rollback(told((2, 11.0), (4, 60.0)))
-    assert not known.shows_rollback(told((2, 12.0 + CLOCK_SKEW_SECONDS / 2)))
-    assert known.shows_rollback(told((2, 12.0 + 2 * CLOCK_SKEW_SECONDS)))
-    assert known.shows_rollback(told((4, 70.0), (3, 60.0)))
+    assert not known.shows_rollback(deliveries((1, 10.0)))
+    known.record_received(deliveries((1, 10.0), (2, 11.0), (3, 12.0)))
+    assert not known.shows_rollback(deliveries((2, 11.0), (4, 60.0)))
+    assert not known.shows_rollback(deliveries((2, 12.0 + CLOCK_SKEW_SECONDS / 2)))
+    assert known.shows_rollback(deliveries((2, 12.0 + 2 * CLOCK_SKEW_SECONDS)))
+    assert known.shows_rollback(deliveries((4, 70.0), (3, 60.0)))
 
 
 def test_clock_set_back_is_no_rollback() -> None:
     known = AckedSequences()
-    known.record_received(told((1, 5000.0)))
-    known.record_received(told((2, 1000.0), (3, 1001.0)))
-    assert not known.shows_rollback(told((1, 5000.0), (2, 1000.0)))
+    known.record_received(deliveries((1, 5000.0)))
+    known.record_received(deliveries((2, 1000.0), (3, 1001.0)))
+    assert not known.shows_rollback(deliveries((1, 5000.0), (2, 1000.0)))
 
 
 def test_forgets_lowest_of_too_many_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acked_sequences, "RANGES_MAX", 10)
-    known = AckedSequences()
-    known.record_received(told((100, 1.0)))
+    sequences_ = AckedSequences()
+    sequences_.record_received(deliveries((100, 1.0)))
     for sequence in range(1, 23, 2):
-        known.add(numbers(sequence))
-    done = np.flatnonzero(known.acked_flags(np.arange(100))).tolist()
+        sequences_.add(numbers(sequence))
+    done = np.flatnonzero(sequences_.acked_flags(np.arange(100))).tolist()
     assert done == [11, 13, 15, 17, 19, 21]

@@ -19,7 +19,7 @@ from simplebus.jetstream import api
 from simplebus.jetstream.class_jobs import ClassJobs
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.server.run import RunningServer
-from tests.jetstream.faulty_api import answers_lost, asked_in_vain
+from tests.jetstream.faulty_api import failing_requests, lost_replies
 from tests.jetstream.nats_servers import NatsServer, nats_server
 from tests.jetstream.publish.test_stream_publisher import Stream, entry, frame
 from tests.jetstream.stateless_servers import (
@@ -39,63 +39,68 @@ NO_MORE = JetStreamError(10026, "maximum consumers limit reached", is_final=True
 NO_LEADER = JetStreamError(10008, "JetStream system temporarily unavailable")
 
 
-async def consumers_of(up: RunningServer, class_id: int = 7) -> list[dict[str, Any]]:
-    found = await cluster_of(up).consumers.list_all(class_id)
+async def consumers_of(stateless: RunningServer, class_id: int = 7) -> list[dict[str, Any]]:
+    found = await cluster_of(stateless).consumers.list_all(class_id)
     return [info for info in found if api.kind_of(info)]
 
 
 def test_cancelled_subscription_resumes_publishing() -> None:
     stream = Stream()
     stream.publisher.open_classes.add(7)
-    holds: list[int] = []
-    for lot in (1, 2, 3):
-        holds.append(stream.publisher.pause_class(7))
-        stream.publisher.append_batch(WriteBatch(lot, [entry(frame(b"%d" % lot, lot))]))
-    stream.publisher.resume_class(7, holds[1])
+    pauses: list[int] = []
+    for batch_number in (1, 2, 3):
+        pauses.append(stream.publisher.pause_class(7))
+        stream.publisher.append_batch(
+            WriteBatch(batch_number, [entry(frame(b"%d" % batch_number, batch_number))])
+        )
+    stream.publisher.resume_class(7, pauses[1])
     stream.publisher.publish_ready(0.0)
-    assert stream.take() == []
-    stream.publisher.resume_class(7, holds[0])
+    assert stream.process_publications() == []
+    stream.publisher.resume_class(7, pauses[0])
     stream.publisher.publish_ready(0.0)
-    assert stream.answer(stream.take(), 0.0) == 2
-    stream.publisher.resume_class(7, holds[2])
+    assert stream.answer(stream.process_publications(), 0.0) == 2
+    stream.publisher.resume_class(7, pauses[2])
     stream.publisher.publish_ready(0.0)
-    assert stream.answer(stream.take(), 0.0) == 3
+    assert stream.answer(stream.process_publications(), 0.0) == 3
     assert stream.publisher.is_empty
 
 
 async def test_cancels_queued_jobs_of_closed_position() -> None:
-    done: list[str] = []
-    go_on = trio.Event()
+    finished_jobs: list[str] = []
+    may_continue = trio.Event()
 
     async def job(name: str) -> None:
-        done.append(name)
-        await go_on.wait()
+        finished_jobs.append(name)
+        await may_continue.wait()
 
     async with trio.open_nursery() as nursery:
-        jobs = ClassJobs({}, lambda: done.append("all"))
+        jobs = ClassJobs({}, lambda: finished_jobs.append("all"))
         jobs.start(nursery)
-        for name, whose in (("a", "ada"), ("b", "bob"), ("c", "ada"), ("d", "bob"), ("e", None)):
-            jobs.enqueue(7, partial(job, name), whose)
+        for name, owner in (("a", "ada"), ("b", "bob"), ("c", "ada"), ("d", "bob"), ("e", None)):
+            jobs.enqueue(7, partial(job, name), owner)
         await trio.testing.wait_all_tasks_blocked()
-        assert jobs.cancel_queued(7, "ada")  # What is under way goes on.
+        assert jobs.cancel_queued(7, "ada")  # Running jobs continue.
         assert not jobs.cancel_queued(7, "ada")
         assert not jobs.cancel_queued(8, "bob")
-        go_on.set()
-    assert done == ["a", "b", "d", "e", "all"]
+        may_continue.set()
+    assert finished_jobs == ["a", "b", "d", "e", "all"]
 
 
 async def test_subscriptions_during_outage_leave_no_jobs(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server:
-        async with stateless_server(replace(options(server.url), storage="file")) as up:
-            cluster = cluster_of(up)
-            async with simplebus.connect(address(up), name="one") as bus:
+        async with stateless_server(replace(options(server.url), storage="file")) as stateless:
+            cluster = cluster_of(stateless)
+            async with simplebus.connect(address(stateless), name="one") as bus:
                 with trio.fail_after(PATIENCE_SECONDS):
                     await bus.publish(b"before", class_id=7)
                     server.stop()
                     await until(lambda: not cluster.link.is_ready)
                     for _ in range(20):
                         with trio.move_on_after(0.05):
-                            async with simplebus.connect(address(up)) as other, other.subscribe(7):
+                            async with (
+                                simplebus.connect(address(stateless)) as other_bus,
+                                other_bus.subscribe(7),
+                            ):
                                 await trio.sleep_forever()
                     await until(lambda: not cluster.feeds)
                     assert len(cluster._jobs._queues.get(7, ())) <= 2
@@ -103,8 +108,8 @@ async def test_subscriptions_during_outage_leave_no_jobs(tmp_path: Path) -> None
                     server.start()
                     await bus.publish(b"after", class_id=7)
                     async with bus.subscribe(7) as messages:
-                        got = [(await messages.get()).payload for _ in range(2)]
-                    assert got == [b"before", b"after"]
+                        received = [(await messages.get()).payload for _ in range(2)]
+                    assert received == [b"before", b"after"]
 
 
 def test_publishing_waits_only_for_earlier_positions() -> None:
@@ -112,32 +117,34 @@ def test_publishing_waits_only_for_earlier_positions() -> None:
     stream = Stream()
     stream.publisher.open_classes.add(7)
     stream.publisher.append_batch(WriteBatch(1, [entry(frame(b"1", 0))]))
-    holds: list[int] = []
-    for lot in range(2, 6):
-        holds.append(stream.publisher.pause_class(7))
-        stream.publisher.append_batch(WriteBatch(lot, [entry(frame(b"%d" % lot, lot))]))
-    for lot in range(1, 6):
+    pauses: list[int] = []
+    for batch_number in range(2, 6):
+        pauses.append(stream.publisher.pause_class(7))
+        stream.publisher.append_batch(
+            WriteBatch(batch_number, [entry(frame(b"%d" % batch_number, batch_number))])
+        )
+    for batch_number in range(1, 6):
         stream.publisher.publish_ready(0.0)
-        assert stream.answer(stream.take(), 0.0) == lot
+        assert stream.answer(stream.process_publications(), 0.0) == batch_number
         stored = [payload for _, payload, _ in stream.stored]
-        assert stored == [b"%d" % each for each in range(1, lot + 1)]
-        if lot < 5:
-            holds.append(stream.publisher.pause_class(7))
-            stream.publisher.resume_class(7, holds.pop(0))
+        assert stored == [b"%d" % each for each in range(1, batch_number + 1)]
+        if batch_number < 5:
+            pauses.append(stream.publisher.pause_class(7))
+            stream.publisher.resume_class(7, pauses.pop(0))
     assert stream.publisher.is_empty
 
 
 @pytest.mark.parametrize("time", [*LATE, *EARLY, 1.5, 4e9])
 def test_accepts_any_start_time(time: float) -> None:
-    said = api.start_config(Start(time=time))
+    config = api.start_config(Start(time=time))
     policy = {1.5: "by_start_time", 4e9: "by_start_time"}
-    assert said["deliver_policy"] == policy.get(time, "new" if time in EARLY else "all")
+    assert config["deliver_policy"] == policy.get(time, "new" if time in EARLY else "all")
 
 
 @pytest.mark.parametrize("sequence", [0, 7, 10, 11, 1 << 53, (1 << 63) - 1, (1 << 64) - 1])
 def test_start_after_next_message_begins_with_it(sequence: int) -> None:
-    said = api.start_config(Start(sequence=sequence), last=10)
-    assert said["opt_start_seq"] == min(sequence, 10) + 1
+    config = api.start_config(Start(sequence=sequence), last=10)
+    assert config["opt_start_seq"] == min(sequence, 10) + 1
 
 
 @pytest.mark.parametrize(
@@ -147,8 +154,8 @@ async def test_start_far_ahead_begins_with_new_messages(
     jetstream_server: NatsServer, start: Start
 ) -> None:
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(options(jetstream_server.url)) as stateless,
+        simplebus.connect(address(stateless)) as bus,
     ):
         await bus.publish(b"old", class_id=7)
         async with bus.subscribe(7, durable="d", start=start) as messages:
@@ -161,12 +168,12 @@ async def test_refused_consumer_is_reported_and_blocks_no_one(
     jetstream_server: NatsServer,
 ) -> None:
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(options(jetstream_server.url)) as stateless,
+        simplebus.connect(address(stateless)) as bus,
     ):
         await bus.publish(b"", class_id=7)
-        meddle = lambda subject: NO_MORE if subject.startswith("CONSUMER.CREATE") else None  # noqa: E731
-        with trio.fail_after(PATIENCE_SECONDS), asked_in_vain(cluster_of(up).link, meddle):
+        hook = lambda subject: NO_MORE if subject.startswith("CONSUMER.CREATE") else None  # noqa: E731
+        with trio.fail_after(PATIENCE_SECONDS), failing_requests(cluster_of(stateless).link, hook):
             with pytest.raises(RefusedError, match="maximum consumers limit reached"):
                 async with bus.subscribe(7):
                     pass
@@ -177,21 +184,21 @@ async def test_retried_opening_blocks_neither_publishers_nor_closing(
     jetstream_server: NatsServer,
 ) -> None:
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
-        simplebus.connect(address(up)) as bus,
-        simplebus.connect(address(up)) as other,
+        stateless_server(options(jetstream_server.url)) as stateless,
+        simplebus.connect(address(stateless)) as bus,
+        simplebus.connect(address(stateless)) as other_bus,
     ):
-        link, got = cluster_of(up).link, list[bytes]()
+        link, received = cluster_of(stateless).link, list[bytes]()
         await bus.publish(b"before", class_id=7)
 
         async def listen() -> None:
-            async with other.subscribe(7, durable="d", start="new") as messages:
-                got.append((await messages.get()).payload)
+            async with other_bus.subscribe(7, durable="d", start="new") as messages:
+                received.append((await messages.get()).payload)
 
-        meddle = lambda subject: NO_LEADER if subject.endswith(".d-d") else None  # noqa: E731
+        hook = lambda subject: NO_LEADER if subject.endswith(".d-d") else None  # noqa: E731
         with trio.fail_after(PATIENCE_SECONDS):
             async with trio.open_nursery() as nursery:
-                with asked_in_vain(link, meddle) as failed:
+                with failing_requests(link, hook) as failed:
                     async with bus.subscribe(7) as messages:
                         assert (await messages.get()).payload == b"before"
                         nursery.start_soon(listen)
@@ -199,47 +206,52 @@ async def test_retried_opening_blocks_neither_publishers_nor_closing(
                         await bus.publish(b"meanwhile", class_id=7)
                         assert (await messages.get()).payload == b"meanwhile"
                     await bus.publish(b"later", class_id=7)
-                    await until(lambda: len(cluster_of(up).inboxes.consumer_names) == 0)
-                await until(lambda: any(feed.is_open for feed in cluster_of(up).feeds.values()))
+                    await until(lambda: len(cluster_of(stateless).inboxes.consumer_names) == 0)
+                await until(
+                    lambda: any(feed.is_open for feed in cluster_of(stateless).feeds.values())
+                )
                 await bus.publish(b"behind", class_id=7)
-        assert got == [b"behind"]
+        assert received == [b"behind"]
 
 
-@pytest.mark.parametrize("begin", ["CONSUMER.CREATE", "CONSUMER.DELETE"])
+@pytest.mark.parametrize("prefix", ["CONSUMER.CREATE", "CONSUMER.DELETE"])
 async def test_uses_consumer_whose_creation_was_not_confirmed(
-    jetstream_server: NatsServer, begin: str
+    jetstream_server: NatsServer, prefix: str
 ) -> None:
     """The first subscription receives the backlog, whichever reply is lost."""
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(options(jetstream_server.url)) as stateless,
+        simplebus.connect(address(stateless)) as bus,
     ):
         await bus.publish(b"waits", class_id=7)
-        with answers_lost(cluster_of(up).link, begin) as lost:
+        with lost_replies(cluster_of(stateless).link, prefix) as lost_counts:
             async with bus.subscribe(7) as messages:
                 assert (await messages.get(PATIENCE_SECONDS)).payload == b"waits"
-                assert lost.total() == 1
-                (info,) = await consumers_of(up)
-                assert [info["name"]] == list(cluster_of(up).inboxes.consumer_names.values())
+                assert lost_counts.total() == 1
+                (info,) = await consumers_of(stateless)
+                assert [info["name"]] == list(cluster_of(stateless).inboxes.consumer_names.values())
 
 
 async def test_closing_during_creation_leaves_no_consumer(
     jetstream_server: NatsServer,
 ) -> None:
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(options(jetstream_server.url)) as stateless,
+        simplebus.connect(address(stateless)) as bus,
         bus.subscribe(7),
     ):
-        with answers_lost(cluster_of(up).link, "CONSUMER.CREATE", 1 << 30) as lost:
+        with lost_replies(cluster_of(stateless).link, "CONSUMER.CREATE", 1 << 30) as lost_counts:
             with trio.fail_after(PATIENCE_SECONDS):
-                async with simplebus.connect(address(up)) as other, trio.open_nursery() as nursery:
-                    nursery.start_soon(_subscribe, other)
-                    await until(lambda: lost.total() > 1)
+                async with (
+                    simplebus.connect(address(stateless)) as other_bus,
+                    trio.open_nursery() as nursery,
+                ):
+                    nursery.start_soon(_subscribe, other_bus)
+                    await until(lambda: lost_counts.total() > 1)
                     nursery.cancel_scope.cancel()
-            await until(lambda: len(cluster_of(up).feeds) == 1)
-        await until(lambda: not cluster_of(up).is_busy)
-        assert len(await consumers_of(up)) == 1
+            await until(lambda: len(cluster_of(stateless).feeds) == 1)
+        await until(lambda: not cluster_of(stateless).is_busy)
+        assert len(await consumers_of(stateless)) == 1
 
 
 async def _subscribe(bus: simplebus.Bus) -> None:
@@ -252,30 +264,30 @@ async def test_released_messages_survive_lost_answers(
 ) -> None:
     """Retry the release of a consumer while its API requests fail."""
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(options(jetstream_server.url)) as stateless,
+        simplebus.connect(address(stateless)) as bus,
     ):
-        link, names = cluster_of(up).link, list[str]()
+        link, names = cluster_of(stateless).link, list[str]()
         await bus.publish_many([b"%d" % number for number in range(5)], class_id=7)
 
-        def meddle(subject: str) -> BaseException | None:
+        def hook(subject: str) -> BaseException | None:
             is_of_it = subject.startswith("CONSUMER.INFO") and bool(names)
             return (NO_LEADER, BusConnectionError("lost"))[failed.total() % 2] if is_of_it else None
 
-        with asked_in_vain(link, meddle) as failed:
+        with failing_requests(link, hook) as failed:
             async with bus.subscribe(7, auto_ack=False) as messages:
                 for _ in range(5):
                     await messages.get(PATIENCE_SECONDS)
-                names += cluster_of(up).inboxes.consumer_names.values()
+                names += cluster_of(stateless).inboxes.consumer_names.values()
             await until(lambda: failed.total() > 3)
-            assert cluster_of(up).is_busy
+            assert cluster_of(stateless).is_busy
             names.clear()
-            await wait_until_idle(up)
+            await wait_until_idle(stateless)
         async with bus.subscribe(7) as messages:
-            got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(5)]
-        assert got == [b"%d" % number for number in range(5)]
-        await wait_until_idle(up)
-        (info,) = await consumers_of(up)
+            received = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(5)]
+        assert received == [b"%d" % number for number in range(5)]
+        await wait_until_idle(stateless)
+        (info,) = await consumers_of(stateless)
         assert api.server_id_of(info) == ""
 
 
@@ -283,14 +295,14 @@ async def test_deletion_is_retried_unless_consumer_is_used_again(
     jetstream_server: NatsServer,
 ) -> None:
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(options(jetstream_server.url)) as stateless,
+        simplebus.connect(address(stateless)) as bus,
     ):
-        cluster, is_there = cluster_of(up), False
+        cluster, exists = cluster_of(stateless), False
         link, failing = cluster.link, [True]
         delete = f"CONSUMER.DELETE.{cluster.options.names.stream_name(7)}.d-d"
-        meddle = lambda subject: NO_LEADER if failing[0] and subject == delete else None  # noqa: E731
-        with asked_in_vain(link, meddle) as failed:
+        hook = lambda subject: NO_LEADER if failing[0] and subject == delete else None  # noqa: E731
+        with failing_requests(link, hook) as failed:
             for comes_back in (True, False):
                 failing[0] = True
                 async with bus.subscribe(7, durable="d") as messages:
@@ -300,23 +312,23 @@ async def test_deletion_is_retried_unless_consumer_is_used_again(
                     async with bus.subscribe(7, durable="d"):
                         failing[0] = False
                         await until(lambda: not cluster.is_busy)
-                        is_there = "d-d" in [info["name"] for info in await consumers_of(up)]
-                    await wait_until_idle(up)
+                        exists = "d-d" in [info["name"] for info in await consumers_of(stateless)]
+                    await wait_until_idle(stateless)
                 failing[0] = False
-                await wait_until_idle(up)
+                await wait_until_idle(stateless)
                 failed.clear()
-        assert is_there
-        assert "d-d" not in [info["name"] for info in await consumers_of(up)]
+        assert exists
+        assert "d-d" not in [info["name"] for info in await consumers_of(stateless)]
 
 
 async def test_silent_server_counts_as_alive_and_is_asked_once(
     jetstream_server: NatsServer,
 ) -> None:
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(options(jetstream_server.url)) as stateless,
+        simplebus.connect(address(stateless)) as bus,
     ):
-        cluster, asked = cluster_of(up), list[str]()
+        cluster, requests = cluster_of(stateless), list[str]()
         await bus.publish(b"", class_id=7)
         name = "p-frozen-1"
         config = api.consumer_config(
@@ -327,21 +339,23 @@ async def test_silent_server_counts_as_alive_and_is_asked_once(
         await cluster.link.api_request(f"CONSUMER.CREATE.{stream}.{name}", body)
         await cluster.link.api_request(f"CONSUMER.DELETE.{stream}.waiting")
 
-        async def meddled(subject: str, *more: Any, **options: Any) -> tuple[bytes, bytes]:
+        async def request_with_faults(
+            subject: str, *args: Any, **options: Any
+        ) -> tuple[bytes, bytes]:
             if subject == cluster.options.names.server_subject("frozen"):
-                asked.append(subject)
+                requests.append(subject)
                 raise BusConnectionError(f"{subject} was not answered")
-            return await request(subject, *more, **options)
+            return await request(subject, *args, **options)
 
-        cluster.link.request = meddled  # type: ignore[method-assign]
+        cluster.link.request = request_with_faults  # type: ignore[method-assign]
         with trio.fail_after(PATIENCE_SECONDS):
             for _ in range(2):
                 async with bus.subscribe(7) as messages:
                     await bus.publish(b"new", class_id=7)
                     assert (await messages.get()).payload == b"new"
-                await wait_until_idle(up)
-        assert len(asked) == 1
-        assert name in [info["name"] for info in await consumers_of(up)]
+                await wait_until_idle(stateless)
+        assert len(requests) == 1
+        assert name in [info["name"] for info in await consumers_of(stateless)]
 
 
 async def test_departed_server_is_detected_despite_passive_listener(
@@ -352,11 +366,11 @@ async def test_departed_server_is_detected_despite_passive_listener(
     Otherwise, the consumers of a dead server would stay unowned while that subscription exists.
     """
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
+        stateless_server(options(jetstream_server.url)) as stateless,
         linked(jetstream_server.url) as (listener, _),
-        simplebus.connect(address(up)) as bus,
+        simplebus.connect(address(stateless)) as bus,
     ):
-        cluster = cluster_of(up)
+        cluster = cluster_of(stateless)
         names, request = cluster.options.names, cluster.link.request
         await bus.publish(b"left", class_id=7)
         name, stream = "p-dead-1", names.stream_name(7)
@@ -368,14 +382,14 @@ async def test_departed_server_is_detected_despite_passive_listener(
         await cluster.link.api_request(f"CONSUMER.DELETE.{stream}.waiting")
         listener.core.subscribe(f"{names.server_subject('dead').rpartition('.')[0]}.*")
         listener.flush()
-        await listener.api_request("INFO")  # It is heard by now.
+        await listener.api_request("INFO")  # The message has arrived by now.
 
-        async def soon(subject: str, *more: Any, **options: Any) -> tuple[bytes, bytes]:
+        async def request_soon(subject: str, *args: Any, **options: Any) -> tuple[bytes, bytes]:
             if subject == names.server_subject("dead"):
                 options["seconds"] = 0.3
-            return await request(subject, *more, **options)
+            return await request(subject, *args, **options)
 
-        cluster.link.request = soon  # type: ignore[method-assign]
+        cluster.link.request = request_soon  # type: ignore[method-assign]
         with trio.fail_after(PATIENCE_SECONDS):
             async with bus.subscribe(7) as messages:
                 assert (await messages.get()).payload == b"left"
@@ -384,20 +398,20 @@ async def test_departed_server_is_detected_despite_passive_listener(
 async def test_unexpected_error_in_a_job_ends_only_that_job(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    done, told = list[int](), trio.Event()
+    finished_jobs, is_notified = list[int](), trio.Event()
 
     async def job(number: int) -> None:
         if number == 1:
             raise ValueError("a fault of the server")
-        done.append(number)
+        finished_jobs.append(number)
 
     async with trio.open_nursery() as nursery:
-        jobs = ClassJobs({}, told.set)
+        jobs = ClassJobs({}, is_notified.set)
         jobs.start(nursery)
         for number in range(3):
             jobs.enqueue(7, partial(job, number))
-        await told.wait()
-    assert done == [0, 2]
+        await is_notified.wait()
+    assert finished_jobs == [0, 2]
     assert jobs.is_empty
     assert "a fault of the server" in caplog.text
 
@@ -406,14 +420,14 @@ async def test_unexpected_error_while_closing_blocks_no_publisher(
     jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(options(jetstream_server.url)) as stateless,
+        simplebus.connect(address(stateless)) as bus,
     ):
-        cluster = cluster_of(up)
-        find = cluster.consumers.open
+        cluster = cluster_of(stateless)
+        open_consumer = cluster.consumers.open
 
-        async def open_late(*asked: Any, **more: Any) -> Any:
-            found = await find(*asked, **more)
+        async def open_late(*requests: Any, **args: Any) -> Any:
+            found = await open_consumer(*requests, **args)
             await until(lambda: not cluster.feeds)
             return found
 
@@ -423,8 +437,11 @@ async def test_unexpected_error_while_closing_blocks_no_publisher(
         monkeypatch.setattr(cluster.consumers, "open", open_late)
         monkeypatch.setattr(cluster.consumers, "close", close)
         with trio.fail_after(PATIENCE_SECONDS):
-            async with simplebus.connect(address(up)) as other, trio.open_nursery() as nursery:
-                nursery.start_soon(_subscribe, other)
+            async with (
+                simplebus.connect(address(stateless)) as other_bus,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(_subscribe, other_bus)
                 await until(lambda: bool(cluster.feeds))
                 nursery.cancel_scope.cancel()
             await bus.publish(b"", class_id=7)
@@ -437,11 +454,11 @@ async def test_closing_without_connection_logs_no_error(
 ) -> None:
     """Close a subscription while the server is trying to replace its lost consumer."""
     with nats_server(tmp_path) as server:
-        async with stateless_server(options(server.url)) as up:
-            cluster = cluster_of(up)
+        async with stateless_server(options(server.url)) as stateless:
+            cluster = cluster_of(stateless)
             with trio.fail_after(PATIENCE_SECONDS):
                 async with (
-                    simplebus.connect(address(up)) as bus,
+                    simplebus.connect(address(stateless)) as bus,
                     bus.subscribe(7, group=group),
                 ):
                     [feed] = cluster.feeds.values()
@@ -460,16 +477,16 @@ async def test_retries_replacement_after_unexpected_error(
 ) -> None:
     faults = [ValueError("a fault of the server")] * 2
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(options(jetstream_server.url)) as stateless,
+        simplebus.connect(address(stateless)) as bus,
     ):
-        cluster = cluster_of(up)
+        cluster = cluster_of(stateless)
         renew = cluster.consumers.replace
 
-        async def renew_late(*asked: Any) -> Any:
+        async def renew_late(*requests: Any) -> Any:
             if faults:
                 raise faults.pop()
-            return await renew(*asked)
+            return await renew(*requests)
 
         monkeypatch.setattr(cluster.consumers, "replace", renew_late)
         with trio.fail_after(PATIENCE_SECONDS):

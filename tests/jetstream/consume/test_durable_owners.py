@@ -35,22 +35,24 @@ USERS = Users(
 async def two_servers_with_users(server: NatsServer) -> AsyncIterator[list[RunningServer]]:
     cluster = options(server.url)
     async with (
-        stateless_server(cluster, users=USERS) as one,
-        stateless_server(cluster, users=USERS) as other,
+        stateless_server(cluster, users=USERS) as first_server,
+        stateless_server(cluster, users=USERS) as second_server,
     ):
-        yield [one, other]
+        yield [first_server, second_server]
 
 
-async def takes_up(up: RunningServer, who: str, *, forget: bool = False, **what: str) -> str:
+async def subscribe_refusal(
+    server: RunningServer, user: str, *, forget: bool = False, **subscribe_options: str
+) -> str:
     """Subscribe and close again. Return the refusal, or "" if the subscription was accepted."""
-    async with simplebus.connect(address(up), token=who) as bus:
+    async with simplebus.connect(address(server), token=user) as bus:
         try:
-            async with bus.subscribe(1, **what) as messages:
+            async with bus.subscribe(1, **subscribe_options) as messages:
                 if forget:
                     messages.forget()
         except RefusedError as error:
             return str(error)
-    await until(lambda: not cluster_of(up).is_busy)
+    await until(lambda: not cluster_of(server).is_busy)
     return ""
 
 
@@ -59,15 +61,15 @@ async def test_durable_belongs_to_its_creator_at_every_server(
     jetstream_server: NatsServer, first: int
 ) -> None:
     async with two_servers_with_users(jetstream_server) as stateless_servers:
-        assert await takes_up(stateless_servers[first], "ada", durable="d") == ""
-        for up in stateless_servers:
-            refusal = await takes_up(up, "bob", durable="d")
+        assert await subscribe_refusal(stateless_servers[first], "ada", durable="d") == ""
+        for server in stateless_servers:
+            refusal = await subscribe_refusal(server, "bob", durable="d")
             assert "the durable 'd': it belongs to another user" in refusal
-            assert await takes_up(up, "ada", durable="d") == ""
-            assert await takes_up(up, "keeper", durable="d") == ""
-        assert await takes_up(stateless_servers[0], "ada", durable="d", forget=True) == ""
-        assert await takes_up(stateless_servers[1], "bob", durable="d") == ""
-        assert "it belongs to another user" in await takes_up(
+            assert await subscribe_refusal(server, "ada", durable="d") == ""
+            assert await subscribe_refusal(server, "keeper", durable="d") == ""
+        assert await subscribe_refusal(stateless_servers[0], "ada", durable="d", forget=True) == ""
+        assert await subscribe_refusal(stateless_servers[1], "bob", durable="d") == ""
+        assert "it belongs to another user" in await subscribe_refusal(
             stateless_servers[0], "ada", durable="d"
         )
 
@@ -76,24 +78,24 @@ async def test_group_requires_the_visibility_of_its_creator(
     jetstream_server: NatsServer,
 ) -> None:
     async with two_servers_with_users(jetstream_server) as stateless_servers:
-        assert await takes_up(stateless_servers[0], "ada", group="g") == ""
-        assert await takes_up(stateless_servers[1], "bob", group="g") == ""
-        assert "messages that this user may not see" in await takes_up(
+        assert await subscribe_refusal(stateless_servers[0], "ada", group="g") == ""
+        assert await subscribe_refusal(stateless_servers[1], "bob", group="g") == ""
+        assert "messages that this user may not see" in await subscribe_refusal(
             stateless_servers[1], "eu", group="g"
         )
 
 
 async def test_refuses_seek_of_another_users_durable(jetstream_server: NatsServer) -> None:
     async with two_servers_with_users(jetstream_server) as stateless_servers:
-        assert await takes_up(stateless_servers[0], "ada", durable="d") == ""
-        for who in ("bob", "ada", "keeper"):
+        assert await subscribe_refusal(stateless_servers[0], "ada", durable="d") == ""
+        for user in ("bob", "ada", "keeper"):
             peer = await running_server.connect(stateless_servers[1])
-            await peer.send(connect_request(1, auth={"token": who}))
+            await peer.send(connect_request(1, auth={"token": user}))
             assert (await peer.read_frame())[0] == frames.CONNECT
             await peer.send(subscribe(1, 1, durable="d", start="earliest", seek=True))
-            told = await peer.read_frame()
-            assert (b"may not move or remove" in told) == (who == "bob")
-            assert (told[0] == frames.SUBSCRIBE) == (who != "bob")
+            reply = await peer.read_frame()
+            assert (b"may not move or remove" in reply) == (user == "bob")
+            assert (reply[0] == frames.SUBSCRIBE) == (user != "bob")
             await peer.stream.aclose()
             await until(
                 lambda: (

@@ -42,32 +42,34 @@ async def get(messages: Any, count: int) -> list[bytes]:
     return [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(count)]
 
 
-@pytest.mark.parametrize("wish", [{"durable": "d"}, {"durable": "d", "group": "g"}, {}])
+@pytest.mark.parametrize(
+    "subscribe_options", [{"durable": "d"}, {"durable": "d", "group": "g"}, {}]
+)
 @pytest.mark.parametrize("is_elsewhere", [False, True])
 async def test_returned_messages_come_first_after_purge(
-    jetstream_server: NatsServer, wish: dict[str, str], is_elsewhere: bool
+    jetstream_server: NatsServer, subscribe_options: dict[str, str], is_elsewhere: bool
 ) -> None:
     cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
     async with (
-        stateless_server(cluster) as up,
-        stateless_server(cluster) as other,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(cluster) as server,
+        stateless_server(cluster) as second_server,
+        simplebus.connect(address(server)) as bus,
     ):
         async with (
-            simplebus.connect(address(up)) as first,
-            first.subscribe(7, auto_ack=False, **wish) as messages,
+            simplebus.connect(address(server)) as first,
+            first.subscribe(7, auto_ack=False, **subscribe_options) as messages,
         ):
             await bus.publish_many(NUMBERED[:5], class_id=7)
             for message in [await messages.get(PATIENCE_SECONDS) for _ in range(5)][:3]:
                 message.ack()
-        await wait_until_idle(up)
-        await cluster_of(up).link.api_request(
+        await wait_until_idle(server)
+        await cluster_of(server).link.api_request(
             f"STREAM.PURGE.{cluster.names.stream_name(7)}", {"seq": 4}
         )
         await bus.publish_many(NUMBERED[5:], class_id=7)
         async with (
-            simplebus.connect(address(other if is_elsewhere else up)) as second,
-            second.subscribe(7, **wish) as messages,
+            simplebus.connect(address(second_server if is_elsewhere else server)) as second,
+            second.subscribe(7, **subscribe_options) as messages,
         ):
             assert await get(messages, 7) == NUMBERED[3:]
 
@@ -76,22 +78,22 @@ async def test_returns_messages_sent_to_departed_request(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
-    async with stateless_server(cluster) as up, simplebus.connect(address(up)) as bus:
+    async with stateless_server(cluster) as server, simplebus.connect(address(server)) as bus:
         async with (
-            simplebus.connect(address(up)) as first,
+            simplebus.connect(address(server)) as first,
             first.subscribe(7, auto_ack=False, durable="d", max_in_flight=2) as messages,
         ):
             await bus.publish_many(NUMBERED, class_id=7)
             assert await get(messages, 2) == NUMBERED[:2]
-            link, stream = cluster_of(up).link, cluster.names.stream_name(7)
+            link, stream = cluster_of(server).link, cluster.names.stream_name(7)
             request = b'{"batch":3,"no_wait":true}'
-            lost = await link.request_many(
+            lost_messages = await link.request_many(
                 f"$JS.API.CONSUMER.MSG.NEXT.{stream}.d-d", request, max_messages=3
             )
-            assert [p for some in lost for p in some.all_payloads()] == NUMBERED[2:5]
-        await wait_until_idle(up)
+            assert [p for batch in lost_messages for p in batch.all_payloads()] == NUMBERED[2:5]
+        await wait_until_idle(server)
         async with (
-            simplebus.connect(address(up)) as second,
+            simplebus.connect(address(server)) as second,
             second.subscribe(7, durable="d") as messages,
         ):
             assert await get(messages, 10) == NUMBERED
@@ -102,54 +104,54 @@ class FakeLink:
 
     def __init__(self, sent: int, *, waiting: int = 0) -> None:
         self.core = self
-        self.said: list[str] = []
+        self.requests: list[str] = []
         self._info = {**info(sent), "name": "c", "num_waiting": waiting, "ack_floor": {}}
 
     async def api_request(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        self.said.append(subject)
+        self.requests.append(subject)
         return self._info
 
     def write(self, data: bytes) -> None:
-        words = data.decode().split("\r\n")
-        for head, word in zip(words[::2], words[1::2], strict=False):
-            self._say(head.split()[1], word)
+        lines = data.decode().split("\r\n")
+        for head, content in zip(lines[::2], lines[1::2], strict=False):
+            self._record(head.split()[1], content)
 
     async def request(self, subject: str, payload: bytes) -> tuple[bytes, bytes]:
-        self._say(subject, payload.decode())
+        self._record(subject, payload.decode())
         return b"", b""
 
-    def _say(self, subject: str, word: str) -> None:
-        self.said.append(f"{subject.split('.')[5]} {word[:12]}")
+    def _record(self, subject: str, content: str) -> None:
+        self.requests.append(f"{subject.split('.')[5]} {content[:12]}")
 
 
 async def test_server_drops_dead_requests_before_return() -> None:
     link = FakeLink(5)
-    left = [(arrived(message(3), message(5)), 0.0), (arrived(message(4)), 2.0)]
-    config = await return_messages(link, "S", "c", ReturnedMessages(left, (5, 5)))  # type: ignore[arg-type]
-    later = '4 -NAK {"delay'
-    assert link.said == ["CONSUMER.INFO.S.c", "3 -NAK", "5 -NAK", later, later]
+    undelivered = [(arrived(message(3), message(5)), 0.0), (arrived(message(4)), 2.0)]
+    config = await return_messages(link, "S", "c", ReturnedMessages(undelivered, (5, 5)))  # type: ignore[arg-type]
+    delayed_nak = '4 -NAK {"delay'
+    assert link.requests == ["CONSUMER.INFO.S.c", "3 -NAK", "5 -NAK", delayed_nak, delayed_nak]
     assert config is not None
     assert config["metadata"] == {"simplebus-left": "5 3-3 5-5", "simplebus-pause": "4-4"}
 
 
 async def test_lost_messages_come_after_older_ones() -> None:
     link = FakeLink(7)
-    left = [(arrived(message(4), message(5)), 0.0)]
-    config = await return_messages(link, "S", "c", ReturnedMessages(left, (5, 5)))  # type: ignore[arg-type]
+    undelivered = [(arrived(message(4), message(5)), 0.0)]
+    config = await return_messages(link, "S", "c", ReturnedMessages(undelivered, (5, 5)))  # type: ignore[arg-type]
     aside = '-NAK {"delay'
-    assert link.said[1:3] == [f"6 {aside}", f"7 {aside}"]
-    assert link.said[3:] == ["4 -NAK", "5 -NAK", "6 -NAK", "7 -NAK", "7 -NAK"]
+    assert link.requests[1:3] == [f"6 {aside}", f"7 {aside}"]
+    assert link.requests[3:] == ["4 -NAK", "5 -NAK", "6 -NAK", "7 -NAK", "7 -NAK"]
     assert config is not None
     assert config["metadata"] == {"simplebus-left": "7 4-7"}
 
 
-@pytest.mark.parametrize(("known", "waiting"), [(None, 0), ((5, 5), 1), ((7, 7), 0)])
+@pytest.mark.parametrize(("claim", "waiting"), [(None, 0), ((5, 5), 1), ((7, 7), 0)])
 async def test_leaves_messages_of_other_servers(
-    known: tuple[int, int] | None, waiting: int
+    claim: tuple[int, int] | None, waiting: int
 ) -> None:
     link = FakeLink(7, waiting=waiting)
-    config = await return_messages(link, "S", "c", ReturnedMessages([], known))  # type: ignore[arg-type]
-    assert link.said == ["CONSUMER.INFO.S.c"]
+    config = await return_messages(link, "S", "c", ReturnedMessages([], claim))  # type: ignore[arg-type]
+    assert link.requests == ["CONSUMER.INFO.S.c"]
     assert config is None
 
 
@@ -157,34 +159,36 @@ async def test_messages_of_dead_server_come_first(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url, ack_wait_seconds=ACK_WAIT_SECONDS)
-    async with stateless_server(cluster) as up, simplebus.connect(address(up)) as publisher:
-        async with stateless_server(cluster) as dies:
-            peer = await running_server.connect(dies)
+    async with stateless_server(cluster) as server, simplebus.connect(address(server)) as publisher:
+        async with stateless_server(cluster) as dying_server:
+            peer = await running_server.connect(dying_server)
             await peer.send(connect_request(7) + subscribe(7, 1, durable="d"))
             for expected in (frames.CONNECT, frames.SUBSCRIBE):
                 assert (await peer.read_frame())[0] == expected
             await publisher.publish_many(NUMBERED[:5], class_id=7)
-            taken: list[bytes] = []
-            while len(taken) < 5:
+            received: list[bytes] = []
+            while len(received) < 5:
                 frame = await peer.read_frame()
-                taken += [frame[9:-4]] if frame[0] == frames.MESSAGE else []
-            assert taken == NUMBERED[:5]
+                received += [frame[9:-4]] if frame[0] == frames.MESSAGE else []
+            assert received == NUMBERED[:5]
             await peer.send(ack(1, 0, 2))
-            asked = f"CONSUMER.INFO.{cluster.names.stream_name(7)}.d-d"
+            info_subject = f"CONSUMER.INFO.{cluster.names.stream_name(7)}.d-d"
             with trio.fail_after(PATIENCE_SECONDS):
                 while True:
-                    info = await cluster_of(up).link.api_request(asked)
+                    info = await cluster_of(server).link.api_request(info_subject)
                     if info["ack_floor"]["stream_seq"] == 2:
                         break
                     await trio.sleep(0.01)
-            (feed,) = cluster_of(dies).feeds.values()
-            cluster_of(dies).link.core.end_connection()  # From now on it says nothing to anybody.
+            (feed,) = cluster_of(dying_server).feeds.values()
+            cluster_of(
+                dying_server
+            ).link.core.end_connection()  # From now on the server does not answer.
             assert feed.outstanding
         await publisher.publish_many(NUMBERED[5:], class_id=7)
         async with publisher.subscribe(7, durable="d") as messages:
-            got = [await messages.get(PATIENCE_SECONDS) for _ in range(8)]
-            assert [message.payload for message in got] == NUMBERED[2:]
-            assert all(message.attempt > 1 for message in got[:3])
+            messages_ = [await messages.get(PATIENCE_SECONDS) for _ in range(8)]
+            assert [message.payload for message in messages_] == NUMBERED[2:]
+            assert all(message.attempt > 1 for message in messages_[:3])
 
 
 @pytest.mark.parametrize("pauses", ["", "4-5", "4-5 7-7"])
@@ -218,22 +222,22 @@ def test_return_note_is_valid_until_next_delivery(sequences: list[int]) -> None:
 
 
 def test_return_note_is_bounded() -> None:
-    many = np.arange(1, 10 * RETURNED_MESSAGES_MAX)
+    sequences = np.arange(1, 10 * RETURNED_MESSAGES_MAX)
     assert (
-        returned_sequences({**info(7), "config": with_return_note(info(7), many)})
-        == many[:RETURNED_MESSAGES_MAX].tolist()
+        returned_sequences({**info(7), "config": with_return_note(info(7), sequences)})
+        == sequences[:RETURNED_MESSAGES_MAX].tolist()
     )
-    holes = returned_sequences({**info(7), "config": with_return_note(info(7), many[::2])})
-    assert holes == many[::2][: len(holes)].tolist()
+    holes = returned_sequences({**info(7), "config": with_return_note(info(7), sequences[::2])})
+    assert holes == sequences[::2][: len(holes)].tolist()
     assert len(holes) > 200
 
 
 @pytest.mark.parametrize(
-    "said",
+    "metadata",
     ["", "7", "7 ", "7 4", "7 4-", "7 5-4", "8 4-5", "7 4-5,6", "x", "7 4-5\n", "-1 4-5", "٧ 4-5"],
 )
-def test_ignores_invalid_return_note(said: str) -> None:
-    assert returned_sequences(info(7, {"simplebus-left": said})) == []
+def test_ignores_invalid_return_note(metadata: str) -> None:
+    assert returned_sequences(info(7, {"simplebus-left": metadata})) == []
     assert returned_sequences(info(7)) == []
 
 

@@ -20,11 +20,11 @@ from tests.jetstream.stateless_servers import (
 )
 
 IDLE_SECONDS = 1.5
-"""Longer than a busy machine keeps a stateless server from asking for more."""
+"""Longer than a busy machine delays the requests of a stateless server."""
 
 
 async def kept_for(cluster: JetStreamBackend) -> float | None:
-    """For how long the durable of class 7 is kept; None if it is gone, 0.0 for ever."""
+    """Return the idle time of the durable of class 7; None if it is deleted, 0.0 for no limit."""
     try:
         info = await cluster.link.api_request(
             f"CONSUMER.INFO.{cluster.options.names.stream_name(7)}.d-d"
@@ -38,13 +38,13 @@ async def kept_for(cluster: JetStreamBackend) -> float | None:
 
 async def test_subscriber_sets_idle_time_of_durable(jetstream_server: NatsServer) -> None:
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(options(jetstream_server.url)) as server,
+        simplebus.connect(address(server)) as bus,
     ):
         found: list[float | None] = []
         for seconds in (None, 3600.0, 7200.0, None, 0.5):
             async with bus.subscribe(7, durable="d", durable_seconds=seconds):
-                found.append(await kept_for(cluster_of(up)))
+                found.append(await kept_for(cluster_of(server)))
         assert found == [0.0, 3600.0, 7200.0, 7200.0, api.DURABLE_IDLE_MIN_SECONDS]
 
 
@@ -53,8 +53,8 @@ async def test_unused_durable_expires_and_used_one_stays(
 ) -> None:
     monkeypatch.setattr(api, "DURABLE_IDLE_MIN_SECONDS", IDLE_SECONDS)
     async with (
-        stateless_server(options(jetstream_server.url)) as up,
-        simplebus.connect(address(up)) as bus,
+        stateless_server(options(jetstream_server.url)) as server,
+        simplebus.connect(address(server)) as bus,
     ):
         with trio.fail_after(PATIENCE_SECONDS):
             async with bus.subscribe(7, durable="d", durable_seconds=IDLE_SECONDS) as messages:
@@ -63,6 +63,6 @@ async def test_unused_durable_expires_and_used_one_stays(
                     message = await messages.get()
                     await trio.sleep(IDLE_SECONDS / 3)
                     message.ack()
-                    assert await kept_for(cluster_of(up)) == IDLE_SECONDS
-            while await kept_for(cluster_of(up)) is not None:  # noqa: ASYNC110 - nobody says it.
+                    assert await kept_for(cluster_of(server)) == IDLE_SECONDS
+            while await kept_for(cluster_of(server)) is not None:  # noqa: ASYNC110 - nobody says it.
                 await trio.sleep(0.05)

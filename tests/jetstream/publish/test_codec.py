@@ -23,9 +23,9 @@ BLOCKS = [
 def test_finds_envelopes_among_few_and_many_headers(
     drawn: list[tuple[int, bytes]],
 ) -> None:
-    # In front of each one with headers some without, the payloads of which look like them: of few
-    # among many each is looked at, of many all that lies between.
-    blocks = [each for bare, block in drawn for each in (*[b""] * bare, block)]
+    # Each message with headers follows some without, whose payloads look like headers. Few of them
+    # among many take the path per message, many take the array path.
+    blocks = [each for bare_count, block in drawn for each in (*[b""] * bare_count, block)]
     messages = arrived(*(message(n + 1, ENVELOPE, head=h) for n, h in enumerate(blocks)))
     expected = [codec.ENVELOPE_HEADER in block for block in blocks]
     assert codec.are_envelopes(messages).tolist() == expected

@@ -15,7 +15,7 @@ from simplebus.jetstream.publish.refusals import RECOVERED_SECONDS, StreamRefusa
 from simplebus.monitor.snapshot import MonitorSnapshot
 from simplebus.nats.client.jetstream_codec import JetStreamError
 from simplebus.server.run import RunningServer
-from tests.jetstream.faulty_api import asked_in_vain
+from tests.jetstream.faulty_api import failing_requests
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,
@@ -36,10 +36,10 @@ def test_logs_start_and_end_of_refusals(
     caplog.set_level(logging.INFO)
     lanes: dict[int, JetStreamError | None] = {7: FULL, 8: None}
     found = StreamRefusals({}, lanes.get)
-    for beat in range(1000):  # A message has room now and then.
-        lanes[7] = None if beat % 3 == 2 else FULL
-        found.update({7, 8}, beat * 0.25)
-        found.log_recovered(beat * 0.25)
+    for tick in range(1000):  # Sometimes there is space for one message.
+        lanes[7] = None if tick % 3 == 2 else FULL
+        found.update({7, 8}, tick * 0.25)
+        found.log_recovered(tick * 0.25)
     assert (found.get_reason(7), found.get_reason(8), found.get_reason(9)) == (
         FULL.sentence,
         "unknown reason",
@@ -58,8 +58,8 @@ def test_logs_start_and_end_of_refusals(
 
 def test_alternating_reasons_do_not_flood_log(caplog: pytest.LogCaptureFixture) -> None:
     found = StreamRefusals({}, lambda class_id: None)
-    for beat in range(400):
-        found.record(7, f"reason {beat % 2}", beat * 0.25)
+    for tick in range(400):
+        found.record(7, f"reason {tick % 2}", tick * 0.25)
     assert len(caplog.messages) <= 100 / RECOVERED_SECONDS
 
 
@@ -69,30 +69,32 @@ async def test_inquiry_shows_refusal_reason(
     monkeypatch.setattr(refusals, "RECOVERED_SECONDS", 0.3)
     cluster = options(jetstream_server.url, max_bytes=48 * 1024)
     async with (
-        stateless_server(cluster, http_port=0) as up,
-        simplebus.connect(address(up), name="one") as one,
-        simplebus.connect(address(up), name="two") as two,
+        stateless_server(cluster, http_port=0) as server,
+        simplebus.connect(address(server), name="one") as first_bus,
+        simplebus.connect(address(server), name="two") as second_bus,
         trio.open_nursery() as nursery,
     ):
         with trio.fail_after(PATIENCE_SECONDS):
-            nursery.start_soon(partial(one.publish_many, [bytes(1000)] * 60, class_id=8))
-            await until(lambda: len(cluster_of(up).refusals) == 1)
-            said = await two.explain(8)
-            assert said.waits_for.startswith(
+            nursery.start_soon(partial(first_bus.publish_many, [bytes(1000)] * 60, class_id=8))
+            await until(lambda: len(cluster_of(server).refusals) == 1)
+            class_info = await second_bus.explain(8)
+            assert class_info.waits_for.startswith(
                 "publishing waits: its stream accepts no messages: maximum bytes exceeded; "
             )
-            assert said.on_way > 0
-            facts = told_by(up)
-            assert refused_classes(facts) == 1
-            assert [note.about for note in facts.notes] == ["class '8'"]
-            async with two.subscribe(8) as messages:
+            assert class_info.on_way > 0
+            snapshot = read_snapshot(server)
+            assert refused_classes(snapshot) == 1
+            assert [note.about for note in snapshot.notes] == ["class '8'"]
+            async with second_bus.subscribe(8) as messages:
                 for _ in range(60):
                     (await messages.get()).ack()
-            await until(lambda: not len(cluster_of(up).refusals))
-            assert "accepts no messages" not in (await two.explain(8)).waits_for
-            assert refused_classes(told_by(up)) == 0
-    told = ["refuses messages" in text for text in caplog.messages if "its stream" in text]
-    assert told == [True, False] * (len(told) // 2)  # One as it begins, and one as it ends.
+            await until(lambda: not len(cluster_of(server).refusals))
+            assert "accepts no messages" not in (await second_bus.explain(8)).waits_for
+            assert refused_classes(read_snapshot(server)) == 0
+    logged = ["refuses messages" in text for text in caplog.messages if "its stream" in text]
+    assert logged == [True, False] * (
+        len(logged) // 2
+    )  # One line at the start, and one at the end.
 
 
 @pytest.mark.parametrize("change", [{"subjects": ["elsewhere"]}, {"no_ack": True}])
@@ -105,9 +107,9 @@ async def test_stream_without_acks_counts_as_refusing(
     monkeypatch.setattr(stream_publisher, "PATIENCE_SECONDS", 0.3)
     cluster = options(jetstream_server.url)
     async with (
-        stateless_server(cluster) as up,
-        simplebus.connect(address(up)) as bus,
-        simplebus.connect(address(up)) as other,
+        stateless_server(cluster) as server,
+        simplebus.connect(address(server)) as bus,
+        simplebus.connect(address(server)) as other_bus,
         linked(jetstream_server.url) as (link, _),
         trio.open_nursery() as nursery,
     ):
@@ -116,17 +118,19 @@ async def test_stream_without_acks_counts_as_refusing(
             await bus.publish(b"before", class_id=8)
             config = (await link.api_request(f"STREAM.INFO.{names.stream_name(8)}"))["config"]
             link.core.subscribe(names.class_subject(8))
-            elsewhere = {"subjects": [f"elsewhere.{names.class_subject(8)}"]}
-            changed = elsewhere if "subjects" in change else change
+            changed_config = {"subjects": [f"elsewhere.{names.class_subject(8)}"]}
+            changed = changed_config if "subjects" in change else change
             link.flush()
             await link.api_request(f"STREAM.UPDATE.{names.stream_name(8)}", {**config, **changed})
             nursery.start_soon(partial(bus.publish, b"behind", class_id=8))
-            await until(lambda: bool(cluster_of(up).refusals.get_reason(8)))
-            said = await other.explain(8)
-            assert f"no answer from the stream of {names.class_subject(8)!r}" in said.waits_for
+            await until(lambda: bool(cluster_of(server).refusals.get_reason(8)))
+            class_info = await other_bus.explain(8)
+            assert (
+                f"no answer from the stream of {names.class_subject(8)!r}" in class_info.waits_for
+            )
             await link.api_request(f"STREAM.UPDATE.{names.stream_name(8)}", config)
-            await until(lambda: not len(cluster_of(up).refusals))
-            async with other.subscribe(8) as messages:
+            await until(lambda: not len(cluster_of(server).refusals))
+            async with other_bus.subscribe(8) as messages:
                 found = [(await messages.get()).payload for _ in range(2)]
     assert found == [b"before", b"behind"]
 
@@ -135,10 +139,10 @@ async def test_uncreatable_stream_counts_as_refusing(
     jetstream_server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with stateless_server(cluster) as up, simplebus.connect(address(up)) as bus:
-        ask = cluster_of(up).link.api_request
+    async with stateless_server(cluster) as server, simplebus.connect(address(server)) as bus:
+        api_request = cluster_of(server).link.api_request
         body = {"name": f"other_{cluster.names.prefix}", "storage": "memory"}
-        await ask(
+        await api_request(
             f"STREAM.CREATE.{body['name']}", {**body, "subjects": [cluster.names.class_subject(8)]}
         )
         tries: list[str] = []
@@ -149,13 +153,13 @@ async def test_uncreatable_stream_counts_as_refusing(
         async with trio.open_nursery() as nursery:
             with trio.fail_after(PATIENCE_SECONDS):
                 nursery.start_soon(partial(bus.publish, b"taken", class_id=8))
-                await until(lambda: bool(cluster_of(up).refusals.get_reason(8)))
-                async with simplebus.connect(address(up)) as other:
-                    said = await other.explain(8)
-                assert "subjects overlap" in said.waits_for
-                with asked_in_vain(cluster_of(up).link, count):
+                await until(lambda: bool(cluster_of(server).refusals.get_reason(8)))
+                async with simplebus.connect(address(server)) as other_bus:
+                    class_info = await other_bus.explain(8)
+                assert "subjects overlap" in class_info.waits_for
+                with failing_requests(cluster_of(server).link, count):
                     await until(lambda: len(tries) > 3)
-                await ask(f"STREAM.DELETE.{body['name']}")
+                await api_request(f"STREAM.DELETE.{body['name']}")
     assert len([text for text in caplog.messages if "its stream" in text]) == 1
 
 
@@ -164,39 +168,44 @@ async def test_inquiry_about_missing_stream_is_answered(
 ) -> None:
     cluster = options(jetstream_server.url)
     async with (
-        stateless_server(cluster) as up,
-        simplebus.connect(address(up)) as bus,
-        simplebus.connect(address(up)) as other,
+        stateless_server(cluster) as server,
+        simplebus.connect(address(server)) as bus,
+        simplebus.connect(address(server)) as other_bus,
         trio.open_nursery() as nursery,
     ):
-        ask, name = cluster_of(up).link.api_request, f"other_{cluster.names.prefix}"
+        api_request, name = cluster_of(server).link.api_request, f"other_{cluster.names.prefix}"
         body = {"name": name, "subjects": [cluster.names.class_subject(8)], "storage": "memory"}
         with trio.fail_after(PATIENCE_SECONDS):
-            await ask(f"STREAM.CREATE.{name}", body)
+            await api_request(f"STREAM.CREATE.{name}", body)
             nursery.start_soon(partial(bus.publish, b"taken", class_id=8))
-            await until(lambda: bool(cluster_of(up).refusals.get_reason(8)))
+            await until(lambda: bool(cluster_of(server).refusals.get_reason(8)))
             for _ in range(3):
                 with pytest.raises(RefusedError, match="subjects overlap"):
-                    await other.fetch(8)
+                    await other_bus.fetch(8)
                 with trio.move_on_after(0.1):
-                    async with simplebus.connect(address(up)) as late, late.subscribe(8):
+                    async with (
+                        simplebus.connect(address(server)) as late_bus,
+                        late_bus.subscribe(8),
+                    ):
                         raise AssertionError
-            await until(lambda: not cluster_of(up).feeds)
-            await ask(f"STREAM.DELETE.{name}")
-            await until(lambda: cluster_of(up).publisher.is_empty and not cluster_of(up).is_busy)
+            await until(lambda: not cluster_of(server).feeds)
+            await api_request(f"STREAM.DELETE.{name}")
+            await until(
+                lambda: cluster_of(server).publisher.is_empty and not cluster_of(server).is_busy
+            )
 
 
-def told_by(up: RunningServer) -> MonitorSnapshot:
+def read_snapshot(server: RunningServer) -> MonitorSnapshot:
     """Return a detailed snapshot from the monitor."""
-    assert up.monitor is not None
-    telling = up.monitor.take_snapshot(detailed=True)
+    assert server.monitor is not None
+    telling = server.monitor.take_snapshot(detailed=True)
     while True:
         try:
             next(telling)
         except StopIteration as end:
-            facts: MonitorSnapshot = end.value
-            return facts
+            snapshot: MonitorSnapshot = end.value
+            return snapshot
 
 
-def refused_classes(facts: MonitorSnapshot) -> object:
-    return {each.name: each.values[0][1] for each in facts.metrics}["engine_refused_classes"]
+def refused_classes(snapshot: MonitorSnapshot) -> object:
+    return {each.name: each.values[0][1] for each in snapshot.metrics}["engine_refused_classes"]

@@ -35,25 +35,25 @@ from simplebus.nats.protocol.events import Pub
 from simplebus.nats.protocol.line_parser import LineParser
 
 FULL = b'{"error":{"code":503,"err_code":10077,"description":"full"}}'
-TURNS_MAX = 2 * PUBLISHERS_MAX
-"""More rounds than any of these tests needs, with any losses."""
+ROUNDS_MAX = 2 * PUBLISHERS_MAX
+"""More rounds than any test needs, with any losses."""
 
 
-def turns() -> Iterator[None]:
-    """For a loop that is left before they are over."""
-    for _ in range(TURNS_MAX):
+def rounds() -> Iterator[None]:
+    """Yield until a limit at which a loop without progress fails."""
+    for _ in range(ROUNDS_MAX):
         yield
-    raise AssertionError("it hangs")
+    raise AssertionError("no progress")
 
 
 def encode_publications(raw: bytes) -> list[Pub]:
     """Parse the PUB and HPUB commands that a client has written."""
     reader, buffer = LineParser(NatsLimits()), bytearray(raw)
     reader.accepts_headers = True
-    at, found = 0, list[Pub]()
-    while at < len(buffer):
-        begin, at = at, reader.parse_command(buffer, at, len(buffer))
-        assert at > begin
+    offset, found = 0, list[Pub]()
+    while offset < len(buffer):
+        start, offset = offset, reader.parse_command(buffer, offset, len(buffer))
+        assert offset > start
         message = reader.pop_event()
         assert isinstance(message, Pub)
         found.append(replace(message, body=memoryview(bytes(message.body))))
@@ -65,8 +65,8 @@ class Stream:
     """Simulated JetStream stream: a list of stored messages, and the message ids it remembers."""
 
     has_fast_batches = False
-    looks_first = False
-    """Whether what it knows is never refused."""
+    never_refuses_duplicates = False
+    """True if duplicates are never refused."""
 
     def __init__(self) -> None:
         self.core = NatsClientCore(inbox="_INBOX.x")
@@ -79,7 +79,7 @@ class Stream:
             has_fast_batches=lambda class_id: self.has_fast_batches,
         )
         self.stored: list[tuple[str, bytes, bool]] = []
-        """Subject, payload, and whether it has an envelope."""
+        """Subject, payload, and True if the message has an envelope."""
         self.ids: dict[str, int] = {}
         self.refuses: Callable[[], bool] = lambda: False
         self.loses: Callable[[], bool] = lambda: False
@@ -92,28 +92,35 @@ class Stream:
         list(self.core.receive(b"PONG\r\n", now))
 
     def answer_all(self, now: float, times: int = 1) -> int | None:
-        """Deal with what is published at this time, and what comes behind it, until nothing does,
-        each answered so often. Returns the last lot that has reached it."""
+        """Publish and answer until nothing is left, each message `times` times.
+
+        Returns:
+            Number of the last durable batch, if any.
+        """
         last: int | None = None
-        for _ in turns():
+        for _ in rounds():
             self.publisher.publish_ready(now)
-            answers = self.take()
+            answers = self.process_publications()
             if not answers:
                 break
             for _ in range(times):
                 last = self.answer(answers, now) or last
         return last
 
-    def take(self) -> list[bytes]:
-        """Deal with what was published. Returns the answers."""
-        return [answer for message in self.said() for answer in self.answers_to(message)]
+    def process_publications(self) -> list[bytes]:
+        """Process all published messages. Returns the encoded answers."""
+        return [
+            answer for message in self.drain_publications() for answer in self.answers_to(message)
+        ]
 
     def answers_to(self, message: Pub) -> list[bytes]:
-        """Deal with one. Returns the answers to it as they are sent."""
+        """Process a message. Returns its encoded answers."""
         head = b"MSG %b %d " % (message.reply, self.sid_of(message))
-        return [b"%b%d\r\n%b\r\n" % (head, len(each), each) for each in self.hear(message)]
+        return [
+            b"%b%d\r\n%b\r\n" % (head, len(each), each) for each in self.process_message(message)
+        ]
 
-    def said(self) -> list[Pub]:
+    def drain_publications(self) -> list[Pub]:
         """Return the published messages. Answer each PING at once, since all before it is
         processed.
         """
@@ -126,38 +133,38 @@ class Stream:
         """Return the id of the subscription that receives the answer to `message`."""
         return 1
 
-    def hear(self, message: Pub) -> list[bytes]:
-        """Deal with one. Returns the answers to it."""
+    def process_message(self, message: Pub) -> list[bytes]:
+        """Process a message. Returns its answers."""
         body = bytes(message.body)
         block, payload = body[: message.header_bytes], body[message.header_bytes :]
         headers = dict(line.split(": ") for line in block.decode().split("\r\n")[1:-2])
         if self.loses():
             return []
         if "Nats-Rollup" in headers:
-            return [self.whether(headers["Nats-Msg-Id"])]
-        known = self.ids.get(headers["Nats-Msg-Id"])
-        if self.refuses() and not (self.looks_first and known):
+            return [self.check_reply(headers["Nats-Msg-Id"])]
+        sequence = self.ids.get(headers["Nats-Msg-Id"])
+        if self.refuses() and not (self.never_refuses_duplicates and sequence):
             return [FULL]
-        if known is None:
+        if sequence is None:
             self.stored.append((message.subject.decode(), payload, "Simplebus-Type" in headers))
-            known = self.ids[headers["Nats-Msg-Id"]] = len(self.stored)
-            answer: dict[str, object] = {"stream": "S", "seq": known}
+            sequence = self.ids[headers["Nats-Msg-Id"]] = len(self.stored)
+            answer: dict[str, object] = {"stream": "S", "seq": sequence}
         else:
-            answer = {"stream": "S", "seq": known, "duplicate": True}
+            answer = {"stream": "S", "seq": sequence, "duplicate": True}
         return [json.dumps(answer, separators=(",", ":")).encode()]
 
-    def whether(self, id_: str) -> bytes:
+    def check_reply(self, id_: str) -> bytes:
         """Return a duplicate ack if the message id is known, else a rollup error."""
         if id_ in self.ids:
             return b'{"stream":"S","seq":%d,"duplicate": true}' % self.ids[id_]
         return b'{"error":{"code":500,"err_code":10111,"description":"rollup not permitted"}}'
 
     def answer(self, answers: list[bytes], now: float) -> int | None:
-        reached = None
+        durable_batch = None
         for event in self.core.receive(b"".join(answers), now):
             assert isinstance(event, RequestReplies)
-            reached = self.publisher.handle_pub_acks(event, now) or reached
-        return reached
+            durable_batch = self.publisher.handle_pub_acks(event, now) or durable_batch
+        return durable_batch
 
 
 def frame(payload: bytes, number: int, *, has_envelope: bool = False, class_id: int = 7) -> bytes:
@@ -166,21 +173,21 @@ def frame(payload: bytes, number: int, *, has_envelope: bool = False, class_id: 
     return frames.encode(kind, class_id=class_id, message_id=number, content=content)
 
 
-def entry(*whole: bytes, name: str = "", class_id: int = 7) -> JournalEntry:
-    made = JournalEntry(class_id, 0, 0.0)
-    for each in whole:
-        made.append_frames(1, each, name)
-    return made
+def entry(*frames_: bytes, name: str = "", class_id: int = 7) -> JournalEntry:
+    journal_entry = JournalEntry(class_id, 0, 0.0)
+    for each in frames_:
+        journal_entry.append_frames(1, each, name)
+    return journal_entry
 
 
 def test_write_batch_is_durable_when_all_messages_are() -> None:
     stream = Stream()
-    whole = [frame(b"%d" % n, n) for n in range(5)]
-    stream.publisher.append_batch(WriteBatch(1, [entry(*whole, name="pub")]))
-    assert stream.publisher.publish_ready(0.0) == {7}  # It needs a stream.
+    frames_ = [frame(b"%d" % n, n) for n in range(5)]
+    stream.publisher.append_batch(WriteBatch(1, [entry(*frames_, name="pub")]))
+    assert stream.publisher.publish_ready(0.0) == {7}  # The class has no stream yet.
     stream.publisher.open_classes.add(7)
     assert stream.publisher.publish_ready(0.0) == set()
-    answers = stream.take()
+    answers = stream.process_publications()
     assert stream.answer(answers[:4], 0.1) is None
     assert stream.answer(answers[4:], 0.1) == 1
     assert stream.stored == [("s.7", b"%d" % n, False) for n in range(5)]
@@ -199,7 +206,7 @@ def test_anonymous_messages_use_run_id() -> None:
         WriteBatch(2, [entry(frame(b"c", 0, has_envelope=True), name="other")])
     )
     stream.publisher.publish_ready(0.0)
-    assert stream.answer(stream.take(), 0.0) == 2
+    assert stream.answer(stream.process_publications(), 0.0) == 2
     assert list(stream.ids) == [":r:0000000000", "other:r:0000000000", ":r:0000000001"]
     content = encode(Envelope(channel="a.b"), b"c")
     assert stream.stored == [("s.7", b"a", False), ("s.7", content, True), ("s.8", b"b", False)]
@@ -210,7 +217,7 @@ def test_escapes_publisher_instance_in_header() -> None:
     stream.publisher.open_classes.add(7)
     stream.publisher.append_batch(WriteBatch(1, [entry(frame(b"a", 0), name="odd")]))
     stream.publisher.publish_ready(0.0)
-    assert stream.answer(stream.take(), 0.0) == 1
+    assert stream.answer(stream.process_publications(), 0.0) == 1
     assert list(stream.ids) == ["odd:a%0D%0ANats-Rollup:%20all:0000000000"]
 
 
@@ -220,7 +227,7 @@ def test_write_batches_become_durable_in_order() -> None:
     stream.publisher.append_batch(WriteBatch(1, [entry(frame(b"a", 0))]))
     stream.publisher.append_batch(WriteBatch(2, [entry(frame(b"b", 0, class_id=8), class_id=8)]))
     stream.publisher.publish_ready(0.0)
-    first, second = stream.take()
+    first, second = stream.process_publications()
     assert stream.answer([second], 0.0) is None
     assert stream.answer([first], 0.0) == 2
 
@@ -234,12 +241,12 @@ def test_paused_class_waits_in_order() -> None:
     )
     stream.publisher.append_batch(WriteBatch(2, [entry(frame(b"c", 1))]))
     stream.publisher.publish_ready(0.0)
-    assert stream.answer(stream.take(), 0.0) is None
+    assert stream.answer(stream.process_publications(), 0.0) is None
     assert [payload for _, payload, _ in stream.stored] == [b"b"]
-    assert stream.publisher.pop_durable_positions() == {8: 2}  # Another class waits for none.
+    assert stream.publisher.pop_durable_positions() == {8: 2}  # Other classes do not wait.
     stream.publisher.resume_class(7, hold)
     stream.publisher.publish_ready(0.0)
-    assert stream.answer(stream.take(), 0.0) == 2
+    assert stream.answer(stream.process_publications(), 0.0) == 2
     assert [payload for _, payload, _ in stream.stored] == [b"b", b"a", b"c"]
     assert stream.publisher.pop_durable_positions() == {7: 2}
 
@@ -247,14 +254,18 @@ def test_paused_class_waits_in_order() -> None:
 def test_refusal_repeats_only_its_class() -> None:
     stream = Stream()
     stream.publisher.open_classes |= {7, 8}
-    for lot in range(1, 4):
+    for batch_number in range(1, 4):
         stream.publisher.append_batch(
             WriteBatch(
-                lot, [entry(frame(b"a", lot)), entry(frame(b"b", lot, class_id=8), class_id=8)]
+                batch_number,
+                [
+                    entry(frame(b"a", batch_number)),
+                    entry(frame(b"b", batch_number, class_id=8), class_id=8),
+                ],
             )
         )
     stream.publisher.publish_ready(0.0)
-    answers = stream.take()
+    answers = stream.process_publications()
     refused = [row for row, (subject, _, _) in enumerate(stream.stored) if subject == "s.7"]
     for row in refused:
         head, _, _ = answers[row].partition(b"\r\n")
@@ -262,8 +273,8 @@ def test_refusal_repeats_only_its_class() -> None:
     assert stream.answer(answers[:-1], 0.0) is None
     assert stream.publisher.pop_durable_positions() == {8: 2}
     stream.publisher.publish_ready(PAUSE_SECONDS)
-    answers = stream.take()
-    assert len(answers) == 3  # The stream is asked what it has of the class that was refused.
+    answers = stream.process_publications()
+    assert len(answers) == 3  # The refused messages of the class are checked at the stream.
     stream.answer(answers[:2], PAUSE_SECONDS)
     assert stream.publisher.pop_durable_positions() == {}
     stream.answer(answers[2:], PAUSE_SECONDS)
@@ -276,27 +287,30 @@ def test_class_with_long_queue_is_full() -> None:
     stream.publisher.open_classes |= {7, 8}
     hold = stream.publisher.pause_class(7)
     size = PENDING_BYTES_MAX // 32
-    big = [frame(bytes(size), 0, class_id=class_id) for class_id in (7, 8)]
-    for lot in range(1, 33):
+    big_frames = [frame(bytes(size), 0, class_id=class_id) for class_id in (7, 8)]
+    for batch_number in range(1, 33):
         assert stream.publisher.full == set()
         stream.publisher.append_batch(
-            WriteBatch(lot, [entry(big[0]), entry(big[1], class_id=8)][: 1 + lot % 2])
+            WriteBatch(
+                batch_number,
+                [entry(big_frames[0]), entry(big_frames[1], class_id=8)][: 1 + batch_number % 2],
+            )
         )
     assert stream.publisher.full == {7}
     stream.publisher.resume_class(7, hold)
     stream.publisher.publish_ready(0.0)
-    assert stream.answer(stream.take(), 0.0) is not None
+    assert stream.answer(stream.process_publications(), 0.0) is not None
     assert stream.publisher.full == set()
-    for _ in turns():
+    for _ in rounds():
         if stream.publisher.is_empty:
             break
         stream.publisher.publish_ready(0.0)
-        stream.answer(stream.take(), 0.0)
+        stream.answer(stream.process_publications(), 0.0)
     stream.publisher.pause_class(8)
-    for lot in range(PENDING_PUBLICATIONS_MAX):
+    for batch_number in range(PENDING_PUBLICATIONS_MAX):
         assert stream.publisher.full == set()
         stream.publisher.append_batch(
-            WriteBatch(33 + lot, [entry(frame(b"b", 0, class_id=8), class_id=8)])
+            WriteBatch(33 + batch_number, [entry(frame(b"b", 0, class_id=8), class_id=8)])
         )
     assert stream.publisher.full == {8}
 
@@ -307,39 +321,39 @@ def test_blocked_classes_leave_memory_for_others() -> None:
     stream.publisher.open_classes.update(classes)
     stream.refuses = lambda: True
     size, waiting, number, now = SHARED_BYTES // 96, dict.fromkeys(classes, 0), 0, 0.0
-    for _ in turns():
+    for _ in rounds():
         if stream.publisher.full == set(classes):
             break
         for class_id in set(classes) - stream.publisher.full:
             number += 1
-            some = frame(bytes(size), number, class_id=class_id)
-            stream.publisher.append_batch(WriteBatch(number, [entry(some, class_id=class_id)]))
-            waiting[class_id] += len(some)
+            large_frame = frame(bytes(size), number, class_id=class_id)
+            stream.publisher.append_batch(
+                WriteBatch(number, [entry(large_frame, class_id=class_id)])
+            )
+            waiting[class_id] += len(large_frame)
         stream.publisher.publish_ready(now)
-        stream.answer(stream.take(), now)
+        stream.answer(stream.process_publications(), now)
         now += PAUSE_SECONDS
     assert sum(waiting.values()) <= SHARED_BYTES + len(classes) * (CLASS_SHARE_MIN_BYTES + size)
     stream.refuses = lambda: False
-    for _ in turns():
+    for _ in rounds():
         if not stream.publisher.full:
             break
         stream.publisher.publish_ready(now)
-        stream.answer(stream.take(), now)
+        stream.answer(stream.process_publications(), now)
         now += PAUSE_SECONDS
 
 
 def test_collects_messages_while_crowded() -> None:
     stream = Stream()
     stream.publisher.open_classes.add(7)
-    for lot in range(1, CROWDED_PUBLICATIONS):
-        stream.publisher.append_batch(WriteBatch(lot, [entry(frame(b"a", 0))]))
+    for batch_number in range(1, CROWDED_PUBLICATIONS):
+        stream.publisher.append_batch(WriteBatch(batch_number, [entry(frame(b"a", 0))]))
     stream.publisher.publish_ready(0.0)
     assert not stream.publisher.is_crowded(0.0)
     stream.publisher.append_batch(WriteBatch(CROWDED_PUBLICATIONS, [entry(frame(b"a", 0))]))
     assert stream.publisher.is_crowded(0.0)
-    assert not stream.publisher.is_crowded(
-        SILENT_SECONDS
-    )  # It may be held up: nobody waits for it.
+    assert not stream.publisher.is_crowded(SILENT_SECONDS)  # A delay affects no other class.
 
 
 def test_repeats_refused_message_once() -> None:
@@ -351,10 +365,10 @@ def test_repeats_refused_message_once() -> None:
         WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(3)), name="pub")])
     )
     stream.publisher.publish_ready(0.0)
-    assert stream.answer(stream.take(), 0.0) is None
+    assert stream.answer(stream.process_publications(), 0.0) is None
     assert stream.publisher.last_error is not None
     stream.publisher.publish_ready(PAUSE_SECONDS / 2)
-    assert stream.take() == []
+    assert stream.process_publications() == []
     assert stream.answer_all(PAUSE_SECONDS) == 1
     assert [payload for _, payload, _ in stream.stored] == [b"0", b"2", b"1"]
     assert stream.publisher.statistics().refused == 1
@@ -371,25 +385,27 @@ def test_long_full_stream_stores_forgotten_ids_once(name: str) -> None:
     stream.publisher.append_batch(
         WriteBatch(2, [entry(*(frame(p, 20 + n) for n, p in enumerate(payloads[20:])), name=name)])
     )
-    stream.looks_first = True
-    room, now = 17, 0.0
-    stream.refuses = lambda: len(stream.stored) >= room
-    for _ in turns():
+    stream.never_refuses_duplicates = True
+    free_count, now = 17, 0.0
+    stream.refuses = lambda: len(stream.stored) >= free_count
+    for _ in rounds():
         stream.publisher.publish_ready(now)
-        if stream.answer(stream.take(), now) == 2:
+        if stream.answer(stream.process_publications(), now) == 2:
             break
         assert stream.publisher.refusal(7) is not None
         now += PAUSE_SECONDS
-        if now > 4 * PAUSE_SECONDS:  # It has forgotten all ids, each time that it has room for one.
+        if (
+            now > 4 * PAUSE_SECONDS
+        ):  # All ids have expired each time that there is space for a message.
             stream.ids.clear()
-            room += 1
+            free_count += 1
     assert sorted(payload for _, payload, _ in stream.stored) == sorted(payloads)
     assert stream.publisher.refusal(7) is None
     assert stream.publisher.statistics().in_flight_count == 0
 
 
 def test_duplicate_pub_ack_counts_once() -> None:
-    """Two servers lead the stream, as each thinks."""
+    """Two servers both act as the leader of the stream."""
     stream = Stream()
     stream.publisher.open_classes.add(7)
     stream.publisher.append_batch(
@@ -397,7 +413,7 @@ def test_duplicate_pub_ack_counts_once() -> None:
     )
     stream.refuses = lambda: len(stream.stored) >= 3
     stream.publisher.publish_ready(0.0)
-    answers = stream.take()
+    answers = stream.process_publications()
     assert stream.answer(answers + answers[:3], 0.0) is None
     stream.refuses = lambda: False
     assert stream.answer_all(PAUSE_SECONDS, times=2) == 1
@@ -411,13 +427,13 @@ def test_verifies_only_without_progress() -> None:
         WriteBatch(1, [entry(*(frame(b"%d" % n, n) for n in range(2)), name="pub")])
     )
     stream.publisher.publish_ready(0.0)
-    first = stream.take()
+    first = stream.process_publications()
     assert stream.answer(first[:1], 2.0) is None
     stream.publisher.publish_ready(PATIENCE_SECONDS)
-    assert stream.take() == []
+    assert stream.process_publications() == []
     stream.publisher.publish_ready(PATIENCE_SECONDS + 2.0)
-    assert stream.answer(stream.take(), 7.0) == 1
-    assert stream.answer(first[1:], 7.0) is None  # Nobody waits for that any more.
+    assert stream.answer(stream.process_publications(), 7.0) == 1
+    assert stream.answer(first[1:], 7.0) is None  # The answer is not expected any more.
     assert len(stream.stored) == 2
 
 
@@ -428,11 +444,11 @@ def test_unanswering_stream_counts_as_refusing() -> None:
     publisher.open_classes.add(7)
     publisher.append_batch(WriteBatch(1, [entry(frame(b"0", 0), name="pub")]))
     stream.loses = lambda: True
-    told = []
-    for beat in range(5):
-        stream.answer_all(beat * PATIENCE_SECONDS)
-        told.append(publisher.pop_refusing_classes())
-    assert told == [set(), set(), set(), {7}, {7}]
+    refusals = []
+    for tick in range(5):
+        stream.answer_all(tick * PATIENCE_SECONDS)
+        refusals.append(publisher.pop_refusing_classes())
+    assert refusals == [set(), set(), set(), {7}, {7}]
     refusal = publisher.refusal(7)
     assert refusal is not None
     assert "no answer from the stream of 's.7'" in refusal.sentence
@@ -457,30 +473,32 @@ def test_reconnect_verifies_unconfirmed_messages() -> None:
 
 @given(st.integers(0, 10**6))
 def test_faults_never_lose_or_duplicate_publications(seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     stream = Stream()
     stream.publisher.open_classes.add(7)
-    stream.refuses = lambda: chance.random() < 0.1
-    stream.loses = lambda: chance.random() < 0.1
+    stream.refuses = lambda: rng.random() < 0.1
+    stream.loses = lambda: rng.random() < 0.1
     expected: list[bytes] = []
-    now, lots, reached = 0.0, 0, 0
-    for _ in turns():
-        if reached == 6:
+    now, batch_count, durable_batch = 0.0, 0, 0
+    for _ in rounds():
+        if durable_batch == 6:
             break
-        if lots < 6 and chance.random() < 0.5:
-            lots += 1
-            payloads = [b"%d %d" % (lots, n) for n in range(chance.randrange(1, 9))]
-            named = chance.choice(["", "pub"])
-            whole = [
-                frame(p, 100 * lots + n, has_envelope=chance.random() < 0.3)
+        if batch_count < 6 and rng.random() < 0.5:
+            batch_count += 1
+            payloads = [b"%d %d" % (batch_count, n) for n in range(rng.randrange(1, 9))]
+            publisher_name = rng.choice(["", "pub"])
+            frames_ = [
+                frame(p, 100 * batch_count + n, has_envelope=rng.random() < 0.3)
                 for n, p in enumerate(payloads)
             ]
-            stream.publisher.append_batch(WriteBatch(lots, [entry(*whole, name=named)]))
+            stream.publisher.append_batch(
+                WriteBatch(batch_count, [entry(*frames_, name=publisher_name)])
+            )
             expected += payloads
         stream.publisher.publish_ready(now)
-        answers = stream.take()
-        reached = stream.answer(answers, now) or reached
-        now += chance.choice([0.1, PATIENCE_SECONDS])
+        answers = stream.process_publications()
+        durable_batch = stream.answer(answers, now) or durable_batch
+        now += rng.choice([0.1, PATIENCE_SECONDS])
     stored = [p[-len(p.split(b"b")[-1]) :] if e else p for _, p, e in stream.stored]
     assert sorted(stored) == sorted(expected)
     assert stream.publisher.is_empty
@@ -493,4 +511,4 @@ def test_writes_nothing_without_connection() -> None:
     stream.publisher.append_batch(WriteBatch(1, [entry(frame(b"a", 0))]))
     assert stream.publisher.publish_ready(0.0) == set()
     with pytest.raises(StopIteration):
-        next(iter(stream.take()))
+        next(iter(stream.process_publications()))
