@@ -34,9 +34,9 @@ from tests.behaviour.wire_peer_v2 import (
 NEVER = float("inf")
 
 
-def encode_with_key(key: bytes, payload: bytes = b"", **more: object) -> bytes:
+def encode_with_key(key: bytes, payload: bytes = b"", **fields: object) -> bytes:
     """Encode the content of an Envelope frame with a key."""
-    return encode(Envelope(key=key, **more), payload)  # type: ignore[arg-type]
+    return encode(Envelope(key=key, **fields), payload)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -141,9 +141,9 @@ class KeyOrderModel:
         self.record_delivery(member, member.receive_deliveries())
         self.check()
 
-    def record_delivery(self, member: Version2Peer, got: list[Version2Message]) -> None:
+    def record_delivery(self, member: Version2Peer, messages: list[Version2Message]) -> None:
         self.check()
-        for delivery in got:
+        for delivery in messages:
             self._was_sent(member, self.messages[delivery.message_id], delivery.attempt)
 
     def ack(self, member: Version2Peer, first: int, last: int) -> None:
@@ -181,10 +181,10 @@ class KeyOrderModel:
     def tick(self, times: int) -> None:
         for _ in range(times):
             self.bus.broker.clock.now += 1
-            held = self._holders()
+            holders = self._holders()
             self.bus.tick()
-            for sequence, member in held.items():
-                if not self._holds(member, sequence):  # Its time is over.
+            for sequence, member in holders.items():
+                if not self._holds(member, sequence):  # Its ack timeout has passed.
                     self.messages[sequence].holder = None
             self.check()
 
@@ -192,18 +192,18 @@ class KeyOrderModel:
         """Restore the position from its snapshot with a new group."""
         for member in list(self.members):
             self.leave(member)
-        broker, former = self.bus.broker, self.group.position
+        broker, former_position = self.bus.broker, self.group.position
         checkpointer = Checkpointer(Broker(broker.settings, commit_log=CommitLog()))
         checkpointer._broker = broker
-        cls, snapshot = broker.classes[1], checkpointer._snapshot_position(former)
+        cls, snapshot = broker.classes[1], checkpointer._snapshot_position(former_position)
         window = snapshot.window.to_window(floor=cls.ring.floor, head=cls.ring.head)
         spans = spans_by_attempts(window.floor, window.cursor, snapshot.attempts, default=1)
         manager: SubscriptionManager = broker.subscription_manager
         assert (
-            manager.restore_position(cls, snapshot, former.delivery_policy, window, spans)
+            manager.restore_position(cls, snapshot, former_position.delivery_policy, window, spans)
             is not None
         )
-        manager.end_position(former)
+        manager.end_position(former_position)
         self.bus.check_invariants()
         self.join()
 
@@ -213,14 +213,14 @@ class KeyOrderModel:
         return {m.sequence: m.holder for m in self.messages if m.holder is not None}
 
     def _holds(self, member: Version2Peer, sequence: int) -> bool:
-        held = member.session.subscriptions.get(5)
-        return held is not None and held.has_in_flight(sequence, sequence + 1, 0)
+        holders = member.session.subscriptions.get(5)
+        return holders is not None and holders.has_in_flight(sequence, sequence + 1, 0)
 
     def _was_sent(self, member: Version2Peer, message: Message, attempt: int) -> None:
         assert member in self.members
-        assert message.holder is None, "it is held by somebody"
-        assert not message.is_acked, "it was acknowledged"
-        assert not message.is_gone, "it was given up"
+        assert message.holder is None, "delivered although another member holds it"
+        assert not message.is_acked, "delivered after its ack"
+        assert not message.is_gone, "delivered after it was dead-lettered"
         assert self._is_wanted(message)
         assert message.not_before <= self.now < message.expires
         assert attempt == message.sent + 1, (attempt, message.sent)
@@ -228,11 +228,19 @@ class KeyOrderModel:
         message.sent += 1
         message.holder = member
         if message.key:
-            for other in self.messages:
-                if other is not message and other.key == message.key and self.is_unfinished(other):
-                    assert not other.sent, "another one of its key was sent and is not settled"
-                    if other.sequence < message.sequence:
-                        assert other.not_before, "it overtook another one of its key"
+            for other_message in self.messages:
+                if (
+                    other_message is not message
+                    and other_message.key == message.key
+                    and self.is_unfinished(other_message)
+                ):
+                    assert not other_message.sent, (
+                        "delivered while another message of its key is unsettled"
+                    )
+                    if other_message.sequence < message.sequence:
+                        assert other_message.not_before, (
+                            "delivered before an earlier message of its key"
+                        )
 
     def _is_wanted(self, message: Message) -> bool:
         return not self.channels or any(matches(c, message.channel) for c in self.channels)
@@ -261,7 +269,7 @@ class KeyOrderModel:
                     or message.sent >= self.max_deliveries > 0
                     or self.may_drop
                     or message.is_purged
-                ), f"{sequence} is lost"
+                ), f"message {sequence} is lost"
         for message in self.messages:
             if message.is_acked:
                 assert not group.window.unacked_ranges(message.sequence, message.sequence + 1)
@@ -295,8 +303,8 @@ class KeyOrderModel:
             if not any(map(self.is_unfinished, self.messages)):
                 break
             self.tick(1)
-        left = [m.sequence for m in self.messages if self.is_unfinished(m)]
-        assert not left, f"{left} were never sent, or never again"
+        undelivered = [m.sequence for m in self.messages if self.is_unfinished(m)]
+        assert not undelivered, f"{undelivered} were not delivered, or not redelivered"
         # An expired message is released when its delay has ended and a member reads.
         for _ in range(2 + 2 * BACKOFF_TICKS_MAX):
             self.tick(1)

@@ -22,17 +22,17 @@ CHANNELS = ["", "a", "b", "c.d", "c.e"]
 class LastValueWriter:
     """Publishes to class 1 and records its last values."""
 
-    def __init__(self, bus: BrokerHarness, **more: object) -> None:
+    def __init__(self, bus: BrokerHarness, **fields: object) -> None:
         self.bus = bus
-        self.peer = connect_version2(bus, classes=[KEEPS], **more)
+        self.peer = connect_version2(bus, classes=[KEEPS], **fields)
         self.number = 0
         self.values: dict[str, tuple[bytes, float]] = {}
         """Payload and expiry time by channel."""
 
-    def put(self, channel: str, payload: bytes, expires_ms: int | None = None) -> None:
+    def publish_value(self, channel: str, payload: bytes, expires_ms: int | None = None) -> None:
         if channel or expires_ms is not None:
-            about = Envelope(channel, expires_ms=expires_ms)
-            data = publish_envelopes(1, self.number, envelope_batch.encode(about, payload))
+            envelope = Envelope(channel, expires_ms=expires_ms)
+            data = publish_envelopes(1, self.number, envelope_batch.encode(envelope, payload))
         else:
             data = publish(1, self.number, payload)
         self.number += 1
@@ -40,12 +40,12 @@ class LastValueWriter:
         self.values.pop(channel, None)
         if payload:
             now = self.bus.broker.clock.now
-            until = float("inf") if expires_ms is None else now + expires_ms / 1000
-            self.values[channel] = (payload, until)
+            expires_at = float("inf") if expires_ms is None else now + expires_ms / 1000
+            self.values[channel] = (payload, expires_at)
 
     def live_values(self) -> set[bytes]:
         now = self.bus.broker.clock.now
-        return {payload for payload, until in self.values.values() if until > now}
+        return {payload for payload, expires_at in self.values.values() if expires_at > now}
 
 
 def payload(content: bytes, kind: int) -> bytes:
@@ -74,9 +74,9 @@ def read_last_values(bus: BrokerHarness, **options: object) -> list[bytes]:
     disconnects.
     """
     reader = open_late_reader(bus, **options)
-    got = reader.receive_deliveries()
-    if got:
-        reader.send(ack(9, got[0].message_id, got[-1].message_id + 1))
+    deliveries = reader.receive_deliveries()
+    if deliveries:
+        reader.send(ack(9, deliveries[0].message_id, deliveries[-1].message_id + 1))
     reader.send(unsubscribe(9))
     reader.disconnect()
-    return [payload(each.content, each.kind) for each in got]
+    return [payload(each.content, each.kind) for each in deliveries]

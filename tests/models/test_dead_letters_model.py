@@ -84,16 +84,18 @@ class DeadLetterModel:
     def decide(self, reader: Version2Peer, decisions: list[str]) -> None:
         said = []
         for n, message in enumerate(reader.receive_deliveries()):
-            name, at = NUMBERS[message.number], message.message_id
-            self.delivered[name, at] += 1
-            assert (name, at) not in self.acked
-            assert message.attempt == self.delivered[name, at] <= MAX_DELIVERIES[name]
+            name, sequence = NUMBERS[message.number], message.message_id
+            self.delivered[name, sequence] += 1
+            assert (name, sequence) not in self.acked
+            assert message.attempt == self.delivered[name, sequence] <= MAX_DELIVERIES[name]
             decision = decisions[n % len(decisions)]
             if decision == "ack":
-                self.acked.add((name, at))
-                said.append(ack2(message.number, at, at + 1))
+                self.acked.add((name, sequence))
+                said.append(ack2(message.number, sequence, sequence + 1))
             elif decision != "nothing":
-                said.append(nack(message.number, at, at + 1, 0 if decision == "again" else None))
+                said.append(
+                    nack(message.number, sequence, sequence + 1, 0 if decision == "again" else None)
+                )
         reader.send(*said)
 
     def settle(self) -> None:
@@ -102,18 +104,18 @@ class DeadLetterModel:
             self.bus.broker.end_turn()
             if not len(self.bus.broker.classes[1].ring):
                 return
-        raise AssertionError("never given up")
+        raise AssertionError("messages were not dead-lettered")
 
     def check(self) -> None:
         """Compare the dead letters with the messages that were sent and not acknowledged."""
         expected = Counter(
-            (name, at, Reason.MAX_DELIVERIES, MAX_DELIVERIES[name])
-            for name, at in self.delivered
-            if (name, at) not in self.acked
+            (name, sequence, Reason.MAX_DELIVERIES, MAX_DELIVERIES[name])
+            for name, sequence in self.delivered
+            if (name, sequence) not in self.acked
         )
         expected += Counter(
-            ("", at, Reason.UNCARRIABLE, 0)
-            for at, payload in enumerate(self.published)
+            ("", sequence, Reason.UNCARRIABLE, 0)
+            for sequence, payload in enumerate(self.published)
             if b"<\r\n>" in payload
         )
         self.writer.send(json_request(FETCH, DEAD_1, 5))
@@ -121,11 +123,11 @@ class DeadLetterModel:
         for message in self.writer.receive_deliveries():
             assert (message.kind, message.class_id) == (ENVELOPE, DEAD_1)
             letter, payload = decode(message.content)
-            name, at, reason, attempts = dead_headers(
+            name, sequence, reason, attempts = dead_headers(
                 letter, "subscription", "sequence", "reason", "attempts"
             )
-            assert payload == self.published[int(at)]
-            found[name, int(at), reason, int(attempts)] += 1
+            assert payload == self.published[int(sequence)]
+            found[name, int(sequence), reason, int(attempts)] += 1
         assert found == expected
         statistics = self.bus.statistics(1)
         assert sum(statistics.dropped.values()) == found.total()
@@ -155,10 +157,10 @@ def run_steps(steps: list[tuple[list[bytes], list[str], bool]]) -> None:
 def test_model_detects_messages_given_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     dead_letter = Store.dead_letter
 
-    def twice(self: Store, *arguments: Any) -> int | None:
+    def dead_letter_twice(self: Store, *arguments: Any) -> int | None:
         dead_letter(self, *arguments)
         return dead_letter(self, *arguments)
 
-    monkeypatch.setattr(Store, "dead_letter", twice)
+    monkeypatch.setattr(Store, "dead_letter", dead_letter_twice)
     with pytest.raises(AssertionError):
         settings(max_examples=50, phases=[Phase.generate], database=None)(given(steps)(run_steps))()

@@ -33,45 +33,45 @@ class KeyGroupMachine(RuleBasedStateMachine):
     def start(
         self, max_deliveries: int, channels: tuple[str, ...], bound: dict[str, object]
     ) -> None:
-        self.world = KeyOrderModel(max_deliveries=max_deliveries, channels=channels, **bound)  # type: ignore[arg-type]
+        self.model = KeyOrderModel(max_deliveries=max_deliveries, channels=channels, **bound)  # type: ignore[arg-type]
 
     def member(self, who: int):  # type: ignore[no-untyped-def]
-        return self.world.members[who % len(self.world.members)]
+        return self.model.members[who % len(self.model.members)]
 
     @property
     def has_members(self) -> bool:
-        return bool(self.world.members)
+        return bool(self.model.members)
 
-    @precondition(lambda self: len(self.world.members) < 5)
+    @precondition(lambda self: len(self.model.members) < 5)
     @rule(max_in_flight=st.sampled_from([None, None, None, 1, 2]))
     def add_member(self, max_in_flight: int | None) -> None:
-        self.world.join(max_in_flight)
+        self.model.join(max_in_flight)
 
     @precondition(lambda self: self.has_members)
     @rule(who=MEMBER_INDEXES)
     def remove_member(self, who: int) -> None:
-        self.world.leave(self.member(who))
+        self.model.leave(self.member(who))
 
     @rule(some=st.lists(st.tuples(KEYS, CHANNELS, TIMES), min_size=1, max_size=8))
     def publish(self, some: list[tuple[bytes, str, tuple[int | None, int | None]]]) -> None:
-        self.world.publish(*((key, channel, *times) for key, channel, times in some))
+        self.model.publish(*((key, channel, *times) for key, channel, times in some))
 
     @rule(key=KEYS, count=st.sampled_from([3, 20]))
     def publish_a_run(self, key: bytes, count: int) -> None:
-        self.world.publish(*((key, "a.x", None, None),) * count)
+        self.model.publish(*((key, "a.x", None, None),) * count)
 
     @precondition(lambda self: self.has_members)
     @rule(who=MEMBER_INDEXES)
     def receive(self, who: int) -> None:
-        self.world.receive(self.member(who))
+        self.model.receive(self.member(who))
 
     @precondition(lambda self: self.has_members)
     @rule(who=MEMBER_INDEXES, data=st.data())
     def send(self, who: int, data: st.DataObject) -> None:
         """Ack, reject or extend held messages, or a range that contains more."""
-        world, member = self.world, self.member(who)
-        self.world.receive(member)
-        held = [m.sequence for m in world.messages if m.holder is member]
+        model, member = self.model, self.member(who)
+        self.model.receive(member)
+        held = [m.sequence for m in model.messages if m.holder is member]
         if not held:
             return
         first = data.draw(st.sampled_from(held))
@@ -79,43 +79,43 @@ class KeyGroupMachine(RuleBasedStateMachine):
         last = max(last, first + 1)
         match data.draw(st.sampled_from(["ack"] * 4 + ["nack", "later", "at once", "working"])):
             case "ack":
-                world.ack(member, first, last)
+                model.ack(member, first, last)
             case "nack":
-                world.nack(member, first, last, None)
+                model.nack(member, first, last, None)
             case "later":
-                world.nack(member, first, last, 1200)
+                model.nack(member, first, last, 1200)
             case "at once":
-                world.nack(member, first, last, 0)
+                model.nack(member, first, last, 0)
             case _:
-                world.working(member, first, last)
+                model.working(member, first, last)
 
     @rule(times=st.sampled_from([1, 1, 3, 7]))
     def tick(self, times: int) -> None:
-        self.world.tick(times)
+        self.model.tick(times)
 
     @rule(seconds=st.sampled_from([0.5, 1.3]))
     def pass_time(self, seconds: float) -> None:
-        self.world.pass_time(seconds)
+        self.model.pass_time(seconds)
 
     @rule(first=st.integers(0, 12), count=st.sampled_from([1, 1, 3, 10]))
     def purge(self, first: int, count: int) -> None:
         """Purge a range that may contain messages that are gone already."""
-        messages = self.world.messages
+        messages = self.model.messages
         left = [m.sequence for m in messages if not (m.is_acked or m.is_gone)]
         at = left[first % len(left)] if left else first
-        self.world.purge(at, min(at + count, len(messages)))
+        self.model.purge(at, min(at + count, len(messages)))
 
     @rule()
     def restart(self) -> None:
-        self.world.restart()
+        self.model.restart()
 
     @rule()
     def check_nothing_is_stuck(self) -> None:
-        self.world.check_nothing_is_stuck()
+        self.model.check_nothing_is_stuck()
 
     def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.world.finish()
+        if hasattr(self, "model"):
+            self.model.finish()
 
 
 TestKeyGroup = KeyGroupMachine.TestCase

@@ -86,7 +86,7 @@ class LastValueScenario:
     def publish(self, channel: str, size: int, is_timed: bool) -> None:
         self.count += 1
         text = b"%d." % self.count * size
-        self.writer.put(channel, text, 3000 if is_timed else None)
+        self.writer.publish_value(channel, text, 3000 if is_timed else None)
         if text:
             now = self.bus.broker.clock.now
             self.expiry_times[text] = now + 3 if is_timed else float("inf")
@@ -114,22 +114,22 @@ class LastValueScenario:
         if index >= len(self.readers):
             return
         reader = self.readers[index]
-        for got in reader.peer.receive_deliveries():
-            text = payload(got.content, got.kind)
-            reader.unacked.append(got.message_id)
-            if text and got.attempt == 1:
-                assert text not in reader.delivered, "sent as if it were new, twice"
+        for delivery in reader.peer.receive_deliveries():
+            text = payload(delivery.content, delivery.kind)
+            reader.unacked.append(delivery.message_id)
+            if text and delivery.attempt == 1:
+                assert text not in reader.delivered, "first delivery repeated"
                 assert text in reader.undelivered
                 reader.delivered.append(text)
         reader.unacked = sorted(set(reader.unacked))
         if arguments == 0:
             return
-        some = reader.unacked if arguments == 1 else reader.unacked[::2]
+        chosen = reader.unacked if arguments == 1 else reader.unacked[::2]
         encode_reply = nack if arguments == 3 else ack
-        for number in some:
+        for number in chosen:
             reader.peer.send(encode_reply(4, number, number + 1))
         if arguments != 3:
-            reader.unacked = [number for number in reader.unacked if number not in some]
+            reader.unacked = [number for number in reader.unacked if number not in chosen]
 
     def leave(self, index: int) -> None:
         """Receive and acknowledge all, and disconnect."""
@@ -193,19 +193,19 @@ def test_full_class_keeps_last_values_and_counts_dropped_ones(
         if action == "publish" and not writer.peer.session.parked_messages:
             channel, size, is_timed = arguments
             text = b"%d." % writer.number * int(str(size))
-            before = dict(writer.values)
-            writer.put(str(channel), text, 3000 if is_timed else None)
+            values_before = dict(writer.values)
+            writer.publish_value(str(channel), text, 3000 if is_timed else None)
             if "drop_newest" in writer.peer.receive_error_codes():
-                writer.values = before
+                writer.values = values_before
         elif action == "read":
-            got = [each.message_id for each in reader.receive_deliveries()]
-            if got:
-                reader.send(ack(4, min(got), max(got) + 1))
+            delivery = [each.message_id for each in reader.receive_deliveries()]
+            if delivery:
+                reader.send(ack(4, min(delivery), max(delivery) + 1))
         elif action == "tick":
             bus.broker.clock.now += 1
             bus.tick()
-    while got := [each.message_id for each in reader.receive_deliveries()]:
-        reader.send(ack(4, min(got), max(got) + 1))
+    while delivery := [each.message_id for each in reader.receive_deliveries()]:
+        reader.send(ack(4, min(delivery), max(delivery) + 1))
     assert not writer.peer.session.parked_messages
     last_values_, dropped = read_last_values(bus), bus.statistics(1).dropped
     assert len(set(last_values_)) == len(last_values_)

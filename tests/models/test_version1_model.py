@@ -63,33 +63,33 @@ class Version1Machine(RuleBasedStateMachine):
         first_sequence: int,
     ) -> None:
         policy = data.draw(st.sampled_from(self.policies), label="policy")
-        self.world = Version1Model(
+        self.model = Version1Model(
             policy=policy,
             ack_timeout=ack_timeout,
             class_messages=class_messages,
-            # Without the oldest of other classes dropped, these might hold all of the memory.
+            # Other classes must drop their oldest messages, or they might use all of the memory.
             total_bytes=1 << 20 if policy is FullPolicy.DROP_OLDEST else total_bytes,
             first_sequence=first_sequence,
             trusting=self.trusting,
         )
         for class_id in CLASSES[:2]:
-            model_peer = self.world.open()
-            self.world.connect(model_peer, class_id)
-            self.world.subscribe(model_peer, class_id)
-        self.world.subscribe(model_peer, CLASSES[0])
+            model_peer = self.model.open()
+            self.model.connect(model_peer, class_id)
+            self.model.subscribe(model_peer, class_id)
+        self.model.subscribe(model_peer, CLASSES[0])
 
     def peer(self, number: int) -> ModelPeer:
-        model_peers = self.world.peers
+        model_peers = self.model.peers
         return model_peers[number % len(model_peers)]
 
     @property
     def has_peers(self) -> bool:
-        return bool(self.world.peers)
+        return bool(self.model.peers)
 
-    @precondition(lambda self: len(self.world.peers) < 5)
+    @precondition(lambda self: len(self.model.peers) < 5)
     @rule()
     def somebody_comes(self) -> None:
-        self.world.open()
+        self.model.open()
 
     @precondition(lambda self: self.has_peers)
     @rule(
@@ -97,51 +97,51 @@ class Version1Machine(RuleBasedStateMachine):
     )
     def somebody_goes(self, who: int, reason: Reason | None) -> None:
         if reason is None:
-            self.world.close(self.peer(who))
+            self.model.close(self.peer(who))
         else:
-            self.world.send_invalid_frame(self.peer(who), INVALID_FRAMES[reason], reason)
+            self.model.send_invalid_frame(self.peer(who), INVALID_FRAMES[reason], reason)
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, named=st.lists(class_ids, max_size=3))
     def connect(self, who: int, named: list[int]) -> None:
-        self.world.connect(self.peer(who), *named)
+        self.model.connect(self.peer(who), *named)
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, class_id=class_ids)
     def subscribe(self, who: int, class_id: int) -> None:
-        self.world.subscribe(self.peer(who), class_id)
+        self.model.subscribe(self.peer(who), class_id)
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, some=st.lists(runs, min_size=1, max_size=2), hold=holds)
     def publish(self, who: int, some: list[tuple[int, int, int]], hold: int) -> None:
-        self.world.publish(self.peer(who), *self.known(some), hold=hold)
+        self.model.publish(self.peer(who), *self.known(some), hold=hold)
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, run=long_runs, hold=holds)
     def publish_long_ones(self, who: int, run: tuple[int, int, int], hold: int) -> None:
-        self.world.publish(self.peer(who), *self.known([run]), hold=hold)
+        self.model.publish(self.peer(who), *self.known([run]), hold=hold)
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, count=st.integers(20, 120), random=randoms, hold=holds)
     def publish_to_all_classes_in_turn(
         self, who: int, count: int, random: Random, hold: int
     ) -> None:
-        self.world.send_mixed(self.peer(who), count, random, hold=hold)
+        self.model.send_mixed(self.peer(who), count, random, hold=hold)
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, most=st.one_of(st.integers(1, 60), st.integers(1, 5000)))
     def take_some_bytes(self, who: int, most: int) -> None:
-        self.world.read_bytes(self.peer(who), most)
+        self.model.read_bytes(self.peer(who), most)
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody)
     def take_everything(self, who: int) -> None:
-        self.world.read_bytes(self.peer(who), 1 << 40)
+        self.model.read_bytes(self.peer(who), 1 << 40)
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, class_id=class_ids, random=randoms)
     def acknowledge(self, who: int, class_id: int, random: Random) -> None:
-        self.world.ack(self.peer(who), class_id, random)
+        self.model.ack(self.peer(who), class_id, random)
 
     @precondition(lambda self: self.has_peers)
     @rule(
@@ -153,42 +153,42 @@ class Version1Machine(RuleBasedStateMachine):
     def acknowledge_nonsense(
         self, who: int, class_id: int, ranges: list[tuple[int, int]], times: int
     ) -> None:
-        self.world.ack_invalid_ids(self.peer(who), class_id, *(ranges * times))
+        self.model.ack_invalid_ids(self.peer(who), class_id, *(ranges * times))
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, run=runs, ticks=st.sampled_from([1, 6, 20]), random=randoms)
     def publish_and_everybody_listens_for_a_while(
         self, who: int, run: tuple[int, int, int], ticks: int, random: Random
     ) -> None:
-        world = self.world
-        world.publish(self.peer(who), *self.known([run]))
+        model = self.model
+        model.publish(self.peer(who), *self.known([run]))
         for _ in range(ticks):
-            with world.unchecked():
-                for model_peer in list(world.peers):
-                    world.read_bytes(model_peer, 1 << 40)
+            with model.unchecked():
+                for model_peer in list(model.peers):
+                    model.read_bytes(model_peer, 1 << 40)
                     if random.random() < 0.1:
-                        world.ack(model_peer, random.choice(sorted(world.classes)), random)
-            world.tick()
+                        model.ack(model_peer, random.choice(sorted(model.classes)), random)
+            model.tick()
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody)
     def take_and_acknowledge_everything(self, who: int) -> None:
         model_peer = self.peer(who)
-        self.world.read_bytes(model_peer, 1 << 40)
-        self.world.ack_everything(model_peer)
+        self.model.read_bytes(model_peer, 1 << 40)
+        self.model.ack_everything(model_peer)
 
     @rule(times=st.sampled_from([1, 1, 1, 7, 31]))
     def tick(self, times: int) -> None:
-        self.world.tick(times)
+        self.model.tick(times)
 
     def known(self, some: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """Return these runs with classes that were named."""
-        named = sorted(self.world.classes)
+        named = sorted(self.model.classes)
         return [(named[CLASSES.index(c) % len(named)], count, size) for c, count, size in some]
 
     def teardown(self) -> None:
-        if sys.exc_info()[0] is None and hasattr(self, "world"):
-            self.world.settle()
+        if sys.exc_info()[0] is None and hasattr(self, "model"):
+            self.model.settle()
 
 
 class BlockMachine(Version1Machine):

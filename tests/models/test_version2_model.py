@@ -71,22 +71,22 @@ class Version2Machine(RuleBasedStateMachine):
         first_number: int,
         asked: list[tuple[int, SubscribeRequest]],
     ) -> None:
-        self.world = Version2Model(
+        self.model = Version2Model(
             class_messages=class_messages,
             first_sequence=first_sequence,
             first_number=first_number,
             trusting=self.trusting,
         )
         for number, (class_id, request_) in enumerate(asked):
-            model_peer = self.world.open() if number < 2 else self.peer(number)
-            self.world.subscribe(model_peer, class_id, number + 1, request_)
+            model_peer = self.model.open() if number < 2 else self.peer(number)
+            self.model.subscribe(model_peer, class_id, number + 1, request_)
 
     def peer(self, who: int) -> Version2ModelPeer:
-        model_peers = self.world.peers
+        model_peers = self.model.peers
         return model_peers[who % len(model_peers)]
 
     def publisher(self, who: int) -> ModelPublisher:
-        return self.world.authors[who % len(self.world.authors)]
+        return self.model.authors[who % len(self.model.authors)]
 
     def number(self, model_peer: Version2ModelPeer, which: int) -> int:
         """Return the number of one of the peer's subscriptions."""
@@ -94,27 +94,27 @@ class Version2Machine(RuleBasedStateMachine):
 
     @property
     def has_peers(self) -> bool:
-        return bool(self.world.peers)
+        return bool(self.model.peers)
 
-    @precondition(lambda self: len(self.world.peers) < 6)
+    @precondition(lambda self: len(self.model.peers) < 6)
     @rule()
     def somebody_comes(self) -> None:
-        self.world.open()
+        self.model.open()
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody)
     def somebody_goes(self, who: int) -> None:
-        self.world.leave(self.peer(who))
+        self.model.leave(self.peer(who))
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, class_id=class_ids, number=st.integers(1, 3), asked=subscriptions())
     def subscribe(self, who: int, class_id: int, number: int, asked: SubscribeRequest) -> None:
-        self.world.subscribe(self.peer(who), class_id, number, asked)
+        self.model.subscribe(self.peer(who), class_id, number, asked)
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, number=st.integers(1, 3), forget=st.booleans())
     def unsubscribe(self, who: int, number: int, forget: bool) -> None:
-        self.world.unsubscribe(self.peer(who), number, forget=forget)
+        self.model.unsubscribe(self.peer(who), number, forget=forget)
 
     @rule(who=anybody, some=st.lists(st.tuples(class_ids, kinds), min_size=1, max_size=6))
     def publish(self, who: int, some: list[tuple[int, dict[str, object]]]) -> None:
@@ -134,46 +134,46 @@ class Version2Machine(RuleBasedStateMachine):
         author = self.publisher(who)
         messages: list[ModelMessage] = []
         for class_id, kind in some:
-            messages.append(self.world.message(author, class_id, **kind))
-        self.world.publish(author, *messages)
+            messages.append(self.model.message(author, class_id, **kind))
+        self.model.publish(author, *messages)
 
     @rule(who=anybody)
     def an_author_comes_again(self, who: int) -> None:
-        self.world.connect(self.publisher(who))
+        self.model.connect(self.publisher(who))
 
     @rule(who=anybody, lost=st.booleans())
     def an_author_loses_the_connection(self, who: int, lost: bool) -> None:
         author = self.publisher(who)
         if author.peer is not None:
-            self.world.leave(author.peer)
+            self.model.leave(author.peer)
             if not lost:
-                self.world.connect(author)
+                self.model.connect(author)
 
     @rule(who=anybody, count=st.integers(0, 9), first=st.booleans())
     def another_program_takes_its_name(self, who: int, count: int, first: bool) -> None:
         author = self.publisher(who)
         if first and author.peer is not None:
-            self.world.leave(author.peer)
-        self.world.use_name_elsewhere(author, count)
+            self.model.leave(author.peer)
+        self.model.use_name_elsewhere(author, count)
 
     @rule(who=anybody, count=st.integers(1, 9))
     def an_author_repeats_itself(self, who: int, count: int) -> None:
-        self.world.repeat(self.publisher(who), count)
+        self.model.repeat(self.publisher(who), count)
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, most=st.sampled_from([1, 7, 40, 300]))
     def take_some_bytes(self, who: int, most: int) -> None:
-        self.world.read_bytes(self.peer(who), most)
+        self.model.read_bytes(self.peer(who), most)
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody)
     def take_everything(self, who: int) -> None:
-        self.world.read_bytes(self.peer(who), 1 << 40)
+        self.model.read_bytes(self.peer(who), 1 << 40)
 
     @rule()
     def everybody_takes_everything(self) -> None:
-        for model_peer in list(self.world.peers):
-            self.world.read_bytes(model_peer, 1 << 40)
+        for model_peer in list(self.model.peers):
+            self.model.read_bytes(model_peer, 1 << 40)
 
     @precondition(lambda self: self.has_peers)
     @rule(
@@ -187,7 +187,7 @@ class Version2Machine(RuleBasedStateMachine):
         model_peer = self.peer(who)
         if model_peer.subscriptions:
             number = self.number(model_peer, which)
-            self.world.ack(model_peer, number, first, count, spanning=spanning)
+            self.model.ack(model_peer, number, first, count, spanning=spanning)
 
     @precondition(lambda self: self.has_peers)
     @rule(
@@ -200,34 +200,34 @@ class Version2Machine(RuleBasedStateMachine):
     def refuse(self, who: int, which: int, first: int, count: int, delay_ms: int | None) -> None:
         model_peer = self.peer(who)
         if model_peer.subscriptions:
-            self.world.nack(model_peer, self.number(model_peer, which), first, count, delay_ms)
+            self.model.nack(model_peer, self.number(model_peer, which), first, count, delay_ms)
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, which=anybody, first=st.integers(0, 3), count=st.sampled_from([1, 2]))
     def terminate(self, who: int, which: int, first: int, count: int) -> None:
         model_peer = self.peer(who)
         if model_peer.subscriptions:
-            self.world.terminate(model_peer, self.number(model_peer, which), first, count)
+            self.model.terminate(model_peer, self.number(model_peer, which), first, count)
 
     @rule(who=anybody, kind=kinds, count=st.integers(1, 9), random=randoms)
     def publish_and_everybody_decides(
         self, who: int, kind: dict[str, object], count: int, random: Random
     ) -> None:
         self.say(who, [(random.choice(CLASSES), kind) for _ in range(count)])
-        for model_peer in list(self.world.peers):
-            self.world.read_bytes(model_peer, 1 << 40)
-        for model_peer in self.world.peers:
+        for model_peer in list(self.model.peers):
+            self.model.read_bytes(model_peer, 1 << 40)
+        for model_peer in self.model.peers:
             for number in sorted(model_peer.subscriptions):
                 first, few = random.randrange(3), random.randrange(4)
                 if random.random() < 0.6:
                     spanning = random.random() < 0.7
-                    self.world.ack(model_peer, number, first, few, spanning=spanning)
+                    self.model.ack(model_peer, number, first, few, spanning=spanning)
                 elif random.random() < 0.6:
-                    self.world.nack(model_peer, number, first, few, random.choice([None, 0, 700]))
-        for model_peer in list(self.world.peers):
-            self.world.read_bytes(model_peer, 1 << 40)
+                    self.model.nack(model_peer, number, first, few, random.choice([None, 0, 700]))
+        for model_peer in list(self.model.peers):
+            self.model.read_bytes(model_peer, 1 << 40)
 
-    @precondition(lambda self: len(self.world.peers) < 5)
+    @precondition(lambda self: len(self.model.peers) < 5)
     @rule(
         who=anybody,
         class_id=class_ids,
@@ -246,18 +246,18 @@ class Version2Machine(RuleBasedStateMachine):
         random: Random,
     ) -> None:
         """Add two members; an ack of one may span messages that the other holds."""
-        members = [self.world.open(), self.world.open()]
+        members = [self.model.open(), self.model.open()]
         for model_peer in members:
             asked = SubscribeRequest(group="g", durable=durable, max_in_flight=most)
-            self.world.subscribe(model_peer, class_id, 1, asked)
+            self.model.subscribe(model_peer, class_id, 1, asked)
         self.say(who, [(class_id, {})] * count)
         for model_peer in members:
-            self.world.read_bytes(model_peer, 1 << 40)
+            self.model.read_bytes(model_peer, 1 << 40)
         model_peer = random.choice(members)
         if model_peer.subscriptions:
-            self.world.ack(model_peer, 1, random.randrange(2), random.randrange(4), spanning=True)
+            self.model.ack(model_peer, 1, random.randrange(2), random.randrange(4), spanning=True)
 
-    @precondition(lambda self: len(self.world.peers) < 6)
+    @precondition(lambda self: len(self.model.peers) < 6)
     @rule(
         who=anybody,
         class_id=class_ids,
@@ -269,33 +269,33 @@ class Version2Machine(RuleBasedStateMachine):
         self, who: int, class_id: int, count: int, idle_seconds: float, seconds: float
     ) -> None:
         """Leave a durable idle: it keeps new messages until its idle time is over."""
-        model_peer = self.world.open()
+        model_peer = self.model.open()
         asked = SubscribeRequest(durable="d", idle_seconds=idle_seconds)
-        self.world.subscribe(model_peer, class_id, 1, asked)
-        self.world.leave(model_peer)
+        self.model.subscribe(model_peer, class_id, 1, asked)
+        self.model.leave(model_peer)
         if count:
             self.say(who, [(class_id, {})] * count)
-        self.world.wait(seconds)
-        self.world.tick()
+        self.model.wait(seconds)
+        self.model.tick()
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, which=anybody)
     def ask_for_time(self, who: int, which: int) -> None:
         model_peer = self.peer(who)
         if model_peer.subscriptions:
-            self.world.working(model_peer, self.number(model_peer, which))
+            self.model.working(model_peer, self.number(model_peer, which))
 
     @rule(times=st.sampled_from([1, 1, 2, 3, 7]))
     def tick(self, times: int) -> None:
-        self.world.tick(times)
+        self.model.tick(times)
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]))
     def wait(self, seconds: float) -> None:
-        self.world.wait(seconds)
+        self.model.wait(seconds)
 
     def teardown(self) -> None:
-        if sys.exc_info()[0] is None and hasattr(self, "world"):
-            self.world.settle()
+        if sys.exc_info()[0] is None and hasattr(self, "model"):
+            self.model.settle()
 
 
 Version2Machine.TestCase.settings = settings(stateful_step_count=40)

@@ -33,33 +33,33 @@ from tests.models.broken_broker import Patch, assert_model_detects_defect
 from tests.models.test_version2_model import Version2Machine, class_ids
 
 
-@seed(1)  # Of lives as they are now, those that come upon each break soon.
+@seed(1)  # Seeds that detect each defect soon with the current model.
 class TrustingMachine(Version2Machine):
     """Adds two rules for situations that rarely occur by chance."""
 
     trusting = True
 
-    @precondition(lambda self: len(self.world.peers) < 6)
+    @precondition(lambda self: len(self.model.peers) < 6)
     @rule(class_id=class_ids)
     def somebody_says_nothing_of_a_message(self, class_id: int) -> None:
-        talker = self.world.open()
-        self.world.subscribe(talker, class_id, 1, SubscribeRequest(start="new", max_deliveries=2))
+        talker = self.model.open()
+        self.model.subscribe(talker, class_id, 1, SubscribeRequest(start="new", max_deliveries=2))
         self.say(0, [(class_id, {})])
         for ticks in (8, 16):
-            self.world.read_bytes(talker, 1 << 40)
-            self.world.tick(ticks)
-        self.world.read_bytes(talker, 1 << 40)
+            self.model.read_bytes(talker, 1 << 40)
+            self.model.tick(ticks)
+        self.model.read_bytes(talker, 1 << 40)
 
-    @precondition(lambda self: len(self.world.peers) < 6)
+    @precondition(lambda self: len(self.model.peers) < 6)
     @rule(class_id=class_ids)
     def somebody_goes_with_a_message_and_comes_again(self, class_id: int) -> None:
         durable = SubscribeRequest(durable="d")
         for _ in range(2):
-            talker = self.world.open()
-            self.world.subscribe(talker, class_id, 1, durable)
+            talker = self.model.open()
+            self.model.subscribe(talker, class_id, 1, durable)
             self.say(0, [(class_id, {})])
-            self.world.read_bytes(talker, 1 << 40)
-            self.world.leave(talker)
+            self.model.read_bytes(talker, 1 << 40)
+            self.model.leave(talker)
 
 
 def stores_what_was_stored_before(patch: Patch) -> None:

@@ -103,8 +103,8 @@ class Version1Model:
                     subscriber.cursor,
                 )
                 for sequence, flight in model_class.unacked_backlog.items():
-                    if flight.is_free:  # It was not sent again.
-                        model_class.unacked_backlog[sequence] = subscriber.former[sequence]
+                    if flight.is_free:  # It was not redelivered.
+                        model_class.unacked_backlog[sequence] = subscriber.inherited[sequence]
         self.observe()
 
     def connect(self, model_peer: ModelPeer, *class_ids: int) -> None:
@@ -171,26 +171,26 @@ class Version1Model:
             assert model_peer.peer.send_refused(offence) is reason
             self.close(model_peer)
 
-    def read_bytes(self, model_peer: ModelPeer, most: int) -> None:
+    def read_bytes(self, model_peer: ModelPeer, max_bytes: int) -> None:
         """Receive up to this many bytes."""
-        data = model_peer.peer.read_bytes(most)
+        data = model_peer.peer.read_bytes(max_bytes)
         offset = min(len(model_peer.cut_frame_rest), len(data))
         assert model_peer.cut_frame_rest[:offset] == data[:offset], (
-            "a cut frame did not go on where it was cut"
+            "a partial frame did not continue where it was cut"
         )
         model_peer.cut_frame_rest = model_peer.cut_frame_rest[offset:]
-        frames, begun = split_frames(data[offset:])
+        frames, partial = split_frames(data[offset:])
         for frame in frames:
             self.receive_frame(model_peer, frame, model_peer.received_bytes + offset)
             offset += len(frame)
-        if begun:
+        if partial:
             # The frame counts as sent; the bus shows its rest before anything else.
-            shown = begun + bytes(model_peer.peer.session.outbox.peek(self.tick_number))
-            frame = split_frames(shown)[0][0]
+            next_bytes = partial + bytes(model_peer.peer.session.outbox.peek(self.tick_number))
+            frame = split_frames(next_bytes)[0][0]
             self.receive_frame(model_peer, frame, model_peer.received_bytes + offset)
-            model_peer.cut_frame_rest = frame[len(begun) :]
+            model_peer.cut_frame_rest = frame[len(partial) :]
         model_peer.received_bytes += len(data)
-        if len(data) < most:
+        if len(data) < max_bytes:
             self.writable.discard(model_peer.session_id)
             self.check_all_received(model_peer)
         self.check()
@@ -219,11 +219,11 @@ class Version1Model:
                 for model_peer in list(self.peers):
                     self.read_bytes(model_peer, 1 << 40)
                     self.ack_everything(model_peer)
-            before, pending = pending, self.pending_amounts()
-            idle_rounds = idle_rounds + 1 if pending == before else 0
+            earlier, pending = pending, self.pending_amounts()
+            idle_rounds = idle_rounds + 1 if pending == earlier else 0
             if idle_rounds:
                 self.tick()  # Idle classes return memory after some ticks.
-            assert idle_rounds < 3 * RING_IDLE_TICKS, "something is stuck"
+            assert idle_rounds < 3 * RING_IDLE_TICKS, "no progress"
         self.tick(2 * RING_IDLE_TICKS)
         statistics = self.broker.statistics()
         assert statistics.memory_bytes == statistics.parked_bytes == 0
@@ -279,18 +279,18 @@ class Version1Model:
         if not data or model_peer not in self.peers:  # An earlier frame may have ended the session.
             return
         receiver = model_peer.peer.session.receiver
-        before = receiver.frame_count
+        earlier = receiver.frame_count
         refused: RemoteProtocolError | None = None
         try:
             model_peer.peer.send(data)
         except RemoteProtocolError as error:
             refused = error
-        count = receiver.frame_count - before
-        whole, model_peer.unsent = model_peer.unsent[:count], model_peer.unsent[count:]
+        count = receiver.frame_count - earlier
+        sendable, model_peer.unsent = model_peer.unsent[:count], model_peer.unsent[count:]
         model_peer.sent_prefix_bytes = (
-            model_peer.sent_prefix_bytes + len(data) - sum(len(frame) for frame, _ in whole)
+            model_peer.sent_prefix_bytes + len(data) - sum(len(frame) for frame, _ in sendable)
         )
-        for _, meaning in whole:
+        for _, meaning in sendable:
             self.apply_meaning(model_peer, meaning)
         if refused is not None:
             assert refused.reason is Reason.PENDING_LIMIT
@@ -347,20 +347,20 @@ class Version1Model:
                     for flight in model_class.unacked_backlog.values()
                     if flight.attempts > 1 and (pause := flight.pause(self.ack_timeout))
                 ]
-                begins = (
+                start = (
                     max([now, *(first for first, _ in pauses)]),
                     max([now, *(last for _, last in pauses)]),
                 )
                 pending = {
-                    sequence: InFlightMessage(*begins, flight.attempts, is_free=True)
+                    sequence: InFlightMessage(*start, flight.attempts, is_free=True)
                     for sequence, flight in model_class.unacked_backlog.items()
                 }
                 subscriber = ModelSubscriber(
                     model_class.cursor,
                     model_class.cursor,
                     pending,
-                    begins=begins,
-                    former=model_class.unacked_backlog,
+                    start_range=start,
+                    inherited=model_class.unacked_backlog,
                 )
             model_class.subscribers[model_peer.session_id] = subscriber
 
@@ -385,7 +385,7 @@ class Version1Model:
         """Handle a frame whose first byte was received at offset `at` of the peer's stream."""
         frame_type, class_id, message_id, timer_index, content = parse_frame(frame)
         if frame_type == CONNECT:
-            assert model_peer.replies_due > 0, "a reply that nobody asked for"
+            assert model_peer.replies_due > 0, "reply without a request"
             model_peer.replies_due -= 1
             assert content == model_peer.session_id.to_bytes(4, "little")
             assert (class_id, message_id, timer_index) == (0, 0, 0)
@@ -396,25 +396,25 @@ class Version1Model:
         sequence = AckOracle(floor=subscriber.floor).nearest_sequence(message_id)
         assert model_class.payloads.get(sequence) == content, "another message's payload"
         subscriber.delivery_count += 1
-        assert self.tick_number >= subscriber.begins[0], "before the pause was over"
+        assert self.tick_number >= subscriber.start_range[0], "first delivery before its delay"
         if sequence == subscriber.cursor:
             assert timer_index == self.tick_number % self.ack_timeout
             subscriber.flights[sequence] = InFlightMessage(self.tick_number, self.tick_number, 1)
             subscriber.cursor += 1
             return
-        assert sequence < subscriber.cursor, "a gap"
+        assert sequence < subscriber.cursor, "gap in the sequences"
         flight = subscriber.flights.get(sequence)
         if flight is None:
             copies_end_offset = subscriber.acked.get(sequence, 0)
-            assert offset < copies_end_offset, "sent again after it was acknowledged"
+            assert offset < copies_end_offset, "redelivered after its ack"
             return
         due = flight.earliest + flight.pause(self.ack_timeout)
         sent = [
-            tick
-            for tick in range(due, self.tick_number + 1)
-            if tick % self.ack_timeout == timer_index
+            possible_tick
+            for possible_tick in range(due, self.tick_number + 1)
+            if possible_tick % self.ack_timeout == timer_index
         ]
-        assert sent, "sent again too early, or with a wrong timer index"
+        assert sent, "redelivered too early, or with a wrong timer index"
         subscriber.flights[sequence] = InFlightMessage(sent[0], sent[-1], flight.attempts + 1)
 
     def check_all_received(self, model_peer: ModelPeer) -> None:
@@ -424,12 +424,12 @@ class Version1Model:
         assert model_peer.replies_due == 0, "a Connect was not answered"
         for model_class in self.classes.values():
             subscriber = model_class.subscribers.get(model_peer.session_id)
-            if subscriber is None or self.tick_number < subscriber.begins[1]:
+            if subscriber is None or self.tick_number < subscriber.start_range[1]:
                 continue
-            assert subscriber.cursor == model_class.head, "something new was not sent"
+            assert subscriber.cursor == model_class.head, "a new message was not sent"
             for sequence, flight in subscriber.flights.items():
                 due = flight.latest + flight.pause(self.ack_timeout)
-                assert due > self.tick_number, f"{sequence} is overdue and was not sent again"
+                assert due > self.tick_number, f"{sequence} is overdue and was not redelivered"
 
     # Stored and dropped messages -----------------------------------------------------------------
 
@@ -465,7 +465,7 @@ class Version1Model:
                 model_peer.unstored[class_id] for model_peer in (*self.peers, *self.closed_peers)
             ]
             first = [queue for queue in waiting if queue and queue[0] == payload]
-            assert len(first) == 1, "stored what nobody has waiting in front"
+            assert len(first) == 1, "the stored message is not the first one of any publisher"
             model_class.payloads[model_class.head] = first[0].popleft()
             model_class.head += 1
         lost = [
@@ -487,23 +487,25 @@ class Version1Model:
         count = ring.head - model_class.head
         assert len(published) == count + dropped[Reason.DROP_NEWEST]
         if self.policy is FullPolicy.DROP_OLDEST:
-            stored = published[:count]  # Some may be gone again already.
+            stored = published[:count]  # Some may be dropped again already.
         else:
             stored = [parse_frame(ring.copy_frame(model_class.head + i))[4] for i in range(count)]
             in_order = iter(published)
-            assert all(payload in in_order for payload in stored), "not in order"
+            assert all(payload in in_order for payload in stored), "stored out of order"
         model_class.payloads.update(enumerate(stored, model_class.head))
         model_class.head = ring.head
 
     def drop_oldest(self, model_class: ModelClass, floor: int, count: int) -> None:
         """Drop the unacknowledged messages below the floor."""
-        needed = {s for s in model_class.unacked_backlog if s < floor} | set(
+        unacked_below_floor = {s for s in model_class.unacked_backlog if s < floor} | set(
             range(model_class.cursor, floor)
         )
         if model_class.subscribers:
-            needed = set()
+            unacked_below_floor = set()
         model_class.unacked_backlog = {
-            s: flight for s, flight in model_class.unacked_backlog.items() if s not in needed
+            s: flight
+            for s, flight in model_class.unacked_backlog.items()
+            if s not in unacked_below_floor
         }
         model_class.cursor = max(model_class.cursor, floor)
         for model_peer in self.peers:
@@ -520,8 +522,8 @@ class Version1Model:
             lost |= set(range(subscriber.cursor, floor))
             subscriber.cursor = max(subscriber.cursor, floor)
             subscriber.dropped += len(lost)
-            needed |= lost
-        assert len(needed) <= count <= floor - model_class.floor
+            unacked_below_floor |= lost
+        assert len(unacked_below_floor) <= count <= floor - model_class.floor
 
     @contextmanager
     def unchecked(self) -> Iterator[None]:
@@ -547,11 +549,11 @@ class Version1Model:
         for cls in statistics.classes:
             model_class = self.classes[cls.class_id]
             assert (cls.ring.floor, cls.ring.head) == (model_class.floor, model_class.head)
-            kept = (
+            expected_floor = (
                 model_class.payloads[sequence]
                 for sequence in range(model_class.floor, model_class.head)
             )
-            assert cls.ring.frame_bytes == sum(13 + len(payload) for payload in kept)
+            assert cls.ring.frame_bytes == sum(13 + len(payload) for payload in expected_floor)
             assert len(cls.subscriptions) == len(model_class.subscribers)
             for subscription in cls.subscriptions:
                 subscriber = model_class.subscribers[subscription.session_id]

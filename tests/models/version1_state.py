@@ -71,9 +71,9 @@ class ModelSubscriber:
     delivery_count: int = 0
     """Deliveries to it, first ones and redeliveries."""
     dropped: int = 0
-    begins: tuple[int, int] = (0, 0)
+    start_range: tuple[int, int] = (0, 0)
     """Ticks between which its first delivery happens: the inherited delay ends then."""
-    former: dict[int, InFlightMessage] = field(default_factory=dict)
+    inherited: dict[int, InFlightMessage] = field(default_factory=dict)
     """State inherited from a former subscription."""
 
     @property

@@ -66,7 +66,7 @@ class Version2Model:
         self.peers: list[Version2ModelPeer] = []
         self.authors = [ModelPublisher(name, first_number) for name in ("ann", "bob")]
         self.stored: dict[int, dict[int, StoredMessage]] = {class_id: {} for class_id in CLASSES}
-        self.seen: set[bytes] = set()
+        self.stored_payloads: set[bytes] = set()
         """Payloads that were stored."""
         self.order: dict[tuple[str, int], int] = {}
         """Last stored message by publisher and class."""
@@ -97,16 +97,16 @@ class Version2Model:
 
         def append_recorded(*arguments: object) -> int:
             head = ring.head
-            taken = append(*arguments)  # type: ignore[arg-type]
+            appended = append(*arguments)  # type: ignore[arg-type]
             for sequence in range(head, ring.head):
                 self.record_stored(class_id, sequence, ring.copy_frame(sequence))
-            return taken
+            return appended
 
         def append_one_recorded(*arguments: object) -> bool:
-            done = append_one(*arguments)  # type: ignore[arg-type]
-            if done:
+            appended_one = append_one(*arguments)  # type: ignore[arg-type]
+            if appended_one:
                 self.record_stored(class_id, ring.head - 1, ring.copy_frame(ring.head - 1))
-            return done
+            return appended_one
 
         ring.append, ring.append_one = append_recorded, append_one_recorded  # type: ignore[method-assign]
 
@@ -118,13 +118,13 @@ class Version2Model:
         name, number = payload[1:].split(b".")[0].split(b"-")
         key = (name.decode(), class_id)
         author = next(a for a in self.authors if a.name == key[0])
-        if payload not in self.seen:
-            assert int(number) > self.order.get(key, -1), "not in its publisher's order"
+        if payload not in self.stored_payloads:
+            assert int(number) > self.order.get(key, -1), "out of its publisher's order"
             self.order[key] = int(number)
         else:
             assert payload in author.may_be_twice, "stored twice"
             author.may_be_twice.remove(payload)
-        self.seen.add(payload)
+        self.stored_payloads.add(payload)
         message = next(m for m in author.unconfirmed if m.payload == payload)
         expires = float("inf") if message.expires_ms is None else message.expires_ms / 1000
         opens = 0.0 if message.delay_ms is None else self.now + message.delay_ms / 1000
@@ -142,10 +142,10 @@ class Version2Model:
 
     # Publishing ----------------------------------------------------------------------------------
 
-    def message(self, author: ModelPublisher, class_id: int, **more: object) -> ModelMessage:
+    def message(self, author: ModelPublisher, class_id: int, **fields: object) -> ModelMessage:
         self.messages += 1
         payload = b"|%s-%d." % (author.name.encode(), self.messages)
-        return ModelMessage(class_id, payload, **more)  # type: ignore[arg-type]
+        return ModelMessage(class_id, payload, **fields)  # type: ignore[arg-type]
 
     def publish(self, author: ModelPublisher, *messages: ModelMessage) -> None:
         if author.peer is None:
@@ -162,26 +162,30 @@ class Version2Model:
         expects.
         """
         model_peer = self.open(greet=False)
-        former, author.peer = author.peer, model_peer
-        known = {"unconfirmed": author.confirmed % ID_COUNT} if author.is_displaced else {}
+        former_peer, author.peer = author.peer, model_peer
+        known_state = {"unconfirmed": author.confirmed % ID_COUNT} if author.is_displaced else {}
         model_peer.peer.send(
-            connect_request(*CLASSES, name=author.name, instance=author.name, **known)
+            connect_request(*CLASSES, name=author.name, instance=author.name, **known_state)
         )
-        if former is not None:  # It was taken over from.
-            assert self.broker.end_turn().close[0][0] is former.peer.session
-            self.forget_peer(former)
+        if former_peer is not None:  # Another connection took over its name.
+            assert self.broker.end_turn().close[0][0] is former_peer.peer.session
+            self.forget_peer(former_peer)
         [reply] = [
             received for received in model_peer.peer.receive_replies() if received.kind == "connect"
         ]
         if author.is_displaced:
-            ahead = (reply.content["next"] - author.confirmed) % ID_COUNT
-            assert len(author.unconfirmed) < ahead < ID_COUNT // 2, "it may take it for its own"
+            confirmed_ahead = (reply.content["next"] - author.confirmed) % ID_COUNT
+            assert len(author.unconfirmed) < confirmed_ahead < ID_COUNT // 2, (
+                "the publisher could mistake another program's number for its own"
+            )
             author.confirmed, author.is_displaced = reply.content["next"], False
         else:
             self.confirm(author, reply.content["next"])
         first = author.confirmed
-        again = [m.frame((first + n) % ID_COUNT) for n, m in enumerate(author.unconfirmed)]
-        model_peer.peer.send(b"".join(again))
+        repeated_frames = [
+            m.frame((first + n) % ID_COUNT) for n, m in enumerate(author.unconfirmed)
+        ]
+        model_peer.peer.send(b"".join(repeated_frames))
         self.observe()
 
     def use_name_elsewhere(self, author: ModelPublisher, count: int) -> None:
@@ -201,16 +205,16 @@ class Version2Model:
     def repeat(self, author: ModelPublisher, count: int) -> None:
         """Send confirmed or unconfirmed messages again, without effect."""
         if author.peer is not None and author.unconfirmed:
-            some = author.unconfirmed[:count]
-            frames = [m.frame((author.confirmed + n) % ID_COUNT) for n, m in enumerate(some)]
+            chosen = author.unconfirmed[:count]
+            frames = [m.frame((author.confirmed + n) % ID_COUNT) for n, m in enumerate(chosen)]
             author.peer.peer.send(b"".join(frames))
             self.observe()
 
-    def confirm(self, author: ModelPublisher, following: int) -> None:
-        count = (following - author.confirmed) % ID_COUNT
-        assert count <= len(author.unconfirmed), "confirmed what was not said"
+    def confirm(self, author: ModelPublisher, next_number: int) -> None:
+        count = (next_number - author.confirmed) % ID_COUNT
+        assert count <= len(author.unconfirmed), "confirmed a number that was not published"
         for message in author.unconfirmed[:count]:
-            assert message.payload in self.seen, "confirmed and not stored"
+            assert message.payload in self.stored_payloads, "confirmed but not stored"
         author.unconfirmed = author.unconfirmed[count:]
         author.confirmed += count
 
@@ -294,16 +298,20 @@ class Version2Model:
             self.detach(model_peer, number, forget=forget)
             self.observe()
 
-    def is_served(self, position: ModelPosition, *also: Version2ModelPeer) -> bool:
-        talkers = (*self.peers, *also)
-        return any(position is held for t in talkers for _, held in t.subscriptions.values())
+    def is_served(self, position: ModelPosition, *other_peers: Version2ModelPeer) -> bool:
+        talkers = (*self.peers, *other_peers)
+        return any(
+            position is held_position
+            for t in talkers
+            for _, held_position in t.subscriptions.values()
+        )
 
     def detach(self, model_peer: Version2ModelPeer, number: int, *, forget: bool) -> None:
         class_id, position = model_peer.subscriptions.pop(number)
         own_sequences = {
             s for s, (holder, _) in position.in_flight.items() if holder == (model_peer, number)
         }
-        for sequence in own_sequences:  # It comes again, at once or after a pause.
+        for sequence in own_sequences:  # Redelivered at once or after its backoff.
             del position.in_flight[sequence]
         if self.is_served(position, model_peer):
             return
@@ -318,12 +326,12 @@ class Version2Model:
         """Move undelivered messages to the backlog when the last position ends. Returns them."""
         waiting, stored = self.broker.classes[class_id].backlog_window, self.stored[class_id]
         ranges = waiting.unacked_ranges(waiting.floor, waiting.cursor)
-        left = {s for a, b in ranges for s in range(a, b)}
-        left |= {s for s in stored if s >= waiting.cursor}
-        late = {s for s in stored if stored[s].expires <= self.now}
-        assert expected <= left | late, "not left to the next one"
-        self.backlog[class_id] = left
-        return left
+        left_sequences = {s for a, b in ranges for s in range(a, b)}
+        left_sequences |= {s for s in stored if s >= waiting.cursor}
+        expired = {s for s in stored if stored[s].expires <= self.now}
+        assert expected <= left_sequences | expired, "undelivered messages are not in the backlog"
+        self.backlog[class_id] = left_sequences
+        return left_sequences
 
     def forget_idle(self, heads: dict[int, int]) -> None:
         """Remove durables that were idle for too long, with their messages.
@@ -339,52 +347,54 @@ class Version2Model:
                 if self.now - position.idle_since >= seconds:
                     positions.remove(position)
                     if not positions:
-                        left = self.leave_behind(class_id, before) - before
-                        assert all(s >= heads[class_id] for s in left), "kept for nobody"
+                        left_sequences = self.leave_behind(class_id, before) - before
+                        assert all(s >= heads[class_id] for s in left_sequences), (
+                            "stored although no position needs it"
+                        )
 
     # Consuming -----------------------------------------------------------------------------------
 
-    def read_bytes(self, model_peer: Version2ModelPeer, most: int) -> None:
-        data = model_peer.peer.read_bytes(most)
-        for _ in range(100):  # What gives up messages rests for a turn.
-            if len(data) == most or model_peer.peer.session.outbox.is_idle:
+    def read_bytes(self, model_peer: Version2ModelPeer, max_bytes: int) -> None:
+        data = model_peer.peer.read_bytes(max_bytes)
+        for _ in range(100):  # Dead-lettering continues in the next turn.
+            if len(data) == max_bytes or model_peer.peer.session.outbox.is_idle:
                 break
-            data += model_peer.peer.read_bytes(most - len(data))
-        start = model_peer.received_bytes - len(model_peer.begun)
+            data += model_peer.peer.read_bytes(max_bytes - len(data))
+        start = model_peer.received_bytes - len(model_peer.partial_frame)
         model_peer.received_bytes += len(data)
-        frames, model_peer.begun = split_frames(model_peer.begun + data)
+        frames, model_peer.partial_frame = split_frames(model_peer.partial_frame + data)
         for frame in frames:
             self.receive_frame(model_peer, frame, start)
             start += len(frame)
         model_peer.copied_until = (
             model_peer.received_bytes + model_peer.peer.session.outbox.pending_bytes
         )
-        if len(data) < most:
-            assert not model_peer.begun
+        if len(data) < max_bytes:
+            assert not model_peer.partial_frame
             self.check_all_received(model_peer)
         self.observe()
 
     def receive_frame(self, model_peer: Version2ModelPeer, frame: bytes, at: int) -> None:
         kind, class_id, message_id, last_field, content = parse_frame(frame)
         if kind == wire_peer_v2.DELIVER:
-            model_peer.named = (class_id, last_field, message_id)
+            model_peer.delivery_header = (class_id, last_field, message_id)
         elif kind == wire_peer_v2.CONFIRM:
             [author] = [a for a in self.authors if a.peer is model_peer]
             self.confirm(author, message_id)
         elif kind in (wire_peer_v2.MESSAGE, wire_peer_v2.ENVELOPE):
-            assert model_peer.named[0] == class_id
+            assert model_peer.delivery_header[0] == class_id
             is_fresh = at >= model_peer.copied_until
             self.receive_message(model_peer, message_id, content, is_fresh=is_fresh)
 
     def receive_message(
         self, model_peer: Version2ModelPeer, message_id: int, content: bytes, *, is_fresh: bool
     ) -> None:
-        class_id, number, attempt = model_peer.named
+        class_id, number, attempt = model_peer.delivery_header
         if number not in model_peer.subscriptions:
-            assert not is_fresh, "sent to nobody"
+            assert not is_fresh, "sent without a subscription"
             return
-        where, position = model_peer.subscriptions[number]
-        assert where == class_id
+        class_of_subscription, position = model_peer.subscriptions[number]
+        assert class_of_subscription == class_id
         stored = self.stored[class_id]
         head = self.broker.classes[class_id].ring.head
         sequence = AckOracle(floor=head).nearest_sequence(message_id)
@@ -396,9 +406,9 @@ class Version2Model:
             if sequence in position.undelivered and position.request.group is None:
                 self.record_in_flight(model_peer, number, position, sequence, ago=ACK_TIMEOUT)
             return
-        assert sequence in position.undelivered, "not for it, or acknowledged"
-        assert stored_message.not_before <= self.now, "too early"
-        assert self.now < stored_message.expires, "too late"
+        assert sequence in position.undelivered, "not for this position, or acknowledged"
+        assert stored_message.not_before <= self.now, "before its delivery time"
+        assert self.now < stored_message.expires, "after its expiry"
         is_plain = position.request.group is None
         if is_plain and not position.is_durable and sequence not in position.inherited:
             assert attempt == sends + 1
@@ -406,10 +416,12 @@ class Version2Model:
             assert attempt > sends
         if sequence in position.in_flight:
             pause = self.broker.tick_number - position.in_flight[sequence][1]
-            assert pause >= ACK_TIMEOUT, "sent again too early"
-        assert position.not_before.get(sequence, 0.0) <= self.now, "sent again before its delay"
+            assert pause >= ACK_TIMEOUT, "redelivered before its ack timeout"
+        assert position.not_before.get(sequence, 0.0) <= self.now, (
+            "redelivered before its nack delay"
+        )
         tick = self.broker.tick_number
-        assert position.not_before_tick.get(sequence, 0) <= tick, "sent again before its pause"
+        assert position.not_before_tick.get(sequence, 0) <= tick, "redelivered before its backoff"
         if (
             is_plain
             and not sends
@@ -421,15 +433,17 @@ class Version2Model:
                     position.delivery_counts.keys() | position.inherited
                 ):
                     before = stored[earlier]
-                    assert before.not_before or before.expires <= self.now, "passed over"
+                    assert before.not_before or before.expires <= self.now, (
+                        "an earlier message was skipped"
+                    )
         position.delivery_counts[sequence] = sends + 1
         self.record_in_flight(model_peer, number, position, sequence)
-        most = model_peer.limits[number]
-        if most is not None and not position.is_durable:
+        max_in_flight = model_peer.limits[number]
+        if max_in_flight is not None and not position.is_durable:
             _, own_sequences = self.held_sequences(model_peer, number)
             own_sequences = [s for s in own_sequences if self.now < stored[s].expires]
             own_sequences = [s for s in own_sequences if not self.is_overdue(position, s)]
-            assert len(own_sequences) <= most, "more in flight than allowed"
+            assert len(own_sequences) <= max_in_flight, "more in flight than max_in_flight"
 
     def record_in_flight(
         self,
@@ -445,9 +459,9 @@ class Version2Model:
         position.not_before.pop(sequence, None)
         position.not_before_tick.pop(sequence, None)
         position.in_flight[sequence] = ((model_peer, number), self.broker.tick_number - ago)
-        most = position.request.max_deliveries
-        if most and position.delivery_counts[sequence] >= most:
-            position.undelivered.discard(sequence)  # It is given up when it is due again.
+        max_in_flight = position.request.max_deliveries
+        if max_in_flight and position.delivery_counts[sequence] >= max_in_flight:
+            position.undelivered.discard(sequence)  # Dead-lettered when its redelivery is due.
 
     def check_all_received(self, model_peer: Version2ModelPeer) -> None:
         """Check that an unlimited plain subscription has received everything that may be sent."""
@@ -464,7 +478,7 @@ class Version2Model:
                 if not position.is_durable:
                     tick = self.broker.tick_number
                     is_due |= position.not_before_tick.get(sequence, tick + 1) <= tick
-                assert not (is_due and may_be_sent), "not sent again"
+                assert not (is_due and may_be_sent), "not redelivered"
 
     def held_sequences(
         self, model_peer: Version2ModelPeer, number: int
@@ -488,17 +502,19 @@ class Version2Model:
     ) -> None:
         """Acknowledge some held messages: each alone, or with everything between them."""
         position, own_sequences = self.held_sequences(model_peer, number)
-        some = own_sequences[first : first + count]
-        between = set(range(some[0], some[-1])) if some else set()
-        between -= set(own_sequences)
-        # A client's ranges do not span what it was sent and has not processed; but what others
-        # of its group hold it knows nothing of. What somebody else left counts as sent.
-        others = {s for s, (who, _) in position.in_flight.items() if who != (model_peer, number)}
+        chosen = own_sequences[first : first + count]
+        between_sequences = set(range(chosen[0], chosen[-1])) if chosen else set()
+        between_sequences -= set(own_sequences)
+        # A client's ranges exclude messages that it has received and not processed. They may
+        # include messages that other members hold. Messages of a predecessor count as sent.
+        held_by_others = {
+            s for s, (who, _) in position.in_flight.items() if who != (model_peer, number)
+        }
         sent = position.delivery_counts.keys() | (position.inherited & position.undelivered)
-        spanning &= not any(s in sent and s not in others for s in between)
-        for a, b in self.ranges(some, spanning=spanning):
+        spanning &= not any(s in sent and s not in held_by_others for s in between_sequences)
+        for a, b in self.ranges(chosen, spanning=spanning):
             model_peer.peer.send(wire_peer_v2.ack(number, a, b))
-        for sequence in some:
+        for sequence in chosen:
             self.mark_settled(position, sequence)
         self.observe()
 
@@ -522,7 +538,7 @@ class Version2Model:
             at = sequence % ID_COUNT
             model_peer.peer.send(wire_peer_v2.nack(number, at, at + 1, delay_ms, b"not now"))
             if position.request.group is None and self.is_overdue(position, sequence):
-                continue  # It comes again by itself.
+                continue  # Redelivered without a nack.
             del position.in_flight[sequence]
             sends = position.delivery_counts[sequence]
             delay = position.backoff_seconds(sends) if delay_ms is None else delay_ms / 1000
@@ -541,7 +557,7 @@ class Version2Model:
         position, own_sequences = self.held_sequences(model_peer, number)
         for sequence in own_sequences[first : first + count]:
             if sequence not in position.undelivered:
-                continue  # It may have been given up already.
+                continue  # It may be dead-lettered already.
             at = sequence % ID_COUNT
             error = f"never {number}"
             model_peer.peer.send(wire_peer_v2.nack(number, at, at + 1, "terminate", error.encode()))
@@ -568,7 +584,7 @@ class Version2Model:
                         (headers["dead-class"], headers["dead-sequence"], headers.get("dead-error"))
                     )
         missing = set(self.dead) - set(found)
-        assert len(missing) <= dropped_count, "terminated, and no dead letter"
+        assert len(missing) <= dropped_count, "terminated without a dead letter"
         self.broker.store.failure_reasons.check()
 
     def working(self, model_peer: Version2ModelPeer, number: int) -> None:
@@ -580,11 +596,11 @@ class Version2Model:
                 position.in_flight[sequence] = ((model_peer, number), self.broker.tick_number)
         self.observe()
 
-    def ranges(self, some: list[int], *, spanning: bool) -> list[tuple[int, int]]:
+    def ranges(self, chosen: list[int], *, spanning: bool) -> list[tuple[int, int]]:
         """Convert ids to ranges."""
-        if spanning and some and some[0] // ID_COUNT == some[-1] // ID_COUNT:
-            return [(some[0] % ID_COUNT, some[-1] % ID_COUNT + 1)]
-        return [(s % ID_COUNT, s % ID_COUNT + 1) for s in some]
+        if spanning and chosen and chosen[0] // ID_COUNT == chosen[-1] // ID_COUNT:
+            return [(chosen[0] % ID_COUNT, chosen[-1] % ID_COUNT + 1)]
+        return [(s % ID_COUNT, s % ID_COUNT + 1) for s in chosen]
 
     # Time ----------------------------------------------------------------------------------------
 
@@ -638,14 +654,16 @@ class Version2Model:
         self.check_dead()
         for class_id, positions in self.positions.items():
             for position in positions:
-                late = {
+                expired = {
                     s for s in position.undelivered if self.stored[class_id][s].expires <= self.now
                 }
-                most = position.request.max_deliveries
-                assert position.undelivered <= late | (position.inherited if most else set()), (
-                    "never sent"
-                )
-            assert not len(self.broker.classes[class_id].ring), "kept for nobody"
+                max_in_flight = position.request.max_deliveries
+                assert position.undelivered <= expired | (
+                    position.inherited if max_in_flight else set()
+                ), "never sent"
+            assert not len(self.broker.classes[class_id].ring), (
+                "stored although no position needs it"
+            )
 
     def is_done(self) -> bool:
         return not any(len(self.broker.classes[class_id].ring) for class_id in CLASSES)

@@ -69,7 +69,7 @@ class ModelPosition:
     not_before_tick: dict[int, int] = field(default_factory=dict)
     """Earliest redelivery tick of sequences rejected without a delay."""
     idle_seconds: float | None = None
-    """Seconds that it is kept while idle, and the time since when it is."""
+    """Seconds that it is kept while idle, and the time when it became idle."""
     idle_since: float = 0.0
 
     @property
@@ -93,14 +93,14 @@ class Version2ModelPeer:
         self.peer = peer
         self.session_id = peer.session.session_id
         self.received_bytes = 0
-        self.begun = b""
+        self.partial_frame = b""
         self.copied_until = 0
         """Stream offset before which received frames may be older copies."""
         self.subscriptions: dict[int, tuple[int, ModelPosition]] = {}
         """Class and position by number."""
         self.limits: dict[int, int | None] = {}
         """Maximum messages in flight by subscription number; None for no limit."""
-        self.named: tuple[int, int, int] = (0, 0, 0)
+        self.delivery_header: tuple[int, int, int] = (0, 0, 0)
 
 
 class ModelPublisher:
