@@ -174,11 +174,11 @@ class SimulatedClient(Endpoint):
                 self.on_closed(line)
             case "both":
                 line.break_off(client_after=0.0, server_after=0.001)
-            case "half":  # The bus does not notice for long.
+            case "half":  # The bus does not notice it for a long time.
                 line.break_off(client_after=0.001, server_after=rng.uniform(1, 20))
-            case "deaf":  # The client does not.
+            case "deaf":  # The client does not notice it.
                 line.break_off(client_after=rng.uniform(1, 10), server_after=0.001)
-            case "twice":  # It connects again while the first connection is there.
+            case "twice":  # The client reconnects while the first connection is open.
                 self.line = None
                 self.world.call_later(rng.uniform(1, 20), self._close_line, line)
                 self.on_connection_lost()
@@ -222,11 +222,13 @@ class Version1Client(SimulatedClient):
                 self.published += 1
                 self.send(wire_peer.publish(rng.choice(self.class_ids), data))
         rng.shuffle(self._unacked)
-        many = len(self._unacked) if self.world.is_calm else rng.randint(0, len(self._unacked))
-        for class_id, number in self._unacked[:many]:
+        message_count = (
+            len(self._unacked) if self.world.is_calm else rng.randint(0, len(self._unacked))
+        )
+        for class_id, number in self._unacked[:message_count]:
             if not self.world.is_fault_due(0.1):
                 self.send(wire_peer.ack(class_id, number, number + 1))
-        del self._unacked[:many]
+        del self._unacked[:message_count]
 
     def receive_bytes(self, data: bytes) -> None:
         frames, self._partial_frame = split_frames(self._partial_frame + data)
@@ -294,7 +296,7 @@ class Version2Client(SimulatedClient):
         if self.specs and self.world.is_fault_due(0.03):
             number = rng.randint(1, len(self.specs))
             self.send(unsubscribe(number, 1000 + number))
-            self._unacked = [held for held in self._unacked if held[1] != number]
+            self._unacked = [message for message in self._unacked if message[1] != number]
         elif self.world.is_fault_due(0.03):
             self._fetch_or_purge()
         elif self.specs and self.world.is_fault_due(0.03):
@@ -337,50 +339,50 @@ class Version2Client(SimulatedClient):
             self.send(json_request(PURGE, class_id, 6, first=first, last=last))
 
     def _send(self, number: int, class_id: int, kind: int, content: bytes) -> None:
-        say = publish if kind == MESSAGE else publish_envelopes
-        self.send(say(class_id, number, content))
+        encode = publish if kind == MESSAGE else publish_envelopes
+        self.send(encode(class_id, number, content))
 
-    def _subscribe(self, at: int) -> None:
-        spec = self.specs[at]
-        self.send(subscribe(spec.class_id, at + 1, at + 1, **spec.options()))
+    def _subscribe(self, index: int) -> None:
+        spec = self.specs[index]
+        self.send(subscribe(spec.class_id, index + 1, index + 1, **spec.options()))
 
     def _settle_randomly(self) -> None:
         """Ack, nack, extend or forget some of the received messages."""
-        rng, held = self.world.random, self._unacked
+        rng, unacked = self.world.random, self._unacked
         decision = rng.choice(
             ["some", "some", "all", "shuffled", "nack", "working", "none", "drop"]
         )
-        many = rng.randint(0, min(len(held), 8))
+        message_count = rng.randint(0, min(len(unacked), 8))
         match decision:
             case "all":
-                self._ack(len(held))
+                self._ack(len(unacked))
             case "some":
-                self._ack(many)
+                self._ack(message_count)
             case "shuffled":
-                rng.shuffle(held)
-                self._ack(many)
+                rng.shuffle(unacked)
+                self._ack(message_count)
             case "nack":
-                for _, number, message_id, _ in held[:many]:
+                for _, number, message_id, _ in unacked[:message_count]:
                     delay = rng.choice([None, 0, 50, 2000])
                     self.send(nack(number, message_id, message_id + 1, delay))
-                del held[:many]
+                del unacked[:message_count]
             case "working":
-                for _, number, message_id, _ in held[:many]:
+                for _, number, message_id, _ in unacked[:message_count]:
                     self.send(working(number, message_id, message_id + 1))
             case "drop":
-                del held[:many]
+                del unacked[:message_count]
 
-    def _ack(self, many: int) -> None:
+    def _ack(self, message_count: int) -> None:
         """Process `many` messages and ack them, as ranges where they are consecutive."""
         ranges: list[list[int]] = []
-        for class_id, number, message_id, content in self._unacked[:many]:
+        for class_id, number, message_id, content in self._unacked[:message_count]:
             durable = self.specs[number - 1].durable
             self.processed.setdefault((class_id, durable), set()).add(message_token(content))
             if ranges and ranges[-1][0] == number and ranges[-1][2] == message_id:
                 ranges[-1][2] += 1
             else:
                 ranges.append([number, message_id, message_id + 1])
-        del self._unacked[:many]
+        del self._unacked[:message_count]
         for number, first, last in ranges:
             self.send(ack(number, first, last))
 
@@ -390,7 +392,7 @@ class Version2Client(SimulatedClient):
             kind, key, number, last, content = parse_frame(frame)
             if kind == DELIVER:
                 self._delivery = (key, number, last)
-            elif kind in (MESSAGE, ENVELOPE) and self._delivery[2]:  # Else it was fetched.
+            elif kind in (MESSAGE, ENVELOPE) and self._delivery[2]:  # Otherwise it was fetched.
                 self._unacked.append((key, self._delivery[2], number, content))
             elif kind == ord("6"):
                 self._confirmed(number)
@@ -403,28 +405,28 @@ class Version2Client(SimulatedClient):
                     self.world.random.uniform(0.01, 2.0), self._resubscribe, key - 1
                 )
 
-    def _resubscribe(self, at: int) -> None:
+    def _resubscribe(self, index: int) -> None:
         if self.is_open:
-            self._subscribe(at)
+            self._subscribe(index)
 
-    def _confirmed(self, following: int) -> None:
-        while self.first < following:
+    def _confirmed(self, next_number: int) -> None:
+        while self.first < next_number:
             self.first += 1
             self.waiting.popleft()
 
     def _on_connected(self, reply: dict[str, object]) -> None:
-        following = reply["next"]
-        assert isinstance(following, int)
+        next_number = reply["next"]
+        assert isinstance(next_number, int)
         knows_us = self.bus in ("", reply["bus"]) and self.is_named
-        if knows_us and self.first <= following <= self.first + len(self.waiting):
-            self._confirmed(following)
-        self.first = following
+        if knows_us and self.first <= next_number <= self.first + len(self.waiting):
+            self._confirmed(next_number)
+        self.first = next_number
         self.bus = str(reply["bus"])
         self.is_open = True
-        for at in range(len(self.specs)):
-            self._subscribe(at)
-        for at, message in enumerate(self.waiting):
-            self._send(self.first + at, *message)
+        for index in range(len(self.specs)):
+            self._subscribe(index)
+        for index, message in enumerate(self.waiting):
+            self._send(self.first + index, *message)
 
     def _failed(self, envelope: int, number: int, code: str) -> None:
         if envelope == SUBSCRIBE and code in ("durable_in_use", "too_many_subscriptions"):

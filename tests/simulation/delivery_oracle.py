@@ -45,40 +45,40 @@ class DeliveryChecks(LossChecks):
         token = message_token(self.messages[position_history.class_id][sequence] or b"{a.0.}")
         stored = self.times.get((position_history.class_id, sequence))
         if stored is not None and is_timed(token):
-            what, clock = (
+            traits, clock = (
                 message_traits(token),
                 min(session_history.clean_clock, self.broker.clock.now),
             )
             self.check(
-                stored + expiry_from_traits(what) > clock - CLOCK_SLACK,
+                stored + expiry_from_traits(traits) > clock - CLOCK_SLACK,
                 "expired messages are not sent",
                 f"{name}: stored at {stored}, {clock}",
             )
             self.check(
-                stored + delay_from_traits(what) < self.latest_clock + CLOCK_SLACK,
+                stored + delay_from_traits(traits) < self.latest_clock + CLOCK_SLACK,
                 "delayed messages are not sent early",
                 f"{name}: stored at {stored}, {self.latest_clock}",
             )
         if (position_history.class_id, sequence) in session_history.overtaken:
             return
-        former = position_history.sent.get(sequence)
-        if former is not None and former.is_open and former.holder[0] in self.broker.sessions:
+        previous = position_history.sent.get(sequence)
+        if previous is not None and previous.is_open and previous.holder[0] in self.broker.sessions:
             self.check(
                 sequence in position_history.excused
-                or self.broker.tick_number >= former.tick + position_history.ticks,
+                or self.broker.tick_number >= previous.tick + position_history.ticks,
                 "redeliveries respect the backoff",
-                f"{name}: tick {self.broker.tick_number}, after {former.tick}",
+                f"{name}: tick {self.broker.tick_number}, after {previous.tick}",
             )
         if (
             attempt and session_history.version == 2 and position_history.durable
-        ):  # 0 says that it is not known.
-            before = position_history.attempts.get(sequence, 0)
+        ):  # 0 means unknown.
+            attempts_before = position_history.attempts.get(sequence, 0)
             self.check(
-                attempt > before or sequence in position_history.excused,
+                attempt > attempts_before or sequence in position_history.excused,
                 "deliveries are counted",
-                f"{name}: the one before was {before}",
+                f"{name}: the previous attempt was {attempts_before}",
             )
-            position_history.attempts[sequence] = max(before, attempt)
+            position_history.attempts[sequence] = max(attempts_before, attempt)
 
     def _record_overtaken(
         self,
@@ -90,11 +90,13 @@ class DeliveryChecks(LossChecks):
         """Record earlier deliveries to other members that are not sent yet: they arrive after this
         one.
         """
-        for other in self.session_histories.values():
-            if other is session_history or not other.session.outbox._unsent_bytes:
+        for other_session in self.session_histories.values():
+            if other_session is session_history or not other_session.session.outbox._unsent_bytes:
                 continue
-            frames, _ = split_frames(other.partial_sent + bytes(other.session.outbox._unsent_bytes))
-            delivery = other.delivery
+            frames, _ = split_frames(
+                other_session.partial_sent + bytes(other_session.session.outbox._unsent_bytes)
+            )
+            delivery = other_session.delivery
             for frame in frames:
                 kind, class_id, message_id, last, _ = parse_frame(frame)
                 if kind == DELIVER:
@@ -102,28 +104,32 @@ class DeliveryChecks(LossChecks):
                 elif (
                     kind in (MESSAGE, ENVELOPE)
                     and message_id == sequence
-                    and other.position_histories.get(delivery[2]) is position_history
+                    and other_session.position_histories.get(delivery[2]) is position_history
                     and delivery[1] < attempt
                 ):
-                    other.overtaken.add((position_history.class_id, sequence))
+                    other_session.overtaken.add((position_history.class_id, sequence))
 
     def _check_key_order(self, position_history: PositionHistory, sequence: int, name: str) -> None:
-        """Check that earlier messages with the same key are done."""
+        """Check that earlier messages with the same key are finished."""
         log = self.messages[position_history.class_id]
         key = key_from_traits(message_traits(log[sequence]))
         dead = self.dead_letters.get(
             (position_history.class_id, position_history.durable or position_history.key[1]), set()
         )
-        done = position_history.ever_acked | dead
+        finished = position_history.ever_acked | dead
         cls = self.broker.classes[position_history.class_id]
         lowest = max(position_history.since, cls.first_sequence)
-        for former in range(lowest, sequence if key else 0):
-            if former not in done and log[former] and not self.is_gone(position_history, former):
-                what = message_traits(log[former])
+        for previous in range(lowest, sequence if key else 0):
+            if (
+                previous not in finished
+                and log[previous]
+                and not self.is_gone(position_history, previous)
+            ):
+                traits = message_traits(log[previous])
                 self.check(
-                    key_from_traits(what) != key or b"t" in what,
+                    key_from_traits(traits) != key or b"t" in traits,
                     "messages with equal keys are delivered one after the other",
-                    f"{former} is not done: {name}",
+                    f"{previous} is not finished: {name}",
                 )
 
     def _check_in_flight_limit(
@@ -134,14 +140,14 @@ class DeliveryChecks(LossChecks):
         name: str,
     ) -> None:
         """Check that the messages certainly in flight respect the limit."""
-        most = session_history.limits.get(number)
-        if most is None or most > 1000:
+        max_in_flight = session_history.limits.get(number)
+        if max_in_flight is None or max_in_flight > 1000:
             return
         tick, first = (
             self.broker.tick_number,
             self.broker.classes[position_history.class_id].first_sequence,
         )
-        held = sum(
+        in_flight_count = sum(
             1
             for sequence, sent in session_history.sent[number].items()
             if sent.is_open
@@ -152,7 +158,9 @@ class DeliveryChecks(LossChecks):
             and tick < sent.tick + position_history.ticks
         )
         self.check(
-            held < most + 1, "in-flight limits are kept", f"{held} in flight of {most}: {name}"
+            in_flight_count < max_in_flight + 1,
+            "in-flight limits are kept",
+            f"{in_flight_count} in flight of {max_in_flight}: {name}",
         )
 
     # Last values ---------------------------------------------------------------------------------
@@ -163,8 +171,8 @@ class DeliveryChecks(LossChecks):
         position_history.first = len(log)
         for sequence, content in enumerate(log):
             if content and parse_dead_letter(content) is None:
-                what = message_traits(content)
-                channel = channel_from_traits(what)
+                traits = message_traits(content)
+                channel = channel_from_traits(traits)
                 if (
                     is_timed(message_token(content))
                     or self.is_gone(position_history, sequence)
@@ -188,10 +196,10 @@ class DeliveryChecks(LossChecks):
         for head in range(sequence + 1, min(len(log), sequence + messages_max) + 1):
             values = set({channels[each]: each for each in range(head)}.values())
             for floor in range(max(0, head - messages_max), sequence + 1):
-                kept = [each for each in range(floor, head) if each in values]
-                if 4 * len(kept) > 3 * (head - floor):
+                kept_sequences = [each for each in range(floor, head) if each in values]
+                if 4 * len(kept_sequences) > 3 * (head - floor):
                     return True
-                if 4 * sum(sizes[each] for each in kept) > 3 * sum(sizes[floor:head]):
+                if 4 * sum(sizes[each] for each in kept_sequences) > 3 * sum(sizes[floor:head]):
                     return True
         return False
 
@@ -200,7 +208,7 @@ class DeliveryChecks(LossChecks):
         if self.was_ever_lossy:
             return
         for channel, sequence in position_history.values.items():
-            later = [
+            later_sequences = [
                 each
                 for each in range(sequence, len(log))
                 if log[each] and channel_from_traits(message_traits(log[each])) == channel
@@ -210,7 +218,7 @@ class DeliveryChecks(LossChecks):
                     each in position_history.ever_sent
                     or is_timed(message_token(log[each]))
                     or self.is_gone(position_history, each)
-                    for each in later
+                    for each in later_sequences
                 ),
                 "last values are sent",
                 f"{position_history.label}: {channel!r}, {sequence}",

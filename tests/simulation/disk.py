@@ -24,11 +24,11 @@ from simplebus.storage.file_names import CLASSES, DROPPED
 from simplebus.storage.records import Record, RecordKind, read_record
 from tests.simulation.world import World
 
-_PAGE_BYTES = 512  # A sector: less than a page of the system's, more position_histories to tear.
+_PAGE_BYTES = 512  # A sector: smaller than a system page, so that records tear more often.
 
 
 class SimulatedCrash(BaseException):
-    """The process dies here."""
+    """Kills the simulated process at this call."""
 
 
 @dataclass
@@ -68,7 +68,9 @@ class SimulatedDisk:
         """Let journals use this disk within the `with` block."""
         with (
             mock.patch.object(journal, "AppendFile", self._open_file),
-            mock.patch.object(journal, "_SYNCS_ALONE_MAX", 1 << 30),  # Threads obey no seed.
+            mock.patch.object(
+                journal, "_SYNCS_ALONE_MAX", 1 << 30
+            ),  # The order of threads would not depend on the seed.
             mock.patch.object(journal, "sync_directory", self._sync_folder),
             mock.patch.object(recovery, "sync_directory", self._sync_folder),
             mock.patch.object(recovery, "sync_file", self._sync_path),
@@ -89,13 +91,13 @@ class SimulatedDisk:
 
     def _open_file(self, path: Path, *, end_mark: int = 0) -> AppendFile:
         self.call(writes=True)
-        former = self._files.pop(path, None)
+        previous = self._files.pop(path, None)
         file = _File(path, end_mark=end_mark)
         file.disk = self
         self._made += 1
         spare = self._spares / str(self._made)
-        if former is not None:
-            former.spare.unlink()
+        if previous is not None:
+            previous.spare.unlink()
         os.link(path, spare)
         self._files[path] = file.kept = _FileState(spare)
         self._open.append(file)
@@ -153,10 +155,10 @@ class SimulatedDisk:
             return None
         folder = rng.choice(folders)
         for path in sorted(folder.glob("*.log")):
-            data, at = memoryview(path.read_bytes()), 0
-            while isinstance(record := read_record(data, at, salt=salt), Record):
+            data, offset = memoryview(path.read_bytes()), 0
+            while isinstance(record := read_record(data, offset, salt=salt), Record):
                 found.append((path, record))
-                at = record.end
+                offset = record.end
         if len(found) < 2:
             return None
         path, record = rng.choice(found[:-1])
@@ -171,19 +173,21 @@ class SimulatedDisk:
     def _lose_names(self, folder: Path) -> None:
         """Undo some of the last unsynced creations and removals in a folder."""
         rng = self.world.random
-        known = sorted(path for path in self._files if path.parent == folder)
-        removed = [path for path in known if not path.exists()]
-        made = [path for path in known if path.exists() and not self._files[path].is_named]
-        back = rng.randint(0, len(removed)) if rng.random() < 0.5 else 0
-        for at, path in enumerate(removed):
+        known_paths = sorted(path for path in self._files if path.parent == folder)
+        removed = [path for path in known_paths if not path.exists()]
+        unsynced_paths = [
+            path for path in known_paths if path.exists() and not self._files[path].is_named
+        ]
+        restored_count = rng.randint(0, len(removed)) if rng.random() < 0.5 else 0
+        for index, path in enumerate(removed):
             kept = self._files[path]
-            if at >= len(removed) - back and kept.is_named:
-                path.with_name(path.name + DROPPED).unlink(missing_ok=True)  # Its other name.
+            if index >= len(removed) - restored_count and kept.is_named:
+                path.with_name(path.name + DROPPED).unlink(missing_ok=True)  # The spare hard link.
                 os.link(kept.spare, path)
             else:
                 self._forget(path)
-        gone = rng.randint(0, len(made)) if rng.random() < 0.5 else 0
-        for path in made[len(made) - gone :]:
+        lost_count = rng.randint(0, len(unsynced_paths)) if rng.random() < 0.5 else 0
+        for path in unsynced_paths[len(unsynced_paths) - lost_count :]:
             path.unlink()
             self._forget(path)
 
@@ -195,36 +199,38 @@ class SimulatedDisk:
             return
         with path.open("r+b") as file:
             file.seek(kept.durable)
-            rest = bytearray(file.read().rstrip(b"\0"))
-            whole = bytes(rest)
-            way = rng.choice(["all", "none", "front", "pages", "pages"])
-            if way == "none":
-                rest.clear()
-            elif way == "front":
-                del rest[rng.randrange(len(rest) + 1) :]
-            elif way == "pages":
-                for at in range(0, len(rest), _PAGE_BYTES):
-                    end = min(at + _PAGE_BYTES, len(rest))
+            unsynced = bytearray(file.read().rstrip(b"\0"))
+            unsynced_before = bytes(unsynced)
+            loss = rng.choice(["all", "none", "front", "pages", "pages"])
+            if loss == "none":
+                unsynced.clear()
+            elif loss == "front":
+                del unsynced[rng.randrange(len(unsynced) + 1) :]
+            elif loss == "pages":
+                for offset in range(0, len(unsynced), _PAGE_BYTES):
+                    end = min(offset + _PAGE_BYTES, len(unsynced))
                     if rng.random() < 0.5:
-                        begin = rng.choice([at, rng.randrange(at, end)])
-                        rest[begin:end] = bytes(end - begin)
-            if _is_torn(whole, bytes(rest), [end - kept.durable for end in kept.ends]):
+                        start = rng.choice([offset, rng.randrange(offset, end)])
+                        unsynced[start:end] = bytes(end - start)
+            if _is_torn(
+                unsynced_before, bytes(unsynced), [end - kept.durable for end in kept.ends]
+            ):
                 self.torn.add(path)
             file.seek(kept.durable)
-            file.write(rest)
+            file.write(unsynced)
             file.truncate()
             if rng.random() < 0.5:
                 file.truncate(size)
 
 
-def _is_torn(whole: bytes, rest: bytes, ends: list[int]) -> bool:
+def _is_torn(unsynced_before: bytes, unsynced: bytes, ends: list[int]) -> bool:
     """Return True if part of a record follows the last intact one. Zeros count as the end."""
-    rest = rest.rstrip(b"\0")
-    if whole == rest:
+    unsynced = unsynced.rstrip(b"\0")
+    if unsynced_before == unsynced:
         return False
-    pairs = enumerate(zip(whole, rest, strict=False))
-    differs = next((at for at, (a, b) in pairs if a != b), len(rest))
-    return any(rest[max((end for end in ends if 0 <= end <= differs), default=0) :][:4])
+    pairs = enumerate(zip(unsynced_before, unsynced, strict=False))
+    differs = next((offset for offset, (a, b) in pairs if a != b), len(unsynced))
+    return any(unsynced[max((end for end in ends if 0 <= end <= differs), default=0) :][:4])
 
 
 class _File(AppendFile):
@@ -234,16 +240,16 @@ class _File(AppendFile):
     kept: _FileState
     is_closed = False
 
-    def append(self, pieces: list[bytes], *, end_mark: int) -> None:
+    def append(self, chunks: list[bytes], *, end_mark: int) -> None:
         try:
             self.disk.call(writes=True)
         except (OSError, SimulatedCrash):
             if self.disk.world.random.random() < 0.5:
-                whole = b"".join(pieces)
-                half = whole[: self.disk.world.random.randrange(len(whole))]
+                content = b"".join(chunks)
+                half = content[: self.disk.world.random.randrange(len(content))]
                 super().append([half], end_mark=self.end_mark)
             raise
-        super().append(pieces, end_mark=end_mark)
+        super().append(chunks, end_mark=end_mark)
         self.kept.ends.append(self.written_bytes)
 
     def sync(self) -> None:

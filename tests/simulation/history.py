@@ -139,19 +139,19 @@ class SessionHistory:
     """Messages acked by the bytes received last."""
 
 
-def channel_from_traits(what: bytes) -> bytes:
+def channel_from_traits(traits: bytes) -> bytes:
     """Return the channel of a message with these traits; empty for none."""
-    return b"a.b" if b"c" in what else b"b" if what else b""
+    return b"a.b" if b"c" in traits else b"b" if traits else b""
 
 
-def expiry_from_traits(what: bytes) -> float:
+def expiry_from_traits(traits: bytes) -> float:
     """Return the seconds until such a message expires."""
-    return inf if b"t" not in what or b"c" not in what else 0.3 if b"y" in what else 5.0
+    return inf if b"t" not in traits or b"c" not in traits else 0.3 if b"y" in traits else 5.0
 
 
-def delay_from_traits(what: bytes) -> float:
+def delay_from_traits(traits: bytes) -> float:
     """Return the delay of such a message in seconds."""
-    return 0.0 if b"t" not in what or b"c" in what else 0.1 if b"y" in what else 3.0
+    return 0.0 if b"t" not in traits or b"c" in traits else 0.1 if b"y" in traits else 3.0
 
 
 def stored_content(cls: MessageClass, sequence: int) -> bytes:

@@ -39,24 +39,24 @@ class LossChecks(RestartChecks):
 
     # Processes -----------------------------------------------------------------------------------
 
-    def _end(self, broker: Broker, how: str) -> None:
+    def _end(self, broker: Broker, ending: str) -> None:
         self.account(broker)
         for class_id, cls in broker.classes.items():
             for reason, count in cls.count_undelivered().items():
                 key = class_id, reason
                 self._totals[key] = self._totals.get(key, 0) + count
         commit_log = broker.commit_log
-        if commit_log is not None and how == "stopped":
-            reached = float("inf")
+        if commit_log is not None and ending == "stopped":
+            durable_position = float("inf")
         else:
-            reached = -1.0 if commit_log is None else commit_log.durable_position
-        for known in (self._forbidden, self._settled):
-            for key, lot in list(known.items()):
-                if lot > reached:
-                    del known[key]  # type: ignore[attr-defined]
+            durable_position = -1.0 if commit_log is None else commit_log.durable_position
+        for pending_records in (self._forbidden, self._settled):
+            for key, log_position in list(pending_records.items()):
+                if log_position > durable_position:
+                    del pending_records[key]  # type: ignore[attr-defined]
                 else:
-                    known[key] = 0  # type: ignore[index]
-        super()._end(broker, how)
+                    pending_records[key] = 0  # type: ignore[index]
+        super()._end(broker, ending)
 
     def power_cut(self, broker: Broker, level: Durability | None) -> None:
         super().power_cut(broker, level)
@@ -77,7 +77,7 @@ class LossChecks(RestartChecks):
             self._names.clear()
 
     def _recovered(self, class_id: int, lossy: bool) -> None:
-        before = len(self.messages[class_id])
+        recovered_until = len(self.messages[class_id])
         super()._recovered(class_id, lossy)
         cls = self.broker.classes.get(class_id)
         name = self._names.get(class_id)
@@ -92,11 +92,11 @@ class LossChecks(RestartChecks):
             for path in self._torn
             if path.parent.name == f"{class_id:05}" and not _is_continued(path, head)
         ]
-        if self._ended == "cut" and torn and len(self.messages[class_id]) < before:
+        if self._ended == "cut" and torn and len(self.messages[class_id]) < recovered_until:
             self.check(
-                any(str(torn[0].parent) in sentence for sentence in self.warnings),
+                any(str(torn[0].parent) in warning for warning in self.warnings),
                 "skipped records are logged",
-                f"class {class_id}: {before - len(self.messages[class_id])} messages, {torn}",
+                f"class {class_id}: {recovered_until - len(self.messages[class_id])} lost, {torn}",
             )
 
     # Dropped messages ----------------------------------------------------------------------------
@@ -214,8 +214,8 @@ class LossChecks(RestartChecks):
             self._forbidden[class_id, sequence] = (
                 commit_log.log_position if commit_log is not None else 0
             )
-        for other in self.session_histories.values():
-            for position_history in other.position_histories.values():
+        for other_session in self.session_histories.values():
+            for position_history in other_session.position_histories.values():
                 if position_history.class_id == class_id:
                     position_history.excused |= self._unsent_sequences(position_history)
 

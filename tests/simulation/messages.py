@@ -14,13 +14,13 @@ from simplebus.core.protocol import envelope_batch
 from simplebus.core.protocol.envelope_batch import Envelope
 
 
-def payload(whose: str, which: int, what: str = "", *, size: int = 0) -> bytes:
-    return f"{{{whose}.{which}.{what}}}".encode().ljust(size, b"x")
+def payload(publisher: str, number: int, traits: str = "", *, size: int = 0) -> bytes:
+    return f"{{{publisher}.{number}.{traits}}}".encode().ljust(size, b"x")
 
 
-def key_from_traits(what: bytes) -> bytes:
+def key_from_traits(traits: bytes) -> bytes:
     """Return the key of a message with these traits."""
-    return b"k" if b"k" in what else b"l" if b"l" in what else b""
+    return b"k" if b"k" in traits else b"l" if b"l" in traits else b""
 
 
 @functools.lru_cache(100_000)
@@ -37,6 +37,6 @@ def parse_dead_letter(content: bytes) -> tuple[int, str, int] | None:
     )
 
 
-def encode_envelope(data: bytes, about: Envelope) -> bytes:
+def encode_envelope(data: bytes, envelope: Envelope) -> bytes:
     """Return the content of an Envelope frame."""
-    return protocol_envelope.encode(about, data)
+    return protocol_envelope.encode(envelope, data)

@@ -25,7 +25,7 @@ class Endpoint(Protocol):
         """Called when more bytes can be sent."""
 
     def on_closed(self, line: SimulatedConnection) -> None:
-        """Called when the other end is gone."""
+        """Called when the other end has closed the connection."""
 
 
 class _Pipe:
@@ -57,7 +57,7 @@ class _Pipe:
             world = self.world
             delay = world.random.choice([0.0002, 0.001, 0.02])
             if world.is_fault_due(0.02):
-                delay = world.random.uniform(0.5, 8.0)  # It stalls.
+                delay = world.random.uniform(0.5, 8.0)  # The connection stalls.
             world.call_later(delay, self._arrive)
 
     def _arrive(self) -> None:
@@ -66,11 +66,11 @@ class _Pipe:
             return
         if self.data:
             world = self.world
-            most = len(self.data)
-            count = most if world.random.random() < 0.5 else world.random.randint(1, most)
-            piece = bytes(self.data[:count])
+            max_bytes = len(self.data)
+            count = max_bytes if world.random.random() < 0.5 else world.random.randint(1, max_bytes)
+            chunk = bytes(self.data[:count])
             del self.data[:count]
-            self.end.on_bytes(self.line, piece)
+            self.end.on_bytes(self.line, chunk)
             if not self.line.is_gone and not self.ends:
                 self.line.other(self.end).on_writable(self.line)
         if self.data:
@@ -98,10 +98,10 @@ class SimulatedConnection:
 
     def close_from(self, by: Endpoint) -> None:
         """Close one end; the other end receives what is under way."""
-        mine, theirs = (self.up, self.down) if by is self.client else (self.down, self.up)
-        theirs.is_closed = True
-        mine.ends = True
-        mine.move()
+        own_pipe, other_pipe = (self.up, self.down) if by is self.client else (self.down, self.up)
+        other_pipe.is_closed = True
+        own_pipe.ends = True
+        own_pipe.move()
 
     def break_off(self, *, client_after: float, server_after: float) -> None:
         """Break the connection: some bytes under way arrive, and each end learns of it later."""

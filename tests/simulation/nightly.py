@@ -58,34 +58,39 @@ def main() -> int:
     if first is None:
         first = int(time.time() // _DAY_SECONDS) * 1_000_000
     last = first + options.histories
-    began = reported = time.monotonic()
-    done, failures = 0, list[Failure]()
+    started_at = reported = time.monotonic()
+    run_count, failures = 0, list[Failure]()
     context = multiprocessing.get_context("spawn")
     with context.Pool(options.processes) as pool:
-        chunks = (range(at, min(at + _CHUNK, last)) for at in range(first, last, _CHUNK))
+        chunks = (range(start, min(start + _CHUNK, last)) for start in range(first, last, _CHUNK))
         for count, found in _run_chunks(pool, chunks, 4 * options.processes):
-            done += count
+            run_count += count
             for each in found:
                 print(f"seed {each.seed}: {each.reason}", flush=True)
             failures += found
             now = time.monotonic()
             if now - reported > _REPORT_SECONDS:
                 reported = now
-                print(f"{done} histories, {done / (now - began):.1f} per second", flush=True)
-            if now - began > options.minutes * 60 or len(failures) >= _FAILURES_MAX:
+                print(
+                    f"{run_count} histories, {run_count / (now - started_at):.1f} per second",
+                    flush=True,
+                )
+            if now - started_at > options.minutes * 60 or len(failures) >= _FAILURES_MAX:
                 break
-    seconds = time.monotonic() - began
-    print(f"{done} histories from seed {first} in {seconds:.0f} s: {len(failures)} failures")
+    seconds = time.monotonic() - started_at
+    print(f"{run_count} histories from seed {first} in {seconds:.0f} s: {len(failures)} failures")
     for each in failures:
         print(f"repeat: pytest tests/simulation -n 0 -s --seed {each.seed}")
     return 1 if failures else 0
 
 
 def _run_chunks(
-    pool: multiprocessing.pool.Pool, chunks: Iterator[range], ahead: int
+    pool: multiprocessing.pool.Pool, chunks: Iterator[range], submitted_max: int
 ) -> Iterator[tuple[int, list[Failure]]]:
     """Yield the results of the chunks in order, with a limited number of them submitted ahead."""
-    waiting = [pool.apply_async(run_histories, (each,)) for each in itertools.islice(chunks, ahead)]
+    waiting = [
+        pool.apply_async(run_histories, (each,)) for each in itertools.islice(chunks, submitted_max)
+    ]
     while waiting:
         yield waiting.pop(0).get()
         waiting += [

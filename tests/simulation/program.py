@@ -78,10 +78,10 @@ class SdkClient(SimulatedClient):
         rng = self.world.random
         if self.created_count < self.count and self.core.has_credit:
             for _ in range(rng.randint(1, 6)):
-                what = rng.choice(["", "c"])
-                about = Envelope(channel="a.b") if what else None
-                data = messages.payload(self.name, self.created_count, what)
-                self.core.publish(data, rng.choice(self.class_ids), about)
+                traits = rng.choice(["", "c"])
+                envelope = Envelope(channel="a.b") if traits else None
+                data = messages.payload(self.name, self.created_count, traits)
+                self.core.publish(data, rng.choice(self.class_ids), envelope)
                 self.created_count += 1
         if self.inbox.error is not None or self.inbox.subscribe_request.error is not None:
             self.inbox = self._subscribe()
@@ -95,16 +95,16 @@ class SdkClient(SimulatedClient):
     def _consume(self) -> None:
         """Take messages as a loop does: they are acknowledged with the next call."""
         rng = self.world.random
-        most = 1 << 20 if self.world.is_calm else rng.randint(0, 9)
+        max_count = 1 << 20 if self.world.is_calm else rng.randint(0, 9)
         try:
-            taken = consume(self.inbox, most)
+            batch = consume(self.inbox, max_count)
         except RefusedError:
             return
-        if len(taken) == most and self.world.is_fault_due(0.05):  # The loop body raises.
-            self.processed.update(message_token(message.payload) for message in taken[:-1])
+        if len(batch) == max_count and self.world.is_fault_due(0.05):  # The loop body raises.
+            self.processed.update(message_token(message.payload) for message in batch[:-1])
             self.inbox.nack_last()
             return
-        self.processed.update(message_token(message.payload) for message in taken)
+        self.processed.update(message_token(message.payload) for message in batch)
         self.inbox.settle(include_last=True)
 
     def _settle_randomly(self) -> None:
@@ -116,13 +116,13 @@ class SdkClient(SimulatedClient):
         rng.shuffle(self._unacked)
         many = len(self._unacked) if self.world.is_calm else rng.randint(0, len(self._unacked))
         for message in self._unacked[:many]:
-            way = rng.random()
-            if way < 0.7 or self.world.is_calm:
+            outcome = rng.random()
+            if outcome < 0.7 or self.world.is_calm:
                 self.processed.add(message_token(message.payload))
                 message.ack()
-            elif way < 0.8:
+            elif outcome < 0.8:
                 message.nack(rng.choice([None, 0.0, 0.5]))
-            elif way < 0.9:
+            elif outcome < 0.9:
                 message.working()
         del self._unacked[:many]
 

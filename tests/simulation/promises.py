@@ -165,8 +165,8 @@ class PromiseChecker(DeliveryChecks):
                     session_history.pending_subscribes.append((key, last, spec))
             elif kind == UNSUBSCRIBE:
                 session_history.ended_subscriptions.add(key)
-                for held in session_history.sent.get(key, {}).values():
-                    held.is_open = False
+                for copies in session_history.sent.get(key, {}).values():
+                    copies.is_open = False
             elif kind == PURGE:
                 spec = msgspec.json.decode(content)
                 self._record_purge_request(session_history, key, spec["first"], spec["last"])
@@ -192,15 +192,15 @@ class PromiseChecker(DeliveryChecks):
     def _acked(self, session_history: SessionHistory, number: int, ids: range) -> None:
         for (
             class_id,
-            asked,
+            subscription_options,
             spec,
         ) in session_history.pending_subscribes:  # It may be granted without a reply yet.
             key = MessageClass.position_key(spec.get("durable") or "", spec.get("group") or "")
             if (
-                asked == number
-                and (known := self.position_histories.get((class_id, key))) is not None
+                subscription_options == number
+                and (position_history_ := self.position_histories.get((class_id, key))) is not None
             ):
-                known.ever_acked |= known.ever_sent & set(ids)
+                position_history_.ever_acked |= position_history_.ever_sent & set(ids)
         position_history = session_history.position_histories.get(number)
         if position_history is None or number in session_history.ended_subscriptions:
             return
@@ -313,21 +313,23 @@ class PromiseChecker(DeliveryChecks):
             position_history.first = reply["cursor"]
         else:
             key = (class_id, MessageClass.position_key(durable, group))
-            known = self.position_histories.get(key)
-            if known is not None and not (reply["resumed"] or spec["was_there"]):
-                known.since = min(known.since, reply["cursor"])
-                reply["cursor"] = max(known.first, reply["cursor"])
-            elif known is None or not reply["resumed"]:
+            position_history_ = self.position_histories.get(key)
+            if position_history_ is not None and not (reply["resumed"] or spec["was_there"]):
+                position_history_.since = min(position_history_.since, reply["cursor"])
+                reply["cursor"] = max(position_history_.first, reply["cursor"])
+            elif position_history_ is None or not reply["resumed"]:
                 self.check(
-                    known is None or not known.durable or bool(self._gone),
+                    position_history_ is None or not position_history_.durable or bool(self._gone),
                     "durables are not forgotten",
                     f"{durable} of class {class_id} is new to the bus",
                 )
-                known = PositionHistory(class_id, (durable, group), channels, reply["cursor"])
-                known.first = reply["cursor"]
-                known.granted = len(self.messages.get(class_id, []))
-                self.position_histories[key] = known
-            position_history = known
+                position_history_ = PositionHistory(
+                    class_id, (durable, group), channels, reply["cursor"]
+                )
+                position_history_.first = reply["cursor"]
+                position_history_.granted = len(self.messages.get(class_id, []))
+                self.position_histories[key] = position_history_
+            position_history = position_history_
             position_history.first = reply["cursor"]
             if not position_history.is_group:
                 self.check(
@@ -348,30 +350,30 @@ class PromiseChecker(DeliveryChecks):
     def _error_sent(
         self,
         session_history: SessionHistory,
-        about: int,
+        subject_number: int,
         number: int,
         class_id: int,
         error: dict[str, Any],
     ) -> None:
         self.count(f"error {error['code']}")
         self.world.trace("to", session_history.publisher, error["code"], number, error["count"])
-        if about in (MESSAGE, ENVELOPE):
+        if subject_number in (MESSAGE, ENVELOPE):
             numbers = range(number, number + error["count"])
             self._record_refusals(session_history, class_id, numbers, error["code"])
-        elif about == SUBSCRIBE:
+        elif subject_number == SUBSCRIBE:
             session_history.pending_subscribes.popleft()
-        elif about == PURGE:
+        elif subject_number == PURGE:
             session_history.pending_purges.popleft()
 
     def _confirmed(
         self,
         session_history: SessionHistory,
-        following: int,
+        next_number: int,
         *,
         but: Collection[bytes] = frozenset(),
     ) -> None:
-        self.world.trace("to", session_history.publisher, "confirmed up to", following)
-        for number in range(session_history.next, following):
+        self.world.trace("to", session_history.publisher, "confirmed up to", next_number)
+        for number in range(session_history.next, next_number):
             token = self.numbers.get((session_history.publisher, number))
             if token is None or token in self.refused_tokens | self.confirmed or token in but:
                 continue
@@ -385,7 +387,7 @@ class PromiseChecker(DeliveryChecks):
             self.confirmed.add(token)
             self._record_class_name(self.location_by_token[token][0])
             self.count("confirmed")
-        session_history.next = max(session_history.next, following)
+        session_history.next = max(session_history.next, next_number)
 
     def _delivered(
         self, session_history: SessionHistory, class_id: int, sequence: int, content: bytes
@@ -488,21 +490,21 @@ class PromiseChecker(DeliveryChecks):
         cls = self.broker.classes[position_history.class_id]
         if cls.full_policy is FullPolicy.DROP_OLDEST:  # Dropped messages are checked later.
             lowest = max(lowest, cls.ring.floor)
-        for between in range(lowest, sequence):
-            content = log[between]
+        for skipped in range(lowest, sequence):
+            content = log[skipped]
             if (
                 not content
-                or between in position_history.sent
-                or between in position_history.ever_acked
+                or skipped in position_history.sent
+                or skipped in position_history.ever_acked
             ):
                 continue
-            if self.is_gone(position_history, between):
+            if self.is_gone(position_history, skipped):
                 continue
             token = message_token(content)
             self.check(
                 is_timed(token) or not self.is_for(position_history, token),
                 "first deliveries skip no message",
-                f"{between} {token!r} before {name}",
+                f"{skipped} {token!r} before {name}",
             )
 
     # The end -------------------------------------------------------------------------------------
@@ -518,12 +520,12 @@ class PromiseChecker(DeliveryChecks):
             if not position_history.durable:
                 continue
             name = position_history.durable
-            done = processed.get((position_history.class_id, name), set())
+            finished = processed.get((position_history.class_id, name), set())
             dead = self.dead_letters.get((position_history.class_id, name), set())
             for sequence in self._needed_at_all(position_history):
                 token = message_token(self.messages[position_history.class_id][sequence])
                 self.check(
-                    token in done or sequence in dead,
+                    token in finished or sequence in dead,
                     "confirmed messages are delivered or dead-lettered",
                     f"{token!r}, {sequence} of class {position_history.class_id}, for {name}",
                 )
@@ -549,20 +551,20 @@ class PromiseChecker(DeliveryChecks):
                 "counters add up",
                 "published",
             )
-            for held in statistics.subscriptions:
-                if not (held.durable or held.group):
+            for copies in statistics.subscriptions:
+                if not (copies.durable or copies.group):
                     continue
-                key = cls.class_id, MessageClass.position_key(held.durable, held.group)
+                key = cls.class_id, MessageClass.position_key(copies.durable, copies.group)
                 history = self.position_histories.get(key)
                 if history is None:  # Its client was gone before the reply.
-                    is_unused = not held.delivered and not held.redelivered
+                    is_unused = not copies.delivered and not copies.redelivered
                     self.check(is_unused, "counters add up", f"{key}: delivered, but never used")
                     continue
                 self.check(
-                    held.delivered + held.redelivered
+                    copies.delivered + copies.redelivered
                     == history.delivered + history.redelivered + history.lost,
                     "counters add up",
-                    f"{history.key}: {held.delivered} delivered and {held.redelivered} again "
+                    f"{history.key}: {copies.delivered} delivered and {copies.redelivered} again "
                     f"are counted, {history.delivered} and {history.redelivered} seen, "
                     f"{history.lost} lost",
                 )

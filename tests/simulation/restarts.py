@@ -63,7 +63,7 @@ class RestartChecks:
         self.times: dict[tuple[int, int], float] = {}
         """By class and sequence: the bus's clock when the message was stored."""
         self.counts: dict[str, int] = {}
-        """Counters for people."""
+        """Counters that are printed."""
         self._lossy = False
         """True if the last process may have lost confirmed messages."""
         self._safe: dict[int, int] = {}
@@ -81,12 +81,12 @@ class RestartChecks:
         self.latest_clock = 0.0
         """The highest clock reading of the current process."""
 
-    def count(self, what: str, many: int = 1) -> None:
-        self.counts[what] = self.counts.get(what, 0) + many
+    def count(self, detail: str, amount: int = 1) -> None:
+        self.counts[detail] = self.counts.get(detail, 0) + amount
 
-    def check(self, holds: bool, promise: str, *what: object) -> None:
+    def check(self, holds: bool, promise: str, *detail: object) -> None:
         if not holds:
-            raise BrokenPromiseError(f"{promise}: " + " ".join(map(str, what)))
+            raise BrokenPromiseError(f"{promise}: " + " ".join(map(str, detail)))
 
     # Processes -----------------------------------------------------------------------------------
 
@@ -102,8 +102,8 @@ class RestartChecks:
         self._end(broker, "stopped")
         self._lossy = level is None
 
-    def _end(self, broker: Broker, how: str) -> None:
-        self._ended = how
+    def _end(self, broker: Broker, ending: str) -> None:
+        self._ended = ending
         self._floors = {class_id: cls.ring.floor for class_id, cls in broker.classes.items()}
         heads = {class_id: cls.ring.head for class_id, cls in broker.classes.items()}
         commit_log = broker.commit_log
@@ -149,7 +149,7 @@ class RestartChecks:
         self.latest_clock = now = broker.clock.now
         self.clock_set(now)
         self.was_ever_lossy |= self._lossy
-        self.count(f"lives {self._ended or 'first'}")
+        self.count(f"processes after {self._ended or 'first'}")
         self.session_histories.clear()
         lossy, self._lossy = self._lossy, False
         for class_id in sorted(self.messages):
@@ -190,7 +190,7 @@ class RestartChecks:
         log = self.messages[class_id]
         cls = self.broker.classes.get(class_id)
         head = cls.ring.head if cls is not None else 0
-        if lossy and cls is not None:  # What was given up before may be back.
+        if lossy and cls is not None:  # Dead-lettered or purged messages may be stored again.
             log += [
                 stored_content(cls, sequence) if sequence >= cls.ring.floor else b""
                 for sequence in range(len(log), head)
@@ -233,9 +233,11 @@ class RestartChecks:
         for sequence in range(head, len(log)):
             self.times.pop((class_id, sequence), None)
         del log[head:]
-        for known in (self.purged, self.unreadable_sequences, self.copies):
-            if class_id in known:
-                known[class_id] = {each for each in known[class_id] if each < head}
+        for sequences_by_class in (self.purged, self.unreadable_sequences, self.copies):
+            if class_id in sequences_by_class:
+                sequences_by_class[class_id] = {
+                    each for each in sequences_by_class[class_id] if each < head
+                }
         if lossy:
             self.possible_duplicates.update(self.numbers.values())
 
@@ -251,17 +253,17 @@ class RestartChecks:
         was_stopped = self._ended == "stopped"
         head = len(self.messages.get(position_history.class_id, []))
         if position is None or not position_history.durable:
-            needed = (
+            required = (
                 []
                 if lossy or not position_history.durable
                 else list(self._needed(position_history, head))
             )
-            if all(sequence < position_history.granted for sequence in needed):
-                needed = []  # Nothing was confirmed since: that it is there is not safe, either.
+            if all(sequence < position_history.granted for sequence in required):
+                required = []  # Nothing was confirmed since, so it may be lost, too.
             self.check(
-                not needed,
+                not required,
                 "durables survive restarts",
-                f"{position_history.label} is gone, and had {needed[:5]} to come",
+                f"{position_history.label} is gone, and had {required[:5]} to come",
             )
             del self.position_histories[key]
             return

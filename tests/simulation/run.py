@@ -37,13 +37,15 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class SimulationRun:
-    """One run."""
+    """One random run of a simulated bus."""
 
-    def __init__(self, seed: int, path: Path, *, is_verbose: bool = False, **given: Any) -> None:
+    def __init__(
+        self, seed: int, path: Path, *, is_verbose: bool = False, **scenario_fields: Any
+    ) -> None:
         """`given` are fields of its `Scenario`."""
         self.world = world = World(seed, is_verbose=is_verbose)
-        shape = Scenario.of(world.random, **given)
-        if "fates" not in given and Random(f"{seed} flips").random() < _FLIP_PROBABILITY:
+        shape = Scenario.of(world.random, **scenario_fields)
+        if "fates" not in scenario_fields and Random(f"{seed} flips").random() < _FLIP_PROBABILITY:
             shape = replace(shape, fates=(*shape.fates[:-1], "flip"))
         self.shape = shape
         self.disk = SimulatedDisk(world, path)
@@ -64,19 +66,21 @@ class SimulationRun:
     def _create_clients(self) -> None:
         world, rng = self.world, self.world.random
         class_ids = [1, 2, 3][: rng.randint(1, 3)]
-        deliveries, most = self.shape.deliveries, self.shape.in_flight
+        deliveries, max_in_flight = self.shape.deliveries, self.shape.in_flight
         specs = []
         for class_id in class_ids:
             for name in ["d", "e"][: rng.randint(1, 2)]:
                 filters = rng.random() < 0.3
                 specs.append(
-                    SubscriptionSpec(class_id, name, "", most, deliveries, filters=filters)
+                    SubscriptionSpec(class_id, name, "", max_in_flight, deliveries, filters=filters)
                 )
         for number, spec in enumerate(specs):
             self._add(Version2Client, f"reader{number}", class_ids, specs=[spec], count=0)
         if rng.random() < 0.6:
             by_key = self.shape.by_key
-            spec = SubscriptionSpec(class_ids[0], "g", "crew", most, deliveries, by_key=by_key)
+            spec = SubscriptionSpec(
+                class_ids[0], "g", "crew", max_in_flight, deliveries, by_key=by_key
+            )
             for number in range(rng.randint(1, 3)):
                 self._add(Version2Client, f"member{number}", class_ids, specs=[spec], count=5)
         for number in range(rng.randint(1, 2)):
@@ -103,7 +107,7 @@ class SimulationRun:
             )
             self.clients.append(plain)
         for number in range(rng.randint(0, 2)):
-            spec = SubscriptionSpec(class_ids[0], f"s{number}", "", most, deliveries)
+            spec = SubscriptionSpec(class_ids[0], f"s{number}", "", max_in_flight, deliveries)
             self.clients.append(
                 SdkClient(
                     world,
@@ -233,12 +237,14 @@ class SimulationRun:
                 )
 
 
-def run_simulation(seed: int, *, is_verbose: bool = False, **given: Any) -> PromiseChecker:
+def run_simulation(
+    seed: int, *, is_verbose: bool = False, **scenario_fields: Any
+) -> PromiseChecker:
     """Run the simulation of this seed, with the given scenario fields."""
     folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(dir=folder, prefix="simplebus-") as path:
-        life = SimulationRun(seed, Path(path), is_verbose=is_verbose, **given)
+        simulation_run = SimulationRun(seed, Path(path), is_verbose=is_verbose, **scenario_fields)
         try:
-            return life.run()
+            return simulation_run.run()
         finally:
-            life.server.release_files()  # Thousands run_simulation in one process of tests.
+            simulation_run.server.release_files()  # One test process runs thousands of simulations.

@@ -76,12 +76,14 @@ class Scenario:
 
     def settings(self, class_ids: list[int]) -> Settings:
         """Return the settings of the bus."""
-        own = ClassSettings(messages_max=self.messages_max or None, last_values=self.values)
+        class_settings = ClassSettings(
+            messages_max=self.messages_max or None, last_values=self.values
+        )
         dead = ClassSettings(messages_max=self.dead_max)
         return Settings(
             ack_timeout=self.ack_timeout,
             full_policy=self.policy,
             keep=Retention(messages=self.keep),
-            classes=dict.fromkeys(class_ids, own)
+            classes=dict.fromkeys(class_ids, class_settings)
             | {dead_letters.dead_letter_class_name(f"class {each}"): dead for each in class_ids},
         )

@@ -79,7 +79,7 @@ class SimulatedServer(Endpoint):
         self.level = level
         self.settings = settings
         self.segment_bytes = segment_bytes
-        self.life = 0
+        self.process_number = 0
         """Number of the current process."""
         self.is_up = False
         self.kills = 0
@@ -104,15 +104,15 @@ class SimulatedServer(Endpoint):
 
         While the process is paused, the action waits.
         """
-        life = self.life
+        process_number = self.process_number
 
-        def act(*given: object) -> None:
-            if self.is_up and self.life == life:
+        def act(*args: object) -> None:
+            if self.is_up and self.process_number == process_number:
                 if self.is_paused:
-                    self.world.call_later(self._paused_until - self.world.now, act, *given)
+                    self.world.call_later(self._paused_until - self.world.now, act, *args)
                     return
                 try:
-                    action(*given)  # type: ignore[operator]
+                    action(*args)  # type: ignore[operator]
                 except SimulatedCrash:
                     self.kill()
 
@@ -121,19 +121,21 @@ class SimulatedServer(Endpoint):
     def start(self) -> None:
         """Start a process with the files on the disk."""
         assert not self.is_up
-        self.life += 1
+        self.process_number += 1
         world = self.world
         self._epoch = EPOCH + world.random.choice([0.0, 0.0, 3600.0, -3600.0, 0.5])
         try:
             self._load()
         except (SimulatedCrash, OSError, JournalError) as error:
             self.release_files()
-            is_sick = self.disk.is_broken or self.disk.is_full or isinstance(error, SimulatedCrash)
-            self.promises.check(is_sick, "a killed bus starts again", error)
+            has_disk_error = (
+                self.disk.is_broken or self.disk.is_full or isinstance(error, SimulatedCrash)
+            )
+            self.promises.check(has_disk_error, "a killed bus starts again", error)
             world.call_later(0.5, self.start)
             return
         self.is_up = True
-        world.trace("the bus is up, process", self.life)
+        world.trace("the bus is up, process", self.process_number)
         self.promises.process_started(self.broker, self._warnings)
         self._watch()
         self._alarm = math.inf
@@ -142,7 +144,7 @@ class SimulatedServer(Endpoint):
 
     def _load(self) -> None:
         if self.level is None:
-            self.broker = Broker(self.settings, identity=f"bus {self.life}")
+            self.broker = Broker(self.settings, identity=f"bus {self.process_number}")
             self.journal_pump = None
             self._read_clock()
             return
@@ -151,7 +153,7 @@ class SimulatedServer(Endpoint):
         self.broker = Broker(
             self.settings,
             identity=self._directory.bus_id,
-            run_id=f"run {self.life}",
+            run_id=f"run {self.process_number}",
             commit_log=CommitLog(self.level),
         )
         self._read_clock()
@@ -173,11 +175,11 @@ class SimulatedServer(Endpoint):
         store = self.broker.store
         wake = store.notify_subscribers
 
-        def watched(cls: MessageClass) -> None:
+        def observe_and_notify(cls: MessageClass) -> None:
             self.promises.observe_class(cls)
             wake(cls)
 
-        store.notify_subscribers = watched  # type: ignore[method-assign]
+        store.notify_subscribers = observe_and_notify  # type: ignore[method-assign]
 
     def jump(self, seconds: float) -> None:
         """Set the clock forward or back."""
@@ -191,7 +193,7 @@ class SimulatedServer(Endpoint):
         return self.world.now < self._paused_until
 
     def pause(self, seconds: float) -> None:
-        """Stop the process as SIGSTOP does, and continue it later. Clients and clocks go on."""
+        """Stop the process as SIGSTOP does, and continue it later. Clients and clocks continue."""
         self.world.trace("the bus is paused for", seconds)
         self._paused_until = self.world.now + seconds
 
@@ -223,11 +225,11 @@ class SimulatedServer(Endpoint):
         except SimulatedCrash:
             self.kill()
             return
-        is_sick = self.disk.is_full or self.disk.is_broken
-        self._end(self.promises.killed if is_sick else self.promises.stopped)
+        has_disk_error = self.disk.is_full or self.disk.is_broken
+        self._end(self.promises.killed if has_disk_error else self.promises.stopped)
 
-    def _end(self, tell: object, *, power: bool = False) -> None:
-        tell(self.broker, self.level)  # type: ignore[operator]
+    def _end(self, record_end: object, *, power: bool = False) -> None:
+        record_end(self.broker, self.level)  # type: ignore[operator]
         self._warnings.clear()
         self.is_up = False
         self._paused_until = 0.0
@@ -326,8 +328,8 @@ class SimulatedServer(Endpoint):
         self.world.trace("session", session.session_id, "is cut off:", error.reason)
         self.broker.send_fatal_error(session, error)
         outbox = session.outbox
-        while outbox.pending_bytes and (piece := outbox.peek(self.broker.tick_number)):
-            data = bytes(piece)
+        while outbox.pending_bytes and (chunk := outbox.peek(self.broker.tick_number)):
+            data = bytes(chunk)
             outbox.mark_sent(len(data), self.broker.tick_number)
             self.promises.bytes_sent(session, data)
             if not line.is_gone and not line.down.ends and not line.down.is_closed:
@@ -345,20 +347,20 @@ class SimulatedServer(Endpoint):
 
     def _flush(self, line: SimulatedConnection) -> None:
         session = self._sessions[line]
-        outbox, tick = session.outbox, self.broker.tick_number
+        outbox, tick_number = session.outbox, self.broker.tick_number
         pipe = line.down
         for _ in range(8):
-            room = pipe.room
-            if not room:
+            capacity = pipe.room
+            if not capacity:
                 return
-            piece = outbox.peek(tick)
-            if not piece:
+            chunk = outbox.peek(tick_number)
+            if not chunk:
                 break
-            count = min(len(piece), room)
+            count = min(len(chunk), capacity)
             if self.world.is_fault_due(0.1):
                 count = self.world.random.randint(1, count)
-            data = bytes(piece[:count])
-            outbox.mark_sent(count, tick)
+            data = bytes(chunk[:count])
+            outbox.mark_sent(count, tick_number)
             self.promises.bytes_sent(session, data)
             pipe.put(data)
         if not outbox.is_idle and pipe.room:

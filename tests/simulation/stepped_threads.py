@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _RetryLater(BaseException):
-    """The writer would wait for a second."""
+    """Raised where the writer would wait for a second."""
 
 
 class _SteppedEvent:
@@ -94,14 +94,14 @@ class SteppedTrioToken:
         self._server = server
         self._calls: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
 
-    def run_sync_soon(self, what: Callable[..., None], *given: object) -> None:
-        self._calls.append((what, given))
+    def run_sync_soon(self, function: Callable[..., None], *args: object) -> None:
+        self._calls.append((function, args))
         self._server.world.call_soon(self._server.while_process_lives(self._next))
 
     def _next(self) -> None:
         """Run the next call, in order."""
-        what, given = self._calls.popleft()
-        what(*given)
+        function, args = self._calls.popleft()
+        function(*args)
 
 
 class SteppedReader:
@@ -142,14 +142,14 @@ class SteppedReader:
             self._on_failure(read)
             return
         stored = server.broker.classes[read.class_id].first_sequence
-        for stretch in found:
+        for span in found:
             first, last = (
-                max(stretch.first, stored),
-                min(read.last, stretch.first + stretch.message_count),
+                max(span.first, stored),
+                min(read.last, span.first + span.message_count),
             )
             if (
-                not stretch.frames and first < last
-            ):  # Other stretches were removed because no position needs them.
+                not span.frames and first < last
+            ):  # Other spans were removed because no position needs them.
                 server.promises.unreadable(read.class_id, range(first, last))
         self._journal.problems.clear()
         self._on_read(read, found)

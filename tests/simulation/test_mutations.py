@@ -61,19 +61,19 @@ Original = Callable[..., Any]
 Mutation = Callable[[Original], Original]
 
 
-def every_nth_call(original: Original, instead: Callable[..., Any], every: int = 9) -> Original:
+def every_nth_call(original: Original, instead: Callable[..., Any], interval: int = 9) -> Original:
     """Return the original, except that each `every`-th call does `instead`."""
     times = 0
 
-    def sometimes(*given: Any, **more: Any) -> Any:
+    def sometimes(*args: Any, **kwargs: Any) -> Any:
         nonlocal times
         times += 1
-        return (original if times % every else instead)(*given, **more)
+        return (original if times % interval else instead)(*args, **kwargs)
 
     return sometimes
 
 
-def do_nothing(*given: Any, **more: Any) -> None: ...
+def do_nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
 def ignore_acks(original: Original) -> Original:
@@ -89,7 +89,7 @@ def skip_messages(original: Original) -> Original:
 
 
 def forget_nacked_messages(original: Original) -> Original:
-    def drop(position: Position, first: int, last: int, *how: Any, **more: Any) -> None:
+    def drop(position: Position, first: int, last: int, *options: Any, **kwargs: Any) -> None:
         position._ack_timer.remove(first, last)
 
     return drop
@@ -117,7 +117,7 @@ def count_deliveries_twice(original: Original) -> Original:
 
 
 def skip_records(original: Original) -> Original:
-    def write(journal: Journal, entry: JournalEntry, lot: int) -> None:
+    def write(journal: Journal, entry: JournalEntry, batch_number: int) -> None:
         journal._class(entry.class_id)
 
     return every_nth_call(original, write)
@@ -143,7 +143,7 @@ def confirm_at_once(original: Original) -> Original:
 
 
 def forget_attempts(original: Original) -> Original:
-    return lambda first, last, attempts, **more: original(first, last, [], **more)
+    return lambda first, last, attempts, **kwargs: original(first, last, [], **kwargs)
 
 
 def forget_class_names(original: Original) -> Original:
@@ -151,14 +151,14 @@ def forget_class_names(original: Original) -> Original:
 
 
 def skip_the_rest(original: Original) -> Original:
-    return lambda chain, *given: False
+    return lambda chain, *args: False
 
 
 def forget_drop_counts(original: Original) -> Original:
-    def drop(store: Store, *given: Any) -> None:
-        before = [(cls, cls.dropped_counts.copy()) for cls in store.classes.values()]
-        original(store, *given)
-        for cls, dropped in before:
+    def drop(store: Store, *args: Any) -> None:
+        counts_before = [(cls, cls.dropped_counts.copy()) for cls in store.classes.values()]
+        original(store, *args)
+        for cls, dropped in counts_before:
             cls.dropped_counts = dropped
 
     return drop
@@ -183,7 +183,7 @@ def ignore_expiry(original: Original) -> Original:
 
 
 def forget_last_value(original: Original) -> Original:
-    return lambda values, *given: original(values, *given)[:-1]
+    return lambda values, *args: original(values, *args)[:-1]
 
 
 MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
@@ -312,7 +312,7 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "mutation", "promise", "seed", "given"),
+    ("kind", "name", "mutation", "promise", "seed", "args"),
     MUTATIONS,
     ids=[f"{each[1]}: {each[3]}" for each in MUTATIONS],
 )
@@ -323,7 +323,7 @@ def test_mutation_breaks_its_promise(
     mutation: Mutation,
     promise: str,
     seed: int,
-    given: dict[str, Any],
+    args: dict[str, Any],
 ) -> None:
     """`seed` is one in which the mutation is detected; others are tried if it is not."""
     monkeypatch.setattr(kind, name, mutation(getattr(kind, name)))
@@ -331,7 +331,7 @@ def test_mutation_breaks_its_promise(
     failures = []
     for each in [seed, *range(SEEDS)]:
         try:
-            run_simulation(each, **given)
+            run_simulation(each, **args)
         except BrokenPromiseError as error:
             failures.append(str(error).split(":")[0])
             if failures[-1] == promise:

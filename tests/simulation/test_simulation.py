@@ -25,16 +25,16 @@ CHUNK = 8
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seeds" in metafunc.fixturenames:
         config = metafunc.config
-        one, many = config.getoption("--seed"), config.getoption("--seeds")
-        known = range(many) if one is None else range(one, one + 1)
-        chunks = [tuple(known[at : at + CHUNK]) for at in range(0, len(known), CHUNK)]
+        single_seed, seed_count = config.getoption("--seed"), config.getoption("--seeds")
+        seeds = range(seed_count) if single_seed is None else range(single_seed, single_seed + 1)
+        chunks = [tuple(seeds[start : start + CHUNK]) for start in range(0, len(seeds), CHUNK)]
         metafunc.parametrize("seeds", chunks, ids=lambda chunk: f"{chunk[0]}-{chunk[-1]}")
 
 
 def test_promises_hold_under_faults(seeds: tuple[int, ...], request: pytest.FixtureRequest) -> None:
     is_verbose = request.config.getoption("--seed") is not None
     for seed in seeds:
-        # Workers must agree on the names of tests: which lives are new is decided here.
+        # Workers must agree on the names of tests, so the random seeds are drawn here.
         if not is_verbose and seed % 2 and not IN_CI:
             seed = random.SystemRandom().randrange(1 << 32)
         try:

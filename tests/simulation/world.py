@@ -30,29 +30,29 @@ class World:
         self._events: list[tuple[float, int, Action, tuple[Any, ...]]] = []
         self._asked = 0
 
-    def call_later(self, seconds: float, action: Action, *given: Any) -> None:
+    def call_later(self, seconds: float, action: Action, *args: Any) -> None:
         """Schedule `action` in `seconds`."""
         self._asked += 1
-        heapq.heappush(self._events, (self.now + seconds, self._asked, action, given))
+        heapq.heappush(self._events, (self.now + seconds, self._asked, action, args))
 
-    def call_soon(self, action: Action, *given: Any) -> None:
+    def call_soon(self, action: Action, *args: Any) -> None:
         """Schedule `action` within 10 ms, in random order with others."""
-        self.call_later(self.random.random() * 0.01, action, *given)
+        self.call_later(self.random.random() * 0.01, action, *args)
 
-    def run(self, until: float) -> None:
+    def run(self, end_time: float) -> None:
         """Run the events up to this time."""
         events = self._events
-        while events and events[0][0] <= until:
-            self.now, _, action, given = heapq.heappop(events)
-            action(*given)
-        self.now = until
+        while events and events[0][0] <= end_time:
+            self.now, _, action, args = heapq.heappop(events)
+            action(*args)
+        self.now = end_time
 
     def is_fault_due(self, probability: float) -> bool:
         """Return True with this probability, but never after the last fault."""
         return self.random.random() < probability and not self.is_calm
 
-    def trace(self, *what: object) -> None:
+    def trace(self, *details: object) -> None:
         """Add a line to the trace."""
         if self.is_verbose:
-            self.trace_lines.append(f"{self.now:9.4f}  " + " ".join(map(str, what)))
+            self.trace_lines.append(f"{self.now:9.4f}  " + " ".join(map(str, details)))
             print(self.trace_lines[-1])
