@@ -376,6 +376,22 @@ def test_slow_handler_fails_order_checking_client() -> None:
     assert world.statistics().ring.message_count == 0
 
 
+@pytest.mark.parametrize("seconds", [5, 7, 60])
+def test_stalled_client_receives_no_copies(seconds: int) -> None:
+    # The original client reads nothing, and sends no acks, while its threads wait for each other.
+    world = ClientSimulation(18)
+    source = NumberedSource(world.join(1))
+    client = world.join(1)
+    client.subscribe(1, order := StrictOrder())
+    world.run(2.0, lambda: source.publish(100))
+    peer = world.members.pop(client)
+    world.run(seconds, lambda: source.publish(100))
+    world.members[client] = peer
+    world.drain()
+    world.assert_no_loss(1)
+    assert order.next == source.published
+
+
 def test_long_ack_timeout_keeps_order_checking_client_alive() -> None:
     seconds, count = 7.0, 10
     world = ClientSimulation(16, Settings(ack_timeout=int(seconds * count + LATEST_ACK) + 2))

@@ -378,6 +378,29 @@ def test_close_session_is_idempotent() -> None:
     assert bus.broker.end_turn().flush == [1]
 
 
+def test_ack_timeouts_stop_while_the_client_reads_nothing() -> None:
+    bus, peer = deliver_ten()
+    peer.send(publish(1, b"unread"))
+    bus.tick(20)
+    assert peer.receive_ids(1) == [10]
+    for _ in range(4):  # The original client acks within 1.5 seconds.
+        bus.tick()
+        assert peer.receive_ids(1) == []
+    bus.tick(3)
+    assert peer.receive_ids(1) == list(range(11))
+
+
+def test_ack_timeouts_of_a_slow_reader_continue() -> None:
+    bus, peer = deliver_ten()
+    peer.send(publish(1, *numbered(100, size=100)))
+    for _ in range(6):
+        bus.tick()
+        peer.partial += peer.read_bytes(1)
+    ids = peer.receive_ids(1)
+    assert ids[:11] == [10, *range(10)]
+    assert ids[11:] == list(range(11, 110))
+
+
 def test_statistics_include_removed_subscriptions() -> None:
     bus, peer = deliver_ten()
     peer.send(ack(1, 0, 4))

@@ -198,8 +198,21 @@ class Version1Model:
     def tick(self, times: int = 1) -> None:
         for _ in range(times):
             self.tick_number += 1
+            for model_peer in self.peers:
+                self.postpone_ack_timeouts(model_peer)
             assert self.broker.tick() == []
             self.observe()
+
+    def postpone_ack_timeouts(self, model_peer: ModelPeer) -> None:
+        """Stop the ack timeouts of a peer that has read nothing for two ticks."""
+        stalled_ticks = model_peer.peer.session.send_blocked_ticks
+        if stalled_ticks < 2:
+            return
+        ticks = 3 if stalled_ticks == 2 else 1
+        for model_class in self.classes.values():
+            if subscriber := model_class.subscribers.get(model_peer.session_id):
+                for flight in subscriber.flights.values():
+                    flight.postpone(ticks, self.tick_number, self.ack_timeout)
 
     def settle(self) -> None:
         """Receive and acknowledge everything with all peers, until nothing is left and memory is

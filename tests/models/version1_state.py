@@ -47,6 +47,13 @@ class InFlightMessage:
     is_free: bool = False
     """True if a former subscription left it after one delivery: it is sent at once."""
 
+    def postpone(self, ticks: int, now: int, ack_timeout: int) -> None:
+        """Postpone the redelivery, unless it was due before `now`."""
+        pause = self.pause(ack_timeout)
+        if not self.is_free:
+            self.earliest += ticks * (self.earliest + pause >= now)
+            self.latest += ticks * (self.latest + pause >= now)
+
     def pause(self, ack_timeout: int) -> int:
         """Return the ticks until its redelivery."""
         if self.is_free:

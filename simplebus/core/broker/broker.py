@@ -812,6 +812,8 @@ class Broker:
             for position in part:
                 if position not in cls.positions:
                     continue  # It has ended between the parts.
+                if stalled_ticks := self._new_stalled_ticks(position):
+                    position.postpone_ack_timeouts(stalled_ticks)
                 position.tick(self.clock.tick)
                 if (subscription := cls.subscriptions.get(position)) is not None:
                     if subscription.has_work:
@@ -823,6 +825,17 @@ class Broker:
                     group.distribute_messages()
             yield len(part)
         yield 1
+
+    def _new_stalled_ticks(self, position: Position) -> int:
+        """Return for how many more ticks the version 1 client of a position has read nothing.
+
+        A client cannot ack what it has not read, and copies would wait behind the originals. The
+        original client stops reading while it waits for threads, and its users check the order.
+        """
+        session = self.sessions.get(position.session_id)
+        if session is None or session.version2 is not None or session.send_blocked_ticks < 2:
+            return 0  # In the first blocked tick, bytes may have waited for a moment only.
+        return 3 if session.send_blocked_ticks == 2 else 1
 
     def _tick_sessions(self, sessions: list[Session]) -> list[tuple[Session, RemoteProtocolError]]:
         """Check the timeouts of some sessions. Returns those that must be closed."""

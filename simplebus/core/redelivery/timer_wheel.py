@@ -119,6 +119,11 @@ class TimerWheel:
                 self._due[new_tick][attempts].update(ranges)
                 self._drop_empty(tick, attempts)
 
+    def postpone(self, ticks: int) -> None:
+        """Move everything by this number of ticks."""
+        for tick in sorted(self._due, reverse=True):
+            self._due[tick + ticks] = self._due.pop(tick)
+
     def pop_all(self) -> list[tuple[int, Span]]:
         """Remove everything. Returns (due tick, span) pairs; the spans of one tick ascend."""
         spans = [

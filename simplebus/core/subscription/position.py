@@ -831,6 +831,10 @@ class Position:
             attempt,
         )
 
+    def postpone_ack_timeouts(self, ticks: int) -> None:
+        """Make all messages in flight overdue this number of ticks later."""
+        self._ack_timer.postpone(ticks)
+
     def tick(self, tick: int) -> None:
         """Queue the redelivery of everything that is overdue at `tick`."""
         for holder in self._holders:

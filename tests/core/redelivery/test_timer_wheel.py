@@ -139,6 +139,21 @@ def test_reschedule_moves_only_the_given_messages(
     assert len(wheel) == 0
 
 
+@given(
+    puts=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 2)), max_size=12),
+    ticks=st.integers(1, 5),
+)
+def test_postpone_moves_everything(puts: list[tuple[int, int, int]], ticks: int) -> None:
+    wheel, model = schedule_runs(puts)
+    wheel.postpone(ticks)
+    for tick in range(10):
+        due_now = {
+            s: span.attempts for span in wheel.pop_due(tick) for s in range(span.first, span.last)
+        }
+        assert due_now == {s: n for s, (due, n) in model.items() if due + ticks == tick}
+    assert len(wheel) == 0
+
+
 def test_rescheduled_messages_merge_into_one_span() -> None:
     wheel = TimerWheel()
     for n in range(20_000):
