@@ -193,11 +193,13 @@ async function refreshHistory() {
   const { step } = state.span;
   const now = performance.now() / 1000;
   if (step === 1 || (state.history && state.history.step === step && now - state.history.at < step)) return;
-  const answer = await fetch(`history?step=${step}`);
-  if (!answer.ok) return;
-  const { flows } = await answer.json();
-  state.history = { step, at: now, rates: new Map(Object.entries(flows)) };
-  showChart();
+  try {
+    const answer = await fetch(`history?step=${step}`);
+    if (!answer.ok) return;
+    const { flows } = await answer.json();
+    state.history = { step, at: now, rates: new Map(Object.entries(flows)) };
+    showChart();
+  } catch { /* The next update of the page tries again. */ }
 }
 
 function latest(line) {
