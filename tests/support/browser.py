@@ -125,7 +125,10 @@ def open_browser() -> Iterator[Browser]:
     driver = require_program("chromedriver")
     require_program("chromium", "chromium-browser", "google-chrome")
     with (
-        tempfile.TemporaryDirectory(prefix="simplebus-browser-") as home_folder,
+        # Chromium may still write while the directory is removed.
+        tempfile.TemporaryDirectory(
+            prefix="simplebus-browser-", ignore_cleanup_errors=True
+        ) as home_folder,
         ExitStack() as stack,
     ):
         for _ in range(5):
