@@ -138,15 +138,16 @@ namespace SimpleBus.Client
             _bus.Remove(this);
             if (opening == null)
                 return;
+            Inbox inbox;
             try
             {
-                Inbox inbox = await opening.ConfigureAwait(false);
-                await _bus.Connection.UnsubscribeAsync(inbox).ConfigureAwait(false);
+                inbox = await opening.ConfigureAwait(false);
             }
-            catch (Exception error) when (error is BusException || error is OperationCanceledException)
+            catch (Exception)
             {
-                // It was never active.
+                return; // It was never active; OpenAsync or the loop reports why.
             }
+            await _bus.Connection.UnsubscribeAsync(inbox).ConfigureAwait(false);
         }
 
         /// <summary>End the loop when it asks for the next message, and wait for it.</summary>

@@ -3,6 +3,8 @@ using System.Collections.Generic;
 using System.Linq;
 using System.Threading;
 using System.Threading.Tasks;
+using SimpleBus.Client.Connection;
+using SimpleBus.Client.Protocol;
 
 namespace SimpleBus.Client.Tests
 {
@@ -140,6 +142,44 @@ namespace SimpleBus.Client.Tests
             Check.Sequence(
                 new[] { -1 },
                 (await ReadAsync(bus.SubscribeAsync<byte[]>("batches", durable: "d"), 1)).Select(bytes => BitConverter.ToInt32(bytes)));
+        }
+
+        [Test]
+        public static Task ReceivingABatchAllocatesNothingForAMessage()
+        {
+            const int count = 1000;
+            ByteWriter frames = new ByteWriter();
+            Frame.Append(frames, FrameType.Deliver, 7, 1, 3, default);
+            for (uint id = 0; id < count; id++)
+                Frame.Append(frames, FrameType.Message, 7, id, 0, new byte[16]);
+            ReceiveBuffer buffer = new ReceiveBuffer();
+            BatchBuilder builder = new BatchBuilder();
+            Receive(); // Fills the pools.
+            long before = GC.GetAllocatedBytesForCurrentThread();
+            for (int round = 0; round < 100; round++)
+                Check.Equal(16 * count, Receive());
+            double perMessage = (GC.GetAllocatedBytesForCurrentThread() - before) / (100.0 * count);
+            Check.True(perMessage < 1, $"{perMessage} bytes a message are less than one");
+            return Task.CompletedTask;
+
+            int Receive()
+            {
+                frames.WrittenMemory.CopyTo(buffer.GetSpace());
+                buffer.Advance(frames.Count);
+                while (buffer.TryReadFrame(out Frame frame))
+                {
+                    if (frame.IsMessage)
+                        builder.Add(frame);
+                    else
+                        builder.SetDelivery(frame);
+                }
+                ReceivedBatch batch = builder.Build(buffer.Bytes);
+                int bytes = 0;
+                for (int index = 0; index < batch.Count; index++)
+                    bytes += batch.ContentOf(index).Length;
+                batch.Release();
+                return bytes;
+            }
         }
 
         [Test]
