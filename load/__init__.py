@@ -34,6 +34,7 @@ by the same generator. No rate is printed for work that was not verified.
     tls_and_permissions.py   cost of TLS and permissions; permission_cost.py measures the core alone
     connection_attack.py     latency of a client while others attack the server
     attacks.py               latency of a client while others send many legal requests
+    stalled_reader.py        a client of version 1 that stops reading
     holds.py, hold_server.py longest holds of the event loop, in CPU time
     module_bus.py            modules of one process against queues and channels
     memory_bus.py            MemoryBus in one event loop

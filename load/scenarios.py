@@ -29,6 +29,7 @@ from load import (
     soak,
     spark,
     spark_kills,
+    stalled_reader,
     tls_and_permissions,
 )
 from load.measure import Flow, RoundTrips, RunOptions, Work
@@ -451,6 +452,7 @@ SCENARIOS = (
         special=dotnet_client.kills,
         is_long=True,
     ),
+    Scenario("v1-stall", "a client that stops reading", special=stalled_reader.run),
     Scenario("modules", "modules of one process", special=module_bus.run),
     Scenario("memory", "memory of the server", special=memory.run),
     Scenario("spark", "into Spark and out of it, beside Parquet files", special=spark.run),
