@@ -75,6 +75,18 @@ def test_local_session_publishes_subscribes_and_acks() -> None:
     assert [(m.attempt, m.message_id) for m in local.receive_deliveries()] == [(2, 1)]
 
 
+def test_ack_timeouts_continue_while_a_local_session_reads_nothing() -> None:
+    bus = BrokerHarness()
+    bus.peer(connect1(1))
+    local = open_local_peer(bus)
+    subscribe_local(bus, local)
+    bus.broker.apply_event(local.session, published_batch(1, b"x"))
+    assert len(local.receive_deliveries()) == 1
+    bus.broker.apply_event(local.session, published_batch(1, b"y"))
+    bus.tick(8)
+    assert [(m.attempt, m.message_id) for m in local.receive_deliveries()] == [(2, 0), (1, 1)]
+
+
 def test_local_session_has_no_heartbeat_timeout() -> None:
     bus = BrokerHarness()
     local = open_local_peer(bus)

@@ -833,7 +833,7 @@ class Broker:
         original client stops reading while it waits for threads, and its users check the order.
         """
         session = self.sessions.get(position.session_id)
-        if session is None or session.version2 is not None or session.send_blocked_ticks < 2:
+        if session is None or not session.is_version1 or session.send_blocked_ticks < 2:
             return 0  # In the first blocked tick, bytes may have waited for a moment only.
         return 3 if session.send_blocked_ticks == 2 else 1
 

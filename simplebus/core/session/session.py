@@ -444,6 +444,11 @@ class Session:
             self._next_read_bytes = min(2 * self._next_read_bytes, RECEIVE_BYTES)
 
     @property
+    def is_version1(self) -> bool:
+        """True for a client of version 1 at a socket."""
+        return self.decoder is not None and not self.outbox.has_deliver_frames
+
+    @property
     def producer(self) -> ProducerState | None:
         """State of the publisher; None for version 1, which has none."""
         return None if self.version2 is None else self.version2.producer
