@@ -48,12 +48,12 @@ def test_last_values_start_sends_newest_message_per_channel() -> None:
     bus = BrokerHarness()
     writer = LastValueWriter(bus)
     for channel, text in (("a", b"1"), ("b", b"2"), ("", b"3"), ("a", b"4"), ("", b"5")):
-        writer.put(channel, text)
+        writer.publish_value(channel, text)
     drain_class(bus)
     assert len(bus.broker.classes[1].ring) == 4
     reader = open_late_reader(bus)
     assert payloads(reader) == [b"2", b"4", b"5"]
-    writer.put("a", b"6")
+    writer.publish_value("a", b"6")
     assert payloads(reader) == [b"6"]
     assert payloads(open_late_reader(bus, channels=["a", "x"])) == [b"6"]
     assert payloads(connect_version2(bus, subscribe(1, 9, start="new"))) == []
@@ -89,9 +89,9 @@ def test_last_values_start_leaves_backlog_to_first_subscription() -> None:
     bus = BrokerHarness()
     writer = LastValueWriter(bus)
     for text in (b"1", b"2"):
-        writer.put("a", text)
+        writer.publish_value("a", text)
     assert payloads(open_late_reader(bus)) == [b"2"]
-    writer.put("a", b"3")
+    writer.publish_value("a", b"3")
     assert payloads(connect_version2(bus, subscribe(1, 4))) == [b"1", b"2"]
 
 
@@ -99,7 +99,7 @@ def test_last_values_are_redelivered_and_acknowledged() -> None:
     bus = BrokerHarness()
     writer = LastValueWriter(bus)
     for channel in ("a", "b", "a", "c"):
-        writer.put(channel, channel.encode())
+        writer.publish_value(channel, channel.encode())
     drain_class(bus)
     reader = open_late_reader(bus, durable="d")
     assert [(got.message_id, got.attempt) for got in reader.receive_deliveries()] == [
@@ -127,7 +127,7 @@ def test_group_shares_last_values_among_members() -> None:
     bus = BrokerHarness()
     writer = LastValueWriter(bus)
     for number in range(8):
-        writer.put("abcd"[number % 4], b"%d" % number)
+        writer.publish_value("abcd"[number % 4], b"%d" % number)
     drain_class(bus)
     first = open_late_reader(bus, group="g", max_in_flight=2)
     second = open_late_reader(bus, group="g", max_in_flight=2)
@@ -138,10 +138,10 @@ def test_last_values_respect_max_in_flight_and_order() -> None:
     bus = BrokerHarness()
     writer = LastValueWriter(bus)
     for number in range(6):
-        writer.put("abc"[number % 3], b"%d" % number)
+        writer.publish_value("abc"[number % 3], b"%d" % number)
     drain_class(bus)
     reader = open_late_reader(bus, max_in_flight=1)
-    writer.put("b", b"6")
+    writer.publish_value("b", b"6")
     seen = []
     while got := reader.receive_deliveries():
         (one,) = got
@@ -155,7 +155,7 @@ def test_seek_to_last_values() -> None:
     writer = LastValueWriter(bus)
     reader = connect_version2(bus, subscribe(1, 9, durable="d"))
     for number in range(4):
-        writer.put("ab"[number % 2], b"%d" % number)
+        writer.publish_value("ab"[number % 2], b"%d" % number)
     assert len(reader.receive_deliveries()) == 4
     reader.send(ack(9, 0, 4))
     reader.disconnect()
@@ -167,9 +167,9 @@ def test_empty_payload_removes_last_value_and_is_delivered() -> None:
     writer = LastValueWriter(bus)
     reader = connect_version2(bus, subscribe(1, 4))
     for channel in ("a", "b", ""):
-        writer.put(channel, b"x")
-        writer.put(channel, b"")
-        writer.put(channel + "2", b"y")
+        writer.publish_value(channel, b"x")
+        writer.publish_value(channel, b"")
+        writer.publish_value(channel + "2", b"y")
     assert len(payloads(reader)) == 9
     reader.send(ack(4, 0, 9))
     assert payloads(open_late_reader(bus)) == [b"y"] * 3
@@ -180,8 +180,8 @@ def test_expired_last_value_is_released_by_tick() -> None:
     bus = BrokerHarness()
     writer = LastValueWriter(bus)
     bus.broker.clock.now = 100.0
-    writer.put("a", b"short", expires_ms=5000)
-    writer.put("b", b"long")
+    writer.publish_value("a", b"short", expires_ms=5000)
+    writer.publish_value("b", b"long")
     drain_class(bus)
     assert read_last_values(bus) == [b"short", b"long"]
     bus.broker.clock.now = 105.0
@@ -216,7 +216,7 @@ def test_purged_message_is_no_last_value() -> None:
         bus.broker.classes[1].has_last_values = keeps
         bus.broker.classes[1].are_last_values_requested = keeps
         for number in range(6):
-            writer.put("abc"[number % 3], b"%d" % number)
+            writer.publish_value("abc"[number % 3], b"%d" % number)
         holder = connect_version2(bus, subscribe(1, 4))
         writer.peer.send(json_request(PURGE, 1, 4, first=3, last=5))
         writer.peer.receive_replies()
@@ -255,18 +255,18 @@ def test_retention_and_last_values_combine() -> None:
     bus = BrokerHarness(Settings(classes=own))
     writer = LastValueWriter(bus)
     for number in range(9):
-        writer.put("abcc"[min(number, 3)], b"%d" % number)
+        writer.publish_value("abcc"[min(number, 3)], b"%d" % number)
     drain_class(bus)
     assert bus.broker.classes[1].ring.floor == 0
     assert read_last_values(bus) == [b"0", b"1", b"8"]
-    writer.put("a", b"")
-    writer.put("b", b"")
+    writer.publish_value("a", b"")
+    writer.publish_value("b", b"")
     drain_class(bus)
     assert bus.broker.classes[1].ring.floor == 8
-    writer.put("d", b"9")
+    writer.publish_value("d", b"9")
     drain_class(bus)
     assert bus.broker.classes[1].ring.floor == 8, "the value of c"
-    writer.put("c", b"10")
+    writer.publish_value("c", b"10")
     drain_class(bus)
     assert bus.broker.classes[1].ring.floor == 11, "the two that are kept, one of them a value"
 
@@ -360,7 +360,7 @@ def test_expired_messages_are_no_last_values(channels: int) -> None:
     bus = BrokerHarness()
     writer = LastValueWriter(bus)
     for number in range(channels):
-        writer.put(f"c{number}", b"x", expires_ms=1000 * (number % 2 + 1))
+        writer.publish_value(f"c{number}", b"x", expires_ms=1000 * (number % 2 + 1))
     values = bus.broker.classes[1].last_values
     for first, last in ((0, channels), (0, 20), (channels - 1, channels)):
         for now in (0.0, 1.0, 2.0):
@@ -368,6 +368,6 @@ def test_expired_messages_are_no_last_values(channels: int) -> None:
             assert values.find_sequences(first, min(last, channels), now).tolist() == expected
             assert values.count_values(now) == sum(n % 2 + 1 > now for n in range(channels))
     for _ in range(64):
-        writer.put("", b"")  # With more messages than channels the search is by channel.
+        writer.publish_value("", b"")  # With more messages than channels the search is by channel.
     head = bus.broker.classes[1].ring.head
     assert values.find_sequences(0, head, 1.0).tolist() == list(range(1, channels, 2))
