@@ -179,6 +179,10 @@ class AckWindow:
         first, last = max(firsts[0], self.floor), min(lasts[-1], self.cursor)
         if first >= last:
             return SequenceSet()
+        if len(firsts) == 1:
+            is_wanted = np.ones(last - first + 2, np.bool_)
+            is_wanted[0] = is_wanted[-1] = False
+            return SequenceSet.from_bounds(*self._find_unacked(first, is_wanted))
         steps = np.zeros(last - first + 2, np.int8)
         begins, ends = (np.array(bounds).clip(first, last) for bounds in sequences.bounds)
         np.add.at(steps, begins - first + 1, 1)
