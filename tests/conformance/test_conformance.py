@@ -23,7 +23,7 @@ Main = Callable[[], Awaitable[None]]
 
 
 class TestMemoryBusUnderTrio(BusConformance):
-    """No time passes here: seconds are the mock clock's."""
+    """Run on trio with a mock clock, so that no real time passes."""
 
     def host(self, settings: Settings) -> AbstractAsyncContextManager[Host]:
         return memory_host(settings)
