@@ -11,5 +11,5 @@ from simplebus import cli
 
 def check_config(file: Path) -> tuple[int, str]:
     """Return the exit status and the output of `simplebus check-config`."""
-    done = CliRunner().invoke(cli.app, ["check-config", str(file)])
-    return done.exit_code, done.output
+    result = CliRunner().invoke(cli.app, ["check-config", str(file)])
+    return result.exit_code, result.output

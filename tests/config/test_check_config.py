@@ -132,18 +132,18 @@ def test_byte_order_mark_is_accepted(tmp_path: Path) -> None:
 
 
 def test_requirements_of_class_settings_are_reported_at_the_class(tmp_path: Path) -> None:
-    why = "spill keeps on disk what does not fit into memory: it needs serve.data-dir"
+    expected_problem = "spill keeps on disk what does not fit into memory: it needs serve.data-dir"
     text = "[serve]\nfull = 'spill'\n[classes.a]\nfull = 'spill'\nmax-messages = 0\n"
     assert find_problems(tmp_path, text + "[classes.b]\nfull = 'spill'\n") == [
-        f"2: serve.full: {why}",
-        f"4: classes.a.full: {why}",
+        f"2: serve.full: {expected_problem}",
+        f"4: classes.a.full: {expected_problem}",
         "5: classes.a.max-messages must be at least 1, got 0",
-        f"7: classes.b.full: {why}",
+        f"7: classes.b.full: {expected_problem}",
     ]
 
 
 def test_settings_unsupported_by_a_cluster_are_reported(tmp_path: Path) -> None:
-    own = "cannot be combined with serve.engine, which stores messages in the cluster"
+    expected_problem = "cannot be combined with serve.engine, which stores messages in the cluster"
     assert find_problems(
         tmp_path,
         """[serve]
@@ -157,10 +157,10 @@ keep-messages = 5
 last-values = true
 """,
     ) == [
-        f"3: serve.last-values {own}",
+        f"3: serve.last-values {expected_problem}",
         "4: serve.full: a JetStream cluster supports only block, got drop_oldest",
         "5: serve.keep-seconds: a JetStream cluster does not keep acknowledged messages",
-        f"6: serve.data-dir {own}",
+        f"6: serve.data-dir {expected_problem}",
         "8: classes.x.keep-messages: a JetStream cluster does not keep acknowledged messages",
         "9: classes.x.last-values: a JetStream cluster does not keep last values",
     ]
@@ -176,7 +176,7 @@ def test_limit_without_effect_is_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "why"),
+    ("key", "expected_problem"),
     [
         ("bind = [1.5]", "serve.bind[0]: expected a text, got 1.5"),
         ("last-values = 1.5", "serve.last-values: expected a text, got 1.5"),
@@ -189,17 +189,19 @@ def test_limit_without_effect_is_a_warning(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_values_of_wrong_type_are_reported(tmp_path: Path, key: str, why: str) -> None:
-    assert find_problems(tmp_path, f"[serve]\n{key}\n") == [f"{1 + len(key.splitlines())}: {why}"]
+def test_values_of_wrong_type_are_reported(tmp_path: Path, key: str, expected_problem: str) -> None:
+    assert find_problems(tmp_path, f"[serve]\n{key}\n") == [
+        f"{1 + len(key.splitlines())}: {expected_problem}"
+    ]
 
 
 def test_unreadable_files_are_reported_by_key(tmp_path: Path) -> None:
     text = "[tls]\ncert = 'one.pem'\nkey = 'one.pem'\nca = 'one.pem'\nverify = 'yes'\n"
-    one = tmp_path / "one.pem"
+    pem_file = tmp_path / "one.pem"
     assert find_problems(tmp_path, text + "[serve]\nusers = 'none.toml'\nport = 'x'\n") == [
-        f"2: tls.cert: the certificate {one} cannot be read: No such file or directory",
-        f"3: tls.key: the key {one} cannot be read: No such file or directory",
-        f"4: tls.ca: the CA certificate {one} cannot be read: No such file or directory",
+        f"2: tls.cert: the certificate {pem_file} cannot be read: No such file or directory",
+        f"3: tls.key: the key {pem_file} cannot be read: No such file or directory",
+        f"4: tls.ca: the CA certificate {pem_file} cannot be read: No such file or directory",
         "5: tls.verify: expected true or false, got 'yes'",
         f"7: serve.users: {tmp_path / 'none.toml'} cannot be read: No such file or directory",
         "8: serve.port: 'x' is not a port; expected a number from 0 to 65535",
@@ -209,9 +211,11 @@ def test_unreadable_files_are_reported_by_key(tmp_path: Path) -> None:
 def test_errors_in_users_file_name_both_files(tmp_path: Path) -> None:
     users = tmp_path / "users.toml"
     users.write_text("[[users]]\nname = 'a'\n")
-    why = "users[0]: user 'a' cannot authenticate: expected a password, token, nkey, certificate or"
+    expected_problem = (
+        "users[0]: user 'a' cannot authenticate: expected a password, token, nkey, certificate or"
+    )
     [said] = find_problems(tmp_path, "[serve]\nusers = 'users.toml'\n")
-    assert said.startswith(f"2: serve.users: {users}:1: {why}")
+    assert said.startswith(f"2: serve.users: {users}:1: {expected_problem}")
 
 
 def test_all_errors_of_bridges_and_nats_users_are_reported(
@@ -233,7 +237,7 @@ permissions = { publish = ["a..b"] }
 [[nats.users]]
 """,
     )
-    for each, sentence in zip(
+    for each, expected_problem in zip(
         [each for each in found if "is deprecated" not in each],
         [
             "3: bridges[0].to: 'simplebus://h:port' is not a server address",
@@ -246,7 +250,7 @@ permissions = { publish = ["a..b"] }
         ],
         strict=True,
     ):
-        assert each.startswith(sentence)
+        assert each.startswith(expected_problem)
 
 
 def test_all_errors_of_users_are_reported(tmp_path: Path) -> None:
@@ -268,7 +272,7 @@ password = 7
 name = "c"
 """,
     )
-    for each, (line, sentence) in zip(
+    for each, (line, expected_problem) in zip(
         found,
         [
             (3, "users[0].max-connections: it should be a valid integer, got 'x'"),
@@ -281,7 +285,7 @@ name = "c"
         ],
         strict=True,
     ):
-        assert each.startswith(f"{line}: {sentence}")
+        assert each.startswith(f"{line}: {expected_problem}")
 
 
 def test_errors_of_one_user_do_not_hide_each_other(tmp_path: Path) -> None:
@@ -387,15 +391,15 @@ def test_expired_certificate_is_a_warning(tmp_path: Path) -> None:
 
 def test_user_without_requested_credentials_is_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
-    said = "user 'a' and 1 more can authenticate by certificate only, and no listener asks for"
+    expected = "user 'a' and 1 more can authenticate by certificate only, and no listener asks for"
     file.write_text(
         '[[users]]\nname = "a"\ncertificate = "CN=a"\n'
         '[[users]]\nname = "b"\ncertificate = "CN=b"\n'
         '[[users]]\nname = "c"\ncertificate = "CN=c"\naddresses = "10.0.0.0/8"\n'
     )
-    status, output = check_config(file)
+    status, expected_warning = check_config(file)
     assert status == 0
-    assert said in output
+    assert expected in expected_warning
 
 
 def test_impossible_data_directory_is_reported_also_to_root(tmp_path: Path) -> None:

@@ -121,12 +121,14 @@ def test_every_setting_can_be_given_by_option_variable_and_file(
     file: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = True if setting.kind is FLAG else sample_value(setting)
-    words = [str(each) for each in (value if isinstance(value, list) else [value])]
+    values = [str(each) for each in (value if isinstance(value, list) else [value])]
     file.write_text(f"[{setting.toml_table}]\n{setting.toml_key} = {json.dumps(value)}\n")
     from_file = dict(load(file).config.items())[setting]
-    flags = [setting.flag] if value is True else [x for each in words for x in (setting.flag, each)]
+    flags = (
+        [setting.flag] if value is True else [x for each in values for x in (setting.flag, each)]
+    )
     assert dict(parse_arguments(flags).config.items())[setting] == from_file
-    monkeypatch.setenv(setting.variable, " ".join(words))
+    monkeypatch.setenv(setting.variable, " ".join(values))
     assert dict(parse_arguments([]).config.items())[setting] == from_file
     assert from_file or setting.kind.parse("0") == from_file
 
@@ -167,8 +169,10 @@ def test_users_have_permissions(file: Path) -> None:
         """
     )
     file.chmod(0o600)
-    guest = User("guest", subject_permissions=SubjectPermissions(subscribe_allow=("public.>",)))
-    ada = User(
+    guest_user = User(
+        "guest", subject_permissions=SubjectPermissions(subscribe_allow=("public.>",))
+    )
+    restricted_user = User(
         "ada",
         "secret",
         subject_permissions=SubjectPermissions(
@@ -178,7 +182,7 @@ def test_users_have_permissions(file: Path) -> None:
             responses=ResponsePermission(5, 0.5),
         ),
     )
-    assert load_nats(file).settings.users == Users((guest, ada), anonymous="guest")
+    assert load_nats(file).settings.users == Users((guest_user, restricted_user), anonymous="guest")
     deprecated = [re.search(r"nats\.(\w+) is deprecated", each) for each in load(file).warnings]
     assert [each and each[1] for each in deprecated] == [
         "no_auth_user",
@@ -216,8 +220,12 @@ def test_classes_have_backoff_and_max_deliveries(file: Path) -> None:
     )
     settings = load_settings(file)
     assert settings.deliveries_max == 5
-    own = settings.settings_for_class(3, "orders")
-    assert (own.ack_seconds, own.backoff_seconds, own.deliveries_max) == (2, (1, 5.5, 30), 0)
+    class_settings = settings.settings_for_class(3, "orders")
+    assert (
+        class_settings.ack_seconds,
+        class_settings.backoff_seconds,
+        class_settings.deliveries_max,
+    ) == (2, (1, 5.5, 30), 0)
     assert settings.settings_for_class(3, "logs").deliveries_max == 3
     assert settings.settings_for_class(3).deliveries_max is None
     with pytest.raises(ValueError, match="--max-deliveries must be from 0 to 65535, got 65536"):
@@ -251,21 +259,21 @@ def test_spill_requires_data_directory(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "flags", "what"),
+    ("table", "flags", "expected_error"),
     [
         ("last-values = true", (), "class state keeps last values"),
         ("", ("--last-values", "state"), "--last-values state: a class that spills"),
     ],
 )
 def test_last_values_conflict_with_spill(
-    file: Path, table: str, flags: tuple[str, ...], what: str
+    file: Path, table: str, flags: tuple[str, ...], expected_error: str
 ) -> None:
-    """It would keep none, and nobody was told."""
-    before = "[serve]\ndata-dir = 'here'\nfull = 'spill'\n[classes.state]\n"
-    file.write_text(before + table)
-    with pytest.raises(ValueError, match=what):
+    """Otherwise the class would silently keep no last values."""
+    old_text = "[serve]\ndata-dir = 'here'\nfull = 'spill'\n[classes.state]\n"
+    file.write_text(old_text + table)
+    with pytest.raises(ValueError, match=expected_error):
         load_settings(file, *flags)
-    file.write_text(before + "full = 'block'\n" + table)
+    file.write_text(old_text + "full = 'block'\n" + table)
     assert load_settings(file, *flags).settings_for_class(3, "state").last_values != bool(flags)
 
 
@@ -283,7 +291,7 @@ USER = '[[nats.users]]\nuser = "x"\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "expected_error"),
     [
         ("nonsense", "is not TOML"),
         ("[serv]", ": 'serv' is unknown; did you mean 'serve'?"),
@@ -384,17 +392,17 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ),
     ],
 )
-def test_errors_are_one_sentence(file: Path, text: str, sentence: str) -> None:
+def test_errors_are_one_sentence(file: Path, text: str, expected_error: str) -> None:
     file.write_text(text)
-    done = CliRunner().invoke(cli.app, ["serve", "--config", str(file)])
-    assert done.exit_code == 78
-    assert done.output.startswith(f"simplebus: {file}")
-    assert sentence in done.output
-    assert done.output.count("\n") == 1
+    result = CliRunner().invoke(cli.app, ["serve", "--config", str(file)])
+    assert result.exit_code == 78
+    assert result.output.startswith(f"simplebus: {file}")
+    assert expected_error in result.output
+    assert result.output.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("text", "arguments", "sentence"),
+    ("text", "arguments", "expected_error"),
     [
         ("[nats.tls]\ncert = 'x'", (), ": nats.tls.cert needs nats.tls.key too\n"),
         ("[nats.tls]\noptional = true", ("--nats-tls-cert", "x"), None),
@@ -416,16 +424,18 @@ def test_errors_are_one_sentence(file: Path, text: str, sentence: str) -> None:
     ],
 )
 def test_conflicting_settings_are_reported_by_key(
-    file: Path, text: str, arguments: tuple[str, ...], sentence: str | None
+    file: Path, text: str, arguments: tuple[str, ...], expected_error: str | None
 ) -> None:
     file.write_text(text)
-    done = CliRunner().invoke(cli.app, ["serve", "--config", str(file), *arguments])
-    if sentence is None:  # None of what is wrong stands there.
-        assert done.exit_code == 2
-        assert done.output == "simplebus: --nats-tls-cert needs --nats-tls-key too\n"
+    result = CliRunner().invoke(cli.app, ["serve", "--config", str(file), *arguments])
+    if expected_error is None:  # The error is not in the file.
+        assert result.exit_code == 2
+        assert result.output == "simplebus: --nats-tls-cert needs --nats-tls-key too\n"
     else:
-        assert done.exit_code == 78
-        assert re.match(rf"simplebus: {re.escape(str(file))}:\d{re.escape(sentence)}", done.output)
+        assert result.exit_code == 78
+        assert re.match(
+            rf"simplebus: {re.escape(str(file))}:\d{re.escape(expected_error)}", result.output
+        )
 
 
 def test_file_can_set_permissions_of_environment_user(
@@ -440,9 +450,9 @@ def test_file_can_set_permissions_of_environment_user(
 
 
 def test_missing_file_prints_one_sentence(file: Path) -> None:
-    done = CliRunner().invoke(cli.app, ["serve", "--config", str(file)])
-    assert done.exit_code == 78
-    assert done.output == f"simplebus: {file} cannot be read: No such file or directory\n"
+    result = CliRunner().invoke(cli.app, ["serve", "--config", str(file)])
+    assert result.exit_code == 78
+    assert result.output == f"simplebus: {file} cannot be read: No such file or directory\n"
 
 
 # check-config ------------------------------------------------------------------------------------
@@ -456,17 +466,17 @@ def test_check_config_does_not_start_a_server(file: Path) -> None:
     warning = f"simplebus: {file} holds passwords or tokens, and every user may read it\n"
     assert check_config(file) == (0, f"{warning}{file} is fine\n")
     file.write_text("[nats]\nmax-pending = '1MiB'\nmax-payload = '2MiB'")
-    status, said = check_config(file)
+    status, output = check_config(file)
     assert status == 78
-    assert said.startswith(f"simplebus: {file}:2: nats.max-pending must be from 2097152 to")
+    assert output.startswith(f"simplebus: {file}:2: nats.max-pending must be from 2097152 to")
     file.write_text("[nats]\ndefault_permissions = { publish = 'a' }")
-    status, said = check_config(file)
+    status, output = check_config(file)
     assert status == 78
-    assert said.endswith(f"simplebus: {file}:2: nats.default_permissions: there are no users\n")
+    assert output.endswith(f"simplebus: {file}:2: nats.default_permissions: there are no users\n")
     file.write_text("[nats.tls]\ncert = 'none.pem'\nkey = 'none.pem'")
-    status, said = check_config(file)
+    status, output = check_config(file)
     assert status == 78
-    assert f"the certificate {file.parent / 'none.pem'} cannot be read" in said
+    assert f"the certificate {file.parent / 'none.pem'} cannot be read" in output
 
 
 def test_all_errors_are_reported_with_lines(file: Path) -> None:
@@ -510,16 +520,16 @@ subjects = ["a",
 [nat]
 """
     )
-    status, said = check_config(file)
+    status, output = check_config(file)
     assert status == 78
     lines = [
         each.removeprefix(f"simplebus: {file}:")
-        for each in said.splitlines()
+        for each in output.splitlines()
         if "is deprecated" not in each
     ]
-    told = {int(each.partition(":")[0]): each.partition(": ")[2] for each in lines}
-    assert len(told) == len(lines)
-    for line, sentence in {
+    problems_by_line = {int(each.partition(":")[0]): each.partition(": ")[2] for each in lines}
+    assert len(problems_by_line) == len(lines)
+    for line, expected_error in {
         2: "serve: 'max-memori' is unknown; did you mean 'max-memory'?",
         3: "serve.port: expected a number, got '7'",
         4: "serve.max-memory: '1MB' is not a size; did you mean 1MiB?",
@@ -542,12 +552,12 @@ subjects = ["a",
         35: "classes.shops.subjects[1]: ",
         37: "'nat' is unknown; did you mean 'nats'?",
     }.items():
-        assert told.pop(line).startswith(sentence), line
-    assert not told
+        assert problems_by_line.pop(line).startswith(expected_error), line
+    assert not problems_by_line
 
 
 @pytest.mark.parametrize(
-    ("key", "meant"),
+    ("key", "suggestion"),
     [
         ("host", "it to stand in [serve]"),
         ("port", "it to stand in [serve]"),
@@ -559,10 +569,10 @@ subjects = ["a",
         ("nats_tls_ca", "'ca' in [nats.tls]"),
     ],
 )
-def test_misplaced_key_is_reported_with_its_table(file: Path, key: str, meant: str) -> None:
+def test_misplaced_key_is_reported_with_its_table(file: Path, key: str, suggestion: str) -> None:
     file.write_text(f"\n{key} = 1\n")
-    told = f"simplebus: {file}:2: {key!r} is unknown; did you mean {meant}?\n"
-    assert check_config(file) == (78, told)
+    problems_by_line = f"simplebus: {file}:2: {key!r} is unknown; did you mean {suggestion}?\n"
+    assert check_config(file) == (78, problems_by_line)
 
 
 def test_keys_are_reported_as_spelled_in_the_file(file: Path) -> None:
@@ -609,9 +619,9 @@ def test_times_and_sizes_have_units(file: Path) -> None:
 
 
 def sample() -> str:
-    done = CliRunner().invoke(cli.app, ["config", "sample"])
-    assert done.exit_code == 0
-    return done.output
+    result = CliRunner().invoke(cli.app, ["config", "sample"])
+    assert result.exit_code == 0
+    return result.output
 
 
 def test_sample_is_valid_and_shows_defaults(file: Path, tmp_path: Path) -> None:
@@ -622,12 +632,12 @@ def test_sample_is_valid_and_shows_defaults(file: Path, tmp_path: Path) -> None:
     assert uncommented.count("\nport = ") == 2
     file.write_text(uncommented)
     assert check_config(file) == (0, f"{file} is fine\n")
-    nothing = tmp_path / "nothing.toml"
-    nothing.touch()
-    assert load_settings(file) == load_settings(nothing)
-    assert load_nats(file) == load_nats(nothing)
+    missing_file = tmp_path / "nothing.toml"
+    missing_file.touch()
+    assert load_settings(file) == load_settings(missing_file)
+    assert load_nats(file) == load_nats(missing_file)
     written = dict(load(file).config.items())
-    for setting, value in load(nothing).config.items():
+    for setting, value in load(missing_file).config.items():
         assert not value or written[setting] == value, setting.name
 
 
@@ -638,8 +648,8 @@ def test_sample_contains_every_option(file: Path) -> None:
     examples = re.sub(r"^#- (?!engine|cert|key|ca|users =)", "", text, flags=re.MULTILINE)
     file.write_text(examples)
     file.chmod(0o600)
-    status, said = check_config(file)
-    assert (status, said) == (0, f"{file} is fine\n")
+    status, output = check_config(file)
+    assert (status, output) == (0, f"{file} is fine\n")
 
 
 def keys_of(table: type[SettingsTable], path: str) -> Iterator[str]:
@@ -683,14 +693,14 @@ def test_changes_are_reported_with_required_restarts(file: Path) -> None:
     file.write_text("[serve]\nport = 1\nmax-memory = '1GiB'\n[nats.tls]\ntimeout = 3\n")
     file.chmod(0o600)
     configuration = load(file, "--tick", "2")
-    before = build_plan(configuration)
-    assert find_changes(before.values, reload_plan(configuration).values) == []
+    old_text = build_plan(configuration)
+    assert find_changes(old_text.values, reload_plan(configuration).values) == []
     file.write_text(
         "[serve]\nport = 2\nmax-memory = '2GiB'\ntick = 3\nlog-level = 'debug'\n"
         "[classes.a]\nsubjects = ['a']\n[[nats.users]]\nuser = 'ada'\npassword = 'secret'\n"
     )
     after = reload_plan(configuration)
-    changes = find_changes(before.values, after.values)
+    changes = find_changes(old_text.values, after.values)
     assert {str(change) for change in changes} == {
         "serve.port = 2, was 1: needs a restart",
         'serve.max-memory = "2GiB", was "1GiB"',
@@ -700,16 +710,16 @@ def test_changes_are_reported_with_required_restarts(file: Path) -> None:
         "nats.users.ada was added",
     }
     assert count_changes(changes) == "4 changes applied, 2 need a restart"
-    left = find_changes(apply_reload(before.values, after.values), after.values)
-    assert {change.description for change in left} == {
+    remaining_changes = find_changes(apply_reload(old_text.values, after.values), after.values)
+    assert {change.description for change in remaining_changes} == {
         "serve.port = 2, was 1",
         "nats.tls.timeout = 2, was 3",
     }
 
 
-def reload_texts(file: Path, before: str, after: str) -> list[str]:
+def reload_texts(file: Path, old_text: str, after: str) -> list[str]:
     """Return the changes between two texts of the file."""
-    file.write_text(before)
+    file.write_text(old_text)
     file.chmod(0o600)
     configuration = load(file)
     plan = build_plan(configuration)
@@ -718,7 +728,7 @@ def reload_texts(file: Path, before: str, after: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "changes"),
+    ("old_text", "after", "changes"),
     [
         ("keep-seconds = 3600", "keep-seconds = 1800", ["keep-seconds = 1800, was 3600"]),
         ("keep-seconds = 3600", "keep-seconds = 3600.0", []),
@@ -731,16 +741,16 @@ def reload_texts(file: Path, before: str, after: str) -> list[str]:
     ],
 )
 def test_changed_keys_of_a_class_are_named(
-    file: Path, before: str, after: str, changes: list[str]
+    file: Path, old_text: str, after: str, changes: list[str]
 ) -> None:
     table = "[classes.orders]\n"
-    assert reload_texts(file, table + before, table + after) == [
+    assert reload_texts(file, table + old_text, table + after) == [
         f"classes.orders.{change}" for change in changes
     ]
 
 
 def test_changed_users_are_described_without_secrets(file: Path) -> None:
-    before = (
+    old_text = (
         "[[users]]\nname = 'till'\npassword = 'secret one'\n"
         "[[users]]\nname = 'a.b'\ntoken = 'secret two'\n"
         "[nats]\ntoken = 'secret three'\n"
@@ -753,7 +763,7 @@ def test_changed_users_are_described_without_secrets(file: Path) -> None:
         "[nats]\ntoken = 'secret seven'\n"
         "[[bridges]]\nname = 'hq'\nto = 'simplebus://other:8888'\nclasses = ['a']\n"
     )
-    changes = reload_texts(file, before, after)
+    changes = reload_texts(file, old_text, after)
     assert set(changes) == {
         "users.till.password has changed",
         "users.till.max-connections = 5",
@@ -768,7 +778,7 @@ def test_changed_users_are_described_without_secrets(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "change"),
+    ("old_text", "after", "change"),
     [
         ("host = '::1'", "host = ['::1', '127.0.0.1']", 'host = ["::1", "127.0.0.1"], was ["::1"]'),
         ("", "bind = 'orders.>=orders'", 'bind = ["orders.>=orders"]'),
@@ -779,9 +789,9 @@ def test_changed_users_are_described_without_secrets(file: Path) -> None:
     ],
 )
 def test_changed_options_are_written_as_in_the_file(
-    file: Path, before: str, after: str, change: str
+    file: Path, old_text: str, after: str, change: str
 ) -> None:
-    changes = reload_texts(file, f"[serve]\n{before}\n", f"[serve]\n{after}\n")
+    changes = reload_texts(file, f"[serve]\n{old_text}\n", f"[serve]\n{after}\n")
     assert [each.removesuffix(": needs a restart") for each in changes] == [f"serve.{change}"]
 
 
@@ -829,9 +839,9 @@ def test_changes_are_counted() -> None:
 
 def test_error_of_the_command_line_is_reported_once_beside_those_of_the_file(file: Path) -> None:
     file.write_text("[serve]\nmax-class-memory = '1MiB'\n[tls]\ncert = 'a'\n")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as raised:
         build_plan(load(file, "--max-frame", "900MiB"))
-    assert [each.removeprefix(f"{file}:").strip() for each in caught.value.messages] == [
+    assert [each.removeprefix(f"{file}:").strip() for each in raised.value.messages] == [
         "4: tls.cert needs tls.key too",
         "--max-frame must be from 13 to 524288, got 943718400 (a frame may take at most half of "
         "serve.max-class-memory)",
@@ -842,13 +852,13 @@ def test_invalid_reload_reports_all_errors(file: Path) -> None:
     file.write_text("[serve]\nport = 1")
     configuration = load(file)
     file.write_text("[serve]\nport = 'x'\nprt = 2\n")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as raised:
         reload_plan(configuration)
-    assert len(caught.value.messages) == 2
+    assert len(raised.value.messages) == 2
     file.write_text("[serve]\nmax-classes = 0\nmax-connections = 0\n[tls]\ncert = 'a'\n")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as raised:
         reload_plan(configuration)
-    assert caught.value.messages == (
+    assert raised.value.messages == (
         f"{file}:2: serve.max-classes must be above 0, got 0",
         f"{file}:3: serve.max-connections must be above 0, got 0",
         f"{file}:5: tls.cert needs tls.key too",
@@ -882,8 +892,8 @@ def test_paths_of_the_file_are_relative_to_its_directory(
 @pytest.fixture
 def renamed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give two settings a former name."""
-    for name, old in (("max_frame", "longest_frame"), ("nats_max_subs", "most_subs")):
-        setting = replace(SETTINGS[name], old_names=(old,))
+    for name, former_name in (("max_frame", "longest_frame"), ("nats_max_subs", "most_subs")):
+        setting = replace(SETTINGS[name], old_names=(former_name,))
         monkeypatch.setitem(SETTINGS, name, setting)  # type: ignore[arg-type]
     declare_options()
     yield

@@ -22,7 +22,7 @@ def warnings_for(names: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("name", "suggestion"),
     [
         ("SIMPLEBUS_MAX_MEMROY", "SIMPLEBUS_MAX_MEMORY"),
         ("SIMPLEBUS_NATS_TOKNE", "SIMPLEBUS_NATS_TOKEN"),
@@ -32,21 +32,23 @@ def warnings_for(names: list[str]) -> list[str]:
         ("SIMPLEBUS_BEAUTY", ""),
     ],
 )
-def test_unknown_variable_is_reported_with_suggestion(name: str, meant: str) -> None:
-    told = f"no command reads {name} in the environment"
-    assert warnings_for([name, "PATH"]) == [f"{told}; did you mean {meant}?" if meant else told]
+def test_unknown_variable_is_reported_with_suggestion(name: str, suggestion: str) -> None:
+    expected_warning = f"no command reads {name} in the environment"
+    assert warnings_for([name, "PATH"]) == [
+        f"{expected_warning}; did you mean {suggestion}?" if suggestion else expected_warning
+    ]
 
 
 @pytest.mark.parametrize(
     "name",
     [
         *("SIMPLEBUS_PORT", "SIMPLEBUS_NATS_TLS_CERT", "SIMPLEBUS_CONFIG"),  # Options of serve,
-        *("SIMPLEBUS_NATS_TOKEN", "SIMPLEBUS_ENGINE_SEED"),  # what else it reads,
+        *("SIMPLEBUS_NATS_TOKEN", "SIMPLEBUS_ENGINE_SEED"),  # other variables of serve,
         *("SIMPLEBUS_URL", "SIMPLEBUS_HTTP_URL", "SIMPLEBUS_STATUS_SECONDS"),  # other commands,
         *("SIMPLEBUS_TOKEN", "SIMPLEBUS_CREDENTIALS", "SIMPLEBUS_TLS_CA"),  # clients
         *("SIMPLEBUS_FROM_TOKEN", "SIMPLEBUS_TO_CREDENTIALS"),  # and bridges;
         *("SIMPLEBUS_SERVICE_HOST", "SIMPLEBUS_PORT_8888_TCP_ADDR"),  # what Kubernetes sets,
-        *("_SIMPLEBUS_COMPLETE", "SIMPLEBUSES"),  # and what is of somebody else.
+        *("_SIMPLEBUS_COMPLETE", "SIMPLEBUSES"),  # and variables of other programs.
     ],
 )
 def test_known_variables_are_not_reported(name: str) -> None:
@@ -54,28 +56,33 @@ def test_known_variables_are_not_reported(name: str) -> None:
 
 
 def test_unknown_variables_are_reported_without_values() -> None:
-    told = "no command reads SIMPLEBUS_TIK in the environment; did you mean SIMPLEBUS_TICK?"
-    with running_program("serve", "--port", "0", SIMPLEBUS_TIK="geheim") as it:
-        it.read_line()
-        it.process.terminate()
-        status, _, said = it.wait()
-    assert (status, told in said, "geheim" in said) == (0, True, False)
-    done = CliRunner().invoke(cli.app, ["check-config", "/dev/null"], env={"SIMPLEBUS_TIK": "1"})
-    assert (done.exit_code, done.output) == (0, f"simplebus: {told}\n/dev/null is fine\n")
+    expected_warning = (
+        "no command reads SIMPLEBUS_TIK in the environment; did you mean SIMPLEBUS_TICK?"
+    )
+    with running_program("serve", "--port", "0", SIMPLEBUS_TIK="geheim") as program:
+        program.read_line()
+        program.process.terminate()
+        status, _, stderr = program.wait()
+    assert (status, expected_warning in stderr, "geheim" in stderr) == (0, True, False)
+    result = CliRunner().invoke(cli.app, ["check-config", "/dev/null"], env={"SIMPLEBUS_TIK": "1"})
+    assert (result.exit_code, result.output) == (
+        0,
+        f"simplebus: {expected_warning}\n/dev/null is fine\n",
+    )
 
 
 def test_kubernetes_service_variables_are_ignored() -> None:
-    at = "tcp://10.96.7.1:8888"
-    left = {
+    service_address = "tcp://10.96.7.1:8888"
+    unknown_names = {
         "SIMPLEBUS_NATS_PORT": "4223",
-        "SIMPLEBUS_HTTP_PORT": at,  # Nobody says it a second time: it is somebody's mistake.
-        "SIMPLEBUS_PORT_8888_TCP": at,
-        "PORT": at,
-        "PORT_8888_TCP": at,
+        "SIMPLEBUS_HTTP_PORT": service_address,  # The warning is not repeated.
+        "SIMPLEBUS_PORT_8888_TCP": service_address,
+        "PORT": service_address,
+        "PORT_8888_TCP": service_address,
     }
-    environment = {**left, "SIMPLEBUS_PORT": at}
+    environment = {**unknown_names, "SIMPLEBUS_PORT": service_address}
     remove_service_links(environment)
-    assert environment == left
+    assert environment == unknown_names
     environment["SIMPLEBUS_PORT"] = "tcp://10.96.7.2:8888"
     remove_service_links(environment)
     assert environment["SIMPLEBUS_PORT"] == "tcp://10.96.7.2:8888"
@@ -84,14 +91,16 @@ def test_kubernetes_service_variables_are_ignored() -> None:
 @pytest.mark.parametrize("name", ["SIMPLEBUS_PORT", "SIMPLEBUS_NATS_PORT", "SIMPLEBUS_HTTP_PORT"])
 def test_invalid_port_prints_one_sentence(name: str) -> None:
     for value in ("tcp://10.96.7.1:8888", "70000", "x", "-1"):
-        said = CliRunner().invoke(cli.app, ["serve"], env={name: value})
-        told = f"simplebus: {name}: '{value}' is not a port; expected a number from 0 to 65535"
-        assert (said.exit_code, said.output.startswith(told)) == (2, True)
-        assert said.output.count("\n") == 1
+        result = CliRunner().invoke(cli.app, ["serve"], env={name: value})
+        expected_error = (
+            f"simplebus: {name}: '{value}' is not a port; expected a number from 0 to 65535"
+        )
+        assert (result.exit_code, result.output.startswith(expected_error)) == (2, True)
+        assert result.output.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "why"),
+    ("name", "value", "expected_error"),
     [
         ("SIMPLEBUS_VERBOSE", "maybe", "it should be true or false, got 'maybe'"),
         ("SIMPLEBUS_TICK", "soon", "'soon' is not a time"),
@@ -103,16 +112,16 @@ def test_invalid_port_prints_one_sentence(name: str) -> None:
         ),
     ],
 )
-def test_invalid_variable_is_reported_by_name(name: str, value: str, why: str) -> None:
-    said = CliRunner().invoke(cli.app, ["serve"], env={name: value})
-    assert said.exit_code == 2
-    assert said.output.startswith(f"simplebus: {name}: {why}")
+def test_invalid_variable_is_reported_by_name(name: str, value: str, expected_error: str) -> None:
+    result = CliRunner().invoke(cli.app, ["serve"], env={name: value})
+    assert result.exit_code == 2
+    assert result.output.startswith(f"simplebus: {name}: {expected_error}")
 
 
 def test_invalid_variable_of_other_command_is_reported() -> None:
-    said = CliRunner().invoke(cli.app, ["dlq", "ls", "1"], env={"SIMPLEBUS_URL": "http://x"})
-    assert said.exit_code == 2
-    assert said.output.startswith("simplebus: SIMPLEBUS_URL: 'http://x' is not a server address")
+    result = CliRunner().invoke(cli.app, ["dlq", "ls", "1"], env={"SIMPLEBUS_URL": "http://x"})
+    assert result.exit_code == 2
+    assert result.output.startswith("simplebus: SIMPLEBUS_URL: 'http://x' is not a server address")
 
 
 def test_check_reports_all_invalid_variables(tmp_path: Path) -> None:
@@ -123,8 +132,8 @@ def test_check_reports_all_invalid_variables(tmp_path: Path) -> None:
         "SIMPLEBUS_VERBOSE": "maybe",
         "SIMPLEBUS_TLS_KEY": "/nowhere.pem",
     }
-    said = CliRunner().invoke(cli.app, ["check-config", str(file)], env=environment)
-    assert (said.exit_code, said.output.splitlines()) == (
+    result = CliRunner().invoke(cli.app, ["check-config", str(file)], env=environment)
+    assert (result.exit_code, result.output.splitlines()) == (
         78,
         [
             f"simplebus: {file}:2: serve.port: 'x' is not a port; expected a number from 0 "
@@ -147,15 +156,15 @@ def test_command_line_overrides_invalid_variable(
 
 
 def test_server_beside_kubernetes_service_keeps_its_port(tmp_path: Path) -> None:
-    at, file = "tcp://10.96.7.1:8888", tmp_path / "bus.toml"
+    service_address, file = "tcp://10.96.7.1:8888", tmp_path / "bus.toml"
     file.write_text("[serve]\nport = 0\n")
     service = {
-        "SIMPLEBUS_PORT": at,
-        "SIMPLEBUS_PORT_8888_TCP": at,
+        "SIMPLEBUS_PORT": service_address,
+        "SIMPLEBUS_PORT_8888_TCP": service_address,
         "SIMPLEBUS_SERVICE_PORT": "8888",
     }
-    with running_program("serve", "--config", str(file), **service) as it:
-        assert "simplebus ready tcp=127.0.0.1:" in it.read_line()
-        it.process.terminate()
-        status, _, said = it.wait()
-    assert (status, "in the environment" in said) == (0, False)
+    with running_program("serve", "--config", str(file), **service) as program:
+        assert "simplebus ready tcp=127.0.0.1:" in program.read_line()
+        program.process.terminate()
+        status, _, stderr = program.wait()
+    assert (status, "in the environment" in stderr) == (0, False)

@@ -134,8 +134,8 @@ def test_addresses_of_servers_are_checked(text: str) -> None:
 
 
 def test_last_values_classes_are_given_by_id_or_name() -> None:
-    asked = parse_options("--last-values", "7", "--last-values", "state").memory.last_values
-    assert list(asked) == [
+    last_values = parse_options("--last-values", "7", "--last-values", "state").memory.last_values
+    assert list(last_values) == [
         NamedClass(7, last_values=True),
         NamedClass(None, "state", last_values=True),
     ]

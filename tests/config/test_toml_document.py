@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from simplebus.config.toml_document import find_line, locate_keys
 
 
-def key_paths(raw: Any, place: str = "") -> set[str]:
+def key_paths(raw: Any, path: str = "") -> set[str]:
     """Return the key paths of parsed TOML."""
-    found = {place} - {""}
+    found = {path} - {""}
     if isinstance(raw, dict):
         for name, value in raw.items():
             name = name.replace("-", "_")
-            found |= key_paths(value, f"{place}.{name}" if place else name)
+            found |= key_paths(value, f"{path}.{name}" if path else name)
     elif isinstance(raw, list):
-        for at, value in enumerate(raw):
-            found |= key_paths(value, f"{place}[{at}]")
+        for index, value in enumerate(raw):
+            found |= key_paths(value, f"{path}[{index}]")
     return found
 
 
@@ -62,7 +62,7 @@ def test_each_key_has_its_line_number() -> None:
     found = locate_keys(EXAMPLE)
     assert set(found) == key_paths(tomllib.loads(EXAMPLE))
     lines = EXAMPLE.splitlines()
-    for place, words in {
+    for path, line_text in {
         "title": "title",
         "quoted key": "'quoted key'",
         "serve": "[serve]",
@@ -76,11 +76,11 @@ def test_each_key_has_its_line_number() -> None:
         "nats.users[1].keys[1].a": "a = 1",
         "nats.tls.cert": "cert",
     }.items():
-        assert lines[found[place] - 1].strip().startswith(words), place
+        assert lines[found[path] - 1].strip().startswith(line_text), path
 
 
 names = st.text("ab-_.é \"'", min_size=1, max_size=3)
-# No key with `-` beside the same with `_`: they would be one place.
+# No key occurs with both `-` and `_`: both spellings have the same path.
 values = st.recursive(
     st.one_of(st.integers(), st.booleans(), st.text("ab#[]{}=,'\"\\\n é", max_size=6)),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
@@ -98,17 +98,18 @@ def to_toml(value: Any) -> str:
 
 
 @given(st.dictionaries(names, values, max_size=4), st.lists(st.dictionaries(names, values)))
-def test_keys_are_those_of_tomllib(table: dict[str, Any], several: list[Any]) -> None:
+def test_keys_are_those_of_tomllib(table: dict[str, Any], items: list[Any]) -> None:
     text = "".join(f"{json.dumps(name)} = {to_toml(value)}\n" for name, value in table.items())
-    for each in several:
+    for each in items:
         text += "\n[[ 'the.list' . x ]] # one\n"
         text += "".join(f"{json.dumps(name)} = {to_toml(value)}\n" for name, value in each.items())
     assert set(locate_keys(text)) == key_paths(tomllib.loads(text))
 
 
 @given(st.text("ab[]{}=.,'\"#\\\n ", max_size=30))
-def test_invalid_toml_has_no_lines(text: str) -> None:
-    locate_keys(text)
+def test_arbitrary_text_has_valid_line_numbers(text: str) -> None:
+    lines = locate_keys(text).values()
+    assert all(1 <= line <= text.count("\n") + 1 for line in lines)
 
 
 @pytest.mark.parametrize(
