@@ -74,7 +74,7 @@ def test_typed_handler_receives_only_its_type(run: Run, memory: MemoryBus) -> No
             bus.handle(ShopClosed, closed.append)
             await bus.publish_many([ShopOpened("Ada's"), ShopClosed("Bob's")])
             with pytest.raises(UnboundTypeError, match="ShopReopened"):
-                await bus.publish(ShopReopened("Eve's"))  # A subclass is another type.
+                await bus.publish(ShopReopened("Eve's"))  # A subclass counts as a different type.
             with pytest.raises(UnboundTypeError):
                 await bus.publish("text means nothing by itself")
 
@@ -99,17 +99,17 @@ def test_typed_handler_receives_only_its_type(run: Run, memory: MemoryBus) -> No
 def test_handler_receives_matching_channels(
     run: Run, memory: MemoryBus, binding: tuple[str, ...], received: list[str]
 ) -> None:
-    got: list[str] = []
+    channels: list[str] = []
 
     async def main() -> None:
         async with memory as bus:
-            bus.handle(ShopOpened, lambda value: got.append(value.shop), *binding)
+            bus.handle(ShopOpened, lambda value: channels.append(value.shop), *binding)
             for channel in "", "one", "two", "one.two", "one.two.three":
                 await bus.publish(ShopOpened(channel), channel=channel)
             await bus.publish(ShopClosed("one"), channel="one")
 
     run(main)
-    assert got == received
+    assert channels == received
 
 
 def test_invalid_wildcards_raise(run: Run, memory: MemoryBus) -> None:
@@ -160,9 +160,9 @@ def test_handlers_of_a_group_share_messages(run: Run, memory: MemoryBus) -> None
 
 def test_several_clients_share_the_bus(run: Run, memory: MemoryBus) -> None:
     async def main() -> None:
-        async with memory as one, memory.connect(name="other") as other:
-            async with other.subscribe(ShopOpened) as shops:
-                await one.publish(ShopOpened("Ada's"))
+        async with memory as first_client, memory.connect(name="other") as second_client:
+            async with second_client.subscribe(ShopOpened) as shops:
+                await first_client.publish(ShopOpened("Ada's"))
                 assert await anext(shops) == ShopOpened("Ada's")
             assert memory.statistics().sessions == 2
 
@@ -236,20 +236,20 @@ def test_leaving_waits_for_what_handlers_publish_meanwhile(run: Run) -> None:
 
 
 def test_leaving_waits_for_handlers(run: Run) -> None:
-    done: list[bytes] = []
+    handled: list[bytes] = []
 
     async def main() -> None:
         async with MemoryBus() as bus:
 
             async def handler(message: Message[bytes]) -> None:
                 await anyio.sleep(0.05)
-                done.append(message.payload)
+                handled.append(message.payload)
 
             await bus.publish_many([b"1", b"2", b"3"], class_id="by name")
             bus.handle("by name", handler, max_in_flight=1)
 
     run(main)
-    assert done == [b"1", b"2", b"3"]
+    assert handled == [b"1", b"2", b"3"]
 
 
 def test_leaving_does_not_wait_for_backoff_or_delay() -> None:
@@ -341,8 +341,8 @@ def test_refused_handler_subscription_raises(run: Run) -> None:
         with pytest.raises(ExceptionGroup, match="handlers failed 1 time") as caught:  # noqa: PT012
             async with (
                 memory as bus,
-                memory.connect() as other,
-                other.subscribe(1, durable="commit_log"),
+                memory.connect() as second_client,
+                second_client.subscribe(1, durable="commit_log"),
             ):
                 bus.handle(1, print, durable="commit_log")
                 await anyio.sleep(0.01)
@@ -409,9 +409,9 @@ def test_long_handler_call_is_not_repeated() -> None:
     async def main() -> None:
         called: list[tuple[int, bytes]] = []
 
-        async def handler(which: int, message: Message[bytes]) -> None:
-            called.append((which, message.payload))
-            await trio.sleep(3 + 10 * which)
+        async def handler(handler_number: int, message: Message[bytes]) -> None:
+            called.append((handler_number, message.payload))
+            await trio.sleep(3 + 10 * handler_number)
 
         async with MemoryBus() as bus:
             bus.handle(1, partial(handler, 0))
@@ -424,10 +424,10 @@ def test_long_handler_call_is_not_repeated() -> None:
                     await trio.sleep(10)
                     message.ack()
                 assert await by_hand.take(1, timeout=120) == []
-        for which in range(3):
-            assert [payload for one, payload in called if one == which] == [
-                b"%d" % number for number in range(6)
-            ]
+        for handler_number in range(3):
+            assert [
+                payload for first_client, payload in called if first_client == handler_number
+            ] == [b"%d" % number for number in range(6)]
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
@@ -443,13 +443,13 @@ def test_handled_message_is_not_repeated_after_reconnect(run: Run) -> None:
                 memory.hang_up()
                 await anyio.sleep(0.2)
             if len(called) == 100:
-                done.set()
+                handled.set()
 
-        done = anyio.Event()
+        handled = anyio.Event()
         async with memory as bus:
             bus.handle(1, handler)
             await bus.publish_many([b"%d" % number for number in range(100)], class_id=1)
-            await done.wait()
+            await handled.wait()
         assert called == [b"%d" % number for number in range(100)]
 
     run(main)
@@ -487,7 +487,7 @@ def test_delay_and_expiry_use_the_clock_of_the_event_loop() -> None:
             bus.handle(1, lambda message: times.append((message.payload, trio.current_time())))
             await bus.publish(b"later", class_id=1, delay=600)
             await trio.sleep(601)
-            # Not silent: it is counted.
+            # The drop is counted.
             assert memory.statistics().classes[0].dropped == {Reason.EXPIRED: 2}
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

@@ -28,9 +28,9 @@ async def fill(memory: MemoryBus, count: int = 3) -> None:
 async def waiting(memory: MemoryBus, count: int) -> list[bytes]:
     """Return the next `count` unacked payloads of a durable, and ack the first."""
     async with memory as bus, bus.subscribe(1, durable="d", auto_ack=False) as messages:
-        got = [await messages.get() for _ in range(count)]
-        got[0].ack()
-        return [message.payload for message in got]
+        messages_ = [await messages.get() for _ in range(count)]
+        messages_[0].ack()
+        return [message.payload for message in messages_]
 
 
 def test_messages_are_kept_in_the_directory(run: Run, tmp_path: Path) -> None:
@@ -40,10 +40,10 @@ def test_messages_are_kept_in_the_directory(run: Run, tmp_path: Path) -> None:
 
     run(main)
 
-    async def later() -> None:
+    async def crash_later() -> None:
         assert await waiting(MemoryBus(data_dir=str(tmp_path / "bus")), 2) == [b"1", b"2"]
 
-    run(later)
+    run(crash_later)
 
 
 def test_can_be_entered_again(run: Run, tmp_path: Path) -> None:
@@ -53,8 +53,8 @@ def test_can_be_entered_again(run: Run, tmp_path: Path) -> None:
         assert memory.statistics().published == 0
         await fill(memory)
         assert memory.statistics().published == 3
-        async with memory.connect(), memory.connect() as other:
-            await other.publish(b"3", class_id=1)
+        async with memory.connect(), memory.connect() as second_client:
+            await second_client.publish(b"3", class_id=1)
         assert await waiting(memory, 4) == [b"0", b"1", b"2", b"3"]
 
     run(main)
@@ -80,7 +80,7 @@ def test_position_of_an_idle_durable_is_written(tmp_path: Path) -> None:
             await bus.publish(b"done", class_id=1)
             await bus.publish(b"new", class_id=1)
             await messages.get()
-            await messages.get()  # What came before it is acknowledged, sooner or later.
+            await messages.get()  # Earlier messages are acknowledged with a delay.
             await trio.sleep(10)
             shutil.copytree(tmp_path / "a", tmp_path / "b")
             assert await waiting(MemoryBus(data_dir=tmp_path / "b"), 1) == [b"new"]
@@ -94,11 +94,11 @@ def test_clock_does_not_jump_while_waiting_for_the_disk(tmp_path: Path) -> None:
             MemoryBus(data_dir=tmp_path) as bus,
             bus.subscribe(1, auto_ack=False, max_in_flight=100) as messages,
         ):
-            begun = trio.current_time()
+            started_at = trio.current_time()
             for _ in range(20):
                 await bus.publish(b"", class_id=1)
                 assert (await messages.get()).attempt == 1
-            assert trio.current_time() - begun < 1
+            assert trio.current_time() - started_at < 1
             assert (await messages.get()).attempt == 2
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
