@@ -53,8 +53,8 @@ class SocketlessBroker:
         self.broker.receive(session, self.buffer, len(data))
         while self.broker.end_turn().flush:
             for each in self.broker.sessions.values():
-                while piece := each.outbox.peek(0):
-                    each.outbox.mark_sent(len(piece), 0)
+                while chunk := each.outbox.peek(0):
+                    each.outbox.mark_sent(len(chunk), 0)
 
 
 def message(class_id: int) -> bytes:
@@ -103,7 +103,9 @@ def test_other_classes_are_summed(bus: SocketlessBroker, monkeypatch: pytest.Mon
         pass
     text = b"".join(Exposition().encode(metrics_builder.build())[1]).decode()
     assert 'simplebus_stored_messages{class="(others)",class_id=""} 3.0\n' in text
-    assert 'published_messages_total{class="(others)"' not in text  # It could fall.
+    assert (
+        'published_messages_total{class="(others)"' not in text
+    )  # A gauge, because the value can decrease.
     assert "simplebus_bus_published_messages_total 16.0\n" in text
 
 
@@ -112,8 +114,8 @@ def test_busiest_classes_are_listed(bus: SocketlessBroker, monkeypatch: pytest.M
     peer = bus.connect(3, 4)
     bus.receive(peer, message(3) * 4)
 
-    def listed_classes(*before: int) -> list[int]:
-        figures, _ = run_steps(bus_facts.collect_bus(bus.broker.store, before))
+    def listed_classes(*earlier_listed: int) -> list[int]:
+        figures, _ = run_steps(bus_facts.collect_bus(bus.broker.store, earlier_listed))
         assert figures.others is not None
         assert figures.total.published == figures.others.published + sum(
             each.published for each in figures.classes
@@ -151,22 +153,22 @@ def test_published_and_delivered_are_counted_at_the_same_time(bus: SocketlessBro
     steps = bus_facts.collect_class(bus.broker.classes[2], bus.broker.clock.now)
     next(steps)
     bus.receive(publisher, message(2))  # Between two steps.
-    facts, _ = run_steps(steps)
-    assert (facts.published, facts.delivered) == (3, 3)
+    bus_facts_, _ = run_steps(steps)
+    assert (bus_facts_.published, bus_facts_.delivered) == (3, 3)
 
 
 def test_growing_class_without_a_subscription_has_the_first_note(bus: SocketlessBroker) -> None:
     bus.receive(bus.connect(1), message(1))
-    facts, _ = run_steps(bus_facts.collect_bus(bus.broker.store))
-    first, *_ = bus_tables.build_notes(facts, SlowFacts())
+    bus_facts_, _ = run_steps(bus_facts.collect_bus(bus.broker.store))
+    first, *_ = bus_tables.build_notes(bus_facts_, SlowFacts())
     assert (first.about, first.is_bad) == ("class '2'", True)
     assert first.sentence == (
         "nobody subscribes to it, and it grows: 3 messages wait for a first subscription; "
         "session 0 (session 0) has created it"
     )
     bus.broker.clock.now += 2 * GROWTH_SECONDS
-    facts, _ = run_steps(bus_facts.collect_bus(bus.broker.store))
-    (hint,) = bus_tables.build_notes(facts, SlowFacts())
+    bus_facts_, _ = run_steps(bus_facts.collect_bus(bus.broker.store))
+    (hint,) = bus_tables.build_notes(bus_facts_, SlowFacts())
     assert (hint.about, hint.is_bad) == ("class '2'", False)
     assert hint.sentence == ("nobody has subscribed to it; session 0 (session 0) has created it")
 
@@ -185,10 +187,10 @@ def test_subscriptions_with_the_largest_lag_are_listed(
     assert table.left_out == 1
     (row,) = table.rows
     titles = [column.title for column in table.columns]
-    shown = dict(zip(titles, row, strict=True))
-    assert (shown["Lag"], shown["In flight"]) == (10, 10)
-    assert str(shown["Waiting for"]).startswith("it waits for its acknowledgements: 10 ")
-    assert slow_notes(slow) == []  # It has not waited for long.
+    cells = dict(zip(titles, row, strict=True))
+    assert (cells["Lag"], cells["In flight"]) == (10, 10)
+    assert str(cells["Waiting for"]).startswith("it waits for its acknowledgements: 10 ")
+    assert slow_notes(slow) == []  # The class has not waited for long.
 
 
 def test_sessions_table_shows_published_counts(bus: SocketlessBroker) -> None:
@@ -208,8 +210,8 @@ def dropped_counts(metrics: list[Metric], name: str) -> dict[str, object]:
 
 
 def test_dropped_messages_are_zero_before_the_first_one() -> None:
-    builder, facts = MetricsBuilder(), ClassFacts("orders", 7)
-    for _ in add_bus_metrics(builder, BusFacts([facts], None, facts, dead_letters=0)):
+    builder, bus_facts_ = MetricsBuilder(), ClassFacts("orders", 7)
+    for _ in add_bus_metrics(builder, BusFacts([bus_facts_], None, bus_facts_, dead_letters=0)):
         pass
     zeros = {reason.value: 0 for reason in (*DROP_REASONS, *DEAD_LETTER_REASONS)}
     assert dropped_counts(builder.build(), "bus_dropped_messages") == zeros
@@ -218,8 +220,8 @@ def test_dropped_messages_are_zero_before_the_first_one() -> None:
 
 def test_dropped_messages_of_an_unexpected_reason_are_counted() -> None:
     dropped = {Reason.DRAINING: 2, Reason.EXPIRED: 3}
-    builder, facts = MetricsBuilder(), ClassFacts("orders", 7, dropped=dropped)
-    for _ in add_bus_metrics(builder, BusFacts([facts], None, facts, dead_letters=0)):
+    builder, bus_facts_ = MetricsBuilder(), ClassFacts("orders", 7, dropped=dropped)
+    for _ in add_bus_metrics(builder, BusFacts([bus_facts_], None, bus_facts_, dead_letters=0)):
         pass
     counts = dropped_counts(builder.build(), "dropped_messages")
     assert (counts["draining"], counts["expired"], counts["purged"]) == (2, 3, 0)
@@ -227,9 +229,9 @@ def test_dropped_messages_of_an_unexpected_reason_are_counted() -> None:
 
 def test_dead_letters_do_not_count_as_dropped() -> None:
     dropped = {Reason.MAX_DELIVERIES: 2, Reason.TERMINATED: 1, Reason.EXPIRED: 4}
-    facts = ClassFacts("orders", 7, dropped=dropped)
-    assert (facts.dropped_count, facts.dead_lettered_count) == (4, 3)
-    table = bus_tables.build_classes_table(BusFacts([facts], None, facts, dead_letters=0))
+    bus_facts_ = ClassFacts("orders", 7, dropped=dropped)
+    assert (bus_facts_.dropped_count, bus_facts_.dead_lettered_count) == (4, 3)
+    table = bus_tables.build_classes_table(BusFacts([bus_facts_], None, bus_facts_, dead_letters=0))
     titles = [column.title for column in table.columns]
     (row,) = table.rows
     assert (row[titles.index("Dropped")], row[titles.index("Dead-lettered")]) == (4, 3)

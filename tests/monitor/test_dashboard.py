@@ -45,12 +45,12 @@ class FakeProgram:
         )
 
 
-def ask(dashboard: Dashboard, target: str, accept: str = "") -> Response:
+def get(dashboard: Dashboard, target: str, accept: str = "") -> Response:
     return run_steps(dashboard.build_routes().handle(Request.parse(target, accept)))
 
 
 def ask_json(dashboard: Dashboard, target: str) -> Any:
-    return json.loads(ask(dashboard, target).body)
+    return json.loads(get(dashboard, target).body)
 
 
 def test_rates_are_differences_per_second() -> None:
@@ -69,7 +69,7 @@ def test_rates_are_differences_per_second() -> None:
 
 
 def test_rates_cover_the_time_between_the_snapshots() -> None:
-    """Not the time between the ticks: a snapshot may have to wait for its turn."""
+    """Rates use the time between snapshots, because a snapshot may be late after its tick."""
     dashboard = Dashboard(lambda detailed: MonitorSnapshot("it", flows={"a": 30.0 * dashboard.now}))
     for requested_at, taken_at in ((1.0, 1.0), (2.0, 2.5), (3.0, 3.0)):
         dashboard.now = requested_at
@@ -102,12 +102,12 @@ def test_longer_histories_are_averages_and_bounded() -> None:
     assert set(hour["seconds"][:-1]) == {10.0}
     assert hour["seconds"][-1] == 4.0
     totals = [second * (second // 10) for second in range(20, 3630, 10)]
-    expected = [(after - before) / 10 for before, after in itertools.pairwise(totals)]
+    expected = [(upper - lower) / 10 for lower, upper in itertools.pairwise(totals)]
     assert hour["flows"]["sent"][:-1] == expected
     assert hour["flows"]["sent"][-1] == 362.0
     day = ask_json(dashboard, "/history?step=300")
     assert (day["first"], len(day["seconds"])) == (0, 13)
-    assert ask(dashboard, "/history?step=11").status == 400
+    assert get(dashboard, "/history?step=11").status == 400
 
 
 def test_flow_has_no_rates_before_its_first_snapshot() -> None:
@@ -135,12 +135,12 @@ def test_recent_snapshot_is_reused() -> None:
     program = FakeProgram()
     dashboard = Dashboard(program.take_snapshot)
     for _ in range(5):
-        ask(dashboard, "/metrics")
-        ask(dashboard, "/facts")
-        ask(dashboard, "/facts")
+        get(dashboard, "/metrics")
+        get(dashboard, "/facts")
+        get(dashboard, "/facts")
     assert program.requested_details == [False, True]
     dashboard.now = dashboard_module.SNAPSHOT_MAX_AGE_SECONDS
-    ask(dashboard, "/metrics")
+    get(dashboard, "/metrics")
     assert program.requested_details == [False, True, False]
 
 
@@ -149,7 +149,7 @@ def test_detailed_snapshots_are_taken_only_for_readers() -> None:
     dashboard = Dashboard(program.take_snapshot)
     run_steps(dashboard.tick())
     dashboard.now = 1.0
-    ask(dashboard, "/facts")
+    get(dashboard, "/facts")
     for second in range(2, 10):
         dashboard.now = float(second)
         run_steps(dashboard.tick())
@@ -172,15 +172,15 @@ def test_reader_gets_only_new_rates() -> None:
         dashboard.now = float(second)
         run_steps(dashboard.tick())
     assert ask_json(dashboard, "/facts?since=2")["rates"]["first"] == 2
-    assert ask(dashboard, "/facts?since=-1").status == 400
-    assert ask(dashboard, f"/facts?since={'9' * 30}").status == 400
+    assert get(dashboard, "/facts?since=-1").status == 400
+    assert get(dashboard, f"/facts?since={'9' * 30}").status == 400
 
 
 def test_health_comes_from_the_callback_or_the_last_snapshot() -> None:
     dashboard = Dashboard(
         lambda detailed: MonitorSnapshot(title="it", health=Health(ready=False, why="a reason"))
     )
-    assert ask(dashboard, "/healthz").status == 503
+    assert get(dashboard, "/healthz").status == 503
     run_steps(dashboard.tick())
     assert ask_json(dashboard, "/healthz") == {
         "status": "unavailable",
@@ -189,24 +189,26 @@ def test_health_comes_from_the_callback_or_the_last_snapshot() -> None:
         "draining": False,
         "why": "a reason",
     }
-    assert ask(Dashboard(lambda detailed: MonitorSnapshot("it"), Health), "/healthz").status == 200
+    assert get(Dashboard(lambda detailed: MonitorSnapshot("it"), Health), "/healthz").status == 200
 
 
 def test_metrics_format_follows_the_accept_header() -> None:
     dashboard = Dashboard(FakeProgram().take_snapshot)
-    plain = ask(dashboard, "/metrics")
+    plain = get(dashboard, "/metrics")
     assert plain.content_type.startswith("text/plain; version=0.0.4")
     assert plain.body.endswith(b"simplebus_sent_total 0.0\n")
-    opened = ask(dashboard, "/metrics", "application/openmetrics-text; version=1.0.0")
+    opened = get(dashboard, "/metrics", "application/openmetrics-text; version=1.0.0")
     assert opened.content_type.startswith("application/openmetrics-text")
     assert opened.body.endswith(b"# EOF\n")
 
 
 def test_merged_snapshots_keep_the_health_of_the_program() -> None:
-    whole = MonitorSnapshot("it", flows={"a": 1}, health=Health())
-    part = MonitorSnapshot("part", flows={"b": 2}, health=Health(ready=False, why="it is down"))
-    both = merge_snapshots(whole, [part])
-    assert (both.title, both.flows, both.health) == ("it", {"a": 1, "b": 2}, Health())
+    main_snapshot = MonitorSnapshot("it", flows={"a": 1}, health=Health())
+    part_snapshot = MonitorSnapshot(
+        "part", flows={"b": 2}, health=Health(ready=False, why="it is down")
+    )
+    merged = merge_snapshots(main_snapshot, [part_snapshot])
+    assert (merged.title, merged.flows, merged.health) == ("it", {"a": 1, "b": 2}, Health())
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "1.5", "²", "1" * 20])

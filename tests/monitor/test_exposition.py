@@ -106,8 +106,10 @@ def test_metric_with_many_values_is_encoded_in_parts(count: int, is_open: bool) 
     metrics_builder.gauge("other", "Other.", 1)
     parts = list(Exposition().encode(metrics_builder.build(), OPEN if is_open else PLAIN)[1])
     assert len(parts) == max(1, -(-count // VALUES_PER_PART)) + (count > 0) + is_open
-    (*_, other) = families = list((read_open if is_open else read_plain)(b"".join(parts).decode()))
-    assert other.name == "simplebus_other"
-    things = [sample for family in families[:-1] for sample in family.samples]
-    assert [(s.labels["class"], s.value) for s in things] == [(str(n), n) for n in range(count)]
+    (*_, last_family) = families = list(
+        (read_open if is_open else read_plain)(b"".join(parts).decode())
+    )
+    assert last_family.name == "simplebus_other"
+    samples = [sample for family in families[:-1] for sample in family.samples]
+    assert [(s.labels["class"], s.value) for s in samples] == [(str(n), n) for n in range(count)]
     assert len(families) == 1 + (count > 0)

@@ -61,9 +61,9 @@ class LivePage:
 
     def wait_refresh(self) -> None:
         """Wait until the page has refreshed twice: the first refresh may show older data."""
-        looks = "Number(document.body.dataset.looks || 0)"
-        before = int(self.browser.run_script(f"return {looks}"))
-        self.browser.wait_until(f"return {looks} >= arguments[0]", before + 2)
+        refresh_count = "Number(document.body.dataset.looks || 0)"
+        before_ = int(self.browser.run_script(f"return {refresh_count}"))
+        self.browser.wait_until(f"return {refresh_count} >= arguments[0]", before_ + 2)
 
 
 @pytest.fixture(scope="module")
@@ -137,15 +137,15 @@ def test_page_loads_only_from_the_server_without_browser_errors(live_page: LiveP
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1280])
-@pytest.mark.parametrize("dark", [False, True])
-def test_page_fits_its_window(live_page: LivePage, width: int, dark: bool) -> None:
+@pytest.mark.parametrize("darker", [False, True])
+def test_page_fits_its_window(live_page: LivePage, width: int, darker: bool) -> None:
     page = live_page.browser
-    page.set_viewport(width=width, height=800, dark=dark)
+    page.set_viewport(width=width, height=800, dark=darker)
     page.run_script("window.dispatchEvent(new Event('resize'))")
-    wide = page.run_script("return document.documentElement.scrollWidth")
-    assert wide <= width
+    scroll_width = page.run_script("return document.documentElement.scrollWidth")
+    assert scroll_width <= width
     ground = page.run_script("return getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, re.findall(r"\d+", ground))) < 300) is dark
+    assert (sum(map(int, re.findall(r"\d+", ground))) < 300) is darker
     page.set_viewport(width=1280, height=900)
 
 
@@ -202,14 +202,14 @@ def test_tables_can_be_sorted_on_a_phone(live_page: LivePage) -> None:
 
 def test_chart_shows_longer_times(live_page: LivePage) -> None:
     page = live_page.browser
-    said = "return document.getElementById('chart-said').textContent"
+    text_script = "return document.getElementById('chart-said').textContent"
     page.run_script("document.querySelector('#spans button:nth-child(2)').click()")
-    page.wait_until(f"{said}.startsWith('Peak of the last hour: ')")
+    page.wait_until(f"{text_script}.startsWith('Peak of the last hour: ')")
     assert page.run_script("return document.querySelectorAll('#lines path.line').length") > 1
     page.run_script("document.querySelector('#spans button:nth-child(3)').click()")
-    page.wait_until(f"{said}.startsWith('Peak of the last day: ')")
+    page.wait_until(f"{text_script}.startsWith('Peak of the last day: ')")
     page.run_script("document.querySelector('#spans button').click()")
-    assert "three minutes" in page.run_script(said)
+    assert "three minutes" in page.run_script(text_script)
 
 
 def test_pages_of_classes_and_connections(live_page: LivePage) -> None:
@@ -227,8 +227,8 @@ def test_pages_of_classes_and_connections(live_page: LivePage) -> None:
         assert page.run_script("return document.querySelectorAll('img').length") == 0
         assert page.run_script("return document.documentElement.scrollWidth") <= width
         page.run_script("document.getElementById('messages-first').click()")
-        said = "return document.getElementById('messages-said').textContent"
-        page.wait_until(f"{said}.includes('has no users')")
+        text_script = "return document.getElementById('messages-said').textContent"
+        page.wait_until(f"{text_script}.includes('has no users')")
         page.run_script("document.querySelector('#details a').click()")
         page.wait_until("return document.getElementById('details').hidden")
     assert page.run_script("return document.getElementById('overview').checkVisibility()")
@@ -253,8 +253,8 @@ def test_pages_of_classes_and_connections(live_page: LivePage) -> None:
     assert page.run_script(values)["Name"] == "till <b>1</b>"
     page.run_script("location.hash = '#class/%'")
     page.wait_until(f"{title} === 'Class %'")
-    gone = "return document.getElementById('details-said').textContent"
-    page.wait_until(f"{gone}.includes('there is no class')")
+    details_script = "return document.getElementById('details-said').textContent"
+    page.wait_until(f"{details_script}.includes('there is no class')")
     page.run_script("location.hash = ''")
     page.wait_until("return document.getElementById('details').hidden")
     assert [each for each in page.read_log() if "404" not in each and "403" not in each] == []
@@ -274,8 +274,8 @@ def test_page_of_a_nats_client(live_page: LivePage) -> None:
         assert "till 9" in page.run_script(
             "return document.getElementById('details-values').textContent"
         )
-    said = "return document.getElementById('details-said').textContent"
-    page.wait_until(f"{said}.startsWith('There is no client')")
+    text_script = "return document.getElementById('details-said').textContent"
+    page.wait_until(f"{text_script}.startsWith('There is no client')")
     page.run_script("location.hash = ''")
     page.wait_until("return document.getElementById('details').hidden")
 
@@ -318,20 +318,20 @@ def test_chart_can_be_used_by_keyboard(live_page: LivePage) -> None:
     assert page.run_script("return document.getElementById('tip').hidden")
     pressed = "return document.activeElement.getAttribute('aria-pressed')"
     lines = "return document.querySelectorAll('#lines path.line').length"
-    before = page.run_script(lines)
+    before_ = page.run_script(lines)
     page.press_keys(ENTER)
-    assert (page.run_script(pressed), page.run_script(lines)) == ("false", before - 1)
+    assert (page.run_script(pressed), page.run_script(lines)) == ("false", before_ - 1)
     page.press_keys(ENTER)
-    assert (page.run_script(pressed), page.run_script(lines)) == ("true", before)
+    assert (page.run_script(pressed), page.run_script(lines)) == ("true", before_)
 
 
 def test_controls_have_names_and_visible_focus(live_page: LivePage) -> None:
     page = live_page.browser
-    nameless = page.run_script(
+    unnamed = page.run_script(
         "return [...document.querySelectorAll('button, a, [tabindex=\"0\"], summary')].filter("
         "(e) => !(e.textContent.trim() || e.getAttribute('aria-label'))).map((e) => e.outerHTML)"
     )
-    assert nameless == []
+    assert unnamed == []
     page.open(f"http://{live_page.program.http_address}/")
     live_page.wait_refresh()
     page.press_keys(TAB)
@@ -380,9 +380,11 @@ def test_dead_letters_can_be_requeued_and_dropped(tmp_path: Path, width: int) ->
         assert HOSTILE in text
         assert page.run_script("return document.querySelectorAll('img').length") == 0
         assert page.run_script("return document.documentElement.scrollWidth") <= width
-        said = "return document.getElementById('letters-said').textContent.startsWith(arguments[0])"
+        text_script = (
+            "return document.getElementById('letters-said').textContent.startsWith(arguments[0])"
+        )
         page.run_script("document.querySelector('#letters li button').click()")
-        page.wait_until(said, "#0 was requeued.")
+        page.wait_until(text_script, "#0 was requeued.")
         page.wait_until(count, 1)
         drop = "document.querySelector('#letters li button:last-child').click()"
         page.run_script(drop)
@@ -390,7 +392,7 @@ def test_dead_letters_can_be_requeued_and_dropped(tmp_path: Path, width: int) ->
         assert page.run_script(label) == "Really drop?"
         assert bus.explain("dead.orders").stored == 1
         page.run_script(drop)
-        page.wait_until(said, "#1 was dropped.")
+        page.wait_until(text_script, "#1 was dropped.")
         page.wait_until(count, 0)
         assert bus.explain("orders").head == 3
         page.run_script("document.getElementById('messages-first').click()")
@@ -416,8 +418,8 @@ def test_dead_letters_need_users(live_page: LivePage) -> None:
     page = live_page.browser
     page.wait_until("return document.querySelector('#letter-classes button') !== null")
     page.run_script("document.querySelector('#letter-classes button').click()")
-    said = "return document.getElementById('letters-said').textContent"
-    page.wait_until(f"{said}.includes('has no users')")
+    text_script = "return document.getElementById('letters-said').textContent"
+    page.wait_until(f"{text_script}.includes('has no users')")
 
 
 def test_page_can_be_paused_and_shows_lost_connections(live_page: LivePage) -> None:
@@ -425,9 +427,11 @@ def test_page_can_be_paused_and_shows_lost_connections(live_page: LivePage) -> N
     health = "return document.getElementById('health').textContent"
     page.run_script("document.getElementById('pause').click()")
     assert page.run_script(health) == "paused"
-    looks = page.run_script("return document.body.dataset.looks")
+    refresh_count = page.run_script("return document.body.dataset.looks")
     page.run_script("document.getElementById('pause').click()")
-    page.wait_until("return Number(document.body.dataset.looks) > Number(arguments[0])", looks)
+    page.wait_until(
+        "return Number(document.body.dataset.looks) > Number(arguments[0])", refresh_count
+    )
     assert page.run_script(health) == "ready"
     live_page.program.process.kill()
     page.wait_until(f"{health} === 'no answer'")
@@ -437,7 +441,7 @@ def test_page_can_be_paused_and_shows_lost_connections(live_page: LivePage) -> N
 
 
 def _luminance(colour: str) -> float:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    parts = [int(colour[offset : offset + 2], 16) / 255 for offset in (1, 3, 5)]
     red, green, blue = (((each + 0.055) / 1.055) ** 2.4 for each in parts)  # Not exact near black.
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -453,17 +457,26 @@ def test_text_contrast_is_sufficient_in_both_color_schemes() -> None:
         ]
         pairs += [(kind, f"{kind}-ground") for kind in ("good", "bad", "wait")]
         pairs += [("ink", f"{kind}-ground") for kind in ("good", "bad", "wait")]
-        for front, back in pairs:
-            light, dark = sorted((_luminance(colours[front]), _luminance(colours[back])))[::-1]
-            assert (light + 0.05) / (dark + 0.05) >= 4.5, (front, back)
+        for front, background in pairs:
+            lighter, darker = sorted((_luminance(colours[front]), _luminance(colours[background])))[
+                ::-1
+            ]
+            assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (front, background)
         for line in range(8):
-            light, dark = sorted(
+            lighter, darker = sorted(
                 (_luminance(colours[f"line-{line}"]), _luminance(colours["sheet"]))
             )[::-1]
-            assert (light + 0.05) / (dark + 0.05) >= 3, line
+            assert (lighter + 0.05) / (darker + 0.05) >= 3, line
 
 
 def test_page_script_builds_no_markup_from_text() -> None:
     script = resources.files("simplebus.monitor").joinpath("files", "page.js").read_text("utf-8")
-    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "://"):
-        assert word not in script.replace('"http://www.w3.org/2000/svg"', ""), word
+    for forbidden in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "://",
+    ):
+        assert forbidden not in script.replace('"http://www.w3.org/2000/svg"', ""), forbidden
