@@ -46,21 +46,21 @@ class ClientOutput:
     def all(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    async def until(self, is_there: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
         with trio.fail_after(PATIENCE_SECONDS):
-            while not is_there():
+            while not condition():
                 await self._more.wait()
 
 
 @asynccontextmanager
 async def linked(*urls: str, **options: Any) -> AsyncIterator[tuple[NatsConnection, ClientOutput]]:
-    heard = ClientOutput()
-    link = NatsConnection([NatsAddress.parse(url) for url in urls], heard.drain, **options)
+    output = ClientOutput()
+    link = NatsConnection([NatsAddress.parse(url) for url in urls], output.drain, **options)
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
         with trio.fail_after(PATIENCE_SECONDS):
             await link.wait_ready()
-        yield link, heard
+        yield link, output
         nursery.cancel_scope.cancel()
 
 
@@ -75,15 +75,17 @@ def test_silent_server_times_out() -> None:
 
 async def test_jetstream_request_publish_and_fetch(jetstream_server: NatsServer) -> None:
     count = 1000
-    async with linked(jetstream_server.url) as (link, heard):
+    async with linked(jetstream_server.url) as (link, output):
         with pytest.raises(JetStreamError, match="stream not found") as missing:
             await link.api_request("STREAM.INFO.WORDS")
         assert missing.value.code in jetstream_codec.NOT_FOUND
-        made = {"name": "WORDS", "subjects": ["words"], "storage": "memory"}
-        assert (await link.api_request("STREAM.CREATE.WORDS", made))["config"]["name"] == "WORDS"
+        stream_config = {"name": "WORDS", "subjects": ["words"], "storage": "memory"}
+        assert (await link.api_request("STREAM.CREATE.WORDS", stream_config))["config"][
+            "name"
+        ] == "WORDS"
         consumer = {"durable_name": "all", "ack_policy": "explicit"}
-        asked = {"stream_name": "WORDS", "config": consumer}
-        await link.api_request("CONSUMER.CREATE.WORDS.all", asked)
+        consumer_request = {"stream_name": "WORDS", "config": consumer}
+        await link.api_request("CONSUMER.CREATE.WORDS.all", consumer_request)
 
         core = link.core
         first = core.reserve_numbers(count)
@@ -92,13 +94,13 @@ async def test_jetstream_request_publish_and_fetch(jetstream_server: NatsServer)
         batch = encode.encode_equal_messages(
             b"words", numbers, reply=core.reply_subjects(first, count), headers=headers
         )
-        for _ in range(2):  # The second time it has them.
+        for _ in range(2):  # The second request succeeds.
             core.write(batch)
         link.flush()
-        await heard.until(
-            lambda: sum(e.messages.count for e in heard.all(RequestReplies)) == 2 * count
+        await output.until(
+            lambda: sum(e.messages.count for e in output.all(RequestReplies)) == 2 * count
         )
-        answers = heard.all(RequestReplies)
+        answers = output.all(RequestReplies)
         acks = [jetstream_codec.parse_pub_acks(each.messages) for each in answers]
         assert not any(each.errors for each in acks)
         sequences = np.concatenate([each.sequences for each in acks])
@@ -115,15 +117,17 @@ async def test_jetstream_request_publish_and_fetch(jetstream_server: NatsServer)
             reply="inbox.mine",
         )
         link.flush()
-        await heard.until(lambda: sum(e.count for e in heard.all(ReceivedMessages)) == count)
-        taken = [e for e in heard.all(ReceivedMessages) if e.count]
-        assert {int(s) for each in taken for s in each.sids} == {sid}
-        assert [p for e in taken for p in e.all_payloads()] == [b"%06d" % n for n in range(count)]
-        for each in taken:
-            told = jetstream_codec.parse_deliveries(each)
-            assert told.good.all()
-            assert (told.attempts == 1).all()
-            assert (told.counts == told.sequences).all()
+        await output.until(lambda: sum(e.count for e in output.all(ReceivedMessages)) == count)
+        received = [e for e in output.all(ReceivedMessages) if e.count]
+        assert {int(s) for each in received for s in each.sids} == {sid}
+        assert [p for e in received for p in e.all_payloads()] == [
+            b"%06d" % n for n in range(count)
+        ]
+        for each in received:
+            deliveries = jetstream_codec.parse_deliveries(each)
+            assert deliveries.good.all()
+            assert (deliveries.attempts == 1).all()
+            assert (deliveries.counts == deliveries.sequences).all()
             core.write(jetstream_codec.encode_acks(each))
         link.flush()
         state: dict[str, Any] = {}
@@ -135,20 +139,20 @@ async def test_jetstream_request_publish_and_fetch(jetstream_server: NatsServer)
 
 async def test_reconnects_to_a_discovered_server(tmp_path: Path) -> None:
     with nats_server(tmp_path) as first:
-        async with linked("nats://127.0.0.1:1", first.url) as (link, heard):
+        async with linked("nats://127.0.0.1:1", first.url) as (link, output):
             sid = link.core.subscribe("a.*")
             link.flush()
             first.kill()
-            await heard.until(lambda: bool(heard.all(NatsConnectionLost)))
+            await output.until(lambda: bool(output.all(NatsConnectionLost)))
             assert not link.is_ready
             with pytest.raises(BusConnectionError, match="no connection"):
                 await link.request("a.b")
             first.start()
-            await heard.until(lambda: len(heard.all(ServerReady)) == 2)
+            await output.until(lambda: len(output.all(ServerReady)) == 2)
             link.core.publish("a.b", b"again")
             link.flush()
-            await heard.until(lambda: bool(heard.all(ReceivedMessages)))
-            (message,) = heard.all(ReceivedMessages)
+            await output.until(lambda: bool(output.all(ReceivedMessages)))
+            (message,) = output.all(ReceivedMessages)
             assert (int(message.sids[0]), message.payload(0)) == (sid, b"again")
 
 
@@ -172,11 +176,11 @@ async def test_request_fails_when_the_connection_is_lost(tmp_path: Path) -> None
                 await link.request("silent", seconds=0.05)
             async with trio.open_nursery() as nursery:
 
-                async def ask() -> None:
+                async def send_request() -> None:
                     with pytest.raises(BusConnectionError, match="lost the connection"):
                         await link.request("silent")
 
-                nursery.start_soon(ask)
+                nursery.start_soon(send_request)
                 await trio.testing.wait_all_tasks_blocked(0.01)
                 server.kill()
 
@@ -194,8 +198,8 @@ async def test_users_and_nkeys_authenticate_over_tls(tmp_path: Path) -> None:
     pair = authority.issue("localhost")
     key = Credentials(seed=SEED).connect_fields("")["nkey"]
     trusted = ssl.create_default_context(cafile=str(authority.path))
-    more = AUTH.format(key=key, cert=pair.cert, pem=pair.key)
-    with nats_server(tmp_path, more) as server:
+    server_config = AUTH.format(key=key, cert=pair.cert, pem=pair.key)
+    with nats_server(tmp_path, server_config) as server:
         keyed = {"credentials": Credentials(seed=SEED), "tls": trusted}
         async with linked(server.url, **keyed) as (link, _):
             assert link.core.info is not None
@@ -211,7 +215,7 @@ async def test_refused_connection_is_retried_and_logged_once(
         link = NatsConnection(
             [NatsAddress.parse(f"nats://wrong@{HOST}:{server.port}")], lambda event: None
         )
-        known, tries = link._servers_to_try, 0
+        known_servers, tries = link._servers_to_try, 0
         with trio.fail_after(PATIENCE_SECONDS), trio.CancelScope() as scope:
 
             def tried() -> list[NatsAddress]:
@@ -219,12 +223,12 @@ async def test_refused_connection_is_retried_and_logged_once(
                 tries += 1
                 if tries > 4:
                     scope.cancel()
-                return known()
+                return known_servers()
 
             monkeypatch.setattr(link, "_servers_to_try", tried)
             await link.run()
-    complaints = [r for r in caplog.messages if "Authorization Violation" in r]
-    assert len(complaints) == 1
+    warnings = [r for r in caplog.messages if "Authorization Violation" in r]
+    assert len(warnings) == 1
     assert "secret" not in caplog.text
 
 

@@ -23,7 +23,7 @@ class Line:
     def __init__(self, port: int) -> None:
         self._port = port
         self.rate = 0.0
-        """0 for any number."""
+        """Bytes per second; 0 for no limit."""
         self.is_cut = False
         self.url = ""
 
@@ -43,14 +43,14 @@ class Line:
 
     async def _pass_on(
         self,
-        here: trio.SocketStream,
+        source: trio.SocketStream,
         to: trio.SocketStream,
         nursery: trio.Nursery,
         *,
         is_slow: bool = False,
     ) -> None:
         with suppress(OSError, trio.BrokenResourceError):
-            while data := await here.receive_some(_PIECE_BYTES):
+            while data := await source.receive_some(_PIECE_BYTES):
                 if self.is_cut:
                     await trio.sleep_forever()
                 if is_slow and self.rate:
@@ -77,13 +77,13 @@ async def test_request_behind_much_output_waits_longer(
     jetstream_server: NatsServer,
 ) -> None:
     async with slow(jetstream_server) as line, linked(line.url) as (link, _):
-        link.core.subscribe("said")  # So that something is heard all the time.
+        link.core.subscribe("said")  # So that the connection is never silent.
         line.rate = 250_000.0
-        begun = trio.current_time()
+        started_at = trio.current_time()
         for _ in range(100):
             link.core.publish("said", b"x" * 10_000)
         assert (await link.api_request("INFO", seconds=3.0))["streams"] >= 0
-        assert trio.current_time() - begun > 3.0  # However fast the machine is.
+        assert trio.current_time() - started_at > 3.0  # Independent of the speed of the machine.
 
 
 async def test_request_to_a_silent_server_times_out(
@@ -91,10 +91,10 @@ async def test_request_to_a_silent_server_times_out(
 ) -> None:
     async with slow(jetstream_server) as line, linked(line.url) as (link, _):
         line.is_cut = True
-        begun = trio.current_time()
+        started_at = trio.current_time()
         with pytest.raises(BusConnectionError, match=r"within 0\.5 s"):
             await link.api_request("INFO", seconds=0.5)
-        assert trio.current_time() - begun < REQUEST_SECONDS_MAX / 2
+        assert trio.current_time() - started_at < REQUEST_SECONDS_MAX / 2
 
 
 async def test_received_request_without_reply_times_out(

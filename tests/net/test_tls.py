@@ -27,10 +27,10 @@ VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     """Return a connected pair of sockets; the first is the server's and non-blocking."""
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    with ours, theirs:
-        yield ours, theirs
+    server_socket, client_socket = socket.socketpair()
+    server_socket.setblocking(False)
+    with server_socket, client_socket:
+        yield server_socket, client_socket
 
 
 def read(server: TlsSocket) -> bytes:
@@ -45,9 +45,9 @@ def read(server: TlsSocket) -> bytes:
 class Client:
     """TLS client whose bytes are passed to the network by hand."""
 
-    def __init__(self, made: ssl.SSLContext) -> None:
-        self.came, self.goes = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = made.wrap_bio(self.came, self.goes, server_hostname="localhost")
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
 
     def shake_hands(self, server: TlsSocket, wire: socket.socket) -> None:
         is_done, is_in = False, False
@@ -55,12 +55,12 @@ class Client:
             with contextlib.suppress(ssl.SSLWantReadError):
                 self.tls.do_handshake()
                 is_done = True
-            wire.sendall(self.goes.read())
+            wire.sendall(self.outgoing.read())
             with contextlib.suppress(BlockingIOError):
                 server.handshake()
                 is_in = True
             if not is_done:
-                self.came.write(wire.recv(1 << 16))
+                self.incoming.write(wire.recv(1 << 16))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -83,36 +83,39 @@ def test_data_is_received_unchanged_in_any_chunks(
     piece_bytes: int,
     wide_bytes: int,
 ) -> None:
-    made = client_ssl_context(authority)
-    made.maximum_version = VERSIONS[version]
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    with ours, theirs, pytest.MonkeyPatch.context() as patch:
+    context = client_ssl_context(authority)
+    context.maximum_version = VERSIONS[version]
+    server_socket, client_socket = socket.socketpair()
+    server_socket.setblocking(False)
+    with server_socket, client_socket, pytest.MonkeyPatch.context() as patch:
         server = TlsSocket(
-            ours, create_ssl_context(TlsOptions(server_certificate.cert, server_certificate.key))
+            server_socket,
+            create_ssl_context(TlsOptions(server_certificate.cert, server_certificate.key)),
         )
-        client = Client(made)
-        client.shake_hands(server, theirs)
+        client = Client(context)
+        client.shake_hands(server, client_socket)
         assert read(server) == b""
         patch.setattr(simplebus.net.tls, "SLICE_BYTES", slice_bytes)
         patch.setattr(simplebus.net.tls, "TRUSTED_SLICE_BYTES", 3 * slice_bytes)
         patch.setattr(simplebus.net.tls, "PIECE_BYTES", piece_bytes)
         patch.setattr(simplebus.net.tls, "WIDE_AFTER_BYTES", wide_bytes)
-        theirs.setblocking(False)
-        sent, got = b"", b""
+        client_socket.setblocking(False)
+        sent, received = b"", b""
         for number, size in enumerate(sizes):
             data = bytes([number + 1]) * size
             assert client.tls.write(data) == size
             sent += data
-        wire, at, turns = client.goes.read(), 0, cycle(pieces)
-        while at < len(wire) or server.has_unread:
-            piece = next(turns)
-            with contextlib.suppress(BlockingIOError):  # The wire is full: it is read slower.
-                at += theirs.send(wire[at : at + piece])
-            got += read(server)
-        while len(got) < len(sent):
-            got += read(server)
-        assert got == sent
+        wire, offset, chunk_sizes = client.outgoing.read(), 0, cycle(pieces)
+        while offset < len(wire) or server.has_unread:
+            chunk_size = next(chunk_sizes)
+            with contextlib.suppress(
+                BlockingIOError
+            ):  # The network is full, so it is read more slowly.
+                offset += client_socket.send(wire[offset : offset + chunk_size])
+            received += read(server)
+        while len(received) < len(sent):
+            received += read(server)
+        assert received == sent
         assert read(server) == b""
 
 
@@ -139,9 +142,9 @@ def test_bytes_per_read_are_bounded(
     monkeypatch.setattr(simplebus.net.tls, "PIECE_BYTES", 20_000)
     monkeypatch.setattr(simplebus.net.tls, "_TURN_BYTES", 60_000)
     client.tls.write(b"x" * 100_000)
-    wire.sendall(client.goes.read())
+    wire.sendall(client.outgoing.read())
     first = len(read(server))
-    assert 60_000 - 16_384 <= first <= 80_000  # Of the last record a part had come.
+    assert 60_000 - 16_384 <= first <= 80_000  # A part of the last record had arrived.
     assert first + len(read(server)) == 100_000
 
 
@@ -151,7 +154,7 @@ def test_records_per_read_are_bounded(
     server, client, wire = through
     for _ in range(1000):
         client.tls.write(b"x")
-    wire.sendall(client.goes.read())
+    wire.sendall(client.outgoing.read())
     turns = [len(read(server))]
     while server.has_unread:
         turns.append(len(read(server)))
@@ -168,27 +171,30 @@ def test_wide_sockets_are_limited(
     monkeypatch.setattr(simplebus.net.tls, "WIDE_AFTER_BYTES", 100_000)
     monkeypatch.setattr(simplebus.net.tls, "WIDE_MAX", len(simplebus.net.tls._wide_sockets) + 2)
     with contextlib.ExitStack() as stack:
-        over: list[int] = []
+        receive_sizes: list[int] = []
         servers: list[TlsSocket] = []
         for _ in range(4):
-            ours, theirs = map(stack.enter_context, socket.socketpair())
-            ours.setblocking(False)
+            server_socket, client_socket = map(stack.enter_context, socket.socketpair())
+            server_socket.setblocking(False)
             server = TlsSocket(
-                ours,
+                server_socket,
                 create_ssl_context(TlsOptions(server_certificate.cert, server_certificate.key)),
             )
-            Client(client_ssl_context(authority)).shake_hands(server, theirs)
+            Client(client_ssl_context(authority)).shake_hands(server, client_socket)
             for _ in range(2):
                 assert server.send(bytes(50_000)) == 50_000
-                while theirs.recv(1 << 20) and server.has_unsent:
+                while client_socket.recv(1 << 20) and server.has_unsent:
                     server.flush()
             assert server.send(bytes(5_000_000)) < 5_000_000
-            over.append(len(server._unsent) + server._outgoing.pending)
+            receive_sizes.append(len(server._unsent) + server._outgoing.pending)
             servers.append(server)
-            if len(over) == 3:
+            if len(receive_sizes) == 3:
                 servers[0].socket.close()
-        assert all(each > 2 * SLICE_BYTES for each in (over[0], over[1], over[3]))
-        assert over[2] < 2 * SLICE_BYTES
+        assert all(
+            each > 2 * SLICE_BYTES
+            for each in (receive_sizes[0], receive_sizes[1], receive_sizes[3])
+        )
+        assert receive_sizes[2] < 2 * SLICE_BYTES
 
 
 def test_end_after_data_is_reported_by_the_next_read(
@@ -196,11 +202,11 @@ def test_end_after_data_is_reported_by_the_next_read(
 ) -> None:
     server, client, wire = through
     client.tls.write(b"x" * 5000)
-    said = client.goes.read()
+    wire_data = client.outgoing.read()
     monkeypatch.setattr(
-        simplebus.net.tls, "PIECE_BYTES", len(said)
-    )  # As much as was asked for came.
-    wire.sendall(said)
+        simplebus.net.tls, "PIECE_BYTES", len(wire_data)
+    )  # The requested number of bytes arrived.
+    wire.sendall(wire_data)
     wire.close()
     assert read(server) == b"x" * 5000
     space = memoryview(bytearray(10))
@@ -213,19 +219,19 @@ def test_send_accepts_as_much_as_the_network(
     server, client, wire = through
     monkeypatch.setattr(simplebus.net.tls, "SLICE_BYTES", 10_000)
     data = bytes(range(256)) * 8000
-    taken = server.send(data)
+    accepted_bytes = server.send(data)
     assert server.has_unsent
-    assert 10_000 < taken < len(data)
+    assert 10_000 < accepted_bytes < len(data)
     with pytest.raises(BlockingIOError):
-        server.send(data[taken:])
-    got = b""
-    while len(got) < taken:
-        client.came.write(wire.recv(1 << 20))
+        server.send(data[accepted_bytes:])
+    received = b""
+    while len(received) < accepted_bytes:
+        client.incoming.write(wire.recv(1 << 20))
         with contextlib.suppress(ssl.SSLWantReadError):
             while True:
-                got += client.tls.read(1 << 20)
+                received += client.tls.read(1 << 20)
         server.flush()
-    assert got == data[:taken]
+    assert received == data[:accepted_bytes]
     assert not server.has_unsent
 
 
@@ -236,9 +242,9 @@ def library() -> ctypes.CDLL:
     if found is None:
         skip_or_fail("the interpreter's libssl is no library of its own")
     assert found is not None
-    made = ctypes.CDLL(found)
+    context = ctypes.CDLL(found)
     pointer = ctypes.c_void_p
-    for name, result, takes in (
+    for name, result, argument_types in (
         ("TLS_client_method", pointer, []),
         ("SSL_CTX_new", pointer, [pointer]),
         ("SSL_CTX_free", None, [pointer]),
@@ -250,9 +256,9 @@ def library() -> ctypes.CDLL:
         ("SSL_do_handshake", ctypes.c_int, [pointer]),
         ("SSL_write", ctypes.c_int, [pointer, ctypes.c_char_p, ctypes.c_int]),
     ):
-        function = getattr(made, name)
-        function.restype, function.argtypes = result, takes
-    return made
+        function = getattr(context, name)
+        function.restype, function.argtypes = result, argument_types
+    return context
 
 
 class Changing:
@@ -275,9 +281,9 @@ class Changing:
         self._library.SSL_free(self._tls)
         self._library.SSL_CTX_free(self._context)
 
-    def change_keys(self, how: int = REQUESTED) -> None:
+    def change_keys(self, request_type: int = REQUESTED) -> None:
         """Update the keys, and optionally request an update from the peer."""
-        assert self._library.SSL_key_update(self._tls, how) == 1
+        assert self._library.SSL_key_update(self._tls, request_type) == 1
         assert self._library.SSL_do_handshake(self._tls) == 1
 
     def write(self, data: bytes) -> None:
@@ -303,10 +309,10 @@ def test_occasional_key_updates_are_accepted(pair: tuple[TlsSocket, Changing]) -
         client.change_keys()
         data = bytes([number % 256]) * 100
         client.write(data)
-        got = b""
-        while len(got) < len(data):
-            got += read(server)
-        assert got == data
+        received = b""
+        while len(received) < len(data):
+            received += read(server)
+        assert received == data
 
 
 def test_only_key_updates_abort_the_connection(pair: tuple[TlsSocket, Changing]) -> None:
