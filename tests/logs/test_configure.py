@@ -21,12 +21,12 @@ assert len(logging.getLogger().handlers) == 1
 
 
 def test_another_configuration_keeps_the_handler_and_its_rate_limit() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60
     )
-    lines = done.stderr.splitlines()
+    lines = completed.stderr.splitlines()
     assert sum("repeated" in line for line in lines) == 20
     assert lines[0].startswith("{")
     assert lines[1].endswith("WARNING repeated")
     assert lines[-1].endswith("ERROR shown")
-    assert "hidden" not in done.stderr
+    assert "hidden" not in completed.stderr

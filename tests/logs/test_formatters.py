@@ -28,12 +28,12 @@ def record(text: str, *args: object, level: int = logging.WARNING) -> logging.Lo
     return logging.LogRecord("simplebus.server", level, "", 0, text, args, None)
 
 
-def event_record(event: str, sentence: str, **values: object) -> logging.LogRecord:
+def event_record(event: str, message: str, **values: object) -> logging.LogRecord:
     """Return the record that an event logger creates."""
     records: list[logging.LogRecord] = []
     logger = logging.Logger("test")
     logger.addFilter(lambda record: not records.append(record))
-    EventLogger(logger).warning(event, sentence, **values)  # type: ignore[arg-type]
+    EventLogger(logger).warning(event, message, **values)  # type: ignore[arg-type]
     return records[0]
 
 

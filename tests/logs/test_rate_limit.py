@@ -110,7 +110,7 @@ def test_a_repeated_traceback_is_logged_ever_more_rarely(log: RecordingHandler) 
         log_failure(logger, ValueError("a fault of ours"))
     log_failure(logger, TypeError("another fault"))
     assert len(log.texts) == 33
-    with_traceback = [at for at, text in enumerate(log.texts, 1) if "Traceback" in text]
+    with_traceback = [number for number, text in enumerate(log.texts, 1) if "Traceback" in text]
     assert with_traceback == [1, 2, 3, 4, 8, 16, 32, 33]
     assert log.texts[4].endswith("answering / failed | ValueError: a fault of ours")
 
