@@ -1,4 +1,4 @@
-"""The load generator notices what a broker does wrong; else its figures would prove nothing."""
+"""The load generator detects defects of a broker, so that its figures can be trusted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_repeated_message_is_counted(version: int) -> None:
     broken_broker.check_repeat(version)
 
 
-# An invented message behind the last one is noticed only if it comes before the generator leaves.
+# An extra message after the last one is detected only if it arrives before the generator ends.
 @pytest.mark.parametrize(
     ("version", "fault"),
     [
@@ -57,7 +57,7 @@ def test_an_honest_nats_server_passes(shape: str) -> None:
     broken_nats_server.run("", shape)
 
 
-# Silence is noticed by the clock, as above, which takes its time.
+# Silence is detected by a timeout, which takes long.
 @pytest.mark.parametrize("fault", sorted(broken_nats_server.FAULTS.keys() - {"invent", "silence"}))
 def test_a_fault_of_a_nats_server_is_named(fault: str) -> None:
     assert broken_nats_server.FAULTS[fault] in broken_nats_server.check_fault(fault, "many")
@@ -99,7 +99,7 @@ def test_targets_name_variants_of_their_scenario() -> None:
 @pytest.mark.long
 def test_a_short_run_against_the_real_server_reports_a_verified_rate(tmp_path: Path) -> None:
     figures, traces = tmp_path / "figures.json", tmp_path / "traces"
-    done = subprocess.run(
+    completed = subprocess.run(
         [
             *(sys.executable, "load/run.py", "angle", "--quick", "--rounds", "1"),
             *("--json", figures, "--traces", traces),
@@ -109,9 +109,9 @@ def test_a_short_run_against_the_real_server_reports_a_verified_rate(tmp_path: P
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     assert figures.stat().st_size > 0
-    assert "with '<'" in done.stdout
+    assert "with '<'" in completed.stdout
     assert sorted(path.name for path in traces.iterdir()) == [
         RUN_FILE,
         "angle-plain-0.parquet",
@@ -121,18 +121,18 @@ def test_a_short_run_against_the_real_server_reports_a_verified_rate(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "expected_error"),
     [
         ('#error "openssl/ssl.h: No such file or directory"\n', "tls cannot be compiled without "),
         ("x\n", "the load generator does not compile: "),
     ],
 )
 def test_missing_dependency_error_names_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, expected_error: str
 ) -> None:
     (tmp_path / "shim.c").write_text(source)
     monkeypatch.setattr(generators, "TLS", tmp_path)
     monkeypatch.setattr(generators, "BUILD", tmp_path / "build")
-    with pytest.raises(LoadError, match=said) as caught:
+    with pytest.raises(LoadError, match=expected_error) as raised:
         generators.tls()
-    assert ("apt-get install libssl-dev" in str(caught.value)) == ("openssl" in source)
+    assert ("apt-get install libssl-dev" in str(raised.value)) == ("openssl" in source)

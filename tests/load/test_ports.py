@@ -21,19 +21,19 @@ def _own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ports_are_unique_across_processes(tmp_path: Path) -> None:
-    asked = [sys.executable, "-c", "from load.ports import free_ports; print(*free_ports(3))"]
-    given = free_ports(3)
-    said = subprocess.run(
-        asked, cwd=ROOT, env={"TMPDIR": str(tmp_path)}, capture_output=True, check=True
+    command = [sys.executable, "-c", "from load.ports import free_ports; print(*free_ports(3))"]
+    own_ports = free_ports(3)
+    output = subprocess.run(
+        command, cwd=ROOT, env={"TMPDIR": str(tmp_path)}, capture_output=True, check=True
     )
-    given += [*map(int, said.stdout.split()), free_port()]
-    assert len(set(given)) == 7
+    own_ports += [*map(int, output.stdout.split()), free_port()]
+    assert len(set(own_ports)) == 7
 
 
 def test_ports_in_use_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server((HOST, 0)) as somebody:
-        taken = somebody.getsockname()[1]
-        monkeypatch.setattr(ports, "_candidates", lambda: range(taken, taken + 1))
+    with socket.create_server((HOST, 0)) as listener:
+        used_port = listener.getsockname()[1]
+        monkeypatch.setattr(ports, "_candidates", lambda: range(used_port, used_port + 1))
         with pytest.raises(OSError, match="0 of 1 ports were free"):
             free_port()
 

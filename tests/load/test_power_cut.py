@@ -1,5 +1,4 @@
-"""A cut of the power takes what was not synced, and nothing else; the tool that does it is no use
-unless that holds."""
+"""The power cut simulator loses unsynced data and nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from tests.support.requirements import require_program
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# What a program does; it is killed behind it.
+# Prologue of the programs, which are killed at their end.
 PROGRAM = """
 import os, signal, sys
 at = sys.argv[1]
@@ -38,11 +37,11 @@ class Kind(Random):
 
     def __init__(self) -> None:
         super().__init__(0)
-        self.part = 1.0
+        self.fraction = 1.0
 
     def random(self) -> float:
-        part, self.part = self.part, 0.5
-        return part
+        fraction, self.fraction = self.fraction, 0.5
+        return fraction
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -57,10 +56,10 @@ def power(tmp_path: Path) -> PowerCutDirectory:
     return PowerCutDirectory.of(directory)
 
 
-def do(power: PowerCutDirectory, body: str) -> None:
+def run_program(power: PowerCutDirectory, body: str) -> None:
     program = [sys.executable, "-S", "-c", PROGRAM.format(body=body), str(power.directory)]
-    done = subprocess.run(program, env=os.environ | power.environment(), check=False)
-    assert done.returncode == -signal.SIGKILL
+    completed = subprocess.run(program, env=os.environ | power.environment(), check=False)
+    assert completed.returncode == -signal.SIGKILL
 
 
 def content(power: PowerCutDirectory) -> dict[str, bytes]:
@@ -70,7 +69,7 @@ def content(power: PowerCutDirectory) -> dict[str, bytes]:
 
 def test_cut_keeps_synced_data_only(power: PowerCutDirectory) -> None:
     (power.directory / "before").write_bytes(b"before")
-    do(
+    run_program(
         power,
         """
 a, b, c, d = map(opened, ["before", "named", "unnamed", "empty"])
@@ -90,7 +89,7 @@ os.fdatasync(opened("too late"))
 
 
 def test_cut_keeps_synced_names_only(power: PowerCutDirectory) -> None:
-    do(
+    run_program(
         power,
         """
 for name in "ab":
@@ -107,12 +106,12 @@ os.fdatasync(opened("b/file")), os.fdatasync(opened("a/second"))
 
 def test_unsynced_data_of_killed_process_stays_uncertain(power: PowerCutDirectory) -> None:
     write = "os.write(opened('file'), b'written')\nsync()"
-    do(power, write)
-    do(power, "opened('file')")
+    run_program(power, write)
+    run_program(power, "opened('file')")
     power.cut()
     assert content(power) == {"file": b""}
-    do(power, write)
-    do(power, "sync('file')")
+    run_program(power, write)
+    run_program(power, "sync('file')")
     power.cut()
     assert content(power) == {"file": b"written"}
 
@@ -120,7 +119,7 @@ def test_unsynced_data_of_killed_process_stays_uncertain(power: PowerCutDirector
 def test_truncated_and_rewritten_data_needs_sync(
     power: PowerCutDirectory,
 ) -> None:
-    do(
+    run_program(
         power,
         """
 file = opened("file")
@@ -144,15 +143,15 @@ os.ftruncate(file, 1)
     ],
 )
 def test_all_write_calls_are_recorded(power: PowerCutDirectory, write: str) -> None:
-    """At the first sync of a file all of it is kept; here it is the second."""
-    begin = "file = opened('file')\nos.write(file, b'old'), os.fsync(file), sync()\n"
-    do(power, f"{begin}{write}\nos.fsync(file)")
+    """The first sync of a file keeps all of its data; this tests the second one."""
+    prologue = "file = opened('file')\nos.write(file, b'old'), os.fsync(file), sync()\n"
+    run_program(power, f"{prologue}{write}\nos.fsync(file)")
     power.cut()
     assert content(power) == {"file": b"oldnew"}
 
 
 def test_random_cut_may_keep_unsynced_data(power: PowerCutDirectory) -> None:
-    do(
+    run_program(
         power,
         """
 file = opened("file")
@@ -165,17 +164,17 @@ os.write(file, b" or not"), os.write(opened("new"), b"new")
 
 
 def test_random_cut_keeps_pages_and_tears_one() -> None:
-    """Over many seeds all kinds; and never a byte that nobody wrote."""
+    """Many seeds produce every kind of loss, and never a byte that was not written."""
     safe, written = b"a" * (3 * PAGE_BYTES), b"a" * (2 * PAGE_BYTES) + b"b" * (2 * PAGE_BYTES + 9)
-    seen = set()
+    outcomes = set()
     for seed in range(200):
         found = mix_pages(safe, written, Random(seed), 0.5)
         assert len(found) in (len(safe), len(written))
         assert found[: 2 * PAGE_BYTES] == safe[: 2 * PAGE_BYTES]
         assert all(byte in (a, 0, ord("b")) for byte, a in zip(found, safe, strict=False))
         page = set(found[2 * PAGE_BYTES : 3 * PAGE_BYTES])
-        seen.add((len(found) > len(safe), page == set(b"b"), page == set(b"ab")))
-    assert seen > {(longer, *page) for longer in (0, 1) for page in ((0, 1), (1, 0))}
+        outcomes.add((len(found) > len(safe), page == set(b"b"), page == set(b"ab")))
+    assert outcomes > {(longer, *page) for longer in (0, 1) for page in ((0, 1), (1, 0))}
     assert mix_pages(safe, safe[:9], Random(1), 1.0) == safe[:9]
     assert mix_pages(safe, safe[:9], Random(1), 0.0) == safe
 
@@ -184,10 +183,10 @@ def test_random_cut_mixes_names() -> None:
     """Keep exactly one of the two names of a renamed file."""
     synced = {"kept": "1", "gone": "2", "old": "3"}
     written = {"kept": "1", "new": "4", "other": "3"}
-    seen = set()
+    outcomes = set()
     for seed in range(100):
         found = mix_names(synced, written, Random(seed), 0.5)
         assert found["kept"] == "1"
         assert ("old" in found) != ("other" in found)
-        seen.add(("gone" in found, "new" in found, "old" in found))
-    assert len(seen) == 8
+        outcomes.add(("gone" in found, "new" in found, "old" in found))
+    assert len(outcomes) == 8

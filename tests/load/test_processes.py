@@ -1,4 +1,4 @@
-"""Processes of a measurement end with its program, and not before."""
+"""Processes of a measurement end with its program and not earlier."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ PATIENCE_SECONDS = 60.0
 
 
 def test_process_outlives_starting_thread(tmp_path: Path) -> None:
-    made: list[Process] = []
-    asked = tmp_path / "asked"
-    command = ["sh", "-c", f"until [ -e {asked} ]; do sleep 0.05; done; echo alive"]
-    asking = threading.Thread(target=lambda: made.append(Process("waiter", command)))
+    processes: list[Process] = []
+    marker_file = tmp_path / "asked"
+    command = ["sh", "-c", f"until [ -e {marker_file} ]; do sleep 0.05; done; echo alive"]
+    asking = threading.Thread(target=lambda: processes.append(Process("waiter", command)))
     asking.start()
     asking.join()
     task = Path(f"/proc/self/task/{asking.native_id}")
     end = time.monotonic() + PATIENCE_SECONDS
-    while task.exists():  # To the kernel the thread is there a little longer.
+    while task.exists():  # The kernel removes the thread a little later.
         assert time.monotonic() < end
         time.sleep(0.01)
-    with made[0] as process:
-        asked.touch()
+    with processes[0] as process:
+        marker_file.touch()
         process.wait_for_line("alive", timeout_s=PATIENCE_SECONDS)
 
 

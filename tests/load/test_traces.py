@@ -30,23 +30,23 @@ def _compiler() -> None:
 
 
 def numbers(tracer: Tracer, process: int, kind: str) -> list[tuple[int, int, int]]:
-    """(class, first, last) of every record of a kind."""
-    some = read_records(tracer.processes[process].path)
-    some = some[some["kind"] == KINDS.index(kind)]
-    assert np.all(np.diff(some["at"].astype(np.int64)) >= 0)
-    return list(zip(*(some[name].tolist() for name in ("class", "first", "last")), strict=True))
+    """Return (class, first, last) of every record of a kind."""
+    records = read_records(tracer.processes[process].path)
+    records = records[records["kind"] == KINDS.index(kind)]
+    assert np.all(np.diff(records["at"].astype(np.int64)) >= 0)
+    return list(zip(*(records[name].tolist() for name in ("class", "first", "last")), strict=True))
 
 
-def whole(ranges: list[tuple[int, int, int]], class_id: int) -> tuple[int, int]:
-    """The one range that those of a class make up, each going on where the one before ended."""
-    own = [(first, last) for one, first, last in ranges if one == class_id]
-    assert own, f"nothing of class {class_id}"
-    assert [first for first, _ in own[1:]] == [last for _, last in own[:-1]]
-    return own[0][0], own[-1][1]
+def merge_ranges(ranges: list[tuple[int, int, int]], class_id: int) -> tuple[int, int]:
+    """Merge the ranges of a class, which must be contiguous, and return the whole range."""
+    class_ranges = [(first, last) for range_class, first, last in ranges if range_class == class_id]
+    assert class_ranges, f"no records of class {class_id}"
+    assert [first for first, _ in class_ranges[1:]] == [last for _, last in class_ranges[:-1]]
+    return class_ranges[0][0], class_ranges[-1][1]
 
 
 @pytest.mark.parametrize(
-    ("kind", "protocol", "heard"),
+    ("kind", "protocol", "record_kinds"),
     [
         ("simplebus", "simplebus", ("delivered", "acked", "confirmed")),
         ("simplebus", "simplebus-2", ("delivered", "acked", "confirmed")),
@@ -54,7 +54,7 @@ def whole(ranges: list[tuple[int, int, int]], class_id: int) -> tuple[int, int]:
     ],
 )
 def test_a_trace_has_every_message_of_every_class_once(
-    kind: str, protocol: str, heard: tuple[str, ...], tmp_path: Path
+    kind: str, protocol: str, record_kinds: tuple[str, ...], tmp_path: Path
 ) -> None:
     if not is_available(kind):
         skip_or_fail(f"{kind} is not installed")
@@ -62,14 +62,17 @@ def test_a_trace_has_every_message_of_every_class_once(
     with running(kind) as broker:
         sample = measure(broker, protocol, flow, count=COUNT, tracer=tracer)
     subscribers, publisher = (0, 1), 2
-    for process, kinds in [*((s, heard) for s in subscribers), (publisher, ("sent", "confirmed"))]:
+    for process, kinds in [
+        *((s, record_kinds) for s in subscribers),
+        (publisher, ("sent", "confirmed")),
+    ]:
         for name in KINDS:
             found = numbers(tracer, process, name)
             if name not in kinds:
                 assert not found, (process, name)
                 continue
-            assert whole(found, 7) == (0, COUNT // 2 + 1)
-            assert whole(found, 8) == (0, COUNT // 2)
+            assert merge_ranges(found, 7) == (0, COUNT // 2 + 1)
+            assert merge_ranges(found, 8) == (0, COUNT // 2)
 
     table = tracer.table("two classes", protocol, 3)
     assert table.column_names == list(COLUMNS)
@@ -87,26 +90,36 @@ def test_a_trace_has_every_message_of_every_class_once(
         )
         rows.check(protocol)
         found = [run_figures(rows, index) for index in (0, 1)]
-        assert [(one.lost, one.unsent, one.duplicates) for one in found] == [(0, 0, 0)] * 2
-        assert all(0 < one.latencies_ns[0] <= one.latencies_ns[-1] for one in found)
-        rates.append(min(one.rate for one in found))
-    assert sum(rates) > 0.99 * sample.rate  # All moments lie within those that the run itself took.
+        assert [
+            (range_class.lost, range_class.unsent, range_class.duplicates) for range_class in found
+        ] == [(0, 0, 0)] * 2
+        assert all(
+            0 < range_class.latencies_ns[0] <= range_class.latencies_ns[-1] for range_class in found
+        )
+        rates.append(min(range_class.rate for range_class in found))
+    assert sum(rates) > 0.99 * sample.rate  # All times lie within the run.
 
 
 @pytest.mark.parametrize("version", broken_broker.VERSIONS)
 def test_trace_marks_redelivered_messages(version: int, tmp_path: Path) -> None:
     tracer = Tracer(tmp_path)
     broken_broker.try_fault("repeat", version=version, tracer=tracer)
-    again = [(broken_broker.CLASS, broken_broker.STRICKEN, broken_broker.STRICKEN + 1)]
-    assert numbers(tracer, 0, "redelivered") == again
-    assert whole(numbers(tracer, 0, "delivered"), broken_broker.CLASS) == (0, broken_broker.COUNT)
+    redelivered = [(broken_broker.CLASS, broken_broker.STRICKEN, broken_broker.STRICKEN + 1)]
+    assert numbers(tracer, 0, "redelivered") == redelivered
+    assert merge_ranges(numbers(tracer, 0, "delivered"), broken_broker.CLASS) == (
+        0,
+        broken_broker.COUNT,
+    )
 
 
 @pytest.mark.parametrize("acks", broken_broker.ACK_MODES)
 def test_trace_records_all_ack_modes(acks: str, tmp_path: Path) -> None:
     tracer = Tracer(tmp_path)
     broken_broker.try_fault("", acks=acks, tracer=tracer)
-    assert whole(numbers(tracer, 0, "acked"), broken_broker.CLASS) == (0, broken_broker.COUNT)
+    assert merge_ranges(numbers(tracer, 0, "acked"), broken_broker.CLASS) == (
+        0,
+        broken_broker.COUNT,
+    )
 
 
 def test_a_trace_that_is_full_ends_the_run() -> None:
