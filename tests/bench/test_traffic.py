@@ -40,8 +40,10 @@ def check_frames(
 
 
 @given(st.integers(0, 9999), st.integers(0, 10**11), st.integers(1, 40), st.integers(0, 50))
-def test_payloads_show_their_run_and_number(run: int, first: int, count: int, more: int) -> None:
-    size = PAYLOAD_BYTES_MIN + more
+def test_payloads_show_their_run_and_number(
+    run: int, first: int, count: int, extra_count: int
+) -> None:
+    size = PAYLOAD_BYTES_MIN + extra_count
     contents = payloads(run=run, first=first, count=count, size=size)
     assert [c[:PAYLOAD_BYTES_MIN] for c in contents] == [
         b"%04d%012d" % (run, first + n) for n in range(count)
@@ -89,7 +91,7 @@ def damaged() -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("contents", "says"),
+    ("contents", "expected_error"),
     [
         (damaged(), "message 17 came as"),
         ([*sent(count=5), *sent(first=6, count=24)], "message 5 came as"),
@@ -98,8 +100,8 @@ def damaged() -> list[bytes]:
         (sent(count=COUNT + 1), "got 31 messages, expected 30"),
     ],
 )
-def test_check_rejects_wrong_messages(contents: list[bytes], says: str) -> None:
-    with pytest.raises(TrafficError, match=says):
+def test_check_rejects_wrong_messages(contents: list[bytes], expected_error: str) -> None:
+    with pytest.raises(TrafficError, match=expected_error):
         check_frames(TrafficCheck(run=RUN, count=COUNT, size=SIZE), contents, first_id=7)
 
 
