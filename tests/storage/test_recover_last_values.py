@@ -31,9 +31,9 @@ def test_last_values_survive_restart(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     writer = LastValueWriter(bus)
     for number in range(20):
-        writer.put("abcd"[number % 4], b"%d" % number)
-    writer.put("b", b"")
-    writer.put("a", b"soon", expires_ms=60_000)
+        writer.publish_value("abcd"[number % 4], b"%d" % number)
+    writer.publish_value("b", b"")
+    writer.publish_value("a", b"soon", expires_ms=60_000)
     drain_class(bus)
     bus.sync()
     bus.crash()
@@ -48,7 +48,7 @@ def test_last_values_survive_restart(tmp_path: Path) -> None:
 
     bus = KeptBus(tmp_path, now=START + 61)
     assert read_last_values(bus) == [b"18", b"19"]
-    LastValueWriter(bus).put("c", b"new")
+    LastValueWriter(bus).publish_value("c", b"new")
     drain_class(bus)
     assert read_last_values(bus) == [b"19", b"new"]
     bus.close()
@@ -58,7 +58,7 @@ def test_durable_started_at_last_values_resumes(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     writer = LastValueWriter(bus)
     for number in range(9):
-        writer.put("abc"[number % 3], b"%d" % number)
+        writer.publish_value("abc"[number % 3], b"%d" % number)
     drain_class(bus)
     reader = open_late_reader(bus, durable="d", max_in_flight=2)
     bus.sync()
@@ -78,12 +78,12 @@ def test_durable_started_at_last_values_resumes(tmp_path: Path) -> None:
 def test_compacted_copy_is_durable_before_original_is_removed(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path, segment_bytes=200)
     writer = LastValueWriter(bus)
-    writer.put("cold", b"old", expires_ms=90_000)
+    writer.publish_value("cold", b"old", expires_ms=90_000)
     drain_class(bus)
     bus.sync()
     cls = bus.broker.classes[1]
     while not cls.compacted_count:
-        writer.put("hot", b"x" * 40)
+        writer.publish_value("hot", b"x" * 40)
         drain_class(bus)
         if not cls.compacted_count:
             bus.sync()
@@ -104,7 +104,7 @@ def test_compacted_copy_is_durable_before_original_is_removed(tmp_path: Path) ->
     assert b"old" in read_last_values(bus)
     writer, cls = LastValueWriter(bus), bus.broker.classes[1]
     while not cls.compacted_count:
-        writer.put("hot", b"x" * 40)
+        writer.publish_value("hot", b"x" * 40)
         drain_class(bus)
     bus.sync()
     bus.keeper.is_snapshot_due = True

@@ -36,9 +36,9 @@ def test_copied_values_are_not_delivered_again() -> None:
     bus = BrokerHarness()
     writer = LastValueWriter(bus)
     reader = connect_version2(bus, subscribe(1, 4))
-    writer.put("cold", b"old")
+    writer.publish_value("cold", b"old")
     for number in range(200):
-        writer.put("hot", b"%d" % number)
+        writer.publish_value("hot", b"%d" % number)
         got = reader.receive_deliveries()
         assert [payload(each.content, each.kind) for each in got][-1:] == [b"%d" % number]
         assert len(got) == 1 + (number == 0)
@@ -58,11 +58,11 @@ def test_slow_subscriber_gets_messages_in_order_without_copies() -> None:
         bus, subscribe(1, 4), subscribe(1, 5, group="g"), subscribe(1, 6, durable="d")
     )
     slow = connect_version2(bus, subscribe(1, 4, channels=["hot", "warm"], max_in_flight=1))
-    writer.put("cold", b"old")
+    writer.publish_value("cold", b"old")
     expected = []
     for number in range(60):
         channel = ("hot", "warm", "other")[number % 3]
-        writer.put(channel, b"%d" % number)
+        writer.publish_value(channel, b"%d" % number)
         expected += [b"%d" % number] * (channel != "other")
         for got in quick.receive_deliveries():
             quick.send(ack(got.number, got.message_id, got.message_id + 1))
@@ -81,10 +81,10 @@ def test_copy_expires_with_the_original() -> None:
     bus = BrokerHarness()
     writer = LastValueWriter(bus)
     bus.broker.clock.now = 100.0
-    writer.put("cold", b"old", expires_ms=50_000)
+    writer.publish_value("cold", b"old", expires_ms=50_000)
     for number in range(40):
         bus.broker.clock.now += 1
-        writer.put("hot", b"%d" % number)
+        writer.publish_value("hot", b"%d" % number)
         drain_class(bus)
     assert bus.statistics(1).carried >= 1
     (got, _) = sorted(
@@ -107,7 +107,7 @@ def test_class_of_mostly_values_is_not_compacted() -> None:
     bus = BrokerHarness()
     writer = LastValueWriter(bus)
     for number in range(40):
-        writer.put(f"c{number}", b"x" * 20)
+        writer.publish_value(f"c{number}", b"x" * 20)
         drain_class(bus)
     assert bus.statistics(1).carried == 0
     assert len(read_last_values(bus)) == 40
@@ -121,9 +121,9 @@ def test_copies_are_not_added_to_the_backlog(
     bus = BrokerHarness()
     writer = LastValueWriter(bus)
     for channel in "abcdefgh":
-        writer.put(channel, channel.encode())
+        writer.publish_value(channel, channel.encode())
     for number in range(60):
-        writer.put("hot", b"%d" % number)
+        writer.publish_value("hot", b"%d" % number)
     drain_class(bus)
     before = bus.statistics(1).carried
     bus.tick(9)
@@ -148,7 +148,7 @@ def test_full_class_of_values_drops_the_oldest_values() -> None:
         bus = full_bus(policy)
         writer = LastValueWriter(bus)
         for number in range(40):
-            writer.put(f"c{number}", b"%d" % number)
+            writer.publish_value(f"c{number}", b"%d" % number)
             drain_class(bus)
         dropped = bus.statistics(1).dropped
         assert dropped == {Reason.LAST_VALUE_DROPPED: 40 - len(bus.broker.classes[1].ring)}
@@ -161,9 +161,9 @@ def test_full_class_compacts_before_it_drops_values() -> None:
     bus = full_bus()
     writer = LastValueWriter(bus)
     for channel in "abcdefgh":
-        writer.put(channel, channel.encode())
+        writer.publish_value(channel, channel.encode())
     for number in range(40):
-        writer.put("hot", b"%d" % number)
+        writer.publish_value("hot", b"%d" % number)
         drain_class(bus)
     assert set(read_last_values(bus)) == {*(each.encode() for each in "abcdefgh"), b"39"}
     assert not bus.statistics(1).dropped
@@ -174,11 +174,11 @@ def test_values_stay_while_acks_can_make_space() -> None:
     bus = full_bus()
     writer = LastValueWriter(bus)
     for channel in "abcd":
-        writer.put(channel, channel.encode())
+        writer.publish_value(channel, channel.encode())
     drain_class(bus)
     reader = connect_version2(bus, subscribe(1, 4))
     for number in range(20):
-        writer.put(f"n{number}", b"%d" % number)
+        writer.publish_value(f"n{number}", b"%d" % number)
     assert writer.peer.session.parked_messages
     assert len(reader.receive_deliveries()) == 12
     assert not bus.statistics(1).dropped
@@ -194,9 +194,9 @@ def test_drop_oldest_copies_last_values() -> None:
     bus = full_bus(FullPolicy.DROP_OLDEST)
     writer = LastValueWriter(bus)
     for channel in "abcd":
-        writer.put(channel, channel.encode())
+        writer.publish_value(channel, channel.encode())
     for number in range(200):
-        writer.put("hot", b"%d" % number)
+        writer.publish_value("hot", b"%d" % number)
     dropped = bus.statistics(1).dropped
     assert dropped == {Reason.DROP_OLDEST: 204 - 16}, "copied values are not lost"
     got = payloads(open_late_reader(bus))
@@ -209,11 +209,11 @@ def test_drop_oldest_keeps_acked_last_values() -> None:
     writer = LastValueWriter(bus)
     reader = connect_version2(bus, subscribe(1, 4))
     for channel in ("hot", "a", "b", "c"):
-        writer.put(channel, channel.encode())
+        writer.publish_value(channel, channel.encode())
     assert len(reader.receive_deliveries()) == 4
     reader.send(ack(4, 1, 4))
     for number in range(13):
-        writer.put("hot", b"%d" % number)
+        writer.publish_value("hot", b"%d" % number)
     assert bus.statistics(1).dropped == {Reason.DROP_OLDEST: 1}
     assert set(payloads(open_late_reader(bus))) == {b"a", b"b", b"c", b"12"}
 
@@ -222,11 +222,11 @@ def test_stalled_subscriber_of_a_class_with_values_is_found() -> None:
     bus = full_bus(stall_seconds=3)
     writer = LastValueWriter(bus)
     for channel in "abcdefghijklm":
-        writer.put(channel, channel.encode())
+        writer.publish_value(channel, channel.encode())
     drain_class(bus)
     reader = connect_version2(bus, subscribe(1, 4))
     for number in range(20):
-        writer.put("hot", b"%d" % number)
+        writer.publish_value("hot", b"%d" % number)
     assert writer.peer.session.parked_messages
     overdue = bus.tick(5)
     assert {(session, error.reason) for session, error in overdue} == {
@@ -240,10 +240,10 @@ def test_message_that_never_fits_is_dropped() -> None:
         bus = BrokerHarness(Settings(classes=own, full_policy=policy))
         writer = LastValueWriter(bus)
         for channel in "abc":
-            writer.put(channel, channel.encode())
-            writer.put("hot", bytes(1000))
+            writer.publish_value(channel, channel.encode())
+            writer.publish_value("hot", bytes(1000))
             drain_class(bus)
-        writer.put("big", bytes(300 * 1024))
+        writer.publish_value("big", bytes(300 * 1024))
         assert writer.peer.receive_error_codes() == ["drop_newest"]
-        writer.put("d", b"d")
+        writer.publish_value("d", b"d")
         assert b"d" in read_last_values(bus)
