@@ -37,15 +37,17 @@ def bus_clock(memory: MemoryBus) -> Callable[[], float]:
     return lambda: trio.current_time() + memory._server._clock_offset
 
 
-def create_copier(source: MemoryBus, target: MemoryBus, name: str = "lane", **more: Any) -> Copier:
-    class_ = more.pop("class_", "orders")
-    start = more.pop("start", "earliest")
+def create_copier(
+    source: MemoryBus, target: MemoryBus, name: str = "lane", **options: Any
+) -> Copier:
+    class_ = options.pop("class_", "orders")
+    start = options.pop("start", "earliest")
     places = (
-        more.pop("source_endpoint", endpoint_of(source)),
-        more.pop("target_endpoint", endpoint_of(target)),
+        options.pop("source_endpoint", endpoint_of(source)),
+        options.pop("target_endpoint", endpoint_of(target)),
     )
     target_settings = TargetSettings(
-        name=name, record_channel=name, class_=more.pop("to", class_), **more
+        name=name, record_channel=name, class_=options.pop("to", class_), **options
     )
     return Copier(name, bus_to_bus(*places, target_settings, class_=class_, start=start))
 
@@ -216,9 +218,9 @@ class _SilentTransport:
 
     def send(self, data: memoryview) -> int:
         if self._is_cut():
-            taken = min(len(data), self._BUFFER_BYTES - self._buffered)
-            self._buffered += taken
-            return taken
+            accepted_bytes = min(len(data), self._BUFFER_BYTES - self._buffered)
+            self._buffered += accepted_bytes
+            return accepted_bytes
         return int(self._transport.send(data))
 
     def flush(self) -> bool:

@@ -35,20 +35,20 @@ def fresh_bus_server() -> Iterator[BusServer]:
 
 @asynccontextmanager
 async def connect(
-    server: NatsServer | str, credentials: dict[str, str] | None = None, **more: Any
+    server: NatsServer | str, credentials: dict[str, str] | None = None, **options: Any
 ) -> AsyncIterator[BridgeNatsConnection]:
     """Connect to a NATS server, with long timeouts.
 
     A busy machine may be slow. Copiers retry after a timeout, but tests do not.
     """
     url = server if isinstance(server, str) else server.url
-    shown = credentials or {}
+    sent_credentials = credentials or {}
     end = trio.current_time() + PATIENCE_SECONDS
     async with AsyncExitStack() as stack:
         while True:
             try:
                 connection = await stack.enter_async_context(
-                    connect_nats(url, "test", shown, **more)
+                    connect_nats(url, "test", sent_credentials, **options)
                 )
                 break
             except BusConnectionError:
@@ -64,10 +64,10 @@ async def connect(
 
 
 async def create_stream(
-    connection: BridgeNatsConnection, name: str, subject: str, **more: object
+    connection: BridgeNatsConnection, name: str, subject: str, **options: object
 ) -> None:
     """Create a stream."""
-    config = {"name": name, "subjects": [subject], **more}
+    config = {"name": name, "subjects": [subject], **options}
     await connection.nats.api_request(f"STREAM.CREATE.{name}", config)
 
 
@@ -82,12 +82,12 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def copying(*copiers: Copier, up: bool = False) -> AsyncIterator[None]:
+async def copying(*copiers: Copier, until_connected: bool = False) -> AsyncIterator[None]:
     """Run copiers during the block. With `up`, the block begins when all of them are connected."""
     with trio.fail_after(PATIENCE_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_copiers, copiers)
-            if up:
+            if until_connected:
                 await wait_until(lambda: all(each.statistics().is_up for each in copiers))
             yield
             nursery.cancel_scope.cancel()
@@ -95,9 +95,9 @@ async def copying(*copiers: Copier, up: bool = False) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def running_bridges(
-    *bridges: BridgeSettings, up: bool = False
+    *bridges: BridgeSettings, until_connected: bool = False
 ) -> AsyncIterator[list[Copier]]:
     """Run the copiers of some bridges during the block, like `copying`."""
     copiers = create_copiers(bridges)
-    async with copying(*copiers, up=up):
+    async with copying(*copiers, until_connected=until_connected):
         yield copiers

@@ -54,8 +54,8 @@ def test_a_ring_of_three_neither_loops_nor_loses_whatever_breaks(seed: int) -> N
             clients = [a, b, c]
             await create_test_durable(*clients)
             ring = [
-                RestartableCopier(nursery, source, buses[(at + 1) % 3], f"ring-{at}")
-                for at, source in enumerate(buses)
+                RestartableCopier(nursery, source, buses[(index + 1) % 3], f"ring-{index}")
+                for index, source in enumerate(buses)
             ]
             for number in range(count):
                 await clients[number % 3].publish(b"%d" % number, class_id="orders")
@@ -65,11 +65,13 @@ def test_a_ring_of_three_neither_loops_nor_loses_whatever_breaks(seed: int) -> N
                     case 1:
                         rng.choice(buses).hang_up()
                 await trio.sleep(rng.random() / 5)
-            for which, client in enumerate(clients):
+            for client_number, client in enumerate(clients):
                 received = list(map(int, await payloads(client, "orders", count)))
                 assert sorted(received) == list(range(count))
-                own = [[n for n in received if n % 3 == origin] for origin in range(3)]
-                assert own == [sorted(each) for each in own], f"out of order at {which}"
+                by_origin = [[n for n in received if n % 3 == origin] for origin in range(3)]
+                assert by_origin == [sorted(each) for each in by_origin], (
+                    f"out of order at {client_number}"
+                )
             await trio.sleep(120)  # Wait for messages that circulate.
             for memory in buses:
                 (orders,) = [k for k in memory.statistics().classes if k.ring.head >= count]
@@ -84,25 +86,34 @@ async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Pa
     meanwhile.
     """
     count = 200
-    with bus_server() as one, bus_server() as two, nats_server(tmp_path) as nats:
+    with bus_server() as first_server, bus_server() as second_server, nats_server(tmp_path) as nats:
         async with connect(nats) as connection:
             config = {"name": "RING", "subjects": ["ring.>"]}
             await connection.nats.api_request("STREAM.CREATE.RING", config)
-        out = CopiedClass("a", rewrite=(("#", "ring.x.#"),), stream="RING", start="earliest")
-        over = CopiedClass("a", channels=("ring.>",), rewrite=(("ring.x.#", "#"),), stream="RING")
+        to_nats = CopiedClass("a", rewrite=(("#", "ring.x.#"),), stream="RING", start="earliest")
+        from_nats = CopiedClass(
+            "a", channels=("ring.>",), rewrite=(("ring.x.#", "#"),), stream="RING"
+        )
         ring = create_copiers(
             [
-                BridgeSettings("out", one.address, nats.url, (out,), heartbeat_seconds=1.0),
-                BridgeSettings("over", nats.url, two.address, (over,), heartbeat_seconds=1.0),
                 BridgeSettings(
-                    "back", two.address, one.address, (CopiedClass("a", start="earliest"),)
+                    "out", first_server.address, nats.url, (to_nats,), heartbeat_seconds=1.0
+                ),
+                BridgeSettings(
+                    "over", nats.url, second_server.address, (from_nats,), heartbeat_seconds=1.0
+                ),
+                BridgeSettings(
+                    "back",
+                    second_server.address,
+                    first_server.address,
+                    (CopiedClass("a", start="earliest"),),
                 ),
             ]
         )
         with trio.fail_after(PATIENCE_SECONDS):
             async with (
-                simplebus.connect(one.address) as source_bus,
-                simplebus.connect(two.address) as target_bus,
+                simplebus.connect(first_server.address) as source_bus,
+                simplebus.connect(second_server.address) as target_bus,
                 trio.open_nursery() as nursery,
             ):
                 for bus in source_bus, target_bus:
@@ -119,8 +130,8 @@ async def test_a_ring_through_a_nats_server_neither_loops_nor_loses(tmp_path: Pa
                     received = list(map(int, await payloads(bus, "a", count)))
                     assert sorted(received) == list(range(count))
                     for half in 0, 1:
-                        own = [n for n in received if n % 2 == half]
-                        assert own == sorted(own)
+                        by_origin = [n for n in received if n % 2 == half]
+                        assert by_origin == sorted(by_origin)
                 while not all(each.statistics().position >= count for each in ring):  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 async with connect(nats) as connection:

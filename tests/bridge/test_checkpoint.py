@@ -25,7 +25,7 @@ def sequences_from(record: BridgeRecord, number: int) -> list[int | None]:
     found: list[int | None] = []
     for first, parts in record.iter_missing(number):
         assert first == (number + len(found)) % IDS
-        found += [n for begin, end in parts for n in range(begin, end)] if parts else [None]
+        found += [n for start, end in parts for n in range(start, end)] if parts else [None]
     return found
 
 
@@ -36,35 +36,35 @@ def sequences_from(record: BridgeRecord, number: int) -> list[int | None]:
     st.data(),
 )
 def test_missing_parts_match_announcement(
-    start: int, steps: list[list[int]], ahead: int, data: st.DataObject
+    start: int, steps: list[list[int]], announced_count: int, data: st.DataObject
 ) -> None:
     """Covers wrapping numbers, skipped sequences, and batches that were only announced."""
-    planned, at = list[tuple[list[tuple[int, int]], int, MessageFingerprint | None]](), 0
-    whole = list[int | None]()
+    planned, position = list[tuple[list[tuple[int, int]], int, MessageFingerprint | None]](), 0
+    expected = list[int | None]()
     for gaps in steps:
-        sequences = at + np.cumsum(gaps)
-        at = int(sequences[-1]) + 1
-        planned.append((ranges(sequences), at, None))
-        whole += [None, *sequences.tolist()]
+        sequences = position + np.cumsum(gaps)
+        position = int(sequences[-1]) + 1
+        planned.append((ranges(sequences), position, None))
+        expected += [None, *sequences.tolist()]
     numbering = TargetNumbering("here", start)
     sent = data.draw(st.integers(1, len(planned)))
     settled = data.draw(st.integers(0, sent - 1))
-    told_upto = min(len(planned), sent - 1 + ahead)
+    told_upto = min(len(planned), sent - 1 + announced_count)
     for index in range(sent):
-        record, batches = numbering.create_record(planned[index : index + ahead])
-        assert len(batches) == min(ahead, len(planned) - index)
+        record, batches = numbering.create_record(planned[index : index + announced_count])
+        assert len(batches) == min(announced_count, len(planned) - index)
         if index < sent - 1:
             numbering.note_sent(batches[0])
         if index < settled:
             numbering.note_settled()
-    again = BridgeRecord.decode(record.encode())
-    assert again == record
-    row = whole[: sum(1 + len(steps[index]) for index in range(told_upto))]
+    decoded = BridgeRecord.decode(record.encode())
+    assert decoded == record
+    row = expected[: sum(1 + len(steps[index]) for index in range(told_upto))]
     assert row[(record.number - start) % IDS] is None
     first = (record.first_number - start) % IDS
     missing = data.draw(st.integers(first, len(row)))
-    assert sequences_from(again, (start + missing) % IDS) == row[missing:]
-    assert again.next == planned[told_upto - 1][1]
+    assert sequences_from(decoded, (start + missing) % IDS) == row[missing:]
+    assert decoded.next == planned[told_upto - 1][1]
 
 
 def test_announcement_can_be_replaced() -> None:

@@ -87,10 +87,10 @@ def test_random_failures_lose_and_duplicate_nothing(
 
     async def main() -> None:
         source, target = MemoryBus(), MemoryBus()
-        ways = [BreakingEndpoint(source, rng, 2500), BreakingEndpoint(target, rng, 4000)]
+        copiers = [BreakingEndpoint(source, rng, 2500), BreakingEndpoint(target, rng, 4000)]
         async with source as source_bus, target as target_bus:
             copying = create_copier(
-                source, target, source_endpoint=ways[0], target_endpoint=ways[1]
+                source, target, source_endpoint=copiers[0], target_endpoint=copiers[1]
             )
             async with running(copying):
                 for first in range(0, 400, 20):
@@ -98,8 +98,8 @@ def test_random_failures_lose_and_duplicate_nothing(
                         numbered_payloads(first, first + 20), class_id="orders"
                     )
                     await trio.sleep(rng.random())
-                for way in ways:
-                    way.is_reliable = True
+                for copier in copiers:
+                    copier.is_reliable = True
                 assert await payloads(target_bus, "orders", 400) == numbered_payloads(0, 400)
                 await source_bus.publish(b"last", class_id="orders")
                 assert await payloads(target_bus, "orders", 1) == [b"last"]
@@ -111,10 +111,10 @@ def test_random_failures_lose_and_duplicate_nothing(
 def test_same_name_from_two_sources_works() -> None:
     async def main() -> None:
         tills, hq = [MemoryBus(), MemoryBus()], MemoryBus()
-        ways = [create_copier(till, hq) for till in tills]
-        async with tills[0] as one, tills[1] as two, hq as target_bus, running(*ways):
+        copiers = [create_copier(source_till, hq) for source_till in tills]
+        async with tills[0] as one, tills[1] as two, hq as target_bus, running(*copiers):
             await create_test_durable(target_bus)
-            await wait_until_up(*ways)
+            await wait_until_up(*copiers)
             for first in range(0, 200, 10):
                 await one.publish_many(numbered_payloads(first, first + 10), class_id="orders")
                 await two.publish_many(
@@ -125,7 +125,7 @@ def test_same_name_from_two_sources_works() -> None:
             await trio.sleep(5)
             assert [n for n in received if n < 1000] == list(range(200))
             assert [n for n in received if n >= 1000] == list(range(1000, 1200))
-            assert [way.statistics().losses for way in ways] == [0, 0]
+            assert [copier.statistics().losses for copier in copiers] == [0, 0]
 
     run(main)
 
@@ -157,8 +157,10 @@ def test_duplicate_bridges_log_once_and_one_copies(
             assert sum(each.losses for each in found) < 30
 
     run(main)
-    told = [each for each in caplog.messages if "another bridge with this name took over" in each]
-    assert len(told) == 2
+    takeovers = [
+        each for each in caplog.messages if "another bridge with this name took over" in each
+    ]
+    assert len(takeovers) == 2
 
 
 def test_single_takeover_does_not_delay_copier(caplog: pytest.LogCaptureFixture) -> None:
@@ -236,15 +238,18 @@ def test_same_name_with_two_targets_is_rejected() -> None:
 
 def test_rejects_copying_a_class_to_itself() -> None:
     async def main() -> None:
-        both = MemoryBus()
-        async with both as bus:
-            same, other = create_copier(both, both), create_copier(both, both, "other", to="copies")
-            async with running(same, other):
+        memory_bus = MemoryBus()
+        async with memory_bus as bus:
+            same_class, other_class = (
+                create_copier(memory_bus, memory_bus),
+                create_copier(memory_bus, memory_bus, "other", to="copies"),
+            )
+            async with running(same_class, other_class):
                 await bus.publish_many(numbered_payloads(0, 10), class_id="orders")
                 assert await payloads(bus, "copies", 10) == numbered_payloads(0, 10)
                 await trio.sleep(5)
-            assert "class 'orders' cannot be copied to itself" in same.statistics().problem
-            assert (same.statistics().copied, other.statistics().copied) == (0, 10)
+            assert "class 'orders' cannot be copied to itself" in same_class.statistics().problem
+            assert (same_class.statistics().copied, other_class.statistics().copied) == (0, 10)
 
     run(main)
 
@@ -351,11 +356,13 @@ def test_a_ring_of_three_neither_loops_nor_loses() -> None:
             for source_bus, messages in enumerate(received):
                 assert sorted(int(m.payload) for m in messages) == list(range(60))
                 for message in messages:  # The payload names the bus that published it.
-                    since = (source_bus - int(message.payload)) % 3
-                    path = [ids[(source_bus - step) % 3] for step in range(since, 0, -1)]
+                    hops = (source_bus - int(message.payload)) % 3
+                    path = [ids[(source_bus - step) % 3] for step in range(hops, 0, -1)]
                     assert dict(message.headers).get(PATH_HEADER, "").split() == path
                 came_from = (int(m.payload) for m in messages)
-                orders = [[n for n in came_from if n % 3 == which] for which in range(3)]
+                orders = [
+                    [n for n in came_from if n % 3 == crashed_name] for crashed_name in range(3)
+                ]
                 assert all(order == sorted(order) for order in orders)
             for each in ring:
                 statistics = each.statistics()
@@ -370,17 +377,17 @@ def test_a_ring_of_three_neither_loops_nor_loses() -> None:
 def test_copies_in_both_directions() -> None:
     async def main() -> None:
         a, b = MemoryBus(), MemoryBus()
-        ways = [create_copier(a, b, "there"), create_copier(b, a, "back")]
-        async with a as at_a, b as at_b, running(*ways):
+        copiers = [create_copier(a, b, "there"), create_copier(b, a, "back")]
+        async with a as at_a, b as at_b, running(*copiers):
             await create_test_durable(at_a, at_b)
-            await wait_until_up(*ways)
+            await wait_until_up(*copiers)
             await at_a.publish_many(numbered_payloads(0, 50), class_id="orders")
             await at_b.publish_many(numbered_payloads(50, 100), class_id="orders")
             for bus in at_a, at_b:
                 received = await payloads(bus, "orders", 100)
                 assert sorted(map(int, received)) == list(range(100))
             await trio.sleep(10)
-            assert [way.statistics().copied for way in ways] == [50, 50]
+            assert [copier.statistics().copied for copier in copiers] == [50, 50]
 
     run(main)
 
@@ -393,14 +400,14 @@ def test_filtered_messages_are_released_at_source(
 
     async def main() -> None:
         source, target = MemoryBus(), MemoryBus()
-        some = create_copier(
+        filtered = create_copier(
             source, target, channels=("eu.#",), channel_map=ChannelMap([("eu.#", "#")])
         )
-        async with source as source_bus, target as target_bus, running(some):
-            await wait_until_up(some)
+        async with source as source_bus, target as target_bus, running(filtered):
+            await wait_until_up(filtered)
             for number in range(200):
-                where = "eu.x" if number % 10 == 0 else "us.x"
-                await source_bus.publish(b"%d" % number, class_id="orders", channel=where)
+                channel = "eu.x" if number % 10 == 0 else "us.x"
+                await source_bus.publish(b"%d" % number, class_id="orders", channel=channel)
             received = await read(target_bus, "orders", 20)
             assert [int(m.payload) for m in received] == list(range(0, 200, 10))
             assert {m.channel for m in received} == {"x"}
@@ -490,13 +497,13 @@ def test_kill_before_dead_letter_loses_no_refusal(
                 async with running(create_copier(source, target)):
                     await trio.sleep(20)
             monkeypatch.setattr(BusSource, "dead_letter", give_up)
-            again = create_copier(source, target)
-            async with running(again):
+            next_copier = create_copier(source, target)
+            async with running(next_copier):
                 letters = await payloads(source_bus, "dead.orders", 997)
                 assert letters == numbered_payloads(3, 1000)
                 assert await payloads(target_bus, "orders", 3) == numbered_payloads(0, 3)
                 await trio.sleep(5)  # Wait until the messages are counted.
-            statistics = again.statistics()
+            statistics = next_copier.statistics()
             assert (statistics.refused, statistics.missed) == (997, 0)
 
     run(main)
@@ -512,11 +519,11 @@ def test_refused_message_that_is_gone_counts_as_missed(
         source, target = MemoryBus(), MemoryBus(FULL)
         async with source as source_bus, target as target_bus:
 
-            async def late(end: BusSource, refusals: Any) -> int:
+            async def dead_letter_late(end: BusSource, refusals: Any) -> int:
                 await source_bus.purge("orders")
                 return await give_up(end, refusals)
 
-            monkeypatch.setattr(BusSource, "dead_letter", late)
+            monkeypatch.setattr(BusSource, "dead_letter", dead_letter_late)
             await create_test_durable(target_bus)
             await source_bus.publish_many(numbered_payloads(0, 10), class_id="orders")
             copying = create_copier(source, target)
@@ -553,9 +560,11 @@ def test_internal_error_does_not_end_copier(
     run(main)
 
 
-@pytest.mark.parametrize("few", [False, True])
-def test_waits_for_full_target_across_restarts(few: bool, request: pytest.FixtureRequest) -> None:
-    if few:
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_waits_for_full_target_across_restarts(
+    is_slow: bool, request: pytest.FixtureRequest
+) -> None:
+    if is_slow:
         request.getfixturevalue("small_batches")
 
     async def main() -> None:
@@ -574,7 +583,7 @@ def test_waits_for_full_target_across_restarts(few: bool, request: pytest.Fixtur
                     await trio.sleep(5)
                 assert copying.statistics().refused == 0
             # Messages in flight after a refused one may arrive first.
-            assert (sorted(received, key=int) if few else received) == numbered_payloads(0, 40)
+            assert (sorted(received, key=int) if is_slow else received) == numbered_payloads(0, 40)
 
     run(main)
 
@@ -589,8 +598,8 @@ def test_resends_more_messages_than_fit_in_record(
         async with source as source_bus, target as target_bus:
             await create_test_durable(target_bus)
             for number in range(40):
-                where = "eu.x" if number % 2 == 0 else "us.x"
-                await source_bus.publish(b"%d" % number, class_id="orders", channel=where)
+                channel = "eu.x" if number % 2 == 0 else "us.x"
+                await source_bus.publish(b"%d" % number, class_id="orders", channel=channel)
             received: set[int] = set()
             while len(received) < 20:
                 async with running(
@@ -699,25 +708,25 @@ def test_splits_long_dead_letter_in_two(
 
 
 def test_waits_for_absent_target(caplog: pytest.LogCaptureFixture) -> None:
-    class Gone:
-        is_there = False
+    class UnreachableEndpoint:
+        is_reachable = False
 
         async def open(self) -> Any:
-            if not self.is_there:
+            if not self.is_reachable:
                 raise BusConnectionError("cannot connect to the moon")
             return await endpoint_of(target).open()
 
     target = MemoryBus()
 
     async def main() -> None:
-        source, moon = MemoryBus(), Gone()
+        source, absent = MemoryBus(), UnreachableEndpoint()
         async with source as source_bus, target as target_bus:
             await source_bus.publish_many(numbered_payloads(0, 5), class_id="orders")
-            copying = create_copier(source, target, target_endpoint=moon)
+            copying = create_copier(source, target, target_endpoint=absent)
             async with running(copying):
                 await trio.sleep(600)
                 assert copying.statistics().problem == "cannot connect to the moon"
-                moon.is_there = True
+                absent.is_reachable = True
                 assert await payloads(target_bus, "orders", 5) == numbered_payloads(0, 5)
         assert len([line for line in caplog.messages if "the moon" in line]) == 1
         assert 100 < copying.statistics().losses < 300  # About every 5 seconds.
@@ -731,11 +740,11 @@ def test_keeps_messages_before_target_exists(
 ) -> None:
     """Another client acks the messages meanwhile."""
 
-    class Gone:
-        is_there = False
+    class UnreachableEndpoint:
+        is_reachable = False
 
         async def open(self) -> Any:
-            if not self.is_there:
+            if not self.is_reachable:
                 await trio.sleep(5 if is_silent else 0)
                 raise BusConnectionError("cannot connect to the moon")
             return await endpoint_of(target).open()
@@ -743,24 +752,24 @@ def test_keeps_messages_before_target_exists(
     target = MemoryBus()
 
     async def main() -> None:
-        source, moon = MemoryBus(), Gone()
+        source, unreachable = MemoryBus(), UnreachableEndpoint()
         async with source as source_bus, target as target_bus:
             await create_test_durable(source_bus, target_bus)
-            copying = create_copier(source, target, target_endpoint=moon)
+            copying = create_copier(source, target, target_endpoint=unreachable)
             async with running(copying):
                 await trio.sleep(0.01)
                 await source_bus.publish_many(numbered_payloads(0, 5), class_id="orders")
                 assert await payloads(source_bus, "orders", 5) == numbered_payloads(0, 5)
                 await trio.sleep(60)
-                moon.is_there = True
+                unreachable.is_reachable = True
                 assert await payloads(target_bus, "orders", 5) == numbered_payloads(0, 5)
             assert copying.statistics().missed == 0
 
     run(main)
 
 
-@pytest.mark.parametrize("which", ["source", "target"])
-def test_survives_crash_of_either_bus(which: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("crashed_name", ["source", "target"])
+def test_survives_crash_of_either_bus(crashed_name: str, tmp_path: Path) -> None:
     """A crash is simulated by a copy of the data directory."""
 
     async def main() -> None:
@@ -775,11 +784,15 @@ def test_survives_crash_of_either_bus(which: str, tmp_path: Path) -> None:
                 await source_bus.publish(b"%d" % number, class_id="orders")
             await trio.sleep(0.05)  # Too short for another commit of the position.
             crashed = tmp_path / "crashed"
-            shutil.copytree(folders[which], crashed)
-        rest = {**folders, which: crashed}
-        again = {name: MemoryBus(data_dir=folder) for name, folder in rest.items()}
-        copying = create_copier(again["source"], again["target"])
-        async with again["source"] as source_bus, again["target"] as target_bus, running(copying):
+            shutil.copytree(folders[crashed_name], crashed)
+        remaining = {**folders, crashed_name: crashed}
+        recovered = {name: MemoryBus(data_dir=folder) for name, folder in remaining.items()}
+        copying = create_copier(recovered["source"], recovered["target"])
+        async with (
+            recovered["source"] as source_bus,
+            recovered["target"] as target_bus,
+            running(copying),
+        ):
             await source_bus.publish(b"10", class_id="orders")
             assert await payloads(target_bus, "orders", 11) == numbered_payloads(0, 11)
             await source_bus.publish(b"11", class_id="orders")

@@ -16,8 +16,8 @@ from tests.bridge.memory_buses import (
 )
 
 
-@pytest.mark.parametrize("later", [None, 1.0])
-def test_copies_delayed_message_in_sequence_order(later: float | None) -> None:
+@pytest.mark.parametrize("delay_seconds", [None, 1.0])
+def test_copies_delayed_message_in_sequence_order(delay_seconds: float | None) -> None:
     """The copier is woken by the message that is due first, which is not the first one."""
 
     async def main() -> None:
@@ -26,17 +26,19 @@ def test_copies_delayed_message_in_sequence_order(later: float | None) -> None:
         async with source as source_bus, target as target_bus, running(copying):
             await create_test_durable(source_bus, target_bus)
             await wait_until_up(copying)
-            for turn in range(3):
+            for round_ in range(3):
                 await trio.sleep(30)  # The copier waits for a message.
-                begun = trio.current_time()
-                await source_bus.publish(b"late %d" % turn, class_id="orders", delay=5)
-                await source_bus.publish(b"soon %d" % turn, class_id="orders", delay=later)
+                started_at = trio.current_time()
+                await source_bus.publish(b"late %d" % round_, class_id="orders", delay=5)
+                await source_bus.publish(
+                    b"soon %d" % round_, class_id="orders", delay=delay_seconds
+                )
                 due = {}
                 for _ in range(2):
                     (received,) = await read(target_bus, "orders", 1)
-                    due[received.payload] = trio.current_time() - begun
-                assert list(due) == [b"soon %d" % turn, b"late %d" % turn]
-                assert 4.9 < due[b"late %d" % turn] < 7
+                    due[received.payload] = trio.current_time() - started_at
+                assert list(due) == [b"soon %d" % round_, b"late %d" % round_]
+                assert 4.9 < due[b"late %d" % round_] < 7
             assert copying.statistics().copied == 6
 
     run(main)

@@ -30,11 +30,11 @@ async def server_without_last_values(
     def refuse(class_id: int) -> None:
         raise RemoteProtocolError(Reason.BAD_REQUEST, "no last values")
 
-    async with serving() as up:
-        broker = up.server.broker
+    async with serving() as server:
+        broker = server.server.broker
         monkeypatch.setattr(broker.subscription_manager, "identity", identity)
         monkeypatch.setattr(broker.store.class_registry, "enable_last_values", refuse)
-        yield f"simplebus://{up.addresses[0]}"
+        yield f"simplebus://{server.addresses[0]}"
 
 
 async def test_old_stateless_server_is_fatal_for_its_copier_only(
@@ -43,17 +43,17 @@ async def test_old_stateless_server_is_fatal_for_its_copier_only(
     with trio.fail_after(PATIENCE_SECONDS):
         async with (
             server_without_last_values(monkeypatch, "cluster old") as stateless_server,
-            serving() as up,
+            serving() as server,
         ):
-            here = f"simplebus://{up.addresses[0]}"
+            own_url = f"simplebus://{server.addresses[0]}"
             copiers = create_copiers(
                 [
-                    BridgeSettings("bad", here, stateless_server, (CopiedClass("a"),)),
-                    BridgeSettings("good", here, here, (CopiedClass("a", target_class="b"),)),
+                    BridgeSettings("bad", own_url, stateless_server, (CopiedClass("a"),)),
+                    BridgeSettings("good", own_url, own_url, (CopiedClass("a", target_class="b"),)),
                 ]
             )
             ended = trio.Event()
-            async with trio.open_nursery() as nursery, simplebus.connect(here) as bus:
+            async with trio.open_nursery() as nursery, simplebus.connect(own_url) as bus:
                 nursery.start_soon(
                     partial(run_copiers, copiers, on_failed=lambda copier: ended.set())
                 )
@@ -64,18 +64,20 @@ async def test_old_stateless_server_is_fatal_for_its_copier_only(
                 nursery.cancel_scope.cancel()
     assert not copiers[0].statistics().is_up
     assert WHAT_TO_DO in copiers[0].statistics().problem
-    told = [each for each in caplog.records if WHAT_TO_DO in each.getMessage()]
-    assert [each.levelno for each in told] == [logging.ERROR]
+    records = [each for each in caplog.records if WHAT_TO_DO in each.getMessage()]
+    assert [each.levelno for each in records] == [logging.ERROR]
 
 
 async def test_logs_copying_to_itself_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
-        async with serving() as up:
-            here = f"simplebus://{up.addresses[0]}"
-            other = here.replace("127.0.0.1", "localhost")
-            (copier,) = create_copiers([BridgeSettings("b", here, other, (CopiedClass("a"),))])
+        async with serving() as server:
+            own_url = f"simplebus://{server.addresses[0]}"
+            other_url = own_url.replace("127.0.0.1", "localhost")
+            (copier,) = create_copiers(
+                [BridgeSettings("b", own_url, other_url, (CopiedClass("a"),))]
+            )
             await copier.run()
     assert copier.statistics().losses == 1
     assert caplog.text.count("class 'a' cannot be copied to itself; use another bus") == 1
@@ -85,9 +87,16 @@ async def test_other_bad_request_is_retried(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
-        async with server_without_last_values(monkeypatch, "a bus") as there, serving() as up:
+        async with (
+            server_without_last_values(monkeypatch, "a bus") as other_server,
+            serving() as server,
+        ):
             (copier,) = create_copiers(
-                [BridgeSettings("b", f"simplebus://{up.addresses[0]}", there, (CopiedClass("a"),))]
+                [
+                    BridgeSettings(
+                        "b", f"simplebus://{server.addresses[0]}", other_server, (CopiedClass("a"),)
+                    )
+                ]
             )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(copier.run)
@@ -103,11 +112,11 @@ async def test_command_exits_with_config_status_on_fatal_error(
     with trio.fail_after(PATIENCE_SECONDS):
         async with (
             server_without_last_values(monkeypatch, "cluster old") as stateless_server,
-            serving() as up,
+            serving() as server,
         ):
             with running_program(
-                "bridge", "--from", str(up.addresses[0]), "--to", stateless_server, "a"
+                "bridge", "--from", str(server.addresses[0]), "--to", stateless_server, "a"
             ) as bridge:
-                status, _, said = await trio.to_thread.run_sync(bridge.wait)
+                status, _, stderr = await trio.to_thread.run_sync(bridge.wait)
     assert status == 78
-    assert WHAT_TO_DO in said.splitlines()[-1]
+    assert WHAT_TO_DO in stderr.splitlines()[-1]

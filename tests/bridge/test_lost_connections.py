@@ -24,9 +24,9 @@ from tests.bridge.memory_buses import (
 )
 
 
-@pytest.mark.parametrize("when", [1, 2])
+@pytest.mark.parametrize("cut_at", [1, 2])
 def test_resumes_after_source_is_lost_while_target_stores(
-    when: int, monkeypatch: pytest.MonkeyPatch
+    cut_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next request to the source uses a lost connection."""
     settle = BusTarget.settle_oldest
@@ -38,7 +38,7 @@ def test_resumes_after_source_is_lost_while_target_stores(
         async def settle_late(end: BusTarget) -> list[Refusal]:
             nonlocal settled
             settled += 1
-            if settled == when:
+            if settled == cut_at:
                 source.hang_up()
                 await trio.sleep(1)
             return await settle(end)
@@ -68,7 +68,7 @@ LOST_SECONDS = 30.0
 """Three heartbeats of `TargetSettings`."""
 
 
-async def copy_over_cut_line(cut: str, at: int, seconds: float) -> bool:
+async def copy_over_cut_line(cut: str, call_number: int, seconds: float) -> bool:
     """Copy while the connection to one or both ends is cut at call number `at` for `seconds`.
 
     Returns False if there were fewer calls.
@@ -82,7 +82,7 @@ async def copy_over_cut_line(cut: str, at: int, seconds: float) -> bool:
             assert await payloads(target_bus, "orders", 5) == numbered_payloads(0, 5)
             await trio.sleep(1)
         for end in ENDS if cut == "both" else (cut,):
-            lines[end].cut_at = at
+            lines[end].cut_at = call_number
         copying = create_copier(
             source, target, source_endpoint=lines["source"], target_endpoint=lines["target"]
         )
@@ -121,16 +121,16 @@ STEP = 8
 @pytest.mark.parametrize(("seconds", "first"), [(LOST_SECONDS + 5, 1), (11.0, 5)])
 def test_reconnects_to_silent_end(cut: str, seconds: float, first: int) -> None:
     """Cuts at one call after the other, which covers handshake, record, messages and confirms."""
-    for at in itertools.count(first, STEP):
+    for call_number in itertools.count(first, STEP):
         was_cut: list[bool] = []
 
-        async def main(was_cut: list[bool] = was_cut, at: int = at) -> None:
-            was_cut.append(await copy_over_cut_line(cut, at, seconds))
+        async def main(was_cut: list[bool] = was_cut, call_number: int = call_number) -> None:
+            was_cut.append(await copy_over_cut_line(cut, call_number, seconds))
 
         run(main)
         if was_cut == [False]:
             break
-    assert at > 40, "lines have fewer calls than a lane has phases"
+    assert call_number > 40, "lines have fewer calls than a lane has phases"
 
 
 def test_lost_connection_is_not_a_missing_record(
@@ -143,7 +143,7 @@ def test_lost_connection_is_not_a_missing_record(
         source, target = MemoryBus(), MemoryBus()
         line = SilentEndpoint(target, read_bytes_max=16)
 
-        async def never(end: BusTarget) -> list[Refusal]:
+        async def wait_forever(end: BusTarget) -> list[Refusal]:
             if not end._sent[-1][1]:  # A record.
                 return await settle(end)
             await trio.sleep_forever()
@@ -158,7 +158,7 @@ def test_lost_connection_is_not_a_missing_record(
 
         async with source as source_bus, target as target_bus:
             await create_test_durable(target_bus)
-            monkeypatch.setattr(BusTarget, "settle_oldest", never)
+            monkeypatch.setattr(BusTarget, "settle_oldest", wait_forever)
             await source_bus.publish_many(numbered_payloads(0, 5), class_id="orders")
             async with running(create_copier(source, target)):
                 await trio.sleep(1)
@@ -191,9 +191,9 @@ def test_reports_age_of_oldest_message(monkeypatch: pytest.MonkeyPatch) -> None:
             await trio.sleep(100)
             copying = create_copier(source, target, target_endpoint=line)
 
-            def cut_first(end: BusTarget, made: TargetBatch) -> None:
+            def cut_first(end: BusTarget, batch: TargetBatch) -> None:
                 line.cut()
-                send(end, made)
+                send(end, batch)
 
             monkeypatch.setattr(BusTarget, "send", cut_first)
             async with running(copying):

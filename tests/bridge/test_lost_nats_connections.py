@@ -29,27 +29,27 @@ HEARTBEAT_SECONDS = 1.0
 
 @asynccontextmanager
 async def copying(
-    source: str, target: str, class_: str, heartbeat: float = 10.0, **more: Any
+    source: str, target: str, class_: str, heartbeat: float = 10.0, **options: Any
 ) -> AsyncIterator[Copier]:
-    copied = CopiedClass(class_, start="earliest", **more)
+    copied = CopiedClass(class_, start="earliest", **options)
     bridge = BridgeSettings(class_, source, target, (copied,), heartbeat_seconds=heartbeat)
     async with running_bridges(bridge) as (copier,):
         yield copier
 
 
-async def create_stream(nats: NatsServer, name: str, **more: object) -> None:
+async def create_stream(nats: NatsServer, name: str, **options: object) -> None:
     async with connect(nats) as connection:
-        config = {"name": name, "subjects": [f"{name.lower()}.>"], **more}
+        config = {"name": name, "subjects": [f"{name.lower()}.>"], **options}
         await connection.nats.api_request(f"STREAM.CREATE.{name}", config)
 
 
 async def test_stream_with_no_ack_is_fatal(server: BusServer, nats: NatsServer) -> None:
     """The copier would resend the messages, and the stream would store them again each time."""
     await create_stream(nats, "MUTE", no_ack=True)
-    mute: Any = {"rewrite": (("#", "mute.x.#"),), "stream": "MUTE", "heartbeat": 2.0}
+    class_options: Any = {"rewrite": (("#", "mute.x.#"),), "stream": "MUTE", "heartbeat": 2.0}
     async with simplebus.connect(server.address) as bus:
         await bus.publish(b"hello", class_id="mute")
-        async with copying(server.address, nats.url, "mute", **mute) as copier:
+        async with copying(server.address, nats.url, "mute", **class_options) as copier:
             await wait_until(
                 lambda: "remove 'no_ack' from the stream" in copier.statistics().problem
             )
@@ -71,10 +71,14 @@ async def test_recreates_silent_consumer(
 ) -> None:
     """A pull request is lost if it reaches a leader that fails."""
     await create_stream(nats, "QUIET")
-    quiet: Any = {"channels": ("quiet.>",), "stream": "QUIET", "heartbeat": HEARTBEAT_SECONDS}
+    class_options_: Any = {
+        "channels": ("quiet.>",),
+        "stream": "QUIET",
+        "heartbeat": HEARTBEAT_SECONDS,
+    }
     async with (
         simplebus.connect(server.address) as bus,
-        copying(nats.url, server.address, "quiet", **quiet) as copier,
+        copying(nats.url, server.address, "quiet", **class_options_) as copier,
     ):
         await wait_until(lambda: copier.statistics().is_up)
         losses = -1
@@ -88,8 +92,8 @@ async def test_recreates_silent_consumer(
             for number in range(20_000):  # More than were requested.
                 connection.core.publish("quiet.x", b"%d" % number)
             await connection.round_trip()
-        silent = "of stream 'QUIET' within"
-        await wait_until(lambda: silent in copier.statistics().problem)
+        expected_warning = "of stream 'QUIET' within"
+        await wait_until(lambda: expected_warning in copier.statistics().problem)
         assert copier.statistics().losses > losses
         monkeypatch.undo()
         assert await payloads(bus, "quiet", 20_000) == numbered_payloads(0, 20_000)
@@ -139,12 +143,12 @@ async def test_does_not_wait_for_purged_messages(
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.source.pull_consumer.PULL_MESSAGES", 8)
     await create_stream(nats, "PURGED")
-    async with connect(nats) as connection, connect(nats) as mine:
+    async with connect(nats) as connection, connect(nats) as test_connection:
         for number in range(20):
             connection.core.publish("purged.x", b"%d" % number)
         await connection.round_trip()
         source = StreamSource(
-            mine,
+            test_connection,
             "PURGED",
             target_id="there",
             durable="bridge b there c",
@@ -154,20 +158,20 @@ async def test_does_not_wait_for_purged_messages(
             open_dead_letters=refuse_dead_letters,
         )
         with trio.fail_after(PATIENCE_SECONDS):
-            at = await source.open()
-            while at < 9:
-                at = (await source.read(at)).next_sequence
+            position = await source.open()
+            while position < 9:
+                position = (await source.read(position)).next_sequence
                 await (
                     connection.round_trip()
                 )  # Otherwise nothing would be received after an empty read.
             await connection.nats.api_request("STREAM.PURGE.PURGED")
             # Some may have been received, and some may be in flight.
-            while at < 21 and (found := await source.read(at)).runs:
-                at = found.next_sequence
+            while position < 21 and (found := await source.read(position)).runs:
+                position = found.next_sequence
             connection.core.publish("purged.x", b"late")
             connection.nats.flush()
-            await source.wait_for_message(at)
-            assert (await source.read(at)).next_sequence == 22
+            await source.wait_for_message(position)
+            assert (await source.read(position)).next_sequence == 22
 
 
 async def test_counts_core_nats_messages_lost_with_connection(
@@ -177,14 +181,14 @@ async def test_counts_core_nats_messages_lost_with_connection(
     with pytest.MonkeyPatch.context() as patch:
         find = CoreNatsSource.read
 
-        async def lost(source: CoreNatsSource, at: int) -> SourceBatch:
-            found = await find(source, at)
+        async def lose_reply(source: CoreNatsSource, position: int) -> SourceBatch:
+            found = await find(source, position)
             ends.append(source)
             if found.runs:
                 raise BusConnectionError("the far end is gone")
             return found
 
-        patch.setattr(CoreNatsSource, "read", lost)
+        patch.setattr(CoreNatsSource, "read", lose_reply)
         async with (
             connect(nats) as connection,
             copying(nats.url, server.address, "held", channels=("held.>",)) as copier,

@@ -47,16 +47,16 @@ def test_remaining_expiry_ignores_other_clocks(seconds: float) -> None:
             await trio.sleep(100)
             copying = create_copier(source, target)
             async with running(copying):
-                (fresh,) = await read(target_bus, "orders", 1)
-                assert fresh.payload == b"fresh"
-                assert fresh.expires_ms is not None
-                assert 498_000 < fresh.expires_ms <= 500_100
+                (first_message,) = await read(target_bus, "orders", 1)
+                assert first_message.payload == b"fresh"
+                assert first_message.expires_ms is not None
+                assert 498_000 < first_message.expires_ms <= 500_100
                 await trio.sleep(190)
                 with trio.move_on_after(5):
                     await read(target_bus, "orders", 1)
                     raise AssertionError("it came early")
-                (late,) = await read(target_bus, "orders", 1)
-                assert late.payload == b"late"
+                (second_message,) = await read(target_bus, "orders", 1)
+                assert second_message.payload == b"late"
             assert copying.statistics().copied == 2
 
     run(main)
@@ -87,12 +87,12 @@ def test_in_flight_messages_arrive_once_despite_other_clocks(
                     await trio.sleep(5)
                     killed.setattr(BusSource, "commit_position", say_nothing)
             await trio.sleep(400)
-            again = create_copier(source, target)
-            async with running(again):
+            next_copier = create_copier(source, target)
+            async with running(next_copier):
                 await source_bus.publish_many(numbered_payloads(10, 20), class_id="orders")
                 assert await payloads(target_bus, "orders", 20) == numbered_payloads(0, 20)
                 await trio.sleep(60)
-            assert again.statistics().discarded_records == 0
+            assert next_copier.statistics().discarded_records == 0
             (orders,) = [each for each in target.statistics().classes if each.name == "orders"]
             assert orders.published == 20
 
@@ -111,13 +111,13 @@ def test_prefetched_messages_keep_aging() -> None:
                 endpoint_of(source), "a", target_id="x", heartbeat=10, auth=None
             ) as connection:
                 end = BusSource(connection, class_="orders", durable="a", start="earliest")
-                at = await end.open()
-                while at < 40:
-                    found = await end.read(at)
+                position = await end.open()
+                while position < 40:
+                    found = await end.read(position)
                     for piece in found.runs:
                         assert np.allclose(piece.ages, bus_clock(source)() - published, atol=0.1)
-                    assert found.next_sequence > at
-                    at = found.next_sequence
+                    assert found.next_sequence > position
+                    position = found.next_sequence
                     await trio.sleep(50)
 
     run(main)

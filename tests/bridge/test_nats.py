@@ -84,8 +84,11 @@ async def test_path_can_be_disabled_without_loops(server: BusServer, nats: NatsS
         connection.core.subscribe("class.bare")
         await connection.round_trip()
         await bus.publish_many([b"%03d" % n for n in range(100)], class_id="bare")
-        here = bus.connection.core.bus_id
-        for path in "a", f"a {here}":  # What came over other bridges says so, and makes no circle.
+        own_identity = bus.connection.core.bus_id
+        for path in (
+            "a",
+            f"a {own_identity}",
+        ):  # What came over other bridges says so, and makes no circle.
             await bus.publish(path.encode(), class_id="bare", headers={PATH_HEADER: path})
         await bus.publish(b"last", class_id="bare")
         copied = create_copier(server.address, nats.url, "bare", has_path=False)
@@ -105,19 +108,19 @@ async def test_stream_drops_duplicates(server: BusServer, nats: NatsServer) -> N
         async with bus.subscribe("once", durable="holds them"):
             await bus.publish_many(numbered_payloads(0, 200), class_id="once")
         await bus.publish(b"one", class_id="once", key=b"k")
-        for life in range(2):
-            (made,) = create_copiers([bridge])
-            async with copying(made):
-                await wait_until(lambda made=made: made.statistics().position == 201)
-            statistics = made.statistics()
+        for run_number in range(2):
+            (copier,) = create_copiers([bridge])
+            async with copying(copier):
+                await wait_until(lambda copier=copier: copier.statistics().position == 201)
+            statistics = copier.statistics()
             assert (statistics.copied, statistics.skipped) == (
-                (0, {"known_there": 201}) if life else (201, {})
+                (0, {"known_there": 201}) if run_number else (201, {})
             )
             assert await count_stored(connection, "TILLS") == 201
             # A bridge that is killed before it commits its position sends everything again.
             core = bus.connection.core
-            back = SubscribeRequest(durable=made.name, start="earliest", seek=True)
-            inbox = core.subscribe(await bus.resolve_class_id("once"), back)
+            subscribe_request = SubscribeRequest(durable=copier.name, start="earliest", seek=True)
+            inbox = core.subscribe(await bus.resolve_class_id("once"), subscribe_request)
             await bus.connection.wait_answered(inbox.subscribe_request)
             await bus.connection.wait_answered(core.unsubscribe(inbox, is_processed=False))
 
@@ -168,7 +171,7 @@ async def test_copies_stream_to_stream(server: BusServer, nats: NatsServer) -> N
         for number in range(20):
             connection.core.publish("first.a", b"%d" % number)
         await connection.round_trip()
-        ways = [
+        copiers = [
             create_copier(nats.url, server.address, "chain", stream="FIRST"),
             create_copier(
                 server.address,
@@ -178,9 +181,12 @@ async def test_copies_stream_to_stream(server: BusServer, nats: NatsServer) -> N
                 rewrite=(("first.#", "second.#"),),
             ),
         ]
-        async with copying(ways[0]), copying(ways[1]):
-            await wait_until(lambda: ways[1].statistics().position == 20)
-        assert (ways[1].statistics().copied, await count_stored(connection, "SECOND")) == (20, 20)
+        async with copying(copiers[0]), copying(copiers[1]):
+            await wait_until(lambda: copiers[1].statistics().position == 20)
+        assert (copiers[1].statistics().copied, await count_stored(connection, "SECOND")) == (
+            20,
+            20,
+        )
 
 
 async def test_recreates_deleted_consumer(server: BusServer, nats: NatsServer) -> None:
@@ -189,11 +195,13 @@ async def test_recreates_deleted_consumer(server: BusServer, nats: NatsServer) -
         copied = create_copier(nats.url, server.address, "ends", stream="ENDS", start="new")
         async with copying(copied):
             await wait_until(lambda: copied.statistics().is_up)
-            for turn in range(3):
-                for number in range(10 * turn, 10 * turn + 10):
+            for round_ in range(3):
+                for number in range(10 * round_, 10 * round_ + 10):
                     connection.core.publish("ends.a", b"%d" % number)
                 await connection.round_trip()
-                await wait_until(lambda turn=turn: copied.statistics().copied == 10 * turn + 10)
+                await wait_until(
+                    lambda round_=round_: copied.statistics().copied == 10 * round_ + 10
+                )
                 (name,) = (await connection.nats.api_request("CONSUMER.NAMES.ENDS"))["consumers"]
                 await connection.nats.api_request(f"CONSUMER.DELETE.ENDS.{name}")
                 # Core NATS publishes it without any subscriber.
@@ -204,26 +212,26 @@ async def test_recreates_deleted_consumer(server: BusServer, nats: NatsServer) -
 async def test_wildcard_skips_reserved_subjects(server: BusServer, nats: NatsServer) -> None:
     """A copier back to the same server would copy its own echoes forever."""
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
-        ways = [
+        copiers = [
             create_copier(nats.url, server.address, "wide"),
             create_copier(server.address, nats.url, "wide", rewrite=(("x", "$OWN"),)),
         ]
         async with bus.subscribe("wide", durable="test"):
             pass
-        meant = create_copier(nats.url, server.address, "meant", channels=("_INBOX.meant.*",))
-        async with copying(ways[0]), copying(ways[1]), copying(meant):
-            await wait_until(lambda: all(each.statistics().is_up for each in (*ways, meant)))
+        intended = create_copier(nats.url, server.address, "meant", channels=("_INBOX.meant.*",))
+        async with copying(copiers[0]), copying(copiers[1]), copying(intended):
+            await wait_until(lambda: all(each.statistics().is_up for each in (*copiers, intended)))
             for subject in "one", "_INBOX.x.1", "$x", "_INBOX.meant.1", "_two", "three":
                 connection.core.publish(subject, subject.encode())
             await connection.round_trip()
             assert await payloads(bus, "wide", 3) == [b"one", b"_two", b"three"]
             assert await payloads(bus, "meant", 1) == [b"_INBOX.meant.1"]
-            await wait_until(lambda: ways[1].statistics().position == 3)
+            await wait_until(lambda: copiers[1].statistics().position == 3)
             await bus.publish(b"last", class_id="wide", channel="x")
-            await wait_until(lambda: ways[1].statistics().position == 4)
+            await wait_until(lambda: copiers[1].statistics().position == 4)
             await connection.round_trip()
             assert await payloads(bus, "wide", 1) == [b"last"]
-            await wait_until(lambda: ways[0].statistics().copied == 3)
+            await wait_until(lambda: copiers[0].statistics().copied == 3)
 
 
 async def test_waits_for_full_stream(
@@ -328,23 +336,23 @@ async def test_copies_core_nats_to_class(server: BusServer, nats: NatsServer) ->
             b"k",
         )
         assert connection.core.info is not None
-        here = f"nats.{connection.core.info.server_id[:16]}"
-        assert received[100].headers == (("h", "1"), (PATH_HEADER, here))
+        own_identity = f"nats.{connection.core.info.server_id[:16]}"
+        assert received[100].headers == (("h", "1"), (PATH_HEADER, own_identity))
 
 
 async def test_altered_nats_messages_are_counted_and_logged(
     server: BusServer, nats: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     headers = encode.encode_headers((b"tenant", b"7"), (KEY_HEADER.encode(), b"k"))
-    long = encode.encode_headers((b"long", b"x" * 70_000), (KEY_HEADER.encode(), b"k"))
+    long_headers = encode.encode_headers((b"long", b"x" * 70_000), (KEY_HEADER.encode(), b"k"))
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         copied = create_copier(nats.url, server.address, "odd", channels=("odd.>",))
-        async with copying(copied, up=True):
+        async with copying(copied, until_connected=True):
             for subject, block in (
                 (b"odd.#", headers),
                 (b"odd.a#", headers),
                 (b"odd.caf\xe9", headers),
-                (b"odd.b", long),
+                (b"odd.b", long_headers),
                 (b"odd.#", b""),
             ):
                 connection.core.write(encode.encode_pub(subject, b"", headers=block))
@@ -352,11 +360,11 @@ async def test_altered_nats_messages_are_counted_and_logged(
             async with bus.subscribe("odd") as messages:
                 received = [await messages.get(PATIENCE_SECONDS) for _ in range(5)]
             await wait_until(lambda: copied.statistics().copied == 5)
-    kept = ("tenant", "7")
+    tenant_header = ("tenant", "7")
     assert [(m.channel, m.key, m.headers[:-1]) for m in received] == [
-        ("", b"k", ((SUBJECT_HEADER, "odd.#"), kept)),
-        ("odd.a#", b"k", (kept,)),
-        ("", b"k", ((SUBJECT_HEADER, "odd.caf\\xe9"), kept)),
+        ("", b"k", ((SUBJECT_HEADER, "odd.#"), tenant_header)),
+        ("odd.a#", b"k", (tenant_header,)),
+        ("", b"k", ((SUBJECT_HEADER, "odd.caf\\xe9"), tenant_header)),
         ("odd.b", b"k", ()),
         ("", b"", ((SUBJECT_HEADER, "odd.#"),)),
     ]
@@ -368,11 +376,11 @@ async def test_altered_nats_messages_are_counted_and_logged(
 async def test_copies_between_two_nats_servers(server: BusServer, nats: NatsServer) -> None:
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         assert connection.core.info is not None
-        here = f"nats.{connection.core.info.server_id[:16]}"
+        own_identity = f"nats.{connection.core.info.server_id[:16]}"
         copied = create_copier(nats.url, server.address, "circle", channels=("circle",))
         async with copying(copied):
             await wait_until(lambda: copied.statistics().is_up)
-            for path in "nats.ANOTHER a", f"{here} a":
+            for path in "nats.ANOTHER a", f"{own_identity} a":
                 headers = encode.encode_headers((PATH_HEADER.encode(), path.encode()))
                 connection.core.publish("circle", path.encode(), headers=headers)
             connection.core.publish("circle", b"last")
@@ -397,9 +405,9 @@ async def test_copies_stream_once(server: BusServer, nats: NatsServer) -> None:
             connection.nats.flush()
             async with copying(copied):
                 assert await payloads(bus, "words", last - first) == numbered_payloads(first, last)
-                await wait_until(lambda made=copied, end=last: made.statistics().position > end)
-        where = "CONSUMER.INFO.WORDS.bridge-words-there-words"
-        state = await connection.nats.api_request(where)
+                await wait_until(lambda copier=copied, end=last: copier.statistics().position > end)
+        info_subject = "CONSUMER.INFO.WORDS.bridge-words-there-words"
+        state = await connection.nats.api_request(info_subject)
         assert state["ack_floor"]["stream_seq"] == 310
 
 
@@ -427,9 +435,9 @@ async def test_same_name_from_stream_to_two_buses_is_rejected(
                     assert await payloads(bus, "shared", 1) == [b"1"]
                 await wait_until(lambda: first.statistics().position == 3)
             assert first.statistics().losses == 0
-            async with copying(second), simplebus.connect(other.address) as there:
+            async with copying(second), simplebus.connect(other.address) as other_bus:
                 connection.core.publish(
                     "shared", b"2"
                 )  # A bridge whose target was moved continues there.
                 connection.nats.flush()
-                assert await payloads(there, "shared", 1) == [b"2"]
+                assert await payloads(other_bus, "shared", 1) == [b"2"]

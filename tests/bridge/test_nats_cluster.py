@@ -100,8 +100,13 @@ async def move_leader(connection: BridgeNatsConnection, stream: str, server: Nat
 class Traffic:
     """Published and received messages."""
 
-    def __init__(self, source: str, target: str, servers: str, most: int) -> None:
-        self._source, self._target, self._servers, self._most = source, target, servers, most
+    def __init__(self, source: str, target: str, servers: str, unconfirmed_max: int) -> None:
+        self._source, self._target, self._servers, self._most = (
+            source,
+            target,
+            servers,
+            unconfirmed_max,
+        )
         self.published = {"through": 0, "said": 0}
         self.received: dict[str, list[int]] = {"through": [], "said": []}
         self._goals = dict.fromkeys(self.received, ENOUGH)
@@ -164,32 +169,34 @@ class Traffic:
             async for message in messages:
                 self.received[class_].append(int(message.payload))
 
-    async def wait_progress(self, more: int = ENOUGH) -> None:
+    async def wait_progress(self, extra_count: int = ENOUGH) -> None:
         """Wait until all messages published so far, and `more`, are received."""
-        goals = {class_: count + more for class_, count in self.published.items()}
+        goals = {class_: count + extra_count for class_, count in self.published.items()}
         self._goals = goals
         await wait_until(
-            lambda: all(len(self.received[each]) >= goal for each, goal in goals.items())
+            lambda: all(
+                len(self.received[each]) >= expected_count for each, expected_count in goals.items()
+            )
         )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("allows_batches", "more"), [(False, ""), (True, ""), (False, "under_way = 1000")]
+    ("allows_batches", "extra_count"), [(False, ""), (True, ""), (False, "under_way = 1000")]
 )
 async def test_survives_kill_of_one_nats_server(
-    allows_batches: bool, more: str, tmp_path: Path
+    allows_batches: bool, extra_count: str, tmp_path: Path
 ) -> None:
     """The killed server leads the streams, and a copier is connected to it."""
     file, log = tmp_path / "bridges.toml", tmp_path / "bridges.log"
     with cluster(tmp_path) as servers, bus_server() as source, bus_server() as target:
         urls = ", ".join(each.url for each in servers)
         ends = {"near": source.address, "far": target.address, "servers": urls}
-        file.write_text(BRIDGES.format(**ends, more=more))
-        is_one_by_one = not (allows_batches or more)
-        most = ONE_BY_ONE_MAX if is_one_by_one else UNDER_WAY_MAX
+        file.write_text(BRIDGES.format(**ends, more=extra_count))
+        is_one_by_one = not (allows_batches or extra_count)
+        unconfirmed_max = ONE_BY_ONE_MAX if is_one_by_one else UNDER_WAY_MAX
         traffic, connected = (
-            Traffic(source.address, target.address, urls, most),
+            Traffic(source.address, target.address, urls, unconfirmed_max),
             partial(connect, urls),
         )
         with trio.fail_after(PATIENCE_SECONDS):
@@ -207,8 +214,8 @@ async def test_survives_kill_of_one_nats_server(
                         publishers.start_soon(traffic.publish)
                         publishers.start_soon(traffic.publish_to_stream)
                         await traffic.wait_progress()
-                        place = log.read_text().split("connected to NATS at ")[1].split()[0]
-                        (victim,) = (each for each in servers if each.url.endswith(place))
+                        connected_url = log.read_text().split("connected to NATS at ")[1].split()[0]
+                        (victim,) = (each for each in servers if each.url.endswith(connected_url))
                         async with connected() as connection:
                             for stream in STREAMS:
                                 await move_leader(connection, stream, victim)
@@ -228,6 +235,6 @@ async def test_survives_kill_of_one_nats_server(
     assert received["said"] == list(range(published["said"])), bridges.describe()
     # With several messages in flight, those that were sent while the leader changed may be
     # stored after later ones.
-    through = sorted(received["through"]) if more else received["through"]
+    through = sorted(received["through"]) if extra_count else received["through"]
     assert through == list(range(published["through"])), bridges.describe()
     assert info["state"]["messages"] == published["through"]

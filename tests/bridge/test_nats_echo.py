@@ -34,7 +34,7 @@ async def test_bidirectional_copies_each_message_once(
         )
         async with (
             bus.subscribe(copied.class_) as messages,
-            running_bridges(bridge, up=True) as (there, back),
+            running_bridges(bridge, until_connected=True) as (to_nats, from_nats),
         ):
             connection.core.subscribe(subject)
             await connection.round_trip()
@@ -43,15 +43,17 @@ async def test_bidirectional_copies_each_message_once(
                 connection.core.publish(subject, b"%d" % number)
             connection.nats.flush()
             while (  # noqa: ASYNC110
-                there.statistics().skipped.get("looped") != 10
-                or back.statistics().skipped.get("looped") != 5
+                to_nats.statistics().skipped.get("looped") != 10
+                or from_nats.statistics().skipped.get("looped") != 5
             ):
                 await trio.sleep(0.01)
             await connection.round_trip()
             received = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(15)]
             assert sorted(received) == sorted(numbered_payloads(0, 15))
-            said = [each.payload(row) for each in connection.messages for row in range(each.count)]
-            assert sorted(said) == sorted(numbered_payloads(0, 15))
+            payloads = [
+                each.payload(row) for each in connection.messages for row in range(each.count)
+            ]
+            assert sorted(payloads) == sorted(numbered_payloads(0, 15))
             if stream:
                 info = await connection.nats.api_request(f"STREAM.INFO.{stream}")
                 assert info["state"]["messages"] == 15
@@ -65,8 +67,8 @@ async def test_disabled_path_allows_return_on_another_subject(
         "into", nats.url, server.address, (CopiedClass("way", channels=("way.in",)),)
     )
     renamed = CopiedClass("way", rewrite=(("way.in", "way.out"),), start="earliest")
-    out = BridgeSettings("out", server.address, nats.url, (renamed,), has_path=False)
-    async with connect(nats) as connection, running_bridges(into, out, up=True):
+    outgoing = BridgeSettings("out", server.address, nats.url, (renamed,), has_path=False)
+    async with connect(nats) as connection, running_bridges(into, outgoing, until_connected=True):
         connection.core.subscribe("way.out")
         await connection.round_trip()
         connection.core.publish("way.in", b"hello")
@@ -78,12 +80,12 @@ async def test_disabled_path_allows_return_on_another_subject(
 
 def test_collects_identities_of_cluster() -> None:
     servers = "nats://user:secret@a.invalid,tls://b.invalid"
-    there = _cluster_identities(servers, "", "nats.A")
+    to_nats = _cluster_identities(servers, "", "nats.A")
     _cluster_identities("nats://a.invalid, b.invalid", "", "nats.B")
     _cluster_identities(servers, "S", "nats.C.S")
-    assert list(there) == ["nats.A", "nats.B"]
+    assert list(to_nats) == ["nats.A", "nats.B"]
     for number in range(_IDENTITIES_MAX):
         _cluster_identities(servers, "", "nats.A")
         _cluster_identities(servers, "", f"nats.{number}")
-    assert len(there) == _IDENTITIES_MAX
-    assert "nats.A" in there
+    assert len(to_nats) == _IDENTITIES_MAX
+    assert "nats.A" in to_nats

@@ -30,9 +30,9 @@ PATIENCE_SECONDS = 120.0
 class RestartableProgram:
     """Program that can be killed and started again with the same arguments."""
 
-    def __init__(self, log: Path, *words: str) -> None:
+    def __init__(self, log: Path, *arguments: str) -> None:
         self._log = log
-        self._words = words
+        self._words = arguments
         self.restart()
 
     def restart(self) -> None:
@@ -41,8 +41,8 @@ class RestartableProgram:
 
     def describe(self) -> str:
         """Return the end of its log, and if it is running."""
-        is_there = self._process.poll() is None
-        return f"{self._words[0]} ({is_there=}):\n{self._log.read_text()[-2000:]}"
+        is_running = self._process.poll() is None
+        return f"{self._words[0]} ({is_running=}):\n{self._log.read_text()[-2000:]}"
 
     def kill(self) -> None:
         self._process.kill()
@@ -61,14 +61,14 @@ async def wait_listening(address: str) -> None:
             return
 
 
-async def publish(address: str, done: trio.Event) -> None:
+async def publish(address: str, is_published: trio.Event) -> None:
     """Publish all messages with confirms, reconnecting when the bus is lost."""
     await wait_listening(address)
     async with simplebus.connect(address, name="till", reconnect=PATIENCE_SECONDS) as bus:
         for first in range(0, COUNT, 20):
             await bus.publish_many([b"%d" % n for n in range(first, first + 20)], class_id="a")
             await trio.sleep(0.01)
-    done.set()
+    is_published.set()
 
 
 async def collect_messages(bus: Bus, received: list[int]) -> None:
@@ -99,12 +99,12 @@ async def test_kills_keep_messages_once_in_order(tmp_path: Path) -> None:
     programs.append(
         RestartableProgram(logs[2], "bridge", "--from", source, "--to", target, "--name", "b", "a")
     )
-    done = trio.Event()
+    is_published = trio.Event()
     received: list[int] = []
     try:
         with trio.move_on_after(PATIENCE_SECONDS):  # The assertion below shows what is missing.
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(publish, source, done)
+                nursery.start_soon(publish, source, is_published)
                 for victim in (2, 1, 0):
                     await wait_listening(source)
                     await wait_listening(target)
@@ -112,7 +112,7 @@ async def test_kills_keep_messages_once_in_order(tmp_path: Path) -> None:
                     programs[victim].kill()
                     await trio.sleep(0.1)
                     programs[victim].restart()
-                await done.wait()
+                await is_published.wait()
             await wait_listening(target)
             async with simplebus.connect(target) as bus:
                 await collect_messages(bus, received)
@@ -145,8 +145,8 @@ async def test_record_class_does_not_spill(tmp_path: Path) -> None:
     spill = Settings(full_policy=FullPolicy.SPILL, limits=Limits(class_messages=100))
     with trio.fail_after(PATIENCE_SECONDS), bus_server() as source:
         async with simplebus.connect(source.address) as source_bus:
-            for life in range(2):
-                await source_bus.publish_many([b"%d" % life] * 200, class_id="a")
+            for run_number in range(2):
+                await source_bus.publish_many([b"%d" % run_number] * 200, class_id="a")
                 with bus_server(spill, data_dir=tmp_path) as target:
                     copiers = create_copiers(
                         [BridgeSettings("b", source.address, target.address, (CopiedClass("a"),))]
@@ -158,21 +158,21 @@ async def test_record_class_does_not_spill(tmp_path: Path) -> None:
                             target_bus.subscribe("a", durable="test") as messages,
                         ):
                             for _ in range(200):
-                                assert (await messages.get()).payload == b"%d" % life
+                                assert (await messages.get()).payload == b"%d" % run_number
                         nursery.cancel_scope.cancel()
 
 
 async def test_server_runs_configured_bridges() -> None:
     bridges = [BridgeSettings("out", "", "", (CopiedClass("orders", target_class="copies"),))]
     options = ServeOptions(hosts=("127.0.0.1",), port=0)
-    said: list[str] = []
-    run = partial(serve, Settings(), options, announce=said.append)
+    log_lines: list[str] = []
+    run = partial(serve, Settings(), options, announce=log_lines.append)
     with trio.fail_after(PATIENCE_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_with_bridges, run, bridges)
-            while not said:  # noqa: ASYNC110 - there is no event.
+            while not log_lines:  # noqa: ASYNC110 - there is no event.
                 await trio.sleep(0.01)
-            async with simplebus.connect(said[0].split("tcp=")[1]) as bus:
+            async with simplebus.connect(log_lines[0].split("tcp=")[1]) as bus:
                 await bus.publish(b"hello", class_id="orders")
                 async with bus.subscribe("copies") as messages:
                     assert (await messages.get()).payload == b"hello"
@@ -180,7 +180,7 @@ async def test_server_runs_configured_bridges() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("arguments", "problem"),
     [
         (["--from", "a", "--to", "a", "1"], "source and target are the same: a"),
         (["--from", "a", "1"], "expected --from and --to"),
@@ -193,8 +193,8 @@ async def test_server_runs_configured_bridges() -> None:
         (["--from", "a", "--to", "b", "bridges"], "it holds the records of bridges"),
     ],
 )
-def test_invalid_options_print_one_sentence(words: list[str], problem: str) -> None:
-    result = CliRunner().invoke(app, ["bridge", *words])
+def test_invalid_options_print_one_sentence(arguments: list[str], problem: str) -> None:
+    result = CliRunner().invoke(app, ["bridge", *arguments])
     assert result.exit_code == 2
     assert problem in result.output
 

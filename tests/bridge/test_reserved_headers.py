@@ -37,13 +37,13 @@ def test_text_key_is_readable(key: bytes, header: tuple[str, str]) -> None:
 
 
 def test_malformed_key_hex_is_not_a_key() -> None:
-    odd = ((KEY_HEX_HEADER, "4"), (KEY_HEX_HEADER, "x0"), ("h", "1"))
-    assert split_key(odd) == (odd, b"")
+    malformed = ((KEY_HEX_HEADER, "4"), (KEY_HEX_HEADER, "x0"), ("h", "1"))
+    assert split_key(malformed) == (malformed, b"")
     assert split_key(((KEY_HEADER, "a"), (KEY_HEX_HEADER, "62"))) == ((), b"b")
 
 
 @pytest.mark.parametrize(
-    ("shown", "subject"),
+    ("escaped_subject", "subject"),
     [
         ("no.a'b", "no.a'b"),
         (r"no.\"q\"", 'no."q"'),
@@ -52,7 +52,11 @@ def test_malformed_key_hex_is_not_a_key() -> None:
         (r"\ud800.\Uffffffff", "?.\ufffd"),
     ],
 )
-def test_parses_denied_subject(shown: str, subject: str) -> None:
-    said = f'Permissions Violation for Publish to "{shown}"'
-    assert denied_subject(said) == denied_subject(f'{said} (why "not")') == subject.encode()
-    assert denied_subject(said.replace("Publish to", "Publish with Reply of")) == b""
+def test_parses_denied_subject(escaped_subject: str, subject: str) -> None:
+    error_text = f'Permissions Violation for Publish to "{escaped_subject}"'
+    assert (
+        denied_subject(error_text)
+        == denied_subject(f'{error_text} (why "not")')
+        == subject.encode()
+    )
+    assert denied_subject(error_text.replace("Publish to", "Publish with Reply of")) == b""

@@ -21,7 +21,7 @@ from tests.support.running_server import serving
 COUNT = 20_000
 
 
-async def never() -> AsyncIterator[int]:
+async def wait_forever() -> AsyncIterator[int]:
     await trio.sleep_forever()
     yield 0
 
@@ -29,13 +29,13 @@ async def never() -> AsyncIterator[int]:
 async def test_copies_backlog_first() -> None:
     async with serving() as source, serving() as target:
         source_bus, target_bus = (str(each.addresses[0]) for each in (source, target))
-        (begun,) = create_copiers(
+        (copier,) = create_copiers(
             [BridgeSettings("b", source_bus, target_bus, (CopiedClass("orders"),))]
         )
-        async with simplebus.connect(source_bus) as bus, copying(begun, up=True):
+        async with simplebus.connect(source_bus) as bus, copying(copier, until_connected=True):
             for _ in range(10):
                 await bus.publish_many([b"x" * 1000] * (COUNT // 10), class_id="orders")
-            await drain(source.server, None, 30, never())
+            await drain(source.server, None, 30, wait_forever())
         async with simplebus.connect(target_bus) as bus:
             assert (await bus.explain("orders")).stored == COUNT
 
@@ -44,10 +44,12 @@ async def test_shutdown_waits_for_position_commit() -> None:
     """While a copier commits its position, its durable has no subscriber for a moment."""
     async with serving() as server, trio.open_nursery() as nursery:
         address = str(server.addresses[0])
-        place = SocketEndpoint(Address.parse(address))
+        endpoint = SocketEndpoint(Address.parse(address))
         async with simplebus.connect(address) as bus:
             await bus.publish_many([b"1", b"2"], class_id="orders")
-        async with connect_source(place, "a", target_id="x", heartbeat=10, auth=None) as connection:
+        async with connect_source(
+            endpoint, "a", target_id="x", heartbeat=10, auth=None
+        ) as connection:
             end = BusSource(connection, class_="orders", durable="a")
             await end.open()
             (session,) = [c.session for c in server.server.connections.values()]
@@ -60,7 +62,7 @@ async def test_shutdown_waits_for_position_commit() -> None:
                 ended = trio.Event()
 
                 async def drained() -> None:
-                    await drain(server.server, None, 30, never())
+                    await drain(server.server, None, 30, wait_forever())
                     ended.set()
 
                 nursery.start_soon(drained)

@@ -99,7 +99,7 @@ async def test_uses_tls_and_credentials_at_both_ends(
     ca, cert, key = (
         str(authority.folder / n) for n in ("authority.pem", "bridge.pem", "bridge.key")
     )
-    known = Access(token="all", ca=ca, cert=cert, key=key)
+    access = Access(token="all", ca=ca, cert=cert, key=key)
     async with (
         secure_endpoint(authority, READER) as source,
         secure_endpoint(authority, WRITER, ca=authority.path, verify=True) as target,
@@ -114,8 +114,8 @@ async def test_uses_tls_and_credentials_at_both_ends(
         )
         assert "reads" not in repr(bridge)
         async with (
-            simplebus.connect(secure_address(source), access=known) as source_bus,
-            simplebus.connect(secure_address(target), access=known) as target_bus,
+            simplebus.connect(secure_address(source), access=access) as source_bus,
+            simplebus.connect(secure_address(target), access=access) as target_bus,
         ):
             await source_bus.publish_many(numbered_payloads(0, 100), class_id="orders")
             async with running_bridges(bridge) as (copier,):
@@ -152,7 +152,7 @@ async def test_local_bridge_needs_no_credentials(
     """Bridges of the server itself connect without TLS and credentials, in both directions and
     after a reload.
     """
-    folder, known = authority.folder, Access(token="all", ca=str(authority.path))
+    folder, access = authority.folder, Access(token="all", ca=str(authority.path))
     users = Users((ALL,), PasswordVerifier(b"by chance"))
     options = ServeOptions(
         hosts=("127.0.0.1",),
@@ -174,18 +174,18 @@ async def test_local_bridge_needs_no_credentials(
             task_status.started(started[0])
 
     async with serving() as target, trio.open_nursery() as nursery:
-        away = target.addresses[0]
+        target_address = target.addresses[0]
         bridges = [
-            BridgeSettings("out", "", away, (CopiedClass("orders", start="earliest"),)),
-            BridgeSettings("in", away, "", (CopiedClass("news", start="earliest"),)),
+            BridgeSettings("out", "", target_address, (CopiedClass("orders", start="earliest"),)),
+            BridgeSettings("in", target_address, "", (CopiedClass("news", start="earliest"),)),
             BridgeSettings("within", "", "", (CopiedClass("orders", "copies", start="earliest"),)),
         ]
         nursery.start_soon(serve_with_bridges, run_server, bridges)
         await wait_until(lambda: bool(started))
         with trio.fail_after(PATIENCE_SECONDS):
             async with (
-                simplebus.connect(secure_address(started[0]), access=known) as source_bus,
-                simplebus.connect(away) as target_bus,
+                simplebus.connect(secure_address(started[0]), access=access) as source_bus,
+                simplebus.connect(target_address) as target_bus,
             ):
                 # A message that one of the two copiers has acked is gone for the other one.
                 async def have_begun() -> bool:
@@ -195,7 +195,7 @@ async def test_local_bridge_needs_no_credentials(
 
                 while not await have_begun():
                     pass
-                for first, also in (0, User("more", token=hash_token("more"))), (50, None):
+                for first, extra_user in (0, User("more", token=hash_token("more"))), (50, None):
                     await source_bus.publish_many(
                         numbered_payloads(first, first + 50), class_id="orders"
                     )
@@ -206,8 +206,8 @@ async def test_local_bridge_needs_no_credentials(
                     assert await payloads(target_bus, "orders", 50) == found
                     assert await payloads(source_bus, "copies", 50) == found
                     assert await payloads(source_bus, "news", 50) == found
-                    if also is not None:
-                        more = Users((ALL, also), PasswordVerifier(b"by chance"))
+                    if extra_user is not None:
+                        more = Users((ALL, extra_user), PasswordVerifier(b"by chance"))
                         started[0].server.replace_users(more)
         nursery.cancel_scope.cancel()
 
@@ -330,10 +330,10 @@ def test_reads_credentials_from_environment(
     found = _add_environment_credentials(bridge)
     assert found.source_access == Access(token="near")
     assert found.target_access == Access(user="till", password="secret")
-    said = _add_environment_credentials(
+    settings_with_credentials = _add_environment_credentials(
         BridgeSettings("b", "a", "c", (CopiedClass(1),), source_access=Access(token="own"))
     )
-    assert said.source_access == Access(token="own")
+    assert settings_with_credentials.source_access == Access(token="own")
     secret_file.chmod(0o644)
     assert os.stat(secret_file).st_mode & 0o044
     result = CliRunner().invoke(app, ["bridge", "--from", "a", "--to", "b", "1"])
@@ -344,8 +344,10 @@ def test_reads_credentials_from_environment(
 
 @pytest.mark.parametrize("flag", ["--from", "--to"])
 def test_rejects_secret_on_command_line(flag: str) -> None:
-    other = "--to" if flag == "--from" else "--from"
-    result = CliRunner().invoke(app, ["bridge", flag, "nats://u:hunter2@h", other, "h", "orders"])
+    other_flag = "--to" if flag == "--from" else "--from"
+    result = CliRunner().invoke(
+        app, ["bridge", flag, "nats://u:hunter2@h", other_flag, "h", "orders"]
+    )
     assert result.exit_code == 2
     assert f"{flag}: the address contains credentials" in result.output
     assert "hunter2" not in result.output

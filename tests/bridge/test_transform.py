@@ -43,8 +43,8 @@ def decode_frames(copies: RewrittenFrames) -> list[tuple[int, Envelope, bytes]]:
     found = []
     for raw, bounds in copies.frames():
         assert bytes(raw).startswith(DELIMITER)
-        for begin, end in pairwise(bounds.tolist()):
-            frame = bytes(raw)[4 + begin : 4 + end]
+        for start, end in pairwise(bounds.tolist()):
+            frame = bytes(raw)[4 + start : 4 + end]
             kind, class_id, _, _ = frames.HEADER.unpack_from(frame)
             assert kind == frames.ENVELOPE
             assert frame.endswith(DELIMITER)
@@ -54,15 +54,15 @@ def decode_frames(copies: RewrittenFrames) -> list[tuple[int, Envelope, bytes]]:
     return found
 
 
-def rewriter(**more: object) -> FrameRewriter:
-    return FrameRewriter(**{"class_id": 7, "source": "a", "targets": "b", **more})  # type: ignore[arg-type]
+def rewriter(**options: object) -> FrameRewriter:
+    return FrameRewriter(**{"class_id": 7, "source": "a", "targets": "b", **options})  # type: ignore[arg-type]
 
 
 def rewrite_all(
-    messages: list[bytes], *, ages: list[float] | None = None, **more: object
+    messages: list[bytes], *, ages: list[float] | None = None, **options: object
 ) -> RewrittenFrames:
     copies = RewrittenFrames()
-    rewriter(**more).rewrite_run(create_run(messages, ages), copies)
+    rewriter(**options).rewrite_run(create_run(messages, ages), copies)
     return copies
 
 
@@ -76,10 +76,10 @@ def test_adds_bridge_path() -> None:
 
 
 def test_keeps_envelope_fields() -> None:
-    was = Envelope("x.y", b"key", (("h", "1"), (PATH_HEADER, "z"), ("h", "2")), 12345)
+    original = Envelope("x.y", b"key", (("h", "1"), (PATH_HEADER, "z"), ("h", "2")), 12345)
     for count in (1, 100):
-        copies = rewrite_all([encode_message(was, b"%03d" % n) for n in range(count)])
-        now = was._replace(headers=(("h", "1"), ("h", "2"), (PATH_HEADER, "z a")))
+        copies = rewrite_all([encode_message(original, b"%03d" % n) for n in range(count)])
+        now = original._replace(headers=(("h", "1"), ("h", "2"), (PATH_HEADER, "z a")))
         assert decode_frames(copies) == [(7, now, b"%03d" % n) for n in range(count)]
 
 
@@ -94,8 +94,8 @@ def test_keeps_times_and_keys_of_each_message() -> None:
 
 
 def test_skips_looped_messages() -> None:
-    been = encode_message(Envelope(headers=((PATH_HEADER, "b c"),)), b"1")
-    copies = rewrite_all([been] * 100 + [plain_message(b"2")])
+    looped = encode_message(Envelope(headers=((PATH_HEADER, "b c"),)), b"1")
+    copies = rewrite_all([looped] * 100 + [plain_message(b"2")])
     assert (copies.skipped_counts, len(decode_frames(copies))) == ({SkipReason.LOOPED: 100}, 1)
     source_bus = encode_message(Envelope(headers=((PATH_HEADER, "a c"),)), b"1")
     assert rewrite_all([source_bus]).skipped_counts == {SkipReason.LOOPED: 1}
@@ -183,21 +183,23 @@ def test_rewrite_run_equals_single_rewrites(
     order: list[int],
     channels: tuple[str, ...],
     rules: list[tuple[str, str]],
-    most: int,
+    max_bytes: int,
 ) -> None:
-    messages = [kinds[which % len(kinds)] for which in order]
+    messages = [kinds[kind_index % len(kinds)] for kind_index in order]
     messages = [each for each in messages if each[0] == messages[0][0]]
     ages = [0.1 * index for index in range(len(messages))]
-    source_bus = rewriter(channels=channels, channel_map=ChannelMap(rules), frame_bytes_max=most)
-    copies, one_by_one = RewrittenFrames(), RewrittenFrames()
+    source_bus = rewriter(
+        channels=channels, channel_map=ChannelMap(rules), frame_bytes_max=max_bytes
+    )
+    copies, single_frames = RewrittenFrames(), RewrittenFrames()
     source_bus.rewrite_run(create_run(messages, ages), copies)
-    source_bus._rewrite_each(create_run(messages, ages), one_by_one)
-    assert decode_frames(copies) == decode_frames(one_by_one)
-    assert b"".join(copies.raws) == b"".join(one_by_one.raws)
-    assert copies.all_sequences().tolist() == one_by_one.all_sequences().tolist()
+    source_bus._rewrite_each(create_run(messages, ages), single_frames)
+    assert decode_frames(copies) == decode_frames(single_frames)
+    assert b"".join(copies.raws) == b"".join(single_frames.raws)
+    assert copies.all_sequences().tolist() == single_frames.all_sequences().tolist()
     assert (copies.skipped_counts, copies.rejected) == (
-        one_by_one.skipped_counts,
-        one_by_one.rejected,
+        single_frames.skipped_counts,
+        single_frames.rejected,
     )
 
 
@@ -240,9 +242,9 @@ def test_batch_checksums_equal_single_ones(payloads: list[bytes], is_plain: bool
     encode = plain_message if is_plain else partial(encode_message, Envelope(channel="x"))
     messages = [encode(payload.replace(b"<", b"")) for payload in payloads]
     marks = [MessageFingerprint.from_frame(each, 0.0).checksum for each in messages]
-    whole = create_run(messages)
-    assert whole.checksums().tolist() == marks
-    assert whole.slice(1, whole.count).checksums().tolist() == marks[1:]
+    run = create_run(messages)
+    assert run.checksums().tolist() == marks
+    assert run.slice(1, run.count).checksums().tolist() == marks[1:]
     if is_plain:
         renumbered = [plain_message(frame[9:-4], 7) for frame in messages]
         assert create_run(renumbered).checksums().tolist() == marks

@@ -34,27 +34,27 @@ def test_combined_replies_equal_single_replies(seed: int, monkeypatch: pytest.Mo
     monkeypatch.setattr("simplebus.bridge.source.bus._PREFETCH_BYTES", 768)
     rng = random.Random(seed)
 
-    async def read(source: MemoryBus, most: int) -> tuple[list[tuple[int, bytes]], int]:
+    async def read(source: MemoryBus, max_bytes: int) -> tuple[list[tuple[int, bytes]], int]:
         """Return all messages, and the number of reads."""
-        monkeypatch.setattr("simplebus.bridge.source.bus._REPLIES_PER_READ_MAX", most)
+        monkeypatch.setattr("simplebus.bridge.source.bus._REPLIES_PER_READ_MAX", max_bytes)
         received: list[tuple[int, bytes]] = []
-        finds = at = 0
-        name = f"by {most}"
+        call_count = position = 0
+        name = f"by {max_bytes}"
         async with connect_source(
             endpoint_of(source), name, target_id="x", heartbeat=10, auth=None
         ) as connection:
             end = BusSource(connection, class_="orders", durable=name, start="earliest")
             await end.open()
-            while at < COUNT:
-                found = await end.read(at)
-                assert (found.first_sequence, found.missed_count) == (at, 0)
+            while position < COUNT:
+                found = await end.read(position)
+                assert (found.first_sequence, found.missed_count) == (position, 0)
                 received += frames_by_sequence(found)
-                at, finds = found.next_sequence, finds + 1
+                position, call_count = found.next_sequence, call_count + 1
                 await connection.wait_answered(
                     connection.core.sync()
                 )  # Prefetched replies have arrived now.
             assert end.head == COUNT
-        return received, finds
+        return received, call_count
 
     async def main() -> None:
         source = MemoryBus()
@@ -64,12 +64,12 @@ def test_combined_replies_equal_single_replies(seed: int, monkeypatch: pytest.Mo
                 payloads = [b"%d" % (first + n) + bytes(size) for n in range(100)]
                 await bus.publish_many(payloads, class_id="orders")
             for _ in range(20):
-                at = rng.randrange(1, COUNT)
-                await bus.purge("orders", at, min(COUNT, at + rng.randrange(1, 30)))
-            one_by_one, many = await read(source, 1)
-            at_once, few = await read(source, 3)
-        assert at_once == one_by_one
-        assert 0 < len(at_once) < COUNT
-        assert few < 0.6 * many
+                position = rng.randrange(1, COUNT)
+                await bus.purge("orders", position, min(COUNT, position + rng.randrange(1, 30)))
+            single_replies, single_read_count = await read(source, 1)
+            combined_replies, combined_read_count = await read(source, 3)
+        assert combined_replies == single_replies
+        assert 0 < len(combined_replies) < COUNT
+        assert combined_read_count < 0.6 * single_read_count
 
     run(main)

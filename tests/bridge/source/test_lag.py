@@ -69,17 +69,17 @@ def test_lag_grows_while_target_is_away(was_there: bool, monkeypatch: pytest.Mon
                     assert read_lag(copying) == 0
                     line.cut()
                 await trio.sleep(60)
-                left = 0 if was_there else 5
-                assert read_lag(copying) == left
+                expected_lag = 0 if was_there else 5
+                assert read_lag(copying) == expected_lag
                 for end in 12, 20:
                     await source_bus.publish_many(
                         numbered_payloads(5 if end == 12 else 12, end), class_id="orders"
                     )
                     await trio.sleep(POLL_SECONDS)
                     statistics = copying.statistics()
-                    assert (statistics.is_up, statistics.lag) == (False, left + end - 5)
+                    assert (statistics.is_up, statistics.lag) == (False, expected_lag + end - 5)
                     assert statistics.lag_seconds >= POLL_SECONDS - 2
-                    assert f"lag {left + end - 5}" in format_status(statistics)
+                    assert f"lag {expected_lag + end - 5}" in format_status(statistics)
                 line.restore()
                 first = 5 if was_there else 0
                 assert await payloads(target_bus, "orders", 20 - first) == numbered_payloads(
@@ -104,15 +104,15 @@ def test_reports_lag_while_target_is_full_and_after_restart() -> None:
                 await source_bus.publish_many(numbered_payloads(100, 200), class_id="orders")
                 await trio.sleep(2)
                 assert read_lag(copying) == 200 - ROOM
-            again = memory_buses.create_copier(source, target)
-            async with running(again):
+            next_copier = memory_buses.create_copier(source, target)
+            async with running(next_copier):
                 await source_bus.publish_many(numbered_payloads(200, 300), class_id="orders")
                 await trio.sleep(60)
-                assert not again.statistics().is_up  # It resends the messages in flight.
-                assert 300 - ROOM <= (read_lag(again) or 0) <= 300
+                assert not next_copier.statistics().is_up  # It resends the messages in flight.
+                assert 300 - ROOM <= (read_lag(next_copier) or 0) <= 300
                 assert await payloads(target_bus, "orders", 300) == numbered_payloads(0, 300)
                 await trio.sleep(1)
-                assert read_lag(again) == 0
+                assert read_lag(next_copier) == 0
 
     memory_buses.run(main)
 
@@ -162,8 +162,8 @@ def test_keeps_last_lag_while_source_is_away() -> None:
                     await trio.sleep(30)
                     assert read_lag(unknown) is None
                     assert "lag unknown" in format_status(unknown.statistics())
-                    facts = bridge_snapshot([unknown, copying])
-                    (metric,) = (m for m in facts.metrics if m.name == "bridge_lag_messages")
+                    snapshot = bridge_snapshot([unknown, copying])
+                    (metric,) = (m for m in snapshot.metrics if m.name == "bridge_lag_messages")
                     assert metric.values == [((("copier", "lane"),), 5)]
                 for line in lines.values():
                     line.restore()
@@ -194,8 +194,8 @@ def test_idle_source_is_not_polled() -> None:
 # To NATS ------------------------------------------------------------------------------------------
 
 
-def create_copier(name: str, source: str, target: str, class_: str, **more: Any) -> Copier:
-    copied = CopiedClass(class_, start=more.pop("start", "earliest"), **more)
+def create_copier(name: str, source: str, target: str, class_: str, **settings: Any) -> Copier:
+    copied = CopiedClass(class_, start=settings.pop("start", "earliest"), **settings)
     (copier,) = create_copiers([BridgeSettings(name, source, target, (copied,))])
     return copier
 
@@ -275,13 +275,13 @@ async def test_reports_stream_lag_while_bus_is_away(nats: NatsServer) -> None:
 async def test_reports_stream_lag_while_bus_is_full(nats: NatsServer) -> None:
     async with (
         connect(nats) as connection,
-        serving(FULL) as up,
-        simplebus.connect(address(up)) as bus,
+        serving(FULL) as server,
+        simplebus.connect(address(server)) as bus,
     ):
         await create_durable(bus, "slow")
         await create_stream(connection, "SLOW", "slow")
-        copier = create_copier("slow", nats.url, address(up), "slow", stream="SLOW")
-        async with copying(copier, up=True):
+        copier = create_copier("slow", nats.url, address(server), "slow", stream="SLOW")
+        async with copying(copier, until_connected=True):
             await publish(connection, "slow", 0, 30)
             await wait_until(lambda: read_lag(copier) == 30 - ROOM)
             await publish(connection, "slow", 30, 20_000)
@@ -291,12 +291,12 @@ async def test_reports_stream_lag_while_bus_is_full(nats: NatsServer) -> None:
 async def test_reports_lag_of_full_target(nats: NatsServer) -> None:
     async with (
         connect(nats) as connection,
-        serving(FULL) as up,
-        simplebus.connect(address(up)) as bus,
+        serving(FULL) as server,
+        simplebus.connect(address(server)) as bus,
     ):
         await create_durable(bus, "held")
-        copier = create_copier("held", nats.url, address(up), "held", channels=("held",))
-        async with copying(copier, up=True):
+        copier = create_copier("held", nats.url, address(server), "held", channels=("held",))
+        async with copying(copier, until_connected=True):
             await publish(connection, "held", 0, 30)
             await wait_until(lambda: read_lag(copier) == 30 - ROOM)
             await publish(connection, "held", 30, 45)
@@ -314,9 +314,9 @@ async def test_copies_to_and_from_stateless_servers(nats: NatsServer) -> None:
     """A stateless server queries the lag from the cluster."""
     port = free_port()
     cluster = options(nats.url)
-    async with serving() as up, simplebus.connect(address(up)) as bus:
+    async with serving() as server, simplebus.connect(address(server)) as bus:
         await bus.publish_many(numbered_payloads(0, 10), class_id="a")
-        target_bus = create_copier("to", address(up), f"simplebus://{HOST}:{port}", "a")
+        target_bus = create_copier("to", address(server), f"simplebus://{HOST}:{port}", "a")
         async with copying(target_bus):
             await wait_until(lambda: read_lag(target_bus) == 10)
             async with stateless_server(cluster, port=port):
@@ -324,13 +324,13 @@ async def test_copies_to_and_from_stateless_servers(nats: NatsServer) -> None:
             await bus.publish_many(numbered_payloads(10, 14), class_id="a")
             await wait_until(lambda: read_lag(target_bus) == 4)
     async with stateless_server(cluster) as source, simplebus.connect(address(source)) as bus:
-        back = create_copier("from", address(source), f"simplebus://{HOST}:{port}", "a")
-        async with copying(back):
-            await wait_until(lambda: read_lag(back) == 10)
+        return_copier = create_copier("from", address(source), f"simplebus://{HOST}:{port}", "a")
+        async with copying(return_copier):
+            await wait_until(lambda: read_lag(return_copier) == 10)
             await bus.publish_many(numbered_payloads(10, 13), class_id="a")
-            await wait_until(lambda: read_lag(back) == 13)
+            await wait_until(lambda: read_lag(return_copier) == 13)
             async with serving(port=port):
-                await wait_until(lambda: read_lag(back) == 0)
+                await wait_until(lambda: read_lag(return_copier) == 0)
 
 
 def test_log_of_failing_measurements_is_limited(caplog: pytest.LogCaptureFixture) -> None:

@@ -71,11 +71,13 @@ async def test_in_place_read_equals_fetch(seed: int, monkeypatch: pytest.MonkeyP
                 connect_source(
                     endpoint, "told", target_id="x", heartbeat=10, auth=None
                 ) as connection,
-                connect_source(endpoint, "seen", target_id="x", heartbeat=10, auth=None) as other,
+                connect_source(
+                    endpoint, "seen", target_id="x", heartbeat=10, auth=None
+                ) as session_source,
             ):
                 sources = [
                     BusSource(connection, class_="orders", durable="a"),
-                    BusSource(other, class_="orders", durable="b", endpoint=endpoint),
+                    BusSource(session_source, class_="orders", durable="b", endpoint=endpoint),
                 ]
                 for source in sources:
                     await source.open()

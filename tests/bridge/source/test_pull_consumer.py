@@ -29,8 +29,8 @@ def create_consumer(delivered_count: int) -> PullConsumer:
 
 def deliveries(*counts: int, sid: int, pending: int = 5) -> ReceivedMessages:
     """Return deliveries with these consumer sequences, and ten times as high stream sequences."""
-    said = [f"MSG s {sid} $JS.ACK.S.c.1.{10 * n}.{n}.0.{pending} 0\r\n\r\n" for n in counts]
-    (messages,) = ClientParser().receive("".join(said).encode())
+    lines = [f"MSG s {sid} $JS.ACK.S.c.1.{10 * n}.{n}.0.{pending} 0\r\n\r\n" for n in counts]
+    (messages,) = ClientParser().receive("".join(lines).encode())
     assert isinstance(messages, ReceivedMessages)
     return messages
 
@@ -50,19 +50,19 @@ def test_accepts_deliveries_up_to_first_gap(sizes: list[int], broken: int, by: i
     consumer, first, received = create_consumer(delivered_count=7), 8, []
     counts = [n + (by if n >= broken else 0) for n in range(first, first + sum(sizes))]
     end = next((row for row, n in enumerate(counts) if n != first + row), len(counts))
-    at = 0
+    offset = 0
     for size in sizes:
-        piece = counts[at : at + size]
-        received += consumer.accept(deliveries(*piece, sid=consumer._sid)).sequences.tolist()
-        at += size
-        if at > end:
+        counts_part = counts[offset : offset + size]
+        received += consumer.accept(deliveries(*counts_part, sid=consumer._sid)).sequences.tolist()
+        offset += size
+        if offset > end:
             with pytest.raises(BusConnectionError, match="a delivery is missing"):
                 consumer.check()
             break
         consumer.check()
-    whole = np.cumsum(sizes)
-    taken = int(whole[whole <= end].max(initial=0))
-    assert received == [10 * n for n in counts[:taken]]
+    end_offsets = np.cumsum(sizes)
+    read_bytes = int(end_offsets[end_offsets <= end].max(initial=0))
+    assert received == [10 * n for n in counts[:read_bytes]]
 
 
 def test_ignores_messages_of_other_consumers() -> None:
@@ -94,8 +94,8 @@ def test_check_raises_reason_of_ended_consumer(line: str) -> None:
 
 def drain_requests(consumer: PullConsumer) -> list[dict[str, Any]]:
     """Return the pull requests since the last call."""
-    said = b"".join(bytes(each) for each in consumer._core.drain_output())
-    return [msgspec.json.decode(each) for each in re.findall(rb"\{[^}]*\}", said)]
+    output = b"".join(bytes(each) for each in consumer._core.drain_output())
+    return [msgspec.json.decode(each) for each in re.findall(rb"\{[^}]*\}", output)]
 
 
 def test_requests_are_bounded_in_messages_and_bytes() -> None:
@@ -107,10 +107,10 @@ def test_requests_are_bounded_in_messages_and_bytes() -> None:
     assert (first["batch"], first["max_bytes"]) == (PULL_MESSAGES, PULL_BYTES)
     for count in range(3, 7):
         body = "x" * (PULL_BYTES // 4)
-        said = (
+        data = (
             f"MSG s {consumer._sid} $JS.ACK.S.c.1.{count}.{count - 2}.0.9 {len(body)}\r\n{body}\r\n"
         )
-        (messages,) = ClientParser().receive(said.encode())
+        (messages,) = ClientParser().receive(data.encode())
         assert isinstance(messages, ReceivedMessages)
         assert consumer.accept(messages).messages.count == 1
         consumer.request_more()
@@ -125,17 +125,23 @@ def test_requests_unserved_messages_again() -> None:
     consumer._core.is_ready = True
     consumer.request_more()
     drain_requests(consumer)
-    over = (
+    status = (
         "409 Message Size Exceeds MaxBytes\r\nNats-Pending-Messages: %d\r\nNats-Pending-Bytes: %d"
     )
-    consumer.accept(status_message(over % (PULL_MESSAGES, PULL_BYTES - 1), consumer._sid))
+    consumer.accept(status_message(status % (PULL_MESSAGES, PULL_BYTES - 1), consumer._sid))
     consumer.request_more()
-    (again,) = drain_requests(consumer)
-    assert again["max_bytes"] == PULL_BYTES  # Nothing is under way any more.
-    consumer.accept(status_message(over % (again["batch"], again["max_bytes"]), consumer._sid))
+    (repeated_request,) = drain_requests(consumer)
+    assert repeated_request["max_bytes"] == PULL_BYTES  # Nothing is under way any more.
+    consumer.accept(
+        status_message(
+            status % (repeated_request["batch"], repeated_request["max_bytes"]), consumer._sid
+        )
+    )
     consumer.request_more()
-    (more,) = drain_requests(consumer)  # The next message is longer than the requested bytes.
-    assert more["max_bytes"] == 2 * PULL_BYTES
+    (next_request,) = drain_requests(
+        consumer
+    )  # The next message is longer than the requested bytes.
+    assert next_request["max_bytes"] == 2 * PULL_BYTES
     consumer.check()
     assert consumer.pending == 9
 
@@ -146,24 +152,24 @@ def test_requested_messages_do_not_accumulate() -> None:
     consumer._batch_bytes_max = batch_max
     consumer._core.is_ready = True
     requests: deque[list[int]] = deque()
-    body, done = "x" * 100, 0
-    while done < 2000:
+    body, served_count = "x" * 100, 0
+    while served_count < 2000:
         consumer.request_more()
         requests += [[each["batch"], each["max_bytes"]] for each in drain_requests(consumer)]
         assert sum(size for _, size in requests) <= 1.5 * batch_max
-        reply = f"$JS.ACK.S.c.1.{done + 1}.{done + 1}.0.9"
+        reply = f"$JS.ACK.S.c.1.{served_count + 1}.{served_count + 1}.0.9"
         size = len("s") + len(reply) + len(body)
-        batch, left = requests.popleft()
-        if size > left:
-            over = "409 Message Size Exceeds MaxBytes\r\nNats-Pending-Messages: {}\r\n"
-            line = (over + "Nats-Pending-Bytes: {}").format(batch, left)
+        batch, bytes_left = requests.popleft()
+        if size > bytes_left:
+            status = "409 Message Size Exceeds MaxBytes\r\nNats-Pending-Messages: {}\r\n"
+            line = (status + "Nats-Pending-Bytes: {}").format(batch, bytes_left)
             consumer.accept(status_message(line, consumer._sid))
             continue
-        requests.appendleft([batch - 1, left - size])
-        said = f"MSG s {consumer._sid} {reply} {len(body)}\r\n{body}\r\n"
-        (messages,) = ClientParser().receive(said.encode())
+        requests.appendleft([batch - 1, bytes_left - size])
+        delivery = f"MSG s {consumer._sid} {reply} {len(body)}\r\n{body}\r\n"
+        (messages,) = ClientParser().receive(delivery.encode())
         assert isinstance(messages, ReceivedMessages)
-        done += consumer.accept(messages).messages.count
+        served_count += consumer.accept(messages).messages.count
 
 
 def test_unused_bytes_of_served_request_are_released() -> None:
@@ -175,5 +181,5 @@ def test_unused_bytes_of_served_request_are_released() -> None:
     drain_requests(consumer)
     consumer.accept(deliveries(1, 2, 3, 4, sid=consumer._sid))
     consumer.request_more()
-    (again,) = drain_requests(consumer)
-    assert (again["batch"], again["max_bytes"]) == (4, PULL_BYTES)
+    (repeated_request,) = drain_requests(consumer)
+    assert (repeated_request["batch"], repeated_request["max_bytes"]) == (4, PULL_BYTES)

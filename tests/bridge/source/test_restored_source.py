@@ -33,7 +33,7 @@ def test_restored_source_messages_are_copied(
     new messages have other payloads or later times.
     """
 
-    def some(first: int, count: int) -> list[bytes]:
+    def payload_range(first: int, count: int) -> list[bytes]:
         return [b"same"] * count if are_alike else numbered_payloads(first, first + count)
 
     async def main() -> None:
@@ -43,18 +43,20 @@ def test_restored_source_messages_are_copied(
             for first, count in (0, COPIED), (COPIED, LOST):
                 source = MemoryBus(data_dir=tmp_path / "source")
                 async with source as source_bus, running(create_copier(source, target)):
-                    await source_bus.publish_many(some(first, count), class_id="orders")
-                    assert await payloads(target_bus, "orders", count) == some(first, count)
+                    await source_bus.publish_many(payload_range(first, count), class_id="orders")
+                    assert await payloads(target_bus, "orders", count) == payload_range(
+                        first, count
+                    )
                     await trio.sleep(5)
                 if not first:
                     shutil.copytree(tmp_path / "source", tmp_path / "copy")
             restored = MemoryBus(data_dir=tmp_path / "copy")
             async with restored as source_bus:
                 await trio.sleep(400)
-                await source_bus.publish_many(some(1000, NEW), class_id="orders")
+                await source_bus.publish_many(payload_range(1000, NEW), class_id="orders")
                 copying = create_copier(restored, target)
                 async with running(copying):
-                    assert await payloads(target_bus, "orders", NEW) == some(1000, NEW)
+                    assert await payloads(target_bus, "orders", NEW) == payload_range(1000, NEW)
                 assert copying.statistics().discarded_records == 1
         assert "was restored from an old copy" in caplog.text
 
@@ -65,19 +67,19 @@ def test_skips_removed_messages_in_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The restored target has a record of messages that the source has removed since."""
-    count, gone = 100, set(range(100)) - set(range(7, 100, 10))
-    send, find = BusTarget.send, BusSource.read
+    count, removed = 100, set(range(100)) - set(range(7, 100, 10))
+    send, read = BusTarget.send, BusSource.read
     folder, copy = tmp_path / "target", tmp_path / "copy"
-    asked: list[int] = []
+    read_positions: list[int] = []
 
-    def copied_first(end: BusTarget, made: TargetBatch) -> None:
+    def copied_first(end: BusTarget, batch: TargetBatch) -> None:
         if not copy.exists():
             shutil.copytree(folder, copy)
-        send(end, made)
+        send(end, batch)
 
-    async def counted(end: BusSource, at: int) -> SourceBatch:
-        asked.append(at)
-        return await find(end, at)
+    async def counted(end: BusSource, position: int) -> SourceBatch:
+        read_positions.append(position)
+        return await read(end, position)
 
     async def main() -> None:
         source, target = MemoryBus(), MemoryBus(data_dir=folder)
@@ -89,15 +91,15 @@ def test_skips_removed_messages_in_one_step(
                 await trio.sleep(5)
             monkeypatch.setattr(BusTarget, "send", send)
             monkeypatch.setattr(BusSource, "read", counted)
-            for each in gone:
+            for each in removed:
                 await source_bus.purge("orders", each, each + 1)
-            again = MemoryBus(data_dir=copy)
-            async with again as target_bus, running(create_copier(source, again)):
+            restored = MemoryBus(data_dir=copy)
+            async with restored as target_bus, running(create_copier(source, restored)):
                 await source_bus.publish(b"last", class_id="orders")
-                left = [b"%d" % n for n in range(count) if n not in gone]
-                received = await payloads(target_bus, "orders", len(left) + 1)
-                assert received == [*left, b"last"]
-            assert len(asked) < count // 4
+                expected = [b"%d" % n for n in range(count) if n not in removed]
+                received = await payloads(target_bus, "orders", len(expected) + 1)
+                assert received == [*expected, b"last"]
+            assert len(read_positions) < count // 4
 
     run(main)
 

@@ -64,10 +64,10 @@ async def test_restored_source_messages_are_stored(
 ) -> None:
     """More new messages follow than were lost, so the sequences alone do not show the loss."""
     name = f"OLD-{bridge[0]}{lengths[0]}"
-    most = 4 if lengths == "are one" else 0
-    first, lost, new = (
-        [text.rjust(most, b"0") for text in numbered_payloads(*those)]
-        for those in ((0, 20), (90, 110), (990, 1020))
+    max_in_flight = 4 if lengths == "are one" else 0
+    first, lost_texts, new_texts = (
+        [text.rjust(max_in_flight, b"0") for text in numbered_payloads(*bounds)]
+        for bounds in ((0, 20), (90, 110), (990, 1020))
     )
     endpoint, source, copy = SwitchableEndpoint(), tmp_path / "source", tmp_path / "copy"
     copied = CopiedClass("orders", stream=name, rewrite=(("#", f"{name}.#"),), start="earliest")
@@ -80,14 +80,20 @@ async def test_restored_source_messages_are_stored(
     async with connect(nats) as connection:
         await create_stream(connection, name, f"{name}.>")
         copier, count = create_replicated_stream(), 0
-        for folder, texts, at in (source, first, 20), (source, lost, 40), (copy, new, 50):
+        for folder, texts, end_count in (
+            (source, first, 20),
+            (source, lost_texts, 40),
+            (copy, new_texts, 50),
+        ):
             memory = MemoryBus(data_dir=folder)
             async with memory as bus:
                 endpoint.now = memory_buses.endpoint_of(memory)
                 await bus.publish_many(texts, class_id="orders", channel="x")
                 async with copying(copier):
                     await wait_until(
-                        lambda copier=copier, at=at: copier.statistics().position >= at
+                        lambda copier=copier, end_count=end_count: (
+                            copier.statistics().position >= end_count
+                        )
                     )
             count += len(texts)
             assert await count_stored(connection, name) == count
@@ -95,7 +101,7 @@ async def test_restored_source_messages_are_stored(
                 shutil.copytree(source, copy)
             if bridge == "is started anew":
                 copier = create_replicated_stream()
-        assert await read_stream(connection, name, count) == first + lost + new
+        assert await read_stream(connection, name, count) == first + lost_texts + new_texts
     if bridge == "goes on":
         assert copier.statistics().discarded_records == 1
         assert "was restored from an old copy" in caplog.text

@@ -42,7 +42,7 @@ def create_stream_copier(nats: NatsServer, server: BusServer, name: str, **more:
     return create_copiers([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
 
 
-def create_source(connection: BridgeNatsConnection, name: str, **more: Any) -> StreamSource:
+def create_source(connection: BridgeNatsConnection, name: str, **settings_: Any) -> StreamSource:
     options: dict[str, Any] = {
         "durable": f"a lane of {name}",
         "target_id": "target",
@@ -51,7 +51,7 @@ def create_source(connection: BridgeNatsConnection, name: str, **more: Any) -> S
         "heartbeat": 10.0,
         "open_dead_letters": dead_letter_opener(None, 7, "l", heartbeat=9, auth=None),  # type: ignore[arg-type]
     }
-    return StreamSource(connection, name, **(options | more))
+    return StreamSource(connection, name, **(options | settings_))
 
 
 async def publish_numbered(
@@ -69,18 +69,18 @@ async def two_connections(
 ) -> AsyncIterator[tuple[BridgeNatsConnection, BridgeNatsConnection]]:
     """Yield a connection for the test, and one for a source."""
     with trio.fail_after(PATIENCE_SECONDS):
-        async with connect(nats) as connection, connect(nats) as own:
-            yield connection, own
+        async with connect(nats) as connection, connect(nats) as test_connection:
+            yield connection, test_connection
 
 
-async def count_read(source: StreamSource, at: int, end: int) -> int:
+async def count_read(source: StreamSource, position: int, end: int) -> int:
     """Read messages up to sequence `end`. Returns their number."""
     count = 0
-    while at < end:
-        some = await source.read(at)
+    while position < end:
+        batch = await source.read(position)
         await trio.lowlevel.checkpoint()  # Otherwise nothing would be received after an empty read.
-        count += sum(piece.count for piece in some.runs)
-        at = some.next_sequence
+        count += sum(run.count for run in batch.runs)
+        position = batch.next_sequence
     return count
 
 
@@ -92,14 +92,14 @@ async def test_requested_bytes_stay_below_server_buffer(
 ) -> None:
     """Otherwise the server would close the connection, and the copier would start again forever."""
     count, size = 40, 1_000_000
-    async with two_connections(nats) as (connection, own):
+    async with two_connections(nats) as (connection, test_connection):
         await create_stream(connection, "LONG", "long")
         for _ in range(count):
             connection.core.publish("long", bytes(size))
             connection.nats.flush()
             await connection.nats.wait_for_output_space()
         await connection.round_trip()
-        source = create_source(own, "LONG")
+        source = create_source(test_connection, "LONG")
         await source.read(await source.open())  # Nothing is read from now on.
         info = await source._info(source._consumer)
         while info["num_waiting"] and info["num_pending"]:
@@ -112,12 +112,12 @@ async def test_receives_message_longer_than_requested_bytes(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simplebus.bridge.source.pull_consumer.PULL_BYTES", 1000)
-    async with two_connections(nats) as (connection, own):
+    async with two_connections(nats) as (connection, test_connection):
         await create_stream(connection, "LONGER", "longer")
         for size in (300, 400, 20_000, 5, 900, 30_000, 10):
             connection.core.publish("longer", bytes(size))
         await connection.round_trip()
-        source = create_source(own, "LONGER")
+        source = create_source(test_connection, "LONGER")
         assert await count_read(source, await source.open(), 8) == 7
 
 
@@ -138,13 +138,13 @@ async def test_rereads_with_short_inactive_threshold(
     nats: NatsServer,
 ) -> None:
     limits = {"consumer_limits": {"inactive_threshold": 30 * 10**9}}
-    async with two_connections(nats) as (connection, own):
+    async with two_connections(nats) as (connection, test_connection):
         await create_stream(connection, "SHORT", "short", retention="interest", **limits)
-        source = create_source(own, "SHORT")
-        at = await source.open()
+        source = create_source(test_connection, "SHORT")
+        position = await source.open()
         await publish_numbered(connection, "short", 0, 20)
-        assert await count_read(source, at, 21) == 20
-        assert await count_read(source, at, 21) == 20
+        assert await count_read(source, position, 21) == 20
+        assert await count_read(source, position, 21) == 20
 
 
 # Going on ----------------------------------------------------------------------------------------
@@ -156,32 +156,32 @@ async def test_resumes_after_kill_while_consumer_is_recreated(
 ) -> None:
     """A stateless server as target knows no position, and `start` is "new"."""
 
-    async def lost(source: StreamSource, *_: Any, **more: Any) -> Any:
+    async def lose_reply(source: StreamSource, *_: Any, **more: Any) -> Any:
         raise BusConnectionError("lost")
 
     name = f"BETWEEN-{was_there}"
-    async with two_connections(nats) as (connection, own):
+    async with two_connections(nats) as (connection, test_connection):
         await create_stream(connection, name, name)
         await publish_numbered(connection, name, 0, 5)
-        source = create_source(own, name, start="new")
+        source = create_source(test_connection, name, start="new")
         assert await source.open() == 6
         if was_there:
             await publish_numbered(connection, name, 5, 15)
             assert await count_read(source, 6, 16) == 10
             await source.commit_position(11, now=True)
         await publish_numbered(connection, name, 15, 20)
-        source, at = create_source(own, name, start="new"), 11 if was_there else 6
-        assert await source.open() == at
+        source, position = create_source(test_connection, name, start="new"), 11 if was_there else 6
+        assert await source.open() == position
         with monkeypatch.context() as patch:
-            patch.setattr(StreamSource, "_create", lost)
+            patch.setattr(StreamSource, "_create", lose_reply)
             with pytest.raises(BusConnectionError, match="lost"):
-                await source.read(at)
+                await source.read(position)
         assert await source._find_consumer(source._consumer) is None
         for _ in range(2):
-            source = create_source(own, name, start="new")
-            assert await source.open() == at
+            source = create_source(test_connection, name, start="new")
+            assert await source.open() == position
         assert not source.is_new
-        assert await count_read(source, at, source.head) == source.head - at
+        assert await count_read(source, position, source.head) == source.head - position
         names = (await connection.nats.api_request(f"CONSUMER.NAMES.{name}"))["consumers"]
         assert names == [source._consumer]
 
@@ -189,11 +189,11 @@ async def test_resumes_after_kill_while_consumer_is_recreated(
 async def test_continues_without_bookmark_if_one_consumer_allowed(
     nats: NatsServer,
 ) -> None:
-    async with two_connections(nats) as (connection, own):
+    async with two_connections(nats) as (connection, test_connection):
         await create_stream(connection, "LONE", "lone", max_consumers=1)
         await publish_numbered(connection, "lone", 0, 10)
         for _ in range(3):
-            source = create_source(own, "LONE")
+            source = create_source(test_connection, "LONE")
             assert await count_read(source, await source.open(), 11) == 10
 
 
@@ -201,21 +201,21 @@ async def test_reads_recreated_stream_from_first_message(
     nats: NatsServer,
 ) -> None:
     """Sequences of the new stream belong to other messages, so none of them counts as copied."""
-    async with two_connections(nats) as (connection, own):
+    async with two_connections(nats) as (connection, test_connection):
         await create_stream(connection, "REBORN", "reborn")
         await publish_numbered(connection, "reborn", 0, 10)
-        source = create_source(own, "REBORN")
+        source = create_source(test_connection, "REBORN")
         await source.open()
         await connection.nats.api_request("STREAM.DELETE.REBORN")
         await create_stream(connection, "REBORN", "reborn")
         await publish_numbered(connection, "reborn", 0, 5)
-        for begin in source.refresh_stream_info(), source.read(8):
+        for read_call in source.refresh_stream_info(), source.read(8):
             with pytest.raises(BusConnectionError, match="created again"):
-                await begin
-        again = create_source(own, "REBORN")
-        at = await again.open()
-        assert again.storage_id != source.storage_id
-        assert await count_read(again, at, again.head) == 5 - (at - 1)
+                await read_call
+        second_source = create_source(test_connection, "REBORN")
+        position = await second_source.open()
+        assert second_source.storage_id != source.storage_id
+        assert await count_read(second_source, position, second_source.head) == 5 - (position - 1)
 
 
 @pytest.mark.parametrize("kind", ["workqueue", "interest", "limits"])
@@ -225,22 +225,22 @@ async def test_acks_redelivery_after_lost_ack(
     """Acks are lost when the leader of the consumer fails. The copier continues meanwhile."""
     config, name = StreamSource._config, f"UNHEARD-{kind}"
 
-    def soon(source: StreamSource, *of: Any) -> dict[str, Any]:
+    def shorten_ack_wait(source: StreamSource, *of: Any) -> dict[str, Any]:
         return config(source, *of) | {"ack_wait": 10**8}
 
-    def lost(source: StreamSource, *of: Any) -> bytes:
+    def lose_reply(source: StreamSource, *of: Any) -> bytes:
         return b""
 
-    monkeypatch.setattr(StreamSource, "_config", soon)
-    async with two_connections(nats) as (connection, own):
+    monkeypatch.setattr(StreamSource, "_config", shorten_ack_wait)
+    async with two_connections(nats) as (connection, test_connection):
         await create_stream(connection, name, name, retention=kind)
-        source = create_source(own, name)
-        at = await source.open()
+        source = create_source(test_connection, name)
+        position = await source.open()
         await publish_numbered(connection, name, 0, 20)
-        await source.commit_position(at, now=True)
-        assert await count_read(source, at, 21) == 20
+        await source.commit_position(position, now=True)
+        assert await count_read(source, position, 21) == 20
         with monkeypatch.context() as patch:
-            patch.setattr(StreamSource, "_encode_acks", lost)
+            patch.setattr(StreamSource, "_encode_acks", lose_reply)
             await source.commit_position(21, now=True)
             info = await source._info(source._consumer)  # Acks of redeliveries are lost, too.
             assert info["num_ack_pending"] == 20
@@ -260,10 +260,10 @@ def test_redelivery_mixed_with_first_delivery_is_read_once() -> None:
         connection, "STILL", "c", delivered_count=0, pending=9, heartbeat_seconds=1.0
     )
     source._cursor = source._wanted_from = source._consumer_start = 1
-    said = ""
+    log = ""
     for count, sequence in enumerate([1, 2, 3, 1, 2, 4, 3, 5], 1):
-        said += f"MSG s {pull_consumer._sid} $JS.ACK.STILL.c.1.{sequence}.{count}.0.0 0\r\n\r\n"
-    (messages,) = ClientParser().receive(said.encode())
+        log += f"MSG s {pull_consumer._sid} $JS.ACK.STILL.c.1.{sequence}.{count}.0.0 0\r\n\r\n"
+    (messages,) = ClientParser().receive(log.encode())
     assert isinstance(messages, ReceivedMessages)
     source._on_messages(messages)
     ((_, sequences),) = source._queue
@@ -277,35 +277,35 @@ def test_redelivery_mixed_with_first_delivery_is_read_once() -> None:
 async def test_filtered_copier_counts_drops_during_absence(
     nats: NatsServer,
 ) -> None:
-    async with two_connections(nats) as (connection, own):
+    async with two_connections(nats) as (connection, test_connection):
         await create_stream(connection, "DROPS", "drops.>", max_msgs=10)
         await publish_numbered(connection, "drops.a", 0, 5)
-        source = create_source(own, "DROPS", subjects=["drops.a"])
+        source = create_source(test_connection, "DROPS", subjects=["drops.a"])
         assert await count_read(source, await source.open(), 6) == 5
         source._close_pull_consumer()
         await source.commit_position(6, now=True)
         await publish_numbered(connection, "drops.a", 5, 30)
-        source = create_source(own, "DROPS", subjects=["drops.a"])
-        some = await source.read(await source.open())
-        assert (some.first_sequence, some.missed_count) == (6, 15)
+        source = create_source(test_connection, "DROPS", subjects=["drops.a"])
+        batch = await source.read(await source.open())
+        assert (batch.first_sequence, batch.missed_count) == (6, 15)
 
 
 async def test_filtered_mirror_counts_nothing_as_missed(nats: NatsServer) -> None:
-    async with two_connections(nats) as (connection, own):
+    async with two_connections(nats) as (connection, test_connection):
         await create_stream(connection, "ORIGIN", "origin.>")
         mirror = {"name": "ORIGIN", "filter_subject": "origin.a"}
         await connection.nats.api_request("STREAM.CREATE.PART", {"name": "PART", "mirror": mirror})
         for number in range(10):
             await publish_numbered(connection, "origin.a", number, number + 1)
             await publish_numbered(connection, "origin.b", number, number + 1)
-        source = create_source(own, "PART", subjects=())
+        source = create_source(test_connection, "PART", subjects=())
         while await source.open() and source.head < 20:
             await connection.round_trip()
-        count, missed, at = 0, 0, 1
-        while at < 20:
-            some = await source.read(at)
-            count += sum(piece.count for piece in some.runs)
-            missed, at = missed + some.missed_count, some.next_sequence
+        count, missed, position = 0, 0, 1
+        while position < 20:
+            batch = await source.read(position)
+            count += sum(run.count for run in batch.runs)
+            missed, position = missed + batch.missed_count, batch.next_sequence
         assert (count, missed) == (10, 0)
 
 

@@ -46,8 +46,8 @@ from tests.support.running_server import serving
 KINDS = ["interest", "workqueue", "limits"]
 
 
-def create_copier(nats: NatsServer, server: BusServer, name: str, **more: object) -> Copier:
-    copied = CopiedClass(name, stream=name, **more)  # type: ignore[arg-type]
+def create_copier(nats: NatsServer, server: BusServer, name: str, **options: object) -> Copier:
+    copied = CopiedClass(name, stream=name, **options)  # type: ignore[arg-type]
     return create_copiers([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
 
 
@@ -100,7 +100,7 @@ def consumer_name_of(name: str) -> str:
     return consumer_name(f"bridge {name} there {name}")
 
 
-async def skip_commit(source: StreamSource, at: int, *, now: bool) -> None:
+async def skip_commit(source: StreamSource, position: int, *, now: bool) -> None:
     """Commit nothing, as if the connection were lost first."""
 
 
@@ -131,7 +131,9 @@ async def test_backlog_survives_bridge_restart(
             async with copying(copier):
                 assert await payloads(bus, name, 10) == numbered_payloads(first, first + 10)
                 await wait_until(
-                    lambda at=first + 11, copier=copier: copier.statistics().position >= at
+                    lambda position=first + 11, copier=copier: (
+                        copier.statistics().position >= position
+                    )
                 )
                 if kind != "limits":
                     await wait_stream_empty(connection, name)
@@ -139,14 +141,14 @@ async def test_backlog_survives_bridge_restart(
             assert copier.statistics().missed == 0
 
 
-@pytest.mark.parametrize("more", [("MORE.>",), (), ("MORE.x", "MORE.y")])
+@pytest.mark.parametrize("added_subjects", [("MORE.>",), (), ("MORE.x", "MORE.y")])
 async def test_work_queue_rejects_more_subjects(
-    more: tuple[str, ...], server: BusServer, nats: NatsServer
+    added_subjects: tuple[str, ...], server: BusServer, nats: NatsServer
 ) -> None:
     """Older messages of the added subjects would be acked without being copied."""
-    name = f"MORE-{len(more)}-{''.join(more)[-1:]}".replace(">", "all")
+    name = f"MORE-{len(added_subjects)}-{''.join(added_subjects)[-1:]}".replace(">", "all")
     async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
-        subjects = [each.replace("MORE", name) for each in more]
+        subjects = [each.replace("MORE", name) for each in added_subjects]
         await create_stream(connection, name, f"{name}.>", retention="workqueue")
         connection.core.publish(f"{name}.y", b"waits")
         await publish_numbered(connection, name, 0, 10)
@@ -161,8 +163,10 @@ async def test_work_queue_rejects_more_subjects(
         assert await count_stored(connection, name) == 1
         await connection.nats.api_request(f"CONSUMER.DELETE.{name}.{consumer_name_of(name)}")
         copied = CopiedClass(name, stream=name, channels=tuple(subjects))
-        (other,) = create_copiers([BridgeSettings("other", nats.url, server.address, (copied,))])
-        async with copying(other):
+        (other_copier,) = create_copiers(
+            [BridgeSettings("other", nats.url, server.address, (copied,))]
+        )
+        async with copying(other_copier):
             assert await payloads(bus, name, 1) == [b"waits"]
             await wait_stream_empty(connection, name)
 
@@ -179,7 +183,7 @@ async def test_copied_but_unacked_messages_are_acked_not_copied(
             await copy_300(connection, create_copier(nats, server, name), name)
         assert await count_stored(connection, name) == 300
         copier = create_copier(nats, server, name)
-        async with copying(copier, up=True):
+        async with copying(copier, until_connected=True):
             await wait_stream_empty(connection, name)
             await publish_numbered(connection, name, 300, 310)
             assert await payloads(bus, name, 310) == numbered_payloads(0, 310)
@@ -244,14 +248,14 @@ async def test_interest_stream_always_has_consumer(
     """
     name = "STAYS"
 
-    async def left(source: StreamSource, name: str) -> None:
+    async def leave_consumer(source: StreamSource, name: str) -> None:
         """Delete nothing, like a bridge that is killed."""
 
     async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
         await create_stream(connection, name, f"{name}.>", retention="interest")
         async with copying(create_copier(nats, server, name)):
             await wait_consumer_created(connection, name)
-            made = (await consumer_info(connection, name))["created"]
+            created_at = (await consumer_info(connection, name))["created"]
             await publish_numbered(connection, name, 0, 10)
             assert await payloads(bus, name, 10) == numbered_payloads(0, 10)
         await wait_consumer_idle(connection, name)  # Messages sent there would need another reader.
@@ -262,7 +266,7 @@ async def test_interest_stream_always_has_consumer(
                 assert await payloads(bus, name, 10) == numbered_payloads(10, 20)
         await wait_consumer_idle(connection, name)
         with monkeypatch.context() as patch:
-            patch.setattr(StreamSource, "_delete", left)
+            patch.setattr(StreamSource, "_delete", leave_consumer)
             patch.setattr(StreamSource, "commit_position", skip_commit)
             async with copying(create_copier(nats, server, name)):
                 await publish_numbered(connection, name, 20, 30)
@@ -270,26 +274,26 @@ async def test_interest_stream_always_has_consumer(
         assert await count_consumers(connection, name) == 2
         await publish_numbered(connection, name, 30, 40)
         copier = create_copier(nats, server, name)
-        async with copying(copier, up=True):
+        async with copying(copier, until_connected=True):
             assert await payloads(bus, name, 10) == numbered_payloads(30, 40)
             await wait_stream_empty(connection, name)
             await wait_single_consumer(connection, name)
         assert copier.statistics().missed == 0
-        assert (await consumer_info(connection, name))["created"] == made
+        assert (await consumer_info(connection, name))["created"] == created_at
 
 
-@pytest.mark.parametrize("turn", [1, 2], ids=["the reader", "the consumer"])
+@pytest.mark.parametrize("variant", [1, 2], ids=["the reader", "the consumer"])
 async def test_copies_after_connection_loss_during_reread(
-    turn: int, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+    variant: int, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that has not detected a lost connection sends new messages there. So the consumer
     of the copier continues after them, while the reader still delivers, or when it takes over.
     """
-    name, go_on, turns = f"LATE-{turn}", StreamSource._resume, 0
+    name, resume, resume_count = f"LATE-{variant}", StreamSource._resume, 0
 
     async with (
         wired_to(nats) as connection,
-        wired_to(nats) as lost,
+        wired_to(nats) as lost_connection,
         simplebus.connect(server.address) as bus,
     ):
         await create_stream(connection, name, f"{name}.>", retention="interest")
@@ -297,20 +301,20 @@ async def test_copies_after_connection_loss_during_reread(
             patch.setattr(StreamSource, "commit_position", skip_commit)
             await copy_300(connection, create_copier(nats, server, name), name)
         await wait_consumer_idle(connection, name)
-        lost.core.subscribe("lost")
-        asks = jetstream_codec.pull_request(batch=5, expires_seconds=60.0)
-        lost.core.publish(
+        lost_connection.core.subscribe("lost")
+        pull_request = jetstream_codec.pull_request(batch=5, expires_seconds=60.0)
+        lost_connection.core.publish(
             f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{name}.{consumer_name_of(name)}",
-            asks,
+            pull_request,
             reply="lost",
         )
-        await lost.round_trip()
+        await lost_connection.round_trip()
 
-        async def meanwhile(source: StreamSource, at: int) -> None:
-            nonlocal turns
-            turns += 1
-            await go_on(source, at)
-            if turns == turn:
+        async def meanwhile(source: StreamSource, position: int) -> None:
+            nonlocal resume_count
+            resume_count += 1
+            await resume(source, position)
+            if resume_count == variant:
                 await publish_numbered(connection, name, 300, 310)
 
         monkeypatch.setattr(StreamSource, "_resume", meanwhile)
@@ -320,7 +324,7 @@ async def test_copies_after_connection_loss_during_reread(
             await wait_stream_empty(connection, name)
             await wait_single_consumer(connection, name)
         assert copier.statistics().missed == 0
-        assert sum(each.count for each in lost.messages) == 5
+        assert sum(each.count for each in lost_connection.messages) == 5
 
 
 async def test_waits_for_reader_that_is_behind_stream(
@@ -338,7 +342,7 @@ async def test_waits_for_reader_that_is_behind_stream(
         less = property(lambda source: 0 if source._is_rereading else pending.fget(source))
         monkeypatch.setattr(StreamSource, "_pending", less)
         copier = create_copier(nats, server, name)
-        async with copying(copier, up=True):
+        async with copying(copier, until_connected=True):
             await publish_numbered(connection, name, 300, 310)
             assert await payloads(bus, name, 310) == numbered_payloads(0, 310)
             await wait_stream_empty(connection, name)
@@ -356,7 +360,7 @@ async def test_does_not_wait_for_delivered_and_removed_messages(
             await copy_300(connection, create_copier(nats, server, name), name)
         await connection.nats.api_request(f"STREAM.PURGE.{name}")
         copier = create_copier(nats, server, name)
-        async with copying(copier, up=True):
+        async with copying(copier, until_connected=True):
             await publish_numbered(connection, name, 300, 310)
             assert await payloads(bus, name, 310) == numbered_payloads(0, 310)
             await wait_stream_empty(connection, name)
@@ -367,14 +371,14 @@ async def test_interest_stream_accepts_changed_subjects(
 ) -> None:
     name = "OTHER"
 
-    def some(letter: str) -> Copier:
+    def create_letter_copier(letter: str) -> Copier:
         copied = CopiedClass(name, stream=name, channels=(f"{name}.{letter}",))
         return create_copiers([BridgeSettings(name, nats.url, server.address, (copied,))])[0]
 
     async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
         await create_stream(connection, name, f"{name}.>", retention="interest")
         for first, letter in enumerate("abab"):
-            async with copying(some(letter), up=True):
+            async with copying(create_letter_copier(letter), until_connected=True):
                 for each in "ab":
                     connection.core.publish(f"{name}.{each}", f"{each}{first}".encode())
                 await connection.round_trip()
@@ -396,9 +400,9 @@ async def test_work_queue_is_copied_from_first_message(server: BusServer, nats: 
 async def test_long_nats_message_becomes_complete_dead_letters(kind: str, tmp_path: Path) -> None:
     """The stream drops the message only after that. An empty `kind` stands for core NATS."""
     name = f"LONG-{kind}"
-    long = bytes(range(256)) * 40
-    small = Settings(limits=Limits(frame_bytes=4096))
-    with nats_server(tmp_path) as nats, bus_server(small) as server:
+    long_message = bytes(range(256)) * 40
+    small_settings = Settings(limits=Limits(frame_bytes=4096))
+    with nats_server(tmp_path) as nats, bus_server(small_settings) as server:
         async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
             if kind:
                 await create_stream(connection, name, f"{name}.>", retention=kind)
@@ -410,28 +414,33 @@ async def test_long_nats_message_becomes_complete_dead_letters(kind: str, tmp_pa
                     )
                 ]
             )[0]  # type: ignore[arg-type]
-            async with copying(copier, up=True):
+            async with copying(copier, until_connected=True):
                 if kind:
                     await wait_consumer_created(connection, name)
                 headers = b"NATS/1.0\r\ntenant: 7\r\n\r\n"
-                for payload in (b"one", long, b"three"):
+                for payload in (b"one", long_message, b"three"):
                     connection.core.write(
                         encode.encode_pub(f"{name}.x".encode(), payload, headers=headers)
                     )
                 await connection.round_trip()
                 assert await payloads(bus, name, 2) == [b"one", b"three"]
                 letters: list[Message[bytes]] = []
-                while b"".join(each.payload for each in letters) != long:
+                while b"".join(each.payload for each in letters) != long_message:
                     letters += await read(bus, f"dead.{name}", 1)
                 await wait_until(lambda: copier.statistics().position == (4 if kind else 3))
                 if kind in KINDS[:2]:
                     await wait_stream_empty(connection, name)
             assert len(letters) > 2
             for number, letter in enumerate(letters, 1):
-                told = dict(letter.headers)
-                assert (letter.channel, told["tenant"]) == (f"{name}.x", "7")
-                assert told["dead-error"].startswith(f"part {number} of {len(letters)}; unfit: ")
-                assert (told["dead-class"], told["dead-sequence"]) == (name, "2" if kind else "1")
+                letter_headers = dict(letter.headers)
+                assert (letter.channel, letter_headers["tenant"]) == (f"{name}.x", "7")
+                assert letter_headers["dead-error"].startswith(
+                    f"part {number} of {len(letters)}; unfit: "
+                )
+                assert (letter_headers["dead-class"], letter_headers["dead-sequence"]) == (
+                    name,
+                    "2" if kind else "1",
+                )
             statistics = copier.statistics()
             assert (statistics.copied, statistics.refused, statistics.missed) == (2, 1, 0)
 

@@ -33,9 +33,13 @@ from tests.bridge.nats_copiers import (
 FEW = {"consumer_limits": {"max_ack_pending": 10}}
 
 
-def create_stream_copier(nats: NatsServer, server: BusServer, name: str, **more: Any) -> Copier:
+def create_stream_copier(nats: NatsServer, server: BusServer, name: str, **options: Any) -> Copier:
     return create_copiers(
-        [BridgeSettings(name, nats.url, server.address, (CopiedClass(name, stream=name),), **more)]
+        [
+            BridgeSettings(
+                name, nats.url, server.address, (CopiedClass(name, stream=name),), **options
+            )
+        ]
     )[0]
 
 
@@ -63,12 +67,12 @@ async def test_copies_stream_with_few_unacked_messages_allowed(
 async def test_ack_limit_below_redeliveries_raises(
     nats: NatsServer,
 ) -> None:
-    async with connect(nats) as own, connect(nats) as connection:
+    async with connect(nats) as test_connection, connect(nats) as connection:
         await create_stream(connection, "FEWER", "fewer.>", **FEW)
         publish(connection, "fewer.x", 30)
         await connection.round_trip()
         source = StreamSource(
-            own,
+            test_connection,
             "FEWER",
             durable="a lane of FEWER",
             target_id="target",
@@ -77,19 +81,19 @@ async def test_ack_limit_below_redeliveries_raises(
             heartbeat=60.0,
             open_dead_letters=dead_letter_opener(None, 7, "l", heartbeat=9, auth=None),  # type: ignore[arg-type]
         )
-        at = await source.open()
-        while at < 11:
-            at = (await source.read(at)).next_sequence
+        position = await source.open()
+        while position < 11:
+            position = (await source.read(position)).next_sequence
             await (
                 connection.round_trip()
             )  # Otherwise nothing would be received after an empty read.
         with pytest.raises(BusConnectionError, match="allows 10 unacked messages"):
-            await source.read(at)
+            await source.read(position)
         await source.commit_position(6, now=True)  # Settles all messages in flight.
-        while at < 16:
-            at = (await source.read(at)).next_sequence
+        while position < 16:
+            position = (await source.read(position)).next_sequence
             await connection.round_trip()
-        assert (await source.read(at)).next_sequence == at == 16
+        assert (await source.read(position)).next_sequence == position == 16
 
 
 async def test_skipped_stream_messages_are_acked(server: BusServer, nats: NatsServer) -> None:
@@ -108,20 +112,20 @@ async def test_skipped_stream_messages_are_acked(server: BusServer, nats: NatsSe
 
 async def test_skipped_core_nats_messages_are_released(server: BusServer, nats: NatsServer) -> None:
     """A bridge that receives only its own messages would otherwise keep all of them."""
-    async with connect(nats) as own, connect(nats) as connection:
+    async with connect(nats) as test_connection, connect(nats) as connection:
         endpoint: Any = None
         source = CoreNatsSource(
-            own,
+            test_connection,
             ["echo.>"],
             open_dead_letters=dead_letter_opener(endpoint, 7, "l", heartbeat=9, auth=None),
         )
-        at = await source.open()
+        position = await source.open()
         for _ in range(3):
             publish(connection, "echo.x", 10)
             await connection.round_trip()
-            await source.wait_for_message(at)
+            await source.wait_for_message(position)
             assert source._unacked.count == 0
-            at = (await source.read(at)).next_sequence
+            position = (await source.read(position)).next_sequence
             assert source._unacked.count > 0
 
 
@@ -129,7 +133,7 @@ async def test_starts_with_single_allowed_consumer(server: BusServer, nats: Nats
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         await create_stream(connection, "ONE", "one.>", retention="interest", max_consumers=1)
         copies = create_stream_copier(nats, server, "ONE")
-        async with copying(copies, up=True):
+        async with copying(copies, until_connected=True):
             publish(connection, "one.x", 10)
             await connection.round_trip()
             assert await payloads(bus, "ONE", 10) == numbered_payloads(0, 10)
@@ -138,17 +142,17 @@ async def test_starts_with_single_allowed_consumer(server: BusServer, nats: Nats
 
 async def test_metadata_cache_is_bounded(nats: NatsServer) -> None:
     framer, count = NatsFramer(), 400
-    async with connect(nats) as own, connect(nats) as connection:
-        own.core.subscribe("long")
-        await own.round_trip()
+    async with connect(nats) as test_connection, connect(nats) as connection:
+        test_connection.core.subscribe("long")
+        await test_connection.round_trip()
         for number in range(count):
             block = b"NATS/1.0\r\na: %b\r\n\r\n" % (b"%d" % number).ljust(30_000)
             connection.core.write(encode.encode_pub(b"long", b"", headers=block))
         await connection.round_trip()
-        await own.round_trip()
-        assert sum(each.count for each in own.messages) == count
+        await test_connection.round_trip()
+        assert sum(each.count for each in test_connection.messages) == count
         tracemalloc.start()
-        for messages in own.messages:
+        for messages in test_connection.messages:
             for row in range(messages.count):
                 framer.to_run(messages.pick(np.arange(messages.count) == row), np.array([row]))
         size, _ = tracemalloc.get_traced_memory()

@@ -40,12 +40,12 @@ async def target_address(kind: Any, nats: NatsServer) -> AsyncIterator[str]:
         target_context = (
             serving() if kind is bus_module.BusTarget else stateless_server(options(nats.url))
         )
-        async with target_context as up:
-            yield address(up)
+        async with target_context as server:
+            yield address(server)
 
 
 @pytest.mark.parametrize(
-    ("kind", "most"),
+    ("kind", "max_batches"),
     [
         (bus_module.BusTarget, bus_module._BATCHES_MAX),
         (bus_module.StatelessServerTarget, bus_module._BATCHES_MAX),
@@ -54,39 +54,43 @@ async def target_address(kind: Any, nats: NatsServer) -> AsyncIterator[str]:
     ids=["bus", "stateless server", "nats"],
 )
 async def test_batches_in_flight_are_bounded(
-    kind: Any, most: int, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+    kind: Any, max_batches: int, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent, waited = 0, trio.Event()
     send = kind.send
 
-    def counted(end: Any, made: TargetBatch) -> None:
+    def counted(end: Any, batch: TargetBatch) -> None:
         nonlocal sent
         sent += 1
-        send(end, made)
+        send(end, batch)
 
-    async def never(end: Any) -> list[Refusal]:
+    async def wait_forever(end: Any) -> list[Refusal]:
         waited.set()  # A copier that waits for the oldest batch sends no more.
         await trio.sleep_forever()
         return []
 
     monkeypatch.setattr(kind, "send", counted)
-    monkeypatch.setattr(kind, "settle_oldest", never)
-    async with serving() as up, target_address(kind, nats) as to, trio.open_nursery() as nursery:
+    monkeypatch.setattr(kind, "settle_oldest", wait_forever)
+    async with (
+        serving() as server,
+        target_address(kind, nats) as to,
+        trio.open_nursery() as nursery,
+    ):
         with trio.fail_after(PATIENCE_SECONDS):
-            async with simplebus.connect(address(up)) as here:
-                await here.publish_many(numbered_payloads(0, COUNT), class_id="orders")
+            async with simplebus.connect(address(server)) as bus_:
+                await bus_.publish_many(numbered_payloads(0, COUNT), class_id="orders")
             copied = CopiedClass("orders", start="earliest")
             nursery.start_soon(
-                run_copiers, create_copiers([BridgeSettings("b", address(up), to, (copied,))])
+                run_copiers, create_copiers([BridgeSettings("b", address(server), to, (copied,))])
             )
             await waited.wait()
         nursery.cancel_scope.cancel()
-    assert 0 < sent <= most
+    assert 0 < sent <= max_batches
 
 
 def test_full_bus_gets_few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts the batches that are prepared, announced or in flight."""
-    open_, most = 0, 0
+    open_, max_batches = 0, 0
     announce, send, settle = (
         bus_module.BusTarget.announce,
         bus_module.BusTarget.send,
@@ -94,14 +98,14 @@ def test_full_bus_gets_few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
     def announced(end: bus_module.BusTarget, planned: Sequence[TargetBatch]) -> None:
-        nonlocal most
-        most = max(most, open_ + len(planned))
+        nonlocal max_batches
+        max_batches = max(max_batches, open_ + len(planned))
         announce(end, planned)
 
-    def sent(end: bus_module.BusTarget, made: TargetBatch) -> None:
+    def sent(end: bus_module.BusTarget, batch: TargetBatch) -> None:
         nonlocal open_
         open_ += 1
-        send(end, made)
+        send(end, batch)
 
     async def settled(end: bus_module.BusTarget) -> list[Refusal]:
         nonlocal open_
@@ -114,15 +118,15 @@ def test_full_bus_gets_few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         source, full = MemoryBus(), MemoryBus(Settings(limits=Limits(class_messages=10)))
-        async with source as here, full as bus:
+        async with source as bus_, full as bus:
             await memory_buses.create_test_durable(bus)
-            await here.publish_many(numbered_payloads(0, COUNT), class_id="orders")
+            await bus_.publish_many(numbered_payloads(0, COUNT), class_id="orders")
             copying = memory_buses.create_copier(source, full)
             async with memory_buses.running(copying):
                 await trio.sleep(60)
                 assert copying.statistics().copied <= 10
-                assert 1 < most <= bus_module._BATCHES_MAX
+                assert 1 < max_batches <= bus_module._BATCHES_MAX
                 assert await payloads(bus, "orders", COUNT) == numbered_payloads(0, COUNT)
-            assert most <= bus_module._BATCHES_MAX
+            assert max_batches <= bus_module._BATCHES_MAX
 
     memory_buses.run(main)

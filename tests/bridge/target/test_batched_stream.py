@@ -170,19 +170,19 @@ class StreamModel:
 
     def _accept_batch_message(self, reply: bytes, id_: str, number: int) -> None:
         *_, name, _, _, index, step, _ = reply.split(b".")
-        at, batch_position = int(index), self.open_batches.get(name)
+        index_, batch_position = int(index), self.open_batches.get(name)
         if batch_position is None:
-            if at != 1 or self.occurs(self.refusal_probability):
-                self.send_reply(reply, FULL if at == 1 else UNKNOWN)
+            if index_ != 1 or self.occurs(self.refusal_probability):
+                self.send_reply(reply, FULL if index_ == 1 else UNKNOWN)
                 return
             batch_position = self.open_batches[name] = 0
             self.send_reply(reply, b'{"type":"ack","seq":0,"msgs":500}')
         message = AcceptedMessage(
-            number, id_, reply, name, at, is_known=id_ in self.ids or id_ in self.pending_ids
+            number, id_, reply, name, index_, is_known=id_ in self.ids or id_ in self.pending_ids
         )
-        if at != batch_position + 1 or self.occurs(self.refusal_probability):
+        if index_ != batch_position + 1 or self.occurs(self.refusal_probability):
             error = b'{"type":"gap","last_seq":%d,"seq":1}' % batch_position
-            if at == batch_position + 1:
+            if index_ == batch_position + 1:
                 error = b'{"type":"err","seq":%d,"error":%b' % (batch_position, FULL[9:])
             self.send_reply(reply, error)
             message.batch_position, message.is_end, message.is_known, message.id = (
@@ -193,7 +193,7 @@ class StreamModel:
             )
             del self.open_batches[name]
         else:
-            self.open_batches[name], message.is_end = at, step == b"2"
+            self.open_batches[name], message.is_end = index_, step == b"2"
             self.pending_ids.add(id_)
             if message.is_end:
                 del self.open_batches[name]
@@ -209,11 +209,11 @@ class StreamModel:
         if not message.fast_batch:
             self.send_reply(message.reply, b'{"stream":"S","seq":%d}' % len(self.log))
         elif message.is_end:
-            said = b'{"stream":"S","seq":%d,"batch":"%b","count":%d}'
+            reply = b'{"stream":"S","seq":%d,"batch":"%b","count":%d}'
             is_told = not (message.is_known and message.id)  # A server does not report it either.
             self.send_reply(
                 message.reply,
-                said % (len(self.log) * is_told, message.fast_batch, message.batch_position),
+                reply % (len(self.log) * is_told, message.fast_batch, message.batch_position),
             )
 
 
@@ -224,8 +224,8 @@ class ModelConnection:
         self.model, self.lost_reason, self.timeout_seconds = model, "", 60.0
         self.core = NatsClientCore(inbox="_INBOX.x")
         self.core.start_connection(0.0)
-        says = b'INFO {"headers":true,"max_payload":1048576,"version":"%b"}\r\n'
-        list(self.core.receive(says % model.version.encode(), 0.0))
+        info = b'INFO {"headers":true,"max_payload":1048576,"version":"%b"}\r\n'
+        list(self.core.receive(info % model.version.encode(), 0.0))
         self.core.send_connect()
         list(self.core.receive(b"PONG\r\n", 0.0))
         self.nats = SimpleNamespace(flush=self._flush, api_request=self._api_request, server="here")
@@ -236,14 +236,14 @@ class ModelConnection:
         model.written.clear()
 
     def _flush(self) -> None:
-        said = b"".join(bytes(each) for each in self.core.drain_output())
-        at = said.find(b"SUB _INBOX")
-        while at >= 0:  # Keep only the publish commands.
-            end = said.index(b"\r\n", at) + 2
-            said = said[:at] + said[end:]
-            at = said.find(b"SUB _INBOX")
-        if not said.startswith(b"CONNECT"):
-            self.model.written += encode_publications(said)
+        output = b"".join(bytes(each) for each in self.core.drain_output())
+        offset = output.find(b"SUB _INBOX")
+        while offset >= 0:  # Keep only the publish commands.
+            end = output.index(b"\r\n", offset) + 2
+            output = output[:offset] + output[end:]
+            offset = output.find(b"SUB _INBOX")
+        if not output.startswith(b"CONNECT"):
+            self.model.written += encode_publications(output)
 
     async def _api_request(
         self, subject: str, body: dict[str, int] | None = None
@@ -257,32 +257,34 @@ class ModelConnection:
         headers = f"NATS/1.0\r\nNats-Msg-Id: {self.model.stored[body['seq'] - 1]}\r\n\r\n"
         return {"message": {"seq": body["seq"], "hdrs": b64encode(headers.encode()).decode()}}
 
-    async def wait_expected(self, what: str) -> None:
+    async def wait_expected(self, expected: str) -> None:
         for _ in range(20):
             self.model.process()
-            some, self.model.answers = self.model.answers, []
-            if some:
-                for event in self.core.receive(b"".join(some), 0.0):
+            answers, self.model.answers = self.model.answers, []
+            if answers:
+                for event in self.core.receive(b"".join(answers), 0.0):
                     if isinstance(event, RequestReplies):
                         self.replies.append(event)
                     else:
                         assert isinstance(event, ReceivedMessages)
                         self.on_messages(event)
                 return
-        raise BusConnectionError(f"{what} did not come")
+        raise BusConnectionError(f"{expected} did not come")
 
 
 def source_batch(at: int, end: int) -> SourceBatch:
-    whole = [
+    frames_ = [
         frames.encode(frames.MESSAGE, class_id=7, message_id=n, content=b"%03d" % n)
         for n in range(at, end)
     ]
-    bounds = np.cumsum([0, *map(len, whole)])
-    piece = MessageRun(b"".join(whole), bounds, np.arange(at, end), 0.0)
-    return SourceBatch([piece], at, end, COUNT)
+    bounds = np.cumsum([0, *map(len, frames_)])
+    run_ = MessageRun(b"".join(frames_), bounds, np.arange(at, end), 0.0)
+    return SourceBatch([run_], at, end, COUNT)
 
 
-def connect_target(model: StreamModel, kind: Callable[..., NatsTarget], **own: Any) -> NatsTarget:
+def connect_target(
+    model: StreamModel, kind: Callable[..., NatsTarget], **settings: Any
+) -> NatsTarget:
     """Return a target of type `kind` that is connected to the model."""
     source: Any = SimpleNamespace(identity="source", storage_id="source", head=COUNT)
     options: dict[str, Any] = {
@@ -291,7 +293,7 @@ def connect_target(model: StreamModel, kind: Callable[..., NatsTarget], **own: A
         "sequence_scope": "source",
         "source_identity": model.source_identity,
         "stream_state": model.stream_state,
-    } | own
+    } | settings
     connection: Any = ModelConnection(model)
     target_settings = TargetSettings(name="l", record_channel="l", class_=7)
     return kind(connection, target_settings, stream="S", **options)
@@ -304,43 +306,46 @@ def create_batched_target(model: StreamModel) -> NatsTarget:
 async def copy(target: NatsTarget, model: StreamModel, at: int) -> AsyncIterator[int]:
     """Copy from sequence `at` on, like a copier. Yields the position after each settled batch."""
     rng, cursor = model.rng, at
-    under_way: deque[TargetBatch] = deque()
+    in_flight: deque[TargetBatch] = deque()
     while at < COUNT:
-        while cursor < COUNT and len(under_way) < 3:
-            made = target.prepare(source_batch(cursor, min(COUNT, cursor + rng.randint(1, 25))))
-            target.send(made)
-            under_way.append(made)
-            cursor = made.next_sequence
-        later: list[Refusal] = []
-        made = under_way.popleft()
-        later += await target.settle_oldest()
-        last = made.next_sequence
-        while later and under_way:
-            last = under_way.popleft().next_sequence
-            later += await target.settle_oldest()
-        while later:
-            assert {each.code for each in later} == {STREAM_FULL}
-            again = target.prepare(
+        while cursor < COUNT and len(in_flight) < 3:
+            batch = target.prepare(source_batch(cursor, min(COUNT, cursor + rng.randint(1, 25))))
+            target.send(batch)
+            in_flight.append(batch)
+            cursor = batch.next_sequence
+        refusals_: list[Refusal] = []
+        batch = in_flight.popleft()
+        refusals_ += await target.settle_oldest()
+        last = batch.next_sequence
+        while refusals_ and in_flight:
+            last = in_flight.popleft().next_sequence
+            refusals_ += await target.settle_oldest()
+        while refusals_:
+            assert {each.code for each in refusals_} == {STREAM_FULL}
+            resent = target.prepare(
                 SourceBatch(
-                    source_batch(0, COUNT).select(np.array([e.sequence for e in later])), 0, 0, 0
+                    source_batch(0, COUNT).select(np.array([e.sequence for e in refusals_])),
+                    0,
+                    0,
+                    0,
                 )
             )
-            target.send(again)
-            later = await target.settle_oldest()
+            target.send(resent)
+            refusals_ = await target.settle_oldest()
         at = last
         yield at
 
 
 async def copy_all(model: StreamModel, create_target: Callable[[StreamModel], NatsTarget]) -> None:
     at = 0
-    for turn in range(CALM_TURNS):
-        if turn == WILD_TURNS:
+    for calm_turn in range(CALM_TURNS):
+        if calm_turn == WILD_TURNS:
             model.failure_rate = 0.0
         if at == COUNT:
             return
         try:
-            async for done in copy(create_target(model), model, at):
-                at = done
+            async for settled_position in copy(create_target(model), model, at):
+                at = settled_position
         except BusConnectionError:
             for _ in range(
                 model.rng.choice([0, 3, 30])
@@ -438,8 +443,8 @@ async def stream_payloads(connection: BridgeNatsConnection, name: str) -> list[b
     found = []
     for sequence in range(state["first_seq"], state["last_seq"] + 1):
         with suppress(JetStreamError):
-            said = await connection.nats.api_request(f"STREAM.MSG.GET.{name}", {"seq": sequence})
-            found.append(b64decode(said["message"].get("data", "")))
+            reply = await connection.nats.api_request(f"STREAM.MSG.GET.{name}", {"seq": sequence})
+            found.append(b64decode(reply["message"].get("data", "")))
     return found
 
 
@@ -465,9 +470,9 @@ async def test_refused_message_of_fast_batch_does_not_block_rest(
             await wait_until(lambda: copier.statistics().position == len(sizes) + len(channels))
         statistics = copier.statistics()
         assert (statistics.copied, statistics.refused, statistics.losses) == (8, 7, 0)
-        good = [b"x" * size for size in sizes if size < 300]
-        good += [each.encode() for each in channels if each.startswith("odd.")]
-        assert await stream_payloads(connection, "ODD") == good
+        accepted = [b"x" * size for size in sizes if size < 300]
+        accepted += [each.encode() for each in channels if each.startswith("odd.")]
+        assert await stream_payloads(connection, "ODD") == accepted
         assert await count_stored(connection, "OTHER") == 0
 
 

@@ -36,10 +36,10 @@ def full_target(policy: FullPolicy) -> Settings:
 
 def read_up_metric(copying: Copier) -> bool:
     """Return the `up` metric, after checking that the health agrees."""
-    facts = bridge_snapshot([copying])
-    (up,) = (each for each in facts.metrics if each.name == "bridge_up")
-    ((_, value),) = up.values
-    assert facts.health.ready == bool(value)
+    snapshot = bridge_snapshot([copying])
+    (up_metric,) = (each for each in snapshot.metrics if each.name == "bridge_up")
+    ((_, value),) = up_metric.values
+    assert snapshot.health.ready == bool(value)
     return bool(value)
 
 
@@ -61,9 +61,9 @@ def test_reports_stalled_bus_until_it_accepts_messages(
                 assert read_up_metric(copying)
                 await trio.sleep(LONG_SECONDS)
                 assert not read_up_metric(copying)
-                said = copying.statistics().problem
-                assert said.startswith("the target accepted no message for 10 s")
-                assert (": " in said) == (policy is FullPolicy.DROP_NEWEST)
+                problem = copying.statistics().problem
+                assert problem.startswith("the target accepted no message for 10 s")
+                assert (": " in problem) == (policy is FullPolicy.DROP_NEWEST)
                 assert caplog.text.count("the target accepted no message") == 1
                 await read(target_bus, "orders", 1)
                 await trio.sleep(3)
@@ -105,8 +105,8 @@ async def test_reports_full_stream_until_it_has_room(
         async with copying(copier):
             await wait_until(lambda: copier.statistics().copied == ROOM)
             await wait_until(lambda: not read_up_metric(copier))
-            said = copier.statistics().problem
-            assert said == "the target accepted no message for 2 s: maximum messages exceeded"
+            problem = copier.statistics().problem
+            assert problem == "the target accepted no message for 2 s: maximum messages exceeded"
             await connection.nats.api_request("STREAM.PURGE.HELD")
             await wait_until(lambda: read_up_metric(copier))
             while copier.statistics().lag:

@@ -32,13 +32,13 @@ MAY_NOT = """authorization { users = [
 ] }"""
 
 
-@pytest.mark.parametrize(("name", "most"), [("", 4094), ("LINES", 3968)])
+@pytest.mark.parametrize(("name", "max_subject_bytes"), [("", 4094), ("LINES", 3968)])
 async def test_dead_letters_message_whose_subject_is_too_long(
-    name: str, most: int, server: BusServer, nats: NatsServer
+    name: str, max_subject_bytes: int, server: BusServer, nats: NatsServer
 ) -> None:
     """The server would close the connection each time the message is sent."""
     class_ = f"{name}l"
-    sizes = [9, *[most] * 20, *[4095] * 20, 4096, 10]
+    sizes = [9, *[max_subject_bytes] * 20, *[4095] * 20, 4096, 10]
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         if name:
             await create_stream(connection, name, f"{class_}.>")
@@ -77,8 +77,8 @@ async def test_refuses_denied_subjects_with_escapes(
             simplebus.connect(server.address) as bus,
         ):
             if name:
-                more = {"subjects": ["no.>", "yes"], "allow_batched": allows_batches}
-                await create_stream(connection, name, "", **more)
+                stream_options = {"subjects": ["no.>", "yes"], "allow_batched": allows_batches}
+                await create_stream(connection, name, "", **stream_options)
             for channel in channels:
                 await bus.publish(b"", class_id=class_, channel=channel)
             copied = CopiedClass(class_, stream=name, start="earliest")
@@ -156,13 +156,13 @@ async def test_logs_missing_permission_once(
             async with copying(copier):
                 await wait_until(lambda: copier.statistics().losses >= 3)
                 await wait_until(lambda: problem in copier.statistics().problem)
-    told = [each for each in caplog.messages if "Permissions Violation" in each]
-    assert len(set(told)) == 1
-    assert len(told) == 1 or user == "few"  # It copies before it learns of that.
+    denials = [each for each in caplog.messages if "Permissions Violation" in each]
+    assert len(set(denials)) == 1
+    assert len(denials) == 1 or user == "few"  # It copies before it learns of that.
 
 
 @pytest.mark.parametrize(
-    "why",
+    "refusal",
     [
         JetStreamError(10158, "duplicate message id is in process"),
         JetStreamError(10077, "no space left on device"),
@@ -170,22 +170,22 @@ async def test_logs_missing_permission_once(
     ids=["in process", "disk"],
 )
 async def test_retryable_refusal_is_not_dead_lettered(
-    why: JetStreamError, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+    refusal: JetStreamError, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new leader refuses a resent message until it knows whether it has stored the message. A
     server with a failed disk refuses every message.
     """
-    pub_acks, said = jetstream_codec.parse_pub_acks, list[JetStreamError]()
+    pub_acks, refusals = jetstream_codec.parse_pub_acks, list[JetStreamError]()
 
     def doubtful(messages: ReceivedMessages) -> PubAcks:
         acks = pub_acks(messages)
-        if not said:
-            said.append(why)
-            acks.errors[0] = why
+        if not refusals:
+            refusals.append(refusal)
+            acks.errors[0] = refusal
         return acks
 
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
-        name = f"DOUBTFUL{why.code}"
+        name = f"DOUBTFUL{refusal.code}"
         await create_stream(connection, name, f"class.{name}")
         await bus.publish_many(numbered_payloads(0, 10), class_id=name)
         copied = CopiedClass(name, stream=name, start="earliest")
@@ -196,7 +196,7 @@ async def test_retryable_refusal_is_not_dead_lettered(
         async with copying(copier):
             await wait_until(lambda: copier.statistics().position == 10)
         statistics = copier.statistics()
-        assert (len(said), statistics.refused, statistics.losses) == (1, 0, 0)
+        assert (len(refusals), statistics.refused, statistics.losses) == (1, 0, 0)
         assert await count_stored(connection, name) == 10
 
 
@@ -225,7 +225,7 @@ async def test_core_nats_target_needs_only_publish_permission(
 
 
 @pytest.mark.parametrize(
-    ("name", "how"),
+    ("name", "target_options"),
     [
         ("FOREIGN", {}),
         ("FOREIGN-FEW", {"under_way": 2}),
@@ -234,37 +234,47 @@ async def test_core_nats_target_needs_only_publish_permission(
 )
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_message_for_other_subscriber_is_refused(
-    name: str, how: dict[str, Any], is_first: bool, server: BusServer, nats: NatsServer
+    name: str, target_options: dict[str, Any], is_first: bool, server: BusServer, nats: NatsServer
 ) -> None:
     """If any other client has subscribed to the subject, the server does not report "no
     responders", and nothing answers. The copier once resent such a message forever.
     """
     name += "-1" if is_first else "-2"
-    own = name.lower()
-    channels = [f"{own}.a", "elsewhere.a", f"{own}.b", "elsewhere.b", "elsewhere.a", f"{own}.c"]
+    prefix = name.lower()
+    channels = [
+        f"{prefix}.a",
+        "elsewhere.a",
+        f"{prefix}.b",
+        "elsewhere.b",
+        "elsewhere.a",
+        f"{prefix}.c",
+    ]
     if is_first:
         channels.insert(0, "elsewhere.c")
-    batched = {"allow_batched": True} if "allow_batched" in how else {}
-    under_way = {} if batched else how
+    batched = {"allow_batched": True} if "allow_batched" in target_options else {}
+    in_flight_options = {} if batched else target_options
     async with (
         connect(nats) as connection,
         simplebus.connect(server.address) as bus,
     ):
-        await create_stream(connection, name, f"{own}.>", **batched)
+        await create_stream(connection, name, f"{prefix}.>", **batched)
         connection.core.subscribe("elsewhere.>")
         await connection.round_trip()
         for channel in channels:
-            await bus.publish(channel.encode(), class_id=own, channel=channel)
-        copied = CopiedClass(own, stream=name, start="earliest", **under_way)
+            await bus.publish(channel.encode(), class_id=prefix, channel=channel)
+        copied = CopiedClass(prefix, stream=name, start="earliest", **in_flight_options)
         (copier,) = create_copiers(
             [BridgeSettings(name, server.address, nats.url, (copied,), heartbeat_seconds=1.0)]
         )
         async with copying(copier):
             await wait_until(lambda: copier.statistics().position == len(channels))
-        found, good = copier.statistics(), [each for each in channels if each.startswith(own)]
+        found, expected = (
+            copier.statistics(),
+            [each for each in channels if each.startswith(prefix)],
+        )
         assert (found.copied, found.refused) == (3, len(channels) - 3)
-        assert await stream_payloads(connection, name) == [each.encode() for each in good]
-        letters = await bus.fetch(f"dead.{own}")
+        assert await stream_payloads(connection, name) == [each.encode() for each in expected]
+        letters = await bus.fetch(f"dead.{prefix}")
         assert {dict(each.headers)["dead-error"] for each in letters} == {
             f"no_stream: stream {name!r} does not accept the subject 'elsewhere.{end}'"
             for end in ("abc" if is_first else "ab")

@@ -55,22 +55,22 @@ LEADERS = 8
 PATIENCE_SECONDS = 240.0
 
 
-def create_ordered_target(model: StreamModel, under_way: int) -> NatsTarget:
-    return connect_target(model, OrderedStreamTarget, under_way=under_way)
+def create_ordered_target(model: StreamModel, in_flight_max: int) -> NatsTarget:
+    return connect_target(model, OrderedStreamTarget, under_way=in_flight_max)
 
 
-def stored_sequences(seed: int, under_way: int) -> list[int]:
+def stored_sequences(seed: int, in_flight_max: int) -> list[int]:
     """Return the sequences that the stream has stored in the end."""
     model = StreamModel(random.Random(seed))
-    trio.run(copy_all, model, partial(create_ordered_target, under_way=under_way))
+    trio.run(copy_all, model, partial(create_ordered_target, in_flight_max=in_flight_max))
     return model.log
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1, 1, 2, 7, 30]))
-def test_one_by_one_keeps_order_across_leader_changes(seed: int, under_way: int) -> None:
-    log = stored_sequences(seed, under_way)
-    assert (log if under_way == 1 else sorted(log)) == list(range(COUNT))
+def test_one_by_one_keeps_order_across_leader_changes(seed: int, in_flight_max: int) -> None:
+    log = stored_sequences(seed, in_flight_max)
+    assert (log if in_flight_max == 1 else sorted(log)) == list(range(COUNT))
 
 
 def test_canary_many_in_flight_can_be_reordered() -> None:
@@ -95,21 +95,21 @@ async def test_unanswered_and_denied_message_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "own"),
+    ("kind", "options"),
     [(NatsTarget, {}), (OrderedStreamTarget, {"under_way": 2}), (BatchedStreamTarget, {})],
 )
 async def test_detects_changed_stream_config_while_waiting(
-    kind: type[NatsTarget], own: dict[str, Any], autojump_clock: trio.testing.MockClock
+    kind: type[NatsTarget], options: dict[str, Any], autojump_clock: trio.testing.MockClock
 ) -> None:
     model = StreamModel(random.Random(1))
     model.failure_rate = 0.0
-    asked = list[object]()
+    requests = list[object]()
 
     def fits(config: object) -> bool:
-        asked.append(config)
-        return len(asked) < 3
+        requests.append(config)
+        return len(requests) < 3
 
-    target = connect_target(model, kind, config_fits=fits, **own)
+    target = connect_target(model, kind, config_fits=fits, **options)
     for at in range(0, 6 * 4, 4):
         target.send(target.prepare(source_batch(at, at + 4)))
         await trio.sleep(6)  # The configuration is checked at every second one.
@@ -119,16 +119,16 @@ async def test_detects_changed_stream_config_while_waiting(
         BusConnectionError, match="stream 'S' has another configuration than before"
     ):
         await target.settle_oldest()
-    assert asked == [{"subjects": ["class.>"]}] * 3
+    assert requests == [{"subjects": ["class.>"]}] * 3
     assert model.log == list(range(len(model.log)))
 
 
 @pytest.mark.parametrize(
-    ("version", "fewest", "most"),
+    ("version", "fewest", "max_in_flight"),
     [("2.13.9", 4096, 10_000), ("", 4096, 10_000), ("2.14.0-RC.1", 24_576, 100_000)],
 )
 async def test_in_flight_messages_stay_below_stream_buffer(
-    version: str, fewest: int, most: int
+    version: str, fewest: int, max_in_flight: int
 ) -> None:
     """The limits are the defaults of the server versions."""
     model = StreamModel(random.Random(1))
@@ -139,7 +139,7 @@ async def test_in_flight_messages_stay_below_stream_buffer(
         batch = target.prepare(source_batch(at, at + 10_000))
         target.send(batch)
         at, batches = batch.next_sequence, batches + 1
-    assert fewest <= at < most
+    assert fewest <= at < max_in_flight
 
 
 async def test_halves_batch_limit_after_too_many_requests(
@@ -150,21 +150,21 @@ async def test_halves_batch_limit_after_too_many_requests(
     model.failure_rate, model.capacity = 0.0, 10
     target = connect_target(model, NatsTarget)
     target._stream_state.batch_limit = 100
-    made = [target.prepare(source_batch(at, at + 100)) for at in (0, 100)]
-    for each in made:
+    batches_made = [target.prepare(source_batch(at, at + 100)) for at in (0, 100)]
+    for each in batches_made:
         target.send(each)
-    refused = [refusal.sequence for _ in made for refusal in await target.settle_oldest()]
+    refused = [refusal.sequence for _ in batches_made for refusal in await target.settle_oldest()]
     assert target._stream_state.batch_limit == 64
     assert refused == list(range(10, 200))
     assert target.prepare(source_batch(10, 200)).count == 64
 
 
 @pytest.mark.parametrize(
-    ("kind", "own"),
+    ("kind", "options"),
     [(NatsTarget, {}), (OrderedStreamTarget, {"under_way": 2}), (BatchedStreamTarget, {})],
 )
 async def test_mapped_subject_is_not_refused_without_leader(
-    kind: type[NatsTarget], own: dict[str, Any]
+    kind: type[NatsTarget], options: dict[str, Any]
 ) -> None:
     """A NATS account can map subjects. A subject that the stream never stored is refused."""
     model = StreamModel(random.Random(1))
@@ -172,7 +172,7 @@ async def test_mapped_subject_is_not_refused_without_leader(
     model.rng.random = lambda: 1.0  # type: ignore[method-assign]  # It gets no leader by itself.
     config = {"subjects": ["orders"]}
 
-    async def ask(*said: object) -> dict[str, Any]:
+    async def answer_request(*args: object) -> dict[str, Any]:
         return {"config": config}
 
     def create_target() -> NatsTarget:
@@ -182,9 +182,9 @@ async def test_mapped_subject_is_not_refused_without_leader(
             source_identity=source_identity,
             stream_state=stream_state,
             config=config,
-            **own,
+            **options,
         )
-        target._connection.nats.api_request = ask  # type: ignore[assignment, method-assign]
+        target._connection.nats.api_request = answer_request  # type: ignore[assignment, method-assign]
         return target
 
     async def refused(target: NatsTarget, at: int) -> list[tuple[int, str]]:
@@ -206,7 +206,7 @@ async def test_mapped_subject_is_not_refused_without_leader(
 
 
 @pytest.mark.parametrize(
-    ("config", "under_way", "kind", "own"),
+    ("config", "in_flight_max", "kind", "options"),
     [
         (None, None, OrderedStreamTarget, {"under_way": 1}),
         (None, 7, OrderedStreamTarget, {"under_way": 7}),
@@ -230,67 +230,77 @@ async def test_mapped_subject_is_not_refused_without_leader(
     ],
 )
 def test_selects_order_preserving_target_by_default(
-    config: dict[str, Any] | None, under_way: int | None, kind: type, own: dict[str, Any]
+    config: dict[str, Any] | None, in_flight_max: int | None, kind: type, options: dict[str, Any]
 ) -> None:
-    assert select_target(config, CopiedClass(7, stream="S", under_way=under_way)) == (kind, own)
+    assert select_target(config, CopiedClass(7, stream="S", under_way=in_flight_max)) == (
+        kind,
+        options,
+    )
 
 
 # Real servers ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("under_way", [1, 3])
+@pytest.mark.parametrize("in_flight_max", [1, 3])
 async def test_refused_message_does_not_block_rest_of_stream(
-    under_way: int, nats: NatsServer, server: BusServer
+    in_flight_max: int, nats: NatsServer, server: BusServer
 ) -> None:
     """Messages are refused because they are too long, or because their subject belongs to no
     stream or to another one.
     """
-    name = f"FEW{under_way}"
-    own = name.lower()
+    name = f"FEW{in_flight_max}"
+    options = name.lower()
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         await create_stream(
-            connection, name, "", subjects=[f"class.{own}", f"{own}.>"], max_msg_size=300
+            connection, name, "", subjects=[f"class.{options}", f"{options}.>"], max_msg_size=300
         )
-        await create_stream(connection, f"BESIDE-{name}", f"beside-{own}.>")
+        await create_stream(connection, f"BESIDE-{name}", f"beside-{options}.>")
         sizes = [1, 2, 1000, 4, 1000, 1000, 7, 1000]
-        await bus.publish_many([b"x" * size for size in sizes], class_id=own)
-        channels = ["no.where", f"{own}.a", f"beside-{own}.b", f"{own}.c", "no.where", f"{own}.d"]
+        await bus.publish_many([b"x" * size for size in sizes], class_id=options)
+        channels = [
+            "no.where",
+            f"{options}.a",
+            f"beside-{options}.b",
+            f"{options}.c",
+            "no.where",
+            f"{options}.d",
+        ]
         for channel in channels:
-            await bus.publish(channel.encode(), class_id=own, channel=channel)
-        copier = create_copier_into(nats, server, name, under_way=under_way)
+            await bus.publish(channel.encode(), class_id=options, channel=channel)
+        copier = create_copier_into(nats, server, name, under_way=in_flight_max)
         async with copying(copier):
             await wait_until(lambda: copier.statistics().position == len(sizes) + len(channels))
         statistics = copier.statistics()
         assert (statistics.copied, statistics.refused, statistics.losses) == (7, 7, 0)
-        good = [b"x" * size for size in sizes if size < 300]
-        good += [each.encode() for each in channels if each.startswith(f"{own}.")]
-        assert await stream_payloads(connection, name) == good
+        accepted = [b"x" * size for size in sizes if size < 300]
+        accepted += [each.encode() for each in channels if each.startswith(f"{options}.")]
+        assert await stream_payloads(connection, name) == accepted
 
 
 @pytest.mark.parametrize(
-    ("under_way", "allows_batches"), [(None, False), (1, False), (700, False), (None, True)]
+    ("in_flight_max", "allows_batches"), [(None, False), (1, False), (700, False), (None, True)]
 )
 async def test_resends_messages_beyond_server_buffer(
-    under_way: int | None, allows_batches: bool, tmp_path: Path, server: BusServer
+    in_flight_max: int | None, allows_batches: bool, tmp_path: Path, server: BusServer
 ) -> None:
     """The server refuses messages that arrive faster than the stream stores them. Messages of an
     atomic batch are refused as well.
     """
     count = 1000
-    own = "max_buffered_msgs: 100, sync_interval: always"
-    room = f'jetstream {{ store_dir: "{tmp_path}/few", {own} }}'
-    with nats_server(tmp_path, room) as nats:
+    options = "max_buffered_msgs: 100, sync_interval: always"
+    jetstream_config = f'jetstream {{ store_dir: "{tmp_path}/few", {options} }}'
+    with nats_server(tmp_path, jetstream_config) as nats:
         async with connect(nats) as connection, simplebus.connect(server.address) as bus:
             await create_stream(connection, "FAST", "class.fast", allow_batched=allows_batches)
             await bus.publish_many(numbered_payloads(0, count), class_id="fast")
-            copier = create_copier_into(nats, server, "FAST", under_way=under_way)
+            copier = create_copier_into(nats, server, "FAST", under_way=in_flight_max)
             async with copying(copier):
                 await wait_until(lambda: copier.statistics().position == count)
             statistics = copier.statistics()
-            known = statistics.skipped.get("known_there", 0)
-            assert (statistics.copied + known, statistics.refused) == (count, 0)
+            skipped_count = statistics.skipped.get("known_there", 0)
+            assert (statistics.copied + skipped_count, statistics.refused) == (count, 0)
             received = await stream_payloads(connection, "FAST")
-            is_in_order = allows_batches or under_way == 1
+            is_in_order = allows_batches or in_flight_max == 1
             assert (received if is_in_order else sorted(received, key=int)) == numbered_payloads(
                 0, count
             )
@@ -306,7 +316,9 @@ async def test_new_stream_gets_one_message_at_a_time(nats: NatsServer, server: B
             while not connection.messages:
                 await connection.round_trip()
             await connection.round_trip()
-        assert [each for some in connection.messages for each in some.all_payloads()] == [b"0"]
+        assert [
+            each for in_flight_ in connection.messages for each in in_flight_.all_payloads()
+        ] == [b"0"]
 
 
 async def test_selects_target_again_when_stream_is_created_or_changed(
@@ -320,7 +332,9 @@ async def test_selects_target_again_when_stream_is_created_or_changed(
     ends = dict[str, None]()
     monkeypatch.setattr(
         "simplebus.bridge.build.select_target",
-        lambda *known: ends.setdefault((found := select_target(*known))[0].__name__) or found,
+        lambda *skipped_count: (
+            ends.setdefault((found := select_target(*skipped_count))[0].__name__) or found
+        ),
     )
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         copier, published = create_copier_into(nats, server, "GROWN"), 0
@@ -354,9 +368,9 @@ async def test_selects_target_again_when_stream_is_created_or_changed(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("under_way", [None, 1000])
+@pytest.mark.parametrize("in_flight_max", [None, 1000])
 async def test_replicated_stream_has_each_message_once_across_leader_changes(
-    under_way: int | None,
+    in_flight_max: int | None,
     tmp_path: Path,
     server: BusServer,
     caplog: pytest.LogCaptureFixture,
@@ -365,20 +379,20 @@ async def test_replicated_stream_has_each_message_once_across_leader_changes(
     caplog.set_level("INFO", "simplebus.bridge")
     with cluster(tmp_path) as servers, trio.fail_after(PATIENCE_SECONDS):
         urls = ", ".join(each.url for each in servers)
-        copied = CopiedClass("led", stream="LED", start="earliest", under_way=under_way)
+        copied = CopiedClass("led", stream="LED", start="earliest", under_way=in_flight_max)
         (copier,) = create_copiers(
             [BridgeSettings("into", server.address, urls, (copied,), heartbeat_seconds=1.0)]
         )
         async with connect_nats(urls, "test", {}) as connection:
             await create_replicated_stream(connection, "LED", allows_batches=False)
-        published, leader_count, some = 0, 0, under_way or 100
+        published, leader_count, in_flight_ = 0, 0, in_flight_max or 100
         async with simplebus.connect(server.address) as bus, copying(copier):
             while leader_count < LEADERS:
                 await bus.publish_many(
-                    numbered_payloads(published, published + some), class_id="led"
+                    numbered_payloads(published, published + in_flight_), class_id="led"
                 )
-                published += some
-                await wait_copied(copier, published - some // 2)
+                published += in_flight_
+                await wait_copied(copier, published - in_flight_ // 2)
                 leader_count += await change_leader(urls)
             await wait_copied(copier, published)
         received = list[bytes]()
@@ -387,9 +401,9 @@ async def test_replicated_stream_has_each_message_once_across_leader_changes(
                 async with connect_nats(urls, "test", {}) as connection:
                     received = await stream_payloads(connection, "LED")
         assert ("messages are stored in stream 'LED' one at a time" in caplog.text) == (
-            under_way is None
+            in_flight_max is None
         )
-        assert (sorted(received, key=int) if under_way else received) == numbered_payloads(
+        assert (sorted(received, key=int) if in_flight_max else received) == numbered_payloads(
             0, published
         )
 

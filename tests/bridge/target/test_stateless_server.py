@@ -50,15 +50,19 @@ async def test_copies_to_stateless_server_once_in_order(nats: NatsServer) -> Non
     cluster = options(nats.url)
     with trio.fail_after(PATIENCE_SECONDS):
         async with (
-            serving() as up,
-            stateless_server(cluster) as one,
-            stateless_server(cluster) as other,
-            simplebus.connect(f"simplebus://{up.addresses[0]}") as source_address,
-            simplebus.connect(address(other)) as target_address,
+            serving() as bus_server,
+            stateless_server(cluster) as first_stateless,
+            stateless_server(cluster) as second_stateless,
+            simplebus.connect(f"simplebus://{bus_server.addresses[0]}") as source_address,
+            simplebus.connect(address(second_stateless)) as target_address,
         ):
-            source = f"simplebus://{up.addresses[0]}"
+            source = f"simplebus://{bus_server.addresses[0]}"
             copied = CopiedClass("a", start="earliest", channels=("x.#",))
-            for at, target in (0, one), (1000, other), (2000, one):
+            for at, target in (
+                (0, first_stateless),
+                (1000, second_stateless),
+                (2000, first_stateless),
+            ):
                 async with running_bridges(
                     BridgeSettings("b", source, address(target), (copied,))
                 ) as (copier,):
@@ -86,14 +90,16 @@ async def test_stateless_server_refusal_becomes_dead_letter_at_source(nats: Nats
     """The dead letter has the message's own sequence, although others were filtered out."""
     allowed = PermissionRules((PermissionRule.parse("a x.#"),))
     writer = User("writer", token=hash_token("writes"), permissions=Permissions(publish=allowed))
-    everybody = User("all", token=hash_token("all"))
-    users = Users((everybody, writer), PasswordVerifier(b"by chance"))
+    unrestricted = User("all", token=hash_token("all"))
+    users = Users((unrestricted, writer), PasswordVerifier(b"by chance"))
     with trio.fail_after(PATIENCE_SECONDS):
         async with (
-            serving() as up,
-            stateless_server(options(nats.url), users=users) as one,
-            simplebus.connect(f"simplebus://{up.addresses[0]}") as source_address,
-            simplebus.connect(address(one), access=Access(token="all")) as target_address,
+            serving() as bus_server,
+            stateless_server(options(nats.url), users=users) as first_stateless,
+            simplebus.connect(f"simplebus://{bus_server.addresses[0]}") as source_address,
+            simplebus.connect(
+                address(first_stateless), access=Access(token="all")
+            ) as target_address,
         ):
             for number in range(300):
                 channel = ("x.y", "y", "z")[number % 3]
@@ -103,8 +109,10 @@ async def test_stateless_server_refusal_becomes_dead_letter_at_source(nats: Nats
             await source_address.flush()
             far_access = Access(token="writes")
             copied = CopiedClass("a", start="earliest", channels=("x.#", "z"))
-            source = f"simplebus://{up.addresses[0]}"
-            bridge = BridgeSettings("b", source, address(one), (copied,), target_access=far_access)
+            source = f"simplebus://{bus_server.addresses[0]}"
+            bridge = BridgeSettings(
+                "b", source, address(first_stateless), (copied,), target_access=far_access
+            )
             async with running_bridges(bridge) as (copier,):
                 while copier.statistics().position < 300:  # noqa: ASYNC110 - there is no event.
                     await trio.sleep(0.01)
@@ -122,11 +130,11 @@ async def test_cluster_messages_do_not_return(nats: NatsServer) -> None:
         async with (
             serving() as a,
             serving() as b,
-            stateless_server(cluster) as one,
-            stateless_server(cluster) as other,
+            stateless_server(cluster) as first_stateless,
+            stateless_server(cluster) as second_stateless,
             contextlib.AsyncExitStack() as stack,
         ):
-            urls = [address(up) for up in (a, b, one, other)]
+            urls = [address(bus_server) for bus_server in (a, b, first_stateless, second_stateless)]
             buses = [await stack.enter_async_context(simplebus.connect(url)) for url in urls]
             copied = (CopiedClass("a", start="earliest"),)
             copiers = create_copiers(
@@ -135,32 +143,32 @@ async def test_cluster_messages_do_not_return(nats: NatsServer) -> None:
                     BridgeSettings("b", urls[1], urls[3], copied, is_bidirectional=True),
                 ]
             )
-            heard: list[set[bytes]] = [set() for _ in buses]
+            received: list[set[bytes]] = [set() for _ in buses]
 
-            async def hear(number: int) -> None:
+            async def receive(number: int) -> None:
                 async with buses[number].subscribe("a") as messages:
                     async for message in messages:
-                        assert message.payload not in heard[number], "it came twice"
-                        heard[number].add(message.payload)
+                        assert message.payload not in received[number], "it came twice"
+                        received[number].add(message.payload)
 
             async with trio.open_nursery() as nursery:
                 for number in range(4):
-                    nursery.start_soon(hear, number)
+                    nursery.start_soon(receive, number)
                 nursery.start_soon(run_copiers, copiers)
                 while not all(copier.statistics().is_up for copier in copiers):  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 for number, bus in enumerate(buses):
                     for each in range(10):
                         await bus.publish(b"%d %d" % (number, each), class_id="a")
-                while not all(len(each) == 40 for each in heard):  # noqa: ASYNC110
+                while not all(len(each) == 40 for each in received):  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 # Wait for messages that would be copied back.
                 while sum(copier.statistics().position for copier in copiers) < 4 * 40:  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 nursery.cancel_scope.cancel()
-            told = [copier.statistics() for copier in copiers]
-            assert sum(each.copied for each in told) == 10 + 10 + 30 + 30
-            assert sum(each.skipped.get("looped", 0) for each in told) == 30 + 30 + 10 + 10
+            statistics = [copier.statistics() for copier in copiers]
+            assert sum(each.copied for each in statistics) == 10 + 10 + 30 + 30
+            assert sum(each.skipped.get("looped", 0) for each in statistics) == 30 + 30 + 10 + 10
 
 
 class RotatingEndpoint:
@@ -174,32 +182,34 @@ class RotatingEndpoint:
 
 async def test_detects_restored_source(nats: NatsServer, tmp_path: Path) -> None:
     """A message that has the sequence of a lost message is copied."""
-    way = RotatingEndpoint()
+    endpoint = RotatingEndpoint()
     parts = [(0, 10), (10, 20), (1000, 1015)]
     with trio.fail_after(PATIENCE_SECONDS):
         async with (
-            stateless_server(options(nats.url)) as one,
-            simplebus.connect(address(one)) as target_address,
+            stateless_server(options(nats.url)) as first_stateless,
+            simplebus.connect(address(first_stateless)) as target_address,
         ):
             target_settings = TargetSettings(name="b", record_channel="b", class_="a")
-            target = SocketEndpoint(Address.parse(address(one)))
+            target = SocketEndpoint(Address.parse(address(first_stateless)))
             copier = Copier(
-                "b", bus_to_bus(way, target, target_settings, class_="a", start="earliest")
+                "b", bus_to_bus(endpoint, target, target_settings, class_="a", start="earliest")
             )
             for (first, last), folder in zip(parts, ("source", "source", "copy"), strict=True):
-                way.now = MemoryBus(data_dir=tmp_path / folder)
-                async with way.now as source_address, trio.open_nursery() as nursery:
+                endpoint.now = MemoryBus(data_dir=tmp_path / folder)
+                async with endpoint.now as source_address, trio.open_nursery() as nursery:
                     nursery.start_soon(copier.run)
-                    before = copier.statistics().copied
+                    copied_before = copier.statistics().copied
                     await source_address.publish_many(numbered_payloads(first, last), class_id="a")
-                    while copier.statistics().copied < before + last - first:  # noqa: ASYNC110
+                    while copier.statistics().copied < copied_before + last - first:  # noqa: ASYNC110
                         await trio.sleep(0.01)
                     nursery.cancel_scope.cancel()
                 if not first:
                     shutil.copytree(tmp_path / "source", tmp_path / "copy")
             assert copier.statistics().discarded_records == 1
             received = list(dict.fromkeys(await read_all(target_address)))
-            assert received == [payload for part in parts for payload in numbered_payloads(*part)]
+            assert received == [
+                payload for bounds in parts for payload in numbered_payloads(*bounds)
+            ]
 
 
 @pytest.mark.parametrize("stream", ["", "WORDS"])
@@ -208,7 +218,7 @@ async def test_copies_nats_to_stateless_server(nats: NatsServer, stream: str) ->
     connected, and none of them is dropped as a duplicate of an earlier one.
     """
     subject = f"words{stream}"
-    async with connect(nats) as connection, stateless_server(options(nats.url)) as one:
+    async with connect(nats) as connection, stateless_server(options(nats.url)) as first_stateless:
         if stream:
             config = {"name": stream, "subjects": [subject], "storage": "memory"}
             await connection.nats.api_request(f"STREAM.CREATE.{stream}", config)
@@ -216,7 +226,7 @@ async def test_copies_nats_to_stateless_server(nats: NatsServer, stream: str) ->
             copied = CopiedClass("a", stream=stream, channels=(subject,))
             for first in range(0, 600, 200):
                 async with running_bridges(
-                    BridgeSettings("b", nats.url, address(one), (copied,))
+                    BridgeSettings("b", nats.url, address(first_stateless), (copied,))
                 ) as (copier,):
                     while not copier.statistics().is_up:  # noqa: ASYNC110 - there is no event.
                         await trio.sleep(0.01)
@@ -225,7 +235,7 @@ async def test_copies_nats_to_stateless_server(nats: NatsServer, stream: str) ->
                     connection.nats.flush()
                     while copier.statistics().copied < 200:  # noqa: ASYNC110
                         await trio.sleep(0.01)
-            async with simplebus.connect(address(one)) as bus:
+            async with simplebus.connect(address(first_stateless)) as bus:
                 assert await read_all(bus) == numbered_payloads(0, 600)
 
 
@@ -233,7 +243,7 @@ async def test_copies_nats_to_stateless_server(nats: NatsServer, stream: str) ->
 async def test_kills_store_messages_once_in_order(tmp_path: Path) -> None:
     """Kills the bridge, the stateless server, the NATS server and the source bus under load."""
     source_address, target_address = (f"{HOST}:{port}" for port in free_ports(2))
-    published, over = 0, trio.Event()
+    published, finished = 0, trio.Event()
 
     async def publish() -> None:
         nonlocal published
@@ -241,7 +251,7 @@ async def test_kills_store_messages_once_in_order(tmp_path: Path) -> None:
         async with simplebus.connect(
             source_address, name="till", reconnect=PATIENCE_SECONDS
         ) as bus:
-            while not over.is_set():
+            while not finished.is_set():
                 payloads = numbered_payloads(published, published + 20)
                 await bus.publish_many(payloads, class_id="a")
                 published += 20
@@ -251,21 +261,22 @@ async def test_kills_store_messages_once_in_order(tmp_path: Path) -> None:
         return "serve", "--host", HOST, "--port", address.split(":")[1], "--no-nats", "--no-http"
 
     with nats_server(tmp_path) as nats, trio.fail_after(PATIENCE_SECONDS):
-        words = {
+        arguments = {
             "n": (*serve_arguments(source_address), "--data-dir", str(tmp_path / "source")),
             "d": (*serve_arguments(target_address), "--engine", nats.url),
             "b": ("bridge", "--from", source_address, "--to", target_address, "a"),
         }
         programs = {
-            name: RestartableProgram(tmp_path / f"{name}.log", *words[name]) for name in words
+            name: RestartableProgram(tmp_path / f"{name}.log", *arguments[name])
+            for name in arguments
         }
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(publish)
                 for victim in "bdsn":
                     await wait_listening(target_address)
-                    goal = published + 1000
-                    while published < goal:  # noqa: ASYNC110 - there is no event.
+                    published_goal = published + 1000
+                    while published < published_goal:  # noqa: ASYNC110 - there is no event.
                         await trio.sleep(0.01)
                     if victim == "s":
                         nats.kill()
@@ -273,7 +284,7 @@ async def test_kills_store_messages_once_in_order(tmp_path: Path) -> None:
                     else:
                         programs[victim].kill()
                         programs[victim].restart()
-                over.set()
+                finished.set()
             await wait_listening(target_address)
             received: list[bytes] = []
             async with simplebus.connect(target_address) as bus, bus.subscribe("a") as messages:
@@ -281,8 +292,8 @@ async def test_kills_store_messages_once_in_order(tmp_path: Path) -> None:
                     received += [each.payload for each in await messages.take(1000)]
                 await bus.publish(b"last", class_id="a")
                 received.append((await messages.get()).payload)
-            said = "\n".join(each.describe() for each in programs.values())
-            assert received == [*numbered_payloads(0, published), b"last"], said
+            log_text = "\n".join(each.describe() for each in programs.values())
+            assert received == [*numbered_payloads(0, published), b"last"], log_text
         finally:
             for each in programs.values():
                 each.kill()
