@@ -12,6 +12,7 @@ driver or bus is started again. At the end, archive and copy must have each mess
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -36,6 +37,7 @@ from load.report import Row
 ROUNDS, QUICK_ROUNDS = 20, 1
 TARGETS = ("driver", "jvm", "worker", "bus")
 CLASS, COPIES = "numbers", "copies"
+CHECKPOINTS = ("archive/_checkpoint", "copy")
 BATCH = 50
 PAUSE_S = 0.1
 KEPT_MESSAGES = 5_000_000
@@ -260,7 +262,7 @@ class _KillRun:
     def _batch_counts(self) -> list[int]:
         """Return the number of the last finished batch of each query."""
         found = []
-        for name in ("archive/_checkpoint", "copy"):
+        for name in CHECKPOINTS:
             folder = self._folder / name / "commits"
             names = os.listdir(folder) if folder.is_dir() else []
             found.append(max((int(each) for each in names if each.isdecimal()), default=-1))
@@ -272,13 +274,23 @@ class _KillRun:
         self._thread.join()
         if self._error is not None:
             raise LoadError(f"the publisher ended: {self._error!r}")
-        # Messages published during one batch are in the next one.
-        for _ in range(3):
-            with self._connect() as bus:
-                bus.publish_many([b"%d" % self._published], class_id=CLASS)
-                self._published += 1
-            self._wait_for_batch()
+        _wait_until(
+            lambda: all(position >= self._published for position in self._positions()),
+            "all messages were in finished batches",
+            self._revive,
+            self._driver_log,
+        )
         return self._published, self._seconds
+
+    def _positions(self) -> list[int]:
+        """Return the end of the last finished batch of each query."""
+        found = []
+        for name, batch in zip(CHECKPOINTS, self._batch_counts(), strict=True):
+            file = self._folder / name / "offsets" / str(batch)
+            lines = file.read_text().splitlines() if batch >= 0 else ["{}"]
+            classes = json.loads(lines[-1]).get(self._server, {})
+            found.append(classes.get(CLASS, 0))
+        return found
 
     def check(self, published: int) -> str:
         """Return what is missing or stored twice; empty if nothing is."""
