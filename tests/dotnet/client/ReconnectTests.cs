@@ -34,6 +34,24 @@ namespace SimpleBus.Client.Tests
         }
 
         [Test]
+        public static async Task AWrongReadOfAConfirmLeavesOthersAlone()
+        {
+            using FakeServer server = new FakeServer();
+            Bus bus = await ConnectAsync(server);
+            ValueTask<Confirm> first = bus.PublishAsync(1, new byte[1]);
+            Check.Throws<InvalidOperationException>(() => first.GetAwaiter().GetResult()); // It would have to block.
+            ValueTask<Confirm> second = bus.PublishAsync(1, new byte[1]);
+            await NumbersAsync(server, 2);
+            server.Send(FrameType.Confirm, b: 1);
+            await first;
+            Check.Throws<InvalidOperationException>(() => first.GetAwaiter().GetResult()); // A second read.
+            Check.True(!second.IsCompleted, "the second message is not confirmed");
+            server.Send(FrameType.Confirm, b: 2);
+            await second;
+            await CloseAsync(bus, server);
+        }
+
+        [Test]
         public static async Task RenumbersForAnotherBus()
         {
             using FakeServer server = new FakeServer();

@@ -31,7 +31,6 @@ namespace SimpleBus.Client.Connection
 
         public void Start(long first, long last)
         {
-            _core.Reset();
             First = first;
             Last = last;
             _refusedPositions = null;
@@ -63,12 +62,17 @@ namespace SimpleBus.Client.Connection
 
         Confirm IValueTaskSource<Confirm>.GetResult(short token)
         {
+            // A wrong read must not recycle a waiter that is in use.
+            if (_core.GetStatus(token) == ValueTaskSourceStatus.Pending)
+                throw new InvalidOperationException(
+                    "the message is not confirmed yet; await the call, or use AsTask() to block until it is");
             try
             {
                 return _core.GetResult(token);
             }
             finally
             {
+                _core.Reset(); // A second read fails from now on.
                 _owner.Recycle(this);
             }
         }
