@@ -7,8 +7,8 @@ using SimpleBus.Client.Protocol;
 namespace SimpleBus.Client
 {
     /// <summary>
-    /// Messages that arrived together. They are in memory that is reused: a batch is valid until the next one is
-    /// requested.
+    /// Messages that arrived together. They are in memory that is reused: a batch, with its acknowledgements, is valid
+    /// until the next one is requested.
     /// </summary>
     public sealed class MessageBatch
     {
@@ -52,8 +52,8 @@ namespace SimpleBus.Client
         {
             if (!IsSettled)
             {
-                IsSettled = true;
                 _inbox.Ack(_batch);
+                IsSettled = true;
             }
             return default;
         }
@@ -63,8 +63,8 @@ namespace SimpleBus.Client
         /// <returns>A completed task.</returns>
         public ValueTask AckAsync(int index)
         {
-            IsSettled = true;
             long sequence = this[index].Sequence;
+            IsSettled = true;
             _inbox.Ack(_batch.Acks, sequence, sequence + 1);
             return default;
         }
@@ -75,8 +75,9 @@ namespace SimpleBus.Client
         /// <returns>A completed task.</returns>
         public ValueTask NackAsync(int index, string? error = null)
         {
+            long sequence = this[index].Sequence;
             IsSettled = true;
-            _inbox.Settle(_batch.Acks, FrameType.Nack, this[index].Sequence, Attempt, "", error);
+            _inbox.Settle(_batch.Acks, FrameType.Nack, sequence, Attempt, "", error);
             return default;
         }
     }
@@ -96,7 +97,14 @@ namespace SimpleBus.Client
         }
 
         /// <summary>Number of the message in its class.</summary>
-        public long Sequence => _batch[_index].Sequence;
+        public long Sequence
+        {
+            get
+            {
+                _batch.CheckValid();
+                return _batch[_index].Sequence;
+            }
+        }
 
         /// <summary>Payload, valid until the next batch is requested.</summary>
         public ReadOnlyMemory<byte> Payload

@@ -131,7 +131,7 @@ namespace SimpleBus.Client
                 else
                     _ = Task.Run(() => HandleAsync(message));
             }
-            batch.Release();
+            _inbox.Release(batch);
         }
 
         /// <summary>Call the handler and settle the message. Never fails.</summary>

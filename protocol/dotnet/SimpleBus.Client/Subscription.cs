@@ -74,7 +74,7 @@ namespace SimpleBus.Client
                             await message.AckAsync().ConfigureAwait(false);
                         message = null;
                     }
-                    batch.Release();
+                    inbox.Release(batch);
                 }
             }
             finally
@@ -114,7 +114,7 @@ namespace SimpleBus.Client
                     }
                     finally
                     {
-                        received.Release();
+                        inbox.Release(received);
                     }
                 }
             }

@@ -138,10 +138,30 @@ namespace SimpleBus.Client.Tests
             }
             await published;
             Check.Throws<ObjectDisposedException>(() => _ = last![0].Payload);
+            Check.Throws<ObjectDisposedException>(() => _ = last![0].Sequence);
+            Check.Throws<ObjectDisposedException>(() => last!.AckAsync(0));
             await bus.PublishAsync("batches", BitConverter.GetBytes(-1));
             Check.Sequence(
                 new[] { -1 },
                 (await ReadAsync(bus.SubscribeAsync<byte[]>("batches", durable: "d"), 1)).Select(bytes => BitConverter.ToInt32(bytes)));
+        }
+
+        [Test]
+        public static async Task ABatchCannotBeAcknowledgedAfterTheNextOne()
+        {
+            await using Bus bus = await Bus.ConnectAsync(Runner.Url);
+            await bus.PublishAsync("late-acks", 1);
+            MessageBatch? last = null;
+            await foreach (MessageBatch batch in bus.SubscribeAsync<int>("late-acks", autoAck: false).ReadBatchesAsync())
+            {
+                if (last != null)
+                {
+                    Check.Throws<ObjectDisposedException>(() => last.AckAsync());
+                    break;
+                }
+                last = batch;
+                await bus.PublishAsync("late-acks", 2);
+            }
         }
 
         [Test]

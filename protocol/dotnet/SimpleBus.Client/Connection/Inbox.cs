@@ -234,6 +234,19 @@ namespace SimpleBus.Client.Connection
             }
         }
 
+        /// <summary>
+        /// Release a batch that the consumer has finished. One with unread messages is kept, because
+        /// <see cref="ReturnUnread()"/> needs it.
+        /// </summary>
+        public void Release(ReceivedBatch batch)
+        {
+            lock (_lock)
+            {
+                if (_current != batch || _currentIndex == batch.Count)
+                    batch.Release();
+            }
+        }
+
         /// <summary>Acknowledge messages.</summary>
         public void Ack(AckBuffer acks, long first, long end)
         {
@@ -255,11 +268,13 @@ namespace SimpleBus.Client.Connection
         }
 
         /// <summary>Acknowledge all messages of a batch.</summary>
+        /// <exception cref="ObjectDisposedException">The batch was released.</exception>
         public void Ack(ReceivedBatch batch)
         {
             bool isDue;
             lock (_lock)
             {
+                batch.CheckValid();
                 if (_current == batch)
                     _currentIndex = batch.Count;
                 if (!batch.Acks.IsOpen)

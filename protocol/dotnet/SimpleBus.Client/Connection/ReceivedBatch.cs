@@ -34,10 +34,16 @@ namespace SimpleBus.Client.Connection
 
         public ReadOnlyMemory<byte> ContentOf(int index)
         {
+            CheckValid();
+            return _bytes.AsMemory(_entries[index].ContentOffset, _entries[index].ContentLength);
+        }
+
+        /// <exception cref="ObjectDisposedException">The memory is used for other messages.</exception>
+        public void CheckValid()
+        {
             if (_isReleased)
                 throw new ObjectDisposedException(
                     nameof(MessageBatch), "a batch is valid until the next one is requested");
-            return _bytes.AsMemory(_entries[index].ContentOffset, _entries[index].ContentLength);
         }
 
         /// <summary>Return whether a message from index <paramref name="first"/> on has this sequence.</summary>

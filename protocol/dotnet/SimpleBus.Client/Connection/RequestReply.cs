@@ -159,7 +159,7 @@ namespace SimpleBus.Client.Connection
                     for (int index = 0; index < batch.Count; index++)
                         AcceptReply(batch, index);
                     inbox.Ack(batch);
-                    batch.Release();
+                    inbox.Release(batch);
                 }
             }
             catch (BusException)
