@@ -15,6 +15,8 @@ namespace SimpleBus.Client
         private readonly Inbox _inbox;
         private readonly ReceivedBatch _batch;
         private readonly IBusSerializer _serializer;
+        private HashSet<int>? _settledIndexes;
+        private bool _isSettled;
 
         internal MessageBatch(Inbox inbox, ReceivedBatch batch, IBusSerializer serializer)
         {
@@ -32,8 +34,6 @@ namespace SimpleBus.Client
         /// <summary>Delivery attempt of all messages: 1 for the first.</summary>
         public int Attempt => _batch.Attempt;
 
-        internal bool IsSettled { get; private set; }
-
         /// <summary>Return a message.</summary>
         /// <param name="index">Index from 0 to Count - 1.</param>
         public BatchMessage this[int index]
@@ -46,15 +46,18 @@ namespace SimpleBus.Client
             }
         }
 
-        /// <summary>Acknowledge all messages.</summary>
+        /// <summary>Acknowledge all messages, except those that were rejected.</summary>
         /// <returns>A completed task.</returns>
         public ValueTask AckAsync()
         {
-            if (!IsSettled)
-            {
+            if (_isSettled)
+                return default;
+            if (_settledIndexes == null)
                 _inbox.Ack(_batch);
-                IsSettled = true;
-            }
+            else
+                for (int index = 0; index < Count; index++)
+                    AckMessage(index);
+            _isSettled = true;
             return default;
         }
 
@@ -63,9 +66,7 @@ namespace SimpleBus.Client
         /// <returns>A completed task.</returns>
         public ValueTask AckAsync(int index)
         {
-            long sequence = this[index].Sequence;
-            IsSettled = true;
-            _inbox.Ack(_batch.Acks, sequence, sequence + 1);
+            AckMessage(index);
             return default;
         }
 
@@ -76,10 +77,20 @@ namespace SimpleBus.Client
         public ValueTask NackAsync(int index, string? error = null)
         {
             long sequence = this[index].Sequence;
-            IsSettled = true;
-            _inbox.Settle(_batch.Acks, FrameType.Nack, sequence, Attempt, "", error);
+            if (TrySettle(index))
+                _inbox.Settle(_batch.Acks, FrameType.Nack, sequence, Attempt, "", error);
             return default;
         }
+
+        private void AckMessage(int index)
+        {
+            long sequence = this[index].Sequence;
+            if (TrySettle(index))
+                _inbox.Ack(_batch.Acks, sequence, sequence + 1);
+        }
+
+        private bool TrySettle(int index) =>
+            !_isSettled && (_settledIndexes ??= new HashSet<int>()).Add(index);
     }
 
     /// <summary>One message of a batch.</summary>

@@ -87,8 +87,8 @@ namespace SimpleBus.Client
         }
 
         /// <summary>
-        /// Read messages in batches, which is the fastest way. With automatic acknowledgement, a batch is acknowledged
-        /// when the loop asks for the next one.
+        /// Read messages in batches, which is the fastest way. With automatic acknowledgement, the messages of a batch
+        /// that were not rejected are acknowledged when the loop asks for the next one.
         /// </summary>
         /// <param name="cancellationToken">Ends the loop and the subscription.</param>
         /// <returns>The batches.</returns>

@@ -147,6 +147,33 @@ namespace SimpleBus.Client.Tests
         }
 
         [Test]
+        public static async Task ARejectedMessageLeavesTheRestOfItsBatchAcknowledged()
+        {
+            await using Bus bus = await Bus.ConnectAsync(Runner.Url);
+            await bus.PublishManyAsync("rejected", new[] { 1, 2, 3 });
+            List<int> got = new List<int>();
+            Subscription<int> subscription = bus.SubscribeAsync<int>(
+                "rejected", durable: "d", delivery: new DeliveryOptions { Backoff = new[] { TimeSpan.FromMilliseconds(1) } });
+            await foreach (MessageBatch batch in subscription.ReadBatchesAsync())
+            {
+                for (int index = 0; index < batch.Count; index++)
+                {
+                    got.Add(batch[index].GetValue<int>());
+                    if (got[^1] == 2 && batch.Attempt == 1)
+                        await batch.NackAsync(index, "not today");
+                }
+                if (batch.Attempt > 1)
+                {
+                    await batch.AckAsync();
+                    break;
+                }
+            }
+            Check.Sequence(new[] { 1, 2, 3, 2 }, got);
+            await bus.PublishAsync("rejected", 4);
+            Check.Sequence(new[] { 4 }, await ReadAsync(bus.SubscribeAsync<int>("rejected", durable: "d"), 1));
+        }
+
+        [Test]
         public static async Task ABatchCannotBeAcknowledgedAfterTheNextOne()
         {
             await using Bus bus = await Bus.ConnectAsync(Runner.Url);
