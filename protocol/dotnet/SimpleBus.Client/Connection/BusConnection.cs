@@ -1,9 +1,6 @@
 using System;
 using System.Collections.Generic;
-using System.IO;
 using System.Linq;
-using System.Net.Sockets;
-using System.Security.Authentication;
 using System.Threading;
 using System.Threading.Tasks;
 using SimpleBus.Client.Protocol;
@@ -131,17 +128,13 @@ namespace SimpleBus.Client.Connection
             CancelClosing();
             if (session != null)
             {
-                try
-                {
-                    await Task.WhenAny(writerIdle, Task.Delay(ShutdownTimeout)).ConfigureAwait(false);
-                    // Closing with unread bytes would make TCP discard what was just written. The server
-                    // closes when it has read everything.
-                    await session.ShutdownAsync().ConfigureAwait(false);
-                    await Task.WhenAny(_running, Task.Delay(ShutdownTimeout)).ConfigureAwait(false);
-                }
-                catch (Exception error) when (IsConnectionError(error))
-                {
-                }
+                await Task.WhenAny(writerIdle, Task.Delay(ShutdownTimeout)).ConfigureAwait(false);
+                // Closing with unread bytes would make TCP discard what was just written. The server
+                // closes when it has read everything. If it reads nothing, the shutdown of TLS does not end.
+                Task shutdown = session.ShutdownAsync();
+                ObserveFailure(shutdown);
+                await Task.WhenAny(shutdown, Task.Delay(ShutdownTimeout)).ConfigureAwait(false);
+                await Task.WhenAny(_running, Task.Delay(ShutdownTimeout)).ConfigureAwait(false);
                 session.Dispose();
             }
             await _running.ConfigureAwait(false);
@@ -169,11 +162,6 @@ namespace SimpleBus.Client.Connection
         }
 
         // Connections -----------------------------------------------------------------------------
-
-        private static bool IsConnectionError(Exception error) =>
-            error is IOException || error is SocketException || error is ObjectDisposedException
-            || error is FormatException || error is BusConnectionException || error is AuthenticationException
-            || error is InvalidOperationException;
 
         /// <summary>Serve one connection after the other until the bus closes or is lost for good. Never fails.</summary>
         private async Task RunAsync(Session? session)
