@@ -194,7 +194,7 @@ namespace SimpleBus.Client.Connection
             {
                 BusConnectionException lost = failure as BusConnectionException
                     ?? new BusConnectionException("the bus is closed", null, failure);
-                if (!_closing.IsCancellationRequested)
+                if (!_isClosed)
                     Log(BusLogLevel.Error, $"the connection is lost for good: {lost.Message}", lost);
                 FailEverything(lost);
                 return null;
@@ -261,12 +261,19 @@ namespace SimpleBus.Client.Connection
         }
 
         /// <summary>Continue on a new connection.</summary>
+        /// <exception cref="ObjectDisposedException">The bus was closed meanwhile, and has not seen the
+        /// connection.</exception>
         private void Resume(Session session)
         {
             ConnectReply reply = session.Reply;
             Session? writing;
             lock (_lock)
             {
+                if (_isClosed)
+                {
+                    session.Dispose();
+                    throw new ObjectDisposedException(nameof(Bus));
+                }
                 bool isSameBus = _bus.Length == 0 || _bus == reply.Bus;
                 _level = reply.Level;
                 _frameBytesMax = reply.FrameBytes;
@@ -327,9 +334,8 @@ namespace SimpleBus.Client.Connection
                 _inboxes.Clear();
                 _space?.TrySetResult(true);
             }
-            bool isClosed = _closing.IsCancellationRequested;
             foreach (Inbox inbox in inboxes)
-                inbox.End(isClosed ? null : error);
+                inbox.End(_isClosed ? null : error);
             CancelClosing();
         }
 
