@@ -217,7 +217,8 @@ namespace SimpleBus.Client
         /// <summary>Publish a request and return the first reply to it.</summary>
         /// <param name="target">Class of the request.</param>
         /// <param name="request">Bytes, or a value for the serializer.</param>
-        /// <param name="timeout">Time to wait for the reply, after which the request also expires; null for 5 s.</param>
+        /// <param name="timeout">Time to wait for the reply, after which the request also expires; null for 5 s,
+        /// <see cref="Timeout.InfiniteTimeSpan"/> for no limit.</param>
         /// <param name="options">Metadata of the request.</param>
         /// <param name="cancellationToken">Ends waiting.</param>
         /// <typeparam name="TRequest">Type of the request.</typeparam>

@@ -133,6 +133,20 @@ namespace SimpleBus.Client.Tests
         }
 
         [Test]
+        public static async Task TheTimeoutOfARequestIncludesAReconnect()
+        {
+            using FakeServer server = new FakeServer();
+            Bus bus = await ConnectAsync(server);
+            server.Disconnect();
+            await Check.ThrowsAsync<TimeoutException>(
+                () => bus.RequestAsync<int, int>(1, 1, TimeSpan.FromMilliseconds(20)));
+            await Check.ThrowsAsync<ArgumentOutOfRangeException>(
+                () => bus.RequestAsync<int, int>(1, 1, TimeSpan.FromSeconds(-1)));
+            server.Dispose();
+            await bus.Connection.CloseAsync();
+        }
+
+        [Test]
         public static async Task SubscribesAgainWhereItWas()
         {
             using FakeServer server = new FakeServer();

@@ -22,6 +22,8 @@ namespace SimpleBus.Client.Connection
         private const string ReplyClassHeader = "reply-class";
         private const string RequestIdHeader = "request-id";
 
+        private static readonly TimeSpan OneMillisecond = TimeSpan.FromMilliseconds(1);
+
         private readonly Bus _bus;
         private readonly object _lock = new object();
         private readonly ConcurrentDictionary<string, TaskCompletionSource<ReadOnlyMemory<byte>>> _pending =
@@ -39,24 +41,28 @@ namespace SimpleBus.Client.Connection
         public async Task<ReadOnlyMemory<byte>> RequestAsync<T>(
             ClassReference target, T value, TimeSpan timeout, PublishOptions? options, CancellationToken cancellationToken)
         {
-            Inbox inbox = await SubscribeAsync(cancellationToken).ConfigureAwait(false);
+            bool isLimited = timeout != Timeout.InfiniteTimeSpan;
+            if (isLimited && timeout < OneMillisecond)
+                throw new ArgumentOutOfRangeException(nameof(timeout), timeout, "expected 1 ms or more, or infinite");
             string id = Interlocked.Increment(ref _requestCount).ToString(CultureInfo.InvariantCulture);
             Envelope envelope = (options ?? new PublishOptions()).ToEnvelope();
-            envelope.ExpiresMilliseconds ??= (ulong)timeout.TotalMilliseconds;
-            envelope.Headers = new List<KeyValuePair<string, string>>(envelope.Headers)
-            {
-                Header(ReplyToHeader, inbox.Request.Channels[0]),
-                Header(ReplyClassHeader, inbox.ClassId.ToString(CultureInfo.InvariantCulture)),
-                Header(RequestIdHeader, id),
-            };
+            if (isLimited)
+                envelope.ExpiresMilliseconds ??= (ulong)timeout.TotalMilliseconds;
             TaskCompletionSource<ReadOnlyMemory<byte>> reply =
                 new TaskCompletionSource<ReadOnlyMemory<byte>>(TaskCreationOptions.RunContinuationsAsynchronously);
-            _pending[id] = reply;
             using CancellationTokenSource limit = CancellationTokenSource.CreateLinkedTokenSource(
                 cancellationToken, _bus.Connection.Closing);
             limit.CancelAfter(timeout);
             try
             {
+                Inbox inbox = await SubscribeAsync(limit.Token).ConfigureAwait(false);
+                envelope.Headers = new List<KeyValuePair<string, string>>(envelope.Headers)
+                {
+                    Header(ReplyToHeader, inbox.Request.Channels[0]),
+                    Header(ReplyClassHeader, inbox.ClassId.ToString(CultureInfo.InvariantCulture)),
+                    Header(RequestIdHeader, id),
+                };
+                _pending[id] = reply;
                 _ = FailIfRefusedAsync(_bus.PublishEnvelopeAsync(target, value, envelope, limit.Token), reply);
                 return await BusConnection.WaitAsync(
                     new ValueTask<ReadOnlyMemory<byte>>(reply.Task), limit.Token).ConfigureAwait(false);
