@@ -161,15 +161,16 @@ namespace SimpleBus.Client
                 isReading = _isReading;
                 opening = _opening;
             }
-            if (!isReading || opening == null)
-            {
-                await DisposeAsync().ConfigureAwait(false);
-                return;
-            }
-            if (opening.Status == TaskStatus.RanToCompletion)
+            Task<bool> ended = isReading && opening != null ? _readingEnded.Task : EndAsync();
+            if (opening?.Status == TaskStatus.RanToCompletion)
                 opening.Result.Wake();
-            await BusConnection.WaitAsync(new ValueTask<bool>(_readingEnded.Task), cancellationToken)
-                .ConfigureAwait(false);
+            await BusConnection.WaitAsync(new ValueTask<bool>(ended), cancellationToken).ConfigureAwait(false);
+        }
+
+        private async Task<bool> EndAsync()
+        {
+            await DisposeAsync().ConfigureAwait(false);
+            return true;
         }
 
         private Task<Inbox> GetInboxAsync(CancellationToken cancellationToken)

@@ -133,6 +133,23 @@ namespace SimpleBus.Client.Tests
         }
 
         [Test]
+        public static async Task ADrainOfASilentServerCanBeCancelled()
+        {
+            using FakeServer server = new FakeServer();
+            Bus bus = await ConnectAsync(server);
+            Task opening = bus.SubscribeAsync<int>(1).OpenAsync();
+            await SubscribedAsync(server, "{\"start\":\"waiting\"}", cursor: 0);
+            await opening;
+            using CancellationTokenSource cancelled = new CancellationTokenSource();
+            Task draining = bus.DrainAsync(cancelled.Token);
+            Check.Equal(FrameType.Unsubscribe, (await server.ReadAsync()).Type); // It gets no reply.
+            cancelled.Cancel();
+            await Check.ThrowsAsync<OperationCanceledException>(() => draining);
+            server.Dispose();
+            await bus.Connection.CloseAsync();
+        }
+
+        [Test]
         public static async Task TheTimeoutOfARequestIncludesAReconnect()
         {
             using FakeServer server = new FakeServer();
