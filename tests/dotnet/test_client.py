@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     pkcs12,
 )
-from cryptography.x509 import load_pem_x509_certificate
+from cryptography.x509 import ObjectIdentifier, load_pem_x509_certificate
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from load.ports import free_port
 from tests.dotnet.sdk import DotnetSdk
@@ -254,3 +255,20 @@ def test_connects_by_tls_with_a_client_certificate(
         del right["pfx"]
         assert connect(client_programs, secure, **right).startswith("lost")
         assert connect(client_programs, url) == "lost tls_handshake"
+
+
+@pytest.mark.parametrize(
+    ("usage", "outcome"),
+    [(ExtendedKeyUsageOID.SERVER_AUTH, "confirmed"), (ExtendedKeyUsageOID.CLIENT_AUTH, "lost")],
+)
+def test_trusts_no_client_certificate_as_a_server(
+    client_programs: ClientPrograms,
+    tmp_path: Path,
+    usage: ObjectIdentifier,
+    outcome: str,
+) -> None:
+    authority = CertificateAuthority(tmp_path)
+    pair = authority.issue("bus.example", usage=usage)
+    with run_server("--tls-cert", str(pair.cert), "--tls-key", str(pair.key)) as (_, url):
+        secure = url.replace("simplebus://", "simplebuss://")
+        assert connect(client_programs, secure, ca=authority.path, server="bus.example") == outcome

@@ -60,10 +60,12 @@ class CertificateAuthority:
         unit: str = "",
         password: bytes = b"",
         shift: datetime.timedelta = datetime.timedelta(),
+        usage: x509.ObjectIdentifier | None = None,
     ) -> CertificatePair:
         """Issue a certificate for `name`; for "localhost" it includes 127.0.0.1.
 
-        It is valid from an hour ago until tomorrow; `shift` moves that period.
+        It is valid from an hour ago until tomorrow; `shift` moves that period. `usage` is its only
+        extended key usage; None allows all.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         alternatives: list[x509.GeneralName] = []
@@ -79,6 +81,8 @@ class CertificateAuthority:
             builder = builder.add_extension(
                 x509.SubjectAlternativeName(alternatives), critical=False
             )
+        if usage is not None:
+            builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         pair = CertificatePair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
         pair.cert.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
         encryption: serialization.KeySerializationEncryption = (

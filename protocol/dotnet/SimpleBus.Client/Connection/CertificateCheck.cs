@@ -1,6 +1,7 @@
 using System;
 using System.IO;
 using System.Net.Security;
+using System.Security.Cryptography;
 using System.Security.Cryptography.X509Certificates;
 
 namespace SimpleBus.Client.Connection
@@ -10,6 +11,7 @@ namespace SimpleBus.Client.Connection
     {
         private const string Begin = "-----BEGIN CERTIFICATE-----";
         private const string End = "-----END CERTIFICATE-----";
+        private const string ServerAuthentication = "1.3.6.1.5.5.7.3.1"; // Extended key usage of servers.
 
         private readonly X509Certificate2Collection _authorities = new X509Certificate2Collection();
 
@@ -38,6 +40,7 @@ namespace SimpleBus.Client.Connection
                 return false;
             using X509Chain chain = new X509Chain();
             chain.ChainPolicy.RevocationMode = X509RevocationMode.NoCheck;
+            chain.ChainPolicy.ApplicationPolicy.Add(new Oid(ServerAuthentication));
             chain.ChainPolicy.ExtraStore.AddRange(_authorities);
             if (received != null) // It has the intermediate certificates that the server sent.
                 foreach (X509ChainElement element in received.ChainElements)
