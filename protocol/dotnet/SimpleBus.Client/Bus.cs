@@ -318,7 +318,7 @@ namespace SimpleBus.Client
         {
             if (cancellationToken.IsCancellationRequested)
                 return new ValueTask<Confirm>(Task.FromCanceled<Confirm>(cancellationToken));
-            // A serializer may publish, too, so the buffer is taken.
+            // A serializer may publish, too, and must not get the same buffer.
             EncodedMessages messages = t_encoded ?? new EncodedMessages();
             t_encoded = null;
             messages.Clear();

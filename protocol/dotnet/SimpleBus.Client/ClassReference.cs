@@ -3,7 +3,7 @@ using System;
 namespace SimpleBus.Client
 {
     /// <summary>
-    /// A message class, by its name or its id. Strings and integers convert to it, so calls take
+    /// A message class, by its name or its id. Strings and integers convert to it, so calls accept
     /// <c>"orders"</c> or <c>7</c>.
     /// </summary>
     public readonly struct ClassReference : IEquatable<ClassReference>

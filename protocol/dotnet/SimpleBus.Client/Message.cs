@@ -146,7 +146,7 @@ namespace SimpleBus.Client
             }
         }
 
-        /// <summary>Let the next subscription get the message at once, because nobody has processed it.</summary>
+        /// <summary>Let the next subscription get the message at once, because it was not processed.</summary>
         internal void Return()
         {
             if (TrySettle())

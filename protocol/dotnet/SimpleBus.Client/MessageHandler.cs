@@ -18,7 +18,7 @@ namespace SimpleBus.Client
         /// </summary>
         public abstract Task Completion { get; }
 
-        /// <summary>Take no more messages, and wait until the present ones are processed.</summary>
+        /// <summary>Receive no more messages, and wait until those being processed are finished.</summary>
         /// <param name="cancellationToken">Cancels the handlers that still run, and ends waiting.</param>
         /// <returns>A task that ends when the subscription has ended.</returns>
         public abstract Task StopAsync(CancellationToken cancellationToken = default);
@@ -57,7 +57,7 @@ namespace SimpleBus.Client
         public override async Task StopAsync(CancellationToken cancellationToken = default)
         {
             _isStopping = true;
-            _inbox.Wake();
+            _inbox.Signal();
             using (cancellationToken.Register(Cancel))
                 await BusConnection.WaitAsync(new ValueTask<bool>(WhenEndedAsync()), cancellationToken)
                     .ConfigureAwait(false);
@@ -94,7 +94,7 @@ namespace SimpleBus.Client
             {
                 while (!_isStopping)
                 {
-                    ReceivedBatch? batch = _inbox.TryTakeBatch(out bool isEnded);
+                    ReceivedBatch? batch = _inbox.TryDequeueBatch(out bool isEnded);
                     if (batch != null)
                         await ProcessAsync(batch).ConfigureAwait(false);
                     else if (isEnded)

@@ -58,8 +58,8 @@ namespace SimpleBus.Client
             try
             {
                 Inbox inbox = await GetInboxAsync(cancelled.Token).ConfigureAwait(false);
-                using CancellationTokenRegistration wake = cancelled.Token.Register(inbox.Wake);
-                while (await TakeBatchAsync(inbox, cancelled.Token).ConfigureAwait(false) is ReceivedBatch batch)
+                using CancellationTokenRegistration signal = cancelled.Token.Register(inbox.Signal);
+                while (await NextBatchAsync(inbox, cancelled.Token).ConfigureAwait(false) is ReceivedBatch batch)
                 {
                     for (int index = 0; index < batch.Count && !_isStopping; index++)
                     {
@@ -101,8 +101,8 @@ namespace SimpleBus.Client
             try
             {
                 Inbox inbox = await GetInboxAsync(cancelled.Token).ConfigureAwait(false);
-                using CancellationTokenRegistration wake = cancelled.Token.Register(inbox.Wake);
-                while (await TakeBatchAsync(inbox, cancelled.Token).ConfigureAwait(false) is ReceivedBatch received)
+                using CancellationTokenRegistration signal = cancelled.Token.Register(inbox.Signal);
+                while (await NextBatchAsync(inbox, cancelled.Token).ConfigureAwait(false) is ReceivedBatch received)
                 {
                     inbox.BeginProcessing(received);
                     MessageBatch batch = new MessageBatch(inbox, received, _bus.Connection.Serializer);
@@ -163,7 +163,7 @@ namespace SimpleBus.Client
             }
             Task<bool> ended = isReading && opening != null ? _readingEnded.Task : EndAsync();
             if (opening?.Status == TaskStatus.RanToCompletion)
-                opening.Result.Wake();
+                opening.Result.Signal();
             await BusConnection.WaitAsync(new ValueTask<bool>(ended), cancellationToken).ConfigureAwait(false);
         }
 
@@ -189,14 +189,14 @@ namespace SimpleBus.Client
         }
 
         /// <summary>Wait for the next messages. Returns null at the end.</summary>
-        private async ValueTask<ReceivedBatch?> TakeBatchAsync(Inbox inbox, CancellationToken cancellationToken)
+        private async ValueTask<ReceivedBatch?> NextBatchAsync(Inbox inbox, CancellationToken cancellationToken)
         {
             while (true)
             {
                 cancellationToken.ThrowIfCancellationRequested();
                 if (_isStopping)
                     return null;
-                ReceivedBatch? batch = inbox.TryTakeBatch(out bool isEnded);
+                ReceivedBatch? batch = inbox.TryDequeueBatch(out bool isEnded);
                 if (batch != null || isEnded)
                     return batch;
                 await inbox.WaitAsync().ConfigureAwait(false);

@@ -76,7 +76,7 @@ namespace SimpleBus.Client.Connection
             lock (_lock)
                 _inboxes.TryGetValue(_batch.Subscription, out inbox);
             if (inbox == null || inbox.ClassId != _batch.ClassId)
-                _batch.Discard(); // The subscription was left.
+                _batch.Discard(); // The subscription has ended.
             else
                 inbox.Accept(_batch.Build(buffer.Bytes));
         }
@@ -251,7 +251,7 @@ namespace SimpleBus.Client.Connection
                         if (chunk != null)
                             _publishBuffer.EndWrite(chunk);
                         chunk = null;
-                        if (_session != session || !TryTakeBytes(session, out bytes, out chunk))
+                        if (_session != session || !TryGetNextBytes(session, out bytes, out chunk))
                         {
                             session.EndWriting();
                             return;
@@ -273,7 +273,7 @@ namespace SimpleBus.Client.Connection
         }
 
         /// <summary>Return the next bytes to write: acks and requests first, then messages. Under the lock.</summary>
-        private bool TryTakeBytes(Session session, out ReadOnlyMemory<byte> bytes, out PublishChunk? chunk)
+        private bool TryGetNextBytes(Session session, out ReadOnlyMemory<byte> bytes, out PublishChunk? chunk)
         {
             chunk = null;
             if (_areAcksDue)

@@ -29,8 +29,8 @@ namespace SimpleBus.Client.Connection
                 confirm = _confirms.Add(position, position).Task;
                 session = TryBeginWriting();
             }
-            // Somebody who publishes one message at a time waits for it: it is written at once. Otherwise the
-            // messages of the next moment are written together.
+            // A program that publishes one message at a time waits for its confirm, so the message is written at
+            // once. Otherwise the messages of the next moment are written together.
             StartWriting(session, isIdle);
             return true;
         }
@@ -130,7 +130,7 @@ namespace SimpleBus.Client.Connection
             return await task.ConfigureAwait(false);
         }
 
-        /// <summary>Mark a later failure as observed, because nobody waits for the task any more.</summary>
+        /// <summary>Mark a later failure as observed, because no call waits for the task any more.</summary>
         public static void ObserveFailure(Task task) =>
             task.ContinueWith(
                 ended => _ = ended.Exception, CancellationToken.None,

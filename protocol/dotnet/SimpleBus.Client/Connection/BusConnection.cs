@@ -9,10 +9,10 @@ namespace SimpleBus.Client.Connection
 {
     /// <summary>
     /// Protocol state of one client, across all its connections.
-    /// <para>One task reads; it never runs code of the program. Whoever adds something to send writes it, unless a write
-    /// is running: that one then writes what was added meanwhile. All state is protected by one lock, under which
-    /// nothing waits. Order of locks: connection, inbox.</para>
-    /// <para>Connect, reply, Subscribes and open requests, unconfirmed messages, then everything else.</para>
+    /// <para>One task reads; it never runs code of the program. A call that adds frames also writes them, unless a write
+    /// is running, which then includes them. All state is protected by one lock, under which nothing waits. Order of
+    /// locks: connection, inbox.</para>
+    /// <para>A connection begins with Connect, its reply, open requests, Subscribes, and unconfirmed messages.</para>
     /// </summary>
     internal sealed partial class BusConnection
     {

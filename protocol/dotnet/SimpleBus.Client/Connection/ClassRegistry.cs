@@ -3,7 +3,7 @@ using System.Collections.Generic;
 
 namespace SimpleBus.Client.Connection
 {
-    /// <summary>Classes that the server knows of from this client. Thread-safe.</summary>
+    /// <summary>Classes that this client has named to the server. Thread-safe.</summary>
     internal sealed class ClassRegistry
     {
         private readonly ConcurrentDictionary<string, ushort> _idByName = new ConcurrentDictionary<string, ushort>();

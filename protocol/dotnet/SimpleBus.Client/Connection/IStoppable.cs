@@ -6,7 +6,7 @@ namespace SimpleBus.Client.Connection
     /// <summary>Consumer of messages that a drain stops.</summary>
     internal interface IStoppable
     {
-        /// <summary>Take no more messages, and wait until the present ones are processed.</summary>
+        /// <summary>Receive no more messages, and wait until those being processed are finished.</summary>
         Task StopAsync(CancellationToken cancellationToken);
     }
 }

@@ -82,7 +82,7 @@ namespace SimpleBus.Client.Connection
                 bool isKept = isSameRun && (reply.IsResumed || !Request.HasKeptPosition);
                 if (!isKept || reply.Cursor < _nextSequence)
                 {
-                    // A server that restarted may give the sequences of lost messages to other ones.
+                    // A server that restarted may use the sequences of lost messages for other ones.
                     _acks.Close();
                     _acks = new AckBuffer(Number);
                     if (Request.HasKeptPosition)
@@ -177,22 +177,22 @@ namespace SimpleBus.Client.Connection
                     DiscardUnread();
             }
             WhenSubscribed.TrySetException(error ?? new BusConnectionException("the subscription was closed"));
-            _ = WhenSubscribed.Task.Exception; // Nobody waits for it if it was accepted before.
+            _ = WhenSubscribed.Task.Exception; // No call waits for it if it was accepted before.
             _changed.Set();
         }
 
         // Called by the consumer --------------------------------------------------------------------
 
-        /// <summary>Wait until <see cref="TryTakeBatch"/> may return something else.</summary>
+        /// <summary>Wait until <see cref="TryDequeueBatch"/> may return something else.</summary>
         public ValueTask<bool> WaitAsync() => _changed.WaitAsync();
 
         /// <summary>Let <see cref="WaitAsync"/> return.</summary>
-        public void Wake() => _changed.Set();
+        public void Signal() => _changed.Set();
 
-        /// <summary>Take the next messages. The ones taken before must have been handed out.</summary>
+        /// <summary>Make the next messages current. The previous ones must have been handed out.</summary>
         /// <returns>The messages; null if there are none.</returns>
         /// <exception cref="BusException">The server has ended the subscription, or the bus has ended.</exception>
-        public ReceivedBatch? TryTakeBatch(out bool isEnded)
+        public ReceivedBatch? TryDequeueBatch(out bool isEnded)
         {
             lock (_lock)
             {
@@ -361,7 +361,7 @@ namespace SimpleBus.Client.Connection
 
         private void DiscardUnread()
         {
-            // The current batch is released by its consumer, who finds that it is not current any more.
+            // The current batch is released by its consumer when TryBeginProcessing returns false.
             _current = null;
             foreach (ReceivedBatch batch in _batches)
                 batch.Release();

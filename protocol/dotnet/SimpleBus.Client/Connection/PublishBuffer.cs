@@ -6,8 +6,8 @@ namespace SimpleBus.Client.Connection
     /// <summary>
     /// Published messages until the server has confirmed them. Not thread-safe.
     /// <para>A position counts the messages of this client from 0; the message number on the wire follows from it.
-    /// After a reconnect the server tells which number it expects, and all later messages are sent again, before
-    /// new ones.</para>
+    /// The reply of a reconnect contains the number that the server expects. All messages from it on are sent again,
+    /// before new ones.</para>
     /// <para>Invariant: confirmed &lt;= released &lt;= published, and 0 &lt;= in flight bytes &lt;= unconfirmed bytes.</para>
     /// </summary>
     internal sealed class PublishBuffer

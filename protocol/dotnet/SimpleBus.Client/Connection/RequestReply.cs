@@ -154,7 +154,7 @@ namespace SimpleBus.Client.Connection
             {
                 while (true)
                 {
-                    ReceivedBatch? batch = inbox.TryTakeBatch(out bool isEnded);
+                    ReceivedBatch? batch = inbox.TryDequeueBatch(out bool isEnded);
                     if (isEnded)
                         return;
                     if (batch == null)

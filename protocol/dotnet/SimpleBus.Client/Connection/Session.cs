@@ -34,7 +34,7 @@ namespace SimpleBus.Client.Connection
         /// <summary>True while a task writes. Under the lock of the connection.</summary>
         public bool IsWriting { get; private set; }
 
-        /// <summary>True if the server shuts down and takes no new messages. Under the lock of the connection.</summary>
+        /// <summary>True if the server shuts down and accepts no new messages. Under the lock of the connection.</summary>
         public bool IsDraining { get; set; }
 
         /// <summary>Connect to an address and wait for the reply to the Connect.</summary>

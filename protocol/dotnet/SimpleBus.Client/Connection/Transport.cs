@@ -52,7 +52,7 @@ namespace SimpleBus.Client.Connection
 
         public ValueTask WriteAsync(ReadOnlyMemory<byte> bytes) => _stream.WriteAsync(bytes);
 
-        /// <summary>Tell the server that nothing more is sent; it closes when it has read everything.</summary>
+        /// <summary>End the stream to the server, which closes when it has read everything.</summary>
         public async Task ShutdownAsync()
         {
             if (_stream is SslStream tls)
