@@ -133,6 +133,36 @@ namespace SimpleBus.Client.Tests
         }
 
         [Test]
+        public static async Task WaitsForADurableThatTheOldConnectionHolds()
+        {
+            using FakeServer server = new FakeServer();
+            Bus bus = await ConnectAsync(server);
+            Task opening = bus.SubscribeAsync<int>(1, durable: "d").OpenAsync();
+            const string request = "{\"durable\":\"d\",\"start\":\"waiting\"}";
+            await SubscribedAsync(server, request, cursor: 0);
+            await opening;
+            server.Disconnect();
+            await server.AcceptAsync();
+            await RefuseAsync();
+            server.Disconnect(); // While the client waits, it connects again.
+            await server.AcceptAsync();
+            await RefuseAsync();
+            await RefuseAsync();
+            await SubscribedAsync(server, request, cursor: 0);
+            await SyncAsync(bus, server);
+            server.Dispose();
+            await bus.Connection.CloseAsync();
+
+            async Task RefuseAsync()
+            {
+                (byte type, _, uint number, _, _) = await server.ReadAsync();
+                Check.Equal(FrameType.Subscribe, type);
+                server.Send(
+                    FrameType.Error, 0, number, FrameType.Subscribe, "{\"code\":\"durable_in_use\",\"message\":\"m\"}");
+            }
+        }
+
+        [Test]
         public static async Task ADrainOfASilentServerCanBeCancelled()
         {
             using FakeServer server = new FakeServer();

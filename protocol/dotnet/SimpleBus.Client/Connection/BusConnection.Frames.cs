@@ -163,7 +163,10 @@ namespace SimpleBus.Client.Connection
             }
             if (isRetried)
             {
-                _ = RetrySubscribeAsync(found);
+                double seconds = ReconnectSchedule.DelaySeconds(found.RefusedRetryCount++, NextRandom());
+                if (found.RefusedRetryCount == 3) // The old connection should have ended.
+                    Log(BusLogLevel.Warning, $"a lost subscription is retried: {error.Code}: {error.Message}");
+                _ = RetrySubscribeAsync(found, requestNumber, TimeSpan.FromSeconds(seconds));
                 return;
             }
             RefusedException refusal = new RefusedException($"{error.Code}: {error.Message}", error.Code);

@@ -8,8 +8,6 @@ namespace SimpleBus.Client.Connection
     /// <content>Requests: classes, subscriptions, and the barrier for acks.</content>
     internal sealed partial class BusConnection
     {
-        private const int DurableInUseRetryMilliseconds = 250;
-
         /// <summary>Return the id of a class. The server creates one that does not exist.</summary>
         public async ValueTask<ushort> ResolveAsync(ClassReference target, CancellationToken cancellationToken)
         {
@@ -167,13 +165,14 @@ namespace SimpleBus.Client.Connection
         }
 
         /// <summary>Subscribe again a moment after the durable was still in use.</summary>
-        private async Task RetrySubscribeAsync(Inbox inbox)
+        private async Task RetrySubscribeAsync(Inbox inbox, uint refusedNumber, TimeSpan delay)
         {
-            await Task.Delay(DurableInUseRetryMilliseconds).ConfigureAwait(false);
+            await Task.Delay(delay).ConfigureAwait(false);
             Session? session;
             lock (_lock)
             {
-                if (_session != null && _inboxes.ContainsKey(inbox.Number) && !_requests.ContainsKey(inbox.SubscribeNumber))
+                // After a reconnect, another Subscribe was sent already.
+                if (_session != null && _inboxes.ContainsKey(inbox.Number) && inbox.SubscribeNumber == refusedNumber)
                     SendSubscribe(inbox);
                 session = TryBeginWriting();
             }

@@ -54,6 +54,10 @@ namespace SimpleBus.Client.Connection
         /// <summary>Number of the last Subscribe request. Under the lock of the connection.</summary>
         public uint SubscribeNumber { get; set; }
 
+        /// <summary>Number of Subscribes that were refused one after another, because the durable is in use. Only for
+        /// the reader.</summary>
+        public int RefusedRetryCount { get; set; }
+
         /// <summary>Ends when the server has replied to the first Subscribe.</summary>
         public TaskCompletionSource<bool> WhenSubscribed { get; } =
             new TaskCompletionSource<bool>(TaskCreationOptions.RunContinuationsAsynchronously);
@@ -92,6 +96,7 @@ namespace SimpleBus.Client.Connection
                 _bus = bus;
                 _run = run;
                 _isSubscribed = true;
+                RefusedRetryCount = 0;
             }
         }
 

@@ -36,6 +36,11 @@ namespace SimpleBus.Client.Connection
         /// <summary>Return whether another attempt may succeed after an error with this code, or without one.</summary>
         public static bool IsTemporary(string? code) => code == null || TemporaryCodes.Contains(code);
 
+        /// <summary>Return the seconds to wait after a failure that followed <paramref name="earlierFailures"/> others.</summary>
+        public static double DelaySeconds(int earlierFailures, double randomFraction) =>
+            Math.Min(DelayMinSeconds * Math.Pow(2, Math.Min(earlierFailures, 32)), DelayMaxSeconds)
+            * (1 - (randomFraction / 2));
+
         /// <summary>Note a connection to the address of the last attempt.</summary>
         public void MarkConnected()
         {
@@ -58,12 +63,7 @@ namespace SimpleBus.Client.Connection
                 _roundOffset = 0;
                 _failedRounds++;
             }
-            double delay = 0;
-            if (_failedRounds > 0 && _roundOffset == 0)
-            {
-                delay = Math.Min(DelayMinSeconds * Math.Pow(2, Math.Min(_failedRounds - 1, 32)), DelayMaxSeconds);
-                delay *= 1 - (randomFraction / 2);
-            }
+            double delay = _failedRounds > 0 && _roundOffset == 0 ? DelaySeconds(_failedRounds - 1, randomFraction) : 0;
             int address = (_firstAddress + _roundOffset) % _addressCount;
             _roundOffset++;
             return (address, delay);
