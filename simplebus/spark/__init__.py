@@ -9,7 +9,7 @@ Modules in reading order:
     rows            Arrow columns to messages; needs pyarrow
     batch_trigger   decides when the next micro-batch is due
     retry           connects with retries
-    error_reports   errors of users without traceback
+    error_reports   errors of options and connections without a traceback
     keepalive       heartbeats on connections of a busy program
     connections     the connections of one process, by server
     read            the source: offsets, plan, readers, retention, batch and stream

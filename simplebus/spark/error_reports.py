@@ -1,4 +1,4 @@
-"""Errors of users, reported to Spark as one sentence."""
+"""Reports to Spark, as one sentence, of errors that a user can correct."""
 
 from __future__ import annotations
 

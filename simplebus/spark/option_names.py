@@ -30,7 +30,7 @@ class OptionName:
 
 @dataclass(frozen=True, slots=True)
 class KafkaOption:
-    """Option of Spark's Kafka source or another source that has another name here, or none."""
+    """Option of Spark's Kafka source, or of another source, that does not exist here."""
 
     name: str
     """A final `*` stands for any text."""

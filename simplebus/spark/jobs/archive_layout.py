@@ -235,7 +235,7 @@ def plan_merges(
 
 def expired_files(
     files: Iterable[ArchiveFile], *, latest: Mapping[str, int], before: date
-) -> list[str]:
+) -> set[str]:
     """Return the paths of finished files of days before this one.
 
     Args:
@@ -248,7 +248,7 @@ def expired_files(
         when = partition_day(file.folder)
         if when is not None and when < before and _is_data(file, ""):
             folders.setdefault(file.folder, []).append(file)
-    return [file.path for inside in folders.values() for file in finished_files(inside, latest)]
+    return {file.path for inside in folders.values() for file in finished_files(inside, latest)}
 
 
 def finished_files(files: Sequence[ArchiveFile], latest: Mapping[str, int]) -> list[ArchiveFile]:

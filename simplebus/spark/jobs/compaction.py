@@ -87,8 +87,8 @@ def compact(
         spark: The session.
         path: Path of the archive.
         before: Merge only days before this one; None for all days.
-        delete_before: First delete the messages of days before this one; None deletes none. Files
-            of the latest batch of a query stay, since the query may repeat it.
+        delete_before: First delete the messages of days before this one; None deletes none. In
+            Parquet, files of the latest batch of a query stay, since the query may repeat it.
         target_bytes: Approximate size of a merged file.
         retention_hours: Delta tables only: also remove files that no version of so many hours uses.
             0 would remove files of a batch that a query is adding.
@@ -115,12 +115,12 @@ def compact(
     # batches before it are finished.
     listed = files.list_visible_files()
     latest = latest_batches(files)
-    expired: list[str] = []
+    expired: set[str] = set()
     if delete_before is not None:
         expired = expired_files(listed, latest=latest, before=delete_before)
-        for path in expired:
-            files.remove(path)
-        listed = [file for file in listed if file.path not in set(expired)]
+        for expired_path in expired:
+            files.remove(expired_path)
+        listed = [file for file in listed if file.path not in expired]
     merges, _ = plan = plan_merges(listed, latest=latest, target_bytes=target_bytes, before=before)
     after = 0
     try:

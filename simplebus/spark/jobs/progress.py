@@ -112,11 +112,11 @@ def count_waiting(progress: Mapping[str, Any]) -> int | None:
 
 
 class InterruptCounter:
-    """Counter of Ctrl-C: once to stop after the current batch, twice to stop at once."""
+    """Counter of Ctrl-C and SIGTERM: one stops after the current batch, two stop at once."""
 
     def __init__(self) -> None:
         self.count = 0
-        """Number of Ctrl-C and SIGTERM."""
+        """Number of signals."""
         self.is_terminated = False
         """True after SIGTERM."""
 
@@ -247,7 +247,9 @@ def _show_tasks(spark: Any, title: str) -> Iterator[Callable[[], None]]:
 
 
 def run_job(spark: Any, title: str, job: Callable[[], T]) -> T:
-    """Run a batch job and show how many of its tasks are finished. Ctrl-C cancels the job.
+    """Run a batch job and show how many of its tasks are finished.
+
+    Ctrl-C or SIGTERM cancels the job.
 
     Args:
         spark: The session.
@@ -258,7 +260,7 @@ def run_job(spark: Any, title: str, job: Callable[[], T]) -> T:
         The result of `job`.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed.
+        KeyboardInterrupt: Ctrl-C or SIGTERM cancelled the job.
         Exception: The error that `job` raised.
     """
     results: list[T] = []

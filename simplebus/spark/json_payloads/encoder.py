@@ -6,7 +6,6 @@ structs are left out, binary is base64, timestamps are in UTC with microseconds.
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -50,7 +49,7 @@ def encode_json(values: pa.Array) -> list[bytes]:
 
 
 def _converter(kind: pa.DataType) -> Callable[[Any], Any]:
-    """Return a function from a value, as pyarrow returns it, to one that JSON has."""
+    """Return a function that converts a Python value of an Arrow type for the JSON encoder."""
     if pa.types.is_struct(kind):
         fields = [(field.name, _nullable(_converter(field.type))) for field in kind]
         return lambda row: {
@@ -65,11 +64,9 @@ def _converter(kind: pa.DataType) -> Callable[[Any], Any]:
     if pa.types.is_floating(kind):
         number = np.float32 if kind == pa.float32() else float
         return lambda value: _float(value, str(number(value)))
-    if pa.types.is_binary(kind):
-        return lambda value: base64.b64encode(value).decode()
     if pa.types.is_timestamp(kind):
         return lambda value: value.isoformat(timespec="microseconds").replace("+00:00", "Z")
-    return lambda value: value
+    return lambda value: value  # The encoder converts binary to base64.
 
 
 def _nullable(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -77,7 +74,7 @@ def _nullable(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _float(value: float, text: str) -> float | str:
-    """Return the number of a text, which has no more digits than its type; NaN as a text."""
+    """Return the number in `text`, which has the digits of its type; NaN and infinity as texts."""
     if math.isfinite(value):
         return float(text)
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -95,12 +95,8 @@ def _to_ddl(schema: Mapping[str, Any], root: Mapping[str, Any], parents: tuple[s
     if kind == "object":
         return _object_to_ddl(schema, root, parents)
     if kind == "array":
-        items = (
-            [*schema.get("prefixItems", ()), schema["items"]]
-            if schema.get("items")
-            else (schema.get("prefixItems") or [{}])
-        )
-        kinds = {_to_ddl(each, root, parents) for each in items}
+        items = [*schema.get("prefixItems", ()), *filter(None, [schema.get("items")])]
+        kinds = {_to_ddl(each, root, parents) for each in items or [{}]}
         return f"array<{kinds.pop() if len(kinds) == 1 else 'string'}>"
     if kind == "string":
         if schema.get("contentEncoding") == "base64":
