@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from simplebus.commands.operate.explain import printable
-from simplebus.commands.operate.http_client import HTTP_URL, HTTP_URL_OPTION, HttpClient
+from simplebus.commands.operate.http_client import HTTP_URL, HttpClient, http_url_option
 from simplebus.console.errors import fail
 
-_PERMISSIONS = "\n\nThe server needs users, and the user has no table `permissions`."
+_URL_OPTION = http_url_option("HTTP address of the server (`serve --http-port`).")
+_PERMISSIONS = "\n\nThe server needs users. The user must have no table `permissions`."
 DISCONNECT_HELP = (
     "Close the connection of a session, by the HTTP port of the server.\n\n"
     "`simplebus explain` lists the sessions. A client may connect again; its unacknowledged "
@@ -24,8 +25,9 @@ RELOAD_HELP = (
 )
 DRAIN_HELP = (
     "Shut a server down, as SIGTERM does, by its HTTP port.\n\n"
-    "The server finishes what it has accepted, and ends. A supervisor may start it "
-    "again." + _PERMISSIONS + "\n\n\b\n"
+    "The server finishes accepted work, and ends. A supervisor may start it again."
+    + _PERMISSIONS
+    + "\n\n\b\n"
     "  simplebus drain --url http://bus:8222"
 )
 
@@ -35,16 +37,16 @@ def disconnect(
         int,
         typer.Argument(min=0, metavar="SESSION", show_default=False, help="Number of the session."),
     ],
-    url: Annotated[str, HTTP_URL_OPTION] = HTTP_URL,
+    url: Annotated[str, _URL_OPTION] = HTTP_URL,
 ) -> None:
     _request(url, "disconnect", {"session": session})
 
 
-def reload(url: Annotated[str, HTTP_URL_OPTION] = HTTP_URL) -> None:
+def reload(url: Annotated[str, _URL_OPTION] = HTTP_URL) -> None:
     _request(url, "reload", {})
 
 
-def drain(url: Annotated[str, HTTP_URL_OPTION] = HTTP_URL) -> None:
+def drain(url: Annotated[str, _URL_OPTION] = HTTP_URL) -> None:
     _request(url, "drain", {})
 
 

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from simplebus.client.credentials import Access
 
 HTTP_URL = "http://127.0.0.1:8222"
-HTTP_URL_OPTION = typer.Option(
-    "--url",
-    metavar="URL",
-    envvar="SIMPLEBUS_HTTP_URL",
-    show_envvar=False,
-    help="HTTP address of a server (`serve --http-port`), or of a bridge or gateway (--http).",
-)
 _TIMEOUT_SECONDS = 5.0
 _ERROR_BYTES_MAX = 4096
-_ANSWER_BYTES_MAX = 16 * 1024 * 1024
+_REPLY_BYTES_MAX = 16 * 1024 * 1024
+
+
+def http_url_option(help: str) -> Any:
+    """Return the option --url of a command that uses an HTTP listener."""
+    return typer.Option(
+        "--url", metavar="URL", envvar="SIMPLEBUS_HTTP_URL", show_envvar=False, help=help
+    )
 
 
 class HttpClient:
@@ -64,7 +64,7 @@ class HttpClient:
             request.add_header("X-Simplebus-Request", "1")
         try:
             with self._opener.open(request, timeout=_TIMEOUT_SECONDS) as response:
-                reply = json.loads(response.read(_ANSWER_BYTES_MAX))
+                reply = json.loads(response.read(_REPLY_BYTES_MAX))
         except urllib.error.HTTPError as error:
             with error:
                 reason = _describe_http_error(error)

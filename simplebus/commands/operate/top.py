@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from simplebus.commands.operate.http_client import HTTP_URL, HTTP_URL_OPTION, HttpClient
+from simplebus.commands.operate.http_client import HTTP_URL, HttpClient, http_url_option
 from simplebus.config.parse import option, parse_seconds
 from simplebus.console.errors import USAGE_STATUS, fail
 
@@ -30,6 +30,9 @@ HELP = (
     "  simplebus top --once                print a snapshot as text\n"
     "  simplebus top --json                print a snapshot as JSON\n\n"
     "It shows the live page: rates, classes, slow subscribers and the reasons. Stop it with Ctrl-C."
+)
+_URL_OPTION = http_url_option(
+    "HTTP address of a server (`serve --http-port`), or of a bridge or gateway (--http)."
 )
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _LINE_CHARACTERS = 40
@@ -97,7 +100,7 @@ def top(
         str | None,
         typer.Argument(metavar="[URL]", show_default=False, help="Short form of the option --url."),
     ] = None,
-    url: Annotated[str, HTTP_URL_OPTION] = HTTP_URL,
+    url: Annotated[str, _URL_OPTION] = HTTP_URL,
     once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one snapshot as JSON and exit.")
