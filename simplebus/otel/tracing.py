@@ -30,6 +30,7 @@ class OpenTelemetryTracing:
     Pass it to `simplebus.connect`, `simplebus.connect_blocking` or `simplebus.MemoryBus`. Several
     clients may share it.
 
+    Example:
         tracing = OpenTelemetryTracing()
         async with simplebus.connect(tracing=tracing) as bus:
             bus.handle("orders", send_mail)

@@ -14,6 +14,7 @@ import pytest
 
 import simplebus
 import simplebus.gateway
+import simplebus.otel
 import simplebus.spark
 import simplebus.testing
 from simplebus.bridge import metrics as bridge_metrics
@@ -175,7 +176,7 @@ def test_every_exit_status_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [simplebus, simplebus.testing, simplebus.gateway, simplebus.spark]
+    "module", [simplebus, simplebus.testing, simplebus.gateway, simplebus.otel, simplebus.spark]
 )
 def test_every_public_name_is_in_the_index(module: object) -> None:
     name = module.__name__  # type: ignore[attr-defined]
