@@ -309,15 +309,13 @@ async def test_handlers_that_run_together_have_their_own_spans(recorder: Recorde
         assert len(set(map(id, found))) == 3
 
 
-def test_blocking_client_through_a_server(recorder: Recorder) -> None:
-    with (
-        run_server("--no-nats", "--no-http") as (_, url),
-        simplebus.connect_blocking(url, timeout=60, tracing=recorder.tracing) as bus,
-    ):
+def use_blocking_bus(url: str, tracing: OpenTelemetryTracing) -> None:
+    """Publish, receive, request and handle messages, with one failure of a handler."""
 
-        def fail(message: simplebus.Message) -> None:
-            raise LookupError("no such customer")
+    def fail(message: simplebus.Message) -> None:
+        raise LookupError("no such customer")
 
+    with simplebus.connect_blocking(url, timeout=60, tracing=tracing) as bus:
         with bus.subscribe("orders") as orders:
             bus.publish(b"x", class_id="orders")
             assert orders.get(60).payload == b"x"
@@ -329,7 +327,14 @@ def test_blocking_client_through_a_server(recorder: Recorder) -> None:
         bus.handle("failing", fail, max_deliveries=1)
         bus.publish_nowait(b"y", class_id="failing")
         bus.drain()
-        bus.failures = type(bus.failures)(recorder.tracing)  # type: ignore[call-arg]
+
+
+def test_blocking_client_through_a_server(recorder: Recorder) -> None:
+    with (
+        run_server("--no-nats", "--no-http") as (_, url),
+        pytest.raises(ExceptionGroup, match="handlers failed 1 time"),
+    ):
+        use_blocking_bus(url, recorder.tracing)
     assert len(recorder.find_spans("publish")) == 3
     assert recorder.find_span("request").status.status_code is StatusCode.ERROR
     assert len(recorder.find_spans("receive")) == 3
