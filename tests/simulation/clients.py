@@ -373,7 +373,7 @@ class Version2Client(SimulatedClient):
                 del unacked[:message_count]
 
     def _ack(self, message_count: int) -> None:
-        """Process `many` messages and ack them, as ranges where they are consecutive."""
+        """Process `message_count` messages and ack them, as ranges where they are consecutive."""
         ranges: list[list[int]] = []
         for class_id, number, message_id, content in self._unacked[:message_count]:
             durable = self.specs[number - 1].durable

@@ -165,8 +165,8 @@ class PromiseChecker(DeliveryChecks):
                     session_history.pending_subscribes.append((key, last, spec))
             elif kind == UNSUBSCRIBE:
                 session_history.ended_subscriptions.add(key)
-                for copies in session_history.sent.get(key, {}).values():
-                    copies.is_open = False
+                for sent in session_history.sent.get(key, {}).values():
+                    sent.is_open = False
             elif kind == PURGE:
                 spec = msgspec.json.decode(content)
                 self._record_purge_request(session_history, key, spec["first"], spec["last"])
@@ -192,15 +192,15 @@ class PromiseChecker(DeliveryChecks):
     def _acked(self, session_history: SessionHistory, number: int, ids: range) -> None:
         for (
             class_id,
-            subscription_options,
+            subscription_number,
             spec,
         ) in session_history.pending_subscribes:  # It may be granted without a reply yet.
             key = MessageClass.position_key(spec.get("durable") or "", spec.get("group") or "")
             if (
-                subscription_options == number
-                and (position_history_ := self.position_histories.get((class_id, key))) is not None
+                subscription_number == number
+                and (known_history := self.position_histories.get((class_id, key))) is not None
             ):
-                position_history_.ever_acked |= position_history_.ever_sent & set(ids)
+                known_history.ever_acked |= known_history.ever_sent & set(ids)
         position_history = session_history.position_histories.get(number)
         if position_history is None or number in session_history.ended_subscriptions:
             return
@@ -313,23 +313,23 @@ class PromiseChecker(DeliveryChecks):
             position_history.first = reply["cursor"]
         else:
             key = (class_id, MessageClass.position_key(durable, group))
-            position_history_ = self.position_histories.get(key)
-            if position_history_ is not None and not (reply["resumed"] or spec["was_there"]):
-                position_history_.since = min(position_history_.since, reply["cursor"])
-                reply["cursor"] = max(position_history_.first, reply["cursor"])
-            elif position_history_ is None or not reply["resumed"]:
+            known_history = self.position_histories.get(key)
+            if known_history is not None and not (reply["resumed"] or spec["was_there"]):
+                known_history.since = min(known_history.since, reply["cursor"])
+                reply["cursor"] = max(known_history.first, reply["cursor"])
+            elif known_history is None or not reply["resumed"]:
                 self.check(
-                    position_history_ is None or not position_history_.durable or bool(self._gone),
+                    known_history is None or not known_history.durable or bool(self._gone),
                     "durables are not forgotten",
                     f"{durable} of class {class_id} is new to the bus",
                 )
-                position_history_ = PositionHistory(
+                known_history = PositionHistory(
                     class_id, (durable, group), channels, reply["cursor"]
                 )
-                position_history_.first = reply["cursor"]
-                position_history_.granted = len(self.messages.get(class_id, []))
-                self.position_histories[key] = position_history_
-            position_history = position_history_
+                known_history.first = reply["cursor"]
+                known_history.granted = len(self.messages.get(class_id, []))
+                self.position_histories[key] = known_history
+            position_history = known_history
             position_history.first = reply["cursor"]
             if not position_history.is_group:
                 self.check(
@@ -350,19 +350,19 @@ class PromiseChecker(DeliveryChecks):
     def _error_sent(
         self,
         session_history: SessionHistory,
-        subject_number: int,
+        request_kind: int,
         number: int,
         class_id: int,
         error: dict[str, Any],
     ) -> None:
         self.count(f"error {error['code']}")
         self.world.trace("to", session_history.publisher, error["code"], number, error["count"])
-        if subject_number in (MESSAGE, ENVELOPE):
+        if request_kind in (MESSAGE, ENVELOPE):
             numbers = range(number, number + error["count"])
             self._record_refusals(session_history, class_id, numbers, error["code"])
-        elif subject_number == SUBSCRIBE:
+        elif request_kind == SUBSCRIBE:
             session_history.pending_subscribes.popleft()
-        elif subject_number == PURGE:
+        elif request_kind == PURGE:
             session_history.pending_purges.popleft()
 
     def _confirmed(
@@ -551,20 +551,23 @@ class PromiseChecker(DeliveryChecks):
                 "counters add up",
                 "published",
             )
-            for copies in statistics.subscriptions:
-                if not (copies.durable or copies.group):
+            for subscription in statistics.subscriptions:
+                if not (subscription.durable or subscription.group):
                     continue
-                key = cls.class_id, MessageClass.position_key(copies.durable, copies.group)
+                key = (
+                    cls.class_id,
+                    MessageClass.position_key(subscription.durable, subscription.group),
+                )
                 history = self.position_histories.get(key)
                 if history is None:  # Its client was gone before the reply.
-                    is_unused = not copies.delivered and not copies.redelivered
+                    is_unused = not subscription.delivered and not subscription.redelivered
                     self.check(is_unused, "counters add up", f"{key}: delivered, but never used")
                     continue
                 self.check(
-                    copies.delivered + copies.redelivered
+                    subscription.delivered + subscription.redelivered
                     == history.delivered + history.redelivered + history.lost,
                     "counters add up",
-                    f"{history.key}: {copies.delivered} delivered and {copies.redelivered} again "
-                    f"are counted, {history.delivered} and {history.redelivered} seen, "
-                    f"{history.lost} lost",
+                    f"{history.key}: {subscription.delivered} delivered and "
+                    f"{subscription.redelivered} again are counted, {history.delivered} and "
+                    f"{history.redelivered} seen, {history.lost} lost",
                 )

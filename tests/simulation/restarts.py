@@ -81,8 +81,8 @@ class RestartChecks:
         self.latest_clock = 0.0
         """The highest clock reading of the current process."""
 
-    def count(self, detail: str, amount: int = 1) -> None:
-        self.counts[detail] = self.counts.get(detail, 0) + amount
+    def count(self, event: str, amount: int = 1) -> None:
+        self.counts[event] = self.counts.get(event, 0) + amount
 
     def check(self, holds: bool, promise: str, *detail: object) -> None:
         if not holds:
@@ -113,7 +113,7 @@ class RestartChecks:
             else {k: commit_log.durable_head(k, n) for k, n in heads.items()}
         )
 
-    def damaged(self, class_id: int, sequences: range) -> None:
+    def record_damage(self, class_id: int, sequences: range) -> None:
         """Record that the medium has damaged stored messages."""
         self.count("damaged", len(sequences))
         log = self.messages[class_id]

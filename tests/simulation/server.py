@@ -212,7 +212,7 @@ class SimulatedServer(Endpoint):
         if self.level in (Durability.OS, Durability.DISK):
             damaged = self.disk.flip_bit(salt)
             if damaged is not None:
-                self.promises.damaged(*damaged)
+                self.promises.record_damage(*damaged)
 
     def stop(self) -> None:
         """Stop the process gracefully."""
