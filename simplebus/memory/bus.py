@@ -77,7 +77,7 @@ class MemoryBus:
         durability: Guarantee of a confirm with `data_dir`: "disk" (synced), "os" (written) or
             "memory".
         tracing: `simplebus.otel.OpenTelemetryTracing`, for spans and metrics of all clients. None
-            for none.
+            disables both.
 
     Raises:
         ValueError: `durability` is not one of the three.

@@ -16,7 +16,7 @@ _NANOSECONDS = 1_000_000_000
 
 
 class ServerSpans:
-    """Makes a span from the acceptance of a message until all subscriptions acknowledge it.
+    """Recorder of spans from the acceptance of a message until all subscriptions acknowledge it.
 
     Args:
         tracer_provider: Provider of the tracer. None takes the global one.

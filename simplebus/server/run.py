@@ -72,7 +72,7 @@ class ServeOptions:
     http_names: tuple[str, ...] = ()
     """Further host names that HTTP requests may use, such as that of a proxy."""
     span_recorder: SpanRecorder | None = field(default=None, compare=False)
-    """Makes spans of sampled messages, if HTTP is enabled; None makes none."""
+    """Recorder of spans of sampled messages, if HTTP is enabled; None records no spans."""
     tls: TlsOptions | None = None
     """TLS for binary clients; None for plain TCP."""
     users: Users | None = None

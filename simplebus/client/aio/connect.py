@@ -121,7 +121,7 @@ async def connect(
         token: Token, instead of user and password.
         tls: TLS context for addresses that begin with "simplebuss".
         access: All credentials in one object, instead of the four arguments above.
-        tracing: `simplebus.otel.OpenTelemetryTracing`, for spans and metrics. None for none.
+        tracing: `simplebus.otel.OpenTelemetryTracing`, for spans and metrics. None disables both.
 
     Yields:
         The connected `Bus`.

@@ -61,8 +61,7 @@ def connect_blocking(
         name: Publisher name, by which the bus recognizes messages that are sent again after a loss.
             None makes a random name.
         instance: Identifier of this run of the program. A connection with the same name and
-            instance
-            replaces an earlier one. None makes a random identifier.
+            instance replaces an earlier one. None makes a random identifier.
         timeout: Seconds that connecting may take.
         registry: Bindings of types to classes.
         heartbeat: Seconds of silence after which the connection is tested. 0 never tests it.
@@ -73,7 +72,7 @@ def connect_blocking(
         token: Token, instead of user and password.
         tls: TLS context for addresses that begin with "simplebuss".
         access: All credentials in one object, instead of the four arguments above.
-        tracing: `simplebus.otel.OpenTelemetryTracing`, for spans and metrics. None for none.
+        tracing: `simplebus.otel.OpenTelemetryTracing`, for spans and metrics. None disables both.
 
     Yields:
         The connected `BlockingBus`.
@@ -83,23 +82,22 @@ def connect_blocking(
         BusConnectionError: No bus answers, or one refuses the connection. When the block is left:
             messages are not confirmed.
         ExceptionGroup: When the block is left without an exception: errors that handlers
-            raised, and
-            refusals that no call has raised.
+            raised, and refusals that no call has raised.
     """
     addresses = client_addresses.parse_addresses(address)
-    shown = resolve_access(access, user=user, password=password, token=token, tls=tls)
+    credentials = resolve_access(access, user=user, password=password, token=token, tls=tls)
     core = new_client_core(
         name=name,
         instance=instance,
         heartbeat=heartbeat,
         frame_bytes=frame_bytes,
-        auth=shown.auth,
+        auth=credentials.auth,
         late_confirms=True,
     )
     schedule = ReconnectSchedule(
         len(addresses), timeout=timeout, reconnect=reconnect, now=monotonic()
     )
-    connection = BlockingClientConnection(core, addresses, schedule, shown)
+    connection = BlockingClientConnection(core, addresses, schedule, credentials)
     if tracing is None:
         bus = BlockingBus(connection, registry)
     else:

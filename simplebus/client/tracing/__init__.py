@@ -4,7 +4,8 @@
     handler_errors   errors of handlers, also recorded in their spans
     class_names      names of the classes of published messages
 
-Without tracing, a bus calls nothing of this. `TracedBus` and `TracedBlockingBus` are subclasses.
+Without tracing, a bus does not use this package. `TracedBus` and `TracedBlockingBus` are subclasses
+of the buses.
 
 May import: core, client, client.core.
 """

@@ -49,7 +49,7 @@ NO_PROBE = SEQUENCE_MAX
 
 
 class ProbeObserver(Protocol):
-    """Receives the ack latencies of single messages, one of a class at a time."""
+    """Observer of the ack latencies of single messages, one of a class at a time."""
 
     def observe_probe(self, cls: MessageClass, now: float) -> None:
         """Record that all positions have acknowledged `cls.probe_sequence`.

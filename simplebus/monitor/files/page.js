@@ -11,7 +11,7 @@ const SPANS = [  // Times that the chart can show. A step is a number of seconds
   { title: "1 hour", words: "hour", step: 10 },
   { title: "1 day", words: "day", step: 300 },
 ];
-const FOLDED = 3;    // Up to so many idle rows are shown.
+const FOLDED = 3;    // Up to this number, idle rows are shown.
 const ACTIVE_SECONDS = 60;
 const QUIET_SECONDS = 5;
 const LONG = new Set(["sessions", "clients", "links"]);  // Collapsed on small screens at first.
@@ -807,7 +807,7 @@ async function refreshDetails() {
   if (state.facts) showLetterClasses(state.facts);
 }
 
-// Show what the address of the page names.
+// Show the page of the item that the fragment of the address names, or the overview.
 function openPage() {
   const [kind, encoded] = location.hash.slice(1).split("/");
   if (kind === "main") return;  // The link that skips the header.

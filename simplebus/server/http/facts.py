@@ -190,7 +190,7 @@ class FactsCollector:
         nats_listener: NatsListener | None,
         spans: MessageSpans | None = None,
     ) -> None:
-        """`spans` makes spans of some messages; None makes none."""
+        """`spans` records spans of sampled messages; None records no spans."""
         self._server, self._nats_listener = server, nats_listener
         self._position_reporter = PositionReporter(server.broker.store, server.broker.sessions)
         self._recent_latencies = RecentLatencies()

@@ -1,4 +1,4 @@
-"""/varz, /connz and /subsz in the JSON format of nats-server's monitoring; /classz, /sessionz.
+"""/varz, /connz and /subsz in the JSON format of nats-server; also /classz and /sessionz.
 
 Fields that exist in both servers have the same names and types; the rest of nats-server's fields is
 missing. Figures are sums over binary and NATS clients. Lists are bounded and built in steps.

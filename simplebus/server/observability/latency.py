@@ -60,7 +60,7 @@ class LatencyRecorder:
     """Latency histograms of one server."""
 
     def __init__(self, broker: Broker, spans: MessageSpans | None = None) -> None:
-        """`spans` makes spans of some messages; None makes none."""
+        """`spans` records spans of sampled messages; None records no spans."""
         self._broker = broker
         self._spans = spans
         self.confirm_latency = Histogram()

@@ -19,7 +19,7 @@ _CONTEXT_HEADER = "traceparent"
 
 
 class SpanRecorder(Protocol):
-    """Makes spans. `simplebus.otel.server_spans` implements it with OpenTelemetry."""
+    """Recorder of spans. `simplebus.otel.server_spans` implements it with OpenTelemetry."""
 
     def record_delivery(
         self, class_name: str, sequence: int, headers: Mapping[str, str], seconds: float
@@ -35,7 +35,7 @@ class SpanRecorder(Protocol):
 
 
 class MessageSpans:
-    """Makes spans of sampled messages that have a trace context."""
+    """Selector of messages with a trace context, whose spans a recorder makes."""
 
     def __init__(self, recorder: SpanRecorder) -> None:
         self._recorder = recorder
