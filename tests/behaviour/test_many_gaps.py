@@ -178,6 +178,7 @@ def perform(bus: BrokerHarness, peer: Version2Peer, steps: list[Step]) -> list[t
     limits=st.lists(st.sampled_from([4, 100]), min_size=4, max_size=4),
     purges=st.lists(st.tuples(st.integers(0, 24), st.integers(0, 12)), min_size=4, max_size=4),
     has_backoff=st.booleans(),
+    has_other=st.booleans(),
 )
 def test_a_subscription_continues_a_former_one_as_from_ranges(
     rounds: list[list[Step]],
@@ -187,6 +188,7 @@ def test_a_subscription_continues_a_former_one_as_from_ranges(
     limits: list[int],
     purges: list[tuple[int, int]],
     has_backoff: bool,
+    has_other: bool,
 ) -> None:
     buses = [BrokerHarness(), BrokerHarness()]
     received: list[list[object]] = [[], []]
@@ -200,6 +202,9 @@ def test_a_subscription_continues_a_former_one_as_from_ranges(
             log.append(perform(bus, peer, [("read", 0, 1), *steps, ("read", 0, 1)]))
             peer.disconnect()
             bus.broker.check_invariants()
+            # What another subscription receives does not wait for the next one.
+            if has_other:
+                connect_version2(bus, subscribe(1, 1, start="new"))
             connect_version2(bus, publish(1, 0, b"new", b"new"))
             bus.broker.clock.now += idle_ticks
             bus.tick(idle_ticks)

@@ -1566,11 +1566,12 @@ class Position:
         self._delayed_spans = predecessor._delayed_spans
         self._redelivery_queue = predecessor._redelivery_queue
         self._spilled_redeliveries = predecessor._spilled_redeliveries
-        self._unsent_sequences = predecessor._unsent_sequences
-        self._unsent_sequences.remove(0, window.floor)
+        # Meanwhile messages may have been purged, or acknowledged by other subscriptions.
+        self._unsent_sequences = window.unacked_set(predecessor._unsent_sequences)
         self.handle_wakeup()
-        new = SequenceSet()
-        new.add(max(predecessor._ended_at, window.floor), window.cursor)
+        added = SequenceSet()
+        added.add(max(predecessor._ended_at, window.floor), window.cursor)
+        new = window.unacked_set(added)
         if not self.is_shared:
             self._unsent_sequences.update(list(new))
         self._requeue_in_flight([(0, new)])
