@@ -1,4 +1,4 @@
-"""Tracing and metrics with OpenTelemetry: `pip install "simplebus-broker[otel]"`.
+"""Tracing and metrics with OpenTelemetry, which the extra `otel` installs.
 
 - `conventions`: names of attributes and instruments
 - `instruments`: `ClientInstruments`, the metrics of a client

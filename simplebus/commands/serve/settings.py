@@ -39,6 +39,7 @@ from simplebus.config.server_settings import server_settings
 from simplebus.config.setting import PREFIX, normalize
 from simplebus.config.users import ConfiguredUsers
 from simplebus.console.errors import describe_error
+from simplebus.console.installation import install_command
 
 if TYPE_CHECKING:
     from simplebus.bridge.settings import BridgeSettings
@@ -147,7 +148,7 @@ def _create_span_recorder() -> SpanRecorder:
         from simplebus.otel.server_spans import ServerSpans
     except ImportError as error:
         raise ValueError(
-            f"--trace-messages needs OpenTelemetry ({error}): pip install 'simplebus-broker[otel]'"
+            f"--trace-messages needs OpenTelemetry ({error}): {install_command('otel')}"
         ) from None
     return ServerSpans()
 
