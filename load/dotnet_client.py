@@ -41,7 +41,7 @@ BUILD = REPOSITORY / "load" / ".build" / "dotnet"
 
 
 def find_sdk() -> Path:
-    folder = Path(os.environ.get("SIMPLEBUS_DOTNET") or REPOSITORY / ".dotnet").resolve()
+    folder = Path(os.environ.get("TESTS_DOTNET") or REPOSITORY / ".dotnet").resolve()
     if not (folder / "dotnet").exists():
         raise LoadError(f"there is no .NET SDK in {folder}: run .ci/install-dotnet")
     return folder / "dotnet"

@@ -1,7 +1,7 @@
 """The .NET SDK of the tests: finds it, builds projects with it, and runs what it built.
 
 `.ci/install-dotnet` installs it into `.dotnet/` of the checkout. Another installation is used if
-`SIMPLEBUS_DOTNET` names the directory of its program `dotnet`.
+`TESTS_DOTNET` names the directory of its program `dotnet`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ FRAMEWORK = "netcoreapp3.1"
 
 def dotnet_program() -> Path:
     """Return the program `dotnet`. Without it, the test is skipped; in CI, it fails."""
-    program = Path(os.environ.get("SIMPLEBUS_DOTNET") or ROOT / ".dotnet").resolve() / "dotnet"
+    program = Path(os.environ.get("TESTS_DOTNET") or ROOT / ".dotnet").resolve() / "dotnet"
     if not program.exists():
-        skip_or_fail(f"this test needs {program}: run .ci/install-dotnet or set SIMPLEBUS_DOTNET")
+        skip_or_fail(f"this test needs {program}: run .ci/install-dotnet or set TESTS_DOTNET")
     return program
 
 
