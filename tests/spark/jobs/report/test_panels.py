@@ -164,7 +164,7 @@ def test_all_panels_are_drawn() -> None:
 def test_table_has_a_row_per_variant_with_failures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command._print_tables(summarize(ROWS))
+    command._print_tables(command.build_tables(summarize(ROWS)))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip().startswith("flow-128: medians of 3 rounds")
     (first, *_) = [line.split() for line in lines if line.strip().startswith("simplebus")]
