@@ -233,6 +233,43 @@ namespace SimpleBus.Client.Tests
         }
 
         [Test]
+        public static async Task DropsRedeliveriesOfUnreadMessages()
+        {
+            using FakeServer server = new FakeServer();
+            Bus bus = await ConnectAsync(server);
+            await using IAsyncEnumerator<Message<byte[]>> messages =
+                bus.SubscribeAsync<byte[]>(1, autoAck: false, start: StartPosition.New).GetAsyncEnumerator();
+            ValueTask<bool> next = messages.MoveNextAsync();
+            await SubscribedAsync(server, "{\"start\":\"new\"}", cursor: 5);
+            await DeliverAsync(1, 5, 6, 7);
+            List<long> sequences = new List<long>();
+            Check.True(await next, "a message came");
+            sequences.Add(messages.Current.Sequence);
+            await DeliverAsync(2, 5, 6, 7, 8); // Only 5 is read, so it alone comes again.
+            await ReadNextAsync();
+            await DeliverAsync(2, 6, 7, 8, 9);
+            for (int count = 0; count < 5; count++)
+                await ReadNextAsync();
+            Check.Sequence(new long[] { 5, 6, 7, 5, 8, 6, 9 }, sequences);
+            server.Dispose();
+            await bus.Connection.CloseAsync();
+
+            async Task DeliverAsync(uint attempt, params uint[] ids)
+            {
+                server.Send(FrameType.Deliver, 1, attempt, 1);
+                foreach (uint id in ids)
+                    server.Send(FrameType.Message, 1, id, 0, "x");
+                await SyncAsync(bus, server);
+            }
+
+            async Task ReadNextAsync()
+            {
+                Check.True(await messages.MoveNextAsync(), "a message came");
+                sequences.Add(messages.Current.Sequence);
+            }
+        }
+
+        [Test]
         public static Task DelaysBetweenRoundsGrow()
         {
             ReconnectSchedule schedule = new ReconnectSchedule(2);

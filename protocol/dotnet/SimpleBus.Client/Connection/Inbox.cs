@@ -23,6 +23,10 @@ namespace SimpleBus.Client.Connection
         private AckBuffer _acks;
         private ReceivedBatch? _current;
         private int _currentIndex;
+
+        // Sequences of the unread messages of `_acks`, from the first redelivery on until none is unread. Without
+        // redeliveries it is null, because each message would cost an insertion.
+        private HashSet<long>? _unread;
         private long _nextSequence = -1;
         private string _bus = "";
         private string _run = "";
@@ -89,6 +93,7 @@ namespace SimpleBus.Client.Connection
                     // A server that restarted may use the sequences of lost messages for other ones.
                     _acks.Close();
                     _acks = new AckBuffer(Number);
+                    _unread = null;
                     if (Request.HasKeptPosition)
                         DiscardUnread(); // They come again.
                     _nextSequence = reply.Cursor;
@@ -138,6 +143,8 @@ namespace SimpleBus.Client.Connection
                     return;
                 }
                 _batches.Enqueue(batch);
+                if (_unread != null)
+                    AddUnread(_unread, batch, 0);
             }
             _changed.Set();
         }
@@ -202,10 +209,13 @@ namespace SimpleBus.Client.Connection
             lock (_lock)
             {
                 isEnded = false;
+                if (_current != null)
+                    AdvanceCurrent(_current.Count);
                 _current = null;
                 _currentIndex = 0;
                 if (_batches.Count > 0)
                     return _current = _batches.Dequeue();
+                _unread = null;
                 isEnded = _isEnded;
                 if (_error != null)
                     throw _error;
@@ -220,7 +230,7 @@ namespace SimpleBus.Client.Connection
             {
                 // A program that acknowledges itself may have lost the messages, so redeliveries are passed on.
                 if (_current == batch && !IsAutoAck)
-                    _currentIndex = batch.Count;
+                    AdvanceCurrent(batch.Count);
             }
         }
 
@@ -232,7 +242,7 @@ namespace SimpleBus.Client.Connection
             {
                 if (_current == null || _isEnded)
                     return false;
-                _currentIndex = index + 1;
+                AdvanceCurrent(index + 1);
                 if (IsAutoAck)
                     _processing.Add(_current[index].Sequence);
                 return true;
@@ -281,7 +291,7 @@ namespace SimpleBus.Client.Connection
             {
                 batch.CheckValid();
                 if (_current == batch)
-                    _currentIndex = batch.Count;
+                    AdvanceCurrent(batch.Count);
                 if (!batch.Acks.IsOpen)
                     return;
                 for (int index = 0; index < batch.Count;)
@@ -342,12 +352,32 @@ namespace SimpleBus.Client.Connection
         {
             if (_processing.Contains(sequence) || _acks.Contains(sequence))
                 return true;
-            if (_current != null && _current.Acks == _acks && _current.Contains(sequence, _currentIndex))
-                return true;
-            foreach (ReceivedBatch batch in _batches)
-                if (batch.Acks == _acks && batch.Contains(sequence, 0))
-                    return true;
-            return false;
+            if (_unread == null)
+            {
+                _unread = new HashSet<long>();
+                if (_current != null)
+                    AddUnread(_unread, _current, _currentIndex);
+                foreach (ReceivedBatch batch in _batches)
+                    AddUnread(_unread, batch, 0);
+            }
+            return _unread.Contains(sequence);
+        }
+
+        private void AddUnread(HashSet<long> unread, ReceivedBatch batch, int first)
+        {
+            if (batch.Acks != _acks)
+                return; // Another position, whose sequences may be those of other messages.
+            for (int index = first; index < batch.Count; index++)
+                unread.Add(batch[index].Sequence);
+        }
+
+        /// <summary>Note that the messages of the current batch before an index are handed out.</summary>
+        private void AdvanceCurrent(int end)
+        {
+            if (_unread != null && _current!.Acks == _acks)
+                for (int index = _currentIndex; index < end; index++)
+                    _unread.Remove(_current[index].Sequence);
+            _currentIndex = end;
         }
 
         private static void ReturnUnread(ReceivedBatch batch, int index)
@@ -368,6 +398,7 @@ namespace SimpleBus.Client.Connection
         {
             // The current batch is released by its consumer when TryBeginProcessing returns false.
             _current = null;
+            _unread = null;
             foreach (ReceivedBatch batch in _batches)
                 batch.Release();
             _batches.Clear();

@@ -46,15 +46,6 @@ namespace SimpleBus.Client.Connection
                     nameof(MessageBatch), "a batch is valid until the next one is requested");
         }
 
-        /// <summary>Return whether a message from index <paramref name="first"/> on has this sequence.</summary>
-        public bool Contains(long sequence, int first)
-        {
-            for (int index = first; index < Count; index++)
-                if (_entries[index].Sequence == sequence)
-                    return true;
-            return false;
-        }
-
         /// <summary>Remove the messages for which <paramref name="isRemoved"/> returns true.</summary>
         public void RemoveAll(Func<long, bool> isRemoved)
         {
