@@ -278,27 +278,33 @@ namespace SimpleBus.Client
         }
 
         /// <summary>
-        /// Drain, for at most <see cref="BusOptions.CloseTimeout"/>, and close the connection. Publish calls that still
-        /// wait then fail.
+        /// Stop receiving, wait until all messages are confirmed, and close the connection. Handlers and confirms have
+        /// <see cref="BusOptions.CloseTimeout"/> each. Publish calls that still wait then fail.
         /// </summary>
         /// <returns>A task that ends when the connection is closed.</returns>
         public async ValueTask DisposeAsync()
         {
-            using (CancellationTokenSource limit = new CancellationTokenSource(_options.CloseTimeout))
-            {
-                try
-                {
-                    await StopConsumersAsync(limit.Token).ConfigureAwait(false);
-                    await FlushAsync(limit.Token).ConfigureAwait(false);
-                }
-                catch (Exception error)
-                    when (error is OperationCanceledException || error is BusException || error is ObjectDisposedException)
-                {
-                    if (!(error is ObjectDisposedException))
-                        Connection.Log(BusLogLevel.Warning, $"the bus did not drain before it closed: {error.Message}", error);
-                }
-            }
+            await DrainForAsync(_options.CloseTimeout, StopConsumersAsync).ConfigureAwait(false);
+            // Handlers that used up their time must not cost the confirms of published messages.
+            await DrainForAsync(_options.CloseTimeout, token => FlushAsync(token).AsTask()).ConfigureAwait(false);
             await Connection.CloseAsync().ConfigureAwait(false);
+        }
+
+        private async Task DrainForAsync(TimeSpan timeout, Func<CancellationToken, Task> drain)
+        {
+            using CancellationTokenSource limit = new CancellationTokenSource(timeout);
+            try
+            {
+                await drain(limit.Token).ConfigureAwait(false);
+            }
+            catch (ObjectDisposedException)
+            {
+                // It is closed already.
+            }
+            catch (Exception error) when (error is OperationCanceledException || error is BusException)
+            {
+                Connection.Log(BusLogLevel.Warning, $"the bus did not drain before it closed: {error.Message}", error);
+            }
         }
 
         internal void Add(IStoppable consumer)

@@ -39,7 +39,7 @@ namespace SimpleBus.Client
         /// <summary>Silence after which the connection is tested. Zero never tests it.</summary>
         public TimeSpan Heartbeat { get; set; } = TimeSpan.FromSeconds(10);
 
-        /// <summary>Time that <see cref="Bus.DisposeAsync"/> waits for confirms and handlers.</summary>
+        /// <summary>Time that <see cref="Bus.DisposeAsync"/> waits for handlers, and then for confirms.</summary>
         public TimeSpan CloseTimeout { get; set; } = TimeSpan.FromSeconds(10);
 
         /// <summary>Bytes of unconfirmed messages above which publishing waits.</summary>

@@ -180,6 +180,35 @@ namespace SimpleBus.Client.Tests
         }
 
         [Test]
+        public static async Task AHandlerThatDoesNotEndLeavesTimeForConfirms()
+        {
+            using FakeServer server = new FakeServer();
+            Bus bus = await ConnectAsync(server, log: text =>
+            {
+                if (text.StartsWith("the bus did not drain", StringComparison.Ordinal))
+                    server.Send(FrameType.Confirm, b: 1);
+            });
+            TaskCompletionSource<bool> began = new TaskCompletionSource<bool>(TaskCreationOptions.RunContinuationsAsynchronously);
+            TaskCompletionSource<bool> ended = new TaskCompletionSource<bool>(TaskCreationOptions.RunContinuationsAsynchronously);
+            Task<MessageHandler> handling = bus.HandleAsync<byte[]>(1, async (_, __) =>
+            {
+                began.SetResult(true);
+                await ended.Task;
+            });
+            await SubscribedAsync(server, "{\"start\":\"waiting\"}", cursor: 5);
+            await handling;
+            server.Send(FrameType.Deliver, 1, 1, 1);
+            server.Send(FrameType.Message, 1, 5, 0, "x");
+            await began.Task;
+            Task<Confirm> confirm = Publish(bus, 1)[0];
+            Check.Sequence(new uint[] { 0 }, await NumbersAsync(server, 1));
+            await CloseAsync(bus, server);
+            await confirm;
+            ended.SetResult(true);
+            await (await handling).Completion;
+        }
+
+        [Test]
         public static async Task TheTimeoutOfARequestIncludesAReconnect()
         {
             using FakeServer server = new FakeServer();
@@ -293,9 +322,14 @@ namespace SimpleBus.Client.Tests
             return Task.CompletedTask;
         }
 
-        private static async Task<Bus> ConnectAsync(FakeServer server, long credit = 1 << 20, double heartbeat = 0)
+        private static async Task<Bus> ConnectAsync(
+            FakeServer server, long credit = 1 << 20, double heartbeat = 0, Action<string>? log = null)
         {
-            BusOptions options = new BusOptions { CloseTimeout = TimeSpan.FromSeconds(2) };
+            BusOptions options = new BusOptions
+            {
+                CloseTimeout = TimeSpan.FromSeconds(2),
+                Log = (_, text, __) => log?.Invoke(text),
+            };
             options.Classes.Add(1);
             Task<Bus> connecting = Bus.ConnectAsync(server.Url, options);
             await server.AcceptAsync(credit: credit, heartbeat: heartbeat);
