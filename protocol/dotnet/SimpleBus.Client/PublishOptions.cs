@@ -44,7 +44,8 @@ namespace SimpleBus.Client
         {
             if (time < TimeSpan.Zero)
                 throw new ArgumentOutOfRangeException(name, time, "a time must not be negative");
-            return (ulong?)time?.TotalMilliseconds;
+            // Rounded up, because zero means at once.
+            return time == null ? (ulong?)null : (ulong)Math.Ceiling(time.Value.TotalMilliseconds);
         }
     }
 }

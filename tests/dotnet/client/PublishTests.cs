@@ -90,6 +90,18 @@ namespace SimpleBus.Client.Tests
         }
 
         [Test]
+        public static Task RoundsTimesUpToMilliseconds()
+        {
+            foreach ((long ticks, ulong milliseconds) in new[] { (0L, 0UL), (1L, 1UL), (10_000L, 1UL), (10_001L, 2UL) })
+            {
+                PublishOptions options = new PublishOptions { Expires = new TimeSpan(ticks), Delay = new TimeSpan(ticks) };
+                Check.Equal<ulong?>(milliseconds, options.ToEnvelope().ExpiresMilliseconds);
+                Check.Equal<ulong?>(milliseconds, options.ToEnvelope().NotBeforeMilliseconds);
+            }
+            return Task.CompletedTask;
+        }
+
+        [Test]
         public static async Task ReportsRefusedMessages()
         {
             await using Bus bus = await Bus.ConnectAsync(Runner.Url);
