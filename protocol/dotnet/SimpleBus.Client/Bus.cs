@@ -54,6 +54,7 @@ namespace SimpleBus.Client
         /// <param name="cancellationToken">Ends the attempt.</param>
         /// <returns>The connected bus.</returns>
         /// <exception cref="BusConnectionException">No server answers, or it refuses the client.</exception>
+        /// <exception cref="ArgumentException">The address or a setting is not valid.</exception>
         public static Task<Bus> ConnectAsync(
             string address, BusOptions? options = null, CancellationToken cancellationToken = default) =>
             ConnectAsync(new[] { address }, options, cancellationToken);
@@ -64,13 +65,14 @@ namespace SimpleBus.Client
         /// <param name="cancellationToken">Ends the attempt.</param>
         /// <returns>The connected bus.</returns>
         /// <exception cref="BusConnectionException">No server answers, or one refuses the client.</exception>
+        /// <exception cref="ArgumentException">An address or a setting is not valid.</exception>
         public static async Task<Bus> ConnectAsync(
             IEnumerable<string> addresses, BusOptions? options = null, CancellationToken cancellationToken = default)
         {
             BusAddress[] parsed = addresses.Select(BusAddress.Parse).ToArray();
             if (parsed.Length == 0)
                 throw new ArgumentException("at least one address is needed", nameof(addresses));
-            options ??= new BusOptions();
+            options = (options ?? new BusOptions()).CopyValid();
             BusConnection connection = new BusConnection(parsed, options);
             await connection.OpenAsync(cancellationToken).ConfigureAwait(false);
             Bus bus = new Bus(connection, options);

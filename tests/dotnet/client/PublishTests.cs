@@ -153,6 +153,38 @@ namespace SimpleBus.Client.Tests
         }
 
         [Test]
+        public static async Task ChecksItsSettings()
+        {
+            TimeSpan negative = TimeSpan.FromMilliseconds(-2);
+            (string, BusOptions)[] wrong =
+            {
+                ("UnconfirmedBytesMax", new BusOptions { UnconfirmedBytesMax = 0 }),
+                ("ConnectTimeout", new BusOptions { ConnectTimeout = TimeSpan.Zero }),
+                ("ReconnectTimeout", new BusOptions { ReconnectTimeout = negative }),
+                ("Heartbeat", new BusOptions { Heartbeat = negative }),
+                ("Heartbeat", new BusOptions { Heartbeat = TimeSpan.FromHours(1.1) }),
+                ("CloseTimeout", new BusOptions { CloseTimeout = negative }),
+                ("CloseTimeout", new BusOptions { CloseTimeout = TimeSpan.MaxValue }),
+            };
+            foreach ((string name, BusOptions options) in wrong)
+            {
+                ArgumentOutOfRangeException error = await Check.ThrowsAsync<ArgumentOutOfRangeException>(
+                    () => Bus.ConnectAsync(Runner.Url, options));
+                Check.Equal(name, error.ParamName);
+                Check.True(error.Message.Contains("expected"), $"{error.Message} tells what was expected");
+            }
+        }
+
+        [Test]
+        public static async Task UsesTheSettingsOfItsConnect()
+        {
+            BusOptions options = new BusOptions { Heartbeat = Timeout.InfiniteTimeSpan };
+            await using Bus bus = await Bus.ConnectAsync(Runner.Url, options);
+            options.UnconfirmedBytesMax = 0; // Publishing would wait for ever.
+            await bus.PublishAsync("settings", 1);
+        }
+
+        [Test]
         public static async Task ConnectsToOneOfSeveralAddresses()
         {
             await using Bus bus = await Bus.ConnectAsync(new[] { "127.0.0.1:1", Runner.Url });
