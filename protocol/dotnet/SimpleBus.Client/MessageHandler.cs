@@ -82,6 +82,10 @@ namespace SimpleBus.Client
             {
                 _cancelled.Cancel();
             }
+            catch (ObjectDisposedException)
+            {
+                // The handler has ended.
+            }
             catch (AggregateException error)
             {
                 _bus.Connection.Log(BusLogLevel.Error, "a cancellation callback failed", error);
@@ -109,6 +113,7 @@ namespace SimpleBus.Client
                     await _slots.WaitAsync().ConfigureAwait(false);
                 _bus.Remove(this);
                 await _bus.Connection.UnsubscribeAsync(_inbox).ConfigureAwait(false);
+                _cancelled.Dispose(); // Else the bus would refer to every handler that it had.
             }
         }
 

@@ -293,6 +293,15 @@ namespace SimpleBus.Client.Tests
         }
 
         [Test]
+        public static async Task AHandlerThatHasEndedCanBeStoppedAgain()
+        {
+            await using Bus bus = await Bus.ConnectAsync(Runner.Url);
+            MessageHandler handler = await bus.HandleAsync<int>("ended", (_, __) => default);
+            await handler.StopAsync();
+            await handler.StopAsync(new CancellationToken(true));
+        }
+
+        [Test]
         public static async Task UndecodableMessagesAreRejected()
         {
             await using Bus bus = await Bus.ConnectAsync(Runner.Url);
