@@ -272,11 +272,18 @@ namespace SimpleBus.Client
         /// </summary>
         /// <param name="cancellationToken">Ends waiting.</param>
         /// <returns>A task that ends when everything is done.</returns>
+        /// <exception cref="BusConnectionException">The connection is lost for good, or was lost before all
+        /// acknowledgements were sent.</exception>
         public async Task DrainAsync(CancellationToken cancellationToken = default)
         {
+            long droppedBefore = Connection.DroppedAckCount;
             await StopConsumersAsync(cancellationToken).ConfigureAwait(false);
             await FlushAsync(cancellationToken).ConfigureAwait(false);
             await Connection.SyncAcksAsync(cancellationToken).ConfigureAwait(false);
+            long dropped = Connection.DroppedAckCount - droppedBefore;
+            if (dropped > 0)
+                throw new BusConnectionException(
+                    $"{dropped} acknowledgements were not sent, because the connection was lost: expect redeliveries");
         }
 
         /// <summary>

@@ -180,6 +180,40 @@ namespace SimpleBus.Client.Tests
         }
 
         [Test]
+        public static async Task ADrainWithoutAConnectionReportsDroppedAcks()
+        {
+            using FakeServer server = new FakeServer();
+            TaskCompletionSource<bool> lost = new TaskCompletionSource<bool>(TaskCreationOptions.RunContinuationsAsynchronously);
+            Bus bus = await ConnectAsync(server, log: text =>
+            {
+                if (text.StartsWith("connection lost", StringComparison.Ordinal))
+                    lost.TrySetResult(true);
+            });
+            TaskCompletionSource<bool> began = new TaskCompletionSource<bool>(TaskCreationOptions.RunContinuationsAsynchronously);
+            Task<MessageHandler> handling = bus.HandleAsync<byte[]>(1, async (_, __) =>
+            {
+                began.SetResult(true);
+                await lost.Task;
+            });
+            await SubscribedAsync(server, "{\"start\":\"waiting\"}", cursor: 5);
+            await handling;
+            server.Send(FrameType.Deliver, 1, 1, 1);
+            server.Send(FrameType.Message, 1, 5, 0, "x");
+            await began.Task;
+            Task draining = bus.DrainAsync();
+            server.Disconnect();
+            await (await handling).Completion;
+            await server.AcceptAsync();
+            (byte type, _, uint request, _, _) = await server.ReadAsync();
+            Check.Equal(FrameType.Inquire, type);
+            server.Send(FrameType.Inquire, b: request, content: "{\"about\":\"acks\"}");
+            BusConnectionException error = await Check.ThrowsAsync<BusConnectionException>(() => draining);
+            Check.True(error.Message.StartsWith("1 acknowledgements were not sent", StringComparison.Ordinal), error.Message);
+            server.Dispose();
+            await bus.Connection.CloseAsync();
+        }
+
+        [Test]
         public static async Task AHandlerThatDoesNotEndLeavesTimeForConfirms()
         {
             using FakeServer server = new FakeServer();

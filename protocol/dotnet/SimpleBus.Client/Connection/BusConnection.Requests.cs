@@ -61,12 +61,16 @@ namespace SimpleBus.Client.Connection
             Session? session;
             lock (_lock)
             {
-                if (_inboxes.Remove(inbox.Number) && _session != null)
+                if (_inboxes.Remove(inbox.Number))
                 {
-                    inbox.ReturnUnread();
-                    inbox.WriteAcks(_control);
-                    request = AddRequest(FrameType.Unsubscribe, Array.Empty<byte>());
-                    SendRequest(request, inbox.Number, 0);
+                    if (_session != null)
+                    {
+                        inbox.ReturnUnread();
+                        inbox.WriteAcks(_control);
+                        request = AddRequest(FrameType.Unsubscribe, Array.Empty<byte>());
+                        SendRequest(request, inbox.Number, 0);
+                    }
+                    _droppedAckCount += inbox.PendingAckCount; // Zero if the subscription was active.
                 }
                 session = TryBeginWriting();
             }

@@ -44,6 +44,7 @@ namespace SimpleBus.Client.Connection
         private int _waitingPublishers;
         private int _isAckTimerArmed;
         private bool _areAcksDue;
+        private long _droppedAckCount;
         private uint _lastRequestNumber;
         private ushort _lastSubscriptionNumber;
         private int _frameBytesMax = 1 << 20;
@@ -85,6 +86,17 @@ namespace SimpleBus.Client.Connection
             {
                 lock (_lock)
                     return _session != null;
+            }
+        }
+
+        /// <summary>Number of acks of ended subscriptions that could not be sent, because there was no
+        /// connection.</summary>
+        public long DroppedAckCount
+        {
+            get
+            {
+                lock (_lock)
+                    return _droppedAckCount;
             }
         }
 

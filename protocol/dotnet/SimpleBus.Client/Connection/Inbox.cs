@@ -69,6 +69,16 @@ namespace SimpleBus.Client.Connection
         /// <summary>True if the server has accepted the subscription once.</summary>
         public bool WasSubscribed => _nextSequence >= 0;
 
+        /// <summary>Number of acks that are not sent yet.</summary>
+        public long PendingAckCount
+        {
+            get
+            {
+                lock (_lock)
+                    return _acks.PendingCount;
+            }
+        }
+
         // Called by the reader, or with the lock of the connection held ---------------------------
 
         /// <summary>Return the content of the next Subscribe request.</summary>
