@@ -214,6 +214,23 @@ namespace SimpleBus.Client.Tests
         }
 
         [Test]
+        public static async Task TheConnectionKeepsNoContextOfItsCaller()
+        {
+            using FakeServer server = new FakeServer();
+            AsyncLocal<string?> context = new AsyncLocal<string?> { Value = "caller" };
+            TaskCompletionSource<string?> seen = new TaskCompletionSource<string?>(TaskCreationOptions.RunContinuationsAsynchronously);
+            Bus bus = await ConnectAsync(server, log: text =>
+            {
+                if (text.StartsWith("connection lost", StringComparison.Ordinal))
+                    seen.TrySetResult(context.Value);
+            });
+            server.Disconnect();
+            Check.Equal(null, await seen.Task);
+            server.Dispose();
+            await bus.Connection.CloseAsync();
+        }
+
+        [Test]
         public static async Task AHandlerThatDoesNotEndLeavesTimeForConfirms()
         {
             using FakeServer server = new FakeServer();

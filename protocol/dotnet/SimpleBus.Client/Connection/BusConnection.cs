@@ -69,7 +69,8 @@ namespace SimpleBus.Client.Connection
                 Password = options.Password,
                 Token = options.Token,
             };
-            _ackTimer = new Timer(state => ((BusConnection)state!).SendAcks(), this, Timeout.Infinite, Timeout.Infinite);
+            _ackTimer = WithoutContext(
+                () => new Timer(state => ((BusConnection)state!).SendAcks(), this, Timeout.Infinite, Timeout.Infinite));
         }
 
         public IBusSerializer Serializer => _options.Serializer;
@@ -116,7 +117,16 @@ namespace SimpleBus.Client.Connection
         {
             Session session = await ConnectAsync(_options.ConnectTimeout, true, cancellationToken).ConfigureAwait(false);
             Resume(session);
-            _running = RunAsync(session);
+            _running = WithoutContext(() => Task.Run(() => RunAsync(session)));
+        }
+
+        /// <summary>Start something that outlives the call, and must not keep the caller's AsyncLocal values.</summary>
+        private static T WithoutContext<T>(Func<T> start)
+        {
+            if (ExecutionContext.IsFlowSuppressed())
+                return start();
+            using (ExecutionContext.SuppressFlow())
+                return start();
         }
 
         /// <summary>Send everything that is queued, and close the connection.</summary>
