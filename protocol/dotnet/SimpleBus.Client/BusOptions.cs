@@ -10,7 +10,8 @@ namespace SimpleBus.Client
 
         /// <summary>
         /// Publisher name, by which the server recognizes messages that are sent again after a lost connection. One
-        /// connection at a time has a name. Null for a random one.
+        /// connection at a time has a name: connecting is retried for somewhat more than three heartbeats while the name is
+        /// in use. Null for a random one.
         /// </summary>
         public string? Name { get; set; }
 

@@ -198,11 +198,29 @@ namespace SimpleBus.Client.Tests
         [Test]
         public static async Task ANameIsUsedByOneProgramAtATime()
         {
-            BusOptions options = new BusOptions { Name = "till-4" };
-            await using Bus bus = await Bus.ConnectAsync(Runner.Url, options);
+            await using Bus bus = await Bus.ConnectAsync(Runner.Url, new BusOptions { Name = "till-4" });
+            BusOptions options = new BusOptions { Name = "till-4", Heartbeat = TimeSpan.FromMilliseconds(10) };
             BusConnectionException error = await Check.ThrowsAsync<BusConnectionException>(
                 () => Bus.ConnectAsync(Runner.Url, options));
             Check.Equal("name_in_use", error.Code);
+        }
+
+        [Test]
+        public static async Task ConnectsWhenThePreviousRunHasEnded()
+        {
+            Bus previous = await Bus.ConnectAsync(Runner.Url, new BusOptions { Name = "till-5" });
+            TaskCompletionSource<bool> refused = new TaskCompletionSource<bool>(TaskCreationOptions.RunContinuationsAsynchronously);
+            BusOptions options = new BusOptions { Name = "till-5" };
+            options.Log = (_, text, __) =>
+            {
+                if (text.StartsWith("name_in_use", StringComparison.Ordinal))
+                    refused.TrySetResult(true);
+            };
+            Task<Bus> connecting = Bus.ConnectAsync(Runner.Url, options);
+            await refused.Task;
+            await previous.DisposeAsync();
+            await using Bus bus = await connecting;
+            Check.True(bus.IsConnected, "the name is free");
         }
     }
 }

@@ -18,6 +18,7 @@ namespace SimpleBus.Client.Connection
     {
         private const double AttemptSecondsMax = 86_400;
         private const int AckDelayMilliseconds = 50;
+        private const double ServerHeartbeatSeconds = 30; // The default of the server.
         private const int SubscriptionsMax = ushort.MaxValue;
         private static readonly TimeSpan ShutdownTimeout = TimeSpan.FromSeconds(2);
 
@@ -223,16 +224,22 @@ namespace SimpleBus.Client.Connection
             }
         }
 
-        /// <summary>Connect to one of the addresses, the first time with one attempt for each of them.</summary>
+        /// <summary>
+        /// Connect to one of the addresses, the first time with one attempt for each of them, which is repeated while the
+        /// server may not have noticed the end of the program's previous run.
+        /// </summary>
         /// <exception cref="BusConnectionException">No server accepts the client in time.</exception>
         private async Task<Session> ConnectAsync(TimeSpan timeout, bool isFirst, CancellationToken cancellationToken)
         {
             double timeoutSeconds = ToSeconds(timeout);
-            long startedAt = System.Diagnostics.Stopwatch.GetTimestamp();
+            long firstAt = System.Diagnostics.Stopwatch.GetTimestamp();
+            long startedAt = firstAt;
             BusConnectionException? failure = null;
             for (int attempts = 1; ; attempts++)
             {
                 (int index, double delay) = _schedule.NextAttempt(NextRandom());
+                if (isFirst)
+                    delay = Math.Min(delay, timeoutSeconds / 2);
                 double left = timeoutSeconds - Session.SecondsSince(startedAt);
                 if (left <= delay || (isFirst && attempts > _addresses.Length))
                     throw failure ?? new BusConnectionException("no server answers in time");
@@ -253,8 +260,20 @@ namespace SimpleBus.Client.Connection
                     failure = error;
                     Log(BusLogLevel.Debug, error.Message, error);
                 }
+                catch (BusConnectionException error)
+                    when (isFirst && error.Code == "name_in_use" && Session.SecondsSince(firstAt) < NameRetrySeconds)
+                {
+                    failure = error;
+                    Log(BusLogLevel.Information, error.Message, error);
+                    attempts = 0;
+                    startedAt = System.Diagnostics.Stopwatch.GetTimestamp();
+                }
             }
         }
+
+        /// <summary>Somewhat more than three heartbeats, after which a server closes a silent connection.</summary>
+        private double NameRetrySeconds =>
+            3.5 * (_options.Heartbeat > TimeSpan.Zero ? _options.Heartbeat.TotalSeconds : ServerHeartbeatSeconds);
 
         private static double ToSeconds(TimeSpan time) =>
             time == Timeout.InfiniteTimeSpan ? double.MaxValue : time.TotalSeconds;
