@@ -8,7 +8,8 @@ shifts the fields behind it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from simplebus.core.protocol.envelope import (
     TIMES,
     TIMES_BYTES,
     decode_channel,
+    decode_channels,
     decode_headers,
 )
 from simplebus.core.protocol.frames import (
@@ -59,27 +61,37 @@ _OPENERS = np.uint64(0x3C3C3C3C3C3C3C3C)
 _REGULAR_PER_IRREGULAR_MIN = 8
 
 
-# Decoding a channel takes 4 microseconds, and a program may publish on tens of thousands of them in
-# turn. Removing all entries of a cache at once would take milliseconds.
+# A program may publish on tens of thousands of channels in turn. Removing all entries of a cache at
+# once would take milliseconds.
 _CACHED_TEXTS_MAX = 32_768
 _CACHED_TEXT_BYTES_MAX = 256
-_names_by_text: OrderedDict[bytes, str] = OrderedDict()
+_names_by_text: dict[bytes, str] = {}
 """Decoded channels by their text with its length prefix."""
 
 
-def _decode_channel_text(text: bytes) -> str | None:
-    """Return the channel of a text with its length prefix; None if it is malformed."""
-    name = _names_by_text.get(text)
-    if name is None:
-        try:
-            name = decode_channel(text[2:])
-        except RemoteProtocolError:
-            return None
-        if len(text) <= _CACHED_TEXT_BYTES_MAX:
-            if len(_names_by_text) >= _CACHED_TEXTS_MAX:
-                _names_by_text.popitem(last=False)
-            _names_by_text[text] = name
-    return name
+def _decode_texts(texts: list[bytes]) -> Sequence[str | None]:
+    """Return the channels of different texts with their length prefixes; None if malformed."""
+    known = list(map(_names_by_text.get, texts))
+    if None not in known:
+        return known
+    new = [text for text, name in zip(texts, known, strict=True) if name is None]
+    names = decode_channels([text[2:] for text in new])
+    if names is None:
+        return [name or _decode_or_none(text) for text, name in zip(texts, known, strict=True)]
+    decoded = dict(zip(new, names, strict=True))
+    if max(map(len, new)) <= _CACHED_TEXT_BYTES_MAX:
+        _names_by_text.update(decoded)
+        excess = len(_names_by_text) - _CACHED_TEXTS_MAX
+        for text in list(islice(_names_by_text, max(0, excess))):
+            del _names_by_text[text]
+    return [name or decoded[text] for text, name in zip(texts, known, strict=True)]
+
+
+def _decode_or_none(text: bytes) -> str | None:
+    try:
+        return decode_channel(text[2:])
+    except RemoteProtocolError:
+        return None
 
 
 class UniformEnvelopeReader:
@@ -157,9 +169,8 @@ class UniformEnvelopeReader:
             return {"": 0}, numbers
         texts = self._read_next_texts()
         different = list(dict.fromkeys(texts))
-        decoded = list(map(_names_by_text.get, different))
+        decoded = _decode_texts(different)
         if None in decoded:
-            decoded = list(map(_decode_channel_text, different))
             self._mark_bad_texts(
                 texts, {text for text, name in zip(different, decoded, strict=True) if name is None}
             )

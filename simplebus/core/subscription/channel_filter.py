@@ -339,7 +339,7 @@ class ChannelTable:
         idle_numbers, names = idle_numbers[:max_count], self._name_by_number
         self.generation += idle_numbers.size > 0
         self._is_number_used[idle_numbers] = False
-        self._return_budget(sum(_name_bytes(names[number]) for number in idle_numbers.tolist()))
+        self._return_budget(_names_bytes([names[number] for number in idle_numbers.tolist()]))
         for number in idle_numbers.tolist():
             del self._number_by_name[names[number]]
             names[number] = ""
@@ -377,7 +377,7 @@ class ChannelTable:
         while capacity < needed:
             capacity = max(_TABLE_SIZE_MIN, 2 * capacity)
         added_bytes = (capacity - self._capacity) * self._bytes_per_number
-        if not self._take_budget(added_bytes + sum(map(_name_bytes, names))):
+        if not self._take_budget(added_bytes + _names_bytes(names)):
             return False
         unnamed = np.zeros(capacity - self._capacity, np.bool_)
         self._is_number_used = np.concatenate([self._is_number_used, unnamed])
@@ -405,22 +405,30 @@ class ChannelTable:
 
     def _add_names(self, names: list[str]) -> None:
         """Assign numbers to channels and add them to the filters that match."""
-        numbers_by_filters: dict[int, tuple[tuple[ChannelFilter, ...], list[int]]] = {}
         self._fully_used_floor = -1
-        has_filters = len(self._filter_index) > 0
-        for name in names:
-            if self._free_numbers:
-                number = self._free_numbers.pop()
-                self._name_by_number[number] = name
-            else:
-                number = len(self._name_by_number)
-                self._name_by_number.append(name)
-            self._number_by_name[name] = number
-            self._is_number_used[number] = True
-            if has_filters and (filters := self._filter_index.match(name)):
+        free_count = min(len(self._free_numbers), len(names))
+        first = len(self._name_by_number)
+        numbers = [
+            *reversed(self._free_numbers[len(self._free_numbers) - free_count :]),
+            *range(first, first + len(names) - free_count),
+        ]
+        del self._free_numbers[len(self._free_numbers) - free_count :]
+        for number, name in zip(numbers[:free_count], names, strict=False):
+            self._name_by_number[number] = name
+        self._name_by_number += names[free_count:]
+        self._number_by_name.update(zip(names, numbers, strict=True))
+        self._is_number_used[numbers] = True
+        if self._filter_index:
+            self._add_to_filters(names, numbers)
+
+    def _add_to_filters(self, names: list[str], numbers: list[int]) -> None:
+        """Add new channels to the filters that match."""
+        numbers_by_filters: dict[int, tuple[tuple[ChannelFilter, ...], list[int]]] = {}
+        for name, number in zip(names, numbers, strict=True):
+            if filters := self._filter_index.match(name):
                 numbers_by_filters.setdefault(id(filters), (filters, []))[1].append(number)
-        for filters, numbers in numbers_by_filters.values():
-            added = np.array(sorted(numbers), np.intp)  # Sorted once for all equal filters.
+        for filters, matched in numbers_by_filters.values():
+            added = np.array(sorted(matched), np.intp)  # Sorted once for all equal filters.
             for channel_filter in dict.fromkeys(filters):
                 if channel_filter in self._filters:
                     channel_filter.add_channels(added)
@@ -466,7 +474,7 @@ class ChannelTable:
         for channel_filter in self._filters:
             channel_filter.check_invariants()
         assert self.memory_bytes == (
-            sum(map(_name_bytes, named))
+            _names_bytes(list(named))
             + sum(
                 _patterns_bytes(channel_filter.watched_patterns) for channel_filter in self._filters
             )
@@ -475,9 +483,11 @@ class ChannelTable:
         )
 
 
-def _name_bytes(name: str) -> int:
-    """Return the approximate memory of one channel."""
-    return CHANNEL_BYTES + _text_bytes(name)
+def _names_bytes(names: list[str]) -> int:
+    """Return the approximate memory of channels."""
+    joined = "".join(names)
+    text_bytes = len(joined) if joined.isascii() else sum(map(_text_bytes, names))
+    return CHANNEL_BYTES * len(names) + text_bytes
 
 
 def _patterns_bytes(patterns: Sequence[str]) -> int:

@@ -7,7 +7,6 @@ delimiter and NUL, because stuffing consists of them.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -25,7 +24,7 @@ from simplebus.core.limits import CHANNEL_BYTES_MAX, PLAIN_FRAMES_MAX
 from simplebus.core.protocol import envelope as protocol_envelope
 from simplebus.core.protocol import envelope_batch as envelopes
 from simplebus.core.protocol import envelope_reader
-from simplebus.core.protocol.envelope import decode_channel
+from simplebus.core.protocol.envelope import decode_channel, decode_channels
 from simplebus.core.protocol.envelope_batch import (
     Envelope,
     EnvelopeColumns,
@@ -478,11 +477,15 @@ def test_channel_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cache_of_the_channels_of_batches_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(envelope_reader, "_CACHED_TEXTS_MAX", 3)
-    monkeypatch.setattr(envelope_reader, "_names_by_text", OrderedDict())
-    names = [f"a.{number}" for number in range(MANY)] + ["a" * CHANNEL_BYTES_MAX]
+    monkeypatch.setattr(envelope_reader, "_names_by_text", {})
+    names = [f"a.{number}" for number in range(MANY)]
     for _ in range(2):
         check_scan([encode(Envelope(channel=name), b"") for name in names])
-        assert list(envelope_reader._names_by_text.values()) == names[-4:-1]
+        cached = dict(envelope_reader._names_by_text)
+        assert len(cached) == 3
+        assert set(cached.values()) <= set(names)
+    check_scan([encode(Envelope(channel="a" * 1000 + name), b"") for name in names])
+    assert envelope_reader._names_by_text == cached
 
 
 # Many --------------------------------------------------------------------------------------------
@@ -636,15 +639,13 @@ def test_empty_batch_has_no_columns() -> None:
     assert scan_envelopes(build_envelope_batch([b"\0"]).slice(0, 0)) == EnvelopeColumns(0, [], 0)
 
 
-@given(
-    st.lists(
-        st.sampled_from(
-            [b"a", b".", b"*", b"#", b">", b"!", b"~", b" ", b"\x7f", b"\n", b"\xc3\xa9"]
-        ),
-        max_size=6,
-    ).map(b"".join)
-    | st.binary(max_size=8)
-)
+names_in_bytes = st.lists(
+    st.sampled_from([b"a", b".", b"*", b"#", b">", b"!", b"~", b" ", b"\x7f", b"\n", b"\xc3\xa9"]),
+    max_size=6,
+).map(b"".join) | st.binary(max_size=8)
+
+
+@given(names_in_bytes)
 def test_channels_are_legal_exactly_if_their_names_are(text: bytes) -> None:
     def outcome(function: Callable[[], str]) -> str | None:
         try:
@@ -653,3 +654,18 @@ def test_channels_are_legal_exactly_if_their_names_are(text: bytes) -> None:
             return None
 
     assert outcome(lambda: decode_channel(text)) == outcome(lambda: check_name(text.decode()))
+
+
+@given(st.lists(names_in_bytes, max_size=4))
+def test_several_channels_are_decoded_like_single_ones(texts: list[bytes]) -> None:
+    try:
+        expected = [decode_channel(text) for text in texts] or None
+    except RemoteProtocolError:
+        expected = None
+    assert decode_channels(texts) == expected
+
+
+def test_channels_at_the_length_limit_are_decoded_together() -> None:
+    longest = b"a" * CHANNEL_BYTES_MAX
+    assert decode_channels([longest, b"b"]) == [longest.decode(), "b"]
+    assert decode_channels([longest + b"a", b"b"]) is None
