@@ -455,7 +455,7 @@ class MessageClass:
         window.cursor = ring.head
         acked = np.ones(window.cursor - window.floor, np.bool_)
         acked[sequences - window.floor] = False
-        window.restore_flags(np.packbits(acked).tobytes())
+        window.restore_acked(acked)
         return window
 
     def _take_over_backlog(self) -> tuple[AckWindow, Position | PositionHandover]:

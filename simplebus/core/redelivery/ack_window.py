@@ -206,6 +206,11 @@ class AckWindow:
         edges = np.flatnonzero(is_wanted[1:] != is_wanted[:-1]) + first
         return edges[::2].tolist(), edges[1::2].tolist()
 
+    def unacked_flags(self) -> Flags:
+        """Return flags of the unacknowledged messages from the floor to the last acknowledged."""
+        acked = [self._flags[a:b] for a, b in self._index_ranges(self.floor, self._flags_end)]
+        return ~np.concatenate(acked) if acked else np.zeros(0, np.bool_)
+
     def unacked_sequences(self) -> tuple[Integers, int]:
         """Return the unacknowledged sequences below the last flag, and the sequence from which on
         none is acknowledged.
@@ -230,7 +235,7 @@ class AckWindow:
         floor = first + (int(acked.argmin()) if not acked.all() else acked.size)
         joined = AckWindow(floor=floor)
         joined.cursor = cursor
-        joined.restore_flags(np.packbits(acked[floor - first :]).tobytes())
+        joined.restore_acked(acked[floor - first :])
         return joined
 
     def _acked_flags(self) -> Flags:
@@ -254,13 +259,21 @@ class AckWindow:
         """Set the flags of a bitmap from `encode_flags`, up to the cursor. The window has no flags
         yet.
         """
-        flags = np.unpackbits(np.frombuffer(marks, np.uint8))[: self.cursor - self.floor]
-        acked = np.flatnonzero(flags)
-        if acked.size:
+        acked = np.unpackbits(np.frombuffer(marks, np.uint8))[: self.cursor - self.floor]
+        self.restore_acked(acked.view(np.bool_))
+
+    def restore_acked(self, acked: Flags) -> None:
+        """Set the flags of the messages from the floor on, up to the cursor. The window has no
+        flags yet.
+        """
+        count, done = int(np.count_nonzero(acked)), 0
+        if count:
             self._grow_flags()
-            self._flags_end = self.floor + int(acked[-1]) + 1
-            self._flags[(acked + self.floor) & self._mask] = True
-            self._flag_count = acked.size
+            self._flags_end = self.floor + acked.size - int(acked[::-1].argmax())
+            for start, stop in self._index_ranges(self.floor, self._flags_end):
+                self._flags[start:stop] = acked[done : done + stop - start]
+                done += stop - start
+            self._flag_count = count
             self._advance_floor()
 
     def release_memory(self) -> None:

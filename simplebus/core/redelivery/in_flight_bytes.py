@@ -8,6 +8,8 @@ is done in portions.
 
 from __future__ import annotations
 
+import numpy as np
+
 from simplebus.core.limits import IN_FLIGHT_BYTES, MEASURED_MESSAGES_PER_TURN
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.ring.ring import Ring
@@ -91,21 +93,24 @@ class _Measurement:
         self.cursor, self.in_flight_count = min(window.cursor, ring.head), in_flight_count
         self._ring = ring
         self._unacked_count = window.in_flight_count
-        gaps, behind = window.unacked_sequences()
-        self._gaps = gaps[: gaps.searchsorted(self.cursor)]
-        """Messages that are not measured yet."""
-        self._gap_count = self._gaps.size
+        self._floor = window.floor
+        self._is_unacked = window.unacked_flags()
+        """Messages from the floor on. Those behind them are all unacknowledged."""
+        behind = self._floor + self._is_unacked.size
+        self._is_unacked = self._is_unacked[: max(0, self.cursor - self._floor)]
+        self._gap_count = int(np.count_nonzero(self._is_unacked))
         self._behind_bytes = ring.range_bytes(behind, self.cursor)
         self._measured_bytes = self._measured_count = 0
 
     def measure_some(self) -> bool:
         """Measure some messages. Returns True if that were the last ones."""
-        part = self._gaps[-MEASURED_MESSAGES_PER_TURN:]
-        self._gaps = self._gaps[:-MEASURED_MESSAGES_PER_TURN]
+        begin = max(0, self._is_unacked.size - MEASURED_MESSAGES_PER_TURN)
+        part = np.flatnonzero(self._is_unacked[begin:]) + (self._floor + begin)
+        self._is_unacked = self._is_unacked[:begin]
         stored = part[part.searchsorted(self._ring.floor) :]
         self._measured_bytes += self._ring.sequences_bytes(stored)
         self._measured_count += stored.size
-        return not self._gaps.size
+        return not begin
 
     @property
     def bytes(self) -> int:
