@@ -7,9 +7,11 @@ Overdue messages may be tens of thousands of ranges. They are added as sets, and
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
+from typing import Any
 
 from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.redelivery.timer_wheel import Span
@@ -19,6 +21,9 @@ SpanSet = tuple[int, SequenceSet]
 
 _first = attrgetter("first")
 
+# Inserting a span by binary search compares it with fewer spans than this.
+_SEARCH_STEPS_MAX = 20
+
 
 class RedeliveryQueue:
     """Queue of spans. The first one may be changed in place until it is removed."""
@@ -26,6 +31,10 @@ class RedeliveryQueue:
     def __init__(self) -> None:
         self._entries: deque[Span | _MergedSpans] = deque()
         """Spans and merged spans. The first entry is a span, and no merged spans are empty."""
+        self._sort_key: Callable[[Any], Any] | None = None
+        """Key by which the first entries are sorted."""
+        self._sorted_count = 0
+        """Number of these entries, which are spans."""
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -48,6 +57,7 @@ class RedeliveryQueue:
     def pop_first(self) -> Span:
         """Remove and return the first span."""
         span = self._entries.popleft()
+        self._sorted_count = max(0, self._sorted_count - 1)
         self._expose_first()
         assert isinstance(span, Span)
         return span
@@ -62,6 +72,7 @@ class RedeliveryQueue:
 
     def extend_front(self, spans: list[Span]) -> None:
         """Insert spans before all others, in their order."""
+        self._sorted_count = 0
         self._entries.extendleft(reversed(spans))
 
     def append_sets(self, sets: list[SpanSet]) -> None:
@@ -79,14 +90,40 @@ class RedeliveryQueue:
                 sources += entry.sources
         if single:
             sources.append(_SpanSource(deque(sorted(single, key=_first))))
-        self._entries.clear()
+        self._clear()
         self._append_merged(sources)
 
     def pop_all(self) -> list[Span]:
         """Remove and return all spans."""
         spans = list(self)
-        self._entries.clear()
+        self._clear()
         return spans
+
+    def sort(self, key: Callable[[Any], Any]) -> None:
+        """Sort all spans. The key of a span in the queue must not change.
+
+        If few spans were added since it was sorted by the same key, only these are moved.
+        """
+        entries = self._entries
+        sorted_count = self._sorted_count if key == self._sort_key else 0
+        added: list[Span] = []
+        while len(entries) > sorted_count and isinstance(span := entries[-1], Span):
+            if _SEARCH_STEPS_MAX * len(added) >= sorted_count:
+                break
+            added.append(span)
+            entries.pop()
+        if len(entries) > sorted_count:
+            spans = sorted([*self, *reversed(added)], key=key)
+            entries.clear()
+            entries.extend(spans)
+        else:
+            for span in reversed(added):
+                entries.insert(bisect_right(entries, key(span), key=key), span)
+        self._sort_key, self._sorted_count = key, len(entries)
+
+    def _clear(self) -> None:
+        self._entries.clear()
+        self._sorted_count = 0
 
     def _append_merged(self, sources: list[_Source]) -> None:
         merged = _MergedSpans(sources)

@@ -1371,7 +1371,7 @@ class Position:
 
     def sort_redeliveries(self, key: Callable[[Span], Any]) -> None:
         """Sort the redelivery queue."""
-        self._redelivery_queue.extend(sorted(self._redelivery_queue.pop_all(), key=key))
+        self._redelivery_queue.sort(key)
 
     @property
     def has_new_messages(self) -> bool:

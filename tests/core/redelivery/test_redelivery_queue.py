@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -28,6 +30,14 @@ def spans_of(sets: list[SpanSet]) -> list[Span]:
     )
 
 
+def span_start(span: Span) -> int:
+    return span.first
+
+
+def span_attempts(span: Span) -> tuple[int, int]:
+    return -span.attempts, span.first
+
+
 class RedeliveryQueueMachine(RuleBasedStateMachine):
     """A redelivery queue against a list. New messages have sequences that are not used yet."""
 
@@ -45,9 +55,11 @@ class RedeliveryQueueMachine(RuleBasedStateMachine):
         first, self.next_sequence = self.next_sequence, self.next_sequence + 50
         return [Span(first + 3 * n, first + 3 * n + 2, each) for n, each in enumerate(attempts)]
 
-    @rule(attempts=st.integers(0, 3))
-    def append(self, attempts: int) -> None:
+    @rule(attempts=st.integers(0, 3), is_low=st.booleans())
+    def append(self, attempts: int, is_low: bool) -> None:
         (span,) = self.new_spans([attempts])
+        if is_low:
+            span = Span(-span.last, -span.first, attempts)
         self.queue.append(span)
         self.model.append(span)
 
@@ -72,6 +84,11 @@ class RedeliveryQueueMachine(RuleBasedStateMachine):
         sets, spans = build_sets(self.new_messages(messages)), self.new_spans(attempts)
         self.model = sorted([*self.model, *spans_of(sets), *spans], key=lambda span: span.first)
         self.queue.sort_with(sets, spans)
+
+    @rule(key=st.sampled_from([span_start, span_attempts]))
+    def sort(self, key: Callable[[Span], object]) -> None:
+        self.queue.sort(key)
+        self.model.sort(key=key)
 
     @precondition(lambda self: self.model)
     @rule(is_cut=st.booleans())
@@ -113,3 +130,14 @@ def test_adding_sets_costs_the_same_for_any_number_of_ranges() -> None:
         return count_calls(add)
 
     assert count(10) == count(1000)
+
+
+def test_sorting_few_new_spans_costs_the_same_for_many_sorted_ones() -> None:
+    def count(span_count: int) -> int:
+        queue = RedeliveryQueue()
+        queue.extend(Span(2 * n, 2 * n + 1, n % 3) for n in range(span_count))
+        queue.sort(span_attempts)
+        queue.append(Span(101, 102, 1))
+        return count_calls(lambda: queue.sort(span_attempts))
+
+    assert count(10_000) < 2 * count(100)
