@@ -154,7 +154,7 @@ TIME_INDEX_STEPS_MAX = 65_536
 # Messages in flight of a subscription that does not ask for another number.
 IN_FLIGHT_MESSAGES = 65_536
 IN_FLIGHT_BYTES = 16 * 1024 * 1024
-# Messages between acknowledged ones whose bytes are measured in one turn.
+# Messages, acknowledged or not, whose bytes are measured in one turn.
 MEASURED_MESSAGES_PER_TURN = 32_768
 # The same of a group member: what one member holds, the others cannot get.
 GROUP_IN_FLIGHT_MESSAGES = 256
@@ -175,6 +175,8 @@ LOOKAHEAD_MESSAGES = 16_384
 
 # Messages scanned in one turn without finding one to deliver.
 SCAN_MESSAGES_MAX = 65_536
+# Messages scanned in one turn for a subscription that starts with last values.
+LAST_VALUES_SCANNED_PER_TURN = 32_768
 # Channels that are compared with the patterns of a subscription in one turn. Each is compared once.
 COMPARED_CHANNELS_MAX = 512
 # A message that is converted or delayed individually counts as this many scanned messages.

@@ -23,6 +23,7 @@ from simplebus.core.limits import (
     TICKED_CLASSES_PER_TURN,
     TICKED_SESSIONS_PER_TURN,
 )
+from simplebus.core.message_class import last_values
 from simplebus.core.protocol import envelope
 from simplebus.core.protocol.envelope import Envelope
 from tests.behaviour.wire_peer import BrokerHarness, WirePeer
@@ -50,10 +51,14 @@ def patterns(number: int) -> list[str]:
 
 
 def run_turn(peer: WirePeer) -> bool:
-    """Process some of the unprocessed bytes. Returns False if there were none."""
-    if not peer.session.unprocessed:
+    """Process the next part of what was received. Returns False if there is nothing left."""
+    broker, session = peer.bus.broker, peer.session
+    if session.is_request_pending:
+        broker.continue_request(session)
+    elif session.unprocessed:
+        broker.receive(session, peer.bus.buffer, session.refill(peer.bus.buffer))
+    else:
         return False
-    peer.bus.broker.receive(peer.session, peer.bus.buffer, peer.session.refill(peer.bus.buffer))
     peer.bus.check_invariants()
     return True
 
@@ -207,8 +212,31 @@ def test_split_envelopes_are_stored_as_in_one_piece(channel_counts: list[int], s
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("start", ["last_values", "last\\u005fvalues"])
+def test_last_values_are_found_in_portions(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_values, "LAST_VALUES_SCANNED_PER_TURN", 10)
+    bus = BrokerHarness()
+    contents = [channel_envelope(f"a.{n % 5}", b"%d" % n) for n in range(100)]
+    peer = split_reader(bus)
+    peer.send(publish_envelopes(1, 0, *contents))
+    peer.receive_replies()
+    request = subscribe(1, 1, start="last_values").replace(b"last_values", start.encode())
+    peer.send(request + subscribe(1, 2, start="new"))
+    turns = 0
+    while peer.session.is_request_pending:
+        turns += 1
+        assert not peer.session.subscriptions
+        run_turn(peer)
+    assert turns == (9 if start == "last_values" else 0)
+    while run_turn(peer):
+        pass
+    assert list(peer.session.subscriptions) == [1, 2]
+    assert [each.content for each in peer.receive_deliveries()] == contents[-5:]
+
+
 REQUESTS = st.one_of(
     st.builds(lambda n: subscribe(1, n % 3 + 1), st.integers(0, 9)),
+    st.builds(lambda n: subscribe(1, n % 3 + 1, start="last_values"), st.integers(0, 9)),
     st.builds(lambda n: subscribe(2, n % 3 + 4, channels=["a.*"]), st.integers(0, 9)),
     st.builds(lambda n: unsubscribe(n % 6 + 1), st.integers(0, 9)),
     st.just(ack(1, 0, 1)),
@@ -232,24 +260,26 @@ def test_split_reads_have_the_same_results(
     places = sorted({0, len(stream), *(min(cut, len(stream)) for cut in cuts)})
     reads = [stream[a:b] for a, b in pairwise(places)]
     results = []
-    for is_split in (False, True):
-        bus = BrokerHarness()
-        peer = connect_version2(bus, classes=[1, 2])
-        if is_split:
-            peer.session.allow_split_reads()
-        for read in reads:
-            peer.send(read)
-            while run_turn(peer):
-                pass
-        receiver = peer.session.receiver
-        counters = receiver.frame_count, receiver.received_bytes, len(receiver.tail)
-        peer.session.outbox.release_confirm()
-        received = sorted(peer.receive_frames())
-        # Each read has a Confirm of its own; the last one confirms everything.
-        confirms = [frame for frame in received if frame[:1] == CONFIRM]
-        others = [frame for frame in received if frame[:1] != CONFIRM]
-        subscriptions = list(peer.session.subscriptions)
-        results.append((others, confirms[-1:], counters, subscriptions, bus.statistics(1)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(last_values, "LAST_VALUES_SCANNED_PER_TURN", 2)
+        for is_split in (False, True):
+            bus = BrokerHarness()
+            peer = connect_version2(bus, classes=[1, 2])
+            if is_split:
+                peer.session.allow_split_reads()
+            for read in reads:
+                peer.send(read)
+                while run_turn(peer):
+                    pass
+            receiver = peer.session.receiver
+            counters = receiver.frame_count, receiver.received_bytes, len(receiver.tail)
+            peer.session.outbox.release_confirm()
+            received = sorted(peer.receive_frames())
+            # Each read has a Confirm of its own; the last one confirms everything.
+            confirms = [frame for frame in received if frame[:1] == CONFIRM]
+            others = [frame for frame in received if frame[:1] != CONFIRM]
+            subscriptions = list(peer.session.subscriptions)
+            results.append((others, confirms[-1:], counters, subscriptions, bus.statistics(1)))
     assert results[0] == results[1]
 
 

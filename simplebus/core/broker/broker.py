@@ -63,7 +63,7 @@ from simplebus.core.protocol.events import (
 )
 from simplebus.core.protocol.inquiry import AcksInfo, AcksInquiry
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
-from simplebus.core.protocol.requests import ErrorReply
+from simplebus.core.protocol.requests import ErrorReply, SubscribeRequest
 from simplebus.core.session.admission import ConnectionLimits, admit_session
 from simplebus.core.session.pending_limits import (
     UncountedPendingBytes,
@@ -418,6 +418,8 @@ class Broker:
                     self.refusal_counts,
                     frame_bytes_max=self.settings.limits.frame_bytes,
                 )
+            while session.is_request_pending:  # It was not recognized as a long one.
+                self.continue_request(session)
             self._dispatch_event(session, event)
             if session.outbox.pending_bytes > limit:
                 break  # A small request can produce a large reply.
@@ -656,6 +658,8 @@ class Broker:
     def _handle_request(self, session: Session, request: RequestEvent) -> None:
         try:
             match request:
+                case SubscribeRequested(body=SubscribeRequest(start="last_values")):
+                    self._start_request(session, self._subscribe_to_values(session, request))
                 case SubscribeRequested():
                     self.subscription_manager.subscribe_v2(session, request)
                 case UnsubscribeRequested():
@@ -676,6 +680,18 @@ class Broker:
                     check_right(session, AdminRight.INQUIRE)
                     refuse = partial(self._refuse_request, session, request)
                     self.inquiry_handler.handle_inquiry(session, request, refuse)
+        except RemoteProtocolError as error:
+            self._refuse_request(session, request, error)
+
+    def _subscribe_to_values(self, session: Session, request: SubscribeRequested) -> Iterator[None]:
+        """Subscribe to a class from its last values, which are found in parts."""
+        cls = self.classes.get(request.class_id)
+        if cls is not None and cls.spill is None:
+            yield from cls.last_values.scan_in_parts()
+        if session.is_closed:
+            return
+        try:
+            self.subscription_manager.subscribe_v2(session, request)
         except RemoteProtocolError as error:
             self._refuse_request(session, request, error)
 

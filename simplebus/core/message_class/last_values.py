@@ -12,6 +12,8 @@ ended. A channel whose newest message has an empty payload or has expired has no
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from simplebus.core.limits import (
@@ -19,6 +21,7 @@ from simplebus.core.limits import (
     DELIMITER_BYTES,
     FRAME_BYTES_MIN,
     HEADER_BYTES,
+    LAST_VALUES_SCANNED_PER_TURN,
     LOOKAHEAD_MESSAGES,
     REDELIVERY_MESSAGES,
     SEND_BYTES,
@@ -126,12 +129,26 @@ class LastValues:
         if self._ring.head - self._scanned_end > LOOKAHEAD_MESSAGES:
             self._scan_new()
 
+    def scan_in_parts(self) -> Iterator[None]:
+        """Scan most of the new messages in parts, so that a request for values scans few."""
+        ring, turn_messages = self._ring, LAST_VALUES_SCANNED_PER_TURN
+        # Messages that arrive meanwhile are scanned, too, but not for ever.
+        for _ in range(2 * (ring.head - self._scanned_end) // turn_messages):
+            first = max(self._scanned_end, ring.floor)
+            if ring.head - first <= turn_messages:
+                break
+            self._scan_until(first + turn_messages)
+            yield
+
     def _scan_new(self) -> None:
         """Scan the messages that arrived since the last scan."""
+        self._scan_until(self._ring.head)
+
+    def _scan_until(self, end: int) -> None:
         ring = self._ring
         first = max(self._scanned_end, ring.floor)
-        while first < ring.head:
-            last = min(ring.head, first + LOOKAHEAD_MESSAGES)
+        while first < end:
+            last = min(end, first + LOOKAHEAD_MESSAGES)
             if last - first <= _SCALAR_MESSAGES_MAX:
                 self._scan_one_by_one(first, last)
             else:

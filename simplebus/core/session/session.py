@@ -68,6 +68,9 @@ _SLOW_COSTS[[frames.CONNECT, frames.SUBSCRIBE, frames.UNSUBSCRIBE]] = SLOW_REQUE
 _SLOW_COSTS[[frames.FETCH, frames.PURGE, frames.INQUIRE]] = SLOW_REQUEST_BYTES
 _SLOW_COSTS[[frames.NACK, frames.WORKING]] = SLOW_ACK_BYTES
 
+_LAST_VALUES = b'"last_values"'
+"""Start of a Subscribe that may need several turns."""
+
 _OTHER_CHANNELS_MAX = 64
 """Envelopes of a batch with another channel than the first one, from which on it is mixed."""
 
@@ -678,16 +681,20 @@ class _TurnBudget:
 def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:
     """Return the end of the slow requests of one turn.
 
-    A long Connect may need several turns, so it is the last one.
+    A long Connect, and a Subscribe from the last values, may need several turns, so it is the last
+    one.
     """
     costs = _SLOW_COSTS[types]
     slow = np.flatnonzero(costs)
     if not slow.size:
         return None
     lengths = batch.lengths[slow]
-    is_long_connect = (types[slow] == frames.CONNECT) & (lengths > LONG_CONNECT_BYTES)
     cost_bytes = np.cumsum(lengths + costs[slow])
     count = max(1, int(cost_bytes.searchsorted(SLOW_REQUESTS_BYTES_MAX, side="right")))
-    if is_long_connect[:count].any():
-        return int(slow[is_long_connect.argmax()]) + 1
+    is_long = (types[slow] == frames.CONNECT) & (lengths > LONG_CONNECT_BYTES)
+    for index in np.flatnonzero(types[slow[:count]] == frames.SUBSCRIBE).tolist():
+        first, end = batch.bounds[slow[index]], batch.ends[slow[index]]
+        is_long[index] = _LAST_VALUES in batch.data[first:end].tobytes()
+    if is_long[:count].any():
+        return int(slow[is_long.argmax()]) + 1
     return None if count >= slow.size else int(slow[count - 1]) + 1
