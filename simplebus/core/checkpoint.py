@@ -4,7 +4,13 @@ New classes, producer names, and created or removed durables are in the next bat
 confirmed message finds them after a restart. So are the cursors and acks of positions, as far as
 they are cheap to record; the others follow in a complete scan, and after a crash their latest acked
 messages are redelivered. When a durable is created or removed, only the durable and its class are
-examined. Complete scans become rarer as the state grows, so that they do not occupy the event loop.
+examined. Complete scans become rarer as the state grows, and each is cut into portions, so that
+they do not occupy the event loop.
+
+A snapshot is collected during a scan. It contains a class or durable as of its portion, together
+with the changes that were recorded since: the state that the changes so far lead to. Publishers,
+purges and ids of messages are those of the last portion, whose batch contains the snapshot.
+
 A checkpoint changes nothing in the broker but its commit log, whose lists of changes it clears.
 """
 
@@ -20,6 +26,7 @@ from simplebus.core.limits import (
     CHECKPOINT_PAUSE_SECONDS,
     CHECKPOINT_POSITIONS,
     CHECKPOINT_POSITIONS_PER_TURN,
+    CHECKPOINT_ROWS_PER_TURN,
     CHECKPOINT_SECONDS,
     CHECKPOINT_UNION_MAX,
     PROGRESS_ROWS_MAX,
@@ -36,6 +43,7 @@ from simplebus.core.snapshot import (
     PositionSnapshot,
     ProducerSnapshot,
     ProgressSnapshot,
+    RecoveredState,
     RefusalSnapshot,
     RemovedClass,
     StateChanges,
@@ -62,18 +70,21 @@ class Checkpointer:
         """The recorded state of each class."""
         self._class_headers: dict[int, object] = {}
         """The part of it that is compared when a durable is created or removed."""
-        self._class_snapshots: dict[int, ClassSnapshot] = {}
-        """Latest record of each class without positions, if it is short. It is valid for the
-        recorded state; positions may have sent messages since then.
-        """
         self._position_states: dict[int, dict[_PositionKey, tuple[Position, object]]] = {}
         """The recorded state of each durable, by class."""
         self.next_full_scan = float("-inf")
-        """Time of the next scan, or of the next part of the current one, by the broker's clock."""
+        """Time of the next scan, or of the next portion of the current one, by the broker's clock.
+        """
+        self._scanned_at = float("-inf")
+        """Time of the last portion."""
+        self._is_scanning = False
+        """True if the current scan is not complete."""
         self._unscanned: list[MessageClass] = []
         """Classes that the current scan has not examined."""
+        self._unscanned_durables: list[Position] = []
+        """Durables of the last examined class that it has not examined."""
         self._scanned_count = 0
-        """Classes and positions that it has examined."""
+        """Classes and durables that it has examined."""
         self._scanned_row_count = 0
         """Rows about single messages that the current scan has read."""
         self._change_bytes = 0
@@ -82,39 +93,55 @@ class Checkpointer:
         self._message_bytes = 0
         """Frame bytes of messages since the last snapshot."""
         self.is_snapshot_due = True
-        """True if the next write batch must contain a snapshot."""
+        """True if a snapshot must be written."""
+        self._next_snapshot: RecoveredState | None = None
+        """The part of the next snapshot that the current scan has collected; None if no snapshot is
+        due.
+        """
         self._progressed = broker.store.position_changes.progressed
         self._next_progress = float("-inf")
         """Time from which on a batch is written for progress alone, and for costly progress."""
         self._row_counts: dict[Position, int] = {}
         """Rows of the last complete record of positions that have more than PROGRESS_ROWS_MAX."""
 
-    def build_write_batch(self) -> WriteBatch | None:
-        """Return the next write batch, or None if there is nothing to write."""
+    def build_write_batch(self, *, is_last: bool = False) -> WriteBatch | None:
+        """Return the next write batch, or None if there is nothing to write.
+
+        The first batch contains a snapshot, and so does one that `is_last`.
+        """
         commit_log, now = self._commit_log, self._broker.clock.now
         has_entries = not commit_log.is_empty
         self._message_bytes += commit_log.next_batch_bytes
         if (
             self._change_bytes > max(SNAPSHOT_CHANGE_BYTES_MIN, 4 * self._snapshot_bytes)
             or self._message_bytes > SNAPSHOT_MESSAGE_BYTES
+            or is_last
         ):
             self.is_snapshot_due = True
-        is_scan_due = self.is_snapshot_due or now >= self.next_full_scan
         # The clock may have been set back.
+        is_scan_due = (
+            is_last
+            or (self.is_snapshot_due and self._next_snapshot is None)
+            or not self._scanned_at <= now < self.next_full_scan
+        )
         is_progress_due = bool(self._progressed) and not (
             self._next_progress - PROGRESS_SECONDS <= now < self._next_progress
         )
         if not (is_scan_due or has_entries or is_progress_due):
             return None
-        changes = self._collect_changes(now, is_scan_due=is_scan_due)
+        changes = self._collect_changes(
+            now, is_scan_due=is_scan_due, in_portions=bool(self._snapshot_bytes) and not is_last
+        )
         producer_starts = [
             ProducerSnapshot(name, number, [], instance)
             for name, number, instance in commit_log.pop_producer_starts()
         ]
         refused, purged = commit_log.pop_refusals(), commit_log.pop_purged_ranges()
-        if self.is_snapshot_due:
-            self.is_snapshot_due = False
-            snapshot = self._build_snapshot().encode()
+        if self._next_snapshot is not None:
+            self._next_snapshot.apply_changes(changes, batch_number=0)
+        if self._next_snapshot is not None and not self._is_scanning:
+            snapshot = self._build_snapshot(self._next_snapshot).encode()
+            self.is_snapshot_due, self._next_snapshot = False, None
             self._change_bytes, self._snapshot_bytes, self._message_bytes = 0, len(snapshot), 0
             return commit_log.pop_write_batch(snapshot=snapshot)
         changes = StateChanges(
@@ -144,9 +171,15 @@ class Checkpointer:
             class_id for class_id, (floor, (head, _)) in self._class_states.items() if floor == head
         }
 
-    def _collect_changes(self, now: float, *, is_scan_due: bool) -> StateChanges:
-        """Return the changes that the commit log marked as urgent, and those that a part of a scan
-        finds. With a snapshot, the scan is complete.
+    @property
+    def is_snapshot_begun(self) -> bool:
+        """True if a part of a snapshot was collected, so that a batch must be built soon."""
+        return self._next_snapshot is not None
+
+    def _collect_changes(self, now: float, *, is_scan_due: bool, in_portions: bool) -> StateChanges:
+        """Return the changes that the commit log marked as urgent, and those that a scan finds.
+
+        With `in_portions`, only the next portion of the scan is done.
         """
         commit_log, classes = self._commit_log, self._broker.classes
         class_ids, durables_by_class = (
@@ -160,56 +193,100 @@ class Checkpointer:
         for class_id in dict.fromkeys(class_ids):
             if class_id not in classes:
                 changes.removed_classes.append(self._record_removed_class(class_id))
-        scanned: set[int] = set()
-        if is_scan_due:
-            scanned = self._scan_some_classes(now, changes)
-            if len(scanned) == len(classes):
-                self._progressed.clear()
-                return changes
+        if is_scan_due and self._scan(now, changes, in_portions=in_portions):
+            self._progressed.clear()
+            return changes
         for class_id in dict.fromkeys(class_ids):
-            if class_id in classes and class_id not in scanned:
+            if class_id in classes:
                 self._collect_class_header(classes[class_id], changes)
         for class_id, durables in durables_by_class:
-            for durable, group in durables if class_id not in scanned else ():
+            for durable, group in durables:
                 self._collect_durable(classes[class_id], durable, group, changes)
         self._collect_progress(now, changes, are_all_requested=is_progress_requested)
         return changes
 
-    def _scan_some_classes(self, now: float, changes: StateChanges) -> set[int]:
-        """Collect all changes of the next classes of the current scan, or of all classes if a
-        snapshot is due.
+    def _scan(self, now: float, changes: StateChanges, *, in_portions: bool) -> bool:
+        """Collect all changes of the next classes and durables, or begin and end a scan.
 
         Returns:
-            The ids of these classes.
+            True if all classes and durables were examined by this call.
         """
-        classes = self._broker.classes
-        if self.is_snapshot_due or not self._unscanned:
-            self._unscanned = list(reversed(classes.values()))
+        is_new = not self._is_scanning or (self.is_snapshot_due and self._next_snapshot is None)
+        if is_new or not in_portions:
+            self._unscanned = list(reversed(self._broker.classes.values()))
+            self._unscanned_durables = []
             self._scanned_count = self._scanned_row_count = 0
             self._row_counts.clear()
-        scanned, count_before = set[int](), self._scanned_count
-        while self._unscanned and (
-            self.is_snapshot_due
-            or self._scanned_count - count_before < CHECKPOINT_POSITIONS_PER_TURN
+            self._next_snapshot = RecoveredState() if self.is_snapshot_due else None
+        count_before, row_count_before = self._scanned_count, self._scanned_row_count
+        while (self._unscanned or self._unscanned_durables) and not (
+            in_portions
+            and (
+                self._scanned_count - count_before >= CHECKPOINT_POSITIONS_PER_TURN
+                or self._scanned_row_count - row_count_before >= CHECKPOINT_ROWS_PER_TURN
+            )
         ):
-            cls = self._unscanned.pop()
-            if classes.get(cls.class_id) is not cls:
-                continue  # It was removed since the scan began.
-            self._collect_class(cls, changes)
-            scanned.add(cls.class_id)
-            self._scanned_count += 1 + len(cls.positions)
-            for position in cls.positions:
-                self._progressed.pop(position, None)
-        if self._unscanned:
+            self._scanned_count += 1
+            if self._unscanned_durables:
+                self._scan_durable(self._unscanned_durables.pop(), changes)
+            else:
+                self._scan_class(self._unscanned.pop(), changes)
+        self._scanned_at = now
+        is_whole = is_new or not in_portions
+        # The rest of a snapshot is a portion of its own.
+        self._is_scanning = bool(self._unscanned or self._unscanned_durables) or (
+            not is_whole and self._next_snapshot is not None and self._scanned_count > count_before
+        )
+        if self._is_scanning:
             self.next_full_scan = now + CHECKPOINT_PAUSE_SECONDS
-        else:
-            count = self._scanned_count + self._scanned_row_count
-            self.next_full_scan = now + CHECKPOINT_SECONDS * max(1.0, count / CHECKPOINT_POSITIONS)
-        return scanned
+            return False
+        count = self._scanned_count + self._scanned_row_count
+        self.next_full_scan = now + CHECKPOINT_SECONDS * max(1.0, count / CHECKPOINT_POSITIONS)
+        return is_whole
+
+    def _scan_class(self, cls: MessageClass, changes: StateChanges) -> None:
+        """Collect the changes of a class, except for those of its durables."""
+        if self._broker.classes.get(cls.class_id) is not cls:
+            return  # It was removed since the scan began.
+        progressed = [
+            each for each in cls.positions if not each.durable and self._pop_progress(each)
+        ]
+        state = _class_state(cls, self._commit_log.durable_position)
+        if (
+            (progressed and not _has_durables(cls))
+            or self._class_states.get(cls.class_id) != state
+            or self._class_headers[cls.class_id] != _class_header(cls)
+        ):
+            self._record_class(cls, state, changes)
+        elif self._next_snapshot is not None:
+            self._next_snapshot.classes[cls.class_id] = self._snapshot_class(cls)
+        for _, durable, group in list(self._position_states.get(cls.class_id, ())):
+            if _find_durable(cls, durable, group) is None:
+                self._collect_durable(cls, durable, group, changes)
+        self._unscanned_durables = [each for each in cls.named_positions.values() if each.durable]
+
+    def _scan_durable(self, position: Position, changes: StateChanges) -> None:
+        """Collect the changes of a durable."""
+        cls = self._broker.classes.get(position.class_id)
+        durable, group = position.durable, position.group
+        if cls is None or _find_durable(cls, durable, group) is not position:
+            return  # It was removed since its class was examined.
+        if self._pop_progress(position):
+            self._position_states.get(cls.class_id, {}).pop((cls.class_id, durable, group), None)
+        is_changed = self._collect_durable(cls, durable, group, changes)
+        if self._next_snapshot is not None and not is_changed:
+            snapshot = self._snapshot_position(position)
+            self._next_snapshot.positions[snapshot.key] = snapshot
+
+    def _pop_progress(self, position: Position) -> bool:
+        """Return True if a position has progressed since its last record, and forget that.
+
+        Its state may be the same: a group's cursor passes messages that are sent later.
+        """
+        return self._progressed.pop(position, self) is None
 
     def _record_removed_class(self, class_id: int) -> RemovedClass:
         self._class_headers.pop(class_id, None)
-        self._class_snapshots.pop(class_id, None)
         self._position_states.pop(class_id, None)
         registry = self._broker.store.class_registry
         removed = registry.removed_classes.get(class_id) or RemovedClass(class_id, "", 0)
@@ -267,64 +344,32 @@ class Checkpointer:
             state,
             _class_header(cls),
         )
-        snapshot = self._snapshot_class(cls)
-        changes.classes.append(snapshot)
-        if snapshot.is_short and not cls.positions:
-            self._class_snapshots[cls.class_id] = snapshot
-        else:
-            self._class_snapshots.pop(cls.class_id, None)
+        changes.classes.append(self._snapshot_class(cls))
 
     def _collect_durable(
         self, cls: MessageClass, durable: str, group: str, changes: StateChanges
-    ) -> None:
-        """Record a durable that was created or removed."""
+    ) -> bool:
+        """Record a durable if it was created, changed or removed. Returns True if it was."""
         known = self._position_states.setdefault(cls.class_id, {})
-        key, position = (
-            (cls.class_id, durable, group),
-            cls.named_positions.get(cls.position_key(durable, group)),
-        )
-        if position is None or position.group != group:
-            if known.pop(key, None) is not None:
-                changes.removed_positions.append(key)
-            return
+        key, position = (cls.class_id, durable, group), _find_durable(cls, durable, group)
+        if position is None:
+            if known.pop(key, None) is None:
+                return False
+            changes.removed_positions.append(key)
+            return True
         current = position, _position_state(position)
-        if known.get(key) != current:
-            known[key] = current
-            changes.positions.append(self._snapshot_position(position))
+        if known.get(key) == current:
+            return False
+        known[key] = current
+        changes.positions.append(self._snapshot_position(position))
+        return True
 
-    def _collect_class(self, cls: MessageClass, changes: StateChanges) -> None:
-        state = _class_state(cls, self._commit_log.durable_position)
-        if self._class_states.get(cls.class_id) != state or self._class_headers[
-            cls.class_id
-        ] != _class_header(cls):
-            self._record_class(cls, state, changes)
-        if not (cls.named_positions or cls.class_id in self._position_states):
-            return
-        known, found = self._position_states.get(cls.class_id, {}), {}
-        for position in cls.named_positions.values():
-            if position.durable:
-                key = (cls.class_id, position.durable, position.group)
-                found[key] = current = (position, _position_state(position))
-                if known.pop(key, None) != current:
-                    changes.positions.append(self._snapshot_position(position))
-        changes.removed_positions.extend(known)
-        if found:
-            self._position_states[cls.class_id] = found
-        else:
-            self._position_states.pop(cls.class_id, None)
-
-    def _build_snapshot(self) -> StateChanges:
+    def _build_snapshot(self, collected: RecoveredState) -> StateChanges:
+        """Return a snapshot with the collected classes and durables."""
         broker = self._broker
         return StateChanges(
-            [
-                self._class_snapshots.get(class_id) or self._snapshot_class(cls)
-                for class_id, cls in broker.classes.items()
-            ],
-            [
-                self._snapshot_position(position)
-                for positions in self._position_states.values()
-                for position, _ in positions.values()
-            ],
+            list(collected.classes.values()),
+            list(collected.positions.values()),
             producers=self._snapshot_producers(),
             purged_ranges=[
                 (class_id, first, last)
@@ -452,6 +497,12 @@ def _has_plain_progress(position: Position, recorded: object) -> bool:
         or recorded_dead_letter_count
         or position.window.flagged_span > PROGRESS_WINDOW_MESSAGES
     )
+
+
+def _find_durable(cls: MessageClass, durable: str, group: str) -> Position | None:
+    """Return the position of a durable, or None if it does not exist."""
+    position = cls.named_positions.get(cls.position_key(durable, group))
+    return position if position is not None and position.group == group else None
 
 
 def _has_durables(cls: MessageClass) -> bool:

@@ -350,8 +350,10 @@ COMMIT_LOG_BYTES_MAX = 64 * 1024 * 1024
 # and rows about single messages than this.
 CHECKPOINT_SECONDS = 0.1
 CHECKPOINT_POSITIONS = 1000
-# A scan examines so many positions and classes, then pauses, so that others have their turn.
-CHECKPOINT_POSITIONS_PER_TURN = 256
+# A scan examines so many classes and durables, with so many rows, then pauses, so that others have
+# their turn. A durable is not divided.
+CHECKPOINT_POSITIONS_PER_TURN = 128
+CHECKPOINT_ROWS_PER_TURN = 1024
 CHECKPOINT_PAUSE_SECONDS = 0.005
 # Without messages to write, sent and acknowledged messages are recorded at most so often. Positions
 # whose record needs more rows or bytes than this are left to the complete scan.

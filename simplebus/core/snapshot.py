@@ -20,10 +20,6 @@ class _SnapshotRecord(msgspec.Struct, array_like=True, frozen=True):
     """Base of the records, which are written as arrays without field names."""
 
 
-_SHORT_SNAPSHOT_SIZE = 64
-"""Bytes and rows of a short class snapshot."""
-
-
 class WindowSnapshot(_SnapshotRecord, frozen=True):
     """An ack window."""
 
@@ -71,14 +67,6 @@ class ClassSnapshot(_SnapshotRecord, frozen=True):
     """The user that created the class; empty if unknown."""
     creator_address: str = ""
     """Address of the client that created the class; empty if unknown."""
-
-    @property
-    def is_short(self) -> bool:
-        """True if it takes about as much memory as that of a class without messages."""
-        return (
-            len(self.backlog_window.acked_bits) + len(self.attempts or ()) + len(self.delays)
-            <= _SHORT_SNAPSHOT_SIZE
-        )
 
 
 class RemovedClass(_SnapshotRecord, frozen=True):

@@ -1,9 +1,10 @@
-"""Checkpoints of many individually delayed messages: few rows, and rare scans."""
+"""Checkpoints: few rows about messages, rare scans, and scans and snapshots in portions."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from typing import TypeVar
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,13 @@ from simplebus.core.limits import (
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.redelivery.handover import merge_adjacent
-from simplebus.core.snapshot import ClassSnapshot, PositionSnapshot, decode_changes
+from simplebus.core.snapshot import (
+    ClassSnapshot,
+    PositionSnapshot,
+    RecoveredState,
+    StateChanges,
+    decode_changes,
+)
 from tests.behaviour.wire_peer import BrokerHarness, advance_tick
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
@@ -164,16 +171,15 @@ def test_snapshot_from_records_equals_one_from_the_state(
     assert batch is not None
     other = Checkpointer(bus.broker).build_write_batch()
     assert other is not None
-    assert comparable(batch.snapshot) == comparable(other.snapshot)
+    assert comparable(decode_changes(batch.snapshot)) == comparable(decode_changes(other.snapshot))
 
 
-def comparable(snapshot: bytes) -> object:
-    """Return the content of a snapshot, with delays from a fixed time on."""
-    state = decode_changes(snapshot)
+def comparable(state: StateChanges) -> object:
+    """Return the content of a snapshot in a fixed order, with delays from a fixed time on."""
     return structs.replace(
         state,
-        classes=[with_absolute_delays(each) for each in state.classes],
-        positions=sorted(with_absolute_delays(each) for each in state.positions),
+        classes=sorted(map(with_absolute_delays, state.classes), key=lambda each: each.class_id),
+        positions=sorted(map(with_absolute_delays, state.positions), key=lambda each: each.key),
     )
 
 
@@ -185,22 +191,100 @@ def with_absolute_delays(snapshot: T) -> T:
     return structs.replace(snapshot, delays=delays, taken_at=0.0)
 
 
-def test_snapshot_examines_an_unchanged_class_without_recording_it_again() -> None:
+@settings(max_examples=300, deadline=None)
+@given(st.lists(ACTIONS, min_size=10, max_size=60), st.sampled_from([1, 2, 3]))
+def test_snapshot_in_portions_and_later_changes_equal_the_state(
+    actions: list[tuple[str, int]], portion: int
+) -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    commit_log = CommitLog(Durability.OS)
+    bus.broker = Broker(bus.broker.settings, commit_log=commit_log)
+    checkpointer, recovered = Checkpointer(bus.broker), RecoveredState()
+    peer = connect_version2(bus, classes=[1, 2, 3])
+    portion_count = 20  # Of the last scan, which finds all changes.
+    with mock.patch.object(checkpoint, "CHECKPOINT_POSITIONS_PER_TURN", portion):
+        for action, class_id in [*actions, *[("scan", 1)] * portion_count, ("progress", 1)]:
+            if peer.session.is_closed:
+                peer = connect_version2(bus, classes=[1, 2])
+            perform(bus, peer, action, class_id)
+            if action == "scan":
+                checkpointer.next_full_scan = bus.broker.clock.now
+            elif action == "progress":
+                commit_log.append_progress_request()
+            elif action == "snapshot":
+                checkpointer.is_snapshot_due = True
+            if action not in ("batch", "scan", "progress", "snapshot"):
+                continue
+            if (batch := checkpointer.build_write_batch()) is not None:
+                bus.broker.mark_durable(batch.number)
+                if batch.snapshot:
+                    recovered = RecoveredState()
+                if batch.snapshot or batch.changes:
+                    changes = decode_changes(batch.snapshot or batch.changes)
+                    recovered.apply_changes(changes, batch.number)
+    assert not checkpointer.is_snapshot_begun
+    other = Checkpointer(bus.broker).build_write_batch()
+    assert other is not None
+    state = decode_changes(other.snapshot)
+    expected = StateChanges(state.classes, state.positions, removed_classes=state.removed_classes)
+    found = StateChanges(
+        list(recovered.classes.values()),
+        list(recovered.positions.values()),
+        removed_classes=list(recovered.removed_classes.values()),
+    )
+    assert comparable(found) == comparable(expected)
+
+
+def test_snapshot_is_collected_in_bounded_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    portion, count = 10, 35
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_POSITIONS_PER_TURN", portion)
+    bus = BrokerHarness(durables=count)
+    bus.broker = Broker(bus.broker.settings, commit_log=CommitLog(Durability.MEMORY))
+    checkpointer = Checkpointer(bus.broker)
+    peer = connect_version2(bus, classes=list(range(count)))
+    peer.send(*[subscribe(n % 2, n, durable=f"d {n}") for n in range(1, count)])
+    first = checkpointer.build_write_batch()
+    assert first is not None
+    checkpointer.is_snapshot_due = True
+    turns = 0
+    while (batch := checkpointer.build_write_batch()) is None:
+        assert checkpointer.is_snapshot_begun
+        bus.broker.clock.now += CHECKPOINT_PAUSE_SECONDS
+        turns += 1
+    assert turns == -(-(2 * count - 1) // portion)
+    assert not checkpointer.is_snapshot_begun
+    assert comparable(decode_changes(batch.snapshot)) == comparable(decode_changes(first.snapshot))
+
+
+def test_last_batch_contains_a_complete_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_POSITIONS_PER_TURN", 1)
     bus = BrokerHarness()
     bus.broker = Broker(bus.broker.settings, commit_log=CommitLog(Durability.MEMORY))
     checkpointer = Checkpointer(bus.broker)
-    connect_version2(bus, classes=list(range(100)))
+    connect_version2(bus, classes=list(range(10)))
     checkpointer.build_write_batch()
-    before = bus.broker.clock.now
-    bus.broker.clock.now += 5
-    peer = connect_version2(bus, classes=[1])
-    peer.send(publish(1, 0, b"x"))
     checkpointer.is_snapshot_due = True
+    assert checkpointer.build_write_batch() is None
+    batch = checkpointer.build_write_batch(is_last=True)
+    assert batch is not None
+    assert len(decode_changes(batch.snapshot).classes) == 10
+
+
+def test_clock_set_back_delays_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_POSITIONS_PER_TURN", 1)
+    bus = BrokerHarness()
+    bus.broker = Broker(bus.broker.settings, commit_log=CommitLog(Durability.MEMORY))
+    checkpointer = Checkpointer(bus.broker)
+    connect_version2(bus, classes=[1, 2])
+    checkpointer.build_write_batch()
+    checkpointer.is_snapshot_due = True
+    for _ in range(2):
+        assert checkpointer.build_write_batch() is None
+        bus.broker.clock.now -= 3600
     batch = checkpointer.build_write_batch()
     assert batch is not None
-    classes = decode_changes(batch.snapshot).classes
-    assert [each.class_id for each in classes if each.taken_at != before] == [1]
-    assert len(classes) == 100
+    assert batch.snapshot
 
 
 def test_scan_examines_a_bounded_number_of_classes_at_once() -> None:

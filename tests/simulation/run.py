@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 from unittest import mock
 
+from simplebus.core import checkpoint
 from simplebus.core.message_class import spill
 from tests.simulation.clients import (
     Processed,
@@ -48,6 +49,9 @@ class SimulationRun:
         if "fates" not in scenario_fields and Random(f"{seed} flips").random() < _FLIP_PROBABILITY:
             shape = replace(shape, fates=(*shape.fates[:-1], "flip"))
         self.shape = shape
+        rng = Random(f"{seed} snapshots")
+        self._portion, self._snapshot_bytes = rng.choice([1, 2, 128]), rng.choice([100, 1 << 20])
+        """Classes and durables of a portion of a scan; bytes of changes before a snapshot."""
         self.disk = SimulatedDisk(world, path)
         self.promises = PromiseChecker(world, self.disk.torn)
         self.server = SimulatedServer(
@@ -154,6 +158,8 @@ class SimulationRun:
             self.disk.patch_journal(),
             self.server.log.capture(),
             mock.patch.object(spill, "SPILL_READ_BYTES", self.shape.read_bytes),
+            mock.patch.object(checkpoint, "CHECKPOINT_POSITIONS_PER_TURN", self._portion),
+            mock.patch.object(checkpoint, "SNAPSHOT_CHANGE_BYTES_MIN", self._snapshot_bytes),
         ):
             self.server.start()
             world.call_later(1.0, self._inject_fault)

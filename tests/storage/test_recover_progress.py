@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from simplebus.core.limits import PROGRESS_ROWS_MAX, PROGRESS_SECONDS
+from simplebus.core.limits import CHECKPOINT_SECONDS, PROGRESS_ROWS_MAX, PROGRESS_SECONDS
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from tests.behaviour.wire_peer_v2 import (
@@ -65,6 +65,20 @@ def test_acks_and_deliveries_are_in_the_next_write(
     bus.broker.clock.now += PROGRESS_SECONDS
     bus.sync()
     assert redelivered(restarted(bus, tmp_path, level), SUBSCRIPTIONS[kind]) == {2: 2, 3: 2, 5: 2}
+
+
+@pytest.mark.parametrize("kind", SUBSCRIPTIONS)
+def test_scan_records_deliveries_that_change_no_cursor(tmp_path: Path, kind: str) -> None:
+    """The cursor of a group passes messages that its members are sent later."""
+    bus = KeptBus(tmp_path)
+    reader = connect_version2(bus, SUBSCRIPTIONS[kind])
+    peer = connect_version2(bus, name="till")
+    peer.send(publish_envelopes(1, 0, encode_with_key(b"a", b"")))
+    bus.sync()
+    assert reader.receive_message_ids() == [0]
+    bus.broker.clock.now += CHECKPOINT_SECONDS
+    bus.sync()
+    assert redelivered(restarted(bus, tmp_path), SUBSCRIPTIONS[kind]) == {0: 2}
 
 
 @pytest.mark.parametrize("seed", range(6))

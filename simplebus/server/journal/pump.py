@@ -174,7 +174,9 @@ class JournalPump:
     @property
     def has_deferred_progress(self) -> bool:
         """True if `submit_pending` must be called again after PROGRESS_SECONDS."""
-        return self._checkpointer.has_unrecorded_progress and not self._is_busy
+        checkpointer = self._checkpointer
+        has_more = checkpointer.has_unrecorded_progress or checkpointer.is_snapshot_begun
+        return has_more and not self._is_busy
 
     @property
     def _is_busy(self) -> bool:
@@ -216,8 +218,7 @@ class JournalPump:
 
     def close(self) -> None:
         """Write all entries and stop the threads. Blocks until this is done."""
-        self._checkpointer.is_snapshot_due = True
-        batch = self._checkpointer.build_write_batch()
+        batch = self._checkpointer.build_write_batch(is_last=True)
         if batch is not None:
             self._writer.put(batch)
         self._writer.stop()
