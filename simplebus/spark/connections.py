@@ -6,14 +6,13 @@ They are used by one thread at a time, and closed together.
 from __future__ import annotations
 
 import contextlib
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from simplebus.client.blocking.connection import BlockingClientConnection
 from simplebus.core.dead_letters import is_dead_letter_class
 from simplebus.core.errors import BusConnectionError
-from simplebus.spark.options import SourceOptions, is_path
+from simplebus.spark.options import SourceOptions, compile_class_pattern, is_path
 from simplebus.spark.read.bus_reader import BusReader, ClassMissingError
 from simplebus.storage.errors import JournalError
 
@@ -95,7 +94,7 @@ def resolve_pattern(options: SourceOptions) -> SourceOptions:
         return options
     with SourceConnections(options) as connections:
         names = {name for server in options.servers for name in connections[server].class_names()}
-    pattern = re.compile(options.subscribe_pattern)
+    pattern = compile_class_pattern(options.subscribe_pattern)
     found = sorted(
         name for name in names if not is_dead_letter_class(name) and pattern.fullmatch(name)
     )

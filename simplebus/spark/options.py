@@ -334,13 +334,28 @@ def _strategy(text: str) -> bool:
     return found
 
 
-def _regular_expression(text: str) -> str:
+_SET_OPERATION = re.compile(r"(?<!\\)\[(?:[^]\\]|\\.)*?(?:\[|&&)")
+"""Union or intersection of sets in Java, such as `[a[b]]` or `[a&&b]`."""
+
+
+def compile_class_pattern(text: str) -> re.Pattern[str]:
+    """Compile a regular expression of class names. Raises ValueError.
+
+    As in the connector, `\\w` and `\\d` match ASCII only. Unions and intersections of sets are
+    refused, since Python reads them as characters.
+    """
+    if _SET_OPERATION.search(text):
+        raise ValueError("expected no unions and intersections of sets, such as [a&&b]")
     try:
-        re.compile(text)
-    except re.error:
-        text = ""
+        return re.compile(text, re.ASCII)
+    except (re.error, ValueError):  # ValueError: flags that exclude ASCII.
+        raise ValueError("expected a regular expression") from None
+
+
+def _regular_expression(text: str) -> str:
     if not text.strip():
         raise ValueError("expected a regular expression")
+    compile_class_pattern(text)
     return text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simplebus.spark.options import sink_options, source_options
+from simplebus.spark.options import compile_class_pattern, sink_options, source_options
 from simplebus.spark.read.offsets import TimestampSpec
 from tests.spark.option_cases import INVALID_BATCH_OPTIONS, INVALID_STREAM_OPTIONS, NEEDED
 
@@ -84,6 +84,19 @@ def test_invalid_batch_options_are_rejected(given: dict[str, str], sentence: str
 def test_stream_rejects_end_options() -> None:
     with pytest.raises(ValueError, match="no option endingOffsets here"):
         source_options(NEEDED | {"endingOffsets": "latest"}, streaming=True)
+
+
+def test_class_patterns_match_as_in_java() -> None:
+    assert compile_class_pattern(r"\w+[.]\d").fullmatch("orders.1")
+    assert compile_class_pattern(r"[a-z]+\[[0-9&]\]").fullmatch("orders[1]")
+    assert not compile_class_pattern(r"\w+").fullmatch("café")
+    assert not compile_class_pattern("(?i)k").fullmatch("\N{KELVIN SIGN}")
+    for text in (r"\p{L}", "(?<name>a)", "(?u)a"):
+        with pytest.raises(ValueError, match="expected a regular expression"):
+            compile_class_pattern(text)
+    for text in ("[a-z&&b]", "[a-z[A-Z]]", "[[ab]c]"):
+        with pytest.raises(ValueError, match="expected no unions and intersections of sets"):
+            compile_class_pattern(text)
 
 
 def test_sink_has_one_server_and_one_class() -> None:
