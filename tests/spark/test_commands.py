@@ -66,7 +66,12 @@ def test_commands_without_java_report_it(name: str, monkeypatch: pytest.MonkeyPa
     ("arguments", "sentence"),
     [
         ("nonsense", "No such command 'nonsense'"),
-        ("archive --to x", "Missing option '--subscribe'"),
+        ("archive --to x", "expected either --subscribe or --subscribe-pattern, got neither"),
+        (
+            "archive --to x --subscribe 1 --subscribe-pattern .*",
+            "expected either --subscribe or --subscribe-pattern, got both",
+        ),
+        ("archive --to x --subscribe 1 --partition-by month", "'month'"),
         ("archive --to x --subscribe 1 --trigger never", "neither once nor seconds above 0"),
         ("archive --to x --subscribe 1 --trigger 0", "neither once nor seconds above 0"),
         ("archive --to x --subscribe 1 --set spark.ui", "'spark.ui' is not KEY=VALUE"),

@@ -16,6 +16,7 @@ from simplebus.spark.commands.shared import (
     ArchiveFormat,
     ChannelsOption,
     MasterOption,
+    PartitionPeriod,
     PipelineHttpOption,
     ServersOption,
     SettingsOption,
@@ -26,8 +27,8 @@ from simplebus.spark.jobs.session import LOCAL
 
 HELP = (
     "Write the messages of a bus to an archive, each once.\n\n"
-    "The archive has a folder per class and day with Parquet files, or is a Delta table. Run the "
-    "command again to continue: the bus keeps the messages that arrive meanwhile.\n\n"
+    "The archive has a folder per class and day, or hour, with Parquet files, or is a Delta table. "
+    "Run the command again to continue: the bus keeps the messages that arrive meanwhile.\n\n"
     "\b\n"
     "  simplebus pipeline archive --subscribe orders,7 --to /data/archive\n"
     "  simplebus pipeline archive --subscribe orders --to /data/archive --trigger 10\n"
@@ -58,15 +59,6 @@ def parse_path(text: str | None) -> str | None:
 
 def command(
     context: typer.Context,
-    subscribe: Annotated[
-        str,
-        typer.Option(
-            "--subscribe",
-            metavar="CLASSES",
-            show_default=False,
-            help="The classes to archive, by name or id, with commas.",
-        ),
-    ],
     to: Annotated[
         str,
         typer.Option(
@@ -76,6 +68,25 @@ def command(
             help="The archive: a folder, or a URL that Spark can write, such as hdfs://… or s3a://….",
         ),
     ],
+    subscribe: Annotated[
+        str | None,
+        typer.Option(
+            "--subscribe",
+            metavar="CLASSES",
+            show_default=False,
+            help="The classes to archive, by name or id, with commas.",
+        ),
+    ] = None,
+    subscribe_pattern: Annotated[
+        str | None,
+        typer.Option(
+            "--subscribe-pattern",
+            metavar="REGEX",
+            show_default=False,
+            help="Instead of --subscribe: a regular expression that matches whole names of "
+            "classes. Run the command again to archive classes that were created after its start.",
+        ),
+    ] = None,
     servers: ServersOption = DEFAULT_SERVERS,
     path: Annotated[
         Any,
@@ -92,6 +103,14 @@ def command(
         ArchiveFormat,
         option("--format", "Parquet files that any program reads, or a Delta table."),
     ] = ArchiveFormat.PARQUET,
+    partition_by: Annotated[
+        PartitionPeriod,
+        option(
+            "--partition-by",
+            "day: a folder per class and day. hour: a folder per class, day and hour. An archive "
+            "keeps the folders that it was created with.",
+        ),
+    ] = PartitionPeriod.DAY,
     checkpoint: Annotated[
         str | None,
         option(
@@ -140,6 +159,12 @@ def command(
 ) -> None:
     """Run the command."""
     options: dict[str, object] = dict(source or ())
+    if (subscribe is None) == (subscribe_pattern is None):
+        raise typer.BadParameter(
+            "expected either --subscribe or --subscribe-pattern, got "
+            + ("neither" if subscribe is None else "both"),
+            param_hint="--subscribe",
+        )
     given = context.get_parameter_source("servers")
     if path and given is not None and given.name == "COMMANDLINE":
         raise typer.BadParameter(
@@ -157,9 +182,21 @@ def command(
         from simplebus.spark.jobs.progress import follow
 
         rows = messages(
-            spark, servers=None if path else servers, path=path, subscribe=subscribe, **options
+            spark,
+            servers=None if path else servers,
+            path=path,
+            subscribe=subscribe,
+            subscribe_pattern=subscribe_pattern,
+            **options,
         )
-        query = archive(rows, to, format=format.value, checkpoint=checkpoint, every=trigger)
+        query = archive(
+            rows,
+            to,
+            format=format.value,
+            partition_by=partition_by.value,
+            checkpoint=checkpoint,
+            every=trigger,
+        )
         progress, was_stopped = follow(query, "archived", monitor.update)
         typer.echo(f"archived {progress} to {to}", err=True)
         if was_stopped:

@@ -35,6 +35,13 @@ class ArchiveFormat(enum.StrEnum):
     DELTA = "delta"
 
 
+class PartitionPeriod(enum.StrEnum):
+    """Length of time of a folder of an archive."""
+
+    DAY = "day"
+    HOUR = "hour"
+
+
 def parse_setting(text: str | tuple[str, str]) -> tuple[str, str]:
     """Parse a Spark setting, KEY=VALUE. Raises typer.BadParameter."""
     if isinstance(text, tuple):

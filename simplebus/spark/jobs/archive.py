@@ -4,8 +4,9 @@ Spark writes the rows itself, without a shuffle; only file names pass through Py
 becomes visible through `archive_commit` or `delta`, so a repeated batch replaces itself or finds
 that it is already archived.
 
-The archive has a folder per class and day, the UTC day of `timestamp`; times outside the years 1 to
-9999 have no day. Keep the checkpoint: with a new one, the query archives all messages again.
+The archive has a folder per class and UTC day of `timestamp`, or per class, day and hour. Times
+outside the years 1 to 9999 have no day and no hour. Keep the checkpoint: with a new one, the query
+archives all messages again.
 
 >>> rows = messages(spark, servers="127.0.0.1:8888", subscribe="orders,7")
 >>> archive(rows, "/data/archive").awaitTermination()
@@ -23,7 +24,12 @@ from simplebus.spark.jobs.archive_commit import (
     publish_batch,
     recover_swaps,
 )
-from simplebus.spark.jobs.archive_layout import CHECKPOINT, PARTITIONS, ArchiveError, staging_folder
+from simplebus.spark.jobs.archive_layout import (
+    CHECKPOINT,
+    PARTITION_COLUMNS,
+    ArchiveError,
+    staging_folder,
+)
 from simplebus.spark.jobs.hadoop import HadoopArchiveFiles
 
 if TYPE_CHECKING:
@@ -40,11 +46,13 @@ FILE_DDL = (
 """Columns of an archive's files."""
 DDL = f"{FILE_DDL}, class string, date date"
 """Columns of an archive; the last two are folder names."""
+HOURLY_DDL = f"{DDL}, hour int"
+"""Columns of an archive that is partitioned by hour."""
 
-_DAY_MICROSECONDS = 86_400_000_000
+_DAY_MICROSECONDS, _HOUR_MICROSECONDS = 86_400_000_000, 3_600_000_000
 _DATE_RANGE_MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """The years 1 to 9999, in microseconds since 1970: the dates that every program can read."""
-# A task writes so many classes and days at a time without sorting its rows.
+# A task writes so many folders at a time without sorting its rows.
 _OPEN_FILES_MAX = 64
 
 
@@ -53,7 +61,8 @@ def messages(
     *,
     servers: str | None = None,
     path: str | None = None,
-    subscribe: str,
+    subscribe: str | None = None,
+    subscribe_pattern: str | None = None,
     **options: object,
 ) -> DataFrame:
     """Return a stream of messages with all columns of an archive, from the earliest message on.
@@ -62,12 +71,21 @@ def messages(
         spark: The session.
         servers: Buses as host:port, comma-separated; None if `path` is given.
         path: Data directory of a bus, whose files are read instead.
-        subscribe: Classes by name or id, comma-separated.
+        subscribe: Classes by name or id, comma-separated; None if `subscribe_pattern` is given.
+        subscribe_pattern: Regular expression that matches whole names of classes.
         options: Further options of the source, by name.
     """
-    given = {"startingOffsets": "earliest", "includeHeaders": "true", "includeMemory": "true"}
-    stream = spark.readStream.format("simplebus").option("subscribe", subscribe)
-    for name, value in {"servers": servers, "path": path, **given, **options}.items():
+    given = {
+        "servers": servers,
+        "path": path,
+        "subscribe": subscribe,
+        "subscribePattern": subscribe_pattern,
+        "startingOffsets": "earliest",
+        "includeHeaders": "true",
+        "includeMemory": "true",
+    }
+    stream = spark.readStream.format("simplebus")
+    for name, value in {**given, **options}.items():
         if value is not None:
             text = str(value).lower() if isinstance(value, bool) else str(value)
             stream = stream.option(name, text)
@@ -79,6 +97,7 @@ def archive(
     to: str,
     *,
     format: str = "parquet",
+    partition_by: str = "day",
     checkpoint: str | None = None,
     every: float | None = None,
     storage: dict[str, str] | None = None,
@@ -90,6 +109,8 @@ def archive(
             timestamp go to a folder without a day.
         to: Path of the archive.
         format: `parquet` or `delta`.
+        partition_by: `day` for a folder per class and day, or `hour` for one per class, day and
+            hour. An archive keeps the folders that it was created with.
         checkpoint: Path of the checkpoint; default: a folder in the archive.
         every: Seconds between batches; None to archive the available messages and end.
         storage: Options of delta-rs for an object store.
@@ -98,12 +119,16 @@ def archive(
         The running query.
 
     Raises:
-        ValueError: The format is unknown.
+        ValueError: The format or `partition_by` is unknown.
         Exception: The error of `DataStreamWriter.start`.
     """
     if format not in FORMATS:
         raise ValueError(f"expected the format {' or '.join(FORMATS)}, got {format!r}")
-    writing = frame.writeStream.foreachBatch(BatchArchiver(to, format=format, storage=storage))
+    if partition_by not in PARTITION_COLUMNS:
+        expected = " or ".join(PARTITION_COLUMNS)
+        raise ValueError(f"expected partition_by {expected}, got {partition_by!r}")
+    archiver = BatchArchiver(to, format=format, partition_by=partition_by, storage=storage)
+    writing = frame.writeStream.foreachBatch(archiver)
     writing = writing.option("checkpointLocation", checkpoint or f"{to.rstrip('/')}/{CHECKPOINT}")
     if every is None:
         writing = writing.trigger(availableNow=True)
@@ -112,14 +137,14 @@ def archive(
     return writing.start()
 
 
-def archive_columns(frame: DataFrame) -> DataFrame:
-    """Return the messages with the columns of an archive."""
+def archive_columns(frame: DataFrame, ddl: str = DDL) -> DataFrame:
+    """Return the messages with the columns of an archive, DDL or HOURLY_DDL."""
     from pyspark.sql import functions as sql
 
     present = set(frame.columns)
     now = sql.lit(datetime.now(UTC))
     columns: list[Column] = []
-    for field in _fields():
+    for field in _fields(ddl):
         name, kind = field.name, field.dataType
         if name == "archived":
             columns.append(now.alias(name))
@@ -127,6 +152,8 @@ def archive_columns(frame: DataFrame) -> DataFrame:
             columns.append(sql.col("topic" if "topic" in present else "class").alias(name))
         elif name == "date":
             columns.append(_day(sql.col("timestamp")).alias(name))
+        elif name == "hour":
+            columns.append(_hour(sql.col("timestamp")).alias(name))
         elif name in present:
             columns.append(sql.col(name))
         elif name in ("headers", "memory"):
@@ -136,10 +163,10 @@ def archive_columns(frame: DataFrame) -> DataFrame:
     return frame.select(columns)
 
 
-def _fields() -> list[StructField]:
+def _fields(ddl: str) -> list[StructField]:
     from pyspark.sql.types import StructType
 
-    kind = StructType.fromDDL(DDL)
+    kind = StructType.fromDDL(ddl)
     assert isinstance(kind, StructType)
     return kind.fields
 
@@ -148,15 +175,32 @@ def _day(stamps: Column) -> Column:
     """Return the UTC day, regardless of the session's time zone; null outside the calendar."""
     from pyspark.sql import functions as sql
 
-    micros = sql.unix_micros(stamps)
-    # Publishers may set any time, so the range is checked before computing with it.
-    micros = sql.when(micros.between(*_DATE_RANGE_MICROSECONDS), micros)
+    micros = _calendar_micros(stamps)
     whole = micros - sql.pmod(micros, sql.lit(_DAY_MICROSECONDS))
     return sql.date_from_unix_date((whole / _DAY_MICROSECONDS).cast("int"))
 
 
+def _hour(stamps: Column) -> Column:
+    """Return the hour of the UTC day, from 0 to 23; null outside the calendar."""
+    from pyspark.sql import functions as sql
+
+    of_day = sql.pmod(_calendar_micros(stamps), sql.lit(_DAY_MICROSECONDS))
+    return (of_day / _HOUR_MICROSECONDS).cast("int")
+
+
+def _calendar_micros(stamps: Column) -> Column:
+    """Return microseconds since 1970; null outside the calendar.
+
+    Publishers may set any time, so the range is checked before computing with it.
+    """
+    from pyspark.sql import functions as sql
+
+    micros = sql.unix_micros(stamps)
+    return sql.when(micros.between(*_DATE_RANGE_MICROSECONDS), micros)
+
+
 def read(spark: SparkSession, path: str) -> DataFrame:
-    """Read an archive as a DataFrame with the columns of DDL.
+    """Read an archive as a DataFrame with the columns of DDL, or of HOURLY_DDL.
 
     Args:
         spark: The session.
@@ -175,9 +219,16 @@ class BatchArchiver:
     """Function of `foreachBatch` that archives the batches of one query."""
 
     def __init__(
-        self, to: str, *, format: str = "parquet", storage: dict[str, str] | None = None
+        self,
+        to: str,
+        *,
+        format: str = "parquet",
+        partition_by: str = "day",
+        storage: dict[str, str] | None = None,
     ) -> None:
         self._to, self._format, self._storage = to, format, storage
+        self._partition_columns = PARTITION_COLUMNS[partition_by]
+        self._ddl = HOURLY_DDL if partition_by == "hour" else DDL
         self._archive: _OpenArchive | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
@@ -189,7 +240,8 @@ class BatchArchiver:
                 files.remove(staging_folder(query))
                 return
             begin_batch(files, query, batch)
-        _write(archive_columns(frame), files.uri(staging_folder(query, batch)))
+        rows = archive_columns(frame, self._ddl)
+        _write(rows, files.uri(staging_folder(query, batch)), self._partition_columns)
         moves = publish_batch(files, query, batch)
         if moves and table is not None:
             table.add_batch(query, batch, [files.read_row_count(move.target) for move in moves])
@@ -203,12 +255,20 @@ class BatchArchiver:
         is_delta = self._format == "delta"
         if delta.is_table(files) and not is_delta:
             raise ArchiveError(f"{files.root} is a Delta table; use the format delta")
+        table = None
+        if is_delta:
+            table = delta.DeltaTableWriter(
+                files.root, self._ddl, self._storage, self._partition_columns
+            )
+        present = (table or files).partition_columns()
+        if present not in ((), self._partition_columns):
+            raise ArchiveError(
+                f"the folders of {files.root} have the columns {', '.join(present)}, expected "
+                f"{', '.join(self._partition_columns)}: partition it as before, or start another "
+                "archive"
+            )
         recover_swaps(files)
-        return _OpenArchive(
-            files,
-            delta.DeltaTableWriter(files.root, DDL, self._storage) if is_delta else None,
-            query,
-        )
+        return _OpenArchive(files, table, query)
 
 
 class _OpenArchive(NamedTuple):
@@ -219,10 +279,10 @@ class _OpenArchive(NamedTuple):
     query: str
 
 
-def _write(frame: DataFrame, place: str) -> None:
+def _write(frame: DataFrame, place: str, partition_columns: tuple[str, ...]) -> None:
     conf = frame.sparkSession.conf  # A query has its own copy.
     conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     conf.set("spark.sql.maxConcurrentOutputFileWriters", str(_OPEN_FILES_MAX))
-    writing = frame.write.mode("overwrite").partitionBy(*PARTITIONS)
+    writing = frame.write.mode("overwrite").partitionBy(*partition_columns)
     # Manifests replace the _SUCCESS file.
     writing.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(place)

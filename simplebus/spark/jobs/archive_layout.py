@@ -5,6 +5,7 @@ start with a dot.
 
     PATH/class=orders/date=2026-11-21/QUERY-000007-00000.parquet    batch of a query
                                       compacted-ID-00000.parquet    merged files
+                                      hour=5/…                      the same, partitioned by hour
     PATH/.simplebus/staging/…                  files being written
                     batches/QUERY/000007.json  manifest: files of a query's latest batch
                     swaps/ID.json              manifest: unfinished swap
@@ -31,7 +32,8 @@ SWAPS = f"{HIDDEN}/swaps"
 OWNER = f"{HIDDEN}/compaction.json"
 """Names the current or last compaction."""
 CHECKPOINT = "_checkpoint"
-PARTITIONS = ("class", "date")
+PARTITION_COLUMNS = {"day": ("class", "date"), "hour": ("class", "date", "hour")}
+"""Columns that are folder names, by the length of time of a folder."""
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """Folder name of a null column."""
 
@@ -225,7 +227,7 @@ def plan_merges(
             paths = tuple(sorted(file.path for file in small))
             found.append(FileMerge(folder, paths, outputs, size))
         else:
-            skipped["without another small file of the same class and day"] += len(small)
+            skipped["without another small file in the same folder"] += len(small)
         skipped["of the latest batch of a query, which may repeat it"] += len(inside) - len(
             finished
         )

@@ -81,7 +81,7 @@ def compact(
     retention_hours: int = RETENTION_HOURS,
     storage: dict[str, str] | None = None,
 ) -> CompactionResult:
-    """Merge small files of each class and day, sorted by server, memory and offset.
+    """Merge small files of each folder, sorted by server, memory and offset.
 
     Args:
         spark: The session.

@@ -18,7 +18,7 @@ from simplebus.core.broker.wait_reasons import format_count
 from simplebus.spark.jobs.archive_commit import ArchiveFiles
 from simplebus.spark.jobs.archive_layout import (
     NO_VALUE,
-    PARTITIONS,
+    PARTITION_COLUMNS,
     ArchiveError,
     ArchiveFile,
     partition_values,
@@ -38,8 +38,15 @@ def transaction_app_id(query: str) -> str:
 class DeltaTableWriter:
     """Delta table, created with the first batch. `ddl` has its columns."""
 
-    def __init__(self, uri: str, ddl: str, storage: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        uri: str,
+        ddl: str,
+        storage: dict[str, str] | None = None,
+        partition_columns: tuple[str, ...] = PARTITION_COLUMNS["day"],
+    ) -> None:
         self._uri, self._ddl, self._storage = uri.removeprefix("file:"), ddl, storage
+        self._partition_columns = list(partition_columns)
         self._open: Any = None
 
     def _table(self, *, create: bool = False) -> Any:
@@ -55,7 +62,7 @@ class DeltaTableWriter:
                 self._uri,
                 self._schema(),
                 mode="ignore",
-                partition_by=list(PARTITIONS),
+                partition_by=self._partition_columns,
                 storage_options=self._storage,
             )
         return self._open
@@ -66,6 +73,11 @@ class DeltaTableWriter:
 
         # Spark and Delta have the same JSON schema format.
         return Schema.from_json(StructType.fromDDL(self._ddl).json())
+
+    def partition_columns(self) -> tuple[str, ...]:
+        """Return the columns that are folder names; empty if the table does not exist."""
+        table = self._table()
+        return () if table is None else tuple(table.metadata().partition_columns)
 
     def has_batch(self, query: str, batch: int) -> bool:
         """Return True if a batch is in the table.
@@ -103,7 +115,7 @@ class DeltaTableWriter:
             actions,
             mode="append",
             schema=self._schema(),
-            partition_by=list(PARTITIONS),
+            partition_by=self._partition_columns,
             commit_properties=about,
         )
 
@@ -128,9 +140,7 @@ class DeltaTableWriter:
         if not merged:
             days = "" if before is None else f" of days before {before}"
             files = format_count(int(done["totalConsideredFiles"]), "file")
-            why_nothing = (
-                f"the table has {files}{days}, none with another small file of its class and day"
-            )
+            why_nothing = f"the table has {files}{days}, none with another small file in its folder"
         return merged, int(done["numFilesRemoved"]), int(done["numFilesAdded"]), why_nothing
 
     def class_by_file(self) -> dict[str, str | None]:

@@ -65,12 +65,24 @@ class HadoopArchiveFiles:
 
     def list_visible_files(self) -> list[ArchiveFile]:
         """Return all files that Parquet readers find."""
-        if not self.exists(""):
+        return [file for name in self._visible_names("") for file in self.list_files(name)]
+
+    def _visible_names(self, folder: str) -> list[str]:
+        """Return the names in a folder that Parquet readers do not ignore."""
+        if not self.exists(folder):
             return []
-        names = [
-            str(each.getPath().getName()) for each in self._fs.listStatus(self._hadoop_path(""))
-        ]
-        return [file for name in names if name[0] not in "._" for file in self.list_files(name)]
+        listed = self._fs.listStatus(self._hadoop_path(folder))
+        names = [str(each.getPath().getName()) for each in listed]
+        return [name for name in names if name[0] not in "._"]
+
+    def partition_columns(self) -> tuple[str, ...]:
+        """Return the columns that are folder names; empty if no messages are archived."""
+        folder = ""
+        found: list[str] = []
+        while partitions := [name for name in self._visible_names(folder) if "=" in name]:
+            found.append(partitions[0].partition("=")[0])
+            folder = f"{folder}/{partitions[0]}" if folder else partitions[0]
+        return tuple(found)
 
     def read(self, path: str) -> bytes | None:
         """Return a file's content; None if it does not exist."""

@@ -45,9 +45,18 @@ def publish(server: BusServer, first: int, last: int) -> None:
             bus.publish(b"%d" % n, class_id=ODD, **about)
 
 
-def run(spark: Any, server: BusServer, place: Path, format: str) -> None:
-    rows = messages(spark, servers=server.address, subscribe=f"1,{ODD}", maxOffsetsPerTrigger=600)
-    query = archive(rows, str(place), format=format)
+def run(
+    spark: Any,
+    server: BusServer,
+    place: Path,
+    format: str,
+    *,
+    partition_by: str = "day",
+    **subscribed: str,
+) -> None:
+    subscribed = subscribed or {"subscribe": f"1,{ODD}"}
+    rows = messages(spark, servers=server.address, maxOffsetsPerTrigger=600, **subscribed)
+    query = archive(rows, str(place), format=format, partition_by=partition_by)
     try:
         assert query.awaitTermination(60)
     finally:
@@ -95,6 +104,7 @@ def test_each_message_is_archived_once(
     assert {path.name for path in commits.glob("[0-9]*")} == {"0", "1", "2"}
     assert found(tmp_path, format) == expected(1100)
 
+    latest_batch = sorted(set(expected(1100)) - set(expected(1000)))
     before = len(data_files(tmp_path))
     done = compact(spark, str(tmp_path), retention_hours=0)
     assert re.fullmatch(r"\d+ files became \d+, in \d+ folders?", str(done))
@@ -110,9 +120,11 @@ def test_each_message_is_archived_once(
     }
     assert {row.server for row in rows} == {server.address.removeprefix("simplebus://")}
     later = (TODAY + timedelta(days=2)).date()
+    before = len(data_files(tmp_path))
     deleted = compact(spark, str(tmp_path), delete_before=later, retention_hours=0).deleted
-    assert deleted == done.files_after or format == "parquet"  # The latest batch stays there.
-    assert len(found(tmp_path, format)) == (0 if format == "delta" else 101)
+    assert deleted == before - len(data_files(tmp_path)) > 0
+    # The latest batch of a query stays in Parquet.
+    assert found(tmp_path, format) == ([] if format == "delta" else latest_batch)
 
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])
@@ -134,6 +146,69 @@ def test_extreme_publisher_times_are_archived(
     assert (whole.sent, whole.delivered) == (5, 5)
 
 
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_archive_has_folders_of_hours(
+    spark: Any, server: BusServer, tmp_path: Path, format: str
+) -> None:
+    hour = 3_600_000_000
+    parts = {
+        -1: ("1969-12-31", 23),
+        0: ("1970-01-01", 0),
+        hour - 1: ("1970-01-01", 0),
+        hour: ("1970-01-01", 1),
+        (1 << 63) - 1: (None, None),
+    }
+
+    def publish_and_archive(partition_by: str) -> None:
+        with simplebus.connect_blocking(server.address) as bus:
+            for published in parts:
+                bus.connection.core.publish(b"x", 1, Envelope(published=published))
+            bus.flush()
+        run(spark, server, tmp_path, format, partition_by=partition_by)
+
+    def archived() -> list[tuple[Any, ...]]:
+        rows = read(spark, str(tmp_path)).orderBy("timestamp", "offset")
+        columns = ("unix_micros(timestamp)", "cast(date as string)", "hour")
+        return [tuple(row) for row in rows.selectExpr(*columns).collect()]
+
+    for _ in range(3):
+        publish_and_archive("hour")
+    folders = {path.parent.name for path in tmp_path.glob("class=1/date=*/hour=*/*.parquet")}
+    assert folders == {"hour=0", "hour=1", "hour=23", "hour=__HIVE_DEFAULT_PARTITION__"}
+    expected = [(published, *part) for published, part in parts.items() for _ in range(3)]
+    assert archived() == expected
+    # In Parquet, files of the latest batch of a query stay as they are.
+    done = compact(spark, str(tmp_path), retention_hours=0)
+    assert str(done) == f"{8 if format == 'parquet' else 12} files became 4, in 4 folders"
+    assert archived() == expected
+    (whole,) = report(spark, str(tmp_path)).where("span = 'run'").collect()
+    assert (whole.sent, whole.delivered) == (15, 15)
+    assert replay(spark, str(tmp_path), server.address, to_class="again").messages == 15
+    with pytest.raises(Exception, match="have the columns class, date, hour, expected class, date"):
+        publish_and_archive("day")
+    assert archived() == expected
+
+
+def test_unknown_length_of_folders_is_rejected() -> None:
+    with pytest.raises(ValueError, match="expected partition_by day or hour, got 'month'"):
+        archive(None, "there", partition_by="month")
+
+
+def test_pattern_selects_classes_at_each_start(
+    spark: Any, server: BusServer, tmp_path: Path
+) -> None:
+    rounds = [
+        (["orders.eu", "stock"], ["orders.eu"]),
+        (["orders.us", "orders.eu"], ["orders.eu", "orders.eu", "orders.us"]),
+    ]
+    for published, archived in rounds:
+        with simplebus.connect_blocking(server.address) as bus:
+            for name in published:
+                bus.publish(b"1", class_id=name)
+        run(spark, server, tmp_path, "parquet", subscribe_pattern="orders[.].*")
+        assert found(tmp_path, "parquet") == [(name, 1) for name in archived]
+
+
 START = datetime(2026, 3, 1, 23, 59, 58, tzinfo=UTC)
 
 
@@ -149,7 +224,7 @@ def test_files_with_other_columns_are_read_and_compacted(spark: Any, tmp_path: P
     assert str(compact(spark, str(tmp_path))) == "2 files became 1, in 1 folder"
     assert sorted(tuple(row) for row in read(spark, str(tmp_path)).collect()) == before
     assert str(compact(spark, str(tmp_path), delete_before=date(2026, 1, 1))) == (
-        "nothing to merge: 1 file without another small file of the same class and day"
+        "nothing to merge: 1 file without another small file in the same folder"
     )
     assert str(compact(spark, str(tmp_path), delete_before=date(2026, 1, 2))) == (
         "1 file deleted; nothing to merge: the archive has no files"

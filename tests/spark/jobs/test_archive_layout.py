@@ -117,11 +117,11 @@ def test_hidden_files_are_ignored() -> None:
         ([], "the archive has no files"),
         (
             [batch_file(QUERY, 1)],
-            "1 file without another small file of the same class and day",
+            "1 file without another small file in the same folder",
         ),
         (
             [batch_file(QUERY, 1), batch_file(QUERY, 9), batch_file(QUERY, 8, size=90)],
-            "1 file without another small file of the same class and day; "
+            "1 file without another small file in the same folder; "
             "1 file of the latest batch of a query, which may repeat it; "
             "1 file of about the size of a merged file, or larger",
         ),
