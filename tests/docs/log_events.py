@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 from string import Formatter
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.sources import ROOT, SOURCES, source_nodes
+
 _METHODS = {"debug", "info", "warning", "error", "exception", "log"}
 _NO_FIELDS = {"exc_info", "is_unlimited"}
 
@@ -111,10 +112,10 @@ class EventCall(NamedTuple):
 def find_event_calls() -> tuple[EventCall, ...]:
     """Return the calls of event loggers in the package, by file and line."""
     calls: list[EventCall] = []
-    for path in sorted((ROOT / "simplebus").rglob("*.py")):
+    for path in SOURCES:
         if path.name != "event_logger.py":
             where = str(path.relative_to(ROOT))
-            calls += log_calls_of(ast.parse(path.read_text()), where)
+            calls += log_calls_of(source_nodes(path), where)
     return tuple(calls)
 
 
@@ -126,9 +127,9 @@ def find_section(path: str) -> str:
     raise KeyError(path)
 
 
-def log_calls_of(tree: ast.AST, path: str) -> list[EventCall]:
-    """Return the log calls in a syntax tree. Raises ValueError if one has no names."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_log_call(node)]
+def log_calls_of(nodes: Iterable[ast.AST], path: str) -> list[EventCall]:
+    """Return the log calls among syntax nodes. Raises ValueError if one has no names."""
+    calls = [node for node in nodes if isinstance(node, ast.Call) and _is_log_call(node)]
     return [_parse_call(call, path) for call in sorted(calls, key=lambda call: call.lineno)]
 
 

@@ -6,13 +6,15 @@ Imports inside functions and under `TYPE_CHECKING` count like all others.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.sources import ROOT, SOURCES, SOURCES_GROUP, parse_source, source_nodes
+
+pytestmark = SOURCES_GROUP
 
 ORDER: Mapping[str, tuple[str, ...]] = {
     "simplebus": (
@@ -51,12 +53,12 @@ def module_name(path: Path) -> str:
 
 @cache
 def module_paths() -> Mapping[str, Path]:
-    return {module_name(path): path for path in sorted((ROOT / "simplebus").rglob("*.py"))}
+    return {module_name(path): path for path in SOURCES}
 
 
-def imported_modules(source: str, known: Mapping[str, Path]) -> Iterator[str]:
-    """Yield the modules among `known` that a source text imports, wherever the import stands."""
-    for node in ast.walk(ast.parse(source)):
+def imported_modules(nodes: Iterable[ast.AST], known: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the modules among `known` that a source imports, wherever the import stands."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -72,7 +74,7 @@ def imported_modules(source: str, known: Mapping[str, Path]) -> Iterator[str]:
 def import_graph() -> Graph:
     known = module_paths()
     return {
-        name: set(imported_modules(path.read_text(), known)) - {name}
+        name: set(imported_modules(source_nodes(path), known)) - {name}
         for name, path in known.items()
     }
 
@@ -165,7 +167,7 @@ def test_imports_in_functions_and_for_types_are_found() -> None:
         "if TYPE_CHECKING:\n    from simplebus.core.errors import BusError\n"
         "def run():\n    import simplebus.core.limits\n    from simplebus.core import settings\n"
     )
-    assert set(imported_modules(source, module_paths())) == {
+    assert set(imported_modules(ast.walk(ast.parse(source)), module_paths())) == {
         "simplebus.core.errors",
         "simplebus.core.limits",
         "simplebus.core.settings",
@@ -178,7 +180,7 @@ def packages() -> list[str]:
 
 @pytest.mark.parametrize("package", packages())
 def test_a_package_docstring_lists_its_modules(package: str) -> None:
-    text = ast.get_docstring(ast.parse(module_paths()[package].read_text())) or ""
+    text = ast.get_docstring(parse_source(module_paths()[package])) or ""
     words = set(
         text.replace("/", " ").replace(",", " ").replace("`", " ").replace(":", " ").split()
     )

@@ -12,12 +12,13 @@ from datetime import datetime
 import pytest
 
 from simplebus.logs.formatters import UNNAMED_EVENT, JsonFormatter
-from tests.docs.log_events import FIELD_MEANINGS, ROOT, EventCall, find_event_calls, log_calls_of
+from tests.docs.log_events import FIELD_MEANINGS, EventCall, find_event_calls, log_calls_of
+from tests.support.sources import ROOT, SOURCES, SOURCES_GROUP
 
 RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 """Names that the standard library or a JSON line uses."""
 RESERVED |= {"time", "level", "logger", "event", "traceback"}
-SOURCES = sorted((ROOT / "simplebus").rglob("*.py"))
+pytestmark = SOURCES_GROUP
 
 
 def test_events_have_names_of_a_subject_and_an_occurrence() -> None:
@@ -108,11 +109,11 @@ def test_no_module_calls_a_logger_of_the_standard_library() -> None:
 )
 def test_a_call_without_names_is_found(source: str) -> None:
     with pytest.raises(ValueError, match="expected an event, a sentence and named values"):
-        log_calls_of(ast.parse(source), "x.py")
+        log_calls_of(ast.walk(ast.parse(source)), "x.py")
 
 
 def test_a_call_with_names_is_read() -> None:
     source = 'log.error("a.b", "c {d!r:.5} " "e {f:g}", d=1, f=2, g=3, exc_info=True)'
-    assert log_calls_of(ast.parse(source), "x.py") == [
+    assert log_calls_of(ast.walk(ast.parse(source)), "x.py") == [
         EventCall("a.b", "error", "c {d!r:.5} e {f:g}", ("d", "f", "g"), "x.py")
     ]

@@ -20,9 +20,7 @@ from packaging.version import Version
 
 from tests.project.test_structure import TOP_LEVEL
 from tests.support.programs import environment
-
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "simplebus"
+from tests.support.sources import PACKAGE, ROOT, SOURCES, SOURCES_GROUP, source_nodes
 
 PACKAGES_WITH_EXTRAS = ("simplebus/otel", "simplebus/spark", "simplebus/testing")
 """Packages that may import more than a plain installation has."""
@@ -35,8 +33,8 @@ DISTRIBUTION_BY_MODULE = {
 MESSAGE_TYPE_MODULES = {"pydantic", "google", "attrs", "attr"}
 """Modules of message types; used only if the program has imported them."""
 
-ONE_WORKER = pytest.mark.xdist_group("built")
-"""Tests that run in one worker, so that the distributions are built once."""
+ONE_WORKER = SOURCES_GROUP
+"""The distributions are built once."""
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +116,11 @@ def required_distributions(wheel_metadata: Message) -> set[str]:
 @ONE_WORKER
 def test_required_distributions_are_those_imported(wheel_metadata: Message) -> None:
     imported: dict[str, str] = {}
-    for path in PACKAGE.rglob("*.py"):
+    for path in SOURCES:
         relative_path = str(path.relative_to(ROOT))
         if relative_path.startswith(PACKAGES_WITH_EXTRAS):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in source_nodes(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]

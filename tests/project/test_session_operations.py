@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.project.test_structure import PACKAGE, SOURCES, SOURCES_GROUP, module_facts
+from tests.project.test_structure import module_facts
+from tests.support.sources import PACKAGE, SOURCES, SOURCES_GROUP, source_nodes
 
 OWNER = PACKAGE / "core" / "session"
 SESSION_NAMES = frozenset({"session", "_session", "local_session"})
@@ -24,11 +25,13 @@ def names_of_sessions(path: Path) -> frozenset[str]:
     return NATS_NAMES if is_nats else SESSION_NAMES
 
 
-def session_assignments(source: str, names: frozenset[str] = SESSION_NAMES) -> list[str]:
-    """Return the attributes of sessions, or of their parts, that a source text assigns to."""
+def session_assignments(
+    nodes: Iterable[ast.AST], names: frozenset[str] = SESSION_NAMES
+) -> list[str]:
+    """Return the attributes of sessions, or of their parts, that a source assigns to."""
     return sorted(
         ast.unparse(target)
-        for node in ast.walk(ast.parse(source))
+        for node in nodes
         for target in assigned_targets(node)
         if isinstance(target, ast.Attribute) and is_part_of_session(target.value, names)
     )
@@ -64,7 +67,7 @@ def test_only_the_session_package_assigns_to_attributes_of_sessions() -> None:
         str(path.relative_to(PACKAGE)): assignments
         for path in SOURCES
         if not path.is_relative_to(OWNER)
-        if (assignments := session_assignments(path.read_text(), names_of_sessions(path)))
+        if (assignments := session_assignments(source_nodes(path), names_of_sessions(path)))
     }
     assert found == {}
 
@@ -81,11 +84,11 @@ def test_only_the_session_package_assigns_to_attributes_of_sessions() -> None:
     ],
 )
 def test_an_assignment_to_an_attribute_of_a_session_is_found(statement: str, target: str) -> None:
-    assert session_assignments(statement) == [target]
+    assert session_assignments(ast.walk(ast.parse(statement))) == [target]
 
 
 @pytest.mark.parametrize(
     "statement", ["session = open()", "self.session = session", "peer = session.peer"]
 )
 def test_other_assignments_are_not_found(statement: str) -> None:
-    assert session_assignments(statement) == []
+    assert session_assignments(ast.walk(ast.parse(statement))) == []

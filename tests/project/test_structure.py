@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
-import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -15,10 +13,15 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.cache_folder import cache_folder
+from tests.support.sources import (
+    PACKAGE,
+    ROOT,
+    SOURCES,
+    SOURCES_GROUP,
+    parse_source,
+    source_nodes,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "simplebus"
-SOURCES = sorted(PACKAGE.rglob("*.py"))
 PURE_SOURCES = sorted(
     path
     for package in ("core", "nats", "monitor", "client/core")
@@ -40,8 +43,6 @@ IMPURE_MODULES = {
     "trio",
 }
 TOP_LEVEL = {"pyproject.toml", "simplebus", "protocol", "tests", "load", "README.md", "rps.png"}
-SOURCES_GROUP = pytest.mark.xdist_group("sources")
-"""One worker parses all sources once for these tests."""
 
 
 class ModuleFacts(NamedTuple):
@@ -58,10 +59,10 @@ class ModuleFacts(NamedTuple):
 
 @cache
 def module_facts(path: Path) -> ModuleFacts:
-    """Parse a source file, once."""
-    tree = ast.parse(path.read_text())
+    """Return the facts of a source file."""
+    tree = parse_source(path)
     imports, async_functions, undocumented = set(), [], []
-    for node in ast.walk(tree):
+    for node in source_nodes(path):
         if isinstance(node, ast.Import):
             imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -192,9 +193,8 @@ def test_mypy_finds_nothing_and_infers_the_types_of_the_examples() -> None:
     """The examples contain mistakes that mypy must report. One run, because a run is slow."""
     examples = ("tests/client/bus_example.py", "tests/client/typed_example.py")
     assert all((ROOT / example).is_file() for example in examples)
-    # Writing the cache takes a fifth of the time and saves nearly all of the next run.
-    checkout = hashlib.sha256(os.fsencode(ROOT)).hexdigest()[:16]
-    mypy_cache = os.devnull if os.environ.get("CI") else str(cache_folder() / "mypy" / checkout)
+    # mypy compares hashes of sources, so that all checkouts can share a cache.
+    mypy_cache = str(cache_folder() / "mypy")
     options = () if (ROOT / ".mypy_cache").exists() else ("--cache-dir", mypy_cache)
     mypy = subprocess.run(
         [sys.executable, "-m", "mypy", *options, "simplebus", *examples],
