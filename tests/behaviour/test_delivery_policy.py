@@ -238,6 +238,7 @@ def test_crashing_consumer_uses_deliveries_no_faster_than_silent_one() -> None:
             peer = connect_version2(bus, subscribe(1, 5, durable="d"))
             found += [(tick, message.attempt) for message in peer.receive_deliveries()]
             peer.disconnect()
+        bus.skips_checks = tick % 10 > 0
         bus.tick()
     ticks = [0, 0, 12, 36, 84, *range(144, 900, 60)]
     assert found == list(zip(ticks, range(1, 17), strict=False))

@@ -235,7 +235,7 @@ def tiny_turns() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.lists(REFERENCES, max_size=4)), max_size=5),
     st.data(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.behaviour.wire_peer import BrokerHarness
@@ -69,7 +69,6 @@ def test_delayed_messages_are_queued_in_portions() -> None:
     bus.broker.check_invariants()
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     actions=st.lists(
         st.sampled_from(["nothing", "ack", "nack", "delayed nack", "terminate"]),
@@ -169,7 +168,6 @@ def perform(bus: BrokerHarness, peer: Version2Peer, steps: list[Step]) -> list[t
     return received
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     rounds=st.lists(STEPS, min_size=2, max_size=4),
     idle_ticks=st.integers(0, 12),

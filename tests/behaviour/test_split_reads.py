@@ -245,7 +245,7 @@ REQUESTS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(
     st.lists(st.tuples(REQUESTS, st.integers(0, 3)), min_size=1, max_size=60),
     st.lists(st.integers(0, 5000), max_size=3),
@@ -434,7 +434,6 @@ def test_returned_messages_of_a_group_are_assigned_in_portions() -> None:
     ),
     is_sent=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
 def test_subscriptions_that_end_in_portions_end_as_at_once(
     options: list[dict[str, object]], is_sent: bool
 ) -> None:

@@ -113,7 +113,7 @@ async def copy_over_cut_line(cut: str, call_number: int, seconds: float) -> bool
     return was_cut
 
 
-STEP = 8
+STEP = 12
 
 
 @pytest.mark.long

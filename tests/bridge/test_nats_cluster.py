@@ -22,7 +22,7 @@ from tests.bridge.test_processes import RestartableProgram
 from tests.jetstream.nats_servers import NatsServer, cluster
 
 PATIENCE_SECONDS = 600.0
-ENOUGH = 100
+ENOUGH = 50
 """Messages that are copied before each event, and after it."""
 UNDER_WAY_MAX, ONE_BY_ONE_MAX = 1000, 100
 """Limits of published messages that are not copied yet: a busy machine would never catch up."""

@@ -144,7 +144,7 @@ def perform(bus: BrokerHarness, peer: Version2Peer, action: str, class_id: int) 
             peer.send(connect_request({"id": 3, "name": "three"}, {"id": 2, "last_values": True}))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=5 * settings().max_examples)
 @given(st.lists(ACTIONS, min_size=10, max_size=40))
 def test_snapshot_from_records_equals_one_from_the_state(
     actions: list[tuple[str, int]],

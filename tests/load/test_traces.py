@@ -21,7 +21,7 @@ from tests.support.requirements import require_program, skip_or_fail
 ROOT = Path(__file__).resolve().parents[2]
 
 
-COUNT = 20_001
+COUNT = 5_001
 
 
 @pytest.fixture(autouse=True, scope="module")

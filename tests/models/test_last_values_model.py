@@ -168,7 +168,7 @@ def compact_early() -> object:
         yield
 
 
-@settings(max_examples=80)
+@settings(max_examples=2 * settings().max_examples)
 @given(ACTIONS)
 def test_readers_get_each_message_once_and_in_order(actions: list[tuple[object, ...]]) -> None:
     bus = BrokerHarness()
@@ -182,7 +182,7 @@ def test_readers_get_each_message_once_and_in_order(actions: list[tuple[object, 
     assert sorted(read_last_values(bus)) == sorted(last_values_)
 
 
-@settings(max_examples=50)
+@settings(max_examples=2 * settings().max_examples)
 @given(ACTIONS, st.sampled_from(IN_MEMORY))
 def test_full_class_keeps_last_values_and_counts_dropped_ones(
     actions: list[tuple[object, ...]], policy: FullPolicy

@@ -200,7 +200,9 @@ class DropMachine(Version1Machine):
 
 
 for machine in (BlockMachine, DropMachine):
-    machine.TestCase.settings = settings(stateful_step_count=40)
+    machine.TestCase.settings = settings(
+        max_examples=settings().max_examples // 2, stateful_step_count=40
+    )
 
 TestBlockingBroker = BlockMachine.TestCase
 TestDroppingBroker = DropMachine.TestCase

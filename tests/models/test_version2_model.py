@@ -298,5 +298,7 @@ class Version2Machine(RuleBasedStateMachine):
             self.model.settle()
 
 
-Version2Machine.TestCase.settings = settings(stateful_step_count=40)
+Version2Machine.TestCase.settings = settings(
+    max_examples=settings().max_examples // 2, stateful_step_count=40
+)
 TestBrokerInVersion2 = Version2Machine.TestCase

@@ -401,7 +401,7 @@ USERS = Users(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=2 * settings().max_examples)
 @given(generated_dialogues.scripts(user=True, pedantic=True))
 def test_batches_have_the_same_effect_as_single_messages(script: Script) -> None:
     whole_script = NatsServerHarness(NatsSettings(users=USERS)).play(script)

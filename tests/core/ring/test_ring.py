@@ -25,6 +25,8 @@ from tests.support.strategies import MESSAGE
 
 SEGMENT_BYTES_MIN = memory_bytes_of(RING_BYTES_MIN, RING_SLOTS_MIN)
 """Memory of the first segment of a ring with frames of over 256 bytes."""
+CHECKED_INTERVAL = 32
+"""Appended frames per check of a ring that is filled. A check examines all stored frames."""
 
 
 def build_ring(
@@ -53,8 +55,14 @@ def append_frames(ring: Ring, *whole: bytes, timer_index: int = 0) -> int:
 
 
 def fill_ring(ring: Ring, count: int, *, size: int = 0) -> int:
-    """Append frames one by one until there are `count`. Returns how many were accepted."""
-    return sum(append_frames(ring, build_message(i, size=size)) for i in range(count))
+    """Append `count` frames one by one. Returns how many were accepted."""
+    taken = 0
+    for i in range(count):
+        taken += ring.append(build_batch(build_message(i, size=size)), 0)
+        if i % CHECKED_INTERVAL == 0:
+            ring.check()
+    ring.check()
+    return taken
 
 
 def read_frames(ring: Ring, first: int, last: int, bytes_max: int = 1 << 30) -> list[bytes]:

@@ -273,6 +273,4 @@ class IdleClassesMachine(RuleBasedStateMachine):
 
 
 TestIdleClasses = IdleClassesMachine.TestCase
-TestIdleClasses.settings = hypothesis_settings(
-    max_examples=40, stateful_step_count=30, deadline=None
-)
+TestIdleClasses.settings = hypothesis_settings(stateful_step_count=30)

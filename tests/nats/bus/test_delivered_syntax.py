@@ -10,7 +10,7 @@ import asyncio
 import re
 
 import nats
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simplebus.core.channel.pattern import check_name
@@ -103,7 +103,7 @@ ENVELOPES = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2 * settings().max_examples)
 @given(
     st.lists(st.tuples(ENVELOPES, st.binary(max_size=8)), min_size=1, max_size=12),
     st.sampled_from(["shop", "a b", "é", "x" * 200, "\r\nPUB x 0", ">"]),

@@ -109,7 +109,7 @@ def test_dialogues_match_the_recorded_reference(
             assert actual == expected, f"in chunks of {chunks}"
 
 
-@settings(max_examples=150)
+@settings(max_examples=3 * settings().max_examples)
 @given(generated_dialogues.scripts(), generated_dialogues.CHUNKS)
 def test_generated_dialogues_match_the_reference(
     references: Callable[[str], Reference], script: Script, chunks: int
@@ -119,7 +119,7 @@ def test_generated_dialogues_match_the_reference(
     assert create_harness(PLAIN).play(script, affordable(script, chunks)) == expected
 
 
-@settings(max_examples=100)
+@settings(max_examples=2 * settings().max_examples)
 @given(generated_dialogues.odd_lines())
 def test_mutated_lines_match_the_reference(
     references: Callable[[str], Reference], script: Script
@@ -129,7 +129,7 @@ def test_mutated_lines_match_the_reference(
     assert create_harness(PLAIN).play(script, 1) == expected
 
 
-@settings(max_examples=60)
+@settings(max_examples=2 * settings().max_examples)
 @given(generated_dialogues.scripts(user=True), generated_dialogues.CHUNKS)
 def test_generated_user_dialogues_match_the_reference(
     references: Callable[[str], Reference], script: Script, chunks: int
@@ -139,7 +139,7 @@ def test_generated_user_dialogues_match_the_reference(
     assert create_harness(EVERY["users"]).play(script, affordable(script, chunks)) == expected
 
 
-@settings(max_examples=60)
+@settings(max_examples=2 * settings().max_examples)
 @given(generated_dialogues.scripts(queues=True), generated_dialogues.CHUNKS)
 def test_generated_group_dialogues_match_the_reference(
     references: Callable[[str], Reference], script: Script, chunks: int
