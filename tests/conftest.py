@@ -15,10 +15,13 @@ import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 from tests.support.cache_folder import cache_folder
@@ -39,9 +42,11 @@ settings.register_profile(
 settings.register_profile("many", settings.get_profile("dev"), max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
+# `CliRunner` would build all commands anew for each command that a test runs.
+typer.testing._get_command = cache(typer.main.get_command)
 
-SEEDS = 1600 if IN_CI else 24
-"""Histories of the simulation in a run of all tests: in CI, about two minutes on two cores."""
+SEEDS = 400 if IN_CI else 24
+"""Histories of the simulation in a run of all tests: in CI, two minutes of one core."""
 
 
 @pytest.fixture(autouse=True)

@@ -181,11 +181,10 @@ def test_sources_report_the_same_errors(
 def test_similar_names_are_those_of_difflib(spark: Any) -> None:
     source = random.Random(29)
     jvm = spark._jvm
+    list_of, find = jvm.java.util.List.of, jvm.io.simplebus.client.SimilarNames.find
     for _ in range(200):
         word, *names = ("".join(source.choices("abäS", k=source.randrange(9))) for _ in range(7))
-        found = jvm.io.simplebus.client.SimilarNames.find(
-            word, jvm.java.util.List.of(*names), 3, 0.5
-        )
+        found = find(word, list_of(*names), 3, 0.5)
         assert list(found) == difflib.get_close_matches(word, names, n=3, cutoff=0.5)
 
 
