@@ -14,7 +14,8 @@ Each page has a fresh directory. Its blocks are run by these rules:
 - `<!-- not run: REASON -->` before a block excludes it. `<!-- needs: PROGRAM -->` names a program
   that is required from there on.
 
-The ports of a page are replaced by free ones, and `/etc` and `/var/lib` by directories.
+The ports of a page are replaced by free ones, and `/etc` and `/var/lib` by directories. Plain
+`simplebus` and `python` commands are run by the fork server of the tests.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any
 
-from tests.support.programs import environment
+from tests.support.forked_programs import ForkedProgram, can_fork_with
+from tests.support.programs import File, environment
 
 COMMAND_SECONDS = 90.0
 _FENCE = re.compile(
@@ -49,6 +51,10 @@ _SERVICE = re.compile(r"simplebus (serve|gateway|bridge)\b(?!.* --(check|help)\b
 _UNIT = r"simplebus(?:\.(?:service|socket))?"
 _SYSTEMCTL = re.compile(rf"systemctl (stop|start|restart)(?: {_UNIT})+")
 _READY = re.compile(r"simplebus (gateway )?ready|copying from")  # A bridge has no ready line.
+_FORKED_PROGRAMS = ("simplebus", "python")
+_SPARK = re.compile(r"^(?:from|import) (?:pyspark|simplebus\.spark)", re.MULTILINE)
+"""Import of Spark, whose JVM outlives a fork that has started it."""
+_SHELL_SYNTAX = re.compile(r"[|&;<>()$`*?~\\\n]")
 _FREE_PORTS = range(20_000, 32_000)  # Below those that the system gives to clients.
 
 
@@ -117,6 +123,8 @@ class PageRunner:
         self._ports = _replace_ports(page)
         self._services: dict[str, subprocess.Popen[bytes]] = {}
         """Background processes by port or command."""
+        self._server_command = ""
+        """Command of the server that was started without `--port`."""
         client, nats, http = (str(self._ports[port]) for port in _DEFAULT_PORTS)
         self._environment = environment(
             PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -159,7 +167,7 @@ class PageRunner:
         elif block.language == "python":
             shows = after is not None and after.language == "text" and after.follows_code
             shown = after.code if after is not None and shows else ""
-            output = self._run_command([sys.executable, "-W", "error", "-c", code])
+            output = self._run_command(["python", "-W", "error", "-c", code])
             self._compare(shown, output)
         elif block.language == "sh":
             for command in _commands(code):
@@ -182,42 +190,41 @@ class PageRunner:
             self._environment[assignment[1]] = shlex.split(assignment[2])[0]
         else:
             # Expected failures are shown in console blocks.
-            output = self._run_command(["bash", "-c", command], may_fail=shown is not None)
+            output = self._run_command(_split_command(command), may_fail=shown is not None)
             if shown is not None:
                 self._compare(shown, output)
 
     def _run_command(self, command: list[str], *, may_fail: bool = False) -> str:
-        try:
-            done = subprocess.run(
-                command,
-                cwd=self._directory,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=COMMAND_SECONDS,
-            )
-        except subprocess.TimeoutExpired as error:
-            output = (error.output or b"").decode(errors="replace")
-            raise PageError(f"{command[-1]!r} does not end: {output}") from None
-        output = done.stdout.decode(errors="replace")
-        if done.returncode and not may_fail:
-            raise PageError(f"{command[-1]} fails with status {done.returncode}:\n{output}")
+        with self._open_process(command, subprocess.PIPE) as process:
+            try:
+                output = process.communicate(timeout=COMMAND_SECONDS)[0].decode(errors="replace")
+            except subprocess.TimeoutExpired as error:
+                os.killpg(process.pid, signal.SIGKILL)
+                output = (error.output or b"").decode(errors="replace")
+                raise PageError(f"{command[-1]!r} does not end: {output}") from None
+        if process.returncode and not may_fail:
+            raise PageError(f"{command[-1]} fails with status {process.returncode}:\n{output}")
         return output
+
+    def _open_process(self, command: list[str], output: File) -> subprocess.Popen[bytes]:
+        """Start a command in a process group of its own, as a fork if possible."""
+        options: dict[str, Any] = {
+            "cwd": self._directory,
+            "env": self._environment,
+            "stdin": subprocess.DEVNULL,
+            "stdout": output,
+            "stderr": subprocess.STDOUT,
+        }
+        is_forked = command[0] in _FORKED_PROGRAMS and not _SPARK.search(self._page)
+        if is_forked and can_fork_with(self._environment):
+            return ForkedProgram(command, **options)
+        return subprocess.Popen(command, start_new_session=True, **options)
 
     def _start(self, command: str, key: str) -> Path:
         """Start a background command. Returns the file of its output."""
         log = self._directory / f".output-{len(self._services)}-{time.monotonic_ns()}"
         with log.open("wb") as output:
-            self._services[key] = subprocess.Popen(
-                ["bash", "-c", command],
-                cwd=self._directory,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self._services[key] = self._open_process(_split_command(command), output)
         return log
 
     def _start_service(self, command: str, shown: str | None) -> None:
@@ -226,6 +233,8 @@ class PageRunner:
         key = port[1] if port else "serve" if "simplebus serve" in command else command
         if key in self._services:
             _stop(self._services.pop(key))
+        if key == "serve":
+            self._server_command = command
         log = self._start(command, key)
         deadline = time.monotonic() + COMMAND_SECONDS
         while True:
@@ -246,8 +255,7 @@ class PageRunner:
         if action == "stop":
             _stop(process)
         else:
-            *_, command = cast(list[str], process.args)
-            self._start_service(command, None)
+            self._start_service(self._server_command, None)
 
     def _compare(self, shown: str, output: str) -> None:
         output = self._generalize(output)
@@ -283,6 +291,15 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _split_command(command: str) -> list[str]:
+    """Return the words of a plain `simplebus` or `python` command; others are run by bash."""
+    if not _SHELL_SYNTAX.search(command):
+        words = shlex.split(command)
+        if words[0] in _FORKED_PROGRAMS and words[1:2] != ["-m"]:
+            return words
+    return ["bash", "-c", command]
 
 
 def _commands(code: str) -> Iterator[str]:

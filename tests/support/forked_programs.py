@@ -1,11 +1,11 @@
-"""Fork server that runs `simplebus` without importing its modules again.
+"""Fork server that runs `simplebus` and scripts without importing all modules again.
 
 Importing takes half a second, and tests start hundreds of programs. A fork is a separate process
 with its own arguments, folder, environment and files; only the import time is saved. Variables
 that Python or its libraries read at start cannot be changed for a fork: see `can_fork_with`.
 
     tests           request and files ->   fork server                -> fork: `python -m simplebus`
-    ForkedProgram   <- pid, exit status    (has imported everything)
+    ForkedProgram   <- pid, exit status    (has imported everything)           or `python FILE`
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ import subprocess
 import sys
 import threading
 import time
+import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +96,10 @@ def can_fork_with(environment: dict[str, str]) -> bool:
 
 
 class ForkedProgram(subprocess.Popen[bytes]):
-    """A `Popen` whose process is started by the fork server.
+    """A `Popen` whose process is started by the fork server, as leader of a process group.
 
-    Standard input, output and error must all be given.
+    The command begins with `simplebus` or `python`: see `run_script`. Standard input, output and
+    error must all be given.
     """
 
     def _execute_child(self, *args: Any, **kwargs: Any) -> None:
@@ -164,7 +167,7 @@ def import_everything() -> None:
 
 
 def wait_for_requests(requests: socket.socket) -> list[str]:
-    """Fork a process for each request. Return its arguments in the forked process only.
+    """Fork a process for each request. Return its command in the forked process only.
 
     The fork server itself exits when the tests close the socket.
     """
@@ -188,6 +191,7 @@ def wait_for_requests(requests: socket.socket) -> list[str]:
                 sys.exit()
             if not (pid := os.fork()):
                 return become_program(json.loads(message), files[:3])
+            os.setpgid(pid, pid)
             os.write(files[3], NUMBER.pack(pid))
             reply_pipes[pid] = files[3]
             for descriptor in files[:3]:
@@ -201,7 +205,7 @@ def wait_for_requests(requests: socket.socket) -> list[str]:
 
 
 def become_program(request: dict[str, Any], files: list[int]) -> list[str]:
-    """Take over the files, folder and environment of a request, and return its arguments."""
+    """Take over the files, folder and environment of a request, and return its command."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for descriptor, file in enumerate(files):
@@ -214,11 +218,37 @@ def become_program(request: dict[str, Any], files: list[int]) -> list[str]:
     return list(request["arguments"])
 
 
+def run_script(arguments: list[str]) -> None:
+    """Run a script as `python [-W error] [-u] FILE` or `python [-W error] -c CODE` would.
+
+    The script imports `simplebus` anew: it has only those modules that it imports itself.
+    """
+    for name in [each for each in sys.modules if each.partition(".")[0] == "simplebus"]:
+        del sys.modules[name]
+    if arguments[:2] == ["-W", "error"]:
+        warnings.simplefilter("error")
+        arguments = arguments[2:]
+    if arguments[0] == "-u":
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        arguments = arguments[1:]
+    sys.argv = arguments
+    if arguments[0] == "-c":
+        sys.path[0] = ""
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(arguments[1], "<string>", "exec"), vars(main))
+    else:
+        sys.path[0] = str(Path(arguments[0]).resolve().parent)
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
     from simplebus.server import process
 
     import_everything()
     gc.freeze()  # Otherwise each fork copies all objects at its first garbage collection.
-    sys.argv[1:] = wait_for_requests(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module("simplebus", run_name="__main__", alter_sys=True)
+    program, *sys.argv[1:] = wait_for_requests(socket.socket(fileno=int(sys.argv[1])))
+    if program == "python":
+        run_script(sys.argv[1:])
+    else:
+        runpy.run_module("simplebus", run_name="__main__", alter_sys=True)

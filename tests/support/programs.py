@@ -100,7 +100,7 @@ def start_program(
     env = environment(**variables)
     if can_fork_with(env):
         return ForkedProgram(
-            arguments, stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env
+            ("simplebus", *arguments), stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env
         )
     command = [sys.executable, "-m", "simplebus", *arguments]
     return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, cwd=ROOT, env=env)
