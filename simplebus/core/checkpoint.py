@@ -68,6 +68,10 @@ class Checkpointer:
         self._commit_log: CommitLog = broker.commit_log
         self._class_states: dict[int, _ClassState] = {}
         """The recorded state of each class."""
+        self._class_floors: dict[int, int] = {}
+        """The durable floor in it."""
+        self._empty_class_ids: set[int] = set()
+        """Classes that have no messages according to it."""
         self._class_headers: dict[int, object] = {}
         """The part of it that is compared when a durable is created or removed."""
         self._position_states: dict[int, dict[_PositionKey, tuple[Position, object]]] = {}
@@ -163,13 +167,11 @@ class Checkpointer:
 
     def class_floors(self) -> dict[int, int]:
         """Return the durable floor of each class, as recorded in the batches so far."""
-        return {class_id: floor for class_id, (floor, _) in self._class_states.items()}
+        return self._class_floors.copy()
 
     def empty_class_ids(self) -> set[int]:
         """Return the classes without messages, as recorded in the batches so far."""
-        return {
-            class_id for class_id, (floor, (head, _)) in self._class_states.items() if floor == head
-        }
+        return self._empty_class_ids.copy()
 
     @property
     def is_snapshot_begun(self) -> bool:
@@ -290,8 +292,17 @@ class Checkpointer:
         self._position_states.pop(class_id, None)
         registry = self._broker.store.class_registry
         removed = registry.removed_classes.get(class_id) or RemovedClass(class_id, "", 0)
-        self._class_states[class_id] = removed.head, (removed.head, None)
+        self._set_class_state(class_id, (removed.head, (removed.head, None)))
         return removed
+
+    def _set_class_state(self, class_id: int, state: _ClassState) -> None:
+        self._class_states[class_id] = state
+        floor, (head, _) = state
+        self._class_floors[class_id] = floor
+        if floor == head:
+            self._empty_class_ids.add(class_id)
+        else:
+            self._empty_class_ids.discard(class_id)
 
     def _collect_progress(
         self, now: float, changes: StateChanges, *, are_all_requested: bool
@@ -340,10 +351,8 @@ class Checkpointer:
             self._record_class(cls, _class_state(cls, self._commit_log.durable_position), changes)
 
     def _record_class(self, cls: MessageClass, state: _ClassState, changes: StateChanges) -> None:
-        self._class_states[cls.class_id], self._class_headers[cls.class_id] = (
-            state,
-            _class_header(cls),
-        )
+        self._set_class_state(cls.class_id, state)
+        self._class_headers[cls.class_id] = _class_header(cls)
         changes.classes.append(self._snapshot_class(cls))
 
     def _collect_durable(

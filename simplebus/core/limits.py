@@ -352,7 +352,7 @@ CHECKPOINT_SECONDS = 0.1
 CHECKPOINT_POSITIONS = 1000
 # A scan examines so many classes and durables, with so many rows, then pauses, so that others have
 # their turn. A durable is not divided.
-CHECKPOINT_POSITIONS_PER_TURN = 128
+CHECKPOINT_POSITIONS_PER_TURN = 64
 CHECKPOINT_ROWS_PER_TURN = 1024
 CHECKPOINT_PAUSE_SECONDS = 0.005
 # Without messages to write, sent and acknowledged messages are recorded at most so often. Positions
