@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
+from simplebus.core.limits import CHANNEL_NAMES_MAX, DELIMITER_BYTES, HEADER_BYTES
 from simplebus.core.protocol.envelope import (
     CHANNEL,
     EXPIRES,
@@ -61,9 +61,9 @@ _OPENERS = np.uint64(0x3C3C3C3C3C3C3C3C)
 _REGULAR_PER_IRREGULAR_MIN = 8
 
 
-# A program may publish on tens of thousands of channels in turn. Removing all entries of a cache at
-# once would take milliseconds.
-_CACHED_TEXTS_MAX = 32_768
+# A program may publish on as many channels in turn as a class may have. Removing all entries of a
+# cache at once would take milliseconds.
+_CACHED_TEXTS_MAX = CHANNEL_NAMES_MAX
 _CACHED_TEXT_BYTES_MAX = 256
 _names_by_text: dict[bytes, str] = {}
 """Decoded channels by their text with its length prefix."""
