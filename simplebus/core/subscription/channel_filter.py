@@ -40,6 +40,10 @@ from simplebus.core.ring.ring import Ring
 from simplebus.core.users.permissions import ClassPermissions
 
 _TABLE_SIZE_MIN = 16
+_FEW_PATTERNS_MAX = 16
+"""Patterns that are indexed in a short time."""
+_CHANNELS_PER_PATTERN = 2
+"""Channels that are compared with patterns in the time in which one pattern is indexed."""
 _NOT_MATCHED, _MATCHED, _UNKNOWN = range(3)
 
 MatchStates = npt.NDArray[np.uint8]
@@ -55,6 +59,7 @@ class ChannelFilter:
         "_name_by_number",
         "_number_by_name",
         "_pattern_set",
+        "_uncounted_cost",
         "patterns",
         "scope",
         "watched_patterns",
@@ -81,6 +86,8 @@ class ChannelFilter:
         """Patterns by which new channels are looked up."""
         self._pattern_set: PatternSet | None = None
         """The patterns, indexed; None until a channel is matched against them."""
+        self._uncounted_cost = 0
+        """Cost of patterns that were indexed since the last call of `find_known_end`."""
         self._name_by_number, self._number_by_name = name_by_number, number_by_name
         self._matched_count = 0
         """Number of known matching channels, plus 1 if messages without a channel match."""
@@ -137,13 +144,18 @@ class ChannelFilter:
 
     def find_known_end(self, numbers: npt.NDArray[np.uint32]) -> tuple[int, int]:
         """Return the length of the leading part of `numbers` of which at most COMPARED_CHANNELS_MAX
-        are channels that were not compared with the patterns yet, and how many they are.
+        are channels that were not compared with the patterns yet, and how many they are. Indexing
+        many patterns counts as comparing more channels.
         """
         self._grow_to(len(self._name_by_number) - 1)
         unknown = np.flatnonzero(self._match_states.take(numbers) == _UNKNOWN)
-        if unknown.size > COMPARED_CHANNELS_MAX:
-            return int(unknown[COMPARED_CHANNELS_MAX]), COMPARED_CHANNELS_MAX
-        return numbers.size, unknown.size
+        if unknown.size and self._pattern_set is None:
+            self._index_patterns()
+        count, self._uncounted_cost = self._uncounted_cost, 0
+        unknown_max = max(COMPARED_CHANNELS_MAX - count, 1)
+        if unknown.size > unknown_max:
+            return int(unknown[unknown_max]), COMPARED_CHANNELS_MAX
+        return numbers.size, min(unknown.size + count, COMPARED_CHANNELS_MAX)
 
     def is_match(self, number: int) -> bool:
         """Return True if this channel matches."""
@@ -161,9 +173,13 @@ class ChannelFilter:
 
     def _has_pattern(self, name: str) -> bool:
         """Return True if a pattern matches the channel."""
-        if self._pattern_set is None:
-            self._pattern_set = PatternSet(self.watched_patterns)
-        return self._pattern_set.has_match(name)
+        return (self._pattern_set or self._index_patterns()).has_match(name)
+
+    def _index_patterns(self) -> PatternSet:
+        self._pattern_set = PatternSet(self.watched_patterns)
+        if len(self.patterns) > _FEW_PATTERNS_MAX:
+            self._uncounted_cost = _CHANNELS_PER_PATTERN * len(self.patterns)
+        return self._pattern_set
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the invariants hold."""

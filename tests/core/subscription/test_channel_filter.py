@@ -333,3 +333,17 @@ def test_known_end_is_before_the_first_channel_too_many(
         assert found == (unknown[2], 2)
     else:
         assert found == (len(channels), len(unknown))
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_indexed_patterns_count_as_compared_channels(is_indexed: bool) -> None:
+    table = ChannelTable(create_ring())
+    numbers = table.intern_names([f"c{n}" for n in range(COMPARED_CHANNELS_MAX)])
+    assert numbers is not None
+    wanted = add_filter(table, *(f"*.{n}" for n in range(100)))
+    if is_indexed:
+        wanted.is_match(numbers.pop())
+    channels = np.array(numbers, np.uint32)
+    expected = COMPARED_CHANNELS_MAX - 200
+    assert wanted.find_known_end(channels) == (expected, COMPARED_CHANNELS_MAX)
+    assert wanted.find_known_end(channels) == (len(numbers), len(numbers))
