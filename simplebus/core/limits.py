@@ -175,6 +175,8 @@ LOOKAHEAD_MESSAGES = 16_384
 
 # Messages scanned in one turn without finding one to deliver.
 SCAN_MESSAGES_MAX = 65_536
+# After so many, a connection searches for no other messages in the same turn.
+CONNECTION_SCAN_MESSAGES_MAX = SCAN_MESSAGES_MAX // 2
 # Messages scanned in one turn for a subscription that starts with last values.
 LAST_VALUES_SCANNED_PER_TURN = 32_768
 # Channels that are compared with the patterns of a subscription in one turn. Each is compared once.

@@ -72,6 +72,8 @@ class Outbox:
         self._ready = {} if ready is None else ready
         self.sent_bytes = 0
         """Bytes sent so far."""
+        self.scanned_count = 0
+        """Messages that the last call of `peek` scanned."""
         self.has_deliver_frames = False
         """True if Deliver frames are sent (version 2)."""
         self._last_deliver: tuple[int, int, int] | None = None
@@ -216,7 +218,7 @@ class Outbox:
 
         The result is empty if there are none or the scan limit was reached.
         """
-        self._peeked_source = None
+        self._peeked_source, self.scanned_count = None, 0
         if self._unsent_bytes:
             return self._unsent_bytes
         if self._deferred_replies and not (self._is_reply_pending or self._replies):
@@ -242,12 +244,11 @@ class Outbox:
 
     def _peek_messages(self, tick: int, prefix: bytes) -> memoryview:
         """Return the next messages behind `prefix`: in one piece with it if they are short."""
-        scanned_count = 0
-        while self._queue and scanned_count < SCAN_MESSAGES_MAX:
+        while self._queue and self.scanned_count < SCAN_MESSAGES_MAX:
             source = self._queue[0]
             if source.has_frames_to_copy:
                 copies = source.copy_frames(tick)
-                scanned_count += source.scanned_count
+                self.scanned_count += source.scanned_count
                 if copies:
                     if self.has_deliver_frames:
                         prefix += self._deliver_frame_for(source)

@@ -23,6 +23,7 @@ import trio
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import (
     CLOSE_FLUSH_SECONDS,
+    CONNECTION_SCAN_MESSAGES_MAX,
     DISCONNECT_CHECK_SECONDS,
     HANDSHAKE_FRAME_BYTES_MAX,
     TRICKLE_SECONDS,
@@ -68,6 +69,10 @@ class ConnectionOutbox(Protocol):
     def is_idle(self) -> bool: ...
     @property
     def pending_bytes(self) -> int: ...
+    @property
+    def scanned_count(self) -> int:
+        """Messages that the last call of `peek` scanned."""
+
     def peek(self, tick: int) -> memoryview: ...
     def mark_sent(self, count: int, tick: int) -> None: ...
 
@@ -446,9 +451,13 @@ class Connection(Generic[SessionT]):
     def _send(self) -> bool:
         """Send a limited number of pieces. Returns True if the outbox is empty and flushed."""
         outbox, tick, wire = self.session.outbox, self._listener.tick_number, self.transport
+        scanned_count = 0
         try:
             for _ in range(_SENDS_PER_TURN):
+                if scanned_count > CONNECTION_SCAN_MESSAGES_MAX:
+                    break
                 data = outbox.peek(tick)
+                scanned_count += outbox.scanned_count
                 if not data:
                     # The outbox may need another call, after other connections had a turn.
                     return outbox.is_idle and self._is_flushed()

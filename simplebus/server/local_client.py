@@ -14,6 +14,7 @@ from __future__ import annotations
 import trio
 
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
+from simplebus.core.limits import CONNECTION_SCAN_MESSAGES_MAX
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.protocol.requests import FetchReply, FetchRequest
 from simplebus.core.session.session import Session
@@ -174,8 +175,13 @@ class LocalClient:
     def _read_outbox(self, space: memoryview) -> int:
         """Copy outgoing bytes into `space`. Returns their number."""
         outbox, tick = self.session.outbox, self._server.tick_number
-        read_bytes, space_bytes = 0, len(space)
-        while read_bytes < space_bytes and (piece := outbox.peek(tick)):
+        read_bytes, space_bytes, scanned_count = 0, len(space), 0
+        while (
+            read_bytes < space_bytes
+            and scanned_count <= CONNECTION_SCAN_MESSAGES_MAX
+            and (piece := outbox.peek(tick))
+        ):
+            scanned_count += outbox.scanned_count
             count = min(len(piece), space_bytes - read_bytes)
             space[read_bytes : read_bytes + count] = piece[:count]
             outbox.mark_sent(count, tick)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 import trio
 
+import simplebus
+from simplebus.client.aio.connect import open_bus
 from simplebus.core.limits import SUBSCRIPTIONS_ENDED_PER_TURN
+from simplebus.core.outbox import Outbox
+from simplebus.core.subscription import position
+from simplebus.server import connection, local_client
+from simplebus.server.local_client import LocalEndpoint
 from simplebus.server.slow_requests import SlowRequestTurns
 from tests.behaviour.wire_peer_v2 import connect_request, subscribe
 from tests.support.running_server import connect, serving, wait_until
@@ -48,3 +55,45 @@ async def test_many_subscriptions_of_a_lost_connection_end() -> None:
         await peer.stream.aclose()
         await wait_until(lambda: not any(cls.positions for cls in broker.classes.values()))
         assert not broker.sessions
+
+
+class ScanRecorder(trio.abc.Instrument):
+    """Counts the messages that each step of a task scans."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.counts = [0]
+        peek = Outbox.peek
+
+        def counted(outbox: Outbox, tick: int) -> memoryview:
+            data = peek(outbox, tick)
+            self.counts[-1] += outbox.scanned_count
+            return data
+
+        monkeypatch.setattr(Outbox, "peek", counted)
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.counts.append(0)
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+async def test_search_for_rare_messages_is_limited_in_one_turn(
+    is_local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(position, "REDELIVERY_MESSAGES", 50)
+    for module in (connection, local_client):
+        monkeypatch.setattr(module, "CONNECTION_SCAN_MESSAGES_MAX", 60)
+    recorder = ScanRecorder(monkeypatch)
+    async with serving() as server, simplebus.connect(server.addresses[0]) as writer:
+        for number in range(10):
+            await writer.publish_many([b""] * 99, class_id=1, channel="often")
+            await writer.publish(b"%d" % number, class_id=1, channel="rare")
+        trio.lowlevel.add_instrument(recorder)
+        local = open_bus([LocalEndpoint(server.server, "part")])
+        async with (
+            local if is_local else simplebus.connect(server.addresses[0]) as reader,
+            reader.subscribe(1, "rare", start="earliest") as messages,
+        ):
+            received = [(await messages.get(timeout=60)).payload for _ in range(10)]
+        trio.lowlevel.remove_instrument(recorder)
+    assert received == [b"%d" % number for number in range(10)]
+    assert 100 <= max(recorder.counts) <= 60 + 2 * 100

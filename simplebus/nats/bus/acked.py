@@ -238,6 +238,8 @@ class AckedDeliveries:
         self._next_delivery: tuple[int, int] = (0, 0)
         """Subscription number and attempt of the next messages in the outbox."""
         self._next_number = 1
+        self.scanned_count = 0
+        """Messages that the last call of `encode_next` scanned."""
 
     @property
     def is_idle(self) -> bool:
@@ -311,9 +313,11 @@ class AckedDeliveries:
         """
         outbox = self.local_session.outbox
         encoded: list[bytes] = []
+        self.scanned_count = 0
         while not encoded:
             self._limit_last_messages()
             piece = outbox.peek(tick)
+            self.scanned_count += outbox.scanned_count
             if not piece:
                 break
             data = bytes(piece)

@@ -19,6 +19,10 @@ class OutboxSource(Protocol):
     def is_idle(self) -> bool:
         """True if the source has nothing to send."""
 
+    @property
+    def scanned_count(self) -> int:
+        """Messages that the last call of `encode_next` scanned."""
+
     def encode_next(self, tick: int) -> bytes:
         """Return the next bytes, which count as sent. Empty if there are none or none were found
         yet.
@@ -37,6 +41,8 @@ class NatsOutbox:
         """Bytes that are not sent yet."""
         self.source: OutboxSource | None = None
         """Source that is asked when the queue is empty."""
+        self.scanned_count = 0
+        """Messages that the last call of `peek` scanned."""
         self._pieces: deque[memoryview] = deque()
         self._tail = bytearray()
         """Joined short pieces behind all others."""
@@ -73,10 +79,12 @@ class NatsOutbox:
 
     def peek(self, tick: int) -> memoryview:
         """Return the next bytes to send; empty if there are none."""
+        self.scanned_count = 0
         if not self._pieces:
             self._finish_tail()
             if not self._pieces and self.source is not None:
                 self.append(self.source.encode_next(tick))
+                self.scanned_count = self.source.scanned_count
                 self._finish_tail()
             if not self._pieces:
                 return memoryview(b"")
