@@ -23,6 +23,7 @@ import pytest
 import typer.main
 import typer.testing
 from hypothesis import HealthCheck, settings
+from hypothesis.configuration import set_hypothesis_home_dir
 
 from tests.support.cache_folder import cache_folder
 
@@ -41,6 +42,9 @@ settings.register_profile(
 )
 settings.register_profile("many", settings.get_profile("dev"), max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+if IN_CI:
+    # hypothesis stores the constants of the sources there, by the hash of each file.
+    set_hypothesis_home_dir(cache_folder() / "hypothesis")
 
 # `CliRunner` would build all commands anew for each command that a test runs.
 typer.testing._get_command = cache(typer.main.get_command)
