@@ -16,6 +16,7 @@ A checkpoint changes nothing in the broker but its commit log, whose lists of ch
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from simplebus.core.limits import (
     CHECKPOINT_ROWS_PER_TURN,
     CHECKPOINT_SECONDS,
     CHECKPOINT_UNION_MAX,
+    PROGRESS_POSITIONS_PER_TURN,
     PROGRESS_ROWS_MAX,
     PROGRESS_SECONDS,
     PROGRESS_WINDOW_MESSAGES,
@@ -196,6 +198,9 @@ class Checkpointer:
             if class_id not in classes:
                 changes.removed_classes.append(self._record_removed_class(class_id))
         if is_scan_due and self._scan(now, changes, in_portions=in_portions):
+            ended_class_ids = dict.fromkeys(each.class_id for each in self._progressed)
+            for class_id in ended_class_ids:
+                self._record_unnamed(class_id, [], changes)
             self._progressed.clear()
             return changes
         for class_id in dict.fromkeys(class_ids):
@@ -309,7 +314,8 @@ class Checkpointer:
     ) -> None:
         """Record the cursors and acks of positions.
 
-        Costly ones remain in `_progressed`, unless `are_all_requested`.
+        Costly ones remain in `_progressed`, and so do all after the first
+        PROGRESS_POSITIONS_PER_TURN, unless `are_all_requested`.
         """
         is_costly_due = (
             are_all_requested
@@ -317,12 +323,16 @@ class Checkpointer:
         )
         if is_costly_due:
             self._next_progress = now + PROGRESS_SECONDS
-        for position in list(self._progressed):
+        count_max = None if are_all_requested else PROGRESS_POSITIONS_PER_TURN
+        unnamed_by_class: defaultdict[int, list[Position]] = defaultdict(list)
+        for position in list(islice(self._progressed, count_max)):
             cls = self._broker.classes.get(position.class_id)
             key = position.class_id, position.durable, position.group
             known = self._position_states.get(position.class_id, {})
             _, recorded = known.get(key, (None, None))
-            if cls is None or position not in cls.positions or (position.durable and not recorded):
+            if cls is None or (
+                position.durable and (position not in cls.positions or not recorded)
+            ):
                 del self._progressed[position]  # It has ended, or is recorded as a new durable.
             elif position.durable and _has_plain_progress(position, recorded):
                 del self._progressed[position]
@@ -330,15 +340,29 @@ class Checkpointer:
                 changes.progress.append(ProgressSnapshot(*key, window))
             elif are_all_requested or (is_costly_due and position not in self._row_counts):
                 del self._progressed[position]
+                if not position.durable:
+                    unnamed_by_class[cls.class_id].append(position)
+                    continue
                 before = self._scanned_row_count
-                if position.durable:
-                    known[key] = position, _position_state(position)
-                    changes.positions.append(self._snapshot_position(position))
-                elif not _has_durables(cls):
-                    durable_position = self._commit_log.durable_position
-                    self._record_class(cls, _class_state(cls, durable_position), changes)
+                known[key] = position, _position_state(position)
+                changes.positions.append(self._snapshot_position(position))
                 if self._scanned_row_count - before > PROGRESS_ROWS_MAX:
                     self._row_counts[position] = self._scanned_row_count - before
+            else:  # The others come first in the next batch.
+                self._progressed[position] = self._progressed.pop(position)
+        for class_id, positions in unnamed_by_class.items():
+            self._record_unnamed(class_id, positions, changes)
+
+    def _record_unnamed(
+        self, class_id: int, positions: list[Position], changes: StateChanges
+    ) -> None:
+        """Record the progress of positions without a durable, which may have ended."""
+        cls, before = self._broker.classes.get(class_id), self._scanned_row_count
+        if cls is None or _has_durables(cls):
+            return
+        self._record_class(cls, _class_state(cls, self._commit_log.durable_position), changes)
+        if self._scanned_row_count - before > PROGRESS_ROWS_MAX:
+            self._row_counts.update(dict.fromkeys(positions, self._scanned_row_count - before))
 
     @property
     def has_unrecorded_progress(self) -> bool:

@@ -357,9 +357,11 @@ CHECKPOINT_POSITIONS = 1000
 CHECKPOINT_POSITIONS_PER_TURN = 64
 CHECKPOINT_ROWS_PER_TURN = 1024
 CHECKPOINT_PAUSE_SECONDS = 0.005
-# Without messages to write, sent and acknowledged messages are recorded at most so often. Positions
-# whose record needs more rows or bytes than this are left to the complete scan.
+# Without messages to write, sent and acknowledged messages are recorded at most so often, and those
+# of at most so many positions in a batch. Positions whose record needs more rows or bytes than this
+# are left to the complete scan.
 PROGRESS_SECONDS = 0.005
+PROGRESS_POSITIONS_PER_TURN = 256
 PROGRESS_ROWS_MAX = 256
 PROGRESS_WINDOW_MESSAGES = 65_536
 # A snapshot is written after so many bytes of changes, but at least four times its own size.

@@ -7,9 +7,11 @@ from random import Random
 
 import pytest
 
+from simplebus.core import checkpoint
 from simplebus.core.limits import CHECKPOINT_SECONDS, PROGRESS_ROWS_MAX, PROGRESS_SECONDS
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
+from simplebus.core.snapshot import decode_changes
 from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
@@ -132,6 +134,47 @@ def test_progress_alone_is_written_at_intervals(tmp_path: Path) -> None:
         if number == 1:
             bus.broker.clock.now += PROGRESS_SECONDS
     assert [batch is None for batch in batches] == [False, True, False]
+    bus.crash()
+
+
+def test_class_is_recorded_once_for_all_its_subscriptions(tmp_path: Path) -> None:
+    """Each record examines all positions of the class."""
+    bus = KeptBus(tmp_path)
+    reader = connect_version2(bus, *[subscribe(1, number) for number in range(1, 20)])
+    bus.sync()
+    connect_version2(bus, publish(1, 0, b"a"), name="till")
+    reader.receive_message_ids()
+    bus.broker.clock.now += PROGRESS_SECONDS
+    batch = bus.keeper.build_write_batch()
+    assert batch is not None
+    assert [each.class_id for each in decode_changes(batch.changes).classes] == [1]
+    bus.crash()
+
+
+@pytest.mark.parametrize("are_requested", [False, True])
+def test_progress_of_many_positions_is_recorded_in_portions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_requested: bool
+) -> None:
+    count = 10
+    monkeypatch.setattr(checkpoint, "PROGRESS_POSITIONS_PER_TURN", 4)
+    bus = KeptBus(tmp_path)
+    reader = connect_version2(
+        bus, *[subscribe(1, n, durable=f"d {n}") for n in range(1, 1 + count)]
+    )
+    connect_version2(bus, publish(1, 0, b"a"), name="till")
+    bus.sync()
+    reader.receive_message_ids()
+    bus.sync()
+    reader.send(*[ack(n, 0, 1) for n in range(1, 1 + count)])
+    if are_requested:
+        bus.commit_log.append_progress_request()
+    recorded_counts = []
+    while bus.keeper.has_unrecorded_progress:
+        bus.broker.clock.now += PROGRESS_SECONDS
+        batch = bus.keeper.build_write_batch()
+        assert batch is not None
+        recorded_counts.append(len(decode_changes(batch.changes).progress))
+    assert recorded_counts == ([count] if are_requested else [4, 4, 2])
     bus.crash()
 
 
