@@ -36,6 +36,8 @@ BRIDGE_RECORDS_CLASS = "bridges"
 """
 # Up to this many messages are scanned without arrays, which have a fixed cost.
 _SCALAR_MESSAGES_MAX = 8
+# More messages than this are scanned before a request needs them. Each scan has a fixed cost.
+_SCANNED_TOGETHER_MIN = 4096
 # The fields before a payload are never longer, with or without byte stuffing.
 _FIELDS_BYTES_MAX = 512 * 1024
 _LENGTH_DTYPE: np.dtype[np.uint16] = np.dtype(">u2")
@@ -126,7 +128,7 @@ class LastValues:
 
     def scan_if_many(self) -> None:
         """Scan the new messages if they are many, so that a request for values scans few."""
-        if self._ring.head - self._scanned_end > LOOKAHEAD_MESSAGES:
+        if self._ring.head - self._scanned_end > _SCANNED_TOGETHER_MIN:
             self._scan_new()
 
     def scan_in_parts(self) -> Iterator[None]:
