@@ -168,7 +168,7 @@ REDELIVERY_MESSAGES = 4096
 # parts. From a window with gaps, at most so many parts.
 REDELIVERY_PLAIN_BYTES = 1024 * 1024
 REDELIVERY_PLAIN_MESSAGES = 32_768
-REDELIVERY_PIECES = 2048
+REDELIVERY_PIECES = 512
 
 # Messages that are checked at once to find out whether a subscription wants all of them.
 LOOKAHEAD_MESSAGES = 16_384
@@ -183,6 +183,8 @@ LAST_VALUES_SCANNED_PER_TURN = 32_768
 COMPARED_CHANNELS_MAX = 512
 # A message that is converted or delayed individually counts as this many scanned messages.
 SCAN_COST_OF_COPY = 16
+# The same for a part of a window with gaps that is redelivered.
+SCAN_COST_OF_PIECE = 64
 # Spans that are searched for one message.
 SCAN_SPANS_MAX = 1024
 

@@ -46,6 +46,7 @@ from simplebus.core.limits import (
     REDELIVERY_PLAIN_BYTES,
     REDELIVERY_PLAIN_MESSAGES,
     SCAN_COST_OF_COPY,
+    SCAN_COST_OF_PIECE,
     SCAN_MESSAGES_MAX,
     SCAN_SPANS_MAX,
     SEND_BYTES,
@@ -450,6 +451,7 @@ class Position:
             pieces.attempt = span.next_attempt
             last = self._copy_ranges(selected.sendable, last, pieces, tick)
             self.consume_redeliveries(span, last, selected)
+            self.scanned_count += SCAN_COST_OF_PIECE * len(pieces.parts)
             if pieces.count:
                 # One span for all; messages acknowledged meanwhile are left out when it is due.
                 delayed = selection.ranges_before(selected.delayed, last)
@@ -475,7 +477,13 @@ class Position:
             is_plain = self._is_next_redelivery_plain()
             scan_count = REDELIVERY_PLAIN_MESSAGES if is_plain else REDELIVERY_MESSAGES
             last = min(span.last, first + scan_count, self.ring.head)
-            ranges = self.unsettled_ranges(first, last)
+            # With many gaps, few messages are enough for one piece.
+            near = min(last, first + 2 * REDELIVERY_PIECES)
+            ranges = self.unsettled_ranges(first, near)
+            if len(ranges) > REDELIVERY_PIECES // 2:
+                last = near
+            elif near < last:
+                ranges = self.unsettled_ranges(first, last)
             if len(ranges) > REDELIVERY_PIECES:
                 last = ranges[REDELIVERY_PIECES][0]
                 del ranges[REDELIVERY_PIECES:]

@@ -9,6 +9,7 @@ import pytest
 
 from simplebus.core.limits import (
     BACKOFF_TICKS_MAX,
+    CONNECTION_SCAN_MESSAGES_MAX,
     FRAME_BYTES_MIN,
     REDELIVERY_PIECES,
     REDELIVERY_PLAIN_BYTES,
@@ -316,8 +317,23 @@ def test_fragmented_window_is_copied_in_small_parts() -> None:
     sizes = []
     while piece := harness.outbox.peek(harness.tick_number):
         sizes.append(len(piece) // FRAME_BYTES_MIN)
+        is_full = sizes[-1] == REDELIVERY_PIECES
+        assert (harness.outbox.scanned_count > CONNECTION_SCAN_MESSAGES_MAX) == is_full
         harness.outbox.mark_sent(len(piece), harness.tick_number)
     assert sizes == [REDELIVERY_PIECES, REDELIVERY_PIECES, 100]
+
+
+@pytest.mark.parametrize("gap_step", [3, 50, 10_000])
+def test_parts_of_a_window_with_gaps_are_copied_once_each(gap_step: int) -> None:
+    harness = SubscriptionHarness()
+    count = REDELIVERY_PLAIN_MESSAGES + 5000
+    harness.publish(*[b""] * count)
+    assert len(harness.receive_ids()) == count
+    acked = [n for n in range(count) if (n < 3000 and n % 2) or n % gap_step == 1]
+    for number in acked:
+        harness.subscription.window.ack_range(number, number + 1)
+    harness.tick(6)
+    assert harness.receive_ids() == sorted(set(range(count)).difference(acked))
 
 
 def test_plain_redeliveries_are_copied_in_large_parts() -> None:
