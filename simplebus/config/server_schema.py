@@ -97,7 +97,7 @@ class GeneralSettings(SettingsTable):
         sets=(Limits, "durables"),
     )
     max_classes: int = COUNT.setting(
-        "Maximum number of classes in use. A client that needs a further class is disconnected.",
+        "Maximum number of classes in use. A client that needs a further class is refused.",
         sets=(Limits, "classes"),
     )
     declare_only: bool = FLAG.setting(
