@@ -368,7 +368,7 @@ async def test_selects_target_again_when_stream_is_created_or_changed(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("in_flight_max", [None, 1000])
+@pytest.mark.parametrize("in_flight_max", [None, 300])
 async def test_replicated_stream_has_each_message_once_across_leader_changes(
     in_flight_max: int | None,
     tmp_path: Path,
