@@ -94,7 +94,9 @@ def build(jar: Path) -> None:
     jars = Path(found.origin).parent / "jars" / "*"
     with tempfile.TemporaryDirectory(prefix="simplebus-java-") as folder:
         sources = [str(path) for path in source_files() if path.suffix == ".java"]
-        arguments = ["--release", str(RELEASE), "-Xlint:all,-path,-classfile,-serial", "-Werror"]
+        # A short run: compiling javac itself less takes a third of the time.
+        arguments = ["-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC", "--release", str(RELEASE)]
+        arguments += ["-Xlint:all,-path,-classfile,-serial", "-Werror"]
         done = subprocess.run(
             ["javac", *arguments, "-encoding", "UTF-8", "-cp", str(jars), "-d", folder, *sources],
             capture_output=True,
