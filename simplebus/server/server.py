@@ -294,6 +294,7 @@ class Server:
         self._log_new_classes()
         if self.journal_pump is not None:
             self.journal_pump.tick()
+        yield
         for overdue in self.broker.tick_in_parts():
             for session, error in overdue:
                 self._disconnect(session, error)
