@@ -26,7 +26,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "HEARTBEAT_S", 1.0)
     monkeypatch.setattr(partitions, "LONG_S", 3.5)
     monkeypatch.setattr(partitions, "BAD_S", 0.2)
-    monkeypatch.setattr(partitions, "PAUSE_S", 0.1)
+    monkeypatch.setattr(partitions, "PAUSE_S", 0.04)
     monkeypatch.setattr(partitions, "LAST_DELIVERY_WAIT_S", 0.5)
     monkeypatch.setattr(partitions, "START_S", PATIENCE_SECONDS)
 
