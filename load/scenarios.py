@@ -28,6 +28,7 @@ from load import (
     sdk,
     soak,
     spark,
+    spark_heap,
     spark_kills,
     stalled_reader,
     tls_and_permissions,
@@ -408,6 +409,12 @@ SCENARIOS = (
         "spark-kills",
         "drivers, JVMs, Python workers and buses of Spark queries, killed under load",
         special=spark_kills.run,
+        is_long=True,
+    ),
+    Scenario(
+        "spark-heap",
+        "many rows from a bus to an archive and back, through a small heap",
+        special=spark_heap.run,
         is_long=True,
     ),
     Scenario(

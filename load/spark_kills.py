@@ -309,13 +309,18 @@ class _KillRun:
             extra = rows.take(1, timeout=1.0)
             copied.update(int(message.payload) for message in extra)
         expected = Counter(range(published))
-        problems = [
-            f"{name}: {(expected - found).total()} messages are lost and "
-            f"{(found - expected).total()} are there twice"
-            for name, found in (("archive", archived), ("copy", copied))
-            if found != expected
-        ]
-        return "; ".join(problems)
+        found = {"archive": archived, "copy": copied}
+        return "; ".join(
+            f"{name}: lost {_describe(expected - numbers)}, stored twice "
+            f"{_describe(numbers - expected)}"
+            for name, numbers in found.items()
+            if numbers != expected
+        )
+
+
+def _describe(numbers: Counter[int]) -> str:
+    """Return the count of messages, and the first ones."""
+    return f"{numbers.total()} messages {sorted(numbers)[:5]}"
 
 
 def _wait_until(
