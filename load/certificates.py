@@ -1,4 +1,4 @@
-"""Self-signed certificate for localhost, valid for an hour."""
+"""Self-signed certificate for localhost, valid for a day."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_certificate(folder: Path, name: str = "server") -> Certificate:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .sign(key, hashes.SHA256())
