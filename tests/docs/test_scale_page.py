@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PERFORMANCE = (ROOT / "protocol" / "guide" / "performance.md").read_text()
 PAGE = " ".join((ROOT / "protocol" / "scale.md").read_text().split())
 WIRE_BYTES = 128 + HEADER_BYTES + DELIMITER_BYTES
-NATS_128, NATS_FAN_OUT = 2.56, 2.28  # M/s, as the page has them.
+NATS_128, NATS_FAN_OUT = 1.02, 0.67  # M/s, as the page has them.
 RATE = r"([\d.]+) x"
 
 
