@@ -401,7 +401,7 @@ class Checkpointer:
         """Return a snapshot with the collected classes and durables."""
         broker = self._broker
         return StateChanges(
-            list(collected.classes.values()),
+            [self._with_present_head(each) for each in collected.classes.values()],
             list(collected.positions.values()),
             producers=self._snapshot_producers(),
             purged_ranges=[
@@ -417,6 +417,17 @@ class Checkpointer:
             message_ids=broker.store.message_ids.snapshot(),
             removed_classes=list(broker.store.class_registry.removed_classes.values()),
         )
+
+    def _with_present_head(self, collected: ClassSnapshot) -> ClassSnapshot:
+        """Return the snapshot of a class with its present head.
+
+        Recovery skips a damaged record of a batch before the snapshot only if messages that the
+        snapshot knows follow.
+        """
+        cls = self._broker.classes.get(collected.class_id)
+        if cls is None or cls.ring.head == collected.head:
+            return collected
+        return structs.replace(collected, head=cls.ring.head)
 
     def _snapshot_producers(self) -> list[ProducerSnapshot]:
         producers = []

@@ -229,6 +229,9 @@ def test_snapshot_in_portions_and_later_changes_equal_the_state(
                 if batch.snapshot or batch.changes:
                     changes = decode_changes(batch.snapshot or batch.changes)
                     recovered.apply_changes(changes, batch.number)
+                if batch.snapshot:
+                    heads = {each.class_id: each.head for each in changes.classes}
+                    assert heads == {n: cls.ring.head for n, cls in bus.broker.classes.items()}
     assert not checkpointer.is_snapshot_begun
     other = Checkpointer(bus.broker).build_write_batch()
     assert other is not None
