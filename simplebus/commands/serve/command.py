@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
@@ -274,4 +275,7 @@ def exit_for_invalid_options(error: ValueError) -> NoReturn:
 def _announce(line: str) -> None:
     """Print the ready line to standard output; ignore a closed stream."""
     with contextlib.suppress(OSError):
-        print(line, flush=True)
+        # One write: with PYTHONUNBUFFERED, print() writes the end of the line separately, and the
+        # lines of two servers that share a pipe could mix.
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
