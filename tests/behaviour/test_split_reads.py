@@ -31,6 +31,7 @@ from tests.behaviour.wire_peer_v2 import (
     Version2Peer,
     ack,
     channel_envelope,
+    connect_request,
     connect_version2,
     nack,
     publish,
@@ -42,7 +43,7 @@ from tests.behaviour.wire_peer_v2 import (
 from tests.support.call_counter import count_calls
 from tests.support.oracles import DELIMITER
 
-CONFIRM = b"6"
+CONNECT, CONFIRM = b"4", b"6"
 PATTERN_COUNT = BINDINGS_MAX
 
 
@@ -234,7 +235,32 @@ def test_last_values_are_found_in_portions(start: str, monkeypatch: pytest.Monke
     assert [each.content for each in peer.receive_deliveries()] == contents[-5:]
 
 
+def test_connect_enables_last_values_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_values, "LAST_VALUES_SCANNED_PER_TURN", 10)
+    bus = BrokerHarness()
+    contents = [channel_envelope(f"a.{n % 5}", b"%d" % n) for n in range(100)]
+    peer = split_reader(bus)
+    peer.send(publish_envelopes(1, 0, *contents))
+    peer.receive_replies()
+    peer.send(connect_request({"id": 1, "last_values": True}) + subscribe(1, 2))
+    turns = 0
+    while peer.session.is_request_pending:
+        turns += 1
+        assert not bus.broker.classes[1].has_last_values
+        run_turn(peer)
+    assert turns == 9
+    while run_turn(peer):
+        pass
+    assert [each.kind for each in peer.receive_all()[1]] == ["connect", "subscribe"]
+    peer.send(ack(2, 0, 100))
+    bus.tick()
+    assert bus.broker.classes[1].ring.floor == 95
+    reader = connect_version2(bus, subscribe(1, 1, start="last_values"))
+    assert [each.content for each in reader.receive_deliveries()] == contents[-5:]
+
+
 REQUESTS = st.one_of(
+    st.just(connect_request({"id": 1, "last_values": True})),
     st.builds(lambda n: subscribe(1, n % 3 + 1), st.integers(0, 9)),
     st.builds(lambda n: subscribe(1, n % 3 + 1, start="last_values"), st.integers(0, 9)),
     st.builds(lambda n: subscribe(2, n % 3 + 4, channels=["a.*"]), st.integers(0, 9)),
@@ -277,7 +303,8 @@ def test_split_reads_have_the_same_results(
             received = sorted(peer.receive_frames())
             # Each read has a Confirm of its own; the last one confirms everything.
             confirms = [frame for frame in received if frame[:1] == CONFIRM]
-            others = [frame for frame in received if frame[:1] != CONFIRM]
+            # A reply to a Connect contains the next number, which depends on the reads.
+            others = [frame for frame in received if frame[:1] not in (CONFIRM, CONNECT)]
             subscriptions = list(peer.session.subscriptions)
             results.append((others, confirms[-1:], counters, subscriptions, bus.statistics(1)))
     assert results[0] == results[1]

@@ -223,6 +223,11 @@ class SubscriptionManager:
         registry, is_long = self._store.class_registry, declaration.has_many_steps
         if is_long:
             yield
+        for class_id in declaration.last_value_ids:
+            cls = registry.classes.get(class_id)
+            if cls is not None and cls.spill is None and not cls.has_last_values:
+                yield from cls.last_values.scan_in_parts()
+                cls.last_values.scan_if_many()
         count_before = registry.created_count
         for class_ids in registry.apply_in_parts(declaration):
             session.count_created_classes(registry.created_count - count_before)

@@ -681,7 +681,7 @@ class _TurnBudget:
 def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:
     """Return the end of the slow requests of one turn.
 
-    A long Connect, and a Subscribe from the last values, may need several turns, so it is the last
+    A long Connect, and a request that names last values, may need several turns, so it is the last
     one.
     """
     costs = _SLOW_COSTS[types]
@@ -692,7 +692,8 @@ def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:
     cost_bytes = np.cumsum(lengths + costs[slow])
     count = max(1, int(cost_bytes.searchsorted(SLOW_REQUESTS_BYTES_MAX, side="right")))
     is_long = (types[slow] == frames.CONNECT) & (lengths > LONG_CONNECT_BYTES)
-    for index in np.flatnonzero(types[slow[:count]] == frames.SUBSCRIBE).tolist():
+    can_name_values = np.isin(types[slow[:count]], (frames.CONNECT, frames.SUBSCRIBE))
+    for index in np.flatnonzero(can_name_values & ~is_long[:count]).tolist():
         first, end = batch.bounds[slow[index]], batch.ends[slow[index]]
         is_long[index] = _LAST_VALUES in batch.data[first:end].tobytes()
     if is_long[:count].any():
