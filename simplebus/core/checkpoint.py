@@ -471,8 +471,8 @@ class Checkpointer:
         )
 
     def _snapshot_position(self, position: Position) -> PositionSnapshot:
-        policy, attempts = position.delivery_policy, position.list_attempts()
-        pending_dead_letters = position.pending_dead_letters.to_rows()
+        policy, attempts = position.delivery_policy, position.unacked.list_attempts()
+        pending_dead_letters = position.unacked.pending_dead_letters.to_rows()
         self._scanned_row_count += len(attempts) + len(pending_dead_letters)
         return PositionSnapshot(
             position.class_id,
@@ -537,7 +537,7 @@ def _has_plain_progress(position: Position, recorded: object) -> bool:
     recorded_dead_letter_count = recorded[-1]
     return not (
         position.is_shared
-        or position.has_waiting_redeliveries
+        or position.unacked.has_waiting
         or recorded_dead_letter_count
         or position.window.flagged_span > PROGRESS_WINDOW_MESSAGES
     )
@@ -565,7 +565,7 @@ def _position_state(position: Position) -> object:
         position.delivery_policy,
         position.idle_seconds,
         position.owner,
-        len(position.pending_dead_letters),
+        len(position.unacked.pending_dead_letters),
     )
 
 

@@ -357,7 +357,7 @@ def test_resumed_member_settles_only_sent_messages() -> None:
     assert only.receive_message_ids() == [0, 2]
     only.disconnect()
     (position,) = bus.broker.classes[1].groups
-    position.ack(0, 2)
+    position.unacked.ack(0, 2)
     position.terminate(2, 4)
     bus.check_invariants()
     assert position.window.unacked_ranges(0, 4) == [(1, 2), (3, 4)]

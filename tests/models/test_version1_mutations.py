@@ -20,7 +20,7 @@ from simplebus.core.ring.segment import Segment
 from simplebus.core.session.session import Session
 from simplebus.core.store.publish_queue import PublishQueue
 from simplebus.core.store.store import Store
-from simplebus.core.subscription.position import Position
+from simplebus.core.subscription.unacked_messages import UnackedMessages
 from tests.models.broken_broker import Patch, assert_model_detects_defect
 from tests.models.test_version1_model import BlockMachine
 
@@ -84,12 +84,12 @@ def stores_in_another_order(patch: Patch) -> None:
 
 
 def never_waits_longer(patch: Patch) -> None:
-    expect = Position._start_ack_timeout
+    expect = UnackedMessages.start_ack_timeout
 
-    def expect_soon(self: Position, first: int, last: int, attempts: int, tick: int) -> None:
+    def expect_soon(self: UnackedMessages, first: int, last: int, attempts: int, tick: int) -> None:
         expect(self, first, last, 1, tick)
 
-    patch.setattr(Position, "_start_ack_timeout", expect_soon)
+    patch.setattr(UnackedMessages, "start_ack_timeout", expect_soon)
 
 
 def forgets_what_is_overdue(patch: Patch) -> None:

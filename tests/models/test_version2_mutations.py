@@ -29,6 +29,7 @@ from simplebus.core.subscription import selection
 from simplebus.core.subscription.channel_filter import ChannelFilter
 from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.selection import MessageSelection
+from simplebus.core.subscription.unacked_messages import UnackedMessages
 from tests.models.broken_broker import Patch, assert_model_detects_defect
 from tests.models.test_version2_model import Version2Machine, class_ids
 
@@ -79,12 +80,11 @@ def confirms_what_waits_for_room(patch: Patch) -> None:
 
 
 def acknowledges_what_was_not_sent(patch: Patch) -> None:
-    def ack(self: Position, first: int, last: int) -> None:
-        self._unsent_sequences.remove(first, last)
-        self._resend_sequences.remove(first, last)
-        self.window.ack_range(first, last)
+    def ack(self: UnackedMessages, first: int, last: int) -> None:
+        self.remove_waiting(first, last)
+        self._window.ack_range(first, last)
 
-    patch.setattr(Position, "ack", ack)
+    patch.setattr(UnackedMessages, "ack", ack)
 
 
 def looks_at_a_clock_that_is_fast(patch: Patch) -> None:
@@ -107,7 +107,7 @@ def lets_every_member_decide(patch: Patch) -> None:
     leave = Group.remove_member
 
     def leave_for_all(self: Group, member: GroupMember) -> None:
-        self.position.requeue(member.remove_in_flight(0, self.window.cursor))
+        self.position.unacked.requeue(member.remove_in_flight(0, self.window.cursor))
         leave(self, member)
 
     patch.setattr(GroupMember, "remove_in_flight", lose_all)
@@ -127,7 +127,7 @@ def forgets_what_a_durable_had_in_flight(patch: Patch) -> None:
     detach = Position.detach
 
     def lose(self: Position) -> None:
-        self._ack_timer.pop_all()
+        self.unacked.remove_in_flight(0, self.window.cursor, 0)
         detach(self)
 
     patch.setattr(Position, "detach", lose)

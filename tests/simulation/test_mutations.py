@@ -90,7 +90,7 @@ def skip_messages(original: Original) -> Original:
 
 def forget_nacked_messages(original: Original) -> Original:
     def drop(position: Position, first: int, last: int, *options: Any, **kwargs: Any) -> None:
-        position._ack_timer.remove(first, last)
+        position.unacked.remove_in_flight(first, last, 0)
 
     return drop
 

@@ -55,9 +55,9 @@ class AckHandler:
             firsts = firsts.clip(max=window.cursor)
         self._store.position_changes.record_progress(position)
         before = window.floor
-        if position.has_waiting_redeliveries:
+        if position.unacked.has_waiting:
             for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-                position.ack(first, last)
+                position.unacked.ack(first, last)
         else:
             window.ack_ranges(firsts, lasts)
         if window.floor != before:
@@ -84,8 +84,8 @@ class AckHandler:
             last = window.cursor
         if first < last:
             self._store.position_changes.record_progress(position)
-            if position.has_waiting_redeliveries:
-                position.ack(first, last)
+            if position.unacked.has_waiting:
+                position.unacked.ack(first, last)
             else:
                 window.ack_range(first, last)
             if window.floor != before:

@@ -829,7 +829,7 @@ class Broker:
                 if position not in cls.positions:
                     continue  # It has ended between the parts.
                 if stalled_ticks := self._new_stalled_ticks(position):
-                    position.postpone_ack_timeouts(stalled_ticks)
+                    position.unacked.postpone_ack_timeouts(stalled_ticks)
                 position.tick(self.clock.tick)
                 if (subscription := cls.subscriptions.get(position)) is not None:
                     if subscription.has_work:

@@ -355,7 +355,7 @@ class BaseGroup(Generic[M]):
         limit = GROUP_IN_FLIGHT_MESSAGES if in_flight_max is None else in_flight_max
         member = self._create_member(outbox, subscription_number, request_number, limit, name)
         self.members[member] = None
-        self.position.add_holder(member)
+        self.position.unacked.add_holder(member)
         self.position.set_has_consumer(True)
         self._turn_count += 1
         member.last_assigned_turn = self._turn_count
@@ -398,12 +398,12 @@ class BaseGroup(Generic[M]):
         """Remove a member and queue its messages for the others."""
         del self.members[member]
         self._leaving_members.pop(member, None)
-        self.position.remove_holder(member)
+        self.position.unacked.remove_holder(member)
         self.position.set_has_consumer(bool(self.members))
         member.outbox.remove(member)
-        self.position.requeue(member.pop_unsent())
+        self.position.unacked.requeue(member.pop_unsent())
         for due, span in member.pop_in_flight():
-            self.position.requeue_unacked(span, due)
+            self.position.unacked.requeue_unacked(span, due)
         self.mark_unsorted()
 
     def mark_unsorted(self) -> None:
@@ -448,7 +448,7 @@ class BaseGroup(Generic[M]):
     def _reclaim_unsent(self, member: M) -> None:
         """Take back the messages that an unresponsive member does not read."""
         member.mark_unresponsive()
-        self.position.requeue(member.pop_unsent())
+        self.position.unacked.requeue(member.pop_unsent())
 
     # Delegated to the position -------------------------------------------------------------------
 
@@ -474,7 +474,7 @@ class BaseGroup(Generic[M]):
 
     def build_delivery_state(self) -> DeliveryState:
         """Return the delivery state. Messages in flight are counted over all members."""
-        state = self.position.build_delivery_state()
+        state = self.position.unacked.build_delivery_state()
         in_flight = sum(member.assigned_count for member in self.members)
         return state._replace(in_flight_count=in_flight, ack_timer_sets=[], waiting_sequences=[])
 
@@ -519,7 +519,7 @@ class Group(BaseGroup[GroupMember]):
             return []
         position, available_members = self.position, self._available_members
         if self._has_unsorted_redeliveries:
-            position.sort_redeliveries(key=_span_start)
+            position.unacked.queue.sort(_span_start)
             self._has_unsorted_redeliveries = False
         position.begin_scan(self._scan_limit)
         last_turn = self._turn_count + ASSIGNMENTS_PER_TURN_MAX

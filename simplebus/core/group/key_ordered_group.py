@@ -327,8 +327,8 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         self._sorted_requeue_count = -1
         """The position's `requeue_count` when its redelivery queue was sorted last."""
         super().__init__(position, clock, delayed_wakeups)
-        position.add_holder(self)
-        position.collect_finished()
+        position.unacked.add_holder(self)
+        position.unacked.collect_finished()
 
     # Messages that wait in partitions ------------------------------------------------------------
 
@@ -356,7 +356,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
 
     def _dequeue_finished(self) -> None:
         """Remove the messages from their partitions that finished without an ack."""
-        for first, last in self.position.pop_finished():
+        for first, last in self.position.unacked.pop_finished():
             self._dequeue(self._enqueued_in_range(first, last))
 
     # Called by members ---------------------------------------------------------------------------
@@ -520,20 +520,20 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         return self.position.has_new_messages and self._queue_space > 0
 
     def _can_requeue(self) -> bool:
-        position = self.position
-        if position.next_redelivery is None:
+        unacked = self.position.unacked
+        if not unacked.queue:
             return False
-        if position.requeue_count != self._sorted_requeue_count:
-            position.sort_redeliveries(key=self._redelivery_order)
-            self._sorted_requeue_count = position.requeue_count
-        return self._is_enqueued(position.next_redelivery) or self._queue_space > 0
+        if unacked.requeue_count != self._sorted_requeue_count:
+            unacked.queue.sort(self._redelivery_order)
+            self._sorted_requeue_count = unacked.requeue_count
+        return self._is_enqueued(unacked.queue.first) or self._queue_space > 0
 
     def _is_enqueued(self, span: Span) -> bool:
         """Return True if the unfinished messages of a span are in their partitions."""
         sequence = max(span.first, self.window.floor)
         while sequence < span.last and sequence not in self._partitions:
             end = min(span.last, sequence + REDELIVERY_MESSAGES)
-            unacked = self.position.unsettled_ranges(sequence, end)
+            unacked = self.position.unacked.unsettled_ranges(sequence, end)
             if unacked:
                 return unacked[0][0] in self._partitions
             sequence = end
@@ -713,7 +713,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         position.delay_redeliveries(
             (start, stop, due) for start, stop, due in in_memory if start < stop
         )
-        for due, span in position.pop_delayed_spans():
+        for due, span in position.unacked.pop_delayed_spans():
             for begin, end in self.window.unacked_ranges(span.first, span.last):
                 sequences = range(begin, end)
                 self.attempts_by_sequence.update(dict.fromkeys(sequences, span.attempts))
@@ -846,7 +846,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
             )
             assert (member in self._assignment) == (not member.is_unresponsive)
         redelivery_spans = [
-            span for span in self.position.iter_own_spans() if self._is_enqueued(span)
+            span for span in self.position.unacked.iter_own_spans() if self._is_enqueued(span)
         ]
         assigned += [
             s

@@ -222,7 +222,7 @@ class SpillReader:
             False if there is not enough memory; nothing has changed then.
         """
         position = self.position
-        if not position.has_consumer and position.can_suspend_reading:
+        if not position.has_consumer and not position.unacked.has_held_messages:
             self.suspend()
             return True
         window = position.window
@@ -268,10 +268,12 @@ class SpillReader:
         window = position.window
         if window.floor >= main.floor:
             position.switch_ring(main)
-            position.requeue_spilled()
+            position.unacked.requeue_spilled()
             self._class_spill.remove_position(position)
             return True
-        if not position.has_consumer and (self._is_suspended or position.can_suspend_reading):
+        if not position.has_consumer and (
+            self._is_suspended or not position.unacked.has_held_messages
+        ):
             if not self._is_suspended:
                 self.suspend()
             return False
@@ -319,7 +321,7 @@ class SpillReader:
 
     def _requeue_if_grown(self, previous_head: int) -> bool:
         if self._ring.head > previous_head:
-            self.position.requeue_spilled()
+            self.position.unacked.requeue_spilled()
             return True
         return False
 

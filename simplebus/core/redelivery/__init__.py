@@ -3,12 +3,12 @@
 Steps of a redelivery, all in `core.subscription`:
     1. A message is overdue (`Position.tick`) or rejected (`Position.nack`, which schedules it with
        its backoff, for a later `tick` or `handle_wakeup`; with a delay of 0 it is queued at once).
-    2. Its span is appended to `Position._redelivery_queue`, and the caller queues the subscription
+    2. Its span is appended to `UnackedMessages.queue`, and the caller queues the subscription
        in its outbox.
     3. The outbox asks for frames: `Position.select_redeliveries` takes the next span.
-    4. A span below its delivery limit is sent again and scheduled in `Position._ack_timer`.
+    4. A span below its delivery limit is sent again and scheduled in `UnackedMessages._ack_timer`.
        A span at the limit becomes dead letters: `_give_up_leading` moves it to
-       `Position.pending_dead_letters`, and the store appends those when there is space.
+       `UnackedMessages.pending_dead_letters`, and the store appends those when there is space.
        `terminate` goes to `_give_up_leading` at once.
 
 A message at its limit is given up in step 3 only, so not while a durable has no session. In a

@@ -62,7 +62,8 @@ from simplebus.core.store.publish_queue import PublishQueue
 from simplebus.core.store.refusal_sender import RefusalSender
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
-from simplebus.core.subscription.position import Position, PositionChanges
+from simplebus.core.subscription.position import Position
+from simplebus.core.subscription.position_changes import PositionChanges
 from simplebus.core.users.permissions import ClassAccess
 from simplebus.core.users.rate_limit import consume, has_waiting_sessions, is_one_allowed
 
@@ -681,7 +682,7 @@ class Store:
             del given_up[position]
             cls = self.classes[position.class_id]
             self._append_pending_dead_letters(cls, position)
-            if position.pending_dead_letters:
+            if position.unacked.pending_dead_letters:
                 self.defer_dead_letters(cls, position)
 
     def _append_pending_dead_letters(self, cls: MessageClass, position: Position) -> bool:
@@ -706,7 +707,7 @@ class Store:
                     cls, position
                 ):
                     break  # No space for the others either.
-                if position not in cls.positions or not position.pending_dead_letters:
+                if position not in cls.positions or not position.unacked.pending_dead_letters:
                     del positions[position]
             if not positions:
                 del self.positions_with_pending_dead_letters[cls]

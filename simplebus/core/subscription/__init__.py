@@ -1,7 +1,8 @@
 """Positions and subscriptions: delivery state per consumer, and the messages to send next.
 
 Modules in reading order:
-    position                delivery state of one consumer: cursor, ack window, redeliveries
+    position                delivery state of one consumer: cursor, ack window, what is sent next
+    unacked_messages        messages behind the cursor: in flight, delayed, or to be sent again
     subscription            attachment of a session to a position; sends its messages
     selection               which stored messages are sent, and in which form
     copied_frames           frames that are copied to be sent with one write
@@ -9,6 +10,7 @@ Modules in reading order:
     backlog                 number of messages ahead of a cursor that match a filter
     pending_dead_letters    messages given up that wait for space in the dead letters
     delayed_wakeups         wakeups of positions at a time
+    position_changes        changed positions, for the store
 
 Imports `redelivery`, `ring`, `protocol`, `channel`, `users` and the leaf modules of `core`.
 """

@@ -1,34 +1,22 @@
-"""Position of one consumer in a class: cursor, ack window, redeliveries, and what is sent next.
+"""Position of one consumer in a class: cursor, ack window, and what is sent next.
 
-A position holds sequences of its class's ring, never messages, and knows no session's outbox. A
-tick touches only spans that are due and queues each of them once, with a longer pause each time.
-Messages that wait to be sent (again) are not in flight, and a message that was never sent cannot be
-acknowledged.
+A position holds sequences of its class's ring, never messages, and knows no session's outbox.
 
-Messages that do not match the filter count as finished when the cursor passes them. Messages are
-inspected and copied one by one only if some of them may not match; otherwise whole runs of the ring
-are sent without a copy. One turn scans a limited number of messages, whether they match or not.
+    ring      floor ─ sent, or delayed ─ cursor ─ not sent yet ─ head
+              └──── unacked ────────────┘
 
-    ring                   floor ─ in flight ─ cursor ─ not sent yet ─ head
-    _ack_timer             tick 17: (4, 9)  tick 18: (9, 30) …     in flight, by tick when overdue
-    _nack_timer            tick 19: (2, 3)                         rejected, by tick of redelivery
-    _delayed_spans         12.5 s: (30, 31)                        delayed until a time
-    _redelivery_queue      (4, 6) (8, 9)                           to be sent now, or given up
-    pending_dead_letters   (3, 4)                                  given up, not dead-lettered yet
-
-The redelivery queue also holds spans that were never sent (attempts 0), after a delay or a
-predecessor, and spans at their delivery limit. The latter become dead letters when they are next
-selected for sending, so not while a durable has no session.
+Messages behind the cursor are in `unacked` until they are acknowledged or dead-lettered. Messages
+that do not match the filter count as finished when the cursor passes them. Messages are inspected
+and copied one by one only if some of them may not match; otherwise whole runs of the ring are sent
+without a copy. One turn scans a limited number of messages, whether they match or not.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain, islice
-from typing import Any, Protocol
+from itertools import islice
 
 from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import Reason
@@ -48,7 +36,6 @@ from simplebus.core.limits import (
     SCAN_COST_OF_COPY,
     SCAN_COST_OF_PIECE,
     SCAN_MESSAGES_MAX,
-    SCAN_SPANS_MAX,
     SEND_BYTES,
 )
 from simplebus.core.redelivery.ack_window import AckWindow
@@ -57,9 +44,7 @@ from simplebus.core.redelivery.delivery_state import DeliveryState
 from simplebus.core.redelivery.failure_reasons import FailureReasons
 from simplebus.core.redelivery.handover import PositionHandover
 from simplebus.core.redelivery.in_flight_bytes import InFlightBytes
-from simplebus.core.redelivery.redelivery_queue import RedeliveryQueue, SpanSet
-from simplebus.core.redelivery.sequence_set import SequenceSet
-from simplebus.core.redelivery.timer_wheel import Span, TimerWheel, check_covered_once, split_spans
+from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.ring.ring import Ring
 from simplebus.core.statistics import SubscriptionStatistics
 from simplebus.core.subscription import selection
@@ -67,8 +52,9 @@ from simplebus.core.subscription.backlog import BacklogCounter
 from simplebus.core.subscription.channel_filter import ChannelFilter
 from simplebus.core.subscription.copied_frames import CopiedFrames
 from simplebus.core.subscription.delayed_wakeups import NEVER, DelayedWakeups
-from simplebus.core.subscription.pending_dead_letters import PendingDeadLetters
+from simplebus.core.subscription.position_changes import PositionChanges
 from simplebus.core.subscription.selection import MessageSelection, Ranges
+from simplebus.core.subscription.unacked_messages import UnackedMessages
 
 _NO_FRAMES = memoryview(b"")
 
@@ -77,57 +63,6 @@ _MARKED_ONE_BY_ONE_MAX = 16
 
 # Delayed spans that are queued in one turn, at the cost of a copied message each: about 1,000.
 _WAKEUP_SCAN_MAX = SCAN_MESSAGES_MAX // 4
-
-
-class PositionChanges:
-    """Changed positions of one broker, for its store.
-
-    A position may change while frames are taken from an outbox, where nobody waits for a result.
-    `Store.apply_position_changes` handles the changes afterwards.
-    """
-
-    def __init__(self, *, has_journal: bool = False) -> None:
-        """With `has_journal`, `progressed` is filled; a checkpoint must clear it."""
-        self._has_journal = has_journal
-        self.class_ids: dict[int, None] = {}
-        """Classes with changes, for example a floor that moved without an ack."""
-        self.given_up: dict[Position, None] = {}
-        """Positions that gave up messages, which are to be dead-lettered."""
-        self.progressed: dict[Position, None] = {}
-        """Positions whose progress is not in the commit log yet."""
-
-    def record_progress(self, position: Position) -> None:
-        """Record that messages of a position were sent or acknowledged."""
-        if self._has_journal:
-            self.progressed[position] = None
-
-    def record_moved(self, position: Position) -> None:
-        """Record that the floor of a position may have moved without an ack."""
-        self.class_ids[position.class_id] = None
-
-    def record_given_up(self, position: Position) -> None:
-        """Record that a position has new pending dead letters."""
-        self.class_ids[position.class_id] = self.given_up[position] = None
-
-
-class MessageHolder(Protocol):
-    """Part of a group that holds messages of the group's position, for example a member."""
-
-    @property
-    def has_messages(self) -> bool:
-        """True if it holds any."""
-
-    def iter_spans(self) -> Iterator[Span]:
-        """Yield the spans of all messages that it holds."""
-
-    def iter_in_flight(self) -> Iterator[tuple[int, Span]]:
-        """Yield the spans in flight, each with the tick at which it is overdue."""
-
-    def pop_overdue(self, tick: int) -> list[Span]:
-        """Remove and return the spans that are overdue at `tick`."""
-
-    def discard_range(self, first: int, last: int) -> None:
-        """Remove first..last-1, which are skipped or purged. They are still stored."""
 
 
 class Position:
@@ -180,8 +115,6 @@ class Position:
         self.delivery_policy = delivery_policy
         self.channel_filter = channel_filter
         self.durable, self.group, self.is_key_ordered = durable, group, is_key_ordered
-        self._holders: dict[MessageHolder, None] = {}
-        """Parts of a group that hold messages."""
         self.owner = ""
         """User that created it; empty if unknown."""
         self.owner_address = ""
@@ -229,27 +162,16 @@ class Position:
         """Messages that the cursor has passed, or that waited behind it from the start."""
         self._skipped_count = 0
         """The part of `_passed_count` that was finished without an ack."""
-        self._ack_timer = TimerWheel()
-        self._nack_timer = TimerWheel()
-        self._delayed_spans: list[tuple[float, int, Span]] = []
-        self._redelivery_queue = RedeliveryQueue()
-        self._spilled_redeliveries: list[Span] = []
-        """Redeliveries that are not read back from disk yet."""
-        self._unsent_sequences = SequenceSet()
-        """Messages behind the cursor that were never sent."""
-        self._resend_sequences = SequenceSet()
-        """Messages that wait to be redelivered; kept only if messages in flight are limited."""
-        self.requeue_count = 0
-        """Incremented whenever spans are added to the redelivery queue."""
-        self._ended_at = 0
-        """Cursor when it ended."""
-        self._finished_sequences: SequenceSet | None = None
-        """Messages that finished without an ack, if the group asks for them."""
-        self.pending_dead_letters = PendingDeadLetters()
-        """Messages given up that wait for space in the dead letters."""
         self.inherited_delays: list[tuple[int, int, int]] = []
         """Delays of single messages while the whole position is delayed; see `attach_later`."""
-        self._requeue_inherited(list(redeliveries))
+        self.unacked = UnackedMessages(
+            window,
+            delivery_policy,
+            self._clock,
+            is_shared=self.is_shared,
+            spans=list(redeliveries),
+        )
+        """Messages behind the cursor."""
 
     @property
     def acknowledged_count(self) -> int:
@@ -259,7 +181,7 @@ class Position:
     @property
     def has_frames_to_copy(self) -> bool:
         """True if `copy_frames` must be called before `view_run`."""
-        if self._redelivery_queue:
+        if self.unacked.queue:
             return True
         if self.is_filtered:
             return self.window.cursor >= self._zero_copy_end
@@ -288,27 +210,13 @@ class Position:
     @property
     def has_work(self) -> bool:
         """True if there may be something to send."""
-        if not self._redelivery_queue and self.window.cursor >= self.ring.head:
+        if not self.unacked.queue and self.window.cursor >= self.ring.head:
             return False
         return self.delivery_policy.in_flight_max is None or self._in_flight_capacity() > 0
 
     def build_delivery_state(self) -> DeliveryState:
         """Return where the messages behind the cursor are, for inquiries."""
-        waiting = (
-            [self._unsent_sequences, self._resend_sequences]
-            if self.delivery_policy.in_flight_max is not None
-            else []
-        )
-        in_flight, pauses = self._ack_timer.scheduled_sets(), self._nack_timer.scheduled_sets()
-        return DeliveryState(
-            self._in_flight_count(),
-            in_flight,
-            pauses,
-            self._delayed_spans,
-            self._redelivery_queue,
-            waiting,
-            pending_dead_letter_count=len(self.pending_dead_letters),
-        )
+        return self.unacked.build_delivery_state()
 
     def statistics(self) -> SubscriptionStatistics:
         return SubscriptionStatistics(
@@ -333,61 +241,31 @@ class Position:
         window, limit = self.window, self.delivery_policy.in_flight_max
         if limit is None:
             return MESSAGES_MAX
-        count = self._in_flight_count()
+        count = self.unacked.count_in_flight()
         if 0 < count < limit and self._in_flight_bytes.estimate(count, window) >= IN_FLIGHT_BYTES:
             if self._in_flight_bytes.is_measuring:
                 self._delayed_wakeups.schedule_wakeup(self._clock.now, self)
             return 0
         return max(0, limit - count)
 
-    def _in_flight_count(self) -> int:
-        """Return the number of messages in flight, without those that wait for redelivery."""
-        if not self.has_waiting_redeliveries:
-            return self.window.in_flight_count
-        waiting = (
-            len(self._unsent_sequences)
-            + len(self._resend_sequences)
-            + len(self.pending_dead_letters)
-        )
-        return self.window.in_flight_count - waiting
-
-    def unsettled_ranges(self, first: int, last: int) -> Ranges:
-        """Return the ranges of first..last-1 that are neither acknowledged nor given up."""
-        ranges = self.window.unacked_ranges(first, last)
-        return (
-            self.pending_dead_letters.subtract_from(ranges) if self.pending_dead_letters else ranges
-        )
-
-    @property
-    def delayed_count(self) -> int:
-        """Approximate number of messages that wait for the end of a delay."""
-        delayed = sum(span.last - span.first for _, _, span in self._delayed_spans)
-        return delayed + sum(span.last - span.first for span in self._nack_timer)
-
     def limit_in_flight(self, count: int) -> None:
         """Allow at most `count` more messages in flight from now on. Only lowers the limit."""
         limit = self.delivery_policy.in_flight_max
-        if limit is not None and self._in_flight_count() + count < limit:
-            self.delivery_policy = replace(
-                self.delivery_policy, in_flight_max=self._in_flight_count() + count
-            )
+        if limit is not None and self.unacked.count_in_flight() + count < limit:
+            in_flight_max = self.unacked.count_in_flight() + count
+            self.set_delivery_policy(replace(self.delivery_policy, in_flight_max=in_flight_max))
 
     # Sending -------------------------------------------------------------------------------------
 
     def copy_frames(self, tick: int) -> CopiedFrames:
         """Return copies of the next frames, which count as sent. There may be none."""
         self.begin_scan(SCAN_MESSAGES_MAX)
-        if self.ring.head - self.window.cursor == 1 and not self._redelivery_queue:
+        if self.ring.head - self.window.cursor == 1 and not self.unacked.queue:
             single = self._copy_single(tick)
             if single is not None:
                 return single
-        copied = self._copy_redeliveries(tick) if self._redelivery_queue else CopiedFrames(0)
-        while (
-            not copied.count
-            and not self._redelivery_queue
-            and self.has_to_inspect
-            and self.has_work
-        ):
+        copied = self._copy_redeliveries(tick) if self.unacked.queue else CopiedFrames(0)
+        while not copied.count and not self.unacked.queue and self.has_to_inspect and self.has_work:
             if self.scanned_count >= self._scan_limit or self._extend_zero_copy():
                 break
             copied = self._copy_new(tick)
@@ -468,22 +346,22 @@ class Position:
             The first span, the end of the selected part, and a selection with one to `max_count`
             sendable messages. None if nothing can be sent now, or the scan limit was reached.
         """
-        while self._redelivery_queue and self.scanned_count < self._scan_limit:
-            span = self._redelivery_queue.first
+        while self.unacked.queue and self.scanned_count < self._scan_limit:
+            span = self.unacked.queue.first
             first = max(span.first, self.window.floor)
             if first >= self.ring.head:
-                self._spilled_redeliveries.append(self._redelivery_queue.pop_first())
+                self.unacked.skip_spilled_front()
                 continue
             is_plain = self._is_next_redelivery_plain()
             scan_count = REDELIVERY_PLAIN_MESSAGES if is_plain else REDELIVERY_MESSAGES
             last = min(span.last, first + scan_count, self.ring.head)
             # With many gaps, few messages are enough for one piece.
             near = min(last, first + 2 * REDELIVERY_PIECES)
-            ranges = self.unsettled_ranges(first, near)
+            ranges = self.unacked.unsettled_ranges(first, near)
             if len(ranges) > REDELIVERY_PIECES // 2:
                 last = near
             elif near < last:
-                ranges = self.unsettled_ranges(first, last)
+                ranges = self.unacked.unsettled_ranges(first, last)
             if len(ranges) > REDELIVERY_PIECES:
                 last = ranges[REDELIVERY_PIECES][0]
                 del ranges[REDELIVERY_PIECES:]
@@ -509,18 +387,14 @@ class Position:
         """True if the next redeliveries need no inspection and all match."""
         return (
             self.channel_filter is None
-            and self._redelivery_queue.first.first >= self.ring.special_until
+            and self.unacked.queue.first.first >= self.ring.special_until
         )
 
     def consume_redeliveries(
         self, span: Span, end_sequence: int, selection: MessageSelection
     ) -> None:
         """Remove the front of the redelivery queue up to `end_sequence`."""
-        for waiting in (self._unsent_sequences, self._resend_sequences):
-            waiting.remove(span.first, end_sequence)
-        span.first = end_sequence
-        if span.first >= span.last:
-            self._redelivery_queue.pop_first()
+        self.unacked.consume_front(span, end_sequence)
         self._skip_unsendable(selection, end_sequence, attempts=span.attempts)
 
     def _copy_single(self, tick: int) -> CopiedFrames | None:
@@ -583,7 +457,7 @@ class Position:
             expired = selection.ranges_before(selected.expired, end_sequence)
             self.count_undelivered(Reason.EXPIRED, selection.count_sequences(expired))
         for begin, end in selection.ranges_before(selected.delayed, end_sequence):
-            self._mark_waiting(Span(begin, end, attempts))
+            self.unacked.mark_waiting(Span(begin, end, attempts))
             for due, first, last in selection.due_times(self.ring, begin, end):
                 self.scanned_count += SCAN_COST_OF_COPY
                 self.delay_span(due, Span(first, last, attempts))
@@ -641,7 +515,7 @@ class Position:
         if self.delivery_policy.in_flight_max is not None:
             last = min(last, first + self._in_flight_capacity())
         if self.is_filtered:
-            last = first if self._redelivery_queue else min(last, self._zero_copy_end)
+            last = first if self.unacked.queue else min(last, self._zero_copy_end)
         elif first < ring.special_until and self.has_to_inspect:
             last = first
         if first >= last:
@@ -687,7 +561,7 @@ class Position:
         first = self.window.cursor
         self._advance_cursor(last)
         self.delivered_count += last - first
-        self._start_ack_timeout(first, last, 1, tick)
+        self.unacked.start_ack_timeout(first, last, 1, tick)
 
     def _advance_cursor(self, cursor: int) -> None:
         """Move the cursor forward."""
@@ -697,97 +571,18 @@ class Position:
         self.window.cursor = cursor
         self._changes.record_progress(self)
 
-    def _start_ack_timeout(self, first: int, last: int, attempts: int, tick: int) -> None:
-        """Start the ack timeout of first..last-1."""
-        self._ack_timer.schedule(
-            tick + self.delivery_policy.redelivery_delay_ticks(attempts), first, last, attempts
-        )
-
     def _start_ack_timeout_except(
         self, excluded: Ranges, first: int, last: int, attempts: int, tick: int
     ) -> None:
         """Start the ack timeout of first..last-1 without the `excluded` ranges."""
         for begin, end in excluded:
             if first < begin:
-                self._start_ack_timeout(first, begin, attempts, tick)
+                self.unacked.start_ack_timeout(first, begin, attempts, tick)
             first = max(first, end)
         if first < last:
-            self._start_ack_timeout(first, last, attempts, tick)
+            self.unacked.start_ack_timeout(first, last, attempts, tick)
 
     # Acknowledgements and redelivery -------------------------------------------------------------
-
-    @property
-    def has_waiting_redeliveries(self) -> bool:
-        """True if messages behind the cursor may wait to be sent."""
-        return bool(
-            self._redelivery_queue
-            or self._delayed_spans
-            or self._nack_timer
-            or self._spilled_redeliveries
-            or self.pending_dead_letters
-        )
-
-    def ack(self, first: int, last: int) -> None:
-        """Acknowledge the messages of first..last-1 that were sent."""
-        if self.is_shared:
-            for begin, end in self._find_sent_ranges(first, last):
-                self._mark_done(begin, end)
-            return
-        if not self.has_waiting_redeliveries:
-            self.window.ack_range(first, last)
-            return
-        for begin, end in self._unsent_sequences.missing_ranges(
-            max(first, self.window.floor), last
-        ):
-            self._resend_sequences.remove(begin, end)
-            self.pending_dead_letters.remove(begin, end)
-            self.window.ack_range(begin, end)
-
-    def _find_sent_ranges(self, first: int, last: int) -> Ranges:
-        """Return the messages of first..last-1 that were sent and are not acknowledged."""
-        return [
-            part
-            for span in list(self._iter_spans())
-            if not self._is_unsent(span)
-            for part in self.window.unacked_ranges(max(first, span.first), min(last, span.last))
-        ]
-
-    def has_in_flight(
-        self, first: int, last: int, attempt: int, *, include_waiting: bool = False
-    ) -> bool:
-        """Return True if any of first..last-1 is in flight.
-
-        Args:
-            first: First sequence.
-            last: End of the range.
-            attempt: Only messages of this delivery attempt; 0 for any.
-            include_waiting: True to include messages that wait for redelivery.
-        """
-        is_in_flight = self._ack_timer.overlaps(first, last, attempt)
-        return is_in_flight or (
-            include_waiting and bool(self._find_waiting_redeliveries(first, last, attempt))
-        )
-
-    def _find_waiting_redeliveries(self, first: int, last: int, attempt: int) -> Ranges:
-        """Return the ranges of first..last-1 that wait for redelivery.
-
-        For an attempt other than 0 the search is limited, so the result may be incomplete.
-        """
-        waiting = self._resend_sequences
-        if not attempt:
-            return waiting.ranges_within(first, last)
-        ranges = [
-            r
-            for _, _, sequences in self._nack_timer.scheduled_sets(attempt)
-            for r in sequences.ranges_within(first, last)
-        ]
-        delayed = (span for _, _, span in self._delayed_spans)
-        for span in islice(
-            chain(self._redelivery_queue, self._spilled_redeliveries, delayed), SCAN_SPANS_MAX
-        ):
-            if span.attempts == attempt:
-                ranges += waiting.ranges_within(max(first, span.first), min(last, span.last))
-        return [r for begin, end in ranges for r in waiting.ranges_within(begin, end)]
 
     def nack(
         self,
@@ -806,8 +601,8 @@ class Position:
             attempt: Only messages of this delivery attempt; 0 for any.
             error: Reason given by the consumer, kept for dead letters.
         """
-        for span in self._ack_timer.remove(first, last, attempt):
-            self._mark_waiting(span)
+        for span in self.unacked.remove_in_flight(first, last, attempt):
+            self.unacked.mark_waiting(span)
             self.reject_span(span, delay_seconds, tick, error)
 
     def reject_span(self, span: Span, delay_seconds: float | None, tick: int, error: str) -> None:
@@ -817,54 +612,18 @@ class Position:
         """
         self._failure_reasons.record(self, span.first, span.last, error)
         self.nack_count += 1
-        if delay_seconds is None:
-            due = tick + self.delivery_policy.nack_delay_ticks(span.attempts)
-            backoff_seconds = self.delivery_policy.nack_delay_seconds(span.attempts)
-            if backoff_seconds is not None:
-                span.backoff_tick = due
-                self.delay_span(self._clock.now + backoff_seconds, span)
-                return
-            self._nack_timer.schedule(due, span.first, span.last, span.attempts)
-        elif delay_seconds <= 0:
-            self.requeue([span])
-        else:
-            self.delay_span(self._clock.now + delay_seconds, span)
-
-    def extend_ack_timeout(self, first: int, last: int, tick: int, attempt: int = 0) -> None:
-        """Restart the ack timeout of first..last-1."""
-        self._ack_timer.reschedule(
-            first,
-            last,
-            lambda attempts: tick + self.delivery_policy.redelivery_delay_ticks(attempts),
-            attempt,
-        )
-
-    def postpone_ack_timeouts(self, ticks: int) -> None:
-        """Make all messages in flight overdue this number of ticks later."""
-        self._ack_timer.postpone(ticks)
+        if self.unacked.reject(span, delay_seconds, tick):
+            self._schedule_wakeup()
 
     def tick(self, tick: int) -> None:
         """Queue the redelivery of everything that is overdue at `tick`."""
-        for holder in self._holders:
-            for span in holder.pop_overdue(tick):  # The timer merges and sorts the spans of all.
-                self._ack_timer.schedule(tick, span.first, span.last, span.attempts)
-        overdue = self._ack_timer.pop_due_sets(tick)
-        for _, sequences in overdue:
-            sequences.remove(0, self.window.floor)
-        due = [each for each in overdue if each[1]]
-        self._mark_sets_waiting(due)
-        due += self._nack_timer.pop_due_sets(tick)
-        if due:
-            self._redelivery_queue.append_sets(due)
-            self.requeue_count += 1
+        self.unacked.tick(tick)
         self.window.release_memory()
 
     @property
     def next_wakeup(self) -> float:
         """Time at which `handle_wakeup` is to be called next."""
-        if self._in_flight_bytes.is_measuring:
-            return self._clock.now
-        return self._delayed_spans[0][0] if self._delayed_spans else NEVER
+        return self._clock.now if self._in_flight_bytes.is_measuring else self.unacked.next_due_time
 
     def handle_wakeup(self) -> bool:
         """Measure messages in flight, and queue delayed messages whose time has come, a limited
@@ -872,76 +631,18 @@ class Position:
 
         Returns True if there is work to do.
         """
-        self.scanned_count = 0
         is_measured = self._in_flight_bytes.is_measuring
         self._in_flight_bytes.continue_measuring()
-        while (
-            self._delayed_spans
-            and self._delayed_spans[0][0] <= self._clock.now
-            and self.scanned_count < _WAKEUP_SCAN_MAX  # Otherwise `next_wakeup` is due again.
-        ):
-            self.requeue([heapq.heappop(self._delayed_spans)[2]])
-            self.scanned_count += SCAN_COST_OF_COPY
-        return is_measured or bool(self._redelivery_queue)
+        self.scanned_count = SCAN_COST_OF_COPY * self.unacked.queue_due_delays()
+        return is_measured or bool(self.unacked.queue)
 
     def delay_span(self, due_time: float, span: Span) -> None:
         """Queue a span when its time has come."""
-        heapq.heappush(self._delayed_spans, (due_time, span.first, span))
+        self.unacked.delay(due_time, span)
         self._delayed_wakeups.schedule_wakeup(due_time, self)
 
-    def _mark_waiting(self, span: Span) -> None:
-        """Record that a span waits to be sent, for the first time or again.
-
-        In a group that is not needed: only messages that a member holds can be acknowledged.
-        """
-        if self.is_shared:
-            return
-        waiting = self._unsent_sequences if self._is_unsent(span) else self._resend_sequences
-        if waiting is self._unsent_sequences or self.delivery_policy.in_flight_max is not None:
-            for first, last in self.unsettled_ranges(span.first, span.last):
-                waiting.add(first, last)
-
-    def _requeue_inherited(self, spans: list[Span]) -> None:
-        """Queue the spans of a predecessor."""
-        self._redelivery_queue.extend(spans)
-        if len(spans) <= _MARKED_ONE_BY_ONE_MAX:
-            for span in spans:
-                self._mark_waiting(span)
-            return
-        unsent, sent = SequenceSet(), SequenceSet()
-        unsent.update([(span.first, span.last) for span in spans if self._is_unsent(span)])
-        sent.update([(span.first, span.last) for span in spans if not self._is_unsent(span)])
-        if not self.is_shared:
-            self._unsent_sequences = self.window.unacked_set(unsent)
-        self._mark_sets_waiting([(1, sent)])
-
-    def _mark_sets_waiting(self, sets: list[SpanSet]) -> None:
-        """Record that messages in flight wait to be sent again, in one pass for each set."""
-        if self.is_shared or self.delivery_policy.in_flight_max is None:
-            return
-        for _, sequences in sets:
-            if sequences.range_count <= _MARKED_ONE_BY_ONE_MAX:
-                for first, last in sequences:
-                    self._resend_sequences.update(self.unsettled_ranges(first, last))
-            else:
-                waiting = self.window.unacked_set(sequences)
-                for span in self.pending_dead_letters:
-                    waiting.remove(span.first, span.last)
-                self._resend_sequences.unite(waiting)
-
-    def _mark_all_waiting(self) -> None:
-        """Record that nothing is in flight: all unsettled messages wait to be sent."""
-        if self.is_shared or self.delivery_policy.in_flight_max is None:
-            return
-        sent = self._unsent_sequences.complement(self.window.floor, self.window.cursor)
-        waiting = self.window.unacked_set(sent)
-        for span in self.pending_dead_letters:
-            waiting.remove(span.first, span.last)
-        self._resend_sequences = waiting
-
-    def _is_unsent(self, span: Span) -> bool:
-        """Return True if a span was never sent, by this position or by its predecessor."""
-        return span.attempts == 0
+    def _schedule_wakeup(self) -> None:
+        self._delayed_wakeups.schedule_wakeup(self.next_wakeup, self)
 
     # Skipping, dropping and dead-lettering -------------------------------------------------------
 
@@ -961,8 +662,7 @@ class Position:
 
     def purge(self, first: int, last: int) -> None:
         """Remove the stored messages first..last-1 from this subscription."""
-        for holder in self._holders:
-            holder.discard_range(first, last)
+        self.unacked.discard_held(first, last)
         window = self.window
         first, cursor, in_flight_before = (
             max(first, window.floor),
@@ -970,7 +670,7 @@ class Position:
             window.in_flight_count,
         )
         if first < min(last, cursor):
-            self._mark_done(first, min(last, cursor))
+            self.unacked.mark_done(first, min(last, cursor))
             removed_count = in_flight_before - window.in_flight_count
             self._skipped_count += removed_count
             self.dropped_count += removed_count
@@ -992,9 +692,7 @@ class Position:
         for begin, last in kept_ranges:
             if position < begin:
                 self.window.ack_range(position, begin)
-            kept = Span(begin, last, 0)
-            self.requeue([kept])
-            self._mark_waiting(kept)
+            self.unacked.requeue_waiting(Span(begin, last, 0))
             position = last
         self.window.ack_range(position, end)
 
@@ -1007,9 +705,7 @@ class Position:
         self._advance_cursor(head)
         for begin, last, count in ((cursor, first, 0), (max(cursor, first), head, attempts)):
             if begin < last:
-                span = Span(begin, last, count)
-                self.requeue([span])
-                self._mark_waiting(span)
+                self.unacked.requeue_waiting(Span(begin, last, count))
 
     def _skip_below(self, floor: int) -> int:
         """Skip everything below `floor`.
@@ -1017,17 +713,14 @@ class Position:
         Returns:
             The number of skipped messages behind the cursor.
         """
-        for holder in self._holders:
-            holder.discard_range(0, floor)
-        if self._finished_sequences is not None:
-            self._finished_sequences.add(self.window.floor, floor)
+        self.unacked.discard_held(0, floor)
+        self.unacked.add_finished(self.window.floor, floor)
         unsent = max(0, floor - self.window.cursor)
         if unsent:
             self._advance_cursor(floor)
         skipped_count = self.window.skip_to(floor)
         self._skipped_count += skipped_count
-        for waiting in (self._unsent_sequences, self._resend_sequences, self.pending_dead_letters):
-            waiting.remove(0, floor)
+        self.unacked.discard_below(floor)
         return skipped_count - unsent
 
     def count_pending(self) -> int:
@@ -1172,7 +865,7 @@ class Position:
             True if the floor has moved.
         """
         floor_before, self.scanned_count = self.window.floor, 0
-        if self.has_consumer and self._redelivery_queue:
+        if self.has_consumer and self.unacked.queue:
             self.select_redeliveries(1)  # Skips redeliveries that cannot be sent.
         drop_step = (
             self._drop_expired_unsent if self.has_consumer else self._drop_expired_unattended
@@ -1198,8 +891,8 @@ class Position:
         )
         selected = selection.select_from_ranges(ring, ranges, self.channel_filter, self._clock.now)
         floor = _first_sendable(selected, last)
-        if self.pending_dead_letters:
-            floor = min(floor, self.pending_dead_letters.first_sequence)
+        if self.unacked.pending_dead_letters:
+            floor = min(floor, self.unacked.pending_dead_letters.first_sequence)
         self.scanned_count += max(0, last - first)
         if floor <= first:
             return False
@@ -1232,25 +925,12 @@ class Position:
             attempt: Only messages of this delivery attempt; 0 for any.
             error: Reason given by the consumer, kept for the dead letters.
         """
-        spans = self._ack_timer.remove(first, last, attempt)
+        spans = self.unacked.remove_in_flight(first, last, attempt)
         if self.has_consumer:
-            for begin, end in self._find_waiting_redeliveries(first, last, attempt):
-                self._resend_sequences.remove(begin, end)
-                spans.append(Span(begin, end, attempt or self._find_attempts(begin)))
+            spans += self.unacked.pop_waiting(first, last, attempt)
         else:
-            spans += [
-                Span(max(first, span.first), min(last, span.last), span.attempts)
-                for span in self._iter_spans()
-                if span.first < last and first < span.last and not self._is_unsent(span)
-            ]
+            spans += self.unacked.find_sent_spans(first, last)
         self.terminate_spans(spans, error)
-
-    def _find_attempts(self, sequence: int) -> int:
-        """Return the attempts of a waiting message, or 1 if a limited search does not find it."""
-        for span in islice(self._iter_spans(), SCAN_SPANS_MAX):
-            if span.first <= sequence < span.last:
-                return span.attempts
-        return 1
 
     def terminate_spans(self, spans: list[Span], error: str) -> None:
         """Give up spans that are not in flight any more: some now, the rest in later turns."""
@@ -1258,15 +938,15 @@ class Position:
         for span in spans:
             self._failure_reasons.record(self, span.first, span.last, error)
             if remaining > 0:
-                ranges = self.unsettled_ranges(span.first, span.last)
+                ranges = self.unacked.unsettled_ranges(span.first, span.last)
                 remaining -= selection.count_sequences(ranges)
                 span.first = self._give_up_leading(
                     ranges, span.last, span.attempts, Reason.TERMINATED
                 )
             if span.first < span.last:
-                rest = Span(span.first, span.last, span.attempts, Reason.TERMINATED)
-                self._mark_waiting(rest)
-                self.requeue([rest])
+                self.unacked.requeue_waiting(
+                    Span(span.first, span.last, span.attempts, Reason.TERMINATED)
+                )
 
     def _give_up_leading(
         self, ranges: Ranges, end_sequence: int, attempts: int, reason: Reason
@@ -1292,25 +972,15 @@ class Position:
         self.scanned_count += self._scan_limit
         self.count_undelivered(reason, selection.count_sequences(ranges))
         self._advance_cursor(max(self.window.cursor, ranges[-1][1]))
-        self._remove_from_waiting(ranges)
-        if not self.pending_dead_letters:  # Otherwise the earlier ones wait for space.
+        if not self.unacked.pending_dead_letters:  # Otherwise the earlier ones wait for space.
             self._changes.record_given_up(self)
-        self.pending_dead_letters.add(ranges, reason, attempts)
-
-    def _remove_from_waiting(self, ranges: Ranges) -> None:
-        """Remove `ranges` from the messages that wait to be sent."""
-        for first, last in ranges:
-            for waiting in (self._unsent_sequences, self._resend_sequences):
-                waiting.remove(first, last)
-            if self._finished_sequences is not None:
-                self._finished_sequences.add(first, last)
+        self.unacked.add_pending_dead_letters(ranges, reason, attempts)
 
     def restore_pending_dead_letters(self, rows: Iterable[tuple[int, int, int, str]]) -> None:
         """Restore the result of `PendingDeadLetters.to_rows`, without acknowledged messages."""
         for first, last, attempts, reason in rows:
-            ranges = self.unsettled_ranges(first, last)
-            self._remove_from_waiting(ranges)
-            self.pending_dead_letters.add(ranges, Reason(reason), attempts)
+            ranges = self.unacked.unsettled_ranges(first, last)
+            self.unacked.add_pending_dead_letters(ranges, Reason(reason), attempts)
 
     def next_dead_letters(self) -> tuple[Ranges, Reason, int] | None:
         """Return the oldest pending dead letters with one reason and attempt count.
@@ -1318,7 +988,7 @@ class Position:
         Their number and bytes are limited. None if there are none in memory.
         """
         ring = self.ring
-        batch = self.pending_dead_letters.next_batch(ring.floor, ring.head)
+        batch = self.unacked.pending_dead_letters.next_batch(ring.floor, ring.head)
         if batch is None:
             return None
         ranges, reason, attempts = batch
@@ -1335,13 +1005,7 @@ class Position:
         """Finish `ranges` behind the cursor without an ack."""
         self._skipped_count += selection.count_sequences(ranges)
         for first, last in ranges:
-            self._mark_done(first, last)
-
-    def _mark_done(self, first: int, last: int) -> None:
-        """Remove first..last-1 from all sets."""
-        self.window.ack_range(first, last)
-        self.pending_dead_letters.remove(first, last)
-        self._remove_from_waiting([(first, last)])
+            self.unacked.mark_done(first, last)
 
     def count_undelivered(self, reason: Reason, count: int) -> None:
         """Count messages that it was never sent, or not again."""
@@ -1354,32 +1018,10 @@ class Position:
         """Detach the session; the position stays and its messages in flight are redelivered.
 
         Messages sent once are redelivered as soon as a session attaches, the others after their
-        backoff, so that a consumer that keeps crashing does not use up a message's deliveries.
+        backoff.
         """
         self.has_consumer, self.session_id = False, -1
-        self._mark_all_waiting()
-        self._requeue_in_flight()
-        self.requeue_count += 1
-
-    def _requeue_in_flight(self, more: Iterable[SpanSet] = ()) -> None:
-        """Queue the redelivery of everything in flight, and `more`, in order."""
-        due = list(more)
-        for due_tick, attempts, sequences in self._ack_timer.pop_all_sets():
-            if attempts < 2:
-                due.append((attempts, sequences))
-            else:
-                self._nack_timer.schedule_set(due_tick, attempts, sequences)
-        self._redelivery_queue.sort_with(due, self._spilled_redeliveries)
-        self._spilled_redeliveries.clear()
-
-    def requeue(self, spans: Iterable[Span]) -> None:
-        """Append spans to the redelivery queue."""
-        self._redelivery_queue.extend(spans)
-        self.requeue_count += 1
-
-    def sort_redeliveries(self, key: Callable[[Span], Any]) -> None:
-        """Sort the redelivery queue."""
-        self._redelivery_queue.sort(key)
+        self.unacked.requeue_all_in_flight()
 
     @property
     def has_new_messages(self) -> bool:
@@ -1390,52 +1032,21 @@ class Position:
     def can_select_new(self) -> bool:
         """True if new messages may be selected in this turn: no redelivery must be sent before."""
         return (
-            not self._redelivery_queue
+            not self.unacked.queue
             and self.window.cursor < self.ring.head
             and self.scanned_count < self._scan_limit
         )
 
-    @property
-    def next_redelivery(self) -> Span | None:
-        """First span of the redelivery queue."""
-        return self._redelivery_queue.first if self._redelivery_queue else None
-
     def count_unassigned(self, spans_max: int) -> int:
         """Return the number of messages to be sent, of at most `spans_max` redelivered spans."""
         count = self.ring.head - self.window.cursor
-        if self._redelivery_queue:
-            count += sum(s.last - s.first for s in islice(self._redelivery_queue, spans_max))
+        if self.unacked.queue:
+            count += sum(s.last - s.first for s in islice(self.unacked.queue, spans_max))
         return count
-
-    def add_holder(self, holder: MessageHolder) -> None:
-        """Add a part of a group that holds messages."""
-        self._holders[holder] = None
-
-    def remove_holder(self, holder: MessageHolder) -> None:
-        """Remove a holder. Its messages must be queued again."""
-        del self._holders[holder]
 
     def set_has_consumer(self, has_consumer: bool) -> None:
         """Record whether a group has members."""
         self.has_consumer = has_consumer
-
-    def collect_finished(self) -> None:
-        """Collect the messages that finish without an ack from now on, for `pop_finished`."""
-        self._finished_sequences = SequenceSet()
-
-    def pop_finished(self) -> Ranges:
-        """Return the messages that finished without an ack since the last call."""
-        if not self._finished_sequences:
-            return []
-        finished, self._finished_sequences = self._finished_sequences, SequenceSet()
-        return list(finished)
-
-    def requeue_unacked(self, span: Span, due_tick: int) -> None:
-        """Queue the redelivery of a span whose consumer is gone. It was due at `due_tick`."""
-        if span.attempts < 2:
-            self.requeue([span])
-        else:
-            self._nack_timer.schedule(due_tick, span.first, span.last, span.attempts)
 
     def mark_unattended(self, now: float) -> None:
         """Record that no session is attached any more."""
@@ -1456,6 +1067,7 @@ class Position:
     def set_delivery_policy(self, delivery_policy: DeliveryPolicy) -> None:
         """Set the limits and delays for a new consumer."""
         self.delivery_policy = delivery_policy
+        self.unacked.set_delivery_policy(delivery_policy)
 
     def mark_removed(self) -> None:
         """Cancel wakeups and forget the failure reasons of a removed position."""
@@ -1485,11 +1097,6 @@ class Position:
         """True if it needs messages that are no longer in memory."""
         return self.ring is not self.class_ring
 
-    @property
-    def can_suspend_reading(self) -> bool:
-        """True if its ring may be empty while no session is attached."""
-        return not any(holder.has_messages for holder in self._holders)
-
     def switch_ring(self, ring: Ring) -> None:
         """Send from `ring` from now on."""
         self.ring = ring
@@ -1503,147 +1110,39 @@ class Position:
         self._backlog_counter = None
         self._zero_copy_end = 0
 
-    def requeue_spilled(self) -> None:
-        """Queue the redeliveries that were read back from disk, before all others."""
-        if not self._spilled_redeliveries:
-            return
-        self._redelivery_queue.extend_front(self._spilled_redeliveries)
-        self._spilled_redeliveries.clear()
-        self.requeue_count += 1
-        if self.is_shared:
-            self.sort_redeliveries(key=_span_start)
-
-    def list_attempts(self) -> list[tuple[int, int, int]]:
-        """Return ascending (first, last, attempts) of unacknowledged messages, unless sent once."""
-        floor = self.window.floor
-        return sorted(
-            (max(span.first, floor), span.last, span.attempts)
-            for span in chain(self._iter_spans(), self.pending_dead_letters)
-            if span.attempts != 1 and span.last > floor and span.first < span.last
-        )
-
     def build_handover(self) -> PositionHandover:
         """Return the redelivery state that a successor takes over."""
-        floor = self.window.floor
-        ticks = [(span.first, span.last, due) for due, span in self._iter_redelivered()]
-        ticks += self.inherited_delays
-        for due, _, sequences in self._nack_timer.scheduled_sets():
-            ticks += [(first, last, due) for first, last in sequences]
-        times = [
-            (span.first, span.last, due)
-            for due, _, span in self._delayed_spans
-            if span.attempts > 0
-        ]
-        sent = [
-            (span.first, span.last, span.attempts)
-            for span in chain(self._iter_spans(), self.pending_dead_letters)
-            if span.attempts > 0
-        ]
-        backoff_ticks = [
-            (span.first, span.last, span.backoff_tick)
-            for _, _, span in self._delayed_spans
-            if span.backoff_tick
-        ]
-        return PositionHandover(
-            sorted(sent), sorted(ticks), sorted(times), sorted(backoff_ticks)
-        ).restrict_to(floor, self.window.cursor)
+        handover = self.unacked.build_handover()
+        ticks = sorted(handover.not_before_ticks + self.inherited_delays)
+        return replace(handover, not_before_ticks=ticks).restrict_to(
+            self.window.floor, self.window.cursor
+        )
 
     def end(self) -> None:
         """Release what a successor does not need, and keep the rest for `take_over`."""
         self.switch_ring(self.class_ring)
-        self._ended_at = self.window.cursor
+        self.unacked.end()
 
     def can_be_taken_over(self, window: AckWindow, *, is_shared: bool) -> bool:
         """Return True if a successor with `window`, which is `is_shared`, may call `take_over`."""
-        return not (
-            self.window is not window
-            or self.is_shared != is_shared
-            or self.inherited_delays
-            or self.pending_dead_letters
-            or any(holder.has_messages for holder in self._holders)
+        return not self.inherited_delays and self.unacked.can_be_taken_over(
+            window, is_shared=is_shared
         )
 
     def take_over(self, predecessor: Position) -> None:
-        """Continue the delivery state of an ended position with the same window.
-
-        The sets of `predecessor` are moved, so that the cost does not depend on the number of
-        ranges. The result is that of `build_handover`, `passed_spans` and `apply_handover`.
-        """
-        window, clock = self.window, self._clock
-        self._ack_timer, self._nack_timer = predecessor._ack_timer, predecessor._nack_timer
-        self._delayed_spans = predecessor._delayed_spans
-        self._redelivery_queue = predecessor._redelivery_queue
-        self._spilled_redeliveries = predecessor._spilled_redeliveries
-        # Meanwhile messages may have been purged, or acknowledged by other subscriptions.
-        self._unsent_sequences = window.unacked_set(predecessor._unsent_sequences)
-        self.handle_wakeup()
-        added = SequenceSet()
-        added.add(max(predecessor._ended_at, window.floor), window.cursor)
-        new = window.unacked_set(added)
-        if not self.is_shared:
-            self._unsent_sequences.update(list(new))
-        self._requeue_in_flight([(0, new)])
-        due = self._nack_timer.pop_sets_until(clock.tick)
-        self._redelivery_queue.sort_with(due, [])
-        self._mark_all_waiting()
-        self._delayed_wakeups.schedule_wakeup(self.next_wakeup, self)
-
-    def _iter_redelivered(self) -> Iterator[tuple[int, Span]]:
-        """Yield the spans in flight that were sent more than once, each with its due tick."""
-        for due, attempts, sequences in self._ack_timer.scheduled_sets():
-            if attempts > 1:
-                for first, last in sequences:
-                    yield due, Span(first, last, attempts)
-        for holder in self._holders:
-            yield from ((due, span) for due, span in holder.iter_in_flight() if span.attempts > 1)
+        """Continue the delivery state of an ended position with the same window."""
+        self.unacked.take_over(predecessor.unacked)
+        self._schedule_wakeup()
 
     def delay_redeliveries(self, delays: Iterable[tuple[int, int, float]]) -> None:
         """Delay redeliveries: rows (first, last, due) with `due` in seconds since 1970."""
-        future_delays = [row for row in sorted(delays) if row[2] > self._clock.now]
-        if not future_delays:
-            return
-        for span, due in split_spans(self._redelivery_queue.pop_all(), future_delays):
-            if due is None:
-                self._redelivery_queue.append(span)
-            else:
-                self._delayed_spans.append((due, span.first, span))
-        heapq.heapify(self._delayed_spans)
-        self._delayed_wakeups.schedule_wakeup(self.next_wakeup, self)
-
-    def pop_delayed_spans(self) -> list[tuple[float, Span]]:
-        """Remove and return the delayed spans, each with the time when it is due, by time."""
-        delayed = [(due, span) for due, _, span in sorted(self._delayed_spans)]
-        self._delayed_spans = []
-        return delayed
+        if self.unacked.delay_until(delays):
+            self._schedule_wakeup()
 
     def apply_handover(self, handover: PositionHandover, tick_seconds: float) -> None:
         """Continue the delays of a predecessor."""
         self.delay_redeliveries(handover.not_before_times)
-        future_delays = sorted(
-            row for row in handover.not_before_ticks if row[2] > self._clock.tick
-        )
-        if not future_delays:
-            return
-        for span, due in split_spans(self._redelivery_queue.pop_all(), future_delays):
-            if due is None:
-                self._redelivery_queue.append(span)
-            else:
-                self._nack_timer.schedule(int(due), span.first, span.last, span.attempts)
-
-    def _iter_spans(self) -> Iterator[Span]:
-        """Yield all unacknowledged spans."""
-        yield from self.iter_own_spans()
-        for holder in self._holders:
-            yield from holder.iter_spans()
-
-    def iter_own_spans(self) -> Iterator[Span]:
-        """Yield the unacknowledged spans that no part of a group holds."""
-        yield from self._redelivery_queue
-        yield from self._spilled_redeliveries
-        yield from self._ack_timer
-        yield from self._nack_timer
-        for _, _, span in self._delayed_spans:
-            yield span
+        self.unacked.delay_until_ticks(handover.not_before_ticks)
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the invariants hold."""
@@ -1652,51 +1151,9 @@ class Position:
         assert self.ring.floor <= window.floor <= window.cursor <= self.class_ring.head
         assert window.cursor <= self.ring.head or self.is_reading_spilled
         assert self.acknowledged_count >= 0
-        spans, given_up = list(self._iter_spans()), SequenceSet()
-        for span in spans:
-            if span.give_up_reason:
-                given_up.add(span.first, span.last)
-        unsettled = self.unsettled_ranges(window.floor, window.cursor)
-        remaining = [
-            part for first, last in unsettled for part in given_up.missing_ranges(first, last)
-        ]
-        check_covered_once((span for span in spans if not span.give_up_reason), remaining)
-        self.pending_dead_letters.check_invariants()
-        for span in self.pending_dead_letters:
-            assert window.unacked_ranges(span.first, span.last) == [(span.first, span.last)]
-        self._check_waiting_sequences()
-
-    def _check_waiting_sequences(self) -> None:
-        """Raise AssertionError unless the waiting sequences match the waiting spans."""
-        if self.is_shared:
-            assert not self._unsent_sequences
-            assert not self._resend_sequences
-            return
-        unsent, resend = SequenceSet(), SequenceSet()
-        delayed = (span for _, _, span in self._delayed_spans)
-        for span in (
-            *self._redelivery_queue,
-            *self._spilled_redeliveries,
-            *self._nack_timer,
-            *delayed,
-        ):
-            for first, last in self.unsettled_ranges(span.first, span.last):
-                (unsent if self._is_unsent(span) else resend).add(first, last)
-        assert list(self._unsent_sequences) == list(unsent), (
-            list(self._unsent_sequences),
-            list(unsent),
-        )
-        if self.delivery_policy.in_flight_max is not None:
-            assert list(self._resend_sequences) == list(resend), (
-                list(self._resend_sequences),
-                list(resend),
-            )
+        self.unacked.check_invariants()
 
 
 def _first_sendable(selected: MessageSelection, last: int) -> int:
     """Return the first message to be sent now or later, or `last`."""
     return min([first for first, _ in selected.sendable + selected.delayed], default=last)
-
-
-def _span_start(span: Span) -> int:
-    return span.first

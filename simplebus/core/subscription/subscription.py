@@ -66,8 +66,10 @@ class BrokerSubscription:
     def has_in_flight(
         self, first: int, last: int, attempt: int, *, include_waiting: bool = False
     ) -> bool:
-        """Return True if any of first..last-1 is in flight. See `Position.has_in_flight`."""
-        return self.position.has_in_flight(first, last, attempt, include_waiting=include_waiting)
+        """Return True if any of first..last-1 is in flight."""
+        return self.position.unacked.has_in_flight(
+            first, last, attempt, include_waiting=include_waiting
+        )
 
     def nack(
         self,
@@ -88,7 +90,7 @@ class BrokerSubscription:
 
     def extend_ack_timeout(self, first: int, last: int, tick: int, attempt: int = 0) -> None:
         """Restart the ack timeout of first..last-1."""
-        self.position.extend_ack_timeout(first, last, tick, attempt)
+        self.position.unacked.extend_ack_timeout(first, last, tick, attempt)
 
     def resume_delivery(self) -> None:
         """Continue to send, after messages were acknowledged or rejected."""

@@ -184,7 +184,7 @@ class ConsumerFeed:
     def is_busy(self) -> bool:
         """True if messages can be delivered or are with the subscriber, apart from delayed ones."""
         has_no_room = bool(self._pending) and not self.cls.clock.needs_answer
-        return has_no_room or self.outstanding > self.position.delayed_count
+        return has_no_room or self.outstanding > self.position.unacked.delayed_count
 
     @property
     def delivery_state(self) -> tuple[int, int] | None:
@@ -288,7 +288,7 @@ class ConsumerFeed:
             limits = [member.in_flight_max for member in group.members]
             most = max(sum(limits), GROUP_IN_FLIGHT_MESSAGES)
         most = min(most, FETCH_MESSAGES_MAX)
-        used = self.outstanding - self.position.delayed_count + self._pending_count
+        used = self.outstanding - self.position.unacked.delayed_count + self._pending_count
         spare = FEED_MESSAGES_MAX - len(position.ring)
         return max(0, min(most - used, spare))
 

@@ -403,7 +403,7 @@ class BusAdapter:
         ):
             is_valid = True  # A nack needs no action: the message will be redelivered anyway.
             if command.kind == "ack":
-                position.ack(sequence, sequence + 1)
+                position.unacked.ack(sequence, sequence + 1)
                 self.broker.store.position_changes.record_progress(position)
             elif command.kind == "terminate":
                 position.terminate(sequence, sequence + 1, error=command.error)

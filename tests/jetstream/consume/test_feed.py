@@ -231,7 +231,7 @@ def test_marks_late_message_as_redelivered() -> None:
     server.drain_sent_messages()
     server.receive_from_consumer(message(5))
     assert server.drain_sent_messages() == [(1, b"5")]
-    assert server.feed.position.list_attempts() == [(1, 2, 2)]
+    assert server.feed.position.unacked.list_attempts() == [(1, 2, 2)]
 
 
 def test_recreated_consumer_starts_at_first_unacked_message() -> None:
@@ -275,7 +275,7 @@ def test_message_of_another_server_counts_as_redelivery() -> None:
     position = server.feed.position
     assert server.drain_sent_messages() == [(0, b"5"), (1, b"6"), (2, b"8")]
     assert position.redelivered_count == 2
-    assert position.list_attempts() == [(0, 2, 3)]
+    assert position.unacked.list_attempts() == [(0, 2, 3)]
     server.ack(0, 3)
     assert server.acked() == [5, 6, 8]
 
