@@ -70,8 +70,8 @@ SLOW_ACK_BYTES = 160
 MIXED_ENVELOPES_PER_TURN = 2048
 # Sessions whose timeouts are checked in one turn of the event loop, and classes and positions that
 # are ticked in one turn.
-TICKED_SESSIONS_PER_TURN = 256
-TICKED_CLASSES_PER_TURN = 256
+TICKED_SESSIONS_PER_TURN = 64
+TICKED_CLASSES_PER_TURN = 128
 # Classes of a Connect that are created in one turn of the event loop. A shorter Connect never names
 # more of them.
 CREATED_CLASSES_PER_TURN = 32

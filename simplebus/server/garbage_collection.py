@@ -2,9 +2,10 @@
 
 A full collection of Python examines all objects: half a second with 200,000 subscriptions, while no
 client is served. The server's objects leave no reference cycles when they are dropped, so there is
-hardly any garbage to be found among old objects. They are excluded once a second. A full collection
-occurs only if their number has doubled since the last one, which a leak of cycles would cause, and
-at most once an hour.
+hardly any garbage to be found among old objects. They are excluded ten times a second: the number
+of young objects is limited by time alone while as many old ones are freed. A full collection occurs
+only if the number of old objects has doubled since the last one, which a leak of cycles would
+cause, and at most once an hour.
 
 The middle generation is collected more often than by default, so that each collection examines
 about 3,000 objects instead of 8,000. All of them together take the same time.
@@ -16,7 +17,7 @@ import gc
 
 import trio
 
-_EXCLUDE_SECONDS = 1.0
+_EXCLUDE_SECONDS = 0.1
 _FULL_COLLECTION_SECONDS = 3600.0
 _FULL_COLLECTION_GROWTH = 2
 _MIDDLE_THRESHOLD = 3
