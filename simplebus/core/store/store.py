@@ -62,8 +62,7 @@ from simplebus.core.store.publish_queue import PublishQueue
 from simplebus.core.store.refusal_sender import RefusalSender
 from simplebus.core.subscription import selection
 from simplebus.core.subscription.delayed_wakeups import DelayedWakeups
-from simplebus.core.subscription.position import Position
-from simplebus.core.subscription.position_changes import PositionChanges
+from simplebus.core.subscription.position import Position, PositionChanges
 from simplebus.core.users.permissions import ClassAccess
 from simplebus.core.users.rate_limit import consume, has_waiting_sessions, is_one_allowed
 

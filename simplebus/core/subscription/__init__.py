@@ -10,7 +10,6 @@ Modules in reading order:
     backlog                 number of messages ahead of a cursor that match a filter
     pending_dead_letters    messages given up that wait for space in the dead letters
     delayed_wakeups         wakeups of positions at a time
-    position_changes        changed positions, for the store
 
 Imports `redelivery`, `ring`, `protocol`, `channel`, `users` and the leaf modules of `core`.
 """
