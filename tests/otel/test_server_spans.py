@@ -124,6 +124,11 @@ def test_option_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         build_plan(parse_arguments(["--trace-messages"]))
 
 
+def test_option_needs_the_http_port() -> None:
+    with pytest.raises(ValueError, match="--trace-messages needs the HTTP port"):
+        build_plan(parse_arguments(["--trace-messages", "--no-http"]))
+
+
 def test_global_provider_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()

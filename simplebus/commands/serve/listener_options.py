@@ -80,7 +80,10 @@ def http_port(configuration: Configuration) -> int | None:
     Raises:
         ValueError: If options contradict each other.
     """
-    return _port(configuration, "no_http", configuration.config.http.http_port, _HTTP_PORT)
+    http = configuration.config.http
+    if http.no_http and http.trace_messages:
+        raise ValueError("--trace-messages needs the HTTP port, which --no-http does not open")
+    return _port(configuration, "no_http", http.http_port, _HTTP_PORT)
 
 
 def _port(configuration: Configuration, closing: str, port: int | None, default: int) -> int | None:

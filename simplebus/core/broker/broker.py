@@ -851,6 +851,7 @@ class Broker:
         session = self.sessions.get(position.session_id)
         if session is None or not session.is_version1 or session.send_blocked_ticks < 2:
             return 0  # In the first blocked tick, bytes may have waited for a moment only.
+        # The second one also counts the first, and the tick in which the client stopped reading.
         return 3 if session.send_blocked_ticks == 2 else 1
 
     def _tick_sessions(self, sessions: list[Session]) -> list[tuple[Session, RemoteProtocolError]]:
