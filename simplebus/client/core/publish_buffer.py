@@ -603,10 +603,11 @@ class PublishBuffer:
         """
         if end > self._required_position:
             self._required_position = end
-        if not self._is_confirm_late or self._released_position < end:
+        is_in_flight = self.confirmed_position < end <= self._released_position
+        if not (self._is_confirm_late and is_in_flight):
             return False
         self._is_confirm_late = False
-        return self.confirmed_position < end
+        return True
 
     def require_credit(self) -> bool:
         """Return True, once, if messages wait for credit that a late Confirm brings."""

@@ -321,6 +321,17 @@ def test_requires_no_confirm_twice() -> None:
     assert not connection.send()
 
 
+def test_confirm_can_be_required_after_an_earlier_one_that_has_arrived() -> None:
+    connection = open_late_connection()
+    publish_and_send(connection, *NUMBERED[:2])
+    connection.server.confirm(1)
+    connection.exchange()
+    connection.core.require_confirm(1)
+    connection.core.require_confirm(2)
+    connection.send()
+    assert not connection.server.is_confirm_late
+
+
 def test_messages_that_are_sent_again_are_confirmed_without_waiting() -> None:
     connection = open_late_connection()
     publish_and_send(connection, *NUMBERED[:3])
