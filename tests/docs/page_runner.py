@@ -38,7 +38,7 @@ from typing import Any
 from tests.support.forked_programs import ForkedProgram, can_fork_with
 from tests.support.programs import File, environment
 
-COMMAND_SECONDS = 90.0
+COMMAND_SECONDS = 240.0
 _FENCE = re.compile(
     r"^(?:<!-- (?P<rule>not run|needs): (?P<argument>[^\n]*) -->\n)?"
     r"```(?P<language>[a-z]*)[^\n]*\n(?P<code>.*?)^```$(?P<gap>\n*)",

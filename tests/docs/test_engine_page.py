@@ -17,7 +17,7 @@ from load.ports import free_ports
 from tests.support.programs import ROOT
 from tests.support.requirements import nats_server_program
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 PAGE = (ROOT / "protocol" / "engine.md").read_text()
 
 

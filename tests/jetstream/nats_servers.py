@@ -16,7 +16,7 @@ from pathlib import Path
 from load.ports import HOST, free_port, free_ports
 from tests.support.requirements import nats_server_program
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 
 
 class NatsServer:

@@ -18,7 +18,7 @@ from simplebus.net.nats_connection import NatsAddress
 from simplebus.server.run import RunningServer
 from tests.support.running_server import serving
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 _prefixes = count()
 
 

@@ -19,7 +19,7 @@ from tests.support.forked_programs import ForkedProgram, can_fork_with
 
 File = int | IO[bytes]
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 240.0
 READY = r"simplebus ready tcp=(\S+:\d+)(?: nats=(\S+:\d+))?(?: http=(\S+:\d+))?"
 
 

@@ -12,7 +12,7 @@ from simplebus.core.protocol import frames
 from simplebus.core.statistics import ClassStatistics
 from simplebus.server.run import RunningServer, ServeOptions, serve
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 PATIENT = Settings(ack_timeout=600)
 """Settings whose ack timeout is so long that a slow machine causes no redelivery."""
 

@@ -241,12 +241,10 @@ async def test_stays_without_quorum_and_resumes_with_it(
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(partial(bus.publish, b"two", class_id=7))
                     await until(lambda: "JetStream has not answered for 2 s" in caplog.text)
-                    assert (
-                        link.connection_count <= 2
-                    )  # The former leader may not have noticed the change yet.
+                    # It moved only while JetStream answered elsewhere: on a slow machine often, and
+                    # at the former leader until that notices the change.
+                    moves = caplog.text.count("JetStream does not answer there, and does at")
+                    assert link.connection_count <= 1 + moves
                     cluster.reconnect()
                 async with bus.subscribe(7) as messages:
                     assert [(await messages.get()).payload for _ in range(2)] == [b"one", b"two"]
-                assert (
-                    caplog.text.count("JetStream has not answered for 2 s") <= link.connection_count
-                )

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tests.support.requirements import nats_server_program
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 _PINGS = re.compile(rb"(?im)^ping")
 _ANSWERED = ("MSG", "HMSG")
 # Fields that identify the server and its build, and features of nats-server only: encrypted

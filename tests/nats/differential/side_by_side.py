@@ -22,7 +22,7 @@ from tests.nats.running_server import HOST
 from tests.support.programs import run_server
 
 GREETING = b'CONNECT {"verbose":false}\r\nPING\r\n'
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 _PIECE_BYTES = 1 << 16
 _PING = b"PING\r\n"
 

@@ -54,7 +54,7 @@ CONF = {
         max_connections: {clients}
         max_payload: 65536
         max_pending: {pending}
-        lame_duck_grace_period: "5s"
+        lame_duck_grace_period: "15s"
         lame_duck_duration: "30s"
     """,
 }
@@ -88,7 +88,7 @@ TOML = {
         max-connections = {clients}
         max-payload = 65536
         max-pending = {pending}
-        lame-duck-grace = 5
+        lame-duck-grace = 15
         lame-duck-time = 1
     """,
 }

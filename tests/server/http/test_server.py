@@ -65,7 +65,8 @@ async def test_counters_are_zero_before_their_first_event() -> None:
 
 
 def test_http_answers_while_the_server_drains() -> None:
-    with run_server("--host", "127.0.0.1", "--no-nats", "--drain-timeout", "30") as (program, url):
+    options = ("--host", "127.0.0.1", "--no-nats", "--drain-timeout", "600")
+    with run_server(*options) as (program, url):
         assert program.http_address.startswith("127.0.0.1:")
         host, _, port = program.http_address.rpartition(":")
         bus_host, _, bus_port = url.removeprefix("simplebus://").rpartition(":")
@@ -84,10 +85,11 @@ def test_http_answers_while_the_server_drains() -> None:
             program.signal(signal.SIGTERM)
             response = b""
             while b'"status":"draining"' not in response:
-                health_client = await trio.open_tcp_stream(host, int(port))
-                await health_client.send_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-                response = await health_client.receive_some(4096)
-                await health_client.aclose()
+                async with await trio.open_tcp_stream(host, int(port)) as health_client:
+                    await health_client.send_all(
+                        b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+                    )
+                    response = b"".join([data async for data in health_client])
             assert b'"draining":true' in response
             await bus.aclose()
 

@@ -12,7 +12,11 @@ import pytest
 import trio
 import trio.testing
 
+from simplebus.core.limits import Limits
+from simplebus.core.settings import Settings
 from simplebus.core.users.users import Users
+from simplebus.nats.limits import NatsLimits
+from simplebus.nats.settings import NatsSettings
 from simplebus.server import listeners
 from simplebus.server.preauth import queue
 from simplebus.server.preauth.queue import PreAuthConnection, PreAuthQueue, yield_to_others
@@ -22,6 +26,17 @@ from tests.support.certificates import CertificateAuthority, CertificatePair
 from tests.support.running_server import serving, wait_until
 
 MANY = 100
+PATIENT_SECONDS = 600.0
+"""Time limit of handshakes. A busy machine needs seconds to connect many clients."""
+PATIENT = Settings(limits=Limits(hello_seconds=PATIENT_SECONDS))
+PATIENT_NATS = NatsSettings(
+    limits=NatsLimits(tls_seconds=PATIENT_SECONDS, auth_seconds=PATIENT_SECONDS)
+)
+
+
+@pytest.fixture
+def _patient_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simplebus.server.http.server.HEAD_SECONDS_MAX", PATIENT_SECONDS)
 
 
 @pytest.fixture
@@ -406,6 +421,7 @@ LISTENERS: dict[str, Callable[[RunningServer], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.usefixtures("_patient_http")
 @pytest.mark.parametrize("listener_name", LISTENERS)
 @pytest.mark.parametrize("sent", ["half", "garbage", "whole"])
 async def test_many_ready_connections_take_one_step_per_turn(
@@ -414,13 +430,18 @@ async def test_many_ready_connections_take_one_step_per_turn(
     listener_name: str,
     sent: str,
 ) -> None:
-    tls, connection_count = TlsOptions(server_certificate.cert, server_certificate.key), 40
+    tls = TlsOptions(
+        server_certificate.cert, server_certificate.key, handshake_seconds=PATIENT_SECONDS
+    )
+    connection_count = 40
     data_by_kind = {
         "half": tls_client_hello()[:100],
         "garbage": b"\x16\x03\x01\x00\x05nonsense",
         "whole": tls_client_hello(),
     }
-    async with serving(nats_port=0, nats_tls=tls, http_port=0, tls=tls) as up:
+    async with serving(
+        PATIENT, nats_port=0, nats=PATIENT_NATS, nats_tls=tls, http_port=0, tls=tls
+    ) as up:
         host, _, port = LISTENERS[listener_name](up)[0].rpartition(":")
         listening = len(up.addresses + up.nats_addresses + up.http_addresses)
         client_sockets = [
@@ -444,7 +465,8 @@ async def test_many_ready_connections_take_one_step_per_turn(
 
 @pytest.mark.parametrize("listener_name", ["binary", "nats"])
 async def test_many_silent_connections_close_in_one_step_per_turn(listener_name: str) -> None:
-    async with serving(nats_port=0, http_port=0) as up:  # Without users nothing authenticates.
+    # Without users nothing authenticates.
+    async with serving(PATIENT, nats_port=0, nats=PATIENT_NATS, http_port=0) as up:
         host, _, port = LISTENERS[listener_name](up)[0].rpartition(":")
         listening = len(up.addresses + up.nats_addresses + up.http_addresses)
         client_sockets = [socket.create_connection((host, int(port))) for _ in range(MANY)]
@@ -459,8 +481,9 @@ async def test_many_silent_connections_close_in_one_step_per_turn(listener_name:
         assert steps.steps_per_turn_max == 1
 
 
+@pytest.mark.usefixtures("_patient_http")
 async def test_listeners_are_separate_origins() -> None:
-    async with serving(nats_port=0, http_port=0, users=Users([])) as up:
+    async with serving(PATIENT, nats_port=0, nats=PATIENT_NATS, http_port=0, users=Users([])) as up:
         queue_, client_sockets = up.server.preauth_queue, []
         listening = len(up.addresses + up.nats_addresses + up.http_addresses)
         await wait_until(lambda: queue_.waiting_count == listening)

@@ -58,7 +58,7 @@ def run(
     rows = messages(spark, servers=server.address, maxOffsetsPerTrigger=600, **subscribed)
     query = archive(rows, str(place), format=format, partition_by=partition_by)
     try:
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(240)
     finally:
         query.stop()
 
