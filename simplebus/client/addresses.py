@@ -179,7 +179,7 @@ def tls_error(place: object, error: OSError, first_bytes: bytes = b"") -> BusCon
             f"({error.verify_message}); expected one for this host, signed by an authority that "
             "this program trusts"
         )
-    reason = getattr(error, "reason", None) or error.strerror or str(error) or "it hung up"
+    reason = getattr(error, "reason", None) or error.strerror or str(error) or "connection closed"
     return BusConnectionError(
         f"cannot connect to {place}: the TLS handshake failed ({reason}); expected a simplebus "
         "server with TLS there; without TLS, the address begins with simplebus://"

@@ -106,7 +106,7 @@ class DecodeError(BusError):
         """The received Message; None if the codec was called directly."""
 
     def of_reply(self, reply: Any) -> DecodeError:
-        """Return a copy of this error for a reply, whose class is not the class of its type."""
+        """Return a copy of this error for a reply. A reply is not in the class of its type."""
         error = DecodeError(
             f"a reply is{str(self).partition(' is')[2]}",
             payload=self.payload,
@@ -124,8 +124,8 @@ class LibraryCodec(Generic[T]):
     Creating it inspects the type, but not its fields, because field types may be defined later. The
     library's decoder is built on first use or by `prepare`.
 
-    The json and msgpack codecs check types when they decode, not when they encode: a Struct whose
-    field holds a value of another type is encoded, and rejected by the receiver.
+    The json and msgpack codecs check types when they decode, not when they encode. A Struct with a
+    field value of a wrong type is encoded, and the receiver rejects it.
     """
 
     __slots__ = (

@@ -90,7 +90,7 @@ class DeadLetter:
         )
 
     def requeue_headers(self, dead_class_name: str) -> tuple[tuple[str, str], ...]:
-        """Return the headers for requeueing it from the class of dead letters `dead_class`."""
+        """Return the headers of the requeued message. `dead_class_name` stores this dead letter."""
         headers = dict(self.headers)
         previous_count = headers.get(REQUEUED_COUNT_HEADER, "")
         count = (
@@ -234,7 +234,7 @@ async def inspect_queue(bus: Bus, dead_class: ClassInfo) -> DeadLetterQueue:
 async def requeue_letters(
     bus: Bus, dead_class: ClassInfo, letters: list[DeadLetter]
 ) -> tuple[list[DeadLetter], list[tuple[DeadLetter, Exception]]]:
-    """Publish dead letters again to their original classes, and purge those that are confirmed.
+    """Publish dead letters again to their original classes, and purge each confirmed one.
 
     Returns:
         The requeued letters, and the refused ones with their errors. A refusal does not stop
@@ -277,8 +277,8 @@ async def purge_letters(bus: Bus, dead_class: ClassInfo, letters: list[DeadLette
 async def _resolve_source_class(bus: Bus, dead_class: ClassInfo, class_: str) -> int | str:
     """Return the original class of a dead letter, as a name or id.
 
-    Any user who may publish to the class of dead letters can write a letter. It is requeued only to
-    the class whose dead letters are stored there.
+    Any user who may publish to a class of dead letters can write a letter with any original class.
+    So a letter of `dead.orders` is requeued only to `orders`.
     """
     if not class_:
         raise ValueError(

@@ -5,8 +5,8 @@
                        decode
 
 A binding is looked up by the exact type of a value, so publishing needs one dict lookup. A type has
-one class and a class one type; a second binding is refused. Redefining a type under the same name,
-as in a notebook or by reloading a module, replaces its binding.
+one class and a class has one type; a second binding is rejected. Redefining a type under the same
+name, as in a notebook or by reloading a module, replaces its binding.
 """
 
 from __future__ import annotations
@@ -276,7 +276,9 @@ class Registry:
         if find_default_codec_name(type_) is None:
             bind_arguments += ", codec=…"
         base = next((base for base in class_.__mro__[1:] if base in self.bindings), None)
-        hint = "" if base is None else f" ({format_type(base)} is, but for its exact type alone)"
+        hint = ""
+        if base is not None:
+            hint = f" (its base class {format_type(base)} is, but a binding is not inherited)"
         return UnboundTypeError(
             f"{format_type(type_)} is bound to no class{hint}; bind it once, before its first "
             f"use: {'simplebus' if self is DEFAULT_REGISTRY else 'registry'}.bind({bind_arguments})"

@@ -18,7 +18,7 @@ _UNCLAIMED_MAX = 100
 
 
 def _do_nothing() -> None:
-    """Replace a function that was called, whose closure may refer to its waiter."""
+    """Replace a called `on_done`, so that its closure, which may refer to the waiter, is freed."""
 
 
 @dataclass(slots=True, eq=False)

@@ -192,7 +192,7 @@ class ReceivedRequests:
         """Return the destination of a reply and the request id; None if no reply is requested.
 
         Raises:
-            LocalProtocolError: If the message requests a reply, but not where.
+            LocalProtocolError: If the message requests a reply without a valid reply address.
         """
         content = message.envelope_content
         if _ENCODED_REPLY_TO not in content:

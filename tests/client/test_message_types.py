@@ -191,8 +191,9 @@ def test_subclass_is_not_bound(registry: Registry) -> None:
         with pytest.raises(UnboundTypeError) as caught:
             look_up(type(ChainCreated(1)))
         assert str(caught.value) == (
-            f"{__name__}.ChainCreated is bound to no class ({__name__}.ShopCreated is, but for its "
-            "exact type alone); bind it once, before its first use: "
+            f"{__name__}.ChainCreated is bound to no class (its base class "
+            f"{__name__}.ShopCreated is, but a binding is not inherited); "
+            "bind it once, before its first use: "
             'registry.bind(ChainCreated, name="chain-created")'
         )
     registry.bind(ChainCreated, class_id=8)

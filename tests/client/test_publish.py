@@ -187,7 +187,7 @@ def test_publish_nowait_returns_the_position_and_raises_without_credit(
             async with simplebus.connect(server.address) as bus:
                 for position in range(9):
                     assert bus.publish_nowait(b"x" * 20_000, class_id=1) == position
-                with pytest.raises(BusFullError, match="too much waits"):  # noqa: PT012
+                with pytest.raises(BusFullError, match="too many bytes wait"):  # noqa: PT012
                     for _ in range(19):
                         bus.publish_nowait(b"x" * 20_000, class_id=1)
                 published = bus.statistics().published
@@ -221,7 +221,7 @@ def test_publish_nowait_by_name_works_after_the_class_id_is_known(
 ) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus:
-            with pytest.raises(BusFullError, match="the bus is yet to say the id of the class"):
+            with pytest.raises(BusFullError, match="the bus has not sent the class id yet"):
                 bus.publish_nowait(b"x", class_id="tests.later")
             await bus.drain()
             assert bus.publish_nowait(b"x", class_id="tests.later") == 0

@@ -149,17 +149,17 @@ class Bus(Publisher):
         - `message.nack()` rejects a message, `message.ack()` acknowledges it early.
 
         Args:
-            what: Bound type, whose values the subscription returns, or the id or name of a class,
-                whose messages it returns.
-            channels: Patterns of channels, such as "orders.*" or "orders.#". None for all messages.
+            what: Bound type, or id or name of a class. The subscription returns the values of the
+                type, or the messages of the class.
+            channels: Patterns of channels, such as "orders.*" or "orders.#". Default: all messages.
             auto_ack: Acknowledge messages as described above. If False, call `message.ack()` or
                 `subscription.ack_batch(batch)` yourself.
             durable: Name under which the bus keeps the position when the program is gone. The next
                 subscription with the name continues there.
             durable_seconds: Seconds that the bus keeps a durable without a connected subscription.
-                None keeps the present setting, which is forever by default.
-            group: Name of a group, whose members share one position: each message goes to one
-                member, on whichever connection.
+                None keeps the current setting, by default forever.
+            group: Name of a group. Its members, on any connections, share one position: each
+                message goes to one member.
             start: Start position of a new subscription. A durable or a group that exists
                 continues at its own position. "waiting": messages that no subscription has
                 received yet if this is the first one of the class, otherwise new messages. "new":
@@ -172,7 +172,7 @@ class Bus(Publisher):
                 that is full its publishers wait. "drop_oldest" or "drop_newest": this subscription
                 loses the oldest or the newest message. "disconnect": the subscription ends.
             max_pending: Number of messages stored for this subscription above which `slow`
-                applies. Required with any policy but "block", and not allowed with that.
+                applies. Required with every policy except "block", which does not allow it.
             ack_seconds: Seconds that a message may be unacknowledged before it is redelivered. None
                 is the setting of the bus.
             max_deliveries: Deliveries of a message before it becomes a dead letter. 0 is no limit,
@@ -259,23 +259,23 @@ class Bus(Publisher):
         several handlers of a class receives every message. A function that is not async runs in the
         event loop, so it must not block.
 
-        If the bus is gone for good, the block of the bus is cancelled and raises
+        If the connection is lost for good, the block of the bus is cancelled and raises
         BusConnectionError. If a handler raises KeyboardInterrupt or SystemExit, the block is
-        cancelled and raises that.
+        cancelled and raises the same exception.
 
         Args:
-            what: Bound type, whose values the handler is called with, or the id or name of a class,
-                whose messages it is called with.
+            what: Bound type, or id or name of a class. The argument of the handler is a value of
+                the type, or a message of the class.
             handler: Function of one argument; it may be async. If the message is a request, the
                 value that it returns is the reply.
-            channels: Patterns of channels, such as "orders.*" or "orders.#". None for all messages.
+            channels: Patterns of channels, such as "orders.*" or "orders.#". Default: all messages.
             concurrency: Maximum number of messages that are handled at the same time.
             durable: Name under which the bus keeps the position when the program is gone. The next
                 subscription with the name continues there.
             durable_seconds: Seconds that the bus keeps a durable without a connected subscription.
-                None keeps the present setting, which is forever by default.
-            group: Name of a group, whose members share one position: each message goes to one
-                member, on whichever connection.
+                None keeps the current setting, by default forever.
+            group: Name of a group. Its members, on any connections, share one position: each
+                message goes to one member.
             start: Start position of a new subscription. A durable or a group that exists
                 continues at its own position. "waiting": messages that no subscription has
                 received yet if this is the first one of the class, otherwise new messages. "new":
@@ -288,7 +288,7 @@ class Bus(Publisher):
                 that is full its publishers wait. "drop_oldest" or "drop_newest": this subscription
                 loses the oldest or the newest message. "disconnect": the subscription ends.
             max_pending: Number of messages stored for this subscription above which `slow`
-                applies. Required with any policy but "block", and not allowed with that.
+                applies. Required with every policy except "block", which does not allow it.
             ack_seconds: Seconds that a message may be unacknowledged before it is redelivered. None
                 is the setting of the bus.
             max_deliveries: Deliveries of a message before it becomes a dead letter. 0 is no limit,
@@ -353,8 +353,8 @@ class Bus(Publisher):
         """Wait until handlers have processed all messages that the bus can deliver now.
 
         Messages and replies that the handlers publish are included. Everything is flushed, and the
-        bus has applied every acknowledgement. Messages that wait for a backoff or a delay are not
-        waited for, nor those of other subscriptions. The call does not end while others keep
+        bus has applied every acknowledgement. The call does not wait for messages in a backoff or
+        delay, or for messages of other subscriptions. It does not end while other programs keep
         publishing for the handlers. Do not call it from a handler: it would wait for itself.
 
         Raises:
@@ -376,7 +376,7 @@ class Bus(Publisher):
         """Messages passed to handlers so far."""
         return sum(runner.started_count for runner in self._handler_runners)
 
-    # Asking --------------------------------------------------------------------------------------
+    # Requests and inspection ----------------------------------------------------------------------
 
     @overload
     async def request(
@@ -439,22 +439,22 @@ class Bus(Publisher):
                 await self._prepare_request(message, class_id)
             if scope.cancelled_caught:
                 raise request_reply.no_reply_error(message, class_id, timeout)
-        asking = self._replies
-        assert asking is not None
-        answered = connection.event_loop.create_waiter()
-        envelope = asking.get_envelope(about, timeout, self._envelope)
+        pending_replies = self._replies
+        assert pending_replies is not None
+        reply_waiter = connection.event_loop.create_waiter()
+        envelope = pending_replies.get_envelope(about, timeout, self._envelope)
         id_, payload = self._encode_now(message, class_id)
-        asked = asking.add_request(answered.wake)
+        pending_reply = pending_replies.add_request(reply_waiter.wake)
         try:
             self._publish_buffer.publish_encoded(
-                envelope.encode(asked.request_id, payload), id_, len(payload)
+                envelope.encode(pending_reply.request_id, payload), id_, len(payload)
             )
-            await self._wait_for_reply(asked, answered, deadline)
+            await self._wait_for_reply(pending_reply, reply_waiter, deadline)
         finally:
-            asking.discard(asked)
-        if asked.reply is None:
+            pending_replies.discard(pending_reply)
+        if pending_reply.reply is None:
             raise request_reply.no_reply_error(message, class_id, timeout)
-        return request_reply.decode_reply(asked.reply, decode)
+        return request_reply.decode_reply(pending_reply.reply, decode)
 
     def _can_request_now(self, message: object, class_id: int | str | None) -> bool:
         """Return True if a request can be published without waiting."""
@@ -478,30 +478,30 @@ class Bus(Publisher):
         await self._writer.wait_for_room()
 
     async def _wait_for_reply(
-        self, asked: PendingReply, answered: Waiter, deadline_time: float
+        self, pending_reply: PendingReply, reply_waiter: Waiter, deadline_time: float
     ) -> None:
-        """Wait for the reply to the message that was published last, until the deadline.
+        """Wait until the deadline for the reply to the message that was published last.
 
-        Raises its refusal, if there is one.
+        Raises RefusedError if the bus refuses the request.
         """
         connection, position = self.connection, self._core.published_position - 1
 
         def on_confirm() -> None:
             if waiter.refusals or not waiter.is_done:
-                answered.wake()
+                reply_waiter.wake()
 
         waiter = connection.confirms.add_waiter(position, position, on_confirm)
-        deadline = connection.deadlines.add(deadline_time, answered.wake)
+        deadline = connection.deadlines.add(deadline_time, reply_waiter.wake)
         self._writer.write_now()  # A request is not delayed to be written with later messages.
         try:
-            await answered
+            await reply_waiter
         finally:
             connection.deadlines.remove(deadline)
             if not waiter.is_done:
                 connection.confirms.cancel(waiter)
         if waiter.refusals:
             raise waiter.refusals[0]
-        if asked.reply is None:
+        if pending_reply.reply is None:
             connection.check_open()
 
     async def reply(self, message: Message[Any], value: object, *, confirm: bool = True) -> None:
@@ -513,9 +513,8 @@ class Bus(Publisher):
             confirm: Wait until the bus has confirmed the reply.
 
         Raises:
-            LocalProtocolError: The message is not a request, or asks for a reply in another
-                class than
-                that of replies.
+            LocalProtocolError: The message is not a request, or it asks for a reply in a class
+                that is not the class of replies.
             Exception: The errors of `publish`.
         """
         address = self.received_requests.get_reply_address(message)
@@ -554,22 +553,24 @@ class Bus(Publisher):
         async with self._replies_lock:
             if self._replies is None:
                 class_id = await self.resolve_class_id(request_reply.REPLY_CLASS_NAME)
-                asking = PendingReplies(class_id, self._core.reply_channel_prefix)
-                messages = self.subscribe(asking.class_id, asking.channel, start="new")
-                await self._tasks.start(self._receive_replies, asking, messages)
-                self._replies = asking
+                pending_replies = PendingReplies(class_id, self._core.reply_channel_prefix)
+                messages = self.subscribe(
+                    pending_replies.class_id, pending_replies.channel, start="new"
+                )
+                await self._tasks.start(self._receive_replies, pending_replies, messages)
+                self._replies = pending_replies
 
     async def _receive_replies(
         self,
-        asking: PendingReplies,
+        pending_replies: PendingReplies,
         subscription: RawSubscription,
         *,
         task_status: anyio.abc.TaskStatus[None],
     ) -> None:
-        """Let the reader of the connection accept replies, until the bus is left or lost."""
+        """Pass received replies to their requests, until the bus is left or lost."""
         with suppress(BusConnectionError):  # Callers of `request` get the error as well.
             async with subscription:
-                subscription.receive_in_reader(asking.accept_reply)
+                subscription.receive_in_reader(pending_replies.accept_reply)
                 task_status.started()
                 await subscription.wait_ended()
 
@@ -653,8 +654,10 @@ class Bus(Publisher):
             RefusedError: The class or session does not exist.
             BusConnectionError: The connection is lost for good.
         """
-        asked = build_inquire_request(what, channel, session, self._registry)
-        return get_inquire_reply(await self.connection.request(partial(self._core.inquire, asked)))
+        inquiry = build_inquire_request(what, channel, session, self._registry)
+        return get_inquire_reply(
+            await self.connection.request(partial(self._core.inquire, inquiry))
+        )
 
     async def keep_last_values(self, what: type | int | str) -> None:
         """Make a class keep the last message of each channel from now on.
@@ -679,7 +682,7 @@ class Bus(Publisher):
         Args:
             what: Bound type, or id or name of a class.
             first: Sequence of the first message.
-            last: Sequence behind the last message. None for the head of the class.
+            last: Sequence after the last message. None for the head of the class.
 
         Returns:
             The number of discarded messages.

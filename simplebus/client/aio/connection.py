@@ -1,8 +1,9 @@
 """Connection of the async client, which is replaced when it is lost.
 
-It moves bytes between the client core and a transport. The core decides about bytes, the reconnect
-schedule about attempts. The reader always reads: buffered messages are bounded by `max_in_flight`.
-Callers wait through a loss and get an error when no other connection will be made.
+`ClientConnection` moves bytes between the client core and a transport. The core decides which bytes
+are sent, and the reconnect schedule when to connect. The reader never pauses, because
+`max_in_flight` limits the buffered messages. Callers wait through a loss and get an error when no
+other connection will be made.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class ClientConnection(ConnectionWaiters):
         """Scope of the tasks of one connection."""
         self._buffer = ReceiveBuffer(read_bytes)
         self._has_unacked = False
-        """True if a consumer holds messages that it may have processed meanwhile."""
+        """True if a consumer holds messages that it may have processed since the last ack."""
         self._unacked_added = WakeupEvent()
         core.on_ack = self._on_manual_ack
         core.set_notice_handler(addresses.NoticeLog().add)
@@ -104,7 +105,7 @@ class ClientConnection(ConnectionWaiters):
         )
 
     async def run(self) -> None:
-        """Move bytes on one connection after the other, until `close` has ended."""
+        """Serve one connection after the other, until `close` has ended."""
         with self._run_scope:
             while self.end_error is None:
                 transport = self._transport
@@ -215,7 +216,7 @@ class ClientConnection(ConnectionWaiters):
         return ReadResult.READ_ON if transport.has_unread else ReadResult.WAIT
 
     def _receive(self, count: int) -> None:
-        """Process the `count` bytes that were read, and wake whoever waits for them."""
+        """Process the `count` bytes that were read, and wake the tasks that wait for them."""
         for inbox in self.core.receive(self._buffer, count, self.event_loop.current_time()):
             if inbox in self._on_arrival:
                 self._on_arrival[inbox]()
@@ -229,7 +230,7 @@ class ClientConnection(ConnectionWaiters):
             self.confirms.update(core.confirmed_position, {})
         if self.pending_requests:
             self.wake_answered()
-        if core.send_queue.has_queued:  # A confirm has made room, or something was asked for.
+        if core.send_queue.has_queued:  # A confirm gave credit, or a request was queued.
             self.writer.write_now()
         self.changed.set()
 

@@ -3,7 +3,7 @@
 A message that its handler does not settle itself is acknowledged when the handler has returned and
 the reply, if any, is confirmed. If a handler raises, its message is redelivered after a backoff,
 and the error is raised when the bus is left. Every handler has its own subscription, so a handler
-that hangs delays no other.
+that hangs delays no other handler.
 
 If no more messages can arrive, or a handler ends the program, the block of the bus is cancelled.
 """
@@ -132,7 +132,7 @@ class HandlerRunner:
                     in_handler.discard(sequence)
                     self._bus.connection.changed.set()
         except (BusConnectionError, KeyboardInterrupt, SystemExit) as error:
-            self._bus.end_block(error)  # Raised from here, it would be wrapped, or end the loop.
+            self._bus.end_block(error)  # Raised here, the error would be wrapped, or end the loop.
         except RefusedError as error:  # The bus has ended the subscription.
             self._failures.add(self._handler, self._subscription.target, error)
             scope.cancel()
@@ -158,11 +158,11 @@ class HandlerRunner:
             if is_cancelled_by_scope():
                 raise
             ignore_cancellation()
-            itself = RuntimeError("the handler cancelled itself")
-            itself.__cause__ = cancelled
-            message.settle(nack_outcome(error=itself))
-            self._failures.add(self._handler, message, itself)
+            failure = RuntimeError("the handler cancelled itself")
+            failure.__cause__ = cancelled
+            message.settle(nack_outcome(error=failure))
+            self._failures.add(self._handler, message, failure)
         else:
             message.settle(ACKED)
-            if address is not None:  # In one piece, and before we wait for anything.
+            if address is not None:  # Reply and ack leave in one write, before any wait.
                 self._bus.connection.writer.write_now()

@@ -51,7 +51,7 @@ class AsyncIterable(Generic[T]):
 
 
 class _SubscriptionIterator:
-    """Base of all iterators: tells the inbox when the loop over it has ended."""
+    """Base of all iterators. Reports the end of its loop to the inbox."""
 
     __slots__ = ("_inbox", "_loop_key", "_subscription")
 
@@ -104,7 +104,7 @@ class ValueIterator(_SubscriptionIterator, Generic[T]):
 
         Raises:
             DecodeError: The payload is not a value of the type. Its `message` is redelivered after
-                a backoff. The next call continues behind it.
+                a backoff. The next call returns the message after it.
         """
         try:
             for value in self._ready:

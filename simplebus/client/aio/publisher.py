@@ -1,9 +1,9 @@
 """Publishing half of `Bus`, under trio and asyncio.
 
-If a publishing call raises, nothing of it was published, except for RefusedError and
-BusConnectionError. A call that is cancelled while it waits for its confirm has published; one that
-is cancelled while it waits for room has not. A message that is published after `handle` reaches
-that handler, because its subscription is sent first.
+If a publishing call raises, it has published nothing, except for RefusedError and
+BusConnectionError. A call that is cancelled while it waits for its confirm has published; a call
+that is cancelled while it waits for room has not. A message that is published after `handle`
+reaches that handler, because its subscription is sent first.
 """
 
 from __future__ import annotations
@@ -69,9 +69,8 @@ class Publisher:
         Args:
             message: Value of a type that is bound to a class, or bytes if `class_id` is given.
             class_id: Id or name of the class, for bytes.
-            confirm: Wait for the confirm. If False, the call waits only while too many bytes
-                are queued;
-                `flush` waits for all confirms.
+            confirm: Wait for the confirm. If False, the call waits only while too many bytes are
+                queued; `flush` waits for all confirms.
             about: Metadata of the message: `channel`, `key`, `headers`, `expires` and `delay`
                 in seconds.
 
@@ -102,7 +101,10 @@ class Publisher:
         self._append(payload, id_, envelope)
 
     def _encode_now(self, message: object, class_id: int | str | None) -> tuple[int, bytes]:
-        """Return class id and payload of a message whose class is known. Raises TypeError."""
+        """Return class id and payload of a message. The id of its class must be known.
+
+        Raises TypeError.
+        """
         if class_id is None:
             encode, id_ = self._routes[type(message)]
             return id_, encode(message)
@@ -124,9 +126,8 @@ class Publisher:
             The position of the message: the number of messages that this client published before.
 
         Raises:
-            BusFullError: The call would have to wait: too many bytes are unconfirmed, or the id
-                of the
-                class is not known yet.
+            BusFullError: The call would have to wait: too many bytes are unconfirmed, or the bus
+                has not sent the id of the class yet.
             Exception: The errors of `publish`.
         """
         if class_id is None:
@@ -140,7 +141,7 @@ class Publisher:
             self._publish_buffer.published_bytes >= self._writer.free_until_bytes
             and not self._writer.check_room()
         ):
-            raise BusFullError("nothing was published: too much waits to be confirmed by the bus")
+            raise BusFullError("nothing was published: too many bytes wait to be confirmed")
         return self._append(payload, id_, envelope)
 
     async def publish_many(
@@ -243,5 +244,5 @@ class Publisher:
             known = self._outbound.poll_class_id(what)
             self._writer.write_soon()
         if known is None:
-            raise BusFullError("nothing was published: the bus is yet to say the id of the class")
+            raise BusFullError("nothing was published: the bus has not sent the class id yet")
         return known

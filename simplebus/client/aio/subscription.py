@@ -94,7 +94,7 @@ class BaseSubscription(SubscriptionState[T]):
         if is_cancellation(error):
             self.inbox.put_back_unprocessed()
         request = self.unsubscribe(is_processed=kind is None)
-        if kind is None:  # A later subscription then no longer meets this one at the bus.
+        if kind is None:  # A later subscription must not find this one at the bus.
             await self._connection.wait_answered_briefly(request)
 
     def messages(self) -> AsyncIterable[Message[T]]:
@@ -144,8 +144,8 @@ class BaseSubscription(SubscriptionState[T]):
             timeout: Seconds to wait if none has arrived. None waits forever.
 
         Returns:
-            Up to `most` messages that one read of the connection has brought; an empty list if none
-            arrived in time.
+            Up to `most` messages that one read of the connection has received; an empty list if
+            none arrived in time.
 
         Raises:
             ValueError: `most` is less than 1.
@@ -161,17 +161,18 @@ class BaseSubscription(SubscriptionState[T]):
     async def ack_sync(self, *messages: Message[T]) -> None:
         """Acknowledge messages, and wait until the server has stored the acknowledgements.
 
-        Afterwards these messages do not come again, however the server ends; with its durability
+        Afterwards these messages are not redelivered, however the server ends; with the durability
         `disk`, not even after a power cut. Earlier acknowledgements of the subscription are stored,
-        too, if the connection was not lost since. Calls for several messages cost less.
+        too, if the connection was not lost since. One call for several messages costs less than a
+        call for each.
 
         Args:
             messages: Messages of this subscription; none to wait for earlier acknowledgements.
 
         Raises:
             LocalProtocolError: A message belongs to another subscription or was fetched.
-            BusConnectionError: The connection was lost; the messages may come again.
-            RefusedError: The server keeps acknowledgements in a cluster (`--engine`).
+            BusConnectionError: The connection was lost; the messages may be redelivered.
+            RefusedError: The server keeps acknowledgements in a JetStream cluster (`--engine`).
         """
         self._connection.check_thread()
         for message in messages:
@@ -181,12 +182,12 @@ class BaseSubscription(SubscriptionState[T]):
     # For the loops and the bus -------------------------------------------------------------------
 
     def subscribe(self, class_id: int) -> None:
-        """Begin without waiting for the reply of the bus. Internal."""
+        """Send the Subscribe, without waiting for the reply of the bus. Internal."""
         self._connection.check_open()
         self._connection.add_inbox(self.open_inbox(class_id), self._messages_arrived.set)
 
     def unsubscribe(self, *, is_processed: bool) -> OpenRequest:
-        """End. Returns the request that the bus will answer. Internal.
+        """Send the Unsubscribe and return it, without waiting for the reply. Internal.
 
         `is_processed` decides whether the last message is acknowledged or rejected.
         """
@@ -223,7 +224,8 @@ class BaseSubscription(SubscriptionState[T]):
                     break
         finally:
             inbox.has_waiting_consumer = False
-        if self._auto_ack or inbox.has_unsettled:  # Other tasks may have taken some meanwhile.
+        # Another task may have received messages meanwhile.
+        if self._auto_ack or inbox.has_unsettled:
             inbox.settle_previous(loop)
 
     def receive_in_reader(self, on_message: Callable[[Message[T]], None]) -> None:
@@ -292,8 +294,7 @@ class Subscription(BaseSubscription[T]):
 
         Raises:
             DecodeError: The payload is not a value of the type. Its `message` is redelivered
-                after a
-                backoff.
+                after a backoff.
         """
         message = await self.get()
         try:

@@ -17,7 +17,7 @@ from simplebus.client.tracing.interface import Tracing
 
 
 class TracedBus(Bus):
-    """`Bus` whose messages carry the context of the span that published them."""
+    """`Bus` that publishes the trace context in the headers of messages."""
 
     def __init__(
         self, connection: ClientConnection, registry: Registry, tasks: TaskGroup, tracing: Tracing

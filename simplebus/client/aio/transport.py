@@ -4,8 +4,8 @@ To connect a client and a bus without a socket, implement `Endpoint` and `Transp
 opens a new transport for every connection. The client sends and receives on it until one side ends
 the connection, and then closes it.
 
-Of the async client only this module uses sockets and resolves addresses. A transport raises OSError
-when it is broken and RemoteProtocolError when the peer violates the protocol.
+Within the async client, only this module uses sockets and resolves addresses. A transport raises
+OSError when it is broken and RemoteProtocolError when the peer violates the protocol.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ class SocketEndpoint:
 
     async def open(self) -> SocketTransport:
         """Connect a socket, and do the TLS handshake if the address is secure."""
-        where = self._address
-        problem: OSError | None = None
+        address = self._address
+        last_error: OSError | None = None
         try:
-            infos = addresses.resolve_numeric(where) or await anyio.getaddrinfo(
-                where.host, where.port, type=socket.SOCK_STREAM
+            infos = addresses.resolve_numeric(address) or await anyio.getaddrinfo(
+                address.host, address.port, type=socket.SOCK_STREAM
             )
         except OSError as error:
-            raise addresses.connect_error(where, error) from error
+            raise addresses.connect_error(address, error) from error
         for info in infos:
             try:
                 sock = addresses.start_connect(info)
             except OSError as error:
-                problem = error
+                last_error = error
                 continue
             try:
                 await anyio.wait_writable(sock)
@@ -89,18 +89,18 @@ class SocketEndpoint:
                 sock.close()
                 if not isinstance(error, OSError):
                     raise
-                problem = error
+                last_error = error
             else:
                 return await self._start_transport(sock)
-        raise addresses.connect_error(where, problem) from problem
+        raise addresses.connect_error(address, last_error) from last_error
 
     async def _start_transport(self, sock: socket.socket) -> SocketTransport:
-        where = self._address
-        if not where.is_secure:
+        address = self._address
+        if not address.is_secure:
             return SocketTransport(sock)
         tls: TlsSocket | None = None
         try:
-            tls = start_tls(sock, where, self._access)
+            tls = start_tls(sock, address, self._access)
             while not continue_handshake(tls):
                 if tls.has_unsent:
                     await anyio.wait_writable(sock)
@@ -112,7 +112,7 @@ class SocketEndpoint:
             if not isinstance(error, OSError):
                 raise
             first_bytes = tls.first_bytes if tls is not None else b""
-            raise addresses.tls_error(where, error, first_bytes) from error
+            raise addresses.tls_error(address, error, first_bytes) from error
         return SocketTransport(sock, tls)
 
     def __str__(self) -> str:
@@ -172,8 +172,8 @@ class SocketTransport:
         self._stream.close()
 
     def disown(self, end: BusConnectionError) -> None:
-        """Close this process's copy of the socket after a fork. Otherwise it would keep the
-        connection open when the parent has ended it.
+        """Close this process's copy of the socket after a fork. Otherwise the copy would keep the
+        connection open after the parent has closed it.
         """
         self.socket.close()
 
@@ -183,35 +183,35 @@ async def open_transport(
 ) -> Transport:
     """Open a transport and complete the handshake with the bus. Raises BusConnectionError."""
     outgoing = core.send_queue
-    link: Transport | None = None
+    transport: Transport | None = None
     is_greeted = False
     try:
         with anyio.move_on_after(seconds):
-            link = await place.open()
-            asked = core.connection_made(anyio.current_time())
-            while not asked.is_done:
+            transport = await place.open()
+            connect_request = core.connection_made(anyio.current_time())
+            while not connect_request.is_done:
                 while data := outgoing.peek():
-                    taken = link.send(data)
-                    outgoing.mark_sent(taken)
-                    if not taken:
-                        await link.wait_sendable()
-                while not link.flush():
-                    await link.wait_sendable()
-                count = await link.receive_into(buffer.writable)
+                    sent_count = transport.send(data)
+                    outgoing.mark_sent(sent_count)
+                    if not sent_count:
+                        await transport.wait_sendable()
+                while not transport.flush():
+                    await transport.wait_sendable()
+                count = await transport.receive_into(buffer.writable)
                 if not count:
                     raise addresses.connection_lost_error(place, None)
                 core.receive(buffer, count, anyio.current_time())
-            if asked.error is not None:
-                raise addresses.connection_lost_error(place, asked.error)
+            if connect_request.error is not None:
+                raise addresses.connection_lost_error(place, connect_request.error)
             is_greeted = True
     except BusConnectionError:
         raise
     except (OSError, RemoteProtocolError) as error:
         raise addresses.connection_lost_error(place, error) from error
     finally:
-        if link is not None and not is_greeted:
+        if transport is not None and not is_greeted:
             core.connection_lost()
-            link.close()
-    if link is None or not is_greeted:
-        raise addresses.connect_timeout_error(place, seconds, is_connected=link is not None)
-    return link
+            transport.close()
+    if transport is None or not is_greeted:
+        raise addresses.connect_timeout_error(place, seconds, is_connected=transport is not None)
+    return transport

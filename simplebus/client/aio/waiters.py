@@ -3,8 +3,8 @@
 A wait survives the loss of a connection; it ends with an error when no other connection will be
 made. A confirm or reply wakes only the caller that waits for it.
 
-A bus belongs to one thread. Calls from another thread raise before they change anything, wherever a
-call may wait or has appended enough messages for a write.
+A bus belongs to one thread. The thread is checked wherever a call may wait or has appended enough
+messages for a write; a call from another thread raises before it changes anything.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ConnectionWaiters:
         """
         awaited = self.event_loop.create_waiter()
         self.core.require_confirm(last + 1)
-        if self.confirms.has_waiters:  # Many publish at once: their messages leave together.
+        if self.confirms.has_waiters:  # Several tasks publish: their messages are written together.
             self.writer.write_soon()
         else:
             self.writer.write_now()
@@ -125,11 +125,11 @@ class ConnectionWaiters:
     async def wait_answered(self, request: OpenRequest) -> OpenRequest:
         """Wait for the reply to a request. Raises RefusedError or BusConnectionError."""
         if not request.is_done:
-            self.check_open()  # Nobody will tell what was asked when all was over.
-            answered = self.event_loop.create_waiter()
-            self.pending_requests.append((request, answered.wake))
+            self.check_open()  # No reply can arrive on a closed bus.
+            waiter = self.event_loop.create_waiter()
+            self.pending_requests.append((request, waiter.wake))
             self.writer.write_now()
-            await answered
+            await waiter
         if request.error is not None:
             raise request.error
         return request
@@ -146,7 +146,7 @@ class ConnectionWaiters:
 
         Raises:
             BusConnectionError: The connection is lost; the acks may be lost, too.
-            RefusedError: The server cannot tell.
+            RefusedError: The server cannot confirm stored acks.
         """
         while True:
             self.check_open()

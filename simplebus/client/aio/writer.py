@@ -79,9 +79,9 @@ class TransportWriter:
         enough = outgoing.sent_bytes + _BYTES_PER_TURN
         try:
             while data := outgoing.peek():
-                taken = transport.send(data)
-                outgoing.mark_sent(taken)
-                if not taken or outgoing.sent_bytes > enough:
+                sent_count = transport.send(data)
+                outgoing.mark_sent(sent_count)
+                if not sent_count or outgoing.sent_bytes > enough:
                     self._is_blocked = True
                     self.write_soon()
                     return

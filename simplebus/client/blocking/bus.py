@@ -2,7 +2,7 @@
 
 There is no thread, event loop or timer: data is sent and a lost connection is replaced only while
 the program calls a method. A bus belongs to one thread at a time, and to the process that connected
-it; calls from another thread are refused meanwhile.
+it; calls from another thread raise meanwhile.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ class BlockingBus(BlockingPublisher):
         See `simplebus.Bus.subscribe` for the details.
 
         Args:
-            what: Bound type, whose values the subscription returns, or the id or name of a class,
-                whose messages it returns.
-            channels: Patterns of channels, such as "orders.*" or "orders.#". None for all messages.
+            what: Bound type, or id or name of a class. The subscription returns the values of the
+                type, or the messages of the class.
+            channels: Patterns of channels, such as "orders.*" or "orders.#". Default: all messages.
             auto_ack: Acknowledge messages as described above. If False, call `message.ack()` or
                 `subscription.ack_batch(batch)` yourself.
             idle_seconds: A loop ends if no message has arrived for this many seconds. None never
@@ -143,9 +143,9 @@ class BlockingBus(BlockingPublisher):
             durable: Name under which the bus keeps the position when the program is gone. The next
                 subscription with the name continues there.
             durable_seconds: Seconds that the bus keeps a durable without a connected subscription.
-                None keeps the present setting, which is forever by default.
-            group: Name of a group, whose members share one position: each message goes to one
-                member, on whichever connection.
+                None keeps the current setting, by default forever.
+            group: Name of a group. Its members, on any connections, share one position: each
+                message goes to one member.
             start: Start position of a new subscription. A durable or a group that exists
                 continues at its own position. "waiting": messages that no subscription has
                 received yet if this is the first one of the class, otherwise new messages. "new":
@@ -158,7 +158,7 @@ class BlockingBus(BlockingPublisher):
                 that is full its publishers wait. "drop_oldest" or "drop_newest": this subscription
                 loses the oldest or the newest message. "disconnect": the subscription ends.
             max_pending: Number of messages stored for this subscription above which `slow`
-                applies. Required with any policy but "block", and not allowed with that.
+                applies. Required with every policy except "block", which does not allow it.
             ack_seconds: Seconds that a message may be unacknowledged before it is redelivered. None
                 is the setting of the bus.
             max_deliveries: Deliveries of a message before it becomes a dead letter. 0 is no limit,
@@ -240,17 +240,17 @@ class BlockingBus(BlockingPublisher):
         Acknowledgement, redelivery and errors are those of `simplebus.Bus.handle`.
 
         Args:
-            what: Bound type, whose values the handler is called with, or the id or name of a class,
-                whose messages it is called with.
+            what: Bound type, or id or name of a class. The argument of the handler is a value of
+                the type, or a message of the class.
             handler: Function of one argument, not async. If the message is a request, the value
                 that it returns is the reply.
-            channels: Patterns of channels, such as "orders.*" or "orders.#". None for all messages.
+            channels: Patterns of channels, such as "orders.*" or "orders.#". Default: all messages.
             durable: Name under which the bus keeps the position when the program is gone. The next
                 subscription with the name continues there.
             durable_seconds: Seconds that the bus keeps a durable without a connected subscription.
-                None keeps the present setting, which is forever by default.
-            group: Name of a group, whose members share one position: each message goes to one
-                member, on whichever connection.
+                None keeps the current setting, by default forever.
+            group: Name of a group. Its members, on any connections, share one position: each
+                message goes to one member.
             start: Start position of a new subscription. A durable or a group that exists
                 continues at its own position. "waiting": messages that no subscription has
                 received yet if this is the first one of the class, otherwise new messages. "new":
@@ -263,7 +263,7 @@ class BlockingBus(BlockingPublisher):
                 that is full its publishers wait. "drop_oldest" or "drop_newest": this subscription
                 loses the oldest or the newest message. "disconnect": the subscription ends.
             max_pending: Number of messages stored for this subscription above which `slow`
-                applies. Required with any policy but "block", and not allowed with that.
+                applies. Required with every policy except "block", which does not allow it.
             ack_seconds: Seconds that a message may be unacknowledged before it is redelivered. None
                 is the setting of the bus.
             max_deliveries: Deliveries of a message before it becomes a dead letter. 0 is no limit,
@@ -305,7 +305,7 @@ class BlockingBus(BlockingPublisher):
         )
 
     def run(self, seconds: float | None = None) -> None:
-        """Call handlers for arriving messages.
+        """Call handlers for the messages that arrive.
 
         Args:
             seconds: Time after which no further handler is called, and the call returns. None
@@ -325,7 +325,7 @@ class BlockingBus(BlockingPublisher):
         """Call handlers until they have processed all messages that the bus can deliver now.
 
         Messages and replies that the handlers publish are included. Messages that wait for a
-        backoff or a delay are not waited for. See `simplebus.Bus.drain`.
+        backoff or a delay are not included. See `simplebus.Bus.drain`.
 
         Raises:
             ExceptionGroup: Contains the refusals that no call has raised yet.
@@ -356,7 +356,7 @@ class BlockingBus(BlockingPublisher):
         if self._core.has_due_acks or not self._has_work():
             self.connection.write_now()
 
-    # Asking --------------------------------------------------------------------------------------
+    # Requests and inspection ----------------------------------------------------------------------
 
     @overload
     def request(
@@ -411,47 +411,47 @@ class BlockingBus(BlockingPublisher):
         """
         decode = None if as_ is None else self._registry.bindings[as_].decode
         deadline = monotonic() + arguments.timeout_or_infinity("timeout", timeout)
-        asking, replies = self._open_replies()
-        envelope = asking.get_envelope(about, timeout, self._outbound.build_envelope)
+        pending_replies, replies = self._open_replies()
+        envelope = pending_replies.get_envelope(about, timeout, self._outbound.build_envelope)
         payload, id_, _ = self._prepare(message, class_id, {})
         payload = as_bytes(payload)
-        asked = asking.add_request(lambda: None)
+        pending_reply = pending_replies.add_request(lambda: None)
         try:
             with self.connection.thread_guard:
                 self.connection.check_open()
                 replies.inbox.settle_previous()  # Its ack leaves together with the request.
                 position = self._core.publish_buffer.publish_encoded(
-                    envelope.encode(asked.request_id, payload), id_, len(payload)
+                    envelope.encode(pending_reply.request_id, payload), id_, len(payload)
                 )
-                self._wait_for_reply(asking, asked, replies, position, deadline)
+                self._wait_for_reply(pending_replies, pending_reply, replies, position, deadline)
         finally:
-            asking.discard(asked)
-        if asked.reply is None:
+            pending_replies.discard(pending_reply)
+        if pending_reply.reply is None:
             raise request_reply.no_reply_error(message, class_id, timeout)
-        return request_reply.decode_reply(asked.reply, decode)
+        return request_reply.decode_reply(pending_reply.reply, decode)
 
     def _wait_for_reply(
         self,
-        asking: PendingReplies,
-        asked: PendingReply,
+        pending_replies: PendingReplies,
+        pending_reply: PendingReply,
         replies: BlockingRawSubscription,
         position: int,
         deadline: float,
     ) -> None:
-        """Wait for the reply to the request at `position`, until the deadline.
+        """Wait until the deadline for the reply to the request at `position`.
 
-        Raises its refusal, if there is one.
+        Raises RefusedError if the bus refuses the request.
         """
         connection, inbox = self.connection, replies.inbox
         waiter = connection.confirms.add_waiter(position, position, lambda: None)
         try:
-            while asked.reply is None and connection.wait_until(
+            while pending_reply.reply is None and connection.wait_until(
                 lambda: bool(waiter.refusals) or not inbox.is_empty, deadline
             ):
                 if waiter.refusals:
                     raise waiter.refusals[0]
                 for reply in replies.take(MESSAGES_PER_TURN):
-                    asking.accept_reply(reply)
+                    pending_replies.accept_reply(reply)
         finally:
             if not waiter.is_done:
                 connection.confirms.cancel(waiter)
@@ -464,9 +464,8 @@ class BlockingBus(BlockingPublisher):
             value: Value of a bound type, or bytes.
 
         Raises:
-            LocalProtocolError: The message is not a request, or asks for a reply in another
-                class than
-                that of replies.
+            LocalProtocolError: The message is not a request, or it asks for a reply in a class
+                that is not the class of replies.
             Exception: The errors of `publish`.
         """
         address, request_id = self._received_requests.get_reply_address(message)
@@ -484,10 +483,12 @@ class BlockingBus(BlockingPublisher):
         """Return the replies to this bus. The first request subscribes to them."""
         if self._replies is None:
             class_id = self.resolve_class_id(request_reply.REPLY_CLASS_NAME)
-            asking = PendingReplies(class_id, self._core.reply_channel_prefix)
-            subscription = self.subscribe(asking.class_id, asking.channel, start="new")
+            pending_replies = PendingReplies(class_id, self._core.reply_channel_prefix)
+            subscription = self.subscribe(
+                pending_replies.class_id, pending_replies.channel, start="new"
+            )
             subscription.__enter__()  # Until the bus is left.
-            self._replies = asking, subscription
+            self._replies = pending_replies, subscription
         return self._replies
 
     @overload
@@ -568,8 +569,8 @@ class BlockingBus(BlockingPublisher):
             RefusedError: The class or session does not exist.
             BusConnectionError: The connection is lost for good.
         """
-        asked = build_inquire_request(what, channel, session, self._registry)
-        return get_inquire_reply(self.connection.request(partial(self._core.inquire, asked)))
+        inquiry = build_inquire_request(what, channel, session, self._registry)
+        return get_inquire_reply(self.connection.request(partial(self._core.inquire, inquiry)))
 
     def keep_last_values(self, what: type | int | str) -> None:
         """Make a class keep the last message of each channel from now on.
@@ -595,7 +596,7 @@ class BlockingBus(BlockingPublisher):
         Args:
             what: Bound type, or id or name of a class.
             first: Sequence of the first message.
-            last: Sequence behind the last message. None for the head of the class.
+            last: Sequence after the last message. None for the head of the class.
 
         Returns:
             The number of discarded messages.

@@ -1,8 +1,8 @@
 """Connection of the blocking client, which is replaced when it is lost.
 
-Every waiting call reads and writes meanwhile, so that neither side waits for the other, and
-replaces a lost connection within the time that it may wait. The core decides about bytes, the
-reconnect schedule about attempts.
+Every waiting call also reads and writes, so that client and server never wait for each other, and
+replaces a lost connection within its timeout. The core decides which bytes are sent, and the
+reconnect schedule when to connect.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ log = EventLogger("simplebus.client")
 # After this time without a read, heartbeats of the server may wait in the socket.
 _STALE_READ_SECONDS = 0.05
 
-# The clock is looked at so often: a system does not wait for any number of seconds.
+# Longest wait of one `select`, because operating systems limit its timeout.
 _SELECT_SECONDS_MAX = 3600.0
 
 
@@ -198,9 +198,9 @@ class BlockingClientConnection:
         self, sock: socket.socket | TlsSocket, until: float, seconds: float
     ) -> Generator[Step, None, None]:
         """Yield steps until the bus has answered the Connect. Raises BusConnectionError."""
-        asked = self.core.connection_made(monotonic())
+        connect_request = self.core.connection_made(monotonic())
         try:
-            while not asked.is_done:
+            while not connect_request.is_done:
                 self._send(sock)
                 events = EVENT_READ | (EVENT_WRITE if self._is_write_blocked else 0)
                 if not has_unread(sock) and not (
@@ -210,8 +210,8 @@ class BlockingClientConnection:
                         self._address, seconds, is_connected=True
                     )
                 self._receive(sock)
-            if asked.error is not None:
-                raise client_addresses.connection_lost_error(self._address, asked.error)
+            if connect_request.error is not None:
+                raise client_addresses.connection_lost_error(self._address, connect_request.error)
         except BusConnectionError:
             raise
         except (OSError, RemoteProtocolError) as error:
@@ -225,12 +225,11 @@ class BlockingClientConnection:
         self.core.connection_lost()
 
     def _connection_lost(self, error: Exception) -> None:
-        """Close the lost connection, for the next wait to replace. Raises if it may not do so."""
+        """Close the lost connection. The next wait replaces it; raises if that is not allowed."""
         loss = self._lost_error = client_addresses.connection_lost_error(self._address, error)
         self._close_socket()
-        self.confirms.update(
-            self.core.confirmed_position, self.core.pop_refusals()
-        )  # It came before the end.
+        # Confirms that arrived before the loss are valid.
+        self.confirms.update(self.core.confirmed_position, self.core.pop_refusals())
         if (
             self._is_last
             or not self._schedule.reconnect_seconds
@@ -243,10 +242,11 @@ class BlockingClientConnection:
         self._schedule.mark_lost(monotonic())
 
     def disown(self, end: BusConnectionError) -> None:
-        """Close in a forked child. The selector's registrations belong to the parent: it is closed
-        unchanged.
+        """Close in a forked child. The selector shares its registrations with the parent, so it is
+        closed without changing them.
         """
-        self.thread_guard = ThreadGuard()  # The thread that held it may not be here.
+        # A thread that held the old guard does not exist in the child.
+        self.thread_guard = ThreadGuard()
         if self._end_error is None:
             self._end_error = end
             if self._socket is not None:
@@ -307,17 +307,17 @@ class BlockingClientConnection:
         self.confirms.update(core.confirmed_position, core.pop_refusals())
 
     def _wait(self, sock: socket.socket | TlsSocket, until: float) -> int:
-        """Wait for socket events and return them; 0 when it is time to look at the clock."""
+        """Wait for socket events and return them; 0 if there were none until the time `until`."""
         if has_unread(sock):
             return EVENT_READ
-        wanted = EVENT_READ | (EVENT_WRITE if self._is_write_blocked else 0)
-        if wanted != self._selected_events:
-            self._selector.modify(sock, wanted)
-            self._selected_events = wanted
-        patience = (
+        events = EVENT_READ | (EVENT_WRITE if self._is_write_blocked else 0)
+        if events != self._selected_events:
+            self._selector.modify(sock, events)
+            self._selected_events = events
+        timeout = (
             None if until == math.inf else min(max(0.0, until - monotonic()), _SELECT_SECONDS_MAX)
         )
-        ready = self._selector.select(patience)
+        ready = self._selector.select(timeout)
         return ready[0][1] if ready else 0
 
     # Waiting for the bus -------------------------------------------------------------------------
@@ -352,7 +352,7 @@ class BlockingClientConnection:
         try:
             is_stale = now - self._read_at >= _STALE_READ_SECONDS
             if is_stale:
-                self._receive(sock)  # Before `tick` checks for how long the server was silent.
+                self._receive(sock)  # Before `tick` checks how long the server was silent.
             if now >= self._tick_due:
                 self._tick_due = self.core.tick(now)
                 self._send(sock)
@@ -410,8 +410,8 @@ class BlockingClientConnection:
         return request
 
     def wait_answered_briefly(self, request: OpenRequest, deadline: float) -> None:
-        """Write all queued bytes and wait for any reply, until the deadline and not for a new
-        connection.
+        """Write all queued bytes and wait for any reply, until the deadline. A lost connection ends
+        the wait.
         """
         self.write_all(deadline)
         if self._socket is not None:
@@ -431,7 +431,7 @@ class BlockingClientConnection:
 
         Raises:
             BusConnectionError: The connection is lost; the acks may be lost, too.
-            RefusedError: The server cannot tell.
+            RefusedError: The server cannot confirm stored acks.
         """
         self.wait_until(
             lambda: (

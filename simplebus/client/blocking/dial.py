@@ -1,7 +1,7 @@
 """Connecting a socket in steps that do not block.
 
-Each step yields what to wait for before the next one. The caller waits as long as it may, so a
-connection attempt can outlive the call that began it.
+Each step yields the socket events to wait for before the next step. The caller waits up to its own
+timeout, so a connection attempt can outlive the call that began it.
 """
 
 from __future__ import annotations
@@ -43,57 +43,57 @@ def wait_ready(sock: socket.socket, events: int, until: float) -> Generator[Step
     return True
 
 
-def dial(where: Address, until: float, seconds: float) -> Generator[Step, None, socket.socket]:
+def dial(address: Address, until: float, seconds: float) -> Generator[Step, None, socket.socket]:
     """Yield steps until a socket is connected. Raises BusConnectionError at `until` or before."""
-    problem: OSError | None = None
+    last_error: OSError | None = None
     try:
-        infos = addresses.resolve_numeric(where) or socket.getaddrinfo(
-            where.host, where.port, type=socket.SOCK_STREAM
+        infos = addresses.resolve_numeric(address) or socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM
         )
     except OSError as error:
-        raise addresses.connect_error(where, error) from error
+        raise addresses.connect_error(address, error) from error
     for info in infos:
         try:
             sock = addresses.start_connect(info)
         except OSError as error:
-            problem = error
+            last_error = error
             continue
         try:
             if not (yield from wait_ready(sock, EVENT_WRITE, until)):
-                raise addresses.connect_timeout_error(where, seconds, is_connected=False)
+                raise addresses.connect_timeout_error(address, seconds, is_connected=False)
             addresses.finish_connect(sock)
         except BaseException as error:
             sock.close()
             if isinstance(error, BusConnectionError) or not isinstance(error, OSError):
                 raise
-            problem = error
+            last_error = error
         else:
             return sock
-    raise addresses.connect_error(where, problem) from problem
+    raise addresses.connect_error(address, last_error) from last_error
 
 
 def start_tls(
-    sock: socket.socket, where: Address, access: Access | None, until: float, seconds: float
+    sock: socket.socket, address: Address, access: Access | None, until: float, seconds: float
 ) -> Generator[Step, None, socket.socket | TlsSocket]:
     """Yield steps until the TLS handshake is done, if the address is secure.
 
     Returns the TLS socket, or `sock` itself. Raises BusConnectionError, at the latest at `until`.
     """
-    if not where.is_secure:
+    if not address.is_secure:
         return sock
     tls: TlsSocket | None = None
     try:
-        tls = access_of.start_tls(sock, where, access)
+        tls = access_of.start_tls(sock, address, access)
         while not access_of.continue_handshake(tls):
             events = EVENT_WRITE if tls.has_unsent else EVENT_READ
             if not (yield from wait_ready(sock, events, until)):
-                raise addresses.connect_timeout_error(where, seconds, is_connected=False)
+                raise addresses.connect_timeout_error(address, seconds, is_connected=False)
             tls.flush()
     except BusConnectionError:
         raise
     except OSError as error:
         first_bytes = tls.first_bytes if tls is not None else b""
-        raise addresses.tls_error(where, error, first_bytes) from error
+        raise addresses.tls_error(address, error, first_bytes) from error
     return tls
 
 

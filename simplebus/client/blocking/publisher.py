@@ -1,6 +1,6 @@
 """Publishing half of `BlockingBus`.
 
-If a publishing call raises, nothing of it was published, except for RefusedError and
+If a publishing call raises, it has published nothing, except for RefusedError and
 BusConnectionError. Messages are written before the call returns, because no other task would write
 them.
 """
@@ -115,7 +115,7 @@ class BlockingPublisher:
             if is_full or self.connection.is_disconnected:
                 self.connection.poll()
                 if self._outgoing.queued_bytes and not self._core.has_credit:
-                    raise BusFullError("nothing was published: too much waits to be confirmed")
+                    raise BusFullError("nothing was published: too many bytes wait to be confirmed")
             position = self._core.publish(payload, id_, envelope)
             self.connection.write_now()
             return position
@@ -134,8 +134,7 @@ class BlockingPublisher:
             messages: Values of bound types, or bytes if `class_id` is given.
             class_id: Id or name of the class, for bytes.
             confirm: Wait until the bus has confirmed all of them. If False, the call returns
-                when they are
-                written.
+                when they are written.
             about: Metadata of all messages, as for `publish`.
 
         Raises:
@@ -168,7 +167,7 @@ class BlockingPublisher:
             timeout: Seconds to wait. None waits forever.
 
         Raises:
-            TimeoutError: The time is over. What is not confirmed yet is still sent by later calls.
+            TimeoutError: The time is over. Later calls still send the unconfirmed messages.
             ExceptionGroup: Contains the refusals that no call has raised yet.
             BusConnectionError: The connection is lost for good.
         """

@@ -126,17 +126,18 @@ class BlockingBaseSubscription(SubscriptionState[T]):
     def ack_sync(self, *messages: Message[T]) -> None:
         """Acknowledge messages, and wait until the server has stored the acknowledgements.
 
-        Afterwards these messages do not come again, however the server ends; with its durability
+        Afterwards these messages are not redelivered, however the server ends; with the durability
         `disk`, not even after a power cut. Earlier acknowledgements of the subscription are stored,
-        too, if the connection was not lost since. Calls for several messages cost less.
+        too, if the connection was not lost since. One call for several messages costs less than a
+        call for each.
 
         Args:
             messages: Messages of this subscription; none to wait for earlier acknowledgements.
 
         Raises:
             LocalProtocolError: A message belongs to another subscription or was fetched.
-            BusConnectionError: The connection was lost; the messages may come again.
-            RefusedError: The server keeps acknowledgements in a cluster (`--engine`).
+            BusConnectionError: The connection was lost; the messages may be redelivered.
+            RefusedError: The server keeps acknowledgements in a JetStream cluster (`--engine`).
         """
         for message in messages:
             self.ack(message)
@@ -150,8 +151,8 @@ class BlockingBaseSubscription(SubscriptionState[T]):
             timeout: Seconds to wait if none has arrived. None waits forever.
 
         Returns:
-            Up to `most` messages that one read of the connection has brought; an empty list if none
-            arrived in time.
+            Up to `most` messages that one read of the connection has received; an empty list if
+            none arrived in time.
 
         Raises:
             ValueError: `most` is less than 1.
@@ -166,7 +167,7 @@ class BlockingBaseSubscription(SubscriptionState[T]):
 
     @contextmanager
     def _loop(self) -> Iterator[object]:
-        """Give a key for a loop, and tell the inbox when the loop has ended."""
+        """Yield the key of a loop, and report the end of the loop to the inbox."""
         loop_key = object()
         try:
             yield loop_key
@@ -252,8 +253,7 @@ class BlockingSubscription(BlockingBaseSubscription[T]):
 
         Raises:
             DecodeError: The payload is not a value of the type. Its `message` is redelivered
-                after a
-                backoff. A new loop continues behind it.
+                after a backoff. A new loop continues with the next message.
         """
         inbox = self.inbox
         decode = inbox.decode

@@ -15,7 +15,7 @@ from simplebus.client.tracing.interface import Tracing
 
 
 class TracedBlockingBus(BlockingBus):
-    """`BlockingBus` whose messages carry the context of the span that published them."""
+    """`BlockingBus` that publishes the trace context in the headers of messages."""
 
     def __init__(
         self, connection: BlockingClientConnection, registry: Registry, tracing: Tracing

@@ -162,7 +162,7 @@ class AckBuffer:
         self.is_open = False
 
     def discard(self) -> None:
-        """Ignore further outcomes and remove those that are not encoded."""
+        """Ignore further outcomes and remove all outcomes that are not encoded."""
         self.is_open = False
         self.undecided_out_of_order.clear()
         self.dropped_redeliveries.clear()
@@ -191,7 +191,7 @@ class AckBuffer:
                 self.offer()
 
     def acked_sequences(self) -> MessageIds:
-        """Return the acknowledged sequences whose ack is not encoded yet."""
+        """Return the sequences of all acks that are not encoded yet."""
         acked = [
             np.asarray(entry.ack_token.sequences[entry.first : entry.last])
             for entry in self._entries
@@ -325,7 +325,7 @@ class AckToken:
         self.class_id = class_id
         self.sequences = sequences
         self.attempt = attempt
-        """Number of the delivery; 0 if the server does not know it."""
+        """Number of the delivery; 0 if unknown."""
         self.arrival_index = arrival_index
         """Index of the first message among the first deliveries in a row; 0 outside of a row."""
         self._ack_buffer = ack_buffer
@@ -340,7 +340,7 @@ class AckToken:
 
     def settle(self, outcome: AckOutcome, first: int, last: int) -> None:
         """Record `outcome` for those of first..last-1 that the program has not settled itself."""
-        assert self._ack_buffer is not None, "only subscriptions settle"
+        assert self._ack_buffer is not None, "a fetched message cannot be settled"
         if self._decided_indexes is None:
             self._ack_buffer.append(outcome, self, first, last)
             return
@@ -349,7 +349,7 @@ class AckToken:
                 self._ack_buffer.append(outcome, self, index, index + 1)
 
     def is_decided(self, index: int) -> bool:
-        """Return True if the program has settled the message itself. Not known with manual acks."""
+        """Return True if the program has settled the message itself; False with manual acks."""
         return self._decided_indexes is not None and index in self._decided_indexes
 
     def record_outcome(self, outcome: AckOutcome, first: int, last: int) -> None:

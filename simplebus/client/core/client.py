@@ -182,7 +182,7 @@ class ClientCore:
     # Requests ------------------------------------------------------------------------------------
 
     def name_classes(self, *classes: ClassReference) -> OpenRequest:
-        """Name classes to the server, which creates those that do not exist.
+        """Name classes to the server. The server creates missing classes.
 
         Raises:
             ValueError: If a reference is not a valid class id or class name.
@@ -267,8 +267,7 @@ class ClientCore:
                 this time.
             with_times: Request the acceptance times in the reply.
             create_class: Create the class if it does not exist. Otherwise the server refuses
-                the request
-                with `unknown_class`.
+                the request with `unknown_class`.
 
         Returns:
             The request; its `batches` hold the messages when it is done.
@@ -398,8 +397,7 @@ class ClientCore:
 
         Raises:
             RemoteProtocolError: If the server violates the protocol or closes the connection.
-                The driver
-                then calls `connection_lost`.
+                The driver then calls `connection_lost`.
         """
         if self.session_id is None and not self._receiver.received_bytes:
             check_server_opening(bytes(buffer.writable[: min(count, OPENING_BYTES)]))

@@ -1,6 +1,6 @@
 """Protocol state of a client across connections: handshake, requests, replies.
 
-A connection starts with a Connect request, and nothing follows before its reply. Then the client
+A connection starts with a Connect request. Nothing else is sent before its reply. Then the client
 sends new class names, Subscribe requests, unconfirmed messages, and everything else in order. A
 reply that matches no request is a protocol error.
 

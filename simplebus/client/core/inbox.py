@@ -47,13 +47,13 @@ class Inbox:
     hint of the iterator that the program reads.
 
     The server may redeliver a message that still waits here, that a loop or handler is processing,
-    or whose ack is not sent yet. Such a redelivery is dropped, so an inbox never holds more than
-    the server's limit of messages in flight. With manual acks the program may have lost a message
-    that it was handed, so its redelivery is queued, and dropped if the program acknowledges the
-    message before the redelivery is read.
+    or that has an unsent ack. Such a redelivery is dropped, so an inbox never holds more than the
+    server's limit of messages in flight. With manual acks the program may have lost a message that
+    it received. Its redelivery is queued, and dropped if the program acknowledges the message
+    before it reads the redelivery.
 
-    Received messages survive a reconnect. The reply to the new Subscribe tells if the server still
-    accepts their acks.
+    Received messages survive a reconnect. The reply to the new Subscribe contains whether the
+    server still accepts their acks.
     """
 
     def __init__(
@@ -293,7 +293,7 @@ class Inbox:
         ) - _HALF_ID_RANGE
 
     def _iter_undecided(self) -> Iterator[MessageIds]:
-        """Yield the sequences of this position that are here or whose ack is not sent yet."""
+        """Yield the sequences of this position that are here or have an unsent ack."""
         if self._current_batch is not None and self._current_batch.is_alive:
             first = self._settled_count if self.auto_ack else self._handed_out_count
             yield self._current_batch.sequences[first:]
@@ -352,7 +352,7 @@ class Inbox:
             return options.encode()
         return replace(options, start=Start(sequence=self._next_sequence)).encode()
 
-    # Handing out: only if not `is_empty`, and after earlier messages are settled or put back ------
+    # Handing out, if not `is_empty` and all earlier messages are settled or put back --------------
 
     def prepare_messages(self, max_count: int, *, as_values: bool = False) -> int:
         """Prepare up to `max_count` messages in `prepared_messages`.
@@ -402,7 +402,7 @@ class Inbox:
 
     def _select_batch(self) -> bool:
         """Make `_current_batch` a batch with unread messages. Return False if there is none."""
-        assert not self.has_unsettled, "asked for more before what was handed out is settled"
+        assert not self.has_unsettled, "asked for messages while the last hand-out is unsettled"
         self._discard_prepared()
         if self._current_batch is not None and self._prepared_count < len(self._current_batch):
             return True
@@ -420,7 +420,7 @@ class Inbox:
     # Settling ------------------------------------------------------------------------------------
 
     def settle_previous(self, loop: object | None = None) -> None:
-        """Acknowledge what was handed out before, because `loop` or `get` asks for more.
+        """Acknowledge earlier hand-outs, because `loop` or `get` asks for more messages.
 
         The last message of another loop that has not ended stays unsettled.
         """

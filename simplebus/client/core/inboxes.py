@@ -22,7 +22,7 @@ _HALF_ID_RANGE = 1 << (MESSAGE_ID_BITS - 1)
 
 
 class Inboxes:
-    """Inboxes by subscription number, including those whose Unsubscribe is not answered."""
+    """Inboxes by subscription number, until the Unsubscribe is answered."""
 
     def __init__(self, open_requests: OpenRequests, ack_sink: AckSink) -> None:
         self.received_count = 0
@@ -80,7 +80,7 @@ class Inboxes:
         return inbox
 
     def remove(self, inbox: Inbox, error: RefusedError | None = None) -> None:
-        """Remove an inbox whose subscription has ended, and finish its requests."""
+        """Remove the inbox of an ended subscription, and finish its requests."""
         inbox.mark_ended(error)
         if self._inbox_by_number.get(inbox.subscription_number) is inbox:
             del self._inbox_by_number[inbox.subscription_number]
@@ -124,7 +124,7 @@ class Inboxes:
         )
 
     def connection_lost(self) -> None:
-        """Detach all inboxes, and remove left ones whose position the server does not keep."""
+        """Detach all inboxes. Remove a left inbox if the server does not keep its position."""
         self._delivery_header = None
         self.inboxes_to_subscribe.clear()
         for inbox in self:
@@ -135,7 +135,7 @@ class Inboxes:
     # Receiving -----------------------------------------------------------------------------------
 
     def set_delivery_header(self, class_id: int, attempt: int, number: int) -> None:
-        """Remember to which subscription the following messages belong."""
+        """Set the subscription of the messages that follow."""
         self._delivery_header = (class_id, attempt, number)
 
     def route_run(self, run: FrameRun, inboxes_to_wake: dict[Inbox, None]) -> None:
@@ -185,7 +185,7 @@ class Inboxes:
         )
 
     def complete_fetch(self, request: OpenRequest, reply: FetchReply) -> None:
-        """Create the batches of a fetch, whose reply tells the sequences of its messages."""
+        """Create the batches of a fetch from the sequences in its reply."""
         next_sequence = reply.first
         for run in request.frame_runs:
             first = (

@@ -146,9 +146,9 @@ class Message(Generic[T]):
 
     @property
     def attempt(self) -> int:
-        """Number of this delivery: 1 for the first, 0 if the server does not know it.
+        """Number of this delivery: 1 for the first, 0 if unknown.
 
-        The server does not know it for a message that another subscription left unacknowledged.
+        It is unknown for a message that another subscription left unacknowledged.
         """
         return self._ack_token.attempt
 
@@ -224,8 +224,7 @@ class Message(Generic[T]):
         Args:
             delay: Seconds until the redelivery. None uses the backoff of the subscription.
             error: Exception or text, of which up to 1,024 bytes are sent. The server stores it
-                in the dead
-                letter if the message reaches its maximum deliveries.
+                in the dead letter if the message reaches its maximum deliveries.
 
         Raises:
             LocalProtocolError: If the message was fetched.
@@ -293,9 +292,9 @@ class Batch:
     process many messages at once. `len(batch)` is the number of messages, called n below.
 
     Example:
-        batch = await orders.get_batch()
-        for order in batch:
-            print(order.payload)
+        async for batch in orders.batches():
+            for order in batch:
+                print(order.payload)
     """
 
     __slots__ = ("_ack_token", "_first_index", "_run")
@@ -383,9 +382,8 @@ class Batch:
         """Create the messages first..last-1 lazily.
 
         Returns:
-            Iterator of the payloads and iterator of the messages. The second one reads from the
-            first one,
-            so `length_hint` of the first one is the number of messages that were not read yet.
+            Iterator of the payloads and iterator of the messages. The messages are made from the
+            first iterator, so its `length_hint` is the number of messages that were not read yet.
         """
         if self._run.count == 1 and last - first == 1:
             return self._single_message()

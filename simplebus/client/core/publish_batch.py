@@ -118,7 +118,7 @@ class UnnumberedFrames:
 
 
 def _compute_bounds(lengths: Iterable[int], count: int) -> FrameBounds:
-    """Return the bounds of frames whose contents have these lengths."""
+    """Return the bounds of frames with contents of these lengths."""
     if count <= PLAIN_FRAMES_MAX:
         sizes = (length + FRAME_BYTES_MIN for length in lengths)
         return list(accumulate(sizes, initial=0))
@@ -162,7 +162,7 @@ class PublishBatch:
         self.count = len(bounds) - 1
         self.size_bytes = len(data)
         self.has_late_confirm = has_late_confirm
-        """True if the frames tell the server that their Confirm may wait. Many frames never do."""
+        """True if the frames let the server delay their Confirm. Many frames never do."""
 
     @classmethod
     def from_message(
@@ -235,7 +235,7 @@ class PublishBatch:
         frames.unaligned(np.frombuffer(self.data, np.uint8), _NUMBER_DTYPE)[offsets] = numbers
 
     def set_late_confirm(self, allowed: bool) -> None:
-        """Tell the server whether the Confirm of these messages may wait."""
+        """Set or clear the flag that lets the server delay the Confirm of these messages."""
         if allowed != self.has_late_confirm:
             self.has_late_confirm = allowed
             timer_index = (frames.CONFIRM_MAY_WAIT if allowed else 0).to_bytes(2, "big")

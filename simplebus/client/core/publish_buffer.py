@@ -1,8 +1,8 @@
 """Published messages until the server has confirmed them.
 
 A position counts the messages of this client from 0 and never wraps; the message number on the wire
-follows from it. After a reconnect the server tells which number it expects next, and all later
-messages are sent again, in order and before new ones.
+follows from it. After a reconnect the server sends the number that it expects next. All messages
+from this number on are sent again, in order and before new messages.
 
     │ confirmed │ in flight │ resend │ unnumbered frames │ pending contents │
     0       confirmed    released  numbered                            published
@@ -64,9 +64,9 @@ class PublishBuffer:
     A program that assigns its own message numbers may skip some; the skipped positions have no
     message.
 
-    With `late_confirms`, messages tell the server that their Confirm may wait, unless they are sent
-    in large numbers. `require_confirm` names positions whose Confirm may not wait; while one of
-    them is unconfirmed, no other message tells the server to wait.
+    With `late_confirms`, a flag in a message lets the server delay its Confirm, unless messages are
+    sent in large numbers. `require_confirm` forbids the delay for given positions. While one of
+    them is unconfirmed, no message has the flag.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class PublishBuffer:
     def stored_before_count(self) -> int:
         """Messages of this publisher name that were stored or refused before the first one here.
 
-        It is 0 if the server did not know the name, and changes if the server forgets the name.
+        It is 0 if the name was new to the server, and changes if the server forgets the name.
         """
         return self._base_number
 
@@ -338,8 +338,7 @@ class PublishBuffer:
             bounds: Offsets of the frames behind that delimiter, and the end of the last one.
             class_id: Class of all messages.
             skipped_count: Positions to skip before the first message. Only for a program with
-                its own
-                message numbers, of which less than 2^30 are in flight.
+                its own message numbers, of which less than 2^30 are in flight.
 
         Returns:
             Position of the last message.
@@ -417,9 +416,9 @@ class PublishBuffer:
         is_other_server: bool = False,
         lost_count: int = 0,
     ) -> None:
-        """Continue on a new connection, whose server expects `next_number`.
+        """Continue on a new connection.
 
-        Messages below `next_number` are stored. If the server does not know this publisher, all
+        Messages below `next_number` are stored. If this publisher is new to the server, all
         unconfirmed messages are renumbered.
 
         Args:
@@ -448,7 +447,7 @@ class PublishBuffer:
                 raise RemoteProtocolError(
                     Reason.TAKEN_OVER,
                     f"the server expects message {next_number}, which this program has not sent: "
-                    "another one with the same name has published meanwhile",
+                    "another program with the same name has published meanwhile",
                 )
             missing_count = (
                 self._number_of(self.confirmed_position) - next_number

@@ -27,8 +27,7 @@ class ClientStatistics:
     """Messages that were sent again on a later connection."""
     forgotten: int
     """Confirmed messages that the server lost when it restarted, because their durability did not
-    survive
-    the restart.
+    survive the restart.
     """
     unconfirmed: int
     """Published messages that are not confirmed yet."""
@@ -44,8 +43,7 @@ class ClientStatistics:
     """Messages whose nack was encoded for sending."""
     ignored: int
     """Received messages and frames that were dropped: duplicates of messages that still wait here,
-    messages
-    for closed subscriptions, errors that match no request, and frames of unknown types.
+    messages for closed subscriptions, errors that match no request, and frames of unknown types.
     """
     buffered_bytes: int
     """Bytes of received batches that no consumer has started to read."""

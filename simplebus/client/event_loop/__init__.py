@@ -1,7 +1,7 @@
 """Event loop of a bus, under trio and asyncio.
 
-anyio finds out in every call under which event loop a program runs. A bus finds out once, and then
-uses what costs least there.
+anyio detects the event loop in every call. A bus detects it once, and then uses the cheapest
+services of that loop.
 
     services      `EventLoop`: clock, waiters and readable sockets
     asyncio_loop  the same for asyncio

@@ -16,7 +16,7 @@ class WakeupEvent:
 
     def __init__(self) -> None:
         self._event_loop: EventLoop | None = None
-        """Found by the first wait."""
+        """None before the first wait."""
         self._waiters: list[Waiter] = []
 
     def set(self) -> None:

@@ -259,7 +259,7 @@ def test_payloads_can_be_read_instead_of_messages() -> None:
 def test_asserts_that_last_message_is_settled_before_the_next() -> None:
     inbox = create_inbox(1, 1)
     consume(inbox, 1)
-    with pytest.raises(AssertionError, match="before what was handed out is settled"):
+    with pytest.raises(AssertionError, match="while the last hand-out is unsettled"):
         inbox.pop_batch()
 
 
