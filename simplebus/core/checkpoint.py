@@ -456,6 +456,8 @@ class Checkpointer:
     def _snapshot_class(self, cls: MessageClass) -> ClassSnapshot:
         window, handover = _handover_if_all_ended(cls)
         handover = handover.restrict_to(window.floor, window.cursor)
+        self._scanned_row_count += len(handover.attempts)
+        clock, tick_seconds = self._broker.clock, self._broker.settings.tick_seconds
         return ClassSnapshot(
             cls.class_id,
             cls.name,
@@ -464,14 +466,15 @@ class Checkpointer:
             WindowSnapshot.from_window(window),
             cls.are_last_values_requested,
             merge_adjacent(handover.attempts, 0),
-            self._snapshot_delays(handover),
-            self._broker.clock.now,
+            self._snapshot_delays(handover.remaining_delays(clock, tick_seconds)),
+            clock.now,
             cls.creator,
             cls.creator_address,
         )
 
     def _snapshot_position(self, position: Position) -> PositionSnapshot:
         policy, attempts = position.delivery_policy, position.unacked.list_attempts()
+        tick_seconds = self._broker.settings.tick_seconds
         pending_dead_letters = position.unacked.pending_dead_letters.to_rows()
         self._scanned_row_count += len(attempts) + len(pending_dead_letters)
         return PositionSnapshot(
@@ -489,7 +492,7 @@ class Checkpointer:
             position.idle_seconds,
             position.is_key_ordered,
             policy.backoff_ticks,
-            self._snapshot_delays(position.build_handover()),
+            self._snapshot_delays(position.list_delays(tick_seconds)),
             self._broker.clock.now,
             pending_dead_letters,
             position.owner,
@@ -497,13 +500,10 @@ class Checkpointer:
             position.owner_address,
         )
 
-    def _snapshot_delays(self, handover: PositionHandover) -> DelayRanges:
-        """Return the redelivery delays in seconds, exact to a tick."""
-        seconds = self._broker.settings.tick_seconds
-        self._scanned_row_count += (
-            len(handover.attempts) + len(handover.not_before_ticks) + len(handover.not_before_times)
-        )
-        return merge_adjacent(handover.remaining_delays(self._broker.clock, seconds), seconds)
+    def _snapshot_delays(self, delays: DelayRanges) -> DelayRanges:
+        """Return ascending redelivery delays in seconds, exact to a tick."""
+        self._scanned_row_count += len(delays)
+        return merge_adjacent(delays, self._broker.settings.tick_seconds)
 
 
 def _class_header(cls: MessageClass) -> object:

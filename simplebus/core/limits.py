@@ -187,6 +187,9 @@ SCAN_COST_OF_COPY = 16
 SCAN_COST_OF_PIECE = 64
 # Spans that are searched for one message.
 SCAN_SPANS_MAX = 1024
+# Ranges of messages whose attempts and delays a subscription without a durable passes on to one of
+# another kind, at the cost of microseconds each.
+HANDOVER_RANGES_MAX = 4096
 
 # The first scan for expired messages covers this many, and grows while all of them are expired.
 EXPIRY_SCAN_INITIAL_MESSAGES = 8

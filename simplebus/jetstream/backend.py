@@ -605,8 +605,7 @@ class JetStreamBackend:
         for messages in feed.pop_acked():
             self.link.core.write(jetstream_codec.encode_acks(messages))
             last_ack = messages.reply(-1).decode("latin-1"), jetstream_codec.ACK
-        tick_seconds = self._broker.settings.tick_seconds
-        delays = position.build_handover().remaining_delays(self._broker.clock, tick_seconds)
+        delays = position.list_delays(self._broker.settings.tick_seconds)
         unacked = feed.unacked_on_exit(delays) if feed.ack_all is not None else None
         dead_letters = self._dead_letters.end_feed(feed)
         name = self.inboxes.close(feed)

@@ -246,6 +246,34 @@ def test_snapshot_in_portions_and_later_changes_equal_the_state(
     assert comparable(found, now) == comparable(expected, now)
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(ACTIONS, min_size=10, max_size=60))
+def test_recorded_attempts_and_delays_are_those_of_a_handover(
+    actions: list[tuple[str, int]],
+) -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = connect_version2(bus, classes=[1, 2, 3])
+    for action, class_id in actions:
+        if peer.session.is_closed:
+            peer = connect_version2(bus, classes=[1, 2])
+        perform(bus, peer, action, class_id)
+        for cls in bus.broker.classes.values():
+            for position in cls.positions:
+                handover, unacked = position.build_handover(), position.unacked
+                delays = handover.remaining_delays(bus.broker.clock, 1.0)
+                assert position.list_delays(1.0) == delays
+                spans = [*unacked.iter_spans(), *unacked.pending_dead_letters]
+                rows = [(each.first, each.last, each.attempts) for each in spans]
+                floor = position.window.floor
+                expected = [
+                    (max(first, floor), last, count)
+                    for first, last, count in rows
+                    if count != 1 and last > floor and first < last
+                ]
+                assert unacked.list_attempts() == sorted(expected)
+
+
 def test_snapshot_is_collected_in_bounded_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     portion, count = 10, 35
     monkeypatch.setattr(checkpoint, "CHECKPOINT_POSITIONS_PER_TURN", portion)

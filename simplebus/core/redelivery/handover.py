@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from simplebus.core.clock import BrokerClock
+from simplebus.core.limits import HANDOVER_RANGES_MAX
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.redelivery.sequence_set import SequenceSet
@@ -46,20 +47,26 @@ class PositionHandover:
         if not (self.attempts or self.not_before_ticks or self.not_before_times):
             return self
         return PositionHandover(
-            _restrict(self.attempts, first, last),
-            _restrict(self.not_before_ticks, first, last),
-            _restrict(self.not_before_times, first, last),
-            _restrict(self.backoff_ticks, first, last),
+            restrict_rows(self.attempts, first, last),
+            restrict_rows(self.not_before_ticks, first, last),
+            restrict_rows(self.not_before_times, first, last),
+            restrict_rows(self.backoff_ticks, first, last),
         )
 
     def merge(self, other: PositionHandover) -> PositionHandover:
-        """Return the entries of both: for each message the higher attempts and the longer delay."""
+        """Return the entries of both: for each message the higher attempts and the longer delay.
+
+        With more than HANDOVER_RANGES_MAX ranges, all messages count as sent once, without delays.
+        """
         if not other.attempts:
             return self
         if not self.attempts:
             return other
+        attempts = highest_values(self.attempts + other.attempts)
+        if len(attempts) > HANDOVER_RANGES_MAX:
+            return PositionHandover([(attempts[0][0], attempts[-1][1], 1)])
         return PositionHandover(
-            highest_values(self.attempts + other.attempts),
+            attempts,
             highest_values(self.not_before_ticks + other.not_before_ticks),
             highest_values(self.not_before_times + other.not_before_times),
             highest_values(self.backoff_ticks + other.backoff_ticks),
@@ -107,9 +114,11 @@ class PositionHandover:
         return sorted(delays + [(a, b, time - clock.now) for a, b, time in self.not_before_times])
 
 
-def _restrict(rows: list[tuple[int, int, N]], first: int, last: int) -> list[tuple[int, int, N]]:
-    """Return the parts of (first, last, value) rows that lie in first..last-1."""
-    if all(first <= begin and end <= last for begin, end, _ in rows):
+def restrict_rows(
+    rows: list[tuple[int, int, N]], first: int, last: int
+) -> list[tuple[int, int, N]]:
+    """Return the parts of ascending, disjoint (first, last, value) rows in first..last-1."""
+    if not rows or (first <= rows[0][0] and rows[-1][1] <= last):
         return rows
     return [(max(a, first), min(b, last), n) for a, b, n in rows if a < last and first < b]
 

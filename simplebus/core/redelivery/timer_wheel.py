@@ -139,8 +139,9 @@ class TimerWheel:
         return sets
 
     def __iter__(self) -> Iterator[Span]:
-        for by_attempts in self._due.values():
-            yield from _spans(by_attempts)
+        for _, attempts, sequences in self.scheduled_sets():
+            for first, last in sequences:
+                yield Span(first, last, attempts)
 
     def _drop_empty(self, tick: int, attempts: int) -> None:
         by_attempts = self._due[tick]
@@ -167,13 +168,17 @@ def spans_by_attempts(
     """
     spans: list[Span] = []
     reached = first
-    for begin, end, count in [*sorted(rows), (last, last, 0)]:
-        begin, end = min(max(begin, reached), last), min(end, last)
+    for begin, end, count in sorted(rows):
+        begin = begin if begin > reached else reached  # `max` would take most of the time.
+        end = end if end < last else last
+        if begin >= end:
+            continue
         if reached < begin:
             spans.append(Span(reached, begin, default))
-        if begin < end:
-            spans.append(Span(begin, end, count))
-        reached = max(reached, begin, end)
+        spans.append(Span(begin, end, count))
+        reached = end
+    if reached < last:
+        spans.append(Span(reached, last, default))
     return spans
 
 
@@ -195,6 +200,12 @@ def split_spans(
     row = next(remaining_rows, None)
     for span in spans:
         sequence = span.first
+        while row is not None and row[1] <= sequence:
+            row = next(remaining_rows, None)
+        if row is None or span.last <= row[0]:
+            if sequence < span.last:
+                yield span, None
+            continue
         while sequence < span.last:
             while row is not None and row[1] <= sequence:
                 row = next(remaining_rows, None)

@@ -24,6 +24,7 @@ from simplebus.core.limits import (
     COMPARED_CHANNELS_MAX,
     DEAD_LETTER_BATCH_MESSAGES,
     EXPIRY_SCAN_INITIAL_MESSAGES,
+    HANDOVER_RANGES_MAX,
     IN_FLIGHT_BYTES,
     LOOKAHEAD_MESSAGES,
     MESSAGES_MAX,
@@ -42,7 +43,11 @@ from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.redelivery.delivery_state import DeliveryState
 from simplebus.core.redelivery.failure_reasons import FailureReasons
-from simplebus.core.redelivery.handover import PositionHandover
+from simplebus.core.redelivery.handover import (
+    DelayRanges,
+    PositionHandover,
+    restrict_rows,
+)
 from simplebus.core.redelivery.in_flight_bytes import InFlightBytes
 from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.ring.ring import Ring
@@ -1135,12 +1140,25 @@ class Position:
         self._zero_copy_end = 0
 
     def build_handover(self) -> PositionHandover:
-        """Return the redelivery state that a successor takes over."""
+        """Return the redelivery state that a successor without `take_over` continues.
+
+        With more than HANDOVER_RANGES_MAX ranges, all messages count as sent once, without delays.
+        """
+        floor, cursor = self.window.floor, self.window.cursor
+        if self.unacked.has_more_spans(HANDOVER_RANGES_MAX):
+            return PositionHandover([(floor, cursor, 1)])
         handover = self.unacked.build_handover()
         ticks = sorted(handover.not_before_ticks + self.inherited_delays)
-        return replace(handover, not_before_ticks=ticks).restrict_to(
-            self.window.floor, self.window.cursor
-        )
+        return replace(handover, not_before_ticks=ticks).restrict_to(floor, cursor)
+
+    def list_delays(self, tick_seconds: float) -> DelayRanges:
+        """Return ascending (first, last, seconds from now) of all delayed redeliveries."""
+        inherited = [
+            (first, last, (due - self._clock.tick) * tick_seconds)
+            for first, last, due in self.inherited_delays
+        ]
+        delays = sorted(self.unacked.list_delays(tick_seconds) + inherited)
+        return restrict_rows(delays, self.window.floor, self.window.cursor)
 
     def end(self) -> None:
         """Release what a successor does not need, and keep the rest for `take_over`."""

@@ -29,7 +29,7 @@ from simplebus.core.limits import SCAN_COST_OF_COPY, SCAN_MESSAGES_MAX, SCAN_SPA
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.delivery_policy import DeliveryPolicy
 from simplebus.core.redelivery.delivery_state import DeliveryState
-from simplebus.core.redelivery.handover import PositionHandover
+from simplebus.core.redelivery.handover import DelayRanges, PositionHandover
 from simplebus.core.redelivery.redelivery_queue import RedeliveryQueue, SpanSet
 from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.redelivery.timer_wheel import Span, TimerWheel, check_covered_once, split_spans
@@ -195,12 +195,40 @@ class UnackedMessages:
 
     def list_attempts(self) -> list[tuple[int, int, int]]:
         """Return ascending (first, last, attempts) of all messages, except those sent once."""
-        floor = self._window.floor
+        floor, delayed = self._window.floor, (span for _, _, span in self._delayed_spans)
+        held = chain.from_iterable(holder.iter_spans() for holder in self._holders)
+        spans = chain(self.queue, self._spilled_spans, delayed, held, self.pending_dead_letters)
+        rows = [(span.first, span.last, span.attempts) for span in spans if span.attempts != 1]
+        for timer in (self._ack_timer, self._nack_timer):
+            for _, attempts, sequences in timer.scheduled_sets():
+                if attempts != 1:  # Most sets have one attempt.
+                    rows += [(first, last, attempts) for first, last in sequences]
         return sorted(
-            (max(span.first, floor), span.last, span.attempts)
-            for span in chain(self.iter_spans(), self.pending_dead_letters)
-            if span.attempts != 1 and span.last > floor and span.first < span.last
+            (max(first, floor), last, attempts)
+            for first, last, attempts in rows
+            if last > floor and first < last
         )
+
+    def list_delays(self, tick_seconds: float) -> DelayRanges:
+        """Return (first, last, seconds from now) of all delayed redeliveries, in any order."""
+        now, tick = self._clock.now, self._clock.tick
+        delays = [
+            (span.first, span.last, due - now)
+            for due, _, span in self._delayed_spans
+            if span.attempts > 0
+        ]
+        for due, _, sequences in self._nack_timer.scheduled_sets():
+            seconds = (due - tick) * tick_seconds
+            delays += [(first, last, seconds) for first, last in sequences]
+        delays += [
+            (span.first, span.last, (due - tick) * tick_seconds)
+            for due, span in self._iter_redelivered()
+        ]
+        return delays
+
+    def has_more_spans(self, count: int) -> bool:
+        """Return True if there are more than `count` spans."""
+        return len(list(islice(self.iter_spans(), count + 1))) > count
 
     def iter_spans(self) -> Iterator[Span]:
         """Yield all spans except pending dead letters. They may include acknowledged messages."""

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simplebus.core.redelivery import handover
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.handover import PositionHandover, highest_values
 from simplebus.core.settings import Settings
+from simplebus.core.subscription import position
 from tests.behaviour import wire_peer
 from tests.behaviour.wire_peer import BrokerHarness, advance_tick, numbered
 from tests.behaviour.wire_peer_v2 import (
@@ -200,6 +202,34 @@ def test_repeated_handover_stores_each_message_once(delay: int | None) -> None:
     peer = connect_version2(bus, subscribe(1, 5), ack(5, 0, 9))
     peer.disconnect()
     assert bus.broker.classes[1].backlog_handover == PositionHandover()
+
+
+@pytest.mark.parametrize("count", [4, 5])
+@pytest.mark.parametrize("heir", ["version 1", "key-ordered", "after earliest"])
+def test_many_delays_are_not_passed_on(
+    heir: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (handover, position):
+        monkeypatch.setattr(module, "HANDOVER_RANGES_MAX", 8)
+    bus = BrokerHarness()
+    options = {"group": "g", "by_key": True} if heir == "key-ordered" else {}
+    peer = connect_version2(bus, subscribe(1, 5, **options))
+    connect_version2(bus, publish_envelopes(1, 0, *[encode_with_key(b"%d" % n) for n in range(9)]))
+    assert len(peer.receive_message_ids()) == 9
+    peer.send(*[nack(5, at, at + 1, 3_000) for at in range(0, 2 * count, 2)])
+    peer.disconnect()
+    if heir == "after earliest":
+        reconnect_version2(bus, start="earliest")
+    if heir == "version 1":
+        last = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
+        received = {each.message_id for each in last.receive_messages()}
+    else:
+        reader = connect_version2(bus, subscribe(1, 5, **options))
+        messages = reader.receive_deliveries()
+        received = {each.message_id for each in messages}
+        assert all(each.attempt > 1 for each in messages)
+    is_passed_on = count == 4
+    assert received == set(range(9)) - (set(range(0, 8, 2)) if is_passed_on else set())
 
 
 # Version 1, after others whose pauses are longer -----------------------------------------------
