@@ -35,7 +35,7 @@ from simplebus.client.tracing.interface import Tracing
 from simplebus.core.broker.broker import NO_ACTIONS, Broker
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import BusConnectionError, RemoteProtocolError
-from simplebus.core.limits import READ_BYTES, RING_IDLE_TICKS
+from simplebus.core.limits import CONNECTION_SCAN_MESSAGES_MAX, READ_BYTES, RING_IDLE_TICKS
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.session.session import Session
@@ -476,7 +476,13 @@ class MemoryTransport:
         server, outbox = self._server, self.session.outbox
         server.advance_time()
         tick, count_read, size = server.broker.tick_number, 0, len(space)
-        while count_read < size and (piece := outbox.peek(tick)):
+        scanned_count = 0
+        while (
+            count_read < size
+            and scanned_count <= CONNECTION_SCAN_MESSAGES_MAX
+            and (piece := outbox.peek(tick))
+        ):
+            scanned_count += outbox.scanned_count
             count = min(len(piece), size - count_read)
             space[count_read : count_read + count] = piece[:count]
             outbox.mark_sent(count, tick)

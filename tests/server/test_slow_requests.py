@@ -12,6 +12,7 @@ from simplebus.client.aio.connect import open_bus
 from simplebus.core.limits import SUBSCRIPTIONS_ENDED_PER_TURN
 from simplebus.core.outbox import Outbox
 from simplebus.core.subscription import position
+from simplebus.memory import bus as memory_bus
 from simplebus.server import connection, local_client
 from simplebus.server.local_client import LocalEndpoint
 from simplebus.server.slow_requests import SlowRequestTurns
@@ -93,6 +94,24 @@ async def test_search_for_rare_messages_is_limited_in_one_turn(
             local if is_local else simplebus.connect(server.addresses[0]) as reader,
             reader.subscribe(1, "rare", start="earliest") as messages,
         ):
+            received = [(await messages.get(timeout=60)).payload for _ in range(10)]
+        trio.lowlevel.remove_instrument(recorder)
+    assert received == [b"%d" % number for number in range(10)]
+    assert 100 <= max(recorder.counts) <= 60 + 2 * 100
+
+
+async def test_search_in_a_memory_bus_is_limited_in_one_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(position, "REDELIVERY_MESSAGES", 50)
+    monkeypatch.setattr(memory_bus, "CONNECTION_SCAN_MESSAGES_MAX", 60)
+    recorder = ScanRecorder(monkeypatch)
+    async with memory_bus.MemoryBus() as bus:
+        for number in range(10):
+            await bus.publish_many([b""] * 99, class_id=1, channel="often")
+            await bus.publish(b"%d" % number, class_id=1, channel="rare")
+        trio.lowlevel.add_instrument(recorder)
+        async with bus.subscribe(1, "rare", start="earliest") as messages:
             received = [(await messages.get(timeout=60)).payload for _ in range(10)]
         trio.lowlevel.remove_instrument(recorder)
     assert received == [b"%d" % number for number in range(10)]
