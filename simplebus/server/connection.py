@@ -5,7 +5,7 @@ only what the socket did not accept waits in a task of its own.
 
 Back-pressure on publishers: reading from a version 1 client pauses while its messages are parked or
 the journal is behind, and a version 2 client has a credit instead. The next read is delayed while
-consumers are behind (`PublisherThrottle`), and shortly after acks, so that acks accumulate.
+consumers are behind (`PublisherThrottle`), and briefly after acks, so that acks accumulate.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _TCP_ESTABLISHED = 1
 
 
 class TcpStatus(NamedTuple):
-    """State of an open TCP connection, as the kernel knows it."""
+    """State of an open TCP connection, as the kernel reports it."""
 
     idle_seconds: float
     """Time since the last received data."""
@@ -85,7 +85,9 @@ class ConnectionSession(Protocol):
     is_closed: bool
 
     def begin_authentication(self) -> None:
-        """Record that the client's credentials are being checked: it waits for the server."""
+        """Record that the client's credentials are being checked: the client waits for the
+        server.
+        """
 
     def end_authentication(self, error: RemoteProtocolError | None) -> None:
         """Record the error that refuses the client, or None if its credentials are right."""
@@ -123,7 +125,7 @@ SessionT = TypeVar("SessionT", bound=ConnectionSession)
 
 
 class Listener(Protocol[SessionT]):
-    """Interface of the server of one protocol, as its connections see it."""
+    """Interface between the server of one protocol and its connections."""
 
     buffer: ReceiveBuffer
 
@@ -148,7 +150,7 @@ class Listener(Protocol[SessionT]):
     def find_wrong_port(self, data: bytes, *, has_tls: bool) -> RemoteProtocolError | None:
         """Return the error for first data of another protocol, or None.
 
-        `has_tls` tells whether the data came before a TLS handshake that this port requires.
+        `has_tls` is True if this port requires a TLS handshake, and the data came before it.
         """
 
     def parse_greeting(self, greeting: Greeting) -> tuple[bool, Auth | None]:
@@ -205,7 +207,7 @@ class Connection(Generic[SessionT]):
         self._disconnect_error: RemoteProtocolError | None = None
         self._is_disconnecting = False
         self._is_opening_checked = False
-        """True if the first data was that of this protocol, as far as known."""
+        """True once the first data was compared with the protocols of the other listeners."""
         self._wrong_port_reply = b""
         """Explanation for a client of another protocol; replaces all other output."""
         session.allow_split_reads()
@@ -227,7 +229,7 @@ class Connection(Generic[SessionT]):
                 if listener.auth_worker is not None:
                     is_open = await self._authenticate(listener.auth_worker)
                 elif tls is None and not self.has_unread():
-                    # A crowd that sends nothing must not delay others.
+                    # Many clients that send nothing must not delay others.
                     await self.preauth.wait_readable()
                 self._leave_preauth()
                 while is_open:
@@ -275,7 +277,7 @@ class Connection(Generic[SessionT]):
             reason = self._disconnect_error or reason
             while session.is_request_pending:
                 await trio.lowlevel.cancel_shielded_checkpoint()
-                with contextlib.suppress(RemoteProtocolError):  # Nobody can receive it.
+                with contextlib.suppress(RemoteProtocolError):  # No client can receive the error.
                     listener.continue_request(session)
             while listener.end_some_subscriptions(session):
                 await trio.lowlevel.cancel_shielded_checkpoint()
@@ -404,8 +406,9 @@ class Connection(Generic[SessionT]):
     async def _wait_until_resumed(self) -> None:
         """Wait until the client's queued messages are stored.
 
-        A client whose acks may free space is still read from, slowly. If the client has closed its
-        side, the rest of its input is read so that the socket can be closed.
+        Meanwhile the server still reads, slowly, from a client with acks that may free space. If
+        the client has closed its side, the rest of its input is read so that the socket can be
+        closed.
         """
         self._resumed = trio.Event()
         seconds = TRICKLE_SECONDS if self.session.can_free_space else DISCONNECT_CHECK_SECONDS

@@ -25,7 +25,8 @@ _NEVER = 1_000_000_000
 
 
 async def run(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    """Exclude old objects from collections until cancelled. For a process of the server alone.
+    """Exclude old objects from collections until cancelled. For a process that runs only the
+    server.
 
     The first full collection is complete when the task has started.
     """
@@ -38,7 +39,7 @@ async def run(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) 
             end = trio.current_time() + _FULL_COLLECTION_SECONDS
             while trio.current_time() < end:
                 await trio.sleep(_EXCLUDE_SECONDS)
-                gc.collect(1)  # What is garbage now would stay until the next full collection.
+                gc.collect(1)  # Garbage would otherwise stay until the next full collection.
                 gc.freeze()
             if gc.get_freeze_count() >= _FULL_COLLECTION_GROWTH * object_count:
                 object_count = _collect_all()

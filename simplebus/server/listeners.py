@@ -25,7 +25,7 @@ _EXHAUSTED_PAUSE_SECONDS = 0.5
 _DESCRIPTOR_ATTEMPTS_MAX = 8
 """Attempts to free a descriptor for one connection: a closed one may not be free at once."""
 
-# Idle peers whose host is gone are found by the kernel: 30 s of silence, then 3 probes 5 s apart.
+# The kernel detects hosts that are gone: after 30 s of silence, 3 probes 5 s apart.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
@@ -54,8 +54,8 @@ async def bind(host: str, port: int) -> list[socket.socket]:
             try:
                 sock.bind((address[0], chosen_port, *address[2:]))
             except OSError as error:
-                wanted = format_address((address[0], chosen_port))
-                text = f"cannot listen on {wanted}: {error.strerror}"
+                requested_address = format_address((address[0], chosen_port))
+                text = f"cannot listen on {requested_address}: {error.strerror}"
                 raise ListenError(error.errno, text) from None
             sock.listen(_BACKLOG)
     except BaseException:
@@ -68,7 +68,7 @@ async def bind(host: str, port: int) -> list[socket.socket]:
 async def bind_all(hosts: tuple[str, ...], port: int) -> list[socket.socket]:
     """Return listening sockets on several hosts and one port.
 
-    An IPv6 address that is not available is skipped. Raises OSError if another one is not.
+    An IPv6 address that is not available is skipped. Raises OSError if any other address is not.
     """
     sockets: list[socket.socket] = []
     problem: OSError | None = None
@@ -159,7 +159,7 @@ async def accept(
                             )
                         has_logged = True
                         await trio.sleep(_EXHAUSTED_PAUSE_SECONDS)
-                    break  # Otherwise the client has closed before the accept.
+                    break  # For any other error, the client has closed before the accept.
                 accepted = await _move_below_limit(
                     sock,
                     queue_entry,

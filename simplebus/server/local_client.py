@@ -1,8 +1,8 @@
 """Clients inside the server process, connected without a socket.
 
-The broker treats such a client as a session without authentication and with all permissions, or
-with those of a user whom another listener has authenticated.
-`send` has taken effect when it returns; the client's reader takes replies in its own task.
+The broker treats such a client as a session without authentication. It has all permissions, or
+those of a user that another listener has authenticated. `send` has taken effect when it returns;
+the client's reader receives replies in its own task.
 
     client ─► LocalClient.send ─────────► Broker
       ▲                                     │
@@ -23,12 +23,14 @@ from simplebus.server.server import Server
 
 _DELAY_LOOP_TURNS = 4
 """Event loop turns that a fast publisher waits for local readers. Without a delay, a burst would
-hold up the messages that a bridge copies meanwhile.
+delay the messages that a bridge copies at the same time.
 """
 
 
 class LocalEndpoint:
-    """Endpoint of the server for clients in the same process. Implements the client's `Place`."""
+    """Endpoint of the server for clients in the same process. Implements the client's
+    `Endpoint`.
+    """
 
     def __init__(self, server: Server, name: str) -> None:
         """`name` is shown to operators as the peer of these sessions."""
@@ -73,7 +75,7 @@ class LocalEndpoint:
         return has_fetched
 
     async def delay(self, publisher: Session) -> None:
-        """Let local readers process what they have fetched, and fetch more."""
+        """Let local readers process the fetched messages, and fetch more."""
         for _ in range(_DELAY_LOOP_TURNS):
             await trio.lowlevel.checkpoint()
 
@@ -102,7 +104,7 @@ class UserEndpoint:
 class LocalClient:
     """A client's connection to the broker.
 
-    Implements `Link` for the client and `LocalSessionOwner` for the server.
+    Implements `Transport` for the client and `LocalSessionOwner` for the server.
     """
 
     def __init__(self, server: Server, session: Session) -> None:

@@ -1,4 +1,4 @@
-"""The NATS server on trio, next to `Server`, whose event loop, buffer and nursery it shares.
+"""The NATS server on trio. It shares the event loop, buffer and nursery of `Server`.
 
 Every change of the NATS server ends with `flush_ready`, which flushes all listeners. The server
 flushes NATS clients only after the listener has entered itself in `Server.listeners_to_flush`.
@@ -42,7 +42,7 @@ _TICK_SECONDS = 0.5
 # Minimum number of ticks within the shortest time limit that ticks check.
 _TICKS_PER_LIMIT_MIN = 4
 _LOGGED_NAME_CHARACTERS = 80
-# How long a shutdown reads from clients that keep publishing, and its poll interval.
+# Time for which a shutdown reads from clients that keep publishing, and its poll interval.
 _STOP_PUBLISHERS_MAX_SECONDS = 0.5
 _STOP_PUBLISHERS_POLL_SECONDS = 0.005
 # Maximum interval between two disconnects in lame duck mode.
@@ -94,7 +94,7 @@ class NatsListener:
         server.connection_finders.append(self._connection_of_session)
 
     def apply_settings(self, settings: NatsSettings) -> None:
-        """Apply new settings and disconnect clients whose user was removed or changed.
+        """Apply new settings, and disconnect the clients of removed or changed users.
 
         The settings of TLS stay, because the listener's certificate does.
         """
@@ -150,14 +150,14 @@ class NatsListener:
             peer, ip=ip, host=host, port=port, is_handshake_pending=self._tls is not None
         )
         session.on_repeated_connect = partial(self._recheck_auth, ip)
-        full = too_many_connections(self.nats_server.settings.limits.connections)
+        limit_error = too_many_connections(self.nats_server.settings.limits.connections)
         is_full = len(self.connections) >= self.nats_server.settings.limits.connections
-        is_over_limit = is_full and not self.evictable_connections.evict_one(full)
+        is_over_limit = is_full and not self.evictable_connections.evict_one(limit_error)
         connection = self._create_connection(sock, session, is_over_limit=is_over_limit)
         self.connections[session.client_id] = connection
         self.start_soon(connection.run)
         if is_over_limit:
-            self.nats_server.disconnect(session, full)
+            self.nats_server.disconnect(session, limit_error)
         elif self.auth_worker is not None or self._tls is not None:
             connection.make_evictable()
         self.flush_ready()
@@ -168,7 +168,7 @@ class NatsListener:
         if self._tls is None:
             return Connection(sock, session, self)
         if is_over_limit:
-            # A refused client gets its error in plain text: it is not worth a handshake.
+            # A refused client gets its error in plain text: a handshake would cost too much.
             if self._tls.options.handshake_first:
                 session.discard_output()
             return Connection(sock, session, self)
@@ -227,9 +227,9 @@ class NatsListener:
         self._state_changed.unpark_all()
         last = trio.current_time() + _STOP_PUBLISHERS_MAX_SECONDS
         while publishers := [c for c in self.connections.values() if not c.session.subscriptions]:
-            late = trio.current_time() > last
+            is_late = trio.current_time() > last
             for connection in publishers:
-                if late or not connection.has_unread():
+                if is_late or not connection.has_unread():
                     connection.disconnect()
             await trio.sleep(_STOP_PUBLISHERS_POLL_SECONDS)
 
@@ -272,26 +272,26 @@ class NatsListener:
         self.server.flush_ready()
 
     def flush_clients(self) -> None:
-        """Send what became ready."""
+        """Send the messages that are ready."""
         if self._state_changed:
             self._state_changed.unpark_all()
-        front, connections = self.nats_server, self.connections
-        if front.slow_consumer_monitor.new_slow_sessions:
+        nats_server, connections = self.nats_server, self.connections
+        if nats_server.slow_consumer_monitor.new_slow_sessions:
             self.server.throttles[self] = None
-        for session in front.drain_ready():
+        for session in nats_server.drain_ready():
             if session.client_id in connections:
                 connections[session.client_id].flush()
-        for session, error in front.drain_disconnecting():
+        for session, error in nats_server.drain_disconnecting():
             if session.client_id in connections:
                 connections[session.client_id].disconnect(error)
             self._should_trim_memory |= error.reason in (Reason.SLOW_CONSUMER, Reason.PENDING_LIMIT)
-        for fault in front.drain_errors():
+        for fault in nats_server.drain_errors():
             log.error(
                 "nats_delivery.failed",
                 "delivering stored messages to NATS clients failed",
                 exc_info=fault,
             )
-        if front.routes.has_abandoned and not self._is_removing_routes:
+        if nats_server.routes.has_abandoned and not self._is_removing_routes:
             self._is_removing_routes = True
             self.start_soon(self._remove_abandoned_routes)
 
@@ -352,8 +352,8 @@ class NatsListener:
         delay, session.stall = session.stall, None
         if delay is not None:
             await self._wait(delay, session)
-        while pause := self.nats_server.rate_limits.pause_seconds(session):
-            with trio.move_on_after(pause):
+        while pause_seconds := self.nats_server.rate_limits.pause_seconds(session):
+            with trio.move_on_after(pause_seconds):
                 await self._rate_limited_clients.park()
             self.server.update_clock()
 
@@ -364,9 +364,8 @@ class NatsListener:
     def should_delay(self, *, has_other_consumers: bool) -> bool:
         """Return True if a publisher of another listener should wait for clients that are behind.
 
-        `has_other_consumers` tells whether that publisher also feeds consumers elsewhere. If
-        the result
-        is True, the caller awaits `delay`.
+        `has_other_consumers` is True if that publisher also feeds consumers elsewhere. If the
+        result is True, the caller awaits `delay`.
         """
         pace, self._delay = self.nats_server.slow_consumer_monitor, None
         if pace.new_slow_sessions:

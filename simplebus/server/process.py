@@ -55,8 +55,8 @@ def add_process_metrics(metrics_builder: MetricsBuilder) -> None:
     )
     if opened := open_descriptor_count():
         metrics_builder.gauge("process_open_fds", "Open file descriptors.", opened)
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    metrics_builder.gauge("process_max_fds", "Limit of open file descriptors.", most)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    metrics_builder.gauge("process_max_fds", "Limit of open file descriptors.", limit)
 
 
 # From glibc's malloc.h.
@@ -110,16 +110,16 @@ def peer_descriptor_limit(extra: int = 0) -> int:
 
     A caller may use up to `extra` of the reserved descriptors, but at most half of them.
     """
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    reserved = min(_RESERVED_DESCRIPTORS, most // 4)
-    return most - reserved + min(extra, reserved // 2)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    reserved = min(_RESERVED_DESCRIPTORS, limit // 4)
+    return limit - reserved + min(extra, reserved // 2)
 
 
 def raise_descriptor_limit() -> None:
     """Raise the soft limit of file descriptors to the hard limit."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
 
 def grow_descriptor_table(count: int) -> None:
@@ -128,8 +128,8 @@ def grow_descriptor_table(count: int) -> None:
     In a process with threads the kernel waits at each doubling of the table for all cores, 10 to 20
     milliseconds, within `accept`. The table never shrinks.
     """
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = min(count, most) - 1
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = min(count, limit) - 1
     with contextlib.suppress(OSError), open(os.devnull) as file:
         # The lowest free descriptor from `highest` on, so that none in use is replaced.
         os.close(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, highest))

@@ -206,8 +206,8 @@ def _open_server(settings: Settings, options: ServeOptions, bus_id: str) -> Iter
         server.broker.clock.now = time.time()
         load(server.broker, directory)
         server.journal_pump = JournalPump(server.broker, directory, server.flush_ready)
-        with contextlib.closing(server.journal_pump) as keeping:
-            keeping.start()
+        with contextlib.closing(server.journal_pump) as pump:
+            pump.start()
             yield server
 
 
@@ -249,10 +249,10 @@ async def _run_server(
     process.keep_freed_memory_mapped()
     process.raise_descriptor_limit()
     if options.owns_process:
-        most = server.broker.settings.limits.connections
+        connections_max = server.broker.settings.limits.connections
         if nats_listener is not None:
-            most += nats_listener.nats_server.settings.limits.connections
-        process.grow_descriptor_table(most)
+            connections_max += nats_listener.nats_server.settings.limits.connections
+        process.grow_descriptor_table(connections_max)
     # Signals are handled before the ready line: its reader may stop the server at once.
     watchdog = LoopWatchdog()
     with watchdog.watch_in_thread() if options.owns_process else contextlib.nullcontext():
@@ -411,24 +411,28 @@ async def reload(running: RunningServer, options: ServeOptions) -> ServeOptions:
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
     try:
         if options.reload is not None:
-            settings, fresh, say = await read_in_thread(options.reload)
-            _check_authentication_stays(running, fresh)
+            settings, new_options, log_changes = await read_in_thread(options.reload)
+            _check_authentication_stays(running, new_options)
             apply_settings(
                 running.server.broker,
                 running.nats_listener,
                 settings,
-                fresh.nats,
-                fresh.classes,
+                new_options.nats,
+                new_options.classes,
                 options.classes,
             )
-            running.server.replace_users(fresh.users)
-            running.server.address_limits.set_limits(fresh.per_address, fresh.connection_rate)
-            running.server.apply_rate_limits(fresh.publish_rate)
+            running.server.replace_users(new_options.users)
+            running.server.address_limits.set_limits(
+                new_options.per_address, new_options.connection_rate
+            )
+            running.server.apply_rate_limits(new_options.publish_rate)
             if running.nats_listener is not None:
                 running.nats_listener.apply_rate_limits()
             running.server.flush_ready()
-            options = replace(options, classes=fresh.classes, drain_seconds=fresh.drain_seconds)
-            say()
+            options = replace(
+                options, classes=new_options.classes, drain_seconds=new_options.drain_seconds
+            )
+            log_changes()
     except (ValueError, BusError) as error:
         for line in str(error).splitlines():
             log.error(
@@ -441,19 +445,19 @@ async def reload(running: RunningServer, options: ServeOptions) -> ServeOptions:
     return options
 
 
-def _check_authentication_stays(running: RunningServer, fresh: ServeOptions) -> None:
+def _check_authentication_stays(running: RunningServer, new_options: ServeOptions) -> None:
     """Raise ValueError if a listener that requires authentication would admit every client."""
     reason = "so every client could connect; restart the server to disable authentication"
-    if fresh.users is None and running.server.broker.users is not None:
+    if new_options.users is None and running.server.broker.users is not None:
         raise ValueError(f"the new settings have no users, {reason}")
     listener = running.nats_listener
     users = None if listener is None else listener.nats_server.settings.users
-    if users is not None and fresh.nats.users is None:
+    if users is not None and new_options.nats.users is None:
         raise ValueError(f"the new settings have no users of NATS clients, {reason}")
 
 
 def ready_line(running: RunningServer) -> str:
-    """Return the line that tells that all listeners accept connections, with their addresses."""
+    """Return the line that reports the addresses of all listeners once they accept connections."""
     listeners = (
         ("tcp", running.addresses),
         ("nats", running.nats_addresses),

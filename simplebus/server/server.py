@@ -1,6 +1,6 @@
 """The trio server of one broker and its binary connections.
 
-Every change of the broker ends with `flush_ready`, which sends what became ready and resumes
+Every change of the broker ends with `flush_ready`, which sends the bytes that are ready and resumes
 publishers. All connections share one receive buffer; its content is valid until the next await.
 """
 
@@ -69,7 +69,7 @@ class PublisherThrottle(Protocol):
     def should_delay(self, *, has_other_consumers: bool) -> bool:
         """Return True if the publisher should wait for consumers that are behind.
 
-        `has_other_consumers` tells whether the same publisher also feeds consumers elsewhere.
+        `has_other_consumers` is True if the same publisher also feeds consumers elsewhere.
         """
 
     async def delay(self, publisher: Session) -> None:
@@ -77,10 +77,10 @@ class PublisherThrottle(Protocol):
 
 
 class ClientListener(Protocol):
-    """A listener of another protocol, whose clients the broker's messages reach."""
+    """A listener of another protocol that delivers messages of the broker to its clients."""
 
     def flush_clients(self) -> None:
-        """Send what became ready for the listener's clients."""
+        """Send the messages that are ready for the listener's clients."""
 
     def has_keeping_up_consumers(self) -> bool:
         """Return True if the latest messages also went to a consumer that is not behind."""
@@ -185,8 +185,8 @@ class Server:
         self.accepted_count = 0
         self._closed_traffic = Traffic()
         self.listeners_to_flush: dict[ClientListener, None] = {}
-        """Other listeners that have something for their clients since their last flush. A listener
-        adds itself, so an idle one costs nothing.
+        """Other listeners with messages for their clients since their last flush. A listener adds
+        itself, so an idle listener costs nothing.
         """
         self.connection_finders: list[Callable[[int], Connection[Any] | None]] = []
         """Functions that return another listener's connection for a session id, or None."""
@@ -209,7 +209,7 @@ class Server:
         self._drain_check: trio.Event | None = None
         """Set after each change of the broker while `wait_drained` waits."""
         self._logged_class_count = 0
-        """Classes whose creation is logged, as far as clients created them."""
+        """Number of classes created by clients that are logged."""
         self._logged_counts: Counter[tuple[str, Reason]] = Counter()
         self._delayed_reads = trio.lowlevel.ParkingLot()
         self._clock_offset = 0.0
@@ -344,7 +344,7 @@ class Server:
         for label in self.broker.idle_classes.pop_removed():
             log.info(
                 "class.removed",
-                "class {class_name} was removed, because nobody used it for --idle-class-timeout",
+                "class {class_name} was removed, because it was unused for --idle-class-timeout",
                 class_name=label,
             )
         registry = self.broker.store.class_registry
@@ -476,7 +476,7 @@ class Server:
         return refused is None
 
     def replace_users(self, users: Users | None) -> None:
-        """Apply a new user table and disconnect sessions whose user was removed or changed."""
+        """Apply a new user table, and disconnect the sessions of removed or changed users."""
         before = self.broker.users
         self.broker.user_directory.replace_users(users)
         if users is not None:
@@ -583,8 +583,8 @@ class Server:
         self.broker.send_fatal_error(session, error)
 
     def flush_ready(self) -> None:
-        """Send what became ready, on every listener, and resume publishers whose messages are
-        stored.
+        """Send the bytes that are ready on every listener, and resume publishers after their
+        messages are stored.
         """
         if self._drain_check is not None:
             self._drain_check.set()
@@ -664,7 +664,9 @@ class Server:
             total = total.with_sessions([owner.session for owner in part])
         return total
 
-    def log_closed(self, what: str, peer: str, reason: str | RemoteProtocolError) -> None:
+    def log_closed(
+        self, connection_kind: str, peer: str, reason: str | RemoteProtocolError
+    ) -> None:
         """Log the end of a connection of any listener, and count it if the server closed it."""
         if isinstance(reason, RemoteProtocolError):
             self._log_disconnect(reason.reason, peer, reason.sentence)
@@ -672,7 +674,7 @@ class Server:
             log.debug(
                 "connection.closed",
                 "{connection} from {peer}: {reason}",
-                connection=what,
+                connection=connection_kind,
                 peer=peer,
                 reason=reason,
             )

@@ -22,7 +22,7 @@ from simplebus.server.nats_listener import NatsListener
 from simplebus.server.server import Server
 from simplebus.server.signals import STOP_SIGNALS, log_ignored_signal
 
-# How long a shutdown reads from clients that keep publishing, and its poll interval.
+# Time for which a shutdown reads from clients that keep publishing, and its poll interval.
 _STOP_PUBLISHERS_MAX_SECONDS = 0.5
 _POLL_SECONDS = 0.005
 # A client that replaces a subscription, as bridges often do, has the new one after this time.

@@ -35,9 +35,8 @@ async def open_signal_receiver(
     Afterwards the previous handlers apply again. With `ignore_afterwards`, signals are ignored
     instead: the process is about to end and closes its files.
     """
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # Only the main thread receives signals.
+    # Only the main thread receives signals.
+    if threading.current_thread() is not threading.main_thread():
         yield _no_signals()
         return
     # Signals stay pending until the receiver is open, so none is lost.

@@ -78,4 +78,4 @@ async def test_classes_of_a_client_that_has_gone_are_removed(
             assert await declare(server, CULPRIT, n) == ""
         await wait_until(lambda: not server.server.broker.classes)
         assert await declare(server, INNOCENT, 5000) == ""
-        await wait_until(lambda: "was removed, because nobody used it" in caplog.text)
+        await wait_until(lambda: "was removed, because it was unused" in caplog.text)

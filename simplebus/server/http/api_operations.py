@@ -228,7 +228,7 @@ class AdminOperations:
         return self._server.lifecycle
 
     def _find_class(self, text: str) -> tuple[int, str]:
-        """Return id and name of a class that the user may know of. Raises ApiError."""
+        """Return id and name of a class that the user may see. Raises ApiError."""
         registry = self._server.broker.store.class_registry
         reference = parse_class_reference(text)
         class_id = (

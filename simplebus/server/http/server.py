@@ -240,8 +240,7 @@ class HttpServer:
         """Close the connection that was idle longest, from the network with most connections.
 
         A connection with a pending response is closed only if there is no other. Returns False
-        if there
-        is no connection.
+        if there is no connection.
         """
         if not self._connections:
             return False
@@ -249,9 +248,9 @@ class HttpServer:
         counts = Counter(each.network for each in self._connections)
         largest_count = max(counts.values())
         candidates = [each for each in self._connections if counts[each.network] == largest_count]
-        idlest = next((each for each in candidates if not each.is_responding), candidates[0])
-        del self._connections[idlest]  # It must not be chosen again.
-        idlest.scope.cancel()
+        longest_idle = next((each for each in candidates if not each.is_responding), candidates[0])
+        del self._connections[longest_idle]  # The next call must not choose it again.
+        longest_idle.scope.cancel()
         return True
 
     def mark_active(self, connection: _HttpConnection) -> None:
@@ -505,7 +504,7 @@ class _HttpConnection:
         return _check_header_count(request_event)
 
     async def _answer_api(self, api: AdminApi, request_event: h11.Request) -> Response:
-        """Answer a request to the API, whose body is read when the client is authenticated."""
+        """Answer a request to the API. Its body is read after authentication."""
         request = self._parse_request(request_event)
         error = _check_header_count(request_event) or self._check_host(request, request_event)
         if error is not None:
@@ -554,7 +553,7 @@ class _HttpConnection:
                 return bytes(body)
 
     def _parse_request(self, request_event: h11.Request) -> Request:
-        """Raises BadRequestError."""
+        """Return the request for a handler. Raises BadRequestError."""
         return Request.parse(
             request_event.target.decode("ascii", "replace"),
             _headers(request_event).get(b"accept", b"").decode("latin-1"),

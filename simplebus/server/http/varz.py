@@ -234,8 +234,8 @@ def _format_server(facts: ServerFacts) -> dict[str, Any]:
     client_listeners = [each for each in facts.listeners if each.name != "http"]
     started_at = format_timestamp(process.STARTED_AT)
 
-    def nats_limit(name: str, otherwise: float = 0) -> Any:
-        return getattr(nats_limits, name) if nats_limits is not None else otherwise
+    def nats_limit(name: str, default: float = 0) -> Any:
+        return getattr(nats_limits, name) if nats_limits is not None else default
 
     return {
         "server_id": facts.server_id,

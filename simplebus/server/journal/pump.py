@@ -1,9 +1,9 @@
-"""Moves commit log entries from the event loop to the journal's writer thread, and recovers at
-start.
+"""Moves commit log entries to the journal's writer thread, and recovers a broker at the start.
+
 
 `load` is the entry of recovery: it calls `storage.recovery` before the pump starts.
 
-At most two write batches are with the writer: one is written and one waits. Entries that arrive
+The writer has at most two write batches: it writes one, and the other waits. Entries that arrive
 meanwhile form the next batch, so a slow disk gets larger batches.
 """
 
@@ -180,15 +180,15 @@ class JournalPump:
 
     @property
     def _is_busy(self) -> bool:
-        """True if enough batches are with the writer; their end leads to the next call."""
+        """True if the writer has enough batches. After each one it calls `submit_pending`."""
         in_flight_count = self._commit_log.last_batch_number - self._last_written
         return in_flight_count >= _BATCHES_IN_FLIGHT_MAX
 
     def submit_pending(self) -> int:
-        """Write new entries, or give them and reads to the threads, unless enough are in flight.
+        """Write new entries, or pass entries and reads to the threads, unless they have enough.
 
         Returns:
-            The number of batches and reads that were given to the threads.
+            The number of batches and reads that were passed to the threads.
         """
         submitted_count = 0
         if not self._is_busy:
@@ -206,7 +206,7 @@ class JournalPump:
         return submitted_count
 
     def tick(self) -> None:
-        """Have segments removed that no position needs. Called once per tick."""
+        """Request the removal of segments that no position needs. Called once per tick."""
         segment_floors = SegmentFloors(
             self._checkpointer.class_floors(), self._checkpointer.empty_class_ids()
         )

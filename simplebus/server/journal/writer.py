@@ -178,8 +178,7 @@ class JournalWriter:
         """Process the queue once. Returns False after the last item.
 
         While space is low, no messages are accepted and so the queue may stay empty. The wait
-        then has a
-        timeout, to try the reserve again.
+        then has a timeout, to try the reserve again.
         """
         items: list[WriteBatch | SegmentFloors | None] = []
         with contextlib.suppress(queue.Empty):

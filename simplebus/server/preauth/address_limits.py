@@ -23,7 +23,7 @@ class KeyedTokenBuckets:
         self._burst = burst
         self._tokens_per_second = tokens_per_second
         self._tokens: dict[str, tuple[float, float]] = {}
-        """Tokens by key, with the time at which that was their number. Least recently used first.
+        """Tokens by key, with the time of the count. Least recently used first.
         """
 
     def __len__(self) -> int:

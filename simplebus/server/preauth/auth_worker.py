@@ -2,8 +2,8 @@
 
 At most one slow hash is computed at a time, and never in the event loop. Failures are counted per
 network and per user; both are refused for a while after too many. Waiting checks take turns by
-network, those with the fewest failures first, so that guessing slows down only who guesses.
-Passwords that were valid before are remembered, and equal checks share one computation.
+network, networks with the fewest failures first, so that password guessing delays only the network
+of the guesser. Valid passwords are cached, and equal checks share one computation.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _NETWORKS_MAX = 64
 _CHECKS_PER_NETWORK_MAX = 256
 """Waiting checks per network."""
 _USER_FAILURE_BURST, _USER_FAILURES_PER_SECOND = 5, 0.5
-"""How often one place may be wrong about one user."""
+"""Wrong passwords of one network for one user: burst and rate."""
 _NETWORK_FAILURE_BURST, _NETWORK_FAILURES_PER_SECOND = 50, 5.0
-"""And about whomever."""
+"""Wrong passwords of one network for all users together: burst and rate."""
 
 
 @dataclass(eq=False, slots=True)
@@ -71,7 +71,7 @@ class AuthWorker:
         self._is_hashing = False
 
     def replace_users(self, users: Users) -> None:
-        """Use another user table. Passwords that are known to be valid are kept."""
+        """Use another user table. The cache of valid passwords is kept."""
         users.passwords.copy_remembered(
             self.users.passwords, {user.password for user in users.users}
         )
@@ -85,7 +85,7 @@ class AuthWorker:
         Args:
             auth: Credentials, if any.
             address: Address of the client.
-            is_valid_auth: Tells whether a listener with users of its own knows these credentials.
+            is_valid_auth: Checks the credentials for a listener with users of its own.
 
         Raises:
             RemoteProtocolError: too_many_attempts.
@@ -119,7 +119,7 @@ class AuthWorker:
     def _record_failure(self, network: str, auth: Auth) -> None:
         now = trio.current_time()
         self._failures_by_network.take_token(network, now)
-        if auth.user:  # Also beside a wrong token: the password is tried, too.
+        if auth.user:  # Also with a wrong token, because the password is checked, too.
             self._failures_by_user.take_token(_bucket_key(network, auth), now)
 
     def _check_failure_limits(self, network: str, auth: Auth) -> None:
@@ -150,9 +150,8 @@ class AuthWorker:
             await check.started.wait()
             if check.is_evicted:
                 raise _queue_full_error()
-            self._check_failure_limits(
-                network, auth
-            )  # The network may have failed too often meanwhile.
+            # The network may have failed too often meanwhile.
+            self._check_failure_limits(network, auth)
             check.is_valid = await _verify_in_thread(password_hash, password)
             self.check_count += 1
             return check.is_valid

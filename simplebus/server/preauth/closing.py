@@ -1,4 +1,4 @@
-"""Refused connections whose clients have not closed yet.
+"""Refused connections that their clients have not closed yet.
 
 Closing a socket with unread input would reset the connection, and the client would lose the error
 that was just sent. So the socket stays open for a moment.

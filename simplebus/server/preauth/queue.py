@@ -1,7 +1,8 @@
 """Queue of unauthenticated connections, processed one at a time.
 
-However many of them send, close or time out at once, authenticated clients wait for at most one
-step of one of them. They use the idle time of the event loop, or a fixed share if it is busy.
+However many connections send, close or time out at once, authenticated clients wait for at most one
+step of one connection. The queue uses the idle time of the event loop, or a fixed share if the loop
+is busy.
 
 Origins take turns. An origin is a network at one listener, so a crowd from one network does not
 delay others, and health checks are independent of the message ports.
@@ -34,8 +35,7 @@ CROWD_SIZE = 256
 """Ready connections from which listeners accept more slowly."""
 STEPS_BETWEEN_ACCEPTS = 16
 """Steps between two accepts in that case. A short connection takes about three steps, and a
-listener
-accepts a few connections at once.
+listener accepts a few connections at once.
 """
 _EVENTS_PER_STEP = 64
 """Events and deadlines processed per step. Each costs about a microsecond."""

@@ -82,7 +82,7 @@ def create_ssl_context(options: TlsOptions) -> ssl.SSLContext:
 def check_readable(options: TlsOptions) -> list[CertificateError]:
     """Return an error for each file that cannot be read."""
     found = []
-    for path, what in (
+    for path, description in (
         (options.cert, "certificate"),
         (options.key, "key"),
         (options.ca, "CA certificate"),
@@ -91,8 +91,8 @@ def check_readable(options: TlsOptions) -> list[CertificateError]:
             if path is not None:
                 open(path, "rb").close()
         except OSError as error:
-            told = f"the {what} {path} cannot be read: {error.strerror}"
-            found.append(CertificateError(error.errno, told))
+            text = f"the {description} {path} cannot be read: {error.strerror}"
+            found.append(CertificateError(error.errno, text))
     return found
 
 
@@ -123,10 +123,13 @@ def _validity_problem(options: TlsOptions) -> str | None:
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     client.load_verify_locations(options.cert)
-    come, go = ssl.MemoryBIO(), ssl.MemoryBIO()
-    theirs = create_ssl_context(replace(options, verify=False, verify_and_map=False, ca=None))
-    ends = client.wrap_bio(come, go), theirs.wrap_bio(go, come, server_side=True)
-    for end in (*ends, ends[0]):  # Client hello, server certificate, and the client's verdict.
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = create_ssl_context(replace(options, verify=False, verify_and_map=False, ca=None))
+    ends = (
+        client.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for end in (*ends, ends[0]):  # Client hello, server certificate, and the client's check.
         try:
             end.do_handshake()
         except ssl.SSLWantReadError:
