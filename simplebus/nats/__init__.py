@@ -13,6 +13,6 @@ Reading order:
     nats_server          `NatsServer`, which connects all of these
     client               client side of the wire format and of JetStream
 
-Bridges and the `jetstream` package use `client`. Nothing here does I/O or reads
-a clock. Imports only `core`.
+Bridges and the `jetstream` package use `client`. Nothing here does I/O or reads a clock. Imports
+only `core`.
 """

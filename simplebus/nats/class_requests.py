@@ -1,8 +1,8 @@
 """Canonical form of the subjects that request a class; see `acked`.
 
-A token can be written in several ways. Permissions and requests are both brought to one form
-before they are compared. A class is known by its id and its name, and its dead letters belong to
-it. A deny pattern also denies everything that extends it.
+A token can be written in several ways. Permissions and requests are converted to one form before
+they are compared. A permission for a class applies to its id, its name and its dead letters. A deny
+pattern also denies all subjects that begin with its tokens.
 """
 
 from __future__ import annotations

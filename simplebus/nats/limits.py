@@ -30,7 +30,7 @@ MIXED_BATCH_MESSAGES_MAX = 32 * 1024
 # A batch is delivered message by message if more than this fraction of the messages have different
 # sinks.
 SCATTERED_FRACTION = 0.8
-# Most messages that are parsed singly after the bulk parser found no batch.
+# Maximum number of messages that are parsed singly after the bulk parser found no batch.
 SINGLE_MESSAGES_MAX = 16
 # Default for the messages in flight of an acked subscription. With more, client libraries begin to
 # drop pending messages.

@@ -1,7 +1,7 @@
 """NATS server: publishing, subscribing and delivery for all NATS clients.
 
-All state changes happen in `receive`, `close_session`, `tick` and when bytes are taken from an
-outbox. No socket, clock or thread: a driver brings bytes and times and sends what outboxes show.
+All state changes happen in `receive`, `close_session`, `tick` and when an outbox is read. There is
+no socket, clock or thread: a driver passes bytes and times, and sends the bytes of the outboxes.
 
     bytes ─► NatsParser ─► events ─► NatsServer ─► SubjectRoutes ─► sinks ─► NatsOutbox ─► bytes
 """
@@ -96,7 +96,7 @@ class NatsServer:
             secret: Secret key of the nonces that clients sign with their nkeys.
             broker: Broker whose classes subjects are bound to; None for a server without classes.
             on_pending: Called when `drain_ready`, `drain_disconnecting` or `drain_errors` may have
-                something to return. It need not be asked otherwise.
+                something to return. Without this call, they return nothing.
         """
         self.settings = settings or NatsSettings()
         self.server_id = server_id
@@ -276,7 +276,7 @@ class NatsServer:
         self.closed_out_bytes += session.outbox.sent_bytes
         acked = self._acked_subscriptions(session)
         if self.bus_adapter is not None:
-            # Before the subscriptions end one by one: all unacked messages are given back at once.
+            # Before the subscriptions end one by one, so that all unacked messages return at once.
             self.bus_adapter.close_local_session(session)
         for subscription in acked:
             self.end_subscription(subscription)
@@ -408,10 +408,11 @@ class NatsServer:
         return now + limits.ping_seconds
 
     def can_read_while_blocked(self, session: NatsSession) -> bool:
-        """Return True if a client whose messages wait for space in a class may be read.
+        """Return True if the server may read from a client with messages that wait for space.
 
-        Its acks may free that space. Otherwise it is read every `BLOCKED_READ_INTERVAL_SECONDS`
-        while it has few blocked bytes, so that other commands and PONGs are seen.
+        Acks of the client may free that space. Otherwise it is read every
+        `BLOCKED_READ_INTERVAL_SECONDS` while it has few blocked bytes, so that the server receives
+        other commands and PONGs.
         """
         if self.bus_adapter is None or self.bus_adapter.is_blocking_publishers(session):
             return True
@@ -483,9 +484,9 @@ class NatsServer:
                 self._handle_connect(session, event)
 
     def _defers_pong(self, session: NatsSession) -> bool:
-        """Return True if a PONG waits until what the client has published is durable.
+        """Return True if a PONG must wait until the messages of the client are durable.
 
-        The first PONG after CONNECT does not: clients expect no INFO before it.
+        The first PONG after CONNECT does not wait: clients expect no INFO before it.
         """
         is_answering_connect = session.has_sent_connect and not session.is_connect_answered
         return (
@@ -741,7 +742,7 @@ class NatsServer:
         for acked in self._acked_subscriptions(session):
             self.end_subscription(acked)
         subscriptions = session.take_subscriptions()
-        if not session.is_disconnecting:  # Otherwise nothing is delivered to it anyway.
+        if not session.is_disconnecting:  # Nothing is delivered to a disconnecting session.
             for subscription in subscriptions.values():
                 subscription.has_ended = True
         if subscriptions:
@@ -749,7 +750,7 @@ class NatsServer:
 
 
 def apply_settings(server: NatsServer, settings: NatsSettings) -> None:
-    """Apply reloaded settings. Sessions whose user or permissions changed are disconnected."""
+    """Apply reloaded settings. Sessions with a changed user or permissions are disconnected."""
     before, now = server.authenticator.users, settings.users
     bus = server.bus_adapter.broker.settings.limits if server.bus_adapter is not None else Limits()
     server.settings = settings

@@ -2,8 +2,8 @@
 
 The broker does the delivery: the frames in the outbox of the client's local session are written as
 MSG and HMSG, and acks are passed to the broker. Bytes are pulled, so unsent messages stay in the
-class. A message can be acked only by the client that received it, also after that client left a
-durable (as it does to drain), until another client joins the durable. The same holds for `+TERM`.
+class. Only the client that received a message can ack or terminate it. After this client has left a
+durable, as it does to drain, it can still do so until another client joins the durable.
 
     SUB $SB.SUB.<class>[.<durable>[.<option>=<value>]…][.filter.<subject>] [group] sid
     MSG <channel> sid $JS.ACK.<class>.<consumer>.<delivery>.<sequence>.<count>.<time>.<pending> size
@@ -60,12 +60,12 @@ _OPTIONS = {
     "start": ("start", f"{', '.join(_STARTS)}, a sequence, or @ and seconds since 1970"),
     "in_flight": ("max_in_flight", f"a whole number from 1 to {IN_FLIGHT_MAX}"),
     "ack_seconds": ("ack_seconds", "a number above 0 and up to 86400"),
-    "max_deliveries": ("max_deliveries", "a whole number up to 65535, 0 for without end"),
-    "backoff": ("backoff", "1 to 64 numbers above 0 and up to 86400, with commas between them"),
+    "max_deliveries": ("max_deliveries", "a whole number up to 65535, 0 for no limit"),
+    "backoff": ("backoff", "1 to 64 numbers above 0 and up to 86400, separated by commas"),
     "by_key": ("by_key", "true or false"),
 }
 """Options: name at the broker, and the expected value for error messages."""
-# Positions that a client left and may still ack messages of.
+# Positions that a client left while it may still ack their messages.
 _RELEASED_POSITIONS_MAX = 64
 # Two tokens of this length fit into the control line of common clients.
 _TOKEN_CHARACTERS_MAX = 1000
@@ -233,7 +233,7 @@ class AckedDeliveries:
         self.by_number: dict[int, AckedSubscription] = {}
         self._by_ack_name: dict[tuple[str, str], dict[AckedSubscription, None]] = {}
         self._released_positions: dict[tuple[str, str], Position] = {}
-        """Durables and groups that the client left and may still hold messages of."""
+        """Durables and groups that the client left while it may still ack their messages."""
         self._broker = broker
         self._next_delivery: tuple[int, int] = (0, 0)
         """Subscription number and attempt of the next messages in the outbox."""
@@ -264,9 +264,9 @@ class AckedDeliveries:
             while len(self._released_positions) >= _RELEASED_POSITIONS_MAX:
                 del self._released_positions[next(iter(self._released_positions))]
             self._released_positions[subscription.ack_name] = position
-        namesakes = self._by_ack_name[subscription.ack_name]
-        del namesakes[subscription]
-        if not namesakes:
+        subscriptions = self._by_ack_name[subscription.ack_name]
+        del subscriptions[subscription]
+        if not subscriptions:
             del self._by_ack_name[subscription.ack_name]
         return True
 

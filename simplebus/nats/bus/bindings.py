@@ -4,8 +4,8 @@ A class is one sink for all its subjects and stores a message once. Messages tha
 are counted by reason and the publisher gets an error. Only messages of NATS clients are stored: a
 message that came from a class is not stored in a class again.
 
-A message with a reply subject gets a PubAck, as from a stream of JetStream. It does not wait for
-space: its publisher learns at once that the class is full.
+A message with a reply subject gets a PubAck, as from a stream of JetStream. Such a message does not
+wait for space: if the class is full, its publisher gets an error at once.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Publishers(Protocol):
         """Return the session of a client at the broker; opens it the first time."""
 
     def refuse(self, session: NatsSession, refused: RefusedMessages) -> None:
-        """Count messages that cannot be stored, and tell the client."""
+        """Count messages that cannot be stored, and send the client an error."""
 
     def disconnect(self, session: NatsSession, error: RemoteProtocolError) -> None:
-        """Disconnect a client for which too much waits."""
+        """Disconnect a client with too many blocked messages."""
 
     def add_read_cost(self, cost_bytes: int) -> None:
         """Add the cost of work for the current read, as bytes of output."""
@@ -193,7 +193,7 @@ class SubjectBinding:
         return bool(head.header_bytes) and MESSAGE_ID_LINE in headers.tobytes()
 
     def _store_batch(self, origin: NatsSession, messages: MessageBatch) -> None:
-        """Store a batch, and tell the publisher which messages were refused."""
+        """Store a batch, and send the publisher errors for the refused messages."""
         self._publishers.add_read_cost(messages.cost_bytes)
         for refused in messages.refused:
             self._publishers.refuse(origin, refused)

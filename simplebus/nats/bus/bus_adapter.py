@@ -68,7 +68,7 @@ from simplebus.nats.subjects import quote
 
 
 class NatsClients(Protocol):
-    """The NATS server, as the adapter uses it."""
+    """Part of the NATS server that the adapter uses."""
 
     def deliver(self, messages: Pub | UniformBatch | MixedBatch) -> None:
         """Deliver messages to the subscriptions of their subjects."""
@@ -151,7 +151,7 @@ class BusAdapter:
         return [self.broker.classes[id_] for id_ in class_ids if id_ in self.broker.classes]
 
     def _resolve_class_subject(self, channel: str) -> tuple[int, str]:
-        """Return id and name of the class whose messages without a channel have this subject."""
+        """Return id and name of the class that has this subject for messages without a channel."""
         name = channel.removeprefix("class.")
         class_id = (
             int(name) if name.isdecimal() else self.broker.store.class_id_by_name.get(name, -1)
@@ -216,12 +216,12 @@ class BusAdapter:
         return self._open_deliveries(session).local_session
 
     def refuse(self, session: NatsSession, refused: RefusedMessages) -> None:
-        """Count messages that cannot be stored, and tell the client."""
+        """Count messages that cannot be stored, and send the client an error."""
         self._refusal_counts[refused.reason] += refused.count
         self._send_refusal(session, "Publish", refused.subject, refused.sentence)
 
     def disconnect(self, session: NatsSession, error: RemoteProtocolError) -> None:
-        """Disconnect a client for which too much waits."""
+        """Disconnect a client with too many blocked messages."""
         self._clients.disconnect(session, NatsError(error.reason, error.sentence))
 
     def add_read_cost(self, cost_bytes: int) -> None:
@@ -250,7 +250,7 @@ class BusAdapter:
         self._send_reply(session, reply, encode_publish_error(cls, error))
 
     def defers_pong(self, session: NatsSession) -> bool:
-        """Return True if a PONG waits for what the client has published. It is sent later."""
+        """Return True if a PONG must wait until the messages of the client are durable."""
         local_session = session.local_session
         is_deferred = local_session is not None and self._durable_replies.add_pong(
             session, local_session.last_log_position
@@ -274,8 +274,8 @@ class BusAdapter:
 
     @staticmethod
     def _send_refusal(session: NatsSession, action: str, subject: bytes, reason: str) -> None:
-        """Tell a client what was refused. NATS client libraries stay connected after this error
-        only.
+        """Send a client the error for a refused operation. NATS client libraries stay connected
+        only after this error.
         """
         reason = reason.replace("'", "`").replace("\r", " ").replace("\n", " ")
         session.send(
@@ -360,8 +360,8 @@ class BusAdapter:
     # Acknowledgements ----------------------------------------------------------------------------
 
     def handle_ack(self, session: NatsSession, message: Pub) -> bool:
-        """Handle an ack. Returns True if it is valid; otherwise a requester learns that there is
-        no responder.
+        """Handle an ack. Returns True if it is valid; otherwise a requester gets the status "no
+        responders".
         """
         self._clients.add_read_cost(ACK_COST_BYTES)
         session.ack_count += 1
@@ -423,8 +423,8 @@ class BusAdapter:
         self._observe_journal()
 
     def _send_reply(self, session: NatsSession, reply: bytes, payload: bytes) -> None:
-        """Send a reply of the bus on a reply subject; to the client only if it may not publish
-        there.
+        """Send a reply of the bus on a reply subject. If the client may not publish there, only the
+        client receives it.
         """
         message = Pub(reply, b"", b"%d" % len(payload), b"", 0, memoryview(payload))
         if session.subject_grants is None or session.subject_grants.publish_cache.get(reply):

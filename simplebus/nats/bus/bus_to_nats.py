@@ -42,7 +42,7 @@ _NO_FLAGS: ChannelFlags = np.zeros(0, np.uint8)
 
 # Delayed messages delivered in one wakeup.
 _MESSAGES_PER_WAKEUP = 4096
-# Up to this many delayed entries, released messages are not searched for.
+# With at most this many delayed entries, entries of released messages stay.
 _DELAYED_MIN = 1024
 # Fewer messages than these are sent one by one.
 _BATCH_MIN = 8
@@ -157,7 +157,7 @@ class BusToNats:
             self._channel_flags[cls] = (key, flags)
         return flags
 
-    # Now -----------------------------------------------------------------------------------------
+    # Messages that are due -----------------------------------------------------------------------
 
     def _send_flagged(self, cls: MessageClass, first: int, flags: frames.Flags) -> None:
         """Deliver the flagged messages; the first flag belongs to sequence `first`."""
@@ -212,7 +212,7 @@ class BusToNats:
                 self._deliver(message)
             offset = end + DELIMITER_BYTES
 
-    # Later ---------------------------------------------------------------------------------------
+    # Delayed messages ----------------------------------------------------------------------------
 
     @property
     def next_wakeup(self) -> float:
@@ -321,7 +321,7 @@ def _build_uniform_batch(
     stride = len(piece) // count
     data = np.frombuffer(piece, np.uint8)
     ids = strided(data, _MESSAGE_ID, _MESSAGE_ID_OFFSET, stride, count)
-    if (ids != np.arange(first, last) & MESSAGE_ID_MASK).any():  # Not where they would be.
+    if (ids != np.arange(first, last) & MESSAGE_ID_MASK).any():  # Frames of different lengths.
         return None
     rows = data.reshape(count, stride)
     if (rows[:, 0] != frames.MESSAGE).any():

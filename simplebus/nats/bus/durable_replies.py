@@ -1,8 +1,8 @@
 """Replies to NATS clients that wait for the journal: PubAcks, replies to acks, and PONGs.
 
-A PubAck waits until its message is as durable as confirms promise, the reply to an ack until the
-ack is, and a PONG until everything is that its client published before. PubAcks of one class keep
-their order, and so do the PONGs of a client.
+Each reply waits for the durability that confirms promise: a PubAck for that of its message, the
+reply to an ack for that of the ack, and a PONG for that of all earlier messages of its client.
+PubAcks of one class keep their order, and so do the PONGs of a client.
 """
 
 from __future__ import annotations

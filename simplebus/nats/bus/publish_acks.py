@@ -25,7 +25,7 @@ EXPECTED_STREAM_HEADER = "Nats-Expected-Stream"
 MESSAGE_ID_LINE = f"\r\n{MESSAGE_ID_HEADER}:".encode()
 """Start of the line with the message id in a header block."""
 _HEADER_LINE_START = b"\r\nNats-"
-# Headers that demand what a class cannot do.
+# Headers that request features of JetStream that classes do not have.
 _UNSUPPORTED_HEADERS = (
     b"nats-expected-",
     b"nats-batch-",
@@ -58,7 +58,7 @@ class PublishHeaders:
     expected_stream: str = ""
     """Name of the class that must store the message; empty for any."""
     unsupported: str = ""
-    """First header that demands what a class cannot do; empty if there is none."""
+    """First header that requests a feature that classes do not have; empty if there is none."""
 
 
 _NO_HEADERS = PublishHeaders()
@@ -81,7 +81,7 @@ def parse_publish_headers(block: bytes) -> PublishHeaders:
 
 
 def check_publish_headers(headers: PublishHeaders, cls: MessageClass) -> None:
-    """Raise PublishError if the class cannot do what the headers demand."""
+    """Raise PublishError if the headers name another class or request a missing feature."""
     name = class_label(cls)
     if headers.expected_stream and headers.expected_stream != name:
         raise PublishError(

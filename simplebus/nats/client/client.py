@@ -1,4 +1,4 @@
-"""State of a client's conversation with a NATS server, over several connections.
+"""Protocol state of a client of NATS servers, over several connections.
 
 `receive` returns events, `drain_output` returns bytes to send, `tick` checks the server.
 Subscriptions survive a reconnect, requests do not. Each request has a unique number, the last token
@@ -194,7 +194,7 @@ class NatsClientCore:
             raise RemoteProtocolError(
                 Reason.HEARTBEAT_TIMEOUT,
                 f"the NATS server did not answer {self._unanswered_ping_count} PINGs; its last "
-                f"bytes came {now - self.last_received_at:.0f} s ago",
+                f"bytes arrived {now - self.last_received_at:.0f} s ago",
             )
         self._unanswered_ping_count += 1
         self._last_ping_at = now

@@ -6,8 +6,8 @@ messages are parsed with arrays, unusual messages one by one.
     $JS.ACK.<stream>.<consumer>.<deliveries>.<sequence>.<count>.<nanoseconds>.<pending>
     $JS.ACK.<domain>.<account>.<stream>.<consumer>.…the same…[.<random>]
 
-A fast batch (mode `fail`) is a series of messages that a stream stores in order: each only if all
-before it are stored. Its replies are few and tell how many messages are stored.
+A fast batch (mode `fail`) is a series of messages that a stream stores in order, each only if all
+messages before it are stored. The stream replies to many messages at once, with their stored count.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NO_ROLLUP = 10111
 
 FAST_BATCH_DIGITS = 4
 FAST_BATCH_ACK_MESSAGES = 500
-"""Messages between two progress replies of a fast batch; the most that servers accept."""
+"""Messages between two progress replies of a fast batch; the maximum that servers accept."""
 
 _SENTENCE_CHARACTERS_MAX = 500
 _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
@@ -57,7 +57,7 @@ _DOT, _NINE = np.uint8(ord(".")), np.uint8(9)
 _ALIKE_MESSAGES_MIN = 32
 """Fewer messages than this are parsed in the general way."""
 _LAYOUTS_MAX = 8
-"""Most different lengths of ack subjects that are parsed with arrays."""
+"""Maximum number of different lengths of ack subjects that are parsed with arrays."""
 _WORD: np.dtype[np.uint64] = np.dtype("<u8")
 _ACK_BEGINS = np.uint64(int.from_bytes(b"$JS.ACK.", "little"))
 _STATUS = re.compile(rb"NATS/1\.0[ \t]+([0-9]{3})(?:[ \t]+([^\r\n]*))?\r\n")
@@ -224,10 +224,10 @@ def fast_batch_reply_subjects(inbox: bytes, name: bytes, count: int) -> Sequence
 def encode_stored_check(
     subject: bytes, count: int, message_ids: Sequence[Column], replies: Sequence[Column]
 ) -> memoryview:
-    """Return messages that ask a stream if it knows these message ids, without storing anything.
+    """Return messages that a stream does not store, but checks for these message ids.
 
-    They carry an invalid rollup header: the stream replies that a message is a duplicate, or
-    NO_ROLLUP. Any other reply means unknown. Columns are as for `encode_equal_messages`.
+    They have an invalid rollup header. The stream replies that a message is a duplicate of a stored
+    one, or NO_ROLLUP. Any other reply means unknown. Columns are as for `encode_equal_messages`.
     """
     headers: list[Column] = [
         HEADER_VERSION_LINE + MSG_ID + b": ", *message_ids, b"\r\nNats-Rollup: none\r\n\r\n"
@@ -467,10 +467,10 @@ def pull_request(
     """Return the payload of a pull request.
 
     Args:
-        batch: Most messages.
+        batch: Maximum number of messages.
         expires_seconds: Lifetime of the request; 0 to return at once.
         idle_seconds: Interval of idle heartbeats; 0 for none.
-        max_bytes: Most bytes; 0 for no limit.
+        max_bytes: Maximum number of bytes; 0 for no limit.
     """
     request: dict[str, Any] = {"batch": batch}
     if expires_seconds:
@@ -513,6 +513,6 @@ def _parse_number_header(headers: bytes, name: bytes) -> int:
     return 1 << 31
 
 
-def parse_number(text: bytes, otherwise: int) -> int:
-    """Return the number of these digits; `otherwise` if they are invalid or too many."""
-    return int(text) if text.isdigit() and len(text) <= DIGITS_MAX else otherwise
+def parse_number(text: bytes, default: int) -> int:
+    """Return the number of these digits; `default` if they are invalid or too many."""
+    return int(text) if text.isdigit() and len(text) <= DIGITS_MAX else default

@@ -1,4 +1,4 @@
-"""Shapes of JetStream API replies, as far as they are used.
+"""Shapes of the JetStream API replies, limited to the fields in use.
 
 Any client with permission may answer an API request, so every reply is checked before it is used.
 """
@@ -119,7 +119,7 @@ _REPLY_TYPES: dict[str, Any] = {
 }
 
 
-def check_reply(subject: str, said: dict[str, Any]) -> None:
+def check_reply(subject: str, reply: dict[str, Any]) -> None:
     """Raise ValueError if the reply to this request (without the API prefix) has a wrong shape."""
     shape = next(
         (kind for begins, kind in _REPLY_TYPES.items() if subject.startswith(begins)), None
@@ -127,6 +127,6 @@ def check_reply(subject: str, said: dict[str, Any]) -> None:
     if shape is None:
         return
     try:
-        msgspec.convert(said, shape)
+        msgspec.convert(reply, shape)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None

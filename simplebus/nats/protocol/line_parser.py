@@ -115,7 +115,7 @@ class LineParser:
         if verb is None:
             if bytes(raw[offset : min(last, offset + 8)]).upper() not in _VERB_PREFIXES:
                 raise unknown_operation(
-                    f"{_shorten(raw[offset:last])} came, expected a NATS protocol verb"
+                    f"received {_shorten(raw[offset:last])}, expected a NATS protocol verb"
                 )
             return -1
         arguments_start = verb.end()
@@ -159,13 +159,15 @@ class LineParser:
                 fields = _SUB_WORDS.findall(line)
                 if len(fields) not in (2, 3):
                     raise _protocol_violation(
-                        f"SUB {_shorten(line)} came, expected: subject [queue] sid"
+                        f"received SUB {_shorten(line)}, expected: subject [queue] sid"
                     )
                 self.event = Sub(fields[0], fields[1] if len(fields) == 3 else b"", fields[-1])
             case b"UNSUB":
                 fields = _SUB_WORDS.findall(line)
                 if len(fields) not in (1, 2):
-                    raise _protocol_violation(f"UNSUB {_shorten(line)} came, expected: sid [max]")
+                    raise _protocol_violation(
+                        f"received UNSUB {_shorten(line)}, expected: sid [max]"
+                    )
                 is_size = len(fields) == 2 and _SIZE.fullmatch(fields[1])
                 self.event = Unsub(fields[0], int(fields[1]) if is_size else 0)
             case b"CONNECT":
@@ -184,31 +186,33 @@ class LineParser:
     def _parse_pub(self, line: bytes) -> Pub:
         fields = _PUB_WORDS.findall(line)
         if len(fields) not in (2, 3):
-            raise _protocol_violation(f"PUB {_shorten(line)} came, expected: subject [reply] size")
+            raise _protocol_violation(
+                f"received PUB {_shorten(line)}, expected: subject [reply] size"
+            )
         if not _SIZE.fullmatch(fields[-1]):
             raise _protocol_violation(
-                f"PUB {_shorten(line)} came, expected a size of 1 to 9 digits at its end"
+                f"received PUB {_shorten(line)}, expected a size of 1 to 9 digits at its end"
             )
         return Pub(fields[0], fields[1] if len(fields) == 3 else b"", fields[-1], b"", 0, _NO_BODY)
 
     def _parse_hpub(self, line: bytes) -> Pub:
         if not self.accepts_headers:
             raise _protocol_violation(
-                "HPUB came from a client that did not announce headers in CONNECT"
+                "received HPUB from a client that did not announce headers in CONNECT"
             )
         fields = _PUB_WORDS.findall(line)
         if len(fields) not in (3, 4):
             raise _protocol_violation(
-                f"HPUB {_shorten(line)} came, expected: subject [reply] header-size size"
+                f"received HPUB {_shorten(line)}, expected: subject [reply] header-size size"
             )
         if not (_SIZE.fullmatch(fields[-2]) and _SIZE.fullmatch(fields[-1])):
             raise _protocol_violation(
-                f"HPUB {_shorten(line)} came, expected two sizes of 1 to 9 digits at its end"
+                f"received HPUB {_shorten(line)}, expected two sizes of 1 to 9 digits at its end"
             )
         header_bytes = int(fields[-2])
         if header_bytes > int(fields[-1]):
             raise _protocol_violation(
-                f"HPUB {_shorten(line)} came, expected a header size up to the total size"
+                f"received HPUB {_shorten(line)}, expected a header size up to the total size"
             )
         reply = fields[1] if len(fields) == 4 else b""
         return Pub(fields[0], reply, fields[-1], fields[-2], header_bytes, _NO_BODY)
@@ -238,8 +242,8 @@ class LineParser:
             self.required_bytes = end + 1 - offset
             return -1
         raise unknown_operation(
-            f"a message on {_shorten(message.subject)} has a size of {size} bytes; after them "
-            f"came {bytes(raw[end : min(end + 2, last)])!r}, expected CR LF"
+            f"a message on {_shorten(message.subject)} has a size of {size} bytes; "
+            f"received {bytes(raw[end : min(end + 2, last)])!r} after them, expected CR LF"
         )
 
     def _line_too_long(self, line: bytes | bytearray, size: int) -> NatsError:
@@ -262,4 +266,4 @@ def _check_info(line: bytes) -> None:
     except (msgspec.DecodeError, RecursionError):
         value = False
     if not (value is None or isinstance(value, dict)):
-        raise _protocol_violation(f"INFO {_shorten(line)} came, expected a JSON object")
+        raise _protocol_violation(f"received INFO {_shorten(line)}, expected a JSON object")

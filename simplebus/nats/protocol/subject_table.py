@@ -1,7 +1,8 @@
 """Numbers for subjects, looked up for many messages at once.
 
-Bytes decide equality, never hashes. At most SUBJECTS_MAX subjects are known; when more are needed,
-all are forgotten. The dict knows every subject; the arrays may miss one after hash collisions.
+Subjects are compared by their bytes, never by hashes alone. The table has at most SUBJECTS_MAX
+subjects and is cleared when it needs more. The dict contains every subject; the arrays may lack one
+after hash collisions.
 
     slots    [ 0  2  0  1 … ]     subject number + 1 by hash; 0 for none
     hashes   [ –  h  h … ]        by number + 1, like the rows below
@@ -40,13 +41,13 @@ assert _SLOTS >= 4 * SUBJECTS_MAX
 
 
 class SubjectTable:
-    """Table of the known subjects, shared by all sessions of a server."""
+    """Table of subjects, shared by all sessions of a server."""
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
         """Subjects by number."""
         self.generation = 0
-        """Number that grows whenever all subjects are forgotten."""
+        """Number that grows whenever the table is cleared."""
         self._numbers: dict[bytes, int] = {}
         self._slots: SubjectNumbers = np.zeros(_SLOTS, np.int32)
         self._hashes: Words = np.zeros(SUBJECTS_MAX + 1, np.uint64)
@@ -54,8 +55,8 @@ class SubjectTable:
         self._columns = [np.zeros(SUBJECTS_MAX + 1, np.uint64)]
 
     def reserve(self, count: int) -> None:
-        """Make space for `count` more subjects, at most SUBJECTS_MAX, by forgetting all if
-        necessary.
+        """Make space for `count` more subjects, at most SUBJECTS_MAX, by clearing the
+        table if necessary.
         """
         if len(self.names) + count <= SUBJECTS_MAX:
             return
@@ -131,7 +132,7 @@ class SubjectTable:
             slots = _slots_of(hashes, shift)
             free = np.flatnonzero(self._slots.take(slots) == 0)
             self._slots[slots[free]] = indexes[free]
-            # Subjects whose slot another one took get a slot by the next shift.
+            # Subjects with an occupied slot get a slot by the next shift.
             is_unplaced = self._slots.take(slots) != indexes
             indexes, hashes = indexes[is_unplaced], hashes[is_unplaced]
 

@@ -1,6 +1,6 @@
 """Authentication of NATS clients.
 
-Credentials are compared only here. A refused client is not told the reason.
+Credentials are compared only here. The error for a refused client contains no reason.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def count_user_connections(sessions: Mapping[int, NatsSession], name: str) -> in
 
 
 def is_same_user(user: User | None, other: User | None) -> bool:
-    """Return True if both are the same user, by name: its limits may change."""
+    """Return True if both are the same user, by name, because limits may change."""
     if user is None or other is None:
         return user is other
     return user.name == other.name

@@ -46,9 +46,9 @@ class SubjectClasses:
         self.can_publish: Callable[[str, bytes], bool] = lambda user, subject: True
         """Returns True if a user may publish on a subject."""
         self.resolve_class_subject: Callable[[str], tuple[int, str]] = lambda channel: (-1, "")
-        """Returns id and name of the class whose messages without a channel have this subject."""
+        """Returns id and name of the class that has this subject for messages without a channel."""
         self.find_dead_letter_sources: Callable[[str], Sequence[ClassIdentity]] = unresolved_class
-        """Returns the classes whose dead letters are stored in the class of this name, without
+        """Returns the sources of the dead letters in the class with this name; it is given without
         `dead.`.
         """
         self.get_change_count: Callable[[], int] = lambda: 0
@@ -85,7 +85,7 @@ class ClassSubjectGrants(SubjectGrants):
                 self.class_grants.publish_permissions(cls.class_id, cls.name).is_allowed(channel)
                 for cls in bound
             )
-        if name.startswith(_CLASS):  # Others take it for one of that class.
+        if name.startswith(_CLASS):  # Receivers treat it as a message of that class.
             return self.class_grants.publish_permissions(
                 *self._classes.resolve_class_subject(channel)
             ).is_allowed("")
@@ -96,7 +96,8 @@ class ClassSubjectGrants(SubjectGrants):
         )
 
     def can_request_class(self, request: ClassRequest, queue: bytes) -> bool:
-        return not self.is_request_denied(request, queue)  # The class checks what is allowed.
+        # The permissions of the class apply later.
+        return not self.is_request_denied(request, queue)
 
     def can_subscribe(self, subject: bytes, queue: bytes) -> bool:
         if not (self.class_grants.permissions.wildcards or _names_one_channel(subject)):
@@ -162,9 +163,9 @@ class _BindingPermissionCache(PermissionCache):
     """Cache that is cleared when bindings change."""
 
     def __init__(
-        self, table: SubjectTable, judge: Callable[[str], bool], classes: SubjectClasses
+        self, table: SubjectTable, decide: Callable[[str], bool], classes: SubjectClasses
     ) -> None:
-        super().__init__(table, judge)
+        super().__init__(table, decide)
         self._classes = classes
         self._change_count = 0
 
@@ -189,11 +190,11 @@ class _DeliveryPermissionCache(_BindingPermissionCache):
     def __init__(
         self,
         table: SubjectTable,
-        judge: Callable[[str], bool],
+        decide: Callable[[str], bool],
         classes: SubjectClasses,
         class_grants: Grants,
     ) -> None:
-        super().__init__(table, judge, classes)
+        super().__init__(table, decide, classes)
         self._class_grants = class_grants
 
     def get(self, subject: bytes) -> bool:
@@ -222,9 +223,10 @@ def class_request(
     Args:
         class_id: Id of the class, or -1.
         name: Name of the class, or empty.
-        find_dead_letter_sources: Returns the classes whose dead letters a class contains.
+        find_dead_letter_sources: Returns the source classes of the dead letters in a class.
         option_tokens: Canonical tokens behind the class.
-        is_new: True for a class that does not exist: it is allowed only as it was named.
+        is_new: True for a class that does not exist: only the requested id or name must be
+            allowed.
     """
     names: list[int | str] = [name] if name else []
     related: list[int | str] = []

@@ -30,7 +30,7 @@ class OutboxSource(Protocol):
 
 
 class NatsOutbox:
-    """Queue of output. `peek` and `sent` alternate: the peeked bytes are valid until the next
+    """Queue of output. `peek` and `mark_sent` alternate: the peeked bytes are valid until the next
     change.
     """
 
@@ -40,7 +40,7 @@ class NatsOutbox:
         self.pending_bytes = 0
         """Bytes that are not sent yet."""
         self.source: OutboxSource | None = None
-        """Source that is asked when the queue is empty."""
+        """Source of output when the queue is empty."""
         self.scanned_count = 0
         """Messages that the last call of `peek` scanned."""
         self._pieces: deque[memoryview] = deque()
@@ -91,7 +91,7 @@ class NatsOutbox:
         return self._pieces[0]
 
     def mark_sent(self, count: int, tick: int) -> None:
-        """The first `count` of the bytes that peek showed were taken."""
+        """Remove the first `count` bytes that `peek` returned."""
         self.sent_bytes += count
         self.pending_bytes -= count
         piece = self._pieces[0]

@@ -1,6 +1,6 @@
 """State of one NATS client: handshake, output, and its subscriptions.
 
-A session only knows its own client. `NatsServer` decides what a command means for others. A batch
+A session has no access to other clients; `NatsServer` applies commands that concern them. A batch
 is gathered per client and encoded once, in publication order across the client's subscriptions.
 """
 
@@ -49,7 +49,7 @@ def _no_session() -> None:
 
 
 class NatsSessionOwner(Protocol):
-    """Server of a session, which learns what happens to the session's client."""
+    """Server of a session. It receives the events of the session's client."""
 
     def mark_ready(self, session: NatsSession) -> None:
         """Record that the outbox has new bytes."""
@@ -125,7 +125,7 @@ class NatsSession:
         self.subscription_bytes_by_account: dict[str, int] = {}
         """Estimated memory of the subscriptions, by the account that is charged."""
         self.stall: PublisherStall | None = None
-        """Slow clients that this publisher filled and waits for; None if reading goes on."""
+        """Slow clients that this publisher filled and waits for; None while it is read."""
         self.has_stalled = False
         """True once the client has waited for slow clients."""
         self.last_fast_receiver: Callable[[], NatsSession | None] = _no_session
@@ -187,13 +187,14 @@ class NatsSession:
     def send_info(self, **changes: Any) -> None:
         """Send INFO with changed fields, if the client accepts it now.
 
-        A client accepts INFO at any time after the first PONG that follows CONNECT, if it said so.
+        A client accepts INFO at any time after the first PONG that follows CONNECT, if it has
+        announced this in CONNECT.
         """
         if self.is_connect_answered and self.options.protocol:
             self.send(msgspec.structs.replace(self.info, **changes).line())
 
     def set_connect_urls(self, connect_urls: tuple[str, ...]) -> None:
-        """Tell the client the addresses of servers that it may use as well."""
+        """Send the client the addresses of servers that it may use as well."""
         self.info = msgspec.structs.replace(self.info, connect_urls=connect_urls)
         self.send_info()
 

@@ -5,9 +5,10 @@ smaller pieces if that was not enough. It stalls only if no fast client receives
 so a slow client never delays a fast one. For a client that is about to exceed `max_pending`, every
 publisher waits `LAST_CHANCE_SECONDS` once, as with nats-server.
 
-A client is disconnected when its pending bytes exceed `max_pending`, when it reads nothing for
-`write_seconds`, or when all clients together exceed the total and it has the most. No error line
-is sent: the client would not read it. Only slow sessions cost time here.
+A client is disconnected when its pending bytes exceed `max_pending` or when it reads nothing for
+`write_seconds`. If the pending bytes of all clients exceed their total limit, the client with most
+of them is disconnected. No error line is sent: the client would not read it. Only slow sessions
+cost time here.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class NatsRateLimits:
         session.set_token_buckets(self._rate_limits.token_buckets_for(user, session.address))
 
     def charge(self, session: NatsSession) -> None:
-        """Charge what a session with a rate limit published since the last call, and compute its
+        """Charge the messages of a session with a rate limit since the last call, and compute its
         pause.
         """
         rate_limit.consume(session.token_buckets, *session.drain_published())

@@ -75,7 +75,7 @@ def test_parses_acked_subscribe_subjects(
             "orders.d.ack_seconds=nan",
             "ack_seconds is 'nan', expected a number above 0 and up to 86400",
         ),
-        ("orders.d.max_deliveries=-1", "max_deliveries is '-1', expected .*, 0 for without end"),
+        ("orders.d.max_deliveries=-1", "max_deliveries is '-1', expected .*, 0 for no limit"),
         ("orders.d.backoff=1,0", "backoff is '1,0', expected 1 to 64 numbers above 0"),
         ("orders.d.backoff=", "backoff is '', expected 1 to 64 numbers"),
         ("orders.d.backoff=" + "1," * 64 + "1", "backoff is '1,1,1.*, expected 1 to 64 numbers"),

@@ -495,7 +495,7 @@ def test_server_that_answers_no_ping_times_out() -> None:
     core.tick(25.0)
     core.tick(35.0)
     assert sent(core) == b"PING\r\nPING\r\n"
-    with pytest.raises(RemoteProtocolError, match="2 PINGs; its last bytes came 30 s ago"):
+    with pytest.raises(RemoteProtocolError, match="2 PINGs; its last bytes arrived 30 s ago"):
         core.tick(45.0)
 
 
