@@ -4,7 +4,7 @@ A stateless server stores no messages. It accepts them, publishes them to stream
 subscriptions from consumers. The broker stays unchanged: positions decide about delivery,
 redelivery and dead letters. A confirmed message is stored in the cluster, and a message is
 acknowledged to the cluster only after it is acknowledged here, so a crash redelivers but loses
-nothing. The page is protocol/engine.md.
+nothing. See protocol/engine.md.
 
     names, settings, api    names in JetStream, options, request and reply bodies
     class_jobs              sequential and concurrent requests per class

@@ -19,14 +19,14 @@ async def list_streams(link: NatsConnection) -> tuple[list[dict[str, Any]], list
         BusConnectionError, JetStreamError: The request failed.
     """
     found: list[dict[str, Any]] = []
-    untold: list[str] = []
+    leaderless: list[str] = []
     while True:
-        reply = await link.api_request("STREAM.LIST", {"offset": len(found) + len(untold)})
-        some, missing = reply.get("streams") or [], reply.get("missing") or []
-        found += some
-        untold += missing
-        if not (some or missing) or len(found) + len(untold) >= int(reply.get("total", 0)):
-            return [each.get("config", {}) for each in found], untold
+        reply = await link.api_request("STREAM.LIST", {"offset": len(found) + len(leaderless)})
+        page, missing = reply.get("streams") or [], reply.get("missing") or []
+        found += page
+        leaderless += missing
+        if not (page or missing) or len(found) + len(leaderless) >= int(reply.get("total", 0)):
+            return [each.get("config", {}) for each in found], leaderless
 
 
 async def list_consumers(link: NatsConnection, stream: str) -> list[dict[str, Any]]:
@@ -41,13 +41,13 @@ async def list_consumers(link: NatsConnection, stream: str) -> list[dict[str, An
     offset, total = 0, -1
     while True:
         reply = await link.api_request(f"CONSUMER.LIST.{stream}", {"offset": offset})
-        some = reply.get("consumers") or []
+        page = reply.get("consumers") or []
         if reply.get("missing") or total not in (-1, int(reply.get("total", 0))):
             raise JetStreamError(0, f"the list of consumers of the stream {stream} is incomplete")
         total = int(reply.get("total", 0))
-        found |= {str(each["name"]): each for each in some}
-        offset += len(some)
-        if not some or offset >= total:
+        found |= {str(each["name"]): each for each in page}
+        offset += len(page)
+        if not page or offset >= total:
             break
     if len(found) != total:
         raise JetStreamError(
@@ -74,7 +74,7 @@ died.
 GROUP_CONSUMER_IDLE_SECONDS = 300.0
 """Time for which a group without a durable outlives its last member."""
 DURABLE_IDLE_MIN_SECONDS = 5.0
-"""Lower limit of a durable's idle time. Its server does not request messages all the time."""
+"""Lower limit of a durable's idle time. Its server may request no messages for a while."""
 ACK_PENDING_MAX = 500_000
 CLAIM_SECONDS = 10.0
 """Time for which a claim excludes other servers."""
@@ -91,8 +91,7 @@ def stream_config(options: JetStreamOptions, class_id: int, name: str) -> dict[s
     """Return the configuration of a class's stream.
 
     The stream keeps acknowledged messages until a server purges them in bulk. Letting JetStream
-    remove
-    them with every ack (retention `interest`) costs as much as storing them.
+    remove them with every ack (retention `interest`) costs as much as storing them.
     """
     return {
         "name": options.names.stream_name(class_id),
@@ -145,14 +144,12 @@ def consumer_config(
 
     Args:
         kind: "durable", "group", "plain", or "hold" for a consumer that keeps messages while
-            another
-            consumer is recreated.
+            another consumer is recreated.
         server_id: Server that uses a plain consumer; empty if none does.
         delivery_policy: Encoded delivery policy, see `DurableCheck`.
         idle_seconds: Time for which an unused durable is kept; None for ever.
         is_ack_all: The consumer belongs to one server, which acknowledges all messages up to
-            one. An
-            ack per message costs a NATS server as much as everything else together.
+            one. An ack per message costs a NATS server as much as everything else together.
         delivered_before: Last stream sequence that the consumer's predecessor delivered.
     """
     config: dict[str, Any] = {
@@ -293,8 +290,10 @@ def last_delivered(info: dict[str, Any]) -> int:
 
 def last_delivered_with_predecessors(info: dict[str, Any]) -> int:
     """Return the last stream sequence that the consumer or its predecessors delivered."""
-    noted = str(info.get("config", {}).get("metadata", {}).get(_DELIVERED_BEFORE, ""))
-    return max(last_delivered(info), int(noted) if noted.isdecimal() and len(noted) < 20 else 0)
+    recorded = str(info.get("config", {}).get("metadata", {}).get(_DELIVERED_BEFORE, ""))
+    return max(
+        last_delivered(info), int(recorded) if recorded.isdecimal() and len(recorded) < 20 else 0
+    )
 
 
 def delivery_count(info: dict[str, Any]) -> int:

@@ -2,8 +2,8 @@
 
 The broker's commit log goes to the publisher, and feeds fill the positions' rings; both happen in
 `end_turn`, at the end of each turn. Requests about streams and consumers run as jobs, in order per
-class. A position gets its answer when its consumer exists, and messages published after it are
-stored after it.
+class. A subscriber gets its reply when the consumer of its position exists. Messages that are
+published after the subscription are stored after the consumer was created.
 
 Without a connection nothing is lost: publishers wait for confirms and subscribers for messages.
 """
@@ -174,12 +174,14 @@ class JetStreamBackend:
             self._nursery = nursery
             self._jobs.start(nursery)
             await nursery.start(self.link.run)
-            where = self.link, self.options
-            nursery.start_soon(follow_jetstream, *where, self._activity_count)
+            nursery.start_soon(follow_jetstream, self.link, self.options, self._activity_count)
             await self.link.wait_ready()
             await self._class_names.load(self.consumers.list_classes)
             nursery.start_soon(
-                maintain_cluster_id, *where, self._broker.subscription_manager.identity
+                maintain_cluster_id,
+                self.link,
+                self.options,
+                self._broker.subscription_manager.identity,
             )
             task_status.started()
             while True:
@@ -318,8 +320,8 @@ class JetStreamBackend:
             case RequestReplies():
                 self._handle_progress(self.publisher.handle_pub_acks(event, now))
             case ReceivedMessages():
-                for sid, some in event.split_by_sid().items():
-                    self._handle_messages(sid, some)
+                for sid, sid_messages in event.split_by_sid().items():
+                    self._handle_messages(sid, sid_messages)
                 self._flush()
             case ServerReady():
                 self.publisher.handle_reconnect(now)
@@ -397,12 +399,12 @@ class JetStreamBackend:
         is_status = (messages.payloads == messages.ends) & (messages.bodies < messages.payloads)
         if is_status.any():
             for row in is_status.nonzero()[0].tolist():
-                code, words = jetstream_codec.parse_status(messages.headers(row))
+                code, description = jetstream_codec.parse_status(messages.headers(row))
                 if not code:
                     is_status[row] = False
                 elif code >= 400:
-                    feed.record_request_end(code, words, messages.headers(row))
-                    if jetstream_codec.is_consumer_missing(code, words):
+                    feed.record_request_end(code, description, messages.headers(row))
+                    if jetstream_codec.is_consumer_missing(code, description):
                         self._replace_later(feed)
                 else:  # A heartbeat; with a reply subject, the server asks for one.
                     reply = messages.reply(row)
@@ -474,9 +476,8 @@ class JetStreamBackend:
     ) -> None:
         """Open the consumer of a position and start its feed.
 
-        Messages published after the subscription wait for one attempt only, so that a cluster
-        that refuses
-        the consumer does not block publishers.
+        Messages published after the subscription wait for one attempt only, so that a cluster that
+        refuses the consumer does not block publishers.
         """
         is_done = True
         try:
@@ -486,8 +487,8 @@ class JetStreamBackend:
                 self.publisher.resume_class(cls.class_id, publish_pause)
                 publish_pause = None
         if not is_done:
-            again = partial(self._open_feed, cls, position, open_consumer, publish_pause, tries + 1)
-            self._jobs.enqueue_later(cls.class_id, again, _RETRY_SECONDS)
+            retry = partial(self._open_feed, cls, position, open_consumer, publish_pause, tries + 1)
+            self._jobs.enqueue_later(cls.class_id, retry, _RETRY_SECONDS)
         self._flush()
 
     async def _try_open_consumer(
@@ -551,8 +552,8 @@ class JetStreamBackend:
     async def _replace_consumer(self, feed: ConsumerFeed, tries: int = 0) -> None:
         cls = feed.cls
         if not await self._open_replacement(feed, tries):
-            again = partial(self._replace_consumer, feed, tries + 1)
-            self._jobs.enqueue_later(cls.class_id, again, _RETRY_SECONDS)
+            retry = partial(self._replace_consumer, feed, tries + 1)
+            self._jobs.enqueue_later(cls.class_id, retry, _RETRY_SECONDS)
             return
         feed.is_replacing = False
         self._flush()

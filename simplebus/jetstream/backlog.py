@@ -1,7 +1,7 @@
 """Message and backlog counts of streams for inquiries.
 
 Counting changes nothing and does not wait for the class's other requests, because an inquiry may
-ask why those are stuck. It gives up after a few seconds.
+ask why those are stuck. It times out after a few seconds.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class StreamBacklog:
                 raise
             return _NOTHING
         unheld = {str(each["name"]): each for each in await self._consumers.list_unheld(class_id)}
-        there = [each for each in await self._consumers.list_all(class_id) if api.kind_of(each)]
-        found, first = build_inventory(info, unheld.values()), _furthest_behind(info, there)
+        consumers = [each for each in await self._consumers.list_all(class_id) if api.kind_of(each)]
+        found, first = build_inventory(info, unheld.values()), _find_oldest_floor(info, consumers)
         if first is None:
             return found
         if str(first["name"]) in unheld:
@@ -90,16 +90,16 @@ class StreamBacklog:
     async def _describe_holder(self, class_id: int, info: dict[str, Any]) -> Position | str:
         """Return the position of a consumer, or a description if the position is elsewhere."""
         name = str(info["name"])
-        for position, own in self._inboxes.consumer_names.items():
-            if own == name and position.class_id == class_id:
+        for position, consumer_name in self._inboxes.consumer_names.items():
+            if consumer_name == name and position.class_id == class_id:
                 return position
         waits = f"{format_waiting_count(api.backlog_count(info))} for it"
         if api.kind_of(info) == "durable" and name[:2] == "d-":
             is_held = await self._peers.is_consumer_held(class_id, name)
-            where = "held by another server" if is_held else "held by no server"
+            holder = "held by another server" if is_held else "held by no server"
         else:
-            where = "not held by this server"
-        return f"{describe_consumer(name)}, {where}; {waits}"
+            holder = "not held by this server"
+        return f"{describe_consumer(name)}, {holder}; {waits}"
 
 
 def build_inventory(info: dict[str, Any], unheld: Iterable[dict[str, Any]]) -> RemoteInventory:
@@ -119,8 +119,10 @@ def build_inventory(info: dict[str, Any], unheld: Iterable[dict[str, Any]]) -> R
     )
 
 
-def _furthest_behind(info: dict[str, Any], there: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _find_oldest_floor(
+    info: dict[str, Any], consumers: list[dict[str, Any]]
+) -> dict[str, Any] | None:
     """Return the consumer with the lowest ack floor; None if all messages are acknowledged."""
     last = int(info["state"]["last_seq"])
-    behind = [each for each in there if api.ack_floor(each) <= last]
-    return min(behind, key=api.ack_floor, default=None)
+    unfinished = [each for each in consumers if api.ack_floor(each) <= last]
+    return min(unfinished, key=api.ack_floor, default=None)

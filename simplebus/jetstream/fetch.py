@@ -137,10 +137,10 @@ class StreamReader:
                 await self._link.api_request(f"CONSUMER.DELETE.{stream}.{name}")
         first_sequence, batches, times = -1, list[FrameBatch](), list[float]()
         for messages in found:
-            for some, sequences, stored_at in _uniform_runs(messages):
-                frames, good = _decode_uniform_run(class_id, some, frame_bytes)
+            for run, sequences, stored_at in _uniform_runs(messages):
+                frames, good = _decode_uniform_run(class_id, run, frame_bytes)
                 index = -1
-                for row in range(some.count):
+                for row in range(run.count):
                     index += bool(good[row])
                     sequence = int(sequences[row]) - 1
                     if not good[row]:  # Not a valid message of the bus.

@@ -76,9 +76,9 @@ class JetStreamOptions:
     def first_message_number(self, now: float) -> int:
         """Return the first message number for a publisher that connects at time `now`.
 
-        Numbers follow the clock, faster than any publisher, and wrap after four duplicate
-        windows. So all
-        numbers that the publisher used within the duplicate window, at any server, are lower.
+        Numbers follow the clock, faster than any publisher, and wrap after four duplicate windows.
+        So all numbers that the publisher used within the duplicate window, at any server, are
+        lower.
         """
         part = now / (4 * self.duplicate_seconds) % 1.0
         return int(part * (MESSAGE_ID_MASK + 1)) & MESSAGE_ID_MASK
@@ -91,9 +91,9 @@ def unsupported_settings(settings: Settings) -> list[tuple[int | str | None, str
         Per setting: the class (None for the default of all classes), the key, and the reason.
     """
     found: list[tuple[int | str | None, str, str]] = []
-    every = None, settings.full_policy, settings.keep, False
-    own = [(key, c.full_policy, c.keep, c.last_values) for key, c in settings.classes.items()]
-    for key, policy, keep, keeps_values in (every, *own):
+    default = None, settings.full_policy, settings.keep, False
+    by_class = [(key, c.full_policy, c.keep, c.last_values) for key, c in settings.classes.items()]
+    for key, policy, keep, keeps_values in (default, *by_class):
         if policy not in (None, FullPolicy.BLOCK):
             why = f"a JetStream cluster supports only block, got {policy}"
             found.append((key, "full", why))
@@ -110,5 +110,5 @@ def unsupported_settings(settings: Settings) -> list[tuple[int | str | None, str
 
 def check_settings(settings: Settings) -> None:
     """Raise ValueError if `settings` contains unsupported settings."""
-    for key, what, why in unsupported_settings(settings):
-        raise ValueError(f"{'every class' if key is None else f'class {key}'}: {what}: {why}")
+    for key, setting, why in unsupported_settings(settings):
+        raise ValueError(f"{'every class' if key is None else f'class {key}'}: {setting}: {why}")

@@ -1,8 +1,7 @@
 """Conversion of a stream's storage times to the server's own clock.
 
-Storage times come from the clock of a NATS server, which may differ from this server's clock
-and may
-be changed. A message that appears to be as young as a new one shows that both clocks agree.
+Storage times come from the clock of a NATS server, which may differ from this server's clock and
+may be changed. A message that appears to be as young as a new one shows that both clocks agree.
 Otherwise the stream is asked for its time, after the message arrived or shortly before.
 """
 
@@ -54,18 +53,17 @@ class StreamClock:
 
     def begin_query(self) -> bool:
         """Return True if the caller must query the stream and then call `finish_query`."""
-        wanted, self._is_query_needed = self._is_query_needed, False
-        self._is_query_pending = self._is_query_pending or wanted
-        return wanted
+        is_needed, self._is_query_needed = self._is_query_needed, False
+        self._is_query_pending = self._is_query_pending or is_needed
+        return is_needed
 
     def finish_query(
         self, asked_at: float, answered_at: float, info: dict[str, Any] | None
     ) -> None:
         """Update the offset from the stream info, received between two local times.
 
-        `info` is None if the query failed; it is repeated then. The offset changes as little as
-        the answer
-        allows.
+        `info` is None if the query failed; it is repeated then. The offset changes as little as the
+        answer allows.
         """
         self._is_query_pending = False
         if info is None:

@@ -60,8 +60,8 @@ class ClassNameExchange:
         """Subscribe to the names of other servers.
 
         Args:
-            names: Class ids by name, as known by the broker.
-            declare_classes: Makes names known to the broker.
+            names: Class ids by name, from the broker.
+            declare_classes: Adds classes to the broker.
             enqueue_job: `ClassJobs.enqueue`.
         """
         self._core = core
@@ -71,11 +71,11 @@ class ClassNameExchange:
         self._declare_classes = declare_classes
         self._enqueue_job = enqueue_job
         self._shared_names: dict[str, int] = {}
-        """Names that the other servers know."""
+        """Names that the other servers have."""
         self._conflicting_names: dict[int, str] = {}
         """Last conflicting name that another server sent, by class."""
         self._stream_descriptions: dict[int, str] = {}
-        """Descriptions of streams, by class, as far as seen."""
+        """Last seen description of each stream, by class."""
         self._classes_to_describe: dict[int, None] = {}
         """Classes whose stream may have no description yet."""
         self._inbox = new_inbox()
@@ -91,8 +91,7 @@ class ClassNameExchange:
     ) -> None:
         """Load the names from the streams and the other servers.
 
-        Streams without a leader are waited for only a while, so that one does not keep the
-        server closed.
+        The wait for streams without a leader is limited, so that the server starts without them.
         """
         until = trio.current_time() + LEADER_WAIT_SECONDS
         while True:
@@ -101,15 +100,11 @@ class ClassNameExchange:
                 if not without_leader:
                     break
                 is_over = trio.current_time() >= until
-                shown, what = (
-                    ", ".join(without_leader[:8]),
-                    "starting without them" if is_over else "retrying",
-                )
                 log.warning(
                     "class_names.incomplete",
                     "cannot read class names from streams without a leader ({streams}); {outcome}",
-                    streams=shown,
-                    outcome=what,
+                    streams=", ".join(without_leader[:8]),
+                    outcome="starting without them" if is_over else "retrying",
                 )
                 if is_over:
                     break
@@ -230,12 +225,12 @@ class ClassNameExchange:
         stream, name = self._subjects.stream_name(class_id), self._name_of(class_id)
         try:
             config = (await link.api_request(f"STREAM.INFO.{stream}"))["config"]
-            there = str(config.get("description") or "")
-            if not there:
+            description = str(config.get("description") or "")
+            if not description:
                 body = {**config, "description": name}
                 await link.api_request(f"STREAM.UPDATE.{stream}", body, seconds=_UPDATE_SECONDS)
-                there = name
-            self.record_description(class_id, there)
+                description = name
+            self.record_description(class_id, description)
             self._retry_seconds = _RETRY_SECONDS
         except (BusConnectionError, JetStreamError) as error:
             if isinstance(error, JetStreamError) and error.code in jetstream_codec.NOT_FOUND:

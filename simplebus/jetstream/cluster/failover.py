@@ -2,7 +2,8 @@
 
 A NATS server that lost its cluster stays connected, but its JetStream does not answer. The
 connection moves to another server only if JetStream answers there; without a quorum it stays.
-JetStream traffic counts as an answer. A connection that still has unsent requests proves nothing.
+JetStream traffic counts as an answer. A connection with unsent requests does not show whether
+JetStream answers.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ async def follow_jetstream(
 
 
 async def _is_jetstream_answering(link: NatsConnection) -> bool:
-    """Return False if JetStream does not answer; True if it does or the connection is too slow to
-    know.
+    """Return False if JetStream does not answer. Return True if it does, or if the connection is
+    too slow for an answer.
 
     The request goes to the leader of the whole cluster. A stream's replica that is cut off still
     answers requests for stream info.
@@ -93,7 +94,7 @@ async def _find_answering_server(
     """Return another server at which JetStream answers now; None if there is none."""
     found: list[NatsAddress] = []
 
-    async def ask(server: NatsAddress) -> None:
+    async def query_server(server: NatsAddress) -> None:
         other = NatsConnection(
             [server],
             lambda event: None,
@@ -102,16 +103,16 @@ async def _find_answering_server(
             tls=options.tls,
             is_quiet=True,
         )
-        async with trio.open_nursery() as own:
-            await own.start(other.run)
+        async with trio.open_nursery() as other_nursery:
+            await other_nursery.start(other.run)
             await other.wait_ready()
             if await _is_jetstream_answering(other):
                 found.append(server)
-                everybody.cancel_scope.cancel()
-            own.cancel_scope.cancel()
+                nursery.cancel_scope.cancel()
+            other_nursery.cancel_scope.cancel()
 
-    async with trio.open_nursery() as everybody:
-        everybody.cancel_scope.deadline = trio.current_time() + _SEARCH_SECONDS
+    async with trio.open_nursery() as nursery:
+        nursery.cancel_scope.deadline = trio.current_time() + _SEARCH_SECONDS
         for server in link.other_servers():
-            everybody.start_soon(ask, server)
+            nursery.start_soon(query_server, server)
     return found[0] if found else None

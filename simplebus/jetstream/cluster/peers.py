@@ -1,8 +1,8 @@
 """Queries to the other stateless servers of a cluster.
 
-A server that nobody answers for is gone; NATS reports that no one subscribed to its subject. A
-server that is connected but does not answer, for example because it is stopped, counts as alive and
-is not asked again for a while. Otherwise two servers could own the same consumer.
+A server is gone if NATS reports that its subject has no subscriber. A server that is connected but
+does not answer, for example because it is stopped, counts as alive and is not asked again for a
+while. Otherwise two servers could own the same consumer.
 
 If a third party subscribes to the query subjects, NATS cannot report that. Then silence counts as
 gone.
@@ -53,7 +53,7 @@ class Peers:
         """
         alive, released, errors = set[str](), set[str](), list[BusError]()
 
-        async def ask(server_id: str) -> None:
+        async def query_server(server_id: str) -> None:
             try:
                 answer = await self._query_server(
                     server_id, b"" if class_id is None else b"%d" % class_id
@@ -69,7 +69,7 @@ class Peers:
 
         async with trio.open_nursery() as nursery:
             for server_id in server_ids:
-                nursery.start_soon(ask, server_id)
+                nursery.start_soon(query_server, server_id)
         if errors:
             raise errors[0]
         return alive, released

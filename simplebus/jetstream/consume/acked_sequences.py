@@ -1,11 +1,9 @@
 """Acknowledged stream sequences of one position.
 
-A NATS server that was killed forgets the last acks, and a deleted consumer is recreated from
-its ack
-floor; this class recognizes the messages that are then delivered again. If an old sequence is
-stored
-later than the newest known message, the stream was rolled back: its sequences now belong to other
-messages, and nothing is known about them.
+A NATS server that was killed forgets the last acks, and a deleted consumer is recreated from its
+ack floor; this class recognizes the messages that are then delivered again. If an old sequence is
+stored later than the newest known message, the stream was rolled back: its sequences now belong to
+other messages, and nothing is known about them.
 
     acknowledged, as reported by the consumer   floor   acknowledged or not   highest   new
     ──────────────────────────────────────────────┼──────────────────────────────┼─────────►

@@ -1,8 +1,8 @@
 """Waits until a position has received everything that is stored for it.
 
-The stream reports its last message and the consumer its last delivery. A position whose subscriber
-still has messages is not waited for; it asks again later. Messages delivered to other servers never
-arrive here, so a shared consumer is waited for only a moment.
+The stream reports its last message and the consumer its last delivery. A position with
+messages at its subscriber ends the wait; it asks again later. Messages delivered to other servers
+never arrive here, so the wait for a shared consumer is short.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class ConsumerCloser:
         """Create a closer without work.
 
         Args:
-            is_used: Returns True if this server has, or asks for, a consumer of this name.
+            is_used: Returns True if this server has, or requests, a consumer of this name.
             wait_dead_letters: Waits until dead letters are stored.
         """
         self._link = link
@@ -117,9 +117,9 @@ class ConsumerCloser:
                 outcome=more,
             )
             if not is_final:
-                again = replace(closed, tries=closed.tries + 1)
+                retry = replace(closed, tries=closed.tries + 1)
                 pause = min(_PAUSE_SECONDS * 2**closed.tries, _PAUSE_SECONDS_MAX)
-                self._jobs.enqueue_later(class_id, partial(self.close, again), pause)
+                self._jobs.enqueue_later(class_id, partial(self.close, retry), pause)
                 return
         self._releasing.remove(position)
 

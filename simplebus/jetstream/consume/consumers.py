@@ -104,12 +104,12 @@ class ConsumerManager:
         """
         class_of = self._options.names.parse_stream_name
         found: list[tuple[int, str]] = []
-        configs, untold = await list_streams(self._link)
+        configs, leaderless = await list_streams(self._link)
         for config in configs:
             class_id = class_of(str(config.get("name", "")))
             if class_id is not None:
                 found.append((class_id, str(config.get("description") or "")))
-        return found, [stream for stream in untold if class_of(stream) is not None]
+        return found, [stream for stream in leaderless if class_of(stream) is not None]
 
     async def open_stream(self, class_id: int, name: str) -> None:
         """Find or create the stream of a class."""
@@ -156,10 +156,10 @@ class ConsumerManager:
 
     async def _create_stream(self, stream: str, body: dict[str, Any]) -> dict[str, Any]:
         """Create a stream, without fast batches if the server is too old for them."""
-        wish = {**body, "allow_batched": True}
+        request_body = {**body, "allow_batched": True}
         try:
             return await self._link.api_request(
-                f"STREAM.CREATE.{stream}", wish, seconds=_STREAM_SECONDS
+                f"STREAM.CREATE.{stream}", request_body, seconds=_STREAM_SECONDS
             )
         except JetStreamError as error:
             if error.code != jetstream_codec.UNKNOWN_FIELD:
@@ -196,9 +196,8 @@ class ConsumerManager:
 
         Raises:
             RemoteProtocolError: (subscription_mismatch) the name is used for something else;
-                (unauthorized) the user may not use it; (durable_in_use) the durable is to be
-                moved and
-                another server uses it.
+                (unauthorized) the user may not use it; (durable_in_use) the durable is to be moved
+                and another server uses it.
             JetStreamError, BusConnectionError: A request failed.
         """
         class_id = cls.class_id
@@ -248,11 +247,11 @@ class ConsumerManager:
             "idle_seconds": position.idle_seconds,
         }
 
-    async def _check_single_group(self, class_id: int, position: Position, own: str) -> None:
+    async def _check_single_group(self, class_id: int, position: Position, own_name: str) -> None:
         """Raise RemoteProtocolError if the durable exists in another group."""
         for info in await self.list_all(class_id) if position.durable else ():
             name = str(info["name"])
-            is_other = name != own and api.kind_of(info) == "durable"
+            is_other = name != own_name and api.kind_of(info) == "durable"
             if is_other and belongs_to_durable(name, position.durable):
                 raise RemoteProtocolError(
                     Reason.SUBSCRIPTION_MISMATCH,
@@ -276,21 +275,21 @@ class ConsumerManager:
     ) -> None:
         """Update the idle time and delivery policy of an existing durable or group.
 
-        The delivery policy of the consumer applies to the position instead if another server
-        uses the
-        consumer or the user may not change it.
+        The delivery policy of the consumer applies to the position instead if another server uses
+        the consumer or the user may not change it.
         """
         name, config = str(info["name"]), info["config"]
         if api.owner_of(info) in ("", position.owner):
             config = api.with_idle_seconds(config, position.idle_seconds)
-        there, terms = api.delivery_policy_of(info), self._durable_check.encode_policy(position)
-        if there != terms:
-            if there and not (
+        stored_policy = api.delivery_policy_of(info)
+        requested_policy = self._durable_check.encode_policy(position)
+        if stored_policy != requested_policy:
+            if stored_policy and not (
                 may_change and not await self._peers.is_consumer_held(class_id, name)
             ):
-                self._durable_check.apply_policy(position, there)
+                self._durable_check.apply_policy(position, stored_policy)
             else:
-                config = api.with_delivery_policy(config, terms)
+                config = api.with_delivery_policy(config, requested_policy)
         if config != info["config"]:
             info["config"] = config
             await self._update(class_id, name, config)
@@ -306,11 +305,13 @@ class ConsumerManager:
         """Resume an existing consumer. If no server holds it, its unacknowledged messages are
         returned first.
         """
-        again, is_unheld = dict[int, bytes](), False
+        expected_redeliveries, is_unheld = dict[int, bytes](), False
         if info.get("num_ack_pending"):
             stream, name = self._options.names.stream_name(class_id), str(info["name"])
             is_unheld = can_be_unheld and not await self._peers.is_consumer_held(class_id, name)
-            again = await return_again(self._link, stream, info, is_unheld=is_unheld)
+            expected_redeliveries = await return_again(
+                self._link, stream, info, is_unheld=is_unheld
+            )
         return OpenedConsumer(
             str(info["name"]),
             existed_before,
@@ -318,7 +319,7 @@ class ConsumerManager:
             last_delivered=api.last_delivered(info),
             delivery_count=api.delivery_count(info),
             floor=api.ack_floor(info),
-            expected_redeliveries=again
+            expected_redeliveries=expected_redeliveries
             if is_unheld or not existed_before
             else {},  # Other servers may receive these messages.
         )
@@ -340,7 +341,7 @@ class ConsumerManager:
         await self._create_consumer(class_id, hold, "hold", at, channels=patterns)
         await self._delete(class_id, name)
         begin, owner = await self._starting(class_id, start), api.owner_of(info)
-        seconds, terms = api.idle_seconds_of(info), api.delivery_policy_of(info)
+        seconds, delivery_policy = api.idle_seconds_of(info), api.delivery_policy_of(info)
         await self._create_consumer(
             class_id,
             name,
@@ -348,7 +349,7 @@ class ConsumerManager:
             begin,
             channels=patterns,
             owner=owner,
-            delivery_policy=terms,
+            delivery_policy=delivery_policy,
             idle_seconds=seconds,
         )
         await self._delete(class_id, hold)
@@ -423,16 +424,16 @@ class ConsumerManager:
             if info is not None and not is_new:
                 at = api.ack_floor(info)
                 needed = min(at, needed) if needed else at
-            former, name = name, self._reserve_name(position)
+            old_name, name = name, self._reserve_name(position)
             start = api.start_at_sequence(needed) if needed else start
-            more: dict[str, Any] = {
+            arguments: dict[str, Any] = {
                 "channels": patterns,
                 "delivered_before": feed.ack_all.delivered_before,
             }
             floor = await self._create_consumer(
-                class_id, name, kind, start, is_ack_all=True, **more
+                class_id, name, kind, start, is_ack_all=True, **arguments
             )
-            await self._delete(class_id, former)
+            await self._delete(class_id, old_name)
         elif info is None:
             # The acks of other servers' group members are unknown: redeliver everything stored.
             start = api.start_at_sequence(needed) if needed and not position.group else start
@@ -478,8 +479,8 @@ class ConsumerManager:
         at = min(api.ack_floor(info) for info in unheld)
         sent = max(api.last_delivered_with_predecessors(info) for info in unheld)
         floor = await make(api.start_at_sequence(at), delivered_before=sent)
-        taken = [await self._delete(class_id, str(info["name"])) for info in unheld]
-        if not any(taken):  # Another server took the backlog over.
+        deleted = [await self._delete(class_id, str(info["name"])) for info in unheld]
+        if not any(deleted):  # Another server took the backlog over.
             await self._delete(class_id, name)
             return await self._create_or_take_over(class_id, position, name, make, start)
         return OpenedConsumer(name, False, is_ack_all, sent, floor=floor)
@@ -526,9 +527,8 @@ class ConsumerManager:
     ) -> list[dict[str, Any]]:
         """Return the plain consumers that no server holds.
 
-        With `include_releasing`, consumers that servers are about to release are included if
-        the class has
-        no other consumer.
+        With `include_releasing`, consumers that servers are about to release are included if the
+        class has no other consumer.
 
         Raises:
             BusConnectionError, JetStreamError: A request failed.
@@ -540,14 +540,14 @@ class ConsumerManager:
         )
         if include_releasing:
             names |= self.releasing.offer_names(class_id, trio.current_time())
-        gone = server_ids - alive | {""}
+        gone_ids = server_ids - alive | {""}
         # List again: consumers released before the answers are unheld now.
-        there = [info for info in await self.list_all(class_id) if api.kind_of(info)]
-        plain = [info for info in there if api.kind_of(info) == "plain"]
-        nobodys = [info for info in plain if api.server_id_of(info) in gone]
-        names |= {str(info["name"]) for info in nobodys}
-        stay = {str(info["name"]) for info in there} - names - set(self._unconfirmed.values())
-        return nobodys if stay else [info for info in plain if info["name"] in names]
+        consumers = [info for info in await self.list_all(class_id) if api.kind_of(info)]
+        plain = [info for info in consumers if api.kind_of(info) == "plain"]
+        unheld = [info for info in plain if api.server_id_of(info) in gone_ids]
+        names |= {str(info["name"]) for info in unheld}
+        others = {str(info["name"]) for info in consumers} - names - set(self._unconfirmed.values())
+        return unheld if others else [info for info in plain if info["name"] in names]
 
     async def close(
         self,
@@ -562,9 +562,8 @@ class ConsumerManager:
         """Close a position that has no subscription on this server. May be repeated after a
         failure.
 
-        The consumer is deleted if it is to be forgotten or cannot be resumed. The last consumer
-        of a class
-        stays for the next subscription, with the `returned` or `unacked` messages.
+        The consumer is deleted if it is to be forgotten or cannot be resumed. The last consumer of
+        a class stays for the next subscription, with the `returned` or `unacked` messages.
         """
         await self._close(cls, position, name, forget=forget, returned=returned, unacked=unacked)
         self._return_consumers.pop(position, None)
@@ -589,9 +588,8 @@ class ConsumerManager:
             if config is not None:
                 await self._update(class_id, name, config)
         if unacked is not None:
-            with contextlib.suppress(
-                ConsumerRefusedError
-            ):  # Then everything after the floor stays.
+            # After a refusal, everything after the floor stays.
+            with contextlib.suppress(ConsumerRefusedError):
                 name = await self._move_unacked(cls, position, name, unacked)
         if not is_plain:
             info = await self._info(class_id, name) if forget else None
@@ -616,9 +614,9 @@ class ConsumerManager:
         await self._update(class_id, name, api.released_config(config))
         if not api.is_ack_all(info):  # The next subscription may claim it at once.
             await self._delete(class_id, api.claim_config(name, self._server_id)["name"])
-        nobodys = {str(each["name"]) for each in await self.list_unheld(class_id)}
-        stay = [i for i in await self.list_all(class_id) if api.kind_of(i)]
-        if any(each["name"] not in nobodys for each in stay):
+        unheld = {str(each["name"]) for each in await self.list_unheld(class_id)}
+        remaining = [i for i in await self.list_all(class_id) if api.kind_of(i)]
+        if any(each["name"] not in unheld for each in remaining):
             await self._delete(class_id, name)
 
     async def _is_own(self, class_id: int, position: Position, name: str) -> bool:
@@ -637,16 +635,16 @@ class ConsumerManager:
         """
         class_id = cls.class_id
         stream = self._options.names.stream_name(class_id)
-        fresh = self._return_consumers.setdefault(position, self._new_name())
+        new_name = self._return_consumers.setdefault(position, self._new_name())
         patterns = tuple(position.channel_filter.patterns) if position.channel_filter else ()
         first = int(unacked.sequences[unacked.delays >= 0.0][0])
         begin = api.start_at_sequence(first)
         await self._create_consumer(
-            class_id, fresh, "plain", begin, channels=patterns, delivered_before=unacked.sent_to
+            class_id, new_name, "plain", begin, channels=patterns, delivered_before=unacked.sent_to
         )
         await self._delete(class_id, name)
-        await transfer_messages(self._link, stream, fresh, unacked)
-        return fresh
+        await transfer_messages(self._link, stream, new_name, unacked)
+        return new_name
 
     async def trim(self, class_id: int) -> dict[str, int]:
         """Remove the messages that all consumers have acknowledged. A stream without consumers
@@ -676,13 +674,13 @@ class ConsumerManager:
         start: dict[str, Any],
         *,
         server_id: str | None = None,
-        **more: Any,
+        **arguments: Any,
     ) -> int:
         """Create a consumer. Returns its ack floor; 0 if it existed."""
         stream = self._options.names.stream_name(class_id)
         owner_id = self._server_id if server_id is None else server_id
         config = api.consumer_config(
-            self._options, name, kind=kind, server_id=owner_id, start=start, **more
+            self._options, name, kind=kind, server_id=owner_id, start=start, **arguments
         )
         body = {"stream_name": stream, "config": config, "action": "create"}
         subject, info = f"CONSUMER.CREATE.{stream}.{name}", None

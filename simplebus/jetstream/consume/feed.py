@@ -2,12 +2,11 @@
 
     requested ─► received ─► in the ring ─► acknowledged by the subscriber ─► +ACK
 
-Messages in the ring are numbered from 0 as they arrive. The feed remembers their stream
-sequences and
-ack subjects until they are acknowledged. The position decides about delivery and redelivery; while
-the server holds a message, it extends the cluster's ack wait. Messages that are delivered again
-although they are in the ring or acknowledged are dropped. The consumer is asked only for messages
-that have space.
+Messages in the ring are numbered from 0 as they arrive. The feed remembers their stream sequences
+and ack subjects until they are acknowledged. The position decides about delivery and redelivery;
+while the server holds a message, it extends the cluster's ack wait. Messages that are delivered
+again although they are in the ring or acknowledged are dropped. The feed requests only as many
+messages as it has space for.
 
 A consumer that belongs to one server is acknowledged up to a message (`AckAllConsumer`); a shared
 one, per message.
@@ -76,16 +75,16 @@ class _PendingMessages(NamedTuple):
     messages: ReceivedMessages
     sequences: Integers
     attempts: Integers
-    came_at: float
+    received_at: float
 
     def pick(self, rows: Integers | Flags | slice) -> _PendingMessages:
-        some = self.messages.pick(rows), self.sequences[rows], self.attempts[rows]
-        return _PendingMessages(*some, self.came_at)
+        messages, sequences = self.messages.pick(rows), self.sequences[rows]
+        return _PendingMessages(messages, sequences, self.attempts[rows], self.received_at)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedConsumer:
-    """Consumer of a position, as it was when it was opened."""
+    """State of a position's consumer when it was opened."""
 
     name: str
     existed_before: bool
@@ -163,9 +162,8 @@ class ConsumerFeed:
         """Flags of the acknowledged messages from `_acked_floor` on."""
         self.acked_sequences = AckedSequences()
         self.is_rolled_back = False
-        """True if the stream lost messages, so that its sequences belong to other messages.
-        Nothing is accepted
-        until the consumer was replaced.
+        """True if the stream lost messages, so that its sequences belong to other messages. Nothing
+        is accepted until the consumer was replaced.
         """
         self._acked_sequence = 0
         """Stream sequence up to which everything is acknowledged, with ack policy `all`."""
@@ -246,9 +244,8 @@ class ConsumerFeed:
     def replace_consumer(self, found: OpenedConsumer) -> None:
         """Continue with a replacement of the consumer.
 
-        In the same stream, messages in the ring are delivered again with other ack subjects. In
-        a new
-        stream, the old sequences are meaningless.
+        In the same stream, messages in the ring are delivered again with other ack subjects. In a
+        new stream, the old sequences are meaningless.
         """
         self.ack_all = (
             AckAllConsumer(found.predecessor_delivered)
@@ -283,14 +280,14 @@ class ConsumerFeed:
     def free_capacity(self) -> int:
         """Return how many more messages the feed can accept."""
         position = self.position
-        most = position.delivery_policy.in_flight_max or FETCH_MESSAGES_MAX
+        limit = position.delivery_policy.in_flight_max or FETCH_MESSAGES_MAX
         if (group := self.cls.groups.get(position)) is not None:
             limits = [member.in_flight_max for member in group.members]
-            most = max(sum(limits), GROUP_IN_FLIGHT_MESSAGES)
-        most = min(most, FETCH_MESSAGES_MAX)
+            limit = max(sum(limits), GROUP_IN_FLIGHT_MESSAGES)
+        limit = min(limit, FETCH_MESSAGES_MAX)
         used = self.outstanding - self.position.unacked.delayed_count + self._pending_count
-        spare = FEED_MESSAGES_MAX - len(position.ring)
-        return max(0, min(most - used, spare))
+        free_count = FEED_MESSAGES_MAX - len(position.ring)
+        return max(0, min(limit - used, free_count))
 
     def request_size(self) -> int:
         """Return how many messages to request now; 0 for none."""
@@ -301,12 +298,12 @@ class ConsumerFeed:
             return 0
         return room - self.requested_count
 
-    def record_request_end(self, code: int, words: str, headers: bytes) -> None:
+    def record_request_end(self, code: int, description: str, headers: bytes) -> None:
         """Record that the consumer ended a request with a status."""
         self.requested_count = max(
             0, self.requested_count - jetstream_codec.parse_pending_messages(headers)
         )
-        self.refused_requests += not jetstream_codec.is_normal_end(code, words)
+        self.refused_requests += not jetstream_codec.is_normal_end(code, description)
         if self.refused_requests > REFUSALS_MAX:
             self.retry_at = self.last_answer_at + REST_SECONDS
 
@@ -336,12 +333,12 @@ class ConsumerFeed:
         )
         self.expected_redeliveries.remove_received(sequences)
         if self.ack_all is not None:
-            fresh = self.ack_all.accept(deliveries, messages)
+            new_flags = self.ack_all.accept(deliveries, messages)
             attempts = np.where(
                 sequences <= self.ack_all.delivered_before, np.maximum(attempts, 2), attempts
             )
-            if not fresh.all():
-                deliveries, attempts = deliveries.pick(fresh), attempts[fresh]
+            if not new_flags.all():
+                deliveries, attempts = deliveries.pick(new_flags), attempts[new_flags]
         elif (
             (attempts > 1).any()
             or (sequences <= self._delivered_before).any()
@@ -350,10 +347,10 @@ class ConsumerFeed:
             attempts = np.where(
                 sequences <= self._delivered_before, np.maximum(attempts, 2), attempts
             )
-            fresh, again = self._find_new_messages(messages, sequences)
-            if again.any():
-                replies.append(jetstream_codec.encode_acks(messages.pick(again)))
-            at = np.flatnonzero(fresh)
+            new_flags, acked_flags = self._find_new_messages(messages, sequences)
+            if acked_flags.any():
+                replies.append(jetstream_codec.encode_acks(messages.pick(acked_flags)))
+            at = np.flatnonzero(new_flags)
             at = at[np.argsort(sequences[at], kind="stable")]
             at = at[np.diff(sequences[at], append=0) != 0]  # The last delivery of each message.
             deliveries, attempts = deliveries.pick(at), attempts[at]
@@ -375,90 +372,90 @@ class ConsumerFeed:
 
         Messages in the ring get the ack subject of their last delivery.
         """
-        again = self.acked_sequences.acked_flags(sequences)
-        fresh = ~again
-        for some in self._pending:
-            fresh &= ~np.isin(sequences, some.sequences)
+        acked_flags = self.acked_sequences.acked_flags(sequences)
+        new_flags = ~acked_flags
+        for pending in self._pending:
+            new_flags &= ~np.isin(sequences, pending.sequences)
         for block in self._blocks:
-            known = np.isin(sequences, block.sequences) & fresh
+            known = np.isin(sequences, block.sequences) & new_flags
             if known.any():
                 rows, order = np.flatnonzero(known), np.argsort(block.sequences)
                 at = order[np.searchsorted(block.sequences[order], sequences[rows])]
                 block.messages = _replace_replies(block.messages, at, messages, rows)
-            fresh &= ~known
-        return fresh, again
+            new_flags &= ~known
+        return new_flags, acked_flags
 
     def fill(self) -> bytes:
         """Move received messages to the ring. Returns terminating acks for invalid messages."""
         replies: list[bytes] = []
         while self._pending:
-            some = self._pending.popleft()
-            self._pending_count -= some.messages.count
-            end, is_envelope = _uniform_run(some.messages, some.attempts)
+            pending = self._pending.popleft()
+            self._pending_count -= pending.messages.count
+            end, is_envelope = _uniform_run(pending.messages, pending.attempts)
             rest = None
-            if end < some.messages.count:
-                some, rest = some.pick(slice(0, end)), some.pick(slice(end, None))
-            taken, good = self._append(some, is_envelope)
+            if end < pending.messages.count:
+                pending, rest = pending.pick(slice(0, end)), pending.pick(slice(end, None))
+            appended_count, good = self._append(pending, is_envelope)
             bad = np.flatnonzero(~good)
             if bad.size:
                 self.invalid_count += bad.size
                 if self.ack_all is None:  # Else the ack would include all earlier messages.
                     replies.append(
                         jetstream_codec.encode_acks(
-                            some.messages.pick(bad), jetstream_codec.TERMINATE
+                            pending.messages.pick(bad), jetstream_codec.TERMINATE
                         )
                     )
             if rest is not None:
                 self._put_back(rest)
-            kept = np.flatnonzero(good)[taken:]
+            kept = np.flatnonzero(good)[appended_count:]
             if kept.size:
-                self._put_back(some.pick(kept))
+                self._put_back(pending.pick(kept))
                 break
         return b"".join(replies)
 
-    def _put_back(self, some: _PendingMessages) -> None:
-        self._pending.appendleft(some)
-        self._pending_count += some.messages.count
+    def _put_back(self, pending: _PendingMessages) -> None:
+        self._pending.appendleft(pending)
+        self._pending_count += pending.messages.count
 
-    def _append(self, some: _PendingMessages, is_envelope: bool) -> tuple[int, Flags]:
+    def _append(self, pending: _PendingMessages, is_envelope: bool) -> tuple[int, Flags]:
         """Append a uniform run of messages to the ring.
 
         Returns:
             How many valid messages had space, and the flags of the valid messages.
         """
         position, ring, cls = self.position, self.position.ring, self.cls
-        messages, sequences, attempts, came_at = some
+        messages, sequences, attempts, received_at = pending
         batch, good = codec.decode_frames(cls.class_id, messages, is_envelope=is_envelope)
-        most = self._store.settings.limits.frame_bytes
-        if (batch.lengths > most).any():
-            batch, good = _select_good(batch, good, batch.lengths <= most)
-        first, taken = ring.head, 0
+        limit = self._store.settings.limits.frame_bytes
+        if (batch.lengths > limit).any():
+            batch, good = _select_good(batch, good, batch.lengths <= limit)
+        first, appended_count = ring.head, 0
         timer = self._store.timer_index
         if not is_envelope:
-            taken = ring.append(batch, timer) if batch.count else 0
+            appended_count = ring.append(batch, timer) if batch.count else 0
         else:
             batch, good = _drop_bad_envelopes(batch, good)
             if batch.count:
-                rows = self._rows(batch, messages.pick(good), came_at)
-                taken = ring.append(batch, timer, rows) if rows is not None else 0
-        if taken:
-            rows_taken = slice(0, taken) if good.all() else np.flatnonzero(good)[:taken]
-            self._blocks.append(_Block(first, messages.pick(rows_taken), sequences[rows_taken]))
+                rows = self._rows(batch, messages.pick(good), received_at)
+                appended_count = ring.append(batch, timer, rows) if rows is not None else 0
+        if appended_count:
+            kept = slice(0, appended_count) if good.all() else np.flatnonzero(good)[:appended_count]
+            self._blocks.append(_Block(first, messages.pick(kept), sequences[kept]))
             if attempts[0] > 1:
                 position.requeue_with_attempts(first, int(attempts[0]) - 1)
-        return taken, good
+        return appended_count, good
 
     def _rows(
-        self, batch: FrameBatch, messages: ReceivedMessages, came_at: float
+        self, batch: FrameBatch, messages: ReceivedMessages, received_at: float
     ) -> MessageRows | None:
         """Return the column values of messages; None without memory, or until the stream's time is
         known.
         """
         read = envelope_batch.scan_envelopes(batch)
         if read.expires is None and read.not_before is None:
-            return self.cls.channels.build_rows(read, came_at)
+            return self.cls.channels.build_rows(read, received_at)
         stored = jetstream_codec.parse_deliveries(messages).times / 1e9
-        accepted = self.cls.clock.to_local_times(stored, came_at)
+        accepted = self.cls.clock.to_local_times(stored, received_at)
         return None if accepted is None else self.cls.channels.build_rows(read, accepted)
 
     # Acknowledgements ----------------------------------------------------------------------------
@@ -477,9 +474,9 @@ class ConsumerFeed:
         flags = ~self.dead_letters.pending_flags(first, last)
         flags[gaps - first] = False
         known = min(self._acked_flags.size, flags.size)
-        fresh = flags.copy()
-        fresh[:known] &= ~self._acked_flags[:known]
-        found = self._locate_blocks(np.flatnonzero(fresh) + first)
+        new_flags = flags.copy()
+        new_flags[:known] &= ~self._acked_flags[:known]
+        found = self._locate_blocks(np.flatnonzero(new_flags) + first)
         for block, rows in found:
             self.acked_sequences.add(np.sort(block.sequences[rows]))
         self._acked_floor, self._acked_flags = floor, flags[floor - first :]
@@ -528,10 +525,10 @@ class ConsumerFeed:
                 self.position.purge(block.first + int(a), block.first + int(b))
         waiting, self._pending = self._pending, deque()
         self._pending_count = 0
-        for some in waiting:
-            kept = (some.sequences < first) | (some.sequences >= last)
+        for pending in waiting:
+            kept = (pending.sequences < first) | (pending.sequences >= last)
             if kept.any():
-                self._pending.append(some.pick(kept))
+                self._pending.append(pending.pick(kept))
                 self._pending_count += int(np.count_nonzero(kept))
 
     def unacked_messages(self) -> list[ReceivedMessages]:
@@ -545,7 +542,7 @@ class ConsumerFeed:
         found = [
             b.messages.pick(rows) for b, rows in self._locate_blocks(np.flatnonzero(kept) + first)
         ]
-        return found + [some.messages for some in self._pending]
+        return found + [pending.messages for pending in self._pending]
 
     def messages_to_return(
         self, delays: list[tuple[int, int, float]]
@@ -565,7 +562,7 @@ class ConsumerFeed:
         for delay_seconds in np.unique(seconds).tolist():
             at = np.flatnonzero(kept & (seconds == delay_seconds)) + first
             found += [(b.messages.pick(rows), delay_seconds) for b, rows in self._locate_blocks(at)]
-        return found + [(some.messages, 0.0) for some in self._pending]
+        return found + [(pending.messages, 0.0) for pending in self._pending]
 
     def unacked_on_exit(self, delays: list[tuple[int, int, float]]) -> UnackedOnExit | None:
         """Return the unacknowledged messages of a consumer with ack policy `all`; None if there
@@ -581,8 +578,8 @@ class ConsumerFeed:
         for a, b in window.unacked_ranges(floor, head):
             seconds[a - floor : b - floor] = 0.0
         for begin, end, delay_seconds in delays:
-            some = seconds[max(0, begin - floor) : max(0, end - floor)]
-            some[some >= 0.0] = max(0.0, delay_seconds)
+            part = seconds[max(0, begin - floor) : max(0, end - floor)]
+            part[part >= 0.0] = max(0.0, delay_seconds)
         seconds[self.dead_letters.pending_flags(floor, head)] = DEAD_LETTER_PENDING
         found = self._locate_blocks(np.arange(floor, head))
         sequences = [block.sequences[rows] for block, rows in found]

@@ -1,9 +1,8 @@
 """Return of unacknowledged messages to a consumer, for the next subscription.
 
 Returned messages are redelivered first and in order. Messages that were delivered to a request of a
-departed server are returned as well. NATS servers forget returned messages when earlier
-messages are
-purged, and redeliver them only after the ack wait. Therefore the consumer's metadata list the
+departed server are returned as well. NATS servers forget returned messages when earlier messages
+are purged, and redeliver them only after the ack wait. Therefore the consumer's metadata list the
 returned messages and the number of deliveries so far; a server that finds the same number of
 deliveries returns the same messages again. The messages of a dead server are returned if no server
 holds the consumer.
@@ -124,8 +123,7 @@ class ReturnedMessages:
     """Messages, and the seconds before they may be redelivered."""
     delivery_state: tuple[int, int] | None = None
     """Number of deliveries and last delivered sequence of the consumer; None if other servers
-    received
-    messages, too.
+    received messages, too.
     """
 
 
@@ -185,7 +183,7 @@ def _metadata(info: dict[str, Any], key: str) -> str:
 async def return_messages(
     link: NatsConnection, stream: str, name: str, returned: ReturnedMessages
 ) -> dict[str, Any] | None:
-    """Return messages to a consumer, and those that it delivered to nobody.
+    """Return messages to a consumer, and messages that it delivered to a departed server.
 
     Returns:
         The new configuration of the consumer; None if it does not change.
@@ -230,10 +228,10 @@ async def transfer_messages(
     Raises:
         BusConnectionError: A request failed.
     """
-    most = unacked.highest - int(unacked.sequences[unacked.delays >= 0.0][0]) + 1
+    remaining_count = unacked.highest - int(unacked.sequences[unacked.delays >= 0.0][0]) + 1
     last: tuple[str, bytes] | None = None
-    while most > 0:
-        batch = min(most, _BATCH_MAX)
+    while remaining_count > 0:
+        batch = min(remaining_count, _BATCH_MAX)
         found = await link.request_many(
             f"{jetstream_codec.API}CONSUMER.MSG.NEXT.{stream}.{name}",
             jetstream_codec.pull_request(batch=batch),
@@ -242,7 +240,7 @@ async def transfer_messages(
         count = sum(messages.count for messages in found)
         for messages in found:
             last = _ack_or_return(link, messages, unacked)
-        most -= count
+        remaining_count -= count
         if count < batch:
             break
     if last is not None:  # The answer follows the processing of all earlier acks.

@@ -1,7 +1,7 @@
 """Plain consumers that this server is about to release, as reported to other servers.
 
-While a release is in progress, other servers are told to ask again. A consumer that cannot be
-released yet, for example during an outage, is offered by name; the server that asked may take it
+While a release is in progress, the answer to other servers is to ask again. A consumer that cannot
+be released yet, for example during an outage, is offered by name; the server that asked may take it
 over within a limited time.
 """
 
@@ -75,8 +75,8 @@ class ReleasingConsumers:
         if not (query.isdigit() and len(query) <= len("65535")):
             return b""
         class_id = int(query)
-        there = (position for position, (its, _) in self._names.items() if its == class_id)
-        if any(now < self._busy_until.get(position, now) for position in there):
+        positions = (position for position, (id_, _) in self._names.items() if id_ == class_id)
+        if any(now < self._busy_until.get(position, now) for position in positions):
             return WAIT
         names = self.offer_names(class_id, now)
         return b" ".join([RELEASED, *(name.encode() for name in sorted(names))]) if names else b""

@@ -6,8 +6,8 @@
 
 Publications are written in order. When PubAcks are missing or a message is refused, everything in
 flight becomes unverified: the stream is asked which message ids it has, and the rest is written
-again first. Counted PubAcks say how much is stored; for an unverified publication it is tracked
-which messages are.
+again first. Counted PubAcks give the number of stored messages; for an unverified publication, each
+stored message is tracked.
 
 When the stream is full, only one publication of a few messages is in flight, so that almost nothing
 overtakes a refused message. A class never waits for another one.
@@ -27,25 +27,24 @@ from simplebus.nats.client.jetstream_codec import JetStreamError
 
 IN_FLIGHT_MESSAGES_MAX = 16 * 1024
 IN_FLIGHT_BYTES_MAX = 4 * 1024 * 1024
-"""No more messages of a class are written while so many have no PubAck."""
+"""Maximum of the written messages of a class that have no PubAck."""
 PENDING_BYTES_MAX = 16 * 1024 * 1024
 PENDING_PUBLICATIONS_MAX = 4096
-"""A class with so many bytes or publications accepts no more messages."""
+"""Bytes and publications in the queue of a class from which it accepts no more messages."""
 SHARED_BYTES = 48 * 1024 * 1024
 CLASS_SHARE_MIN_BYTES = 1024 * 1024
-"""A class may use half of what the other classes leave of SHARED_BYTES, but at least this. The
-rest of
-COMMIT_LOG_BYTES_MAX stays available for classes that make progress.
+"""A class may use half of what the other classes leave of SHARED_BYTES, but at least this. The rest
+of COMMIT_LOG_BYTES_MAX stays available for classes that make progress.
 """
 PUBLISHERS_MAX = 4096
 """Publishers whose highest message number is remembered, besides those with queued messages."""
 CROWDED_PUBLICATIONS = 64
-"""With so many publications in the queue, new messages are collected in larger batches."""
+"""Publications in the queue from which new messages are collected in larger batches."""
 WINDOW_MAX = 32
 RECOVERED_MESSAGES = 4096
-"""A stream counts as no longer full after it has stored so many messages without a refusal."""
+"""Messages that a stream must store without a refusal to count as no longer full."""
 SILENT_SECONDS = 0.5
-"""A class without an answer for so long may be stuck."""
+"""Time without an answer after which a class may be stuck."""
 
 assert IN_FLIGHT_BYTES_MAX < PENDING_BYTES_MAX
 assert SHARED_BYTES < COMMIT_LOG_BYTES_MAX
@@ -71,18 +70,15 @@ class Publication:
     """True until the stream reports the end of the fast batch."""
     is_reported_stored: bool = False
     """True if the whole fast batch was reported as stored. It no longer counts as in flight, but
-    its last
-    message is still to be verified.
+    its last message is still to be verified.
     """
     stored_sequences: set[int] = field(default_factory=set)
     """Stream sequences of the received PubAcks. Two servers that both believe to be the leader may
-    send the
-    same PubAck twice.
+    send the same PubAck twice.
     """
     unstored: Flags | None = None
-    """Flags of the messages that are not known to be stored, shape (n,). Used while the
-    publication is
-    unverified or each message has a PubAck of its own.
+    """Flags of the messages that are not known to be stored, shape (n,). Used while the publication
+    is unverified or each message has a PubAck of its own.
     """
     batch_number: int = 0
     request_number: int = 0
@@ -124,9 +120,9 @@ class Publication:
     def mark_stored(self, rows: int | slice) -> int:
         """Mark rows as stored. Returns the number that were not marked before."""
         assert self.unstored is not None, "PubAcks of this publication are only counted"
-        fresh = int(np.count_nonzero(self.unstored[rows]))
+        new_count = int(np.count_nonzero(self.unstored[rows]))
         self.unstored[rows] = False
-        return fresh
+        return new_count
 
     def finish_verification(self) -> None:
         """Keep the messages that are not stored; keep all data if everything is stored."""
@@ -177,13 +173,11 @@ class ClassPublishQueue:
     """
     completion_checks: dict[int, Publication] = field(default_factory=dict)
     """Fast batches that were reported as stored and whose last message is being verified, by
-    request
-    number.
+    request number.
     """
     confirmed_ids: list[tuple[int, bytes, Integers]] = field(default_factory=list)
     """Stored messages of named publishers in write batches that are not completely stored: batch
-    number,
-    id prefix and message numbers.
+    number, id prefix and message numbers.
     """
     highest_numbers: dict[bytes, int] = field(default_factory=dict)
     """Highest appended message number of each named publisher, by id prefix."""
@@ -271,16 +265,16 @@ class ClassPublishQueue:
         own_prefix, ids = publication.prefix, publication.message_numbers
         highest = self.highest_numbers.get(own_prefix, -1)
         if ids.min() <= highest:
-            fresh = np.ones(ids.size, np.bool_)
+            new_flags = np.ones(ids.size, np.bool_)
             for _, each in self.publications:
                 if each.prefix == own_prefix:
                     for known in (each.message_numbers, *each.removed_numbers):
-                        fresh &= ~np.isin(ids, known)
+                        new_flags &= ~np.isin(ids, known)
             for _, prefix, known in self.confirmed_ids:
                 if prefix == own_prefix:
-                    fresh &= ~np.isin(ids, known)
-            if not fresh.all():
-                publication.keep_rows(np.flatnonzero(fresh))
+                    new_flags &= ~np.isin(ids, known)
+            if not new_flags.all():
+                publication.keep_rows(np.flatnonzero(new_flags))
         if len(self.highest_numbers) >= PUBLISHERS_MAX and own_prefix not in self.highest_numbers:
             waiting = {each.prefix for _, each in self.publications}
             waiting |= {prefix for _, prefix, _ in self.confirmed_ids}

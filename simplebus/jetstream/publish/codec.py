@@ -38,12 +38,12 @@ TYPE_HEADER = b"Simplebus-Type"
 ENVELOPE_HEADER = b"\r\n" + TYPE_HEADER + b": 5"
 """Header line of a message with an envelope."""
 _FEW_DIVISOR = 8
-"""If at most this part of the messages has headers, they are examined one by one."""
+"""Part of the messages with headers up to which these are examined one by one."""
 _ID_DIGITS = 10
 _ESCAPED_BYTES_MAX = 12
-"""Of a character in a message id: three for each of its UTF-8 bytes."""
+"""Maximum bytes of a character in a message id: three for each of its UTF-8 bytes."""
 MILESTONE_MESSAGES = 32
-"""One of so many messages of a fast batch has an id, because an id costs a server nearly as much as
+"""Messages of a fast batch of which one has an id, because an id costs a server nearly as much as
 storing a message. Messages after the last stored milestone may be stored, too.
 """
 HEADERS_BYTES_MAX = 128 + 2 * NAME_CHARACTERS_MAX * _ESCAPED_BYTES_MAX

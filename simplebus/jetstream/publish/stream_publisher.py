@@ -1,12 +1,10 @@
 """Publication of write batches to streams.
 
-A write batch is durable when each of its messages has a PubAck. Batches become durable in
-order, and
-each class separately, so that a class never waits for another one.
+A write batch is durable when each of its messages has a PubAck. Batches become durable in order,
+and each class separately, so that a class never waits for another one.
 
-If a PubAck is late, a message is refused or the connection is lost, the stream is asked which
-of the
-written message ids it has. The rest is published again in order, and nothing else is written
+If a PubAck is late, a message is refused or the connection is lost, the stream is asked which of
+the written message ids it has. The rest is published again in order, and nothing else is written
 meanwhile. The stream is asked at once, because it forgets ids after a while, and again only after
 the server has received the first question. A message id consists of the publisher's name, instance
 and message number; for publishers without a name, of this server's run id and a counter.
@@ -15,13 +13,11 @@ Messages that are written together share one reply subject, and their PubAcks ar
 sequence: two servers may answer while both believe to be the leader. When a stream is full, a few
 messages at a time are written, each with its own PubAck.
 
-Many messages at once go as fast batches, which have few PubAcks. Of a publisher without a name only
-the milestones have ids, so up to 31 messages after the last known milestone may be stored
-twice. With
-a name every message has an id, and unstored messages are repeated one by one. A NATS server
-reports a
-fast batch as stored although messages of another server may still be on their way to it; therefore
-the last message of a reported batch is verified.
+Many messages at once are written as fast batches, which have few PubAcks. Of a publisher without a
+name only the milestones have ids, so up to 31 messages after the last known milestone may be stored
+twice. With a name every message has an id, and unstored messages are repeated one by one. A NATS
+server reports a fast batch as stored although messages of another server may still be on their way
+to it; therefore the last message of a reported batch is verified.
 """
 
 from __future__ import annotations
@@ -55,14 +51,14 @@ PATIENCE_SECONDS = 4.0
 Unanswered checks are repeated after the same time.
 """
 UNANSWERED_CHECKS_MAX = 2
-"""A stream that left so many rounds of checks unanswered counts as refusing. With fewer, it may be
+"""Unanswered rounds of checks after which a stream counts as refusing. With fewer, it may be
 electing a leader.
 """
 PAUSE_SECONDS = 0.25
 """Delay before a verification after a refusal."""
 PUBLICATION_MESSAGES_MAX = 4096
 FAST_BATCH_MIN_MESSAGES = 2 * codec.MILESTONE_MESSAGES
-"""Fewer messages go one by one, because a fast batch has a cost of its own."""
+"""Minimum messages of a fast batch. Fewer are written one by one, because a batch has a cost."""
 _REPLY_TOKENS = 6
 """Tokens after the common prefix of all replies: number, flow, mode, step, kind of step, $FI."""
 _CHECK_FAILED = JetStreamError(0, "the stream did not report whether a message is stored")
@@ -250,7 +246,7 @@ class StreamPublisher:
     def _verify_overdue(self, queue: ClassPublishQueue, now: float) -> None:
         """Verify a class whose answers are overdue."""
         if queue.unverified and not self._core.is_ping_answered(queue.checks_mark):
-            return  # The checks are still being sent; sending more would only take longer.
+            return  # Earlier checks are still being sent.
         is_late = now >= min(queue.verify_at, queue.last_answer_at + PATIENCE_SECONDS)
         if queue.in_flight:
             first = next(iter(queue.in_flight.values()))
@@ -370,9 +366,8 @@ class StreamPublisher:
         publication.progress_at = now
         publication.request_number = self._reserve_requests(queue, 1)
         queue.in_flight[publication.request_number] = publication
-        min_messages = (
-            1 if queue.window else FAST_BATCH_MIN_MESSAGES
-        )  # Fast batches keep the order.
+        # Fast batches keep the order.
+        min_messages = 1 if queue.window else FAST_BATCH_MIN_MESSAGES
         can_be_fast_batch = (
             self._has_fast_batches(publication.class_id) and not publication.has_message_ids
         )
@@ -504,7 +499,7 @@ class StreamPublisher:
     def handle_pub_acks(self, replies: RequestReplies, now: float) -> int | None:
         """Handle PubAcks. Returns the result of `pop_durable_position`."""
         acks = jetstream_codec.parse_pub_acks(replies.messages)
-        again = set(replies.numbers[acks.duplicates].tolist())
+        duplicate_numbers = set(replies.numbers[acks.duplicates].tolist())
         for number in replies.numbers[acks.duplicates].tolist():
             queue = self._queue_by_request.get(number)
             if (
@@ -537,7 +532,7 @@ class StreamPublisher:
                 continue
             if number in queue.stored_checks or number in queue.completion_checks:
                 self._handle_check_answer(
-                    queue, number, None if number in again else _CHECK_FAILED, now
+                    queue, number, None if number in duplicate_numbers else _CHECK_FAILED, now
                 )
             elif number in queue.single_acks:
                 self._record_single_ack(queue, number, now)
@@ -598,8 +593,8 @@ class StreamPublisher:
 
     def pop_classes_without_stream(self) -> set[int]:
         """Return the classes whose stream did not respond since the previous call."""
-        homeless, self._classes_without_stream = self._classes_without_stream, set()
-        return homeless
+        class_ids, self._classes_without_stream = self._classes_without_stream, set()
+        return class_ids
 
     def pop_durable_position(self) -> int | None:
         """Return the log position up to which everything is stored; None if it has not advanced."""
