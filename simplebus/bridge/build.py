@@ -323,10 +323,10 @@ def nats_to_bus(
             target_settings = settings.for_source(numbering_scope)
             async with open_bus_target(target_endpoint, target_settings) as (target, record):
                 if isinstance(source, StreamSource):
-                    # The copier whose place this one took may have advanced the stream.
+                    # The copier that this one replaced may have advanced the stream.
                     await source.refresh_stream_info()
                     if source.is_new:
-                        committed = 0  # The consumer is new: only the target knows the position.
+                        committed = 0  # The consumer is new: only the target has the position.
                 refusals = await target.resume(source, record, committed=committed)
                 start_sequence = (
                     first

@@ -1,7 +1,7 @@
 """One connection to a bus, for the length of a block.
 
 A lost connection is not replaced: it cancels the block at once, even if the block waits for
-something else. The caller starts again and asks both ends where the copier was.
+something else. The caller reconnects and reads the position of the copier from both ends.
 """
 
 from __future__ import annotations

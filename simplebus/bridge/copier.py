@@ -1,6 +1,6 @@
 """Copier: copies one class from a source to a target until it is cancelled.
 
-The copier stores nothing itself. After a lost connection it asks both ends where it was, so a
+The copier stores nothing itself. After a lost connection it reads its position from both ends, so a
 broken connection and a killed process are handled alike. Only a few batches are in flight or
 prepared, so memory is bounded and a slow or absent target makes messages wait at the source.
 Skipped messages are counted by reason. Messages that the target refuses become dead letters of the
@@ -58,7 +58,7 @@ _RESEND_DELAY_SECONDS = 1.0
 _CLOSE_TIMEOUT_SECONDS = 1.0
 _STALL_CHECK_SECONDS = 1.0
 STALLED_SECONDS = 10.0
-"""A copier counts as stalled if the target accepts none of the available messages for so long."""
+"""Time for which the target accepts no available message until a copier counts as stalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class CopierStatistics:
     """Messages that the target confirmed."""
     batches: int
     skipped: dict[str, int]
-    """Messages that were not to be copied, by reason."""
+    """Skipped messages, by reason."""
     refused: int
     """Messages that the target refused for good. They are dead letters."""
     missed: int
@@ -114,7 +114,7 @@ class SourceAndTarget:
 
 
 SourceOpened = Callable[[MessageSource, int], object]
-"""Callback for an opened source, with the position that the source knows."""
+"""Callback for an opened source, with the position that the source stores."""
 OpenSourceAndTarget = Callable[[SourceOpened], AbstractAsyncContextManager[SourceAndTarget]]
 
 
@@ -187,7 +187,7 @@ class Copier:
             nursery.cancel_scope.cancel()
 
     async def _run_with_retries(self) -> None:
-        # This makes the source keep new messages from now on, even while the target is away.
+        # From now on the source keeps new messages, even while the target is away.
         await self._lag.poll_source(self._storage_id, self._position)
         failed_attempts = 0
         while True:
@@ -227,11 +227,11 @@ class Copier:
         """Wait longer before the next attempt, because a bridge with the same name took over.
 
         The first takeover may be this copier's own: a server that was stopped can report late that
-        the new connection replaced the old one. Two in a row mean that a duplicate runs. It is
-        logged once.
+        the new connection replaced the old one. Two takeovers in a row mean that a duplicate runs.
+        The duplicate is logged once.
         """
         now = trio.current_time()
-        # Two copiers that yield to each other take over from each other that seldom.
+        # While two copiers yield to each other, a takeover may occur only after this time.
         repeat_seconds = _TAKEN_OVER_AGAIN_SECONDS
         if self._yield_seconds:
             repeat_seconds = 3 * YIELD_TO_OTHER_BRIDGE_MAX_SECONDS

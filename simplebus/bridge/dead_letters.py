@@ -64,7 +64,7 @@ class UnackedDeliveries:
         return removed
 
     def select(self, refusals: Sequence[Refusal]) -> list[tuple[ReceivedMessages, Integers]]:
-        """Return the messages that the refusals are about."""
+        """Return the refused messages."""
         refused_sequences, batches = np.array([each.sequence for each in refusals]), []
         for messages, sequences in self._parts:
             is_match = np.isin(sequences, refused_sequences)

@@ -129,7 +129,7 @@ class TargetBatch:
     next_sequence: int
     """Source sequence after the last message, including skipped messages."""
     encoded: object
-    """Encoded messages, of a type that only the target knows."""
+    """Encoded messages, of a type that only the target uses."""
     skipped_counts: dict[SkipReason, int] = field(default_factory=dict)
     rejected: list[tuple[int, str]] = field(default_factory=list)
     """Sequences of messages that the target can never store, with the reasons."""
@@ -188,7 +188,7 @@ class MessageSource(Protocol):
         Can be called while another call of this source is running.
 
         Returns:
-            The number of messages to copy, as far as the source knows, and the seconds since
+            The number of messages to copy, as counted by the source, and the seconds since
             the source accepted the first one; 0 seconds if unknown.
         """
 

@@ -34,10 +34,10 @@ TIMEOUT_HEARTBEATS = 3
 
 
 class BridgeNatsConnection:
-    """Connection to a NATS server that collects received messages, replies and complaints in lists.
+    """Connection to a NATS server that collects received messages, replies and errors in lists.
 
-    `nats` is the underlying connection, and `core` its protocol state. A complaint is the text
-    of an error that the server sent.
+    `nats` is the underlying connection, and `core` its protocol state. `server_errors`
+    are the texts of the `-ERR` lines that the server sent.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class BridgeNatsConnection:
         self.core = self.nats.core
         self.messages: list[ReceivedMessages] = []
         self.replies: list[RequestReplies] = []
-        self.complaints: list[str] = []
+        self.server_errors: list[str] = []
         self.on_messages: Callable[[ReceivedMessages], object] = self.messages.append
         self.lost_reason = ""
         """Reason why the connection was lost; empty while it is open."""
@@ -78,7 +78,7 @@ class BridgeNatsConnection:
             case RequestReplies():
                 self.replies.append(event)
             case ServerError(text=text):
-                self.complaints.append(text)
+                self.server_errors.append(text)
             case NatsConnectionLost(reason=why):
                 self.lost_reason = why
                 self.on_lost()
@@ -105,21 +105,20 @@ class BridgeNatsConnection:
     ) -> None:
         """Raise BusConnectionError if the connection is lost or the user lacks a permission.
 
-        `is_relevant` selects the complaints that count. By default all complaints about
-        permissions do.
+        `is_relevant` selects the errors that count. By default, all permission errors count.
         """
         self.check()
-        if violation := next(filter(is_relevant, self.complaints), ""):
+        if violation := next(filter(is_relevant, self.server_errors), ""):
             raise BusConnectionError(
                 f"NATS at {self.nats.server} refuses: {normalize_subjects(violation)}"
             )
 
-    def with_complaint(self, error: BusConnectionError) -> BusConnectionError:
-        """Return the error with the server's last complaint added to its text."""
-        complaint = normalize_subjects(self.complaints[-1]) if self.complaints else ""
-        if not complaint or complaint in str(error) or type(error) is not BusConnectionError:
+    def with_server_error(self, error: BusConnectionError) -> BusConnectionError:
+        """Return the error with the last error of the server added to its text."""
+        server_error = normalize_subjects(self.server_errors[-1]) if self.server_errors else ""
+        if not server_error or server_error in str(error) or type(error) is not BusConnectionError:
             return error
-        return BusConnectionError(f"{error}; the server had complained: {complaint}")
+        return BusConnectionError(f"{error}; the server had sent the error: {server_error}")
 
     async def wait_event(self) -> None:
         """Wait until something was received. Raises BusConnectionError on a lost connection."""
@@ -233,7 +232,7 @@ async def connect_nats(
                 yield connection
             connection.check()
         except BusConnectionError as error:
-            failure = connection.with_complaint(error)
+            failure = connection.with_server_error(error)
         except Exception as error:
             failure = error  # Raised outside the nursery, which would wrap it.
         finally:

@@ -73,23 +73,25 @@ def is_reserved_subject(subject: str) -> bool:
 
 
 def normalize_subjects(text: str) -> str:
-    """Return a complaint without random parts of subjects, so that repeats compare equal."""
+    """Return an error text without random parts of subjects, so that repeats compare equal."""
     return _RANDOM_SUBJECT.sub(r'"\1>"', text)
 
 
-def is_permission_violation(complaint: str) -> bool:
-    """Return True if a complaint says that the user lacks a permission."""
-    return _PERMISSION_VIOLATION.match(complaint) is not None
+def is_permission_violation(server_error: str) -> bool:
+    """Return True if the user lacks a permission."""
+    return _PERMISSION_VIOLATION.match(server_error) is not None
 
 
-def is_required_permission_violation(complaint: str) -> bool:
+def is_required_permission_violation(server_error: str) -> bool:
     """Return True if the missing permission is one that every bridge needs."""
-    return is_permission_violation(complaint) and normalize_subjects(complaint) != complaint
+    return (
+        is_permission_violation(server_error) and normalize_subjects(server_error) != server_error
+    )
 
 
-def denied_subject(complaint: str) -> bytes:
-    """Return the subject on which the user may not publish; empty for another complaint."""
-    match = _PUBLISH_DENIED.match(complaint)
+def denied_subject(server_error: str) -> bytes:
+    """Return the subject on which the user may not publish; empty for another error."""
+    match = _PUBLISH_DENIED.match(server_error)
     if match is None:
         return b""
     # The server quotes subjects like Go source. Go's escapes are also Python's.

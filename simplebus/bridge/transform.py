@@ -40,15 +40,15 @@ class SkipReason(StrEnum):
     """Reason why a message is not copied. The values are labels of a metric."""
 
     FILTERED = "not_for_it"
-    """Its channel matches no pattern of the copier."""
+    """The channel of the message matches no pattern of the copier."""
     LOOPED = "looped"
-    """It has passed the target, or too many buses."""
+    """The message has passed the target, or too many buses."""
     EXPIRED = "expired"
-    """It would be expired on arrival."""
+    """The message would be expired on arrival."""
     REJECTED = "refused"
-    """The target can never store it."""
+    """The target can never store the message."""
     DUPLICATE = "known_there"
-    """The target stream already has a message with its id."""
+    """The target stream already has a message with this id."""
 
 
 @dataclass(slots=True)

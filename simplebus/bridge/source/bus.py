@@ -305,7 +305,7 @@ class BusSource:
             await self._arrived.wait()
         batch = inbox.pop_batch()
         assert batch is not None
-        # It need not be the first stored message: delayed ones may come before it.
+        # Delayed messages may be stored before it.
         first = max(sequence, int(batch.sequences[0]))
         delay, delay_max = _DURABLE_POLL_SECONDS
         while True:

@@ -1,8 +1,8 @@
 """Detection of a source that was restored from an old copy.
 
 After such a restore a sequence can belong to another message, so a target that recognizes
-messages by their sequence would drop new ones as duplicates. The copier detects it by the last
-message that it sent, which it remembers as long as the process runs. The target then uses new
+messages by their sequence would drop new ones as duplicates. The copier detects this by
+the last message that it sent, which it keeps in memory. The target then uses new
 message ids.
 """
 
@@ -59,9 +59,8 @@ class SourceIdentity:
         sequence, fingerprint = self._last_sent
         if sequence < source.head:
             current = await source.read_fingerprint(sequence)
-            if current is None or fingerprint.may_match(
-                current
-            ):  # A message that is gone cannot be compared.
+            # A message that is gone cannot be compared.
+            if current is None or fingerprint.may_match(current):
                 return 0
         log.warning(
             "source.restored",

@@ -1,8 +1,8 @@
 """Lag of a copier: messages of the source that the target has not confirmed.
 
-While the copier reads, it reports the lag. While it does not (the target is slow, full or away),
-the source is asked at most once a second, over its own connection or one opened for that. The last
-known value remains while the source is away.
+A copier that reads reports the lag itself. If it does not read, because the target is slow, full or
+away, the lag is requested from the source at most once a second, over the connection of the copier
+or a separate one. The last value remains while the source is away.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POLL_SECONDS = 1.0
 _POLL_TIMEOUT_SECONDS = 5.0
 
 OpenSource = Callable[[], AbstractAsyncContextManager[tuple[MessageSource, int]]]
-"""Connects to the source alone, and returns it with the position that it knows."""
+"""Connects to the source alone, and returns it with its stored position."""
 
 
 class Lag:
@@ -102,7 +102,7 @@ class Lag:
             try:
                 count, age = await source.measure_backlog(cursor)
             except (BusError, OSError):
-                continue  # The copier notices it itself.
+                continue  # The copier handles the loss.
             except Exception:  # As in `Copier.run`; the last value remains.
                 self._log_failure()
                 return

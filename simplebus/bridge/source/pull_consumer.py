@@ -124,9 +124,8 @@ class PullConsumer:
                 jetstream_codec.parse_pending_bytes(headers),
             )
             self._reduce_requested(count, size)
-            if (
-                is_too_long and size >= self._last_request_bytes
-            ):  # Otherwise the message would never be delivered.
+            # Otherwise the message would never be delivered.
+            if is_too_long and size >= self._last_request_bytes:
                 self._batch_bytes_max *= 2
 
     def _reduce_requested(self, count: int, size: int) -> None:

@@ -47,7 +47,7 @@ _NO_MESSAGE = 10037
 _INACTIVE_THRESHOLD_EXCEEDED = 10153
 """JetStream error: the stream or the server allows only shorter inactivity."""
 _QUEUED_MAX = 16
-"""With this many unread batches no more messages are requested."""
+"""Unread batches from which no more messages are requested."""
 _CREATE_TIMEOUT_SECONDS = 15.0
 """Time limit for creating a consumer: while a server is away, the others first elect a leader."""
 _READER_INACTIVE_SECONDS = 300.0
@@ -130,10 +130,10 @@ class StreamSource:
         self._missed = 0
         self._missed_counted_to = 0
         """Missing sequences below this one have been counted."""
-        self._wanted_from = 0
-        """First sequence that is to be read."""
+        self._read_from = 0
+        """First sequence to read."""
         self._committed: int | None = None
-        """First sequence that is delivered; None if unknown. Messages from here to `_wanted_from`
+        """First sequence that is delivered; None if unknown. Messages from here to `_read_from`
         are unacked.
         """
         self._acks_pending = _ACKS_PENDING_MAX
@@ -141,7 +141,7 @@ class StreamSource:
         self._has_committed = False
         """True once a position was committed over this connection."""
         self.is_new = False
-        """True if the consumer does not know the position of the copier."""
+        """True if the consumer does not have the position of the copier."""
         connection.on_messages = self._on_messages
 
     async def open(self) -> int:
@@ -156,7 +156,7 @@ class StreamSource:
         if info is None:
             first, last = int(state["first_seq"]), int(state["last_seq"])
             sequence = {"new": last + 1, "last": max(first, last)}.get(self._start, first)
-            if self._retention == "workqueue":  # It stores what is not acked forever.
+            if self._retention == "workqueue":  # A work queue stores unacked messages forever.
                 sequence = first
             info = await self._create(sequence, target_id="")
         elif self._retention == "interest":  # The subjects may have changed.
@@ -201,8 +201,8 @@ class StreamSource:
             raise BusConnectionError(f"stream {self._stream!r} was deleted and created again")
         self.storage_id = storage_id
         self._retention = info["config"].get("retention", "limits")
-        mirrored = info["config"].get("mirror") or {}
-        is_filtered = mirrored.get("filter_subject") or mirrored.get("subject_transforms")
+        mirror = info["config"].get("mirror") or {}
+        is_filtered = mirror.get("filter_subject") or mirror.get("subject_transforms")
         self._is_filtered = bool(self._subjects or is_filtered)
         state: dict[str, Any] = info["state"]
         self.head = int(state["last_seq"]) + 1
@@ -253,9 +253,8 @@ class StreamSource:
         config["max_ack_pending"] = self._acks_pending
         config["max_deliver"] = -1
         config["metadata"] = {_TARGET_METADATA: target_id}
-        if (
-            self._retention == "workqueue"
-        ):  # It allows no other policy, and stores only what is not acked.
+        # A work queue allows no other policy, and stores only unacked messages.
+        if self._retention == "workqueue":
             config["deliver_policy"] = "all"
             del config["opt_start_seq"]
         if current_config is not None:
@@ -296,20 +295,18 @@ class StreamSource:
         self._queue.clear()
         self._unacked.clear()
         self._committed = sequence if self._committed is None else min(sequence, self._committed)
-        first = int(
-            (await self.refresh_stream_info())["first_seq"]
-        )  # Before anything is acked in another stream.
+        # Checked before anything is acked: the stream may be another one.
+        first = int((await self.refresh_stream_info())["first_seq"])
         if self._retention == "interest":
             await self._resume(self._committed)
         else:
             self._pull_consumer = self._create_pull_consumer(
                 self._consumer, await self._recreate_consumer(self._committed)
             )
-        if (
-            not self._is_filtered or self._retention == "limits"
-        ):  # Otherwise others may have consumed it.
+        # In other streams, other consumers may have removed the messages.
+        if not self._is_filtered or self._retention == "limits":
             self._count_missed(max(1, sequence), first)
-        self._next_unread = self._wanted_from = sequence
+        self._next_unread = self._read_from = sequence
         self._cursor = max(1, sequence, first)
         self._request_more()
 
@@ -409,7 +406,7 @@ class StreamSource:
             self._connection.nats.flush()
         # Redeliveries of the consumer are left to the reader.
         is_mine = ~is_done & ((deliveries.sequences < self._consumer_start) == self._is_rereading)
-        is_early = is_mine & (deliveries.sequences < self._wanted_from)
+        is_early = is_mine & (deliveries.sequences < self._read_from)
         if is_early.any():  # Copied but not acked, or refused but not dead-lettered.
             self._unacked.add(deliveries.messages.pick(is_early), deliveries.sequences[is_early])
         new_rows = np.flatnonzero(is_mine)
@@ -450,9 +447,8 @@ class StreamSource:
             if self._is_rereading and await self._is_reread_done():
                 if not resumes:
                     break
-                await self._resume(
-                    self._consumer_start
-                )  # Later messages from the reader were dropped.
+                # Later messages from the reader were dropped.
+                await self._resume(self._consumer_start)
             elif not self._is_rereading and (not self._pending or self._is_ack_limit_reached()):
                 break
             else:
@@ -532,10 +528,11 @@ class StreamSource:
     async def read_fingerprint(self, sequence: int) -> MessageFingerprint | None:
         missed, counted = self._missed, self._missed_counted_to
         batch = await self._read_batch(sequence, resumes=False)
+        # The same messages are read again later.
         self._missed, self._missed_counted_to = (
             missed,
             counted,
-        )  # The same messages are read again later.
+        )
         return batch.fingerprint(sequence)
 
     async def wait_for_message(self, sequence: int) -> int:

@@ -65,7 +65,7 @@ assert _BATCH_MESSAGES_MAX < 10**_INDEX_DIGITS
 
 
 class _PermissionDeniedError(Exception):
-    """The server complained about a message of the batch."""
+    """The server sent an error for a message of the batch."""
 
 
 class _UnansweredError(Exception):
@@ -190,7 +190,7 @@ class BatchedStreamTarget(NatsTarget):
         body = nats_batch(to_send)
         for commands in body.commands:
             self._core.write(commands)
-        self._connection.complaints.clear()
+        self._connection.server_errors.clear()
         self._connection.nats.flush()
         self._fast_batch = _FastBatch(body.number, to_send.sequences, trio.current_time())
 
@@ -329,9 +329,9 @@ class BatchedStreamTarget(NatsTarget):
             )
 
     async def _wait_pub_acks(self) -> None:
-        if not self._connection.complaints:
+        if not self._connection.server_errors:
             await super()._wait_pub_acks()
-        if self._connection.complaints and not self._is_single:
+        if self._connection.server_errors and not self._is_single:
             raise _PermissionDeniedError
         if not self._is_single and nats_batch(self._sent[0]).unanswered:
             raise _UnansweredError
@@ -357,17 +357,17 @@ class BatchedStreamTarget(NatsTarget):
     def _refuse_denied_messages(self, prepared: TargetBatch) -> None:
         """Refuse the messages that the user may not publish.
 
-        Raises BusConnectionError for complaints about something else.
+        Raises BusConnectionError for other errors of the server.
         """
         count, self._is_uncertain = len(nats_batch(prepared).refusals), True
-        complaints = list(dict.fromkeys(self._connection.complaints))
-        self._connection.complaints.clear()
-        for complaint in complaints:
-            if subject := denied_subject(complaint):
-                self._refuse_denied_subject(prepared, subject, complaint)
+        server_errors = list(dict.fromkeys(self._connection.server_errors))
+        self._connection.server_errors.clear()
+        for server_error in server_errors:
+            if subject := denied_subject(server_error):
+                self._refuse_denied_subject(prepared, subject, server_error)
         if len(nats_batch(prepared).refusals) == count:
             raise BusConnectionError(
-                f"NATS at {self._connection.nats.server} complains: {complaints[0]}"
+                f"NATS at {self._connection.nats.server} sent an error: {server_errors[0]}"
             )
 
     async def _store_single(self, prepared: TargetBatch, sequence: int) -> None:

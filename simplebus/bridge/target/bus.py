@@ -484,7 +484,7 @@ async def open_bus_target(
         if connection.core.publish_buffer.stored_before_count:
             record = await _read_last_record(connection, settings)
             is_record_missing = record is None
-    if is_record_missing:  # The target does not know what the copier's numbers mean.
+    if is_record_missing:  # The target cannot assign the copier's numbers to sequences.
         log.warning(
             "bridge_record.missing",
             "{target} has no valid bridge record of {copier}: messages in flight may be "
@@ -520,9 +520,8 @@ async def _read_last_record(
                 check_connected(connection)
                 await connection.changed.wait()
         if inbox.is_empty:
-            await connection.wait_answered(
-                connection.core.sync()
-            )  # Without it, a silent connection would look like no record.
+            # Without it, a silent connection would look like no record.
+            await connection.wait_answered(connection.core.sync())
         if inbox.is_empty:
             return None
         batch = inbox.pop_batch()

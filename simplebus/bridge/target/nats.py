@@ -3,8 +3,8 @@
 The channel becomes the subject, or `class.<name>` without a channel; the key becomes a header. NATS
 has no message times: expired messages are skipped, delayed ones are sent at once.
 
-Without JetStream a message counts as copied when the server has processed it, even if nobody has
-subscribed. With JetStream it counts when the stream has stored it. Each message has an id, so a
+Without JetStream a message counts as copied when the server has processed it, even without a
+subscriber. With JetStream it counts when the stream has stored it. Each message has an id, so a
 message that is sent again within the stream's duplicate window is stored once. The id consists of
 bus, class, sequence and checksum. The checksum is needed because a source that was restored from an
 old copy uses the sequences of lost messages again.
@@ -83,7 +83,7 @@ TOO_MANY_REQUESTS = 429
 _RETRYABLE_ERRORS = frozenset(
     {TOO_MANY_REQUESTS, 10002, 10008, 10009, 10023, 10028, 10047, 10158, 10167}
 )
-"""JetStream errors that pass: no space in the account or server, no leader, or too many messages
+"""Transient JetStream errors: no space in the account or server, no leader, or too many messages
 that still wait to be stored (429, 10167).
 """
 _WRONG_STREAM = 10060
@@ -91,7 +91,7 @@ _WRONG_STREAM = 10060
 _NOT_STORED = 10077
 _FINAL_STORE_ERRORS = frozenset({"maximum messages per subject exceeded", "message to large"})
 """Texts of `_NOT_STORED` for a message that will never be accepted. Other texts, such as for a full
-stream or disk, pass.
+stream or disk, are transient.
 """
 
 StreamConfig = Mapping[str, Any]
@@ -162,7 +162,7 @@ class NatsTarget:
         """Create the target.
 
         Args:
-            wire: Connection to the server.
+            connection: Connection to the server.
             settings: Settings of the copier for its target.
             source: Opened source.
             class_id: Class of the messages, for message ids and for messages without a channel.
@@ -171,8 +171,7 @@ class NatsTarget:
             stream_state: Limits of the stream.
             stream: Name of the stream; empty for core NATS.
             target_identities: Names of the target in bridge paths. Messages that passed one of
-                them are
-                not copied.
+                them are not copied.
             config: Configuration of the stream; None if it does not exist.
             config_fits: Returns False if another kind of target is needed for a configuration.
         """
@@ -417,12 +416,11 @@ class NatsTarget:
 
     async def settle_oldest(self) -> list[Refusal]:
         await self._wait_processed(self._sent[0])
-        if (
-            self._connection.complaints
-        ):  # They can concern later batches, so these are awaited, too.
+        # They can concern later batches, so these are awaited, too.
+        if self._connection.server_errors:
             for prepared in self._sent:
                 await self._wait_processed(prepared)
-            self._handle_complaints()
+            self._handle_server_errors()
         await self._note_mapped_subjects(self._sent[0])
         return nats_batch(self._sent.popleft()).refusals
 
@@ -437,13 +435,13 @@ class NatsTarget:
             await connection.wait_processed(body.ping_number)
             return
         while body.pending.any():
-            if not (connection.replies or connection.complaints):
+            if not (connection.replies or connection.server_errors):
                 await self._wait_pub_acks()
             for each in connection.replies:
                 for sent in self._sent:
                     self._apply_pub_acks(each, sent)
             connection.replies.clear()
-            self._handle_complaints()
+            self._handle_server_errors()
         if body.unanswered:
             await self._refuse_unanswered(prepared)
 
@@ -569,15 +567,17 @@ class NatsTarget:
                 body.refusals.append(Refusal(sequence, "no_stream", reason))
         body.unanswered.clear()
 
-    def _handle_complaints(self) -> None:
-        """Refuse messages on subjects that the server complained about."""
-        for complaint in dict.fromkeys(self._connection.complaints):
-            if subject := denied_subject(complaint):
+    def _handle_server_errors(self) -> None:
+        """Refuse messages on subjects that the user may not publish on."""
+        for server_error in dict.fromkeys(self._connection.server_errors):
+            if subject := denied_subject(server_error):
                 for prepared in self._sent:
-                    self._refuse_denied_subject(prepared, subject, complaint)
-        self._connection.complaints.clear()
+                    self._refuse_denied_subject(prepared, subject, server_error)
+        self._connection.server_errors.clear()
 
-    def _refuse_denied_subject(self, prepared: TargetBatch, subject: bytes, complaint: str) -> None:
+    def _refuse_denied_subject(
+        self, prepared: TargetBatch, subject: bytes, server_error: str
+    ) -> None:
         """Refuse the messages of a batch on this subject."""
         body = nats_batch(prepared)
         for sequences in body.subjects.pop(subject, []):
@@ -587,7 +587,7 @@ class NatsTarget:
                 body.pending[rows] = False
                 body.unanswered = np.setdiff1d(body.unanswered, rows).tolist()
             body.refusals += [
-                Refusal(each, "permissions", complaint)
+                Refusal(each, "permissions", server_error)
                 for each in prepared.sequences[rows].tolist()
             ]
 

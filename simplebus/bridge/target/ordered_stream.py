@@ -57,7 +57,7 @@ class OrderedStreamTarget(NatsTarget):
         prepared = self._sent[0]
         if self._retry_reason is None:
             await self._wait_processed(prepared)
-            self._handle_complaints()
+            self._handle_server_errors()
         self._refuse_rest_if_retryable(prepared)
         await self._note_mapped_subjects(prepared)
         self._sent.popleft()
@@ -79,16 +79,16 @@ class OrderedStreamTarget(NatsTarget):
                 await self._refuse_unanswered(prepared)
             self._refuse_rest_if_retryable(prepared)
             if body.pending.any():
-                self._send_some(prepared)
+                self._send_allowed(prepared)
             else:
                 return
         await super()._wait_pub_acks()
 
     def _start_batch(self) -> None:
         self._next_part = self._next_row = self._sent_count = 0
-        self._send_some(self._sent[0])
+        self._send_allowed(self._sent[0])
 
-    def _send_some(self, prepared: TargetBatch) -> None:
+    def _send_allowed(self, prepared: TargetBatch) -> None:
         """Send as many messages as may be in flight, except those that are known to be refused."""
         body = nats_batch(prepared)
         limit = min(self._in_flight_max, self._stream_state.batch_limit)

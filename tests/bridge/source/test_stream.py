@@ -259,7 +259,7 @@ def test_redelivery_mixed_with_first_delivery_is_read_once() -> None:
     source._pull_consumer = pull_consumer = PullConsumer(
         connection, "STILL", "c", delivered_count=0, pending=9, heartbeat_seconds=1.0
     )
-    source._cursor = source._wanted_from = source._consumer_start = 1
+    source._cursor = source._read_from = source._consumer_start = 1
     log = ""
     for count, sequence in enumerate([1, 2, 3, 1, 2, 4, 3, 5], 1):
         log += f"MSG s {pull_consumer._sid} $JS.ACK.STILL.c.1.{sequence}.{count}.0.0 0\r\n\r\n"

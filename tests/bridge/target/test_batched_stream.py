@@ -230,7 +230,7 @@ class ModelConnection:
         list(self.core.receive(b"PONG\r\n", 0.0))
         self.nats = SimpleNamespace(flush=self._flush, api_request=self._api_request, server="here")
         self.replies: list[RequestReplies] = []
-        self.complaints: list[str] = []
+        self.server_errors: list[str] = []
         self.on_messages: Any = None
         self._flush()
         model.written.clear()

@@ -86,8 +86,8 @@ async def test_unanswered_and_denied_message_is_refused() -> None:
     body = nats_batch(batch)
     body.pending[0] = False
     body.unanswered.append(0)
-    target._connection.complaints.append('Permissions Violation for Publish to "class.7"')
-    target._handle_complaints()
+    target._connection.server_errors.append('Permissions Violation for Publish to "class.7"')
+    target._handle_server_errors()
     assert [(each.sequence, each.code) for each in body.refusals] == [
         (n, "permissions") for n in range(3)
     ]
