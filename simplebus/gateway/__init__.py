@@ -8,7 +8,7 @@ bus                    the module bus
 result_codes           the module bus as calls that return result codes
 config                 gateway plans, read from TOML
 module                 the classes Module and BlockingModule, and their ports
-health                 asks a module for its health without blocking
+health                 requests the health of a module without blocking
 supervisor             starts, restarts and stops one module
 gateway                modules by name, with their links
 rate_meter, metrics    statistics for operators

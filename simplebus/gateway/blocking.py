@@ -58,7 +58,7 @@ class CallbackWaiter:
 
 
 current_callback: ContextVar[CallbackWaiter | None] = ContextVar("current_callback", default=None)
-"""Module in whose callback the current thread or task is."""
+"""Module whose callback the current thread or task runs; None outside of callbacks."""
 
 
 @contextmanager
@@ -151,7 +151,7 @@ class TaskGate:
         self._thread = threading.get_ident()
 
     def open(self) -> None:
-        """Open the gate. Must not be called after the task has given up waiting."""
+        """Open the gate. Must not be called after the task has stopped waiting."""
         if threading.get_ident() == self._thread:
             trio.lowlevel.reschedule(self._task)
         else:

@@ -243,8 +243,7 @@ class ModuleBus:
 
         Raises:
             ModuleBusError: With INVALIDARG for an invalid argument or a module that is on the
-                bus; with
-                ERROR if its thread or task cannot be started.
+                bus; with ERROR if its thread or task cannot be started.
         """
         receive = receive_function(module)
         is_awaited = is_async(receive)
@@ -402,13 +401,11 @@ class ModuleBus:
         Args:
             message: Message, or its byte form. A malformed byte form is skipped and counted.
             source: Publishing module. Without one, or for a source that is not on the bus, the
-                modules
-                that receive all messages get it.
+                modules that receive all messages get it.
 
         Raises:
             ModuleBusFullError: A queue is full, and waiting would not end because that module
-                waits for
-                this callback, or would block an event loop.
+                waits for this callback, or would block an event loop.
             ModuleBusError: With INVALIDARG if `message` is not a message.
         """
         if type(message) is not ModuleMessage:

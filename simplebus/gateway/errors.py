@@ -38,7 +38,7 @@ class ModuleBusError(BusError):
     def __init__(self, sentence: str, result: Result = Result.ERROR) -> None:
         super().__init__(sentence)
         self.result = result
-        """ERROR, or INVALIDARG when the arguments make no sense."""
+        """ERROR, or INVALIDARG for invalid arguments."""
 
 
 class ModuleBusFullError(ModuleBusError):
@@ -62,13 +62,13 @@ def split_failure(
 ) -> tuple[Exception | None, BaseException | None]:
     """Split an exception into the failure of a module, and the part that is not its fault.
 
-    Cancellation of the task, and Ctrl-C, are not the module's fault. In a thread of its own
-    everything is.
+    Cancellation of the task, and Ctrl-C, are not the module's fault. In a thread of its own,
+    every exception is.
 
     Args:
         error: Exception that a module raised.
         in_thread: True if the module runs in a thread of its own.
-        hears_ctrl_c: False if Ctrl-C cannot be raised in this call.
+        can_raise_ctrl_c: False if Ctrl-C cannot be raised in this call.
 
     Returns:
         The failure as an Exception, or None; and the rest of the exception, or None.
@@ -76,14 +76,14 @@ def split_failure(
     foreign_types: tuple[type[BaseException], ...] = ()
     if not in_thread:
         foreign_types = (trio.Cancelled,) * is_cancelled() + (KeyboardInterrupt,) * can_raise_ctrl_c
-    own, rest = _split_by_type(error, foreign_types)
-    if own is None or isinstance(own, Exception):
-        return own, rest
-    text = f"it raised {own!r}"
-    if isinstance(own, SystemExit):
-        text = f"it called sys.exit({own.code!r}), which does not end a gateway"
+    module_error, rest = _split_by_type(error, foreign_types)
+    if module_error is None or isinstance(module_error, Exception):
+        return module_error, rest
+    text = f"it raised {module_error!r}"
+    if isinstance(module_error, SystemExit):
+        text = f"it called sys.exit({module_error.code!r}), which does not end a gateway"
     failure = RuntimeError(text)
-    failure.__cause__ = own
+    failure.__cause__ = module_error
     return failure, rest
 
 
@@ -92,7 +92,7 @@ def describe_error(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
-        return f"{type(error).__name__}, which cannot say what it is"
+        return f"{type(error).__name__}, whose text is not available"
 
 
 def _split_by_type(
@@ -100,8 +100,8 @@ def _split_by_type(
 ) -> tuple[BaseException | None, BaseException | None]:
     """Return the parts of an exception that have none of the types, and those that do."""
     if isinstance(error, BaseExceptionGroup):
-        rest, own = error.split(foreign_types)
-        return own, rest
+        rest, module_error = error.split(foreign_types)
+        return module_error, rest
     return (None, error) if isinstance(error, foreign_types) else (error, None)
 
 

@@ -2,8 +2,9 @@
 
 All modules are created, then they start one after the other, and they end in the opposite order. A
 module that is added later starts at once. On shutdown, the modules that produce messages stop first
-and the remaining messages are delivered. A change is checked before anything is touched. A module
-that is slow to start is waited for, and logged, until it is to be removed.
+and the remaining messages are delivered. A change is checked completely before it is
+applied. The gateway waits for a module that is slow to start, and logs it, until the module is to
+be removed.
 """
 
 from __future__ import annotations
@@ -119,8 +120,7 @@ class Gateway:
 
     Raises:
         ConfigError: From every method that makes a change, if it is not possible. Nothing has
-            changed
-            then.
+            changed then.
     """
 
     def __init__(self, bus: ModuleBus, nursery: trio.Nursery, *, grace: float) -> None:
@@ -178,9 +178,9 @@ class Gateway:
 
         Returns:
             `ready`, `draining` and `why` (the reason if not ready), `published`, `malformed`,
-            `lost`, and
-            under `modules` by name the statistics of each module, with `delivered_per_second` and
-            `published_per_second` over the last ten seconds or since the last call.
+            `lost`, and under `modules` by name the statistics of each module, with
+            `delivered_per_second` and `published_per_second` over the last ten seconds or since the
+            last call.
         """
         now, statistics = trio.current_time(), self.statistics()
         modules: dict[str, dict[str, Any]] = {}
@@ -192,7 +192,7 @@ class Gateway:
                     self._rates.get((each.name, counter)) or RateMeter()
                 )
                 entry[f"{counter}_per_second"] = rate.update(now, entry[counter])
-        self._rates = rates  # Without those of removed modules.
+        self._rates = rates  # The meters of removed modules are dropped.
         why = self.problem(statistics)
         return {
             "ready": not why,
@@ -224,7 +224,7 @@ class Gateway:
     async def add(self, plan: ModulePlan) -> None:
         """Add a module without links, and wait until it has started.
 
-        If the call is cancelled, the module starts all the same.
+        If the call is cancelled, the module still starts.
 
         Args:
             plan: Plan of the module.
@@ -304,7 +304,7 @@ class Gateway:
             ConfigError: There is no such link.
         """
         if (source, sink) not in self._links:
-            raise ConfigError(f"{sink!r} does not hear {source!r}")
+            raise ConfigError(f"there is no link from {source!r} to {sink!r}")
         source_supervisor = None if source == EVERYONE else self._supervisor(source)
         self.bus.unlink(source_supervisor, self._supervisor(sink))
         del self._links[source, sink]
@@ -414,7 +414,7 @@ class Gateway:
             self._awaited_supervisor = None
 
     def _stop_waiting(self, matches: Callable[[ModulePlan], bool]) -> None:
-        """Stop waiting for the awaited module, if `is_meant` returns True for its plan."""
+        """Stop waiting for the awaited module, if `matches` returns True for its plan."""
         if self._awaited_supervisor is not None and matches(self._awaited_supervisor.plan):
             self._awaited_supervisor.is_abandoned = True
             self._wait_scope.cancel()
@@ -425,9 +425,8 @@ class Gateway:
             with trio.move_on_after(ORDERED_STOP_S):
                 while supervisors:
                     nursery.start_soon(self._remove, supervisor := supervisors.pop())
-                    if (
-                        ModuleSupervisor.current.get() is not supervisor
-                    ):  # Otherwise it would wait for itself.
+                    # A module that removes all modules must not wait for itself.
+                    if ModuleSupervisor.current.get() is not supervisor:
                         await supervisor.wait_ended()
             while supervisors:
                 nursery.start_soon(self._remove, supervisors.pop())
@@ -436,7 +435,7 @@ class Gateway:
         name = supervisor.plan.name
         for link in [link for link in self._links if name in link]:
             del self._links[link]
-        if ModuleSupervisor.current.get() is supervisor:  # Otherwise it would wait for itself.
+        if ModuleSupervisor.current.get() is supervisor:  # It must not wait for itself.
             self._nursery.start_soon(supervisor.stop, self._grace)
         else:
             await supervisor.stop(self._grace)

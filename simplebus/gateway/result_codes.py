@@ -1,4 +1,4 @@
-"""The module bus as functions that return result codes, for programs that were written for them.
+"""The module bus as functions that return result codes, for programs that use result codes.
 
 Errors become their result code, and None stands for a missing handle.
 

@@ -147,7 +147,9 @@ class Router:
             was_linked = id(source) in mailbox.sources
             mailbox.sources[id(source)] = source
         if was_linked:
-            raise invalid_argument(f"module {mailbox.name} hears {self.describe(source)} already")
+            raise invalid_argument(
+                f"module {mailbox.name} is already linked to {self.describe(source)}"
+            )
         self.clear_routes()
 
     def unlink(self, source: object | None, sink: object) -> None:
@@ -157,7 +159,7 @@ class Router:
         else:
             was_linked = mailbox.sources.pop(id(source), None) is not None
         if not was_linked:
-            raise ModuleBusError(f"module {mailbox.name} does not hear {self.describe(source)}")
+            raise ModuleBusError(f"module {mailbox.name} is not linked to {self.describe(source)}")
         self.clear_routes()
 
     def clear_routes(self) -> None:

@@ -2,7 +2,8 @@
 
 The methods of the module are called from here, one at a time, beside `run` and `health`. After a
 failure the module is destroyed and created again, after a growing delay or when it gets another
-plan. Its messages wait meanwhile; only the one on which it failed is lost.
+plan. Its messages wait meanwhile; only the message on which it failed is
+lost.
 
 A call that does not return is abandoned GRACE_S after the module is to end, or AWAITED_GRACE_S
 after `run` has raised if the call is awaited. Its message is delivered again. Abandoned code cannot

@@ -36,7 +36,7 @@ class ModuleThread:
         self._waiter = waiter
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.is_abandoned = False
-        """True if nobody waits for the current call of the thread any more."""
+        """True if no task waits for the current call of the thread any more."""
         # The thread inherits the context, and so the current callback, of its creator.
         work = partial(copy_context().run, self._work)
         threading.Thread(target=work, name=f"simplebus {name}", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Writes messages to a bus in this process, and retries while that is full.
+"""Writes messages to a bus in this process, and retries while the bus is full.
 
 Messages without room are sent again in order until they are stored, and no others are accepted
 meanwhile. The copier that reads from that bus makes room. Messages in flight are bounded in number

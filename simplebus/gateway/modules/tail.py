@@ -3,22 +3,22 @@
     module = "tail"
     settings = { path = "/var/log/app.log", start = "end", remember = "/var/lib/gateway/app.place" }
 
-The content is the line without its end; the properties `file` and `offset` tell where it was. A
+The content is the line without its end; the properties `file` and `offset` contain its position. A
 line is published when it is complete.
 
 A file that was moved away is read until QUIET_POLLS find nothing new, because its writer may still
-have it open; then the new file of its name is read. If the file was rotated more than once
+have it open; then the new file with the same name is read. If the file was rotated more than once
 meanwhile, the files between are found by their names (`app.log.1`, `app.log-20260131`) and times.
 
-A truncated file is read from the beginning, and the log says so. Truncation is also detected if the
-file has grown again, by its last bytes read. Lines written between the last poll and the truncation
-are lost, so files should be moved, not copied and truncated.
+A truncated file is read from the beginning, with a warning in the log. Truncation is also detected
+if the file has grown again, by its last bytes read. Lines written between the last poll and the
+truncation are lost, so files should be moved, not copied and truncated.
 
 With `remember`, the position is saved after lines were published. After a crash some lines may be
-published twice, and none is missed while the file exists under its name or beside it; otherwise the
-log says so. Without disk space for the position nothing more is read. Lines that were published,
-but not stored by any module, are lost in a crash. Without `remember`, a restarted tail begins where
-`start` says.
+published twice, and none is missed while the file exists under its name or beside it; otherwise a
+warning is logged. Without disk space for the position nothing more is read. Lines that were
+published, but not stored by any module, are lost in a crash. Without `remember`, a restarted tail
+begins where `start` says.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class TailSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise ValueError("path: expected that of a file, got ''")
+            raise ValueError("path: expected the path of a file, got ''")
         for path in self.path, self.remember:
             if "\0" in path:
                 raise ValueError(f"invalid file name {path!r}")

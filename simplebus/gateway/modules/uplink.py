@@ -11,8 +11,8 @@ once and in order. Properties become headers. The channel is `channel`, or the p
 With `data_dir`, messages are stored there: they survive a crash, and may exceed `max_memory`.
 Without it they wait in memory. When there is no space, the uplink accepts no messages, so its queue
 fills and `full` applies. If storing fails for another reason, such as a disk failure, messages
-since the last stored one are lost; the module fails and restarts, and the log has their largest
-number.
+since the last stored one are lost; the module fails and restarts, and the log contains their
+maximum number.
 
 Messages in `data_dir` are also sent after the uplink was renamed, or its `class` changed: the
 target keeps using the first name, and messages keep their class.

@@ -32,7 +32,7 @@ from simplebus.gateway.config import convert_settings
 _CREDENTIAL_FIELDS = ("user", "password", "token", "seed")
 _TLS_FIELDS = ("ca", "cert", "key")
 _LONGEST_DEFAULT_NAME = "-" + 64 * "m"
-"""As long as the longest name of an uplink without a configured one."""
+"""Text with the length of the longest generated uplink name."""
 
 
 class UplinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +71,7 @@ class UplinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str = ""
     """File with its key, if it is not in the same file."""
     credentials: str | dict[str, str] = ""
-    """File with these settings except `seed`, or a table with the first four."""
+    """File with these settings except `seed`, or a table of user, password, token or seed."""
 
     def __repr__(self) -> str:
         return f"<to={re.sub('(?<=//).*@', '…@', self.to)!r}, class={self.class_!r}, …>"

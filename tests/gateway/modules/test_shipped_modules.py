@@ -155,7 +155,7 @@ async def test_invalid_function_result_names_function(
         ("timer", {"every": float("inf")}, "every: Expected `float` <= "),
         ("timer", {"every": 1e-9}, "every: Expected `float` >= 0.001"),
         ("timer", {"every": 1, "properties": {"a\0": "x"}}, "property"),
-        ("tail", {"path": ""}, "path: expected that of a file, got ''"),
+        ("tail", {"path": ""}, "path: expected the path of a file, got ''"),
         ("tail", {"path": "a\0"}, "invalid file name"),
         ("tail", {"path": "/"}, "expected a regular file, and / is a directory"),
         ("tail", {"path": "/dev/null"}, "/dev/null is a device"),
