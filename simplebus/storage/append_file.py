@@ -28,9 +28,8 @@ _NO_ALLOCATION = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 class AppendFile:
     """A new, empty file. Every method raises OSError if the system call fails.
 
-    `end_mark` is a number of the owner's choice that describes the written data, for example
-    the last
-    sequence.
+    `end_mark` is a number of the owner's choice that describes the written data, for example the
+    last sequence.
     """
 
     def __init__(self, path: Path, *, end_mark: int = 0) -> None:

@@ -156,7 +156,7 @@ def _copy_file(source: Path, target: Path) -> None:
     """Replace a file by a synced copy, which gets the time that the original had before.
 
     The copy of a file that was changed just now gets another time, so that it is copied again: its
-    time does not tell whether it has changed since.
+    time does not show later changes.
     """
     draft = target.with_name(target.name + DRAFT + DRAFT)
     with source.open("rb") as original:

@@ -68,7 +68,7 @@ class ClassSummary:
     """Files that recovery has ignored."""
     dropped_bytes: int
     gaps: tuple[Gap, ...]
-    """Messages that were damaged, with later ones that are intact."""
+    """Damaged messages that are followed by intact ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +125,15 @@ class JournalInspection:
         """Damage found so far."""
         return self._found
 
-    def class_id(self, wanted: int | str) -> int:
+    def class_id(self, class_reference: int | str) -> int:
         """Return the id of a class, by id or name."""
         ids = self._ids()
         names = {each.name: each.class_id for each in self._state.classes.values()}
-        class_id = wanted if isinstance(wanted, int) else names.get(wanted)
+        class_id = (
+            class_reference if isinstance(class_reference, int) else names.get(class_reference)
+        )
         if class_id not in ids:
-            raise JournalError(f"{self.directory.path} contains no class {wanted!r}")
+            raise JournalError(f"{self.directory.path} contains no class {class_reference!r}")
         return class_id
 
     def summaries(self, *, verify: bool = False) -> Iterator[ClassSummary]:

@@ -91,7 +91,7 @@ class Journal:
             self._write_entry(entry, batch.number)
             self._has_unsynced_dead_letters |= entry.has_dead_letters
         if batch.snapshot or (batch.changes and self._has_unsynced_dead_letters):
-            # A snapshot must not be stored before its messages, and a position that gave up
+            # A snapshot must not be stored before its messages, and a position that dead-lettered
             # messages not before its dead letters.
             self._sync_files()
         if batch.snapshot and batch.number != self._new_snapshot_batch_number:

@@ -74,7 +74,7 @@ class Record(NamedTuple):
     time: float
     """Acceptance time of the messages: seconds since 1970."""
     checksum: int
-    """Of meta and body."""
+    """Checksum of meta and body."""
 
     @property
     def last(self) -> int:

@@ -147,7 +147,7 @@ class SegmentReader:
                         continue
                     offset = base + record.end
                     if record.first > sequence:
-                        reason = f"{segment.path} goes on with message {record.first}"
+                        reason = f"{segment.path} continues with message {record.first}"
                         found.append(self._report_lost(read, sequence, record.first, reason))
                     if record.last > sequence:
                         # A gap was reported when it was found; its range has no frames.

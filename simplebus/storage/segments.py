@@ -1,10 +1,10 @@
 """Reading of segments and state files, with detection of damage.
 
-A damaged record is skipped and becomes a gap, if what follows it was stored before the server
-ended; see `StoredBatches`. Otherwise a power failure may have torn the end of the data, of which
-nothing was confirmed: the class then ends at the damaged record. No file is changed; `repair`
-describes the changes that make a gap permanent. If nothing follows a damaged record, that is
-reported as damage, because a power failure may have removed what followed.
+A damaged record is skipped and becomes a gap if the data after it was stored before the server
+ended; see `StoredBatches`. Otherwise a power failure may have torn the end of the data, which was
+not confirmed: the class then ends at the damaged record. No file is changed; `repair` describes the
+changes that make a gap permanent. A damaged record at the end of the data is also reported as
+damage, because a power failure may have removed later records.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SegmentRepair:
     gap: bytes
     """Encoded record of the missing messages, which replaces the bytes; empty for none."""
     lost: str
-    """What is lost, in words."""
+    """Text that describes the lost messages."""
 
 
 class Gap(NamedTuple):
@@ -268,7 +268,7 @@ class SegmentChain:
         self.lost_count = 0
         """Number of messages that are skipped at the end, as far as known."""
         self.gaps: list[Gap] = []
-        """Messages that cannot be read, as far as later ones can."""
+        """Messages that cannot be read, followed by messages that can."""
         self._time = 0.0
         """Time of the last record."""
         self._salt = salt
@@ -348,7 +348,7 @@ class SegmentChain:
                     self._time = record.time
                     continue
                 problem = record.problem
-                if not problem and is_torn:  # A power failure may have removed what followed.
+                if not problem and is_torn:  # A power failure may have removed later records.
                     problem = "no data after a damaged record"
                 if not problem:
                     break
