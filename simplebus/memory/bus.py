@@ -1,8 +1,8 @@
 """`MemoryBus`: a broker and its clients in one process, joined without a socket.
 
-Time is the clock of the event loop, so under trio's MockClock an hour takes no time. The client
-that waits for bytes watches the clock for the whole bus. The broker has processed the bytes of a
-client when `send` returns. The bytes for a client are read by the client's reader task.
+Time is the clock of the event loop, so under trio's MockClock an hour takes no time. A client
+that waits for bytes also runs the timers of the bus. The broker has processed the bytes of a client
+when `send` returns. The reader task of a client reads the bytes for this client.
 
     Bus ─ ClientConnection ─► MemoryTransport.send ─────────► Broker ─► rings
             ▲                                                   │
@@ -58,12 +58,12 @@ class MemoryBus:
 
     Entering it gives a `Bus`, as `simplebus.connect` does, with the same methods and guarantees:
     acknowledgement, redelivery and all options are those of `Bus.subscribe`. `connect` makes more
-    clients. The messages last as long as the object, even when no client is connected.
+    clients. The messages exist as long as the object, even when no client is connected.
 
     Leaving the block calls handlers until they have processed all messages that the bus can deliver
-    now, including those that they publish. Messages that wait for a backoff or a delay are not
-    waited for. In contrast, leaving `simplebus.connect` ends the handlers, so that a program calls
-    `await bus.drain()` before.
+    now, including those that they publish. It does not wait for messages in a
+    backoff or delay. In contrast, leaving `simplebus.connect` ends the handlers, so that a program
+    calls `await bus.drain()` before.
 
     With `data_dir` the messages are kept in a directory. The directory is opened when the first
     client enters and closed when the last one has left.
@@ -132,8 +132,7 @@ class MemoryBus:
         Raises:
             JournalError: The data directory cannot be used.
             ExceptionGroup: When left without an exception: errors that handlers raised, and
-                refusals
-                that no call has raised.
+                refusals that no call has raised.
         """
         server = self._server
         server.add_client()
@@ -314,7 +313,7 @@ class InProcessServer:
         self.advance_time()
 
     def advance_time(self) -> None:
-        """Do what is due by the loop's clock. Called before every other action."""
+        """Run the actions that are due by the loop's clock. Called before every other action."""
         broker, now = self.broker, anyio.current_time()
         broker.clock.now = now + self._clock_offset
         if now < self._next_tick_at and now < self._next_wakeup_at:
@@ -406,7 +405,7 @@ def _parse_durability(durability: Durability | str) -> Durability:
 
 
 def _is_idle(bus: Bus) -> bool:
-    """Return True if neither bytes nor handlers are under way."""
+    """Return True if no bytes are on the way and no handler runs."""
     transport = bus.connection.writer.transport
     return (
         isinstance(transport, MemoryTransport)

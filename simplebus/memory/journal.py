@@ -1,8 +1,8 @@
 """Journal of a `MemoryBus`: keeps its messages and durables in a directory, as a server does.
 
 The directory belongs to the bus from the first client's entry until the last one has left. Under a
-clock that jumps (trio's MockClock), no time passes while the disk is waited for; otherwise a test's
-timeouts would expire before the first message is durable.
+clock that jumps (trio's MockClock), no time passes during a wait for the disk; otherwise the
+timeouts of a test would expire before the first message is durable.
 """
 
 from __future__ import annotations

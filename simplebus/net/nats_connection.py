@@ -45,8 +45,8 @@ REQUEST_SECONDS = 5.0
 REQUEST_SECONDS_MAX = 60.0
 """Longest wait for a reply.
 
-The timeout of a request starts when the server has received it. Behind much other output that may
-be late, so the deadline is extended up to this while the server responds.
+The timeout of a request starts when the server has received it. Much earlier output can delay that,
+so the deadline is extended up to this time while the server responds.
 """
 PING_SECONDS = 5.0
 """Silence after which the server is sent a PING; after three times as long the connection is lost.
@@ -593,7 +593,7 @@ class NatsConnection:
 
 
 def _describe_error(error: Exception) -> str:
-    """Return the cause of a lost connection, which trio's own error does not tell."""
+    """Return the cause of a lost connection, which trio's own error does not contain."""
     cause = error.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):
         return (

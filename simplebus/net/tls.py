@@ -14,8 +14,8 @@ from typing import Any
 
 # Largest read from the network, and largest piece encrypted at once by a wide socket.
 PIECE_BYTES = 512 * 1024
-# Most bytes and records decrypted in one `recv_into`, so that output keeps up with input and other
-# connections get their turn. The record limit matters where records are small.
+# Maximum bytes and records decrypted in one `recv_into`, so that output keeps up with input and
+# other connections get their turn. The record limit matters where records are small.
 _TURN_BYTES = 1024 * 1024
 _TURN_RECORDS = 256
 # First byte of a TLS handshake, and the bytes kept to recognize another protocol.
@@ -35,7 +35,7 @@ WIDE_MAX = 64
 # fits into the check, and a record with one byte of data is at most 85 bytes long.
 _DENSITY_CHECK_BYTES = 32 * 1024
 _MIN_DATA_DIVISOR = 128
-# Most pending bytes of TLS's own replies to the peer, about 600 replies.
+# Maximum pending bytes of TLS's own replies to the peer, about 600 replies.
 _PENDING_TLS_REPLIES_BYTES_MAX = 16 * 1024
 
 
@@ -177,14 +177,14 @@ class TlsSocket:
         self._may_have_unread = True
         return count
 
-    def _receive_more(self, count: int, wanted: int) -> bool:
+    def _receive_more(self, count: int, requested_bytes: int) -> bool:
         """Receive more bytes. Returns False at the end, or if nothing came after data was read in
         this call.
         """
         if not count:
-            return self._receive(wanted)
+            return self._receive(requested_bytes)
         with contextlib.suppress(OSError):
-            return self._receive(wanted - count)
+            return self._receive(requested_bytes - count)
         return False
 
     def _decrypt_next(self) -> int:
@@ -266,9 +266,9 @@ class TlsSocket:
         self._send_close_notify()
         self.socket.close()
 
-    def _receive(self, wanted: int = _RECORD_BYTES) -> bool:
-        """Receive about `wanted` bytes. Returns False at the end."""
-        max_bytes = min(PIECE_BYTES, max(wanted, _RECORD_BYTES))
+    def _receive(self, requested_bytes: int = _RECORD_BYTES) -> bool:
+        """Receive about `requested_bytes` bytes. Returns False at the end."""
+        max_bytes = min(PIECE_BYTES, max(requested_bytes, _RECORD_BYTES))
         self._was_read_full = False
         data = self.socket.recv(max_bytes)
         self._was_read_full = len(data) == max_bytes
