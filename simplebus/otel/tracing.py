@@ -110,7 +110,7 @@ class OpenTelemetryTracing:
     def process(self, message: Message[Any], destination: str = "") -> Iterator[Span]:
         """Span around the processing of a message, a child of the span that published it.
 
-        Handlers have it without a call. Use it in a loop over messages:
+        Handlers run inside such a span without a call. Use it in a loop over messages:
 
             async for message in orders.messages():
                 with tracing.process(message, "orders"):
