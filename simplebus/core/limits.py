@@ -63,7 +63,7 @@ EXPENSIVE_EVENTS_MAX = 16
 # Slow requests of one peer that one turn of the event loop processes, by their length. Each counts
 # for more, because a short one may take a millisecond, too.
 SLOW_REQUESTS_BYTES_MAX = 8 * 1024
-SLOW_REQUEST_BYTES = 2048
+SLOW_REQUEST_BYTES = 3072
 # The same for a Nack or Working, which takes about 40 microseconds.
 SLOW_ACK_BYTES = 160
 # Messages with several channels that one turn processes: each new channel takes some microseconds.
