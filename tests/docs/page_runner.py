@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.spark.fast_start import JAVA_OPTIONS
 from tests.support.forked_programs import ForkedProgram, can_fork_with
 from tests.support.programs import File, environment
 
@@ -134,6 +135,7 @@ class PageRunner:
             SIMPLEBUS_HTTP_PORT=http,
             SIMPLEBUS_URL=f"simplebus://127.0.0.1:{client}",
             COLUMNS="100",
+            SPARK_SUBMIT_OPTS=JAVA_OPTIONS,
         )
 
     def run(self) -> None:
@@ -215,7 +217,8 @@ class PageRunner:
             "stdout": output,
             "stderr": subprocess.STDOUT,
         }
-        is_forked = command[0] in _FORKED_PROGRAMS and not _SPARK.search(self._page)
+        is_spark = command[0] == "python" and _SPARK.search(self._page)
+        is_forked = command[0] in _FORKED_PROGRAMS and not is_spark
         if is_forked and can_fork_with(self._environment):
             return ForkedProgram(command, **options)
         return subprocess.Popen(command, start_new_session=True, **options)
