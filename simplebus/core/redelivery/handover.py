@@ -130,16 +130,17 @@ def merge_adjacent(rows: Iterable[tuple[int, int, N]], tolerance: N) -> list[tup
         rows: Ascending (first, last, value) tuples.
     """
     merged: list[tuple[int, int, N]] = []
-    least = tolerance
-    for first, last, value in rows:
-        if merged and merged[-1][1] == first:
+    least, reached = tolerance, -1
+    for row in rows:
+        first, last, value = row
+        if first == reached:
             begin, _, most = merged[-1]
             if max(most, value) - min(least, value) <= tolerance:
                 merged[-1] = begin, last, max(most, value)
-                least = min(least, value)
+                least, reached = min(least, value), last
                 continue
-        merged.append((first, last, value))
-        least = value
+        merged.append(row)  # Many rows are not adjacent to the one before.
+        least, reached = value, last
     return merged
 
 
