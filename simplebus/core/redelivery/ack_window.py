@@ -169,7 +169,8 @@ class AckWindow:
             return [(first, last)]
         is_wanted = np.ones(last - first + 2, np.bool_)
         is_wanted[0] = is_wanted[-1] = False
-        return list(zip(*self._find_unacked(first, is_wanted), strict=True))
+        firsts, lasts = self._find_unacked(first, is_wanted)
+        return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
 
     def unacked_set(self, sequences: SequenceSet) -> SequenceSet:
         """Return the messages of a set that were sent and not acknowledged."""
@@ -182,15 +183,15 @@ class AckWindow:
         if len(firsts) == 1:
             is_wanted = np.ones(last - first + 2, np.bool_)
             is_wanted[0] = is_wanted[-1] = False
-            return SequenceSet.from_bounds(*self._find_unacked(first, is_wanted))
+            return SequenceSet.from_arrays(*self._find_unacked(first, is_wanted))
         steps = np.zeros(last - first + 2, np.int8)
         begins, ends = (np.array(bounds).clip(first, last) for bounds in sequences.bounds)
         np.add.at(steps, begins - first + 1, 1)
         np.subtract.at(steps, ends - first + 1, 1)
         is_wanted = np.cumsum(steps, dtype=np.int8).view(np.bool_)
-        return SequenceSet.from_bounds(*self._find_unacked(first, is_wanted))
+        return SequenceSet.from_arrays(*self._find_unacked(first, is_wanted))
 
-    def _find_unacked(self, first: int, is_wanted: Flags) -> tuple[list[int], list[int]]:
+    def _find_unacked(self, first: int, is_wanted: Flags) -> tuple[Integers, Integers]:
         """Return the bounds of the ranges of messages that are wanted and not acknowledged.
 
         Args:
@@ -204,7 +205,7 @@ class AckWindow:
             np.greater(part, self._flags[start:stop], out=part)
             done += stop - start
         edges = np.flatnonzero(is_wanted[1:] != is_wanted[:-1]) + first
-        return edges[::2].tolist(), edges[1::2].tolist()
+        return edges[::2], edges[1::2]
 
     def unacked_flags(self) -> Flags:
         """Return flags of the unacknowledged messages from the floor to the last acknowledged."""

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from simplebus.core.protocol.frames import Integers
+
 # Up to this many ranges are inserted one by one; more are merged in one pass.
 _INSERT_ONE_BY_ONE_MAX = 16
 
@@ -31,6 +33,17 @@ class SequenceSet:
         result = cls()
         result._firsts, result._lasts, result._count = firsts, lasts, sum(lasts) - sum(firsts)
         return result
+
+    @classmethod
+    def from_arrays(cls, firsts: Integers, lasts: Integers) -> SequenceSet:
+        """Return the same set from arrays."""
+        result = cls()
+        result._set_bounds(firsts, lasts)
+        return result
+
+    def _set_bounds(self, firsts: Integers, lasts: Integers) -> None:
+        self._firsts, self._lasts = firsts.tolist(), lasts.tolist()
+        self._count = int((lasts - firsts).sum())
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -120,9 +133,7 @@ class SequenceSet:
         order = firsts.argsort(kind="stable")
         firsts, lasts = firsts[order], np.maximum.accumulate(lasts[order])
         begins = np.flatnonzero(np.r_[True, firsts[1:] > lasts[:-1]])
-        self._firsts = firsts[begins].tolist()
-        self._lasts = lasts[np.r_[begins[1:] - 1, lasts.size - 1]].tolist()
-        self._count = sum(self._lasts) - sum(self._firsts)
+        self._set_bounds(firsts[begins], lasts[np.r_[begins[1:] - 1, lasts.size - 1]])
 
     def missing_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the ranges of first..last-1 that are not in the set."""
