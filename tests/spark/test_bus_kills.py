@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 
@@ -30,6 +29,8 @@ STALL_BYTES = 1_500_000
 
 
 def test_killed_server_is_archived_once(spark: Any, tmp_path: Path) -> None:
+    import pyarrow.dataset as ds  # It imports pandas.
+
     data = tmp_path / "bus"
     arguments = ["serve", "--host", "127.0.0.1", "--no-nats", "--no-http"]
     arguments += ["--data-dir", str(data), "--port", str(port := free_port())]

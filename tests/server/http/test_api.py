@@ -9,10 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
 
-import jsonschema
 import pytest
 import trio
-from openapi_spec_validator import OpenAPIV31SpecValidator
 
 import simplebus
 from simplebus.core.protocol.requests import NamedClass
@@ -530,6 +528,8 @@ async def test_every_changing_request_is_logged(caplog: pytest.LogCaptureFixture
 
 
 def test_description_is_valid_openapi() -> None:
+    from openapi_spec_validator import OpenAPIV31SpecValidator  # Slow, like jsonschema.
+
     description = ROUTES.describe("1.2")
     OpenAPIV31SpecValidator(description).validate()
     operations = [each for item in description["paths"].values() for each in item.values()]
@@ -539,6 +539,8 @@ def test_description_is_valid_openapi() -> None:
 
 
 async def test_description_is_served_and_replies_match_it() -> None:
+    import jsonschema
+
     async with serving_users() as server:
         await make_letters(server, b"x", b"y")
         description = (await call(server, "openapi.json")).json

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
@@ -71,6 +70,8 @@ def found(place: Path, format: str) -> list[tuple[str, int]]:
         table = DeltaTable(place).to_pyarrow_table()
     else:
         kinds = pa.schema([("class", pa.string()), ("date", pa.date32())])
+        import pyarrow.dataset as ds  # It imports pandas.
+
         table = ds.dataset(place, partitioning=ds.partitioning(kinds, flavor="hive")).to_table()
     assert {day.isoformat() for day in table["date"].unique().to_pylist()} <= {
         (TODAY + timedelta(days)).date().isoformat() for days in (0, 1)
