@@ -87,14 +87,12 @@ class KeyAssignment(Generic[MemberT]):
         won_buckets = np.flatnonzero(weights > self._best_weights)
         self._best_weights[won_buckets] = weights[won_buckets]
         buckets, owners = won_buckets.tolist(), self._owner_by_bucket
-        former_owners = set[MemberT]()
+        former_owners = {owner for bucket in buckets if (owner := owners[bucket]) is not None}
+        won = self._buckets_by_member[member] = set(buckets)
+        for owner in former_owners:
+            self._buckets_by_member[owner] -= won
         for bucket in buckets:
-            owner = owners[bucket]
-            if owner is not None:
-                self._buckets_by_member[owner].discard(bucket)
-                former_owners.add(owner)
             owners[bucket] = member
-        self._buckets_by_member[member] = set(buckets)
         return former_owners
 
     def remove_member(self, member: MemberT) -> None:
