@@ -49,8 +49,8 @@ if IN_CI:
 # `CliRunner` would build all commands anew for each command that a test runs.
 typer.testing._get_command = cache(typer.main.get_command)
 
-SEEDS = 400 if IN_CI else 24
-"""Histories of the simulation in a run of all tests: in CI, two minutes of one core."""
+SEEDS = 640 if IN_CI else 40
+"""Histories of the simulation in a run of all tests: in CI, 100 seconds of one core."""
 
 
 @pytest.fixture(autouse=True)

@@ -44,7 +44,7 @@ from tests.simulation.history import (
 )
 from tests.simulation.network import Endpoint, SimulatedConnection
 from tests.simulation.world import World
-from tests.support.oracles import parse_frame, split_frames
+from tests.support.oracles import parse_frames
 
 Dial = Callable[[Endpoint, str], "SimulatedConnection | None"]
 Processed = dict[tuple[int, str], set[bytes]]
@@ -85,7 +85,7 @@ def named(class_id: int) -> dict[str, object]:
 class SimulatedClient(Endpoint):
     """Client that reconnects after it lost its connection."""
 
-    pause = 0.4
+    pause = 0.8
     """Mean seconds between two actions."""
 
     def __init__(self, world: World, dial: Dial, name: str) -> None:
@@ -155,7 +155,7 @@ class SimulatedClient(Endpoint):
     def _next_action(self) -> None:
         world = self.world
         if self.line is not None:
-            if world.is_fault_due(0.03):
+            if world.is_fault_due(0.08):
                 self.lose_connection()
             else:
                 self.take_action()
@@ -231,9 +231,8 @@ class Version1Client(SimulatedClient):
         del self._unacked[:message_count]
 
     def receive_bytes(self, data: bytes) -> None:
-        frames, self._partial_frame = split_frames(self._partial_frame + data)
-        for frame in frames:
-            kind, class_id, number, _, _ = parse_frame(frame)
+        frames, self._partial_frame = parse_frames(self._partial_frame + data)
+        for kind, class_id, number, _, _ in frames:
             if kind == MESSAGE:
                 self._unacked.append((class_id, number))
 
@@ -293,13 +292,13 @@ class Version2Client(SimulatedClient):
         if self.created_count < self.count:
             for _ in range(rng.randint(1, 6)):
                 self._publish()
-        if self.specs and self.world.is_fault_due(0.03):
+        if self.specs and self.world.is_fault_due(0.08):
             number = rng.randint(1, len(self.specs))
             self.send(unsubscribe(number, 1000 + number))
             self._unacked = [message for message in self._unacked if message[1] != number]
-        elif self.world.is_fault_due(0.03):
+        elif self.world.is_fault_due(0.08):
             self._fetch_or_purge()
-        elif self.specs and self.world.is_fault_due(0.03):
+        elif self.specs and self.world.is_fault_due(0.08):
             self._subscribe(rng.randrange(len(self.specs)))
         if self.world.is_calm:
             self._ack(len(self._unacked))
@@ -350,7 +349,7 @@ class Version2Client(SimulatedClient):
         """Ack, nack, extend or forget some of the received messages."""
         rng, unacked = self.world.random, self._unacked
         decision = rng.choice(
-            ["some", "some", "all", "shuffled", "nack", "working", "none", "drop"]
+            ["some", "all", "shuffled", "nack", "nack", "working", "none", "drop"]
         )
         message_count = rng.randint(0, min(len(unacked), 8))
         match decision:
@@ -387,9 +386,8 @@ class Version2Client(SimulatedClient):
             self.send(ack(number, first, last))
 
     def receive_bytes(self, data: bytes) -> None:
-        frames, self._partial_frame = split_frames(self._partial_frame + data)
-        for frame in frames:
-            kind, key, number, last, content = parse_frame(frame)
+        frames, self._partial_frame = parse_frames(self._partial_frame + data)
+        for kind, key, number, last, content in frames:
             if kind == DELIVER:
                 self._delivery = (key, number, last)
             elif kind in (MESSAGE, ENVELOPE) and self._delivery[2]:  # Otherwise it was fetched.

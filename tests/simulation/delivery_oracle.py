@@ -21,7 +21,7 @@ from tests.simulation.history import (
 )
 from tests.simulation.losses import LossChecks
 from tests.simulation.messages import key_from_traits, parse_dead_letter
-from tests.support.oracles import parse_frame, split_frames
+from tests.support.oracles import parse_frames
 
 CLOCK_SLACK = 0.02
 """Seconds: resolution of acceptance times."""
@@ -93,12 +93,11 @@ class DeliveryChecks(LossChecks):
         for other_session in self.session_histories.values():
             if other_session is session_history or not other_session.session.outbox._unsent_bytes:
                 continue
-            frames, _ = split_frames(
+            frames, _ = parse_frames(
                 other_session.partial_sent + bytes(other_session.session.outbox._unsent_bytes)
             )
             delivery = other_session.delivery
-            for frame in frames:
-                kind, class_id, message_id, last, _ = parse_frame(frame)
+            for kind, class_id, message_id, last, _ in frames:
                 if kind == DELIVER:
                     delivery = (class_id, message_id, last)
                 elif (

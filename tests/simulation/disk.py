@@ -37,6 +37,7 @@ class _FileState:
 
     spare: Path
     """Hard link by which the file is found after its removal."""
+    folder: str
     durable: int = 0
     """Bytes that are synced."""
     is_named: bool = False
@@ -99,15 +100,16 @@ class SimulatedDisk:
         if previous is not None:
             previous.spare.unlink()
         os.link(path, spare)
-        self._files[path] = file.kept = _FileState(spare)
+        self._files[path] = file.kept = _FileState(spare, str(path.parent))
         self._open.append(file)
         return file
 
     def _sync_folder(self, folder: Path) -> None:
         self.call()
+        name = str(folder)
         for path, kept in list(self._files.items()):
-            if path.parent == folder:
-                if path.exists():
+            if kept.folder == name:
+                if os.path.exists(path):
                     kept.is_named = True
                 else:
                     self._forget(path)

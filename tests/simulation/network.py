@@ -13,6 +13,8 @@ from tests.simulation.world import World
 
 CAPACITY = 3000
 """Bytes under way in one direction; then the sender waits."""
+_SPLIT_PROBABILITY = 0.15
+"""Share of the arrivals that are only a part of the bytes under way."""
 
 
 class Endpoint(Protocol):
@@ -67,7 +69,9 @@ class _Pipe:
         if self.data:
             world = self.world
             max_bytes = len(self.data)
-            count = max_bytes if world.random.random() < 0.5 else world.random.randint(1, max_bytes)
+            count = max_bytes
+            if world.random.random() < _SPLIT_PROBABILITY:
+                count = world.random.randint(1, max_bytes)
             chunk = bytes(self.data[:count])
             del self.data[:count]
             self.end.on_bytes(self.line, chunk)

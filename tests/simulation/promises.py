@@ -42,7 +42,7 @@ from tests.simulation.history import (
     stored_content,
 )
 from tests.simulation.messages import parse_dead_letter
-from tests.support.oracles import parse_ack, parse_frame, split_frames
+from tests.support.oracles import parse_ack, parse_frames
 
 
 class PromiseChecker(DeliveryChecks):
@@ -98,10 +98,9 @@ class PromiseChecker(DeliveryChecks):
 
     def session_closed(self, session: Session) -> None:
         session_history = self.session_histories.pop(session.session_id)
-        frames, _ = split_frames(session_history.partial_sent + bytes(session.outbox._unsent_bytes))
+        frames, _ = parse_frames(session_history.partial_sent + bytes(session.outbox._unsent_bytes))
         delivery = session_history.delivery
-        for frame in frames:
-            kind, class_id, message_id, last, _ = parse_frame(frame)
+        for kind, class_id, message_id, last, _ in frames:
             if kind == DELIVER:
                 delivery = (class_id, message_id, last)
             elif kind in (MESSAGE, ENVELOPE):
@@ -130,11 +129,10 @@ class PromiseChecker(DeliveryChecks):
         """Record bytes that are about to be applied."""
         session_history = self.session_histories[session.session_id]
         session_history.late_acks.clear()
-        frames, session_history.partial_received = split_frames(
+        frames, session_history.partial_received = parse_frames(
             session_history.partial_received + data
         )
-        for frame in frames:
-            kind, key, number, last, content = parse_frame(frame)
+        for kind, key, number, last, content in frames:
             self.world.trace(
                 "from", session_history.publisher, chr(kind), key, number, last, content[:40]
             )
@@ -228,12 +226,11 @@ class PromiseChecker(DeliveryChecks):
                 position_history in session_history.position_histories.values()
                 and session_history.session.outbox._unsent_bytes
             ):
-                frames, _ = split_frames(
+                frames, _ = parse_frames(
                     session_history.partial_sent
                     + bytes(session_history.session.outbox._unsent_bytes)
                 )
-                for frame in frames:
-                    kind, class_id, message_id, _, _ = parse_frame(frame)
+                for kind, class_id, message_id, _, _ in frames:
                     if kind in (MESSAGE, ENVELOPE) and class_id == position_history.class_id:
                         found.add(message_id)
         return found
@@ -256,9 +253,8 @@ class PromiseChecker(DeliveryChecks):
         if session_history is None:
             return
         self.latest_clock = max(self.latest_clock, self.broker.clock.now)
-        frames, session_history.partial_sent = split_frames(session_history.partial_sent + data)
-        for frame in frames:
-            kind, key, number, last, content = parse_frame(frame)
+        frames, session_history.partial_sent = parse_frames(session_history.partial_sent + data)
+        for kind, key, number, last, content in frames:
             if kind == DELIVER:
                 session_history.delivery = (key, number, last)
             elif kind in (MESSAGE, ENVELOPE):

@@ -29,8 +29,11 @@ from tests.simulation.scenario import Scenario
 from tests.simulation.server import SimulatedServer
 from tests.simulation.world import World
 
-FAULT_SECONDS = 20.0
+FAULT_SECONDS = 15.0
+_FAULT_INTERVAL_SECONDS = 0.75
+"""Mean time between two faults."""
 CALM_SECONDS = 300.0
+_SETTLED_CHECK_SECONDS = 1.0
 _FLIP_PROBABILITY = 0.15
 """Share of the runs with bit flips. They excuse losses, so other runs are checked more strictly."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -69,7 +72,7 @@ class SimulationRun:
 
     def _create_clients(self) -> None:
         world, rng = self.world, self.world.random
-        class_ids = [1, 2, 3][: rng.randint(1, 3)]
+        class_ids = [1, 2, 3][: rng.choice([1, 1, 2, 3])]
         deliveries, max_in_flight = self.shape.deliveries, self.shape.in_flight
         specs = []
         for class_id in class_ids:
@@ -96,10 +99,10 @@ class SimulationRun:
                 class_ids[-1], start=rng.choice(starts), start_position=start_position
             )
             self._add(
-                Version2Client, f"till{number}", class_ids, specs=[spec], count=rng.randint(5, 60)
+                Version2Client, f"till{number}", class_ids, specs=[spec], count=rng.randint(5, 30)
             )
         if rng.random() < 0.5:
-            self._add(Version2Client, "nobody", class_ids, specs=[], count=20, is_named=False)
+            self._add(Version2Client, "nobody", class_ids, specs=[], count=10, is_named=False)
         if rng.random() < 0.5:
             plain = Version1Client(
                 world,
@@ -107,7 +110,7 @@ class SimulationRun:
                 "plain",
                 class_ids=class_ids,
                 reads=rng.random() < 0.5,
-                count=20,
+                count=10,
             )
             self.clients.append(plain)
         for number in range(rng.randint(0, 2)):
@@ -119,7 +122,7 @@ class SimulationRun:
                     f"sdk{number}",
                     class_ids=class_ids,
                     spec=spec,
-                    count=rng.randint(0, 40),
+                    count=rng.randint(0, 20),
                     processed=self.processed,
                 )
             )
@@ -169,7 +172,7 @@ class SimulationRun:
             self.disk.is_full = self.disk.is_broken = False
             self.disk.dies_in = 0
             while world.now < FAULT_SECONDS + CALM_SECONDS:
-                world.run(world.now + 10.0)
+                world.run(world.now + _SETTLED_CHECK_SECONDS)
                 if self._is_settled():
                     break
             self._check_settled()
@@ -204,7 +207,7 @@ class SimulationRun:
                 case "broken":
                     disk.is_broken = True
                     world.call_later(rng.uniform(0.1, 5.0), self._end_disk_fault)
-        world.call_later(rng.expovariate(1.0), self._inject_fault)
+        world.call_later(rng.expovariate(1 / _FAULT_INTERVAL_SECONDS), self._inject_fault)
 
     def _end_disk_fault(self) -> None:
         self.disk.is_full = self.disk.is_broken = False

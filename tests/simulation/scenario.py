@@ -54,7 +54,7 @@ class Scenario:
             "ack_timeout": rng.choice([1, 2, 6]),
             "segment_bytes": rng.choice([1, 600, 1 << 20]),
             "policy": rng.choice([*policies, FullPolicy.SPILL, FullPolicy.SPILL]),
-            "messages_max": rng.choice([0, 0, 6, 12, 30]),
+            "messages_max": rng.choice([0, 0, 3, 6, 15]),
             "dead_max": rng.choice([_DEAD_MAX, _DEAD_MAX, 3]),
             "read_bytes": rng.choice([200, 400, 1 << 20]),
             "values": rng.random() < 0.2,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from simplebus.core import restore
+from simplebus.core.checkpoint import Checkpointer
 from simplebus.core.commit_log import CommitLog, JournalEntry
 from simplebus.core.group.group import Group, GroupMember
 from simplebus.core.group.partition_queues import PartitionQueues
@@ -146,6 +147,10 @@ def forget_attempts(original: Original) -> Original:
     return lambda first, last, attempts, **kwargs: original(first, last, [], **kwargs)
 
 
+def keep_old_heads(original: Original) -> Original:
+    return lambda checkpointer, collected: collected
+
+
 def forget_class_names(original: Original) -> Original:
     return lambda restoring, class_id, name: original(restoring, class_id, "")
 
@@ -187,13 +192,13 @@ def forget_last_value(original: Original) -> Original:
 
 
 MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
-    (AckWindow, "ack_range", ignore_acks, "acked messages are not redelivered", 0, {}),
+    (AckWindow, "ack_range", ignore_acks, "acked messages are not redelivered", 101, {}),
     (
         Position,
         "_advance_cursor",
         skip_messages,
         "first deliveries skip no message",
-        6,
+        102,
         PLAIN,
     ),
     (
@@ -201,7 +206,7 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
         "nack",
         forget_nacked_messages,
         "the backlog is delivered in the end",
-        1,
+        100,
         PLAIN | CALM,
     ),
     (
@@ -209,7 +214,7 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
         "remove_member",
         lose_messages_of_leaving_members,
         "positions pass no undelivered message",
-        12,
+        102,
         PLAIN,
     ),
     (
@@ -217,16 +222,16 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
         "_in_flight_capacity",
         exceed_in_flight_limit,
         "in-flight limits are kept",
-        0,
+        100,
         PLAIN,
     ),
-    (Position, "mark_sent", count_deliveries_twice, "counters add up", 1, PLAIN),
+    (Position, "mark_sent", count_deliveries_twice, "counters add up", 104, PLAIN),
     (
         Store,
         "dead_letter",
         lambda _: do_nothing,
         "positions pass no undelivered message",
-        37,
+        101,
         GIVEN_UP,
     ),
     (
@@ -234,19 +239,19 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
         "set_progress",
         lambda _: do_nothing,
         "a message number is stored once",
-        7,
+        113,
         PLAIN,
     ),
-    (CommitLog, "must_defer_confirms", confirm_at_once, CONFIRMED, 3, CUT),
-    (Journal, "_write_entry", skip_records, CONFIRMED, 1, CUT),
-    (Journal, "_sync_files", skip_sync, CONFIRMED, 0, CUT),
-    (SimulatedDisk, "_sync_folder", lambda _: do_nothing, CONFIRMED, 0, CUT),
+    (CommitLog, "must_defer_confirms", confirm_at_once, CONFIRMED, 101, CUT),
+    (Journal, "_write_entry", skip_records, CONFIRMED, 100, CUT),
+    (Journal, "_sync_files", skip_sync, CONFIRMED, 100, CUT),
+    (SimulatedDisk, "_sync_folder", lambda _: do_nothing, CONFIRMED, 101, CUT),
     (
         BrokerRestorer,
         "restore_producer",
         lambda _: do_nothing,
         "a message number is stored once",
-        13,
+        100,
         CUT,
     ),
     (
@@ -254,17 +259,24 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
         "enqueue",
         ignore_keys,
         "messages with equal keys are delivered one after the other",
-        2,
+        100,
         KEYS,
     ),
-    (BrokerRestorer, "restore_position", lambda _: do_nothing, "durables survive restarts", 1, CUT),
-    (restore, "spans_by_attempts", forget_attempts, "deliveries are counted", 0, STOPPED),
+    (
+        BrokerRestorer,
+        "restore_position",
+        lambda _: do_nothing,
+        "durables survive restarts",
+        100,
+        CUT,
+    ),
+    (restore, "spans_by_attempts", forget_attempts, "deliveries are counted", 100, STOPPED),
     (
         CommitLog,
         "append_refusal",
         lambda _: do_nothing,
         "messages reported as lost are lost",
-        0,
+        100,
         KILLED,
     ),
     (
@@ -272,32 +284,33 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
         "append_purge",
         lambda _: do_nothing,
         "purged messages are not delivered",
-        5,
+        104,
         PURGED,
     ),
-    (BrokerRestorer, "open_class", forget_class_names, "class names survive restarts", 0, CUT),
-    (SegmentChain, "_report", lambda _: do_nothing, "skipped records are logged", 0, TORN),
-    (SegmentChain, "_report", lambda _: do_nothing, "damaged records are reported", 0, DAMAGED),
-    (SegmentChain, "_can_continue_at", skip_the_rest, CONFIRMED, 0, DAMAGED),
+    (BrokerRestorer, "open_class", forget_class_names, "class names survive restarts", 100, CUT),
+    (SegmentChain, "_report", lambda _: do_nothing, "skipped records are logged", 100, TORN),
+    (SegmentChain, "_report", lambda _: do_nothing, "damaged records are reported", 100, DAMAGED),
+    (Checkpointer, "_with_present_head", keep_old_heads, CONFIRMED, 11, DAMAGED),
+    (SegmentChain, "_can_continue_at", skip_the_rest, CONFIRMED, 100, DAMAGED),
     (
         Store,
         "_append_dropping_oldest",
         forget_drop_counts,
         "dropped messages are counted",
-        0,
+        100,
         OLDEST,
     ),
-    (Store, "_drop_newest", forget_drop_counts, "dropped messages are counted", 0, NEWEST),
+    (Store, "_drop_newest", forget_drop_counts, "dropped messages are counted", 100, NEWEST),
     (
         DeliveryPolicy,
         "redelivery_delay_ticks",
         redeliver_too_soon,
         "redeliveries respect the backoff",
-        0,
+        100,
         SLOW,
     ),
-    (ChannelTable, "build_rows", ignore_expiry, "expired messages are not sent", 0, PLAIN),
-    (ChannelTable, "build_rows", ignore_delays, "delayed messages are not sent early", 0, PLAIN),
+    (ChannelTable, "build_rows", ignore_expiry, "expired messages are not sent", 100, PLAIN),
+    (ChannelTable, "build_rows", ignore_delays, "delayed messages are not sent early", 100, PLAIN),
     (LastValues, "find_sequences", forget_last_value, "last values are sent", 5, VALUES),
     (
         SpillReader,

@@ -31,6 +31,16 @@ def split_frames(data: bytes) -> tuple[list[bytes], bytes]:
 def parse_frame(frame: bytes) -> tuple[int, int, int, int, bytes]:
     """Return type byte, class id, message id, timer index and content of one whole frame."""
     assert split_frames(frame) == ([frame], b""), f"not exactly one frame: {frame!r}"
+    return _parse_whole_frame(frame)
+
+
+def parse_frames(data: bytes) -> tuple[list[tuple[int, int, int, int, bytes]], bytes]:
+    """Return the parsed whole frames at the start of `data`, and the remaining bytes."""
+    frames, rest = split_frames(data)
+    return [_parse_whole_frame(frame) for frame in frames], rest
+
+
+def _parse_whole_frame(frame: bytes) -> tuple[int, int, int, int, bytes]:
     return (
         frame[0],
         int.from_bytes(frame[1:3], "big"),
