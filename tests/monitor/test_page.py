@@ -61,7 +61,7 @@ class LivePage:
 
     def wait_refresh(self) -> None:
         """Wait until the page has refreshed twice: the first refresh may show older data."""
-        refresh_count = "Number(document.body.dataset.looks || 0)"
+        refresh_count = "Number(document.body.dataset.updates || 0)"
         before_ = int(self.browser.run_script(f"return {refresh_count}"))
         self.browser.wait_until(f"return {refresh_count} >= arguments[0]", before_ + 2)
 
@@ -202,7 +202,7 @@ def test_tables_can_be_sorted_on_a_phone(live_page: LivePage) -> None:
 
 def test_chart_shows_longer_times(live_page: LivePage) -> None:
     page = live_page.browser
-    text_script = "return document.getElementById('chart-said').textContent"
+    text_script = "return document.getElementById('chart-summary').textContent"
     page.run_script("document.querySelector('#spans button:nth-child(2)').click()")
     page.wait_until(f"{text_script}.startsWith('Peak of the last hour: ')")
     assert page.run_script("return document.querySelectorAll('#lines path.line').length") > 1
@@ -227,7 +227,7 @@ def test_pages_of_classes_and_connections(live_page: LivePage) -> None:
         assert page.run_script("return document.querySelectorAll('img').length") == 0
         assert page.run_script("return document.documentElement.scrollWidth") <= width
         page.run_script("document.getElementById('messages-first').click()")
-        text_script = "return document.getElementById('messages-said').textContent"
+        text_script = "return document.getElementById('messages-status').textContent"
         page.wait_until(f"{text_script}.includes('has no users')")
         page.run_script("document.querySelector('#details a').click()")
         page.wait_until("return document.getElementById('details').hidden")
@@ -253,7 +253,7 @@ def test_pages_of_classes_and_connections(live_page: LivePage) -> None:
     assert page.run_script(values)["Name"] == "till <b>1</b>"
     page.run_script("location.hash = '#class/%'")
     page.wait_until(f"{title} === 'Class %'")
-    details_script = "return document.getElementById('details-said').textContent"
+    details_script = "return document.getElementById('details-status').textContent"
     page.wait_until(f"{details_script}.includes('there is no class')")
     page.run_script("location.hash = ''")
     page.wait_until("return document.getElementById('details').hidden")
@@ -274,7 +274,7 @@ def test_page_of_a_nats_client(live_page: LivePage) -> None:
         assert "till 9" in page.run_script(
             "return document.getElementById('details-values').textContent"
         )
-    text_script = "return document.getElementById('details-said').textContent"
+    text_script = "return document.getElementById('details-status').textContent"
     page.wait_until(f"{text_script}.startsWith('There is no client')")
     page.run_script("location.hash = ''")
     page.wait_until("return document.getElementById('details').hidden")
@@ -381,7 +381,7 @@ def test_dead_letters_can_be_requeued_and_dropped(tmp_path: Path, width: int) ->
         assert page.run_script("return document.querySelectorAll('img').length") == 0
         assert page.run_script("return document.documentElement.scrollWidth") <= width
         text_script = (
-            "return document.getElementById('letters-said').textContent.startsWith(arguments[0])"
+            "return document.getElementById('letters-status').textContent.startsWith(arguments[0])"
         )
         page.run_script("document.querySelector('#letters li button').click()")
         page.wait_until(text_script, "#0 was requeued.")
@@ -406,7 +406,7 @@ def test_dead_letters_can_be_requeued_and_dropped(tmp_path: Path, width: int) ->
         )
         page.run_script("document.getElementById('disconnect').click()")
         page.wait_until(
-            "return document.getElementById('disconnect-said').textContent === arguments[0]",
+            "return document.getElementById('disconnect-status').textContent === arguments[0]",
             f"disconnected session {session}",
         )
         assert page.run_script("return document.documentElement.scrollWidth") <= width
@@ -418,7 +418,7 @@ def test_dead_letters_need_users(live_page: LivePage) -> None:
     page = live_page.browser
     page.wait_until("return document.querySelector('#letter-classes button') !== null")
     page.run_script("document.querySelector('#letter-classes button').click()")
-    text_script = "return document.getElementById('letters-said').textContent"
+    text_script = "return document.getElementById('letters-status').textContent"
     page.wait_until(f"{text_script}.includes('has no users')")
 
 
@@ -427,10 +427,10 @@ def test_page_can_be_paused_and_shows_lost_connections(live_page: LivePage) -> N
     health = "return document.getElementById('health').textContent"
     page.run_script("document.getElementById('pause').click()")
     assert page.run_script(health) == "paused"
-    refresh_count = page.run_script("return document.body.dataset.looks")
+    refresh_count = page.run_script("return document.body.dataset.updates")
     page.run_script("document.getElementById('pause').click()")
     page.wait_until(
-        "return Number(document.body.dataset.looks) > Number(arguments[0])", refresh_count
+        "return Number(document.body.dataset.updates) > Number(arguments[0])", refresh_count
     )
     assert page.run_script(health) == "ready"
     live_page.program.process.kill()

@@ -4,17 +4,17 @@
 // that focus and selection stay.
 "use strict";
 
-const SECONDS = 1;
-const KEPT = 180;
+const INTERVAL_SECONDS = 1;
+const RATES_MAX = 180;
 const SPANS = [  // Times that the chart can show. A step is a number of seconds.
   { title: "3 minutes", words: "three minutes", step: 1 },
   { title: "1 hour", words: "hour", step: 10 },
   { title: "1 day", words: "day", step: 300 },
 ];
-const FOLDED = 3;    // Up to this number, idle rows are shown.
+const IDLE_ROWS_SHOWN_MAX = 3;
 const ACTIVE_SECONDS = 60;
-const QUIET_SECONDS = 5;
-const LONG = new Set(["sessions", "clients", "links"]);  // Collapsed on small screens at first.
+const TIMEOUT_SECONDS = 5;
+const COLLAPSIBLE = new Set(["sessions", "clients", "links"]);  // Collapsed on small screens at first.
 const SVG = "http://www.w3.org/2000/svg";
 
 const $ = (id) => document.getElementById(id);
@@ -32,7 +32,7 @@ const state = {
   activeAt: new Map(),  // By table and row: when a counter grew last.
   details: null,      // Class or connection that is shown: its kind and name.
   pointed: null,      // Chart cursor, in steps ago.
-  heardAt: 0,
+  updatedAt: 0,       // Time of the last update.
   isPaused: false,
   facts: null,
   letterClass: null,  // Class whose dead letters are shown.
@@ -41,64 +41,64 @@ const state = {
 // Figures ---------------------------------------------------------------------------------------
 
 const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
-const some = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1 });
+const oneDecimal = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1 });
 
-function short(value) {
+function formatShort(value) {
   for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
     if (Math.abs(value) >= size * 10 || (unit !== "k" && Math.abs(value) >= size)) {
-      return some.format(value / size) + " " + unit;
+      return oneDecimal.format(value / size) + " " + unit;
     }
   }
-  return value !== 0 && Math.abs(value) < 10 ? some.format(value) : grouped.format(value);
+  return value !== 0 && Math.abs(value) < 10 ? oneDecimal.format(value) : grouped.format(value);
 }
 
-function bytes(value) {
+function formatBytes(value) {
   let amount = value;
   for (const unit of ["B", "KiB", "MiB", "GiB"]) {
-    if (Math.abs(amount) < 1024) return (unit === "B" ? grouped : some).format(amount) + " " + unit;
+    if (Math.abs(amount) < 1024) return (unit === "B" ? grouped : oneDecimal).format(amount) + " " + unit;
     amount /= 1024;
   }
-  return some.format(amount) + " TiB";
+  return oneDecimal.format(amount) + " TiB";
 }
 
-function seconds(value) {
+function formatSeconds(value) {
   if (value === 0) return "–";
   if (value < 0.001) return grouped.format(value * 1e6) + " µs";
-  if (value < 1) return some.format(value * 1e3) + " ms";
-  if (value < 120) return some.format(value) + " s";
+  if (value < 1) return oneDecimal.format(value * 1e3) + " ms";
+  if (value < 120) return oneDecimal.format(value) + " s";
   if (value < 7200) return grouped.format(value / 60) + " min";
   if (value < 172800) return grouped.format(value / 3600) + " h";
   return grouped.format(value / 86400) + " days";
 }
 
-function shown(value, unit) {
+function formatValue(value, unit) {
   if (value === null || value === undefined) return "–";
-  if (unit === "bytes") return bytes(value);
-  if (unit === "seconds") return seconds(value);
+  if (unit === "bytes") return formatBytes(value);
+  if (unit === "seconds") return formatSeconds(value);
   return typeof value === "number" ? grouped.format(value) : String(value);
 }
 
 // Elements --------------------------------------------------------------------------------------
 
-function made(tag, name, text) {
+function createElement(tag, name, text) {
   const element = document.createElement(tag);
   if (name) element.className = name;
   if (text !== undefined) element.textContent = text;
   return element;
 }
 
-function say(element, text) {
+function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// Create or remove children to match `things`, and update each one.
-function fill(parent, things, make, show) {
-  while (parent.children.length > things.length) parent.lastElementChild.remove();
-  while (parent.children.length < things.length) parent.append(make());
-  things.forEach((thing, at) => show(parent.children[at], thing, at));
+// Create or remove children to match `items`, and update each one.
+function updateChildren(parent, items, create, update) {
+  while (parent.children.length > items.length) parent.lastElementChild.remove();
+  while (parent.children.length < items.length) parent.append(create());
+  items.forEach((item, at) => update(parent.children[at], item, at));
 }
 
-function drawn(tag, attributes) {
+function createSvgElement(tag, attributes) {
   const element = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   return element;
@@ -110,14 +110,14 @@ const HEALTH = { ok: ["ready", "ok"], draining: ["draining", ""], unavailable: [
 
 function showHealth(word, kind, why) {
   const health = $("health");
-  say(health, word);
+  setText(health, word);
   health.className = "health " + kind;
   health.title = why || "";
 }
 
 function showHead(facts) {
-  say($("title"), facts.title);
-  say($("subtitle"), facts.subtitle);
+  setText($("title"), facts.title);
+  setText($("subtitle"), facts.subtitle);
   document.title = facts.title + (facts.subtitle ? " · " + facts.subtitle : "");
   const { ready, draining, why } = facts.health;
   const status = draining ? "draining" : ready ? "ok" : "unavailable";
@@ -126,7 +126,7 @@ function showHead(facts) {
 
 // The chart -------------------------------------------------------------------------------------
 
-function keep(rates) {
+function appendRates(rates) {
   const count = rates.seconds.length;
   const first = rates.first;
   if (first !== state.next) state.rates.clear();  // The program restarted, or seconds were missed.
@@ -137,12 +137,12 @@ function keep(rates) {
   for (const [name, line] of state.rates) {
     const more = rates.flows[name] || new Array(count).fill(null);
     line.push(...more);
-    if (line.length > KEPT) line.splice(0, line.length - KEPT);
+    if (line.length > RATES_MAX) line.splice(0, line.length - RATES_MAX);
   }
   state.next = first + count;
 }
 
-function niceTop(most) {
+function roundUpScale(most) {
   if (most <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(most));
   for (const step of [1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10]) {
@@ -152,26 +152,26 @@ function niceTop(most) {
 }
 
 // Rates of the time that the chart shows, by series.
-function ratesShown() {
+function shownRates() {
   if (state.span.step === 1) return state.rates;
   return state.history && state.history.step === state.span.step ? state.history.rates : new Map();
 }
 
 // Steps that the chart shows: one minute of seconds at first, or 60 longer steps.
-function spanNow() {
-  const known = Math.max(0, ...[...ratesShown().values()].map((line) => line.length));
+function shownSteps() {
+  const known = Math.max(0, ...[...shownRates().values()].map((line) => line.length));
   return Math.max(60, known) - 1;
 }
 
-function ago(steps) {
+function formatAge(steps) {
   const time = steps * state.span.step;
   if (time < 300) return `${time} s`;
-  return time < 7200 ? `${some.format(time / 60)} min` : `${some.format(time / 3600)} h`;
+  return time < 7200 ? `${oneDecimal.format(time / 60)} min` : `${oneDecimal.format(time / 3600)} h`;
 }
 
 function showSpans() {
-  fill($("spans"), SPANS, () => {
-    const button = made("button");
+  updateChildren($("spans"), SPANS, () => {
+    const button = createElement("button");
     button.type = "button";
     button.addEventListener("click", () => {
       state.span = SPANS[Number(button.dataset.at)];
@@ -183,7 +183,7 @@ function showSpans() {
     return button;
   }, (button, span, at) => {
     button.dataset.at = String(at);
-    say(button, span.title);
+    setText(button, span.title);
     button.setAttribute("aria-pressed", String(span === state.span));
   });
 }
@@ -202,17 +202,17 @@ async function refreshHistory() {
   } catch { /* The next update of the page tries again. */ }
 }
 
-function latest(line) {
+function lastRate(line) {
   return line.length ? line[line.length - 1] : null;
 }
 
 function showLegend() {
-  fill($("legend"), [...state.rates], () => {
-    const button = made("button");
+  updateChildren($("legend"), [...state.rates], () => {
+    const button = createElement("button");
     button.type = "button";
-    const key = drawn("svg", { viewBox: "0 0 22 10", "aria-hidden": "true" });
-    key.append(drawn("line", { x1: 0, y1: 5, x2: 22, y2: 5 }));
-    button.append(key, made("span", "label"), made("b"));
+    const key = createSvgElement("svg", { viewBox: "0 0 22 10", "aria-hidden": "true" });
+    key.append(createSvgElement("line", { x1: 0, y1: 5, x2: 22, y2: 5 }));
+    button.append(key, createElement("span", "label"), createElement("b"));
     button.addEventListener("click", () => {
       const name = button.dataset.name;
       if (!state.hidden.delete(name)) state.hidden.add(name);
@@ -225,9 +225,9 @@ function showLegend() {
     button.setAttribute("aria-pressed", String(!state.hidden.has(name)));
     const key = button.querySelector("line");
     key.setAttribute("class", `line c${at % 8} d${at % 8}`);
-    say(button.querySelector(".label"), name);
-    const rate = latest(line);
-    say(button.querySelector("b"), rate === null ? "–" : short(rate));
+    setText(button.querySelector(".label"), name);
+    const rate = lastRate(line);
+    setText(button.querySelector("b"), rate === null ? "–" : formatShort(rate));
     button.title = state.hidden.has(name) ? "Show this line" : "Hide this line";
   });
 }
@@ -241,27 +241,27 @@ function showChart() {
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   // The legend has the colours of the series.
   const names = [...state.rates.keys()];
-  const lines = [...ratesShown()].map(([name, line]) => ({ name, line, at: Math.max(0, names.indexOf(name)) }));
+  const lines = [...shownRates()].map(([name, line]) => ({ name, line, at: Math.max(0, names.indexOf(name)) }));
   const visible = lines.filter(({ name }) => !state.hidden.has(name));
   const most = Math.max(0, ...visible.flatMap(({ line }) => line.filter((v) => v !== null)));
-  const high = niceTop(most);
-  const span = spanNow();
+  const high = roundUpScale(most);
+  const span = shownSteps();
   const x = (steps) => width - right - (steps / span) * (width - left - right);
   const y = (value) => height - bottom - (value / high) * (height - top - bottom);
   const parts = [];
   for (let step = 0; step <= 4; step++) {
     const value = (high * step) / 4;
-    parts.push(drawn("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
-    const label = drawn("text", { class: "tick", x: left - 8, y: y(value) + 4, "text-anchor": "end" });
-    label.textContent = short(value);
+    parts.push(createSvgElement("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
+    const label = createSvgElement("text", { class: "tick", x: left - 8, y: y(value) + 4, "text-anchor": "end" });
+    label.textContent = formatShort(value);
     parts.push(label);
   }
   const labels = width < 500 ? 3 : 6;
   const step = [10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800]
     .find((time) => span * state.span.step <= time * labels) / state.span.step;
   for (let steps = 0; steps < span; steps += step) {
-    const label = drawn("text", { class: "tick", x: x(steps), y: height - 8, "text-anchor": steps ? "middle" : "end" });
-    label.textContent = steps ? `−${ago(steps)}` : "now";
+    const label = createSvgElement("text", { class: "tick", x: x(steps), y: height - 8, "text-anchor": steps ? "middle" : "end" });
+    label.textContent = steps ? `−${formatAge(steps)}` : "now";
     parts.push(label);
   }
   for (const { line, at } of visible) {
@@ -282,25 +282,25 @@ function showChart() {
       if (index === line.length - 1) area += `L${px.toFixed(1)} ${y(0)}Z`;
       open = true;
     });
-    if (at === 0) parts.push(drawn("path", { class: `area c${at % 8}`, d: area }));
-    parts.push(drawn("path", { class: `line c${at % 8} d${at % 8}`, d: path }));
+    if (at === 0) parts.push(createSvgElement("path", { class: `area c${at % 8}`, d: area }));
+    parts.push(createSvgElement("path", { class: `line c${at % 8} d${at % 8}`, d: path }));
   }
   if (state.pointed !== null) {
     const px = x(state.pointed);
-    parts.push(drawn("line", { class: "cursor", x1: px, x2: px, y1: top, y2: height - bottom }));
+    parts.push(createSvgElement("line", { class: "cursor", x1: px, x2: px, y1: top, y2: height - bottom }));
     showTip(visible, px, width);
   }
   $("tip").hidden = state.pointed === null;
   svg.replaceChildren(...parts);
   const sentence = visible
-    .filter(({ line }) => latest(line) !== null)
-    .map(({ name, line }) => `${name} ${short(latest(line))}`)
+    .filter(({ line }) => lastRate(line) !== null)
+    .map(({ name, line }) => `${name} ${formatShort(lastRate(line))}`)
     .join(", ");
   $("chart").setAttribute("aria-label", `Messages per second in the last ${state.span.words}. Now: ${sentence}`);
   const peak = visible.map(({ name, line }) => [Math.max(0, ...line.map((v) => v || 0)), name])
     .sort((a, b) => b[0] - a[0])[0];
-  say($("chart-said"), peak && peak[0] > 0
-    ? `Peak of the last ${state.span.words}: ${short(peak[0])} per second ${peak[1]}.`
+  setText($("chart-summary"), peak && peak[0] > 0
+    ? `Peak of the last ${state.span.words}: ${formatShort(peak[0])} per second ${peak[1]}.`
     : `No messages in the last ${state.span.words}.`);
 }
 
@@ -310,24 +310,24 @@ function showTip(visible, px, width) {
     const value = line[line.length - 1 - state.pointed];
     return `${name}: ${value === null || value === undefined ? "–" : grouped.format(value)}`;
   });
-  say(tip, [state.pointed ? `${ago(state.pointed)} ago` : "now", ...rows].join("\n"));
+  setText(tip, [state.pointed ? `${formatAge(state.pointed)} ago` : "now", ...rows].join("\n"));
   tip.style.left = px < width / 2 ? `${px + 12}px` : "auto";
   tip.style.right = px < width / 2 ? "auto" : `${width - px + 12}px`;
 }
 
-function pointAt(event) {
+function moveCursorToPointer(event) {
   const box = $("chart").getBoundingClientRect();
   const part = (event.clientX - box.left - 58) / (box.width - 70);
-  state.pointed = Math.round((1 - Math.min(1, Math.max(0, part))) * spanNow());
+  state.pointed = Math.round((1 - Math.min(1, Math.max(0, part))) * shownSteps());
   showChart();
 }
 
-function pointBy(event) {
+function moveCursorByKey(event) {
   const step = { ArrowLeft: 1, ArrowRight: -1, PageUp: 10, PageDown: -10 }[event.key];
   if (event.key === "Escape") state.pointed = null;
-  else if (event.key === "Home") state.pointed = spanNow();
+  else if (event.key === "Home") state.pointed = shownSteps();
   else if (event.key === "End") state.pointed = 0;
-  else if (step) state.pointed = Math.min(spanNow(), Math.max(0, (state.pointed ?? 0) + step));
+  else if (step) state.pointed = Math.min(shownSteps(), Math.max(0, (state.pointed ?? 0) + step));
   else return;
   event.preventDefault();
   showChart();
@@ -336,36 +336,36 @@ function pointBy(event) {
 // Tiles and notes -------------------------------------------------------------------------------
 
 function showTiles(tiles) {
-  fill($("tiles"), tiles, () => {
-    const tile = made("div");
-    tile.append(made("dt"), made("dd"));
+  updateChildren($("tiles"), tiles, () => {
+    const tile = createElement("div");
+    tile.append(createElement("dt"), createElement("dd"));
     return tile;
   }, (tile, { title, value, unit }) => {
-    say(tile.firstElementChild, title);
-    say(tile.lastElementChild, unit ? shown(value, unit) : short(value));
+    setText(tile.firstElementChild, title);
+    setText(tile.lastElementChild, unit ? formatValue(value, unit) : formatShort(value));
     tile.title = unit === "bytes" || !unit ? grouped.format(value) : "";
   });
 }
 
 function showNotes(notes) {
   const fine = { about: "", sentence: "No slow subscriptions and no lost messages.", is_bad: false };
-  fill($("notes"), notes.length ? notes : [fine], () => {
-    const item = made("li");
-    item.append(made("span", "mark"), made("b"), made("span"));
+  updateChildren($("notes"), notes.length ? notes : [fine], () => {
+    const item = createElement("li");
+    item.append(createElement("span", "mark"), createElement("b"), createElement("span"));
     return item;
   }, (item, note) => {
     item.className = note === fine ? "fine" : note.is_bad ? "bad" : "";
-    say(item.children[0], note === fine ? "✓ " : note.is_bad ? "▲ " : "");
-    say(item.children[1], note.about);
-    say(item.children[2], (note.about ? ": " : "") + note.sentence);
+    setText(item.children[0], note === fine ? "✓ " : note.is_bad ? "▲ " : "");
+    setText(item.children[1], note.about);
+    setText(item.children[2], (note.about ? ": " : "") + note.sentence);
   });
 }
 
 // Tables ----------------------------------------------------------------------------------------
 
-function ratesOf(table, now) {
+function computeRates(table, now) {
   const known = state.before.get(table.key);
-  const figures = new Map(table.rows.map((row) => [keyOf(row), row]));
+  const figures = new Map(table.rows.map((row) => [rowKey(row), row]));
   if (known && now === known.now) return known.rates;
   const rates = new Map();
   if (known && now > known.now) {  // The clock of a restarted program may be behind.
@@ -382,11 +382,11 @@ function ratesOf(table, now) {
 }
 
 // Rows are identified by their first text, and by the second column if it is text.
-function keyOf(row) {
+function rowKey(row) {
   return row.slice(0, 2).filter((value) => typeof value === "string").join("\n");
 }
 
-function sorted(table) {
+function sortRows(table) {
   const sort = state.sorts.get(table.key);
   if (!sort) return table.rows;
   const [column, descends] = sort;
@@ -402,7 +402,7 @@ function sorted(table) {
 
 // A row with present work, or with a counter that grew in the last minute.
 function isActive(table, row, rate) {
-  const key = table.key + "\n" + keyOf(row);
+  const key = table.key + "\n" + rowKey(row);
   const now = performance.now() / 1000;
   const grows = rate && table.columns.some((column, at) => column.is_flow && rate[at]);
   if (grows) state.activeAt.set(key, now);
@@ -412,33 +412,33 @@ function isActive(table, row, rate) {
 
 // The rows of a table that are shown: those found, without idle ones if these are folded.
 function shownRows(table, rates) {
-  const rows = sorted(table);
+  const rows = sortRows(table);
   if (state.search && !state.details) {
     return { rows: rows.filter((row) => row.some((value) =>
       typeof value === "string" && value.toLowerCase().includes(state.search))), idle: 0 };
   }
   if (!table.columns.some((column) => column.is_load)) return { rows, idle: 0 };
-  const active = rows.filter((row) => isActive(table, row, rates.get(keyOf(row))));
+  const active = rows.filter((row) => isActive(table, row, rates.get(rowKey(row))));
   const idle = rows.length - active.length;
-  if (idle <= FOLDED) return { rows, idle: 0 };
+  if (idle <= IDLE_ROWS_SHOWN_MAX) return { rows, idle: 0 };
   return { rows: state.unfolded.has(table.key) ? rows : active, idle };
 }
 
 function newTable() {
-  const section = made("details");
-  const summary = made("summary");
-  const title = made("h2");
-  title.append(made("span"), made("span", "count"));
+  const section = createElement("details");
+  const summary = createElement("summary");
+  const title = createElement("h2");
+  title.append(createElement("span"), createElement("span", "count"));
   summary.append(title);
-  const scroll = made("div", "scroll");
+  const scroll = createElement("div", "scroll");
   scroll.tabIndex = 0;
   scroll.setAttribute("role", "region");
-  const table = made("table", "cards");
-  table.append(made("thead"), made("tbody"));
-  table.firstElementChild.append(made("tr"));
-  scroll.append(table, made("p", "empty"));
-  const sorter = made("label", "sorter", "Sort by ");
-  const choice = made("select");
+  const table = createElement("table", "cards");
+  table.append(createElement("thead"), createElement("tbody"));
+  table.firstElementChild.append(createElement("tr"));
+  scroll.append(table, createElement("p", "empty"));
+  const sorter = createElement("label", "sorter", "Sort by ");
+  const choice = createElement("select");
   choice.addEventListener("change", () => {
     const at = Number(choice.value);
     const head = table.tHead.rows[0].children[at];
@@ -447,7 +447,7 @@ function newTable() {
     showAllTables();
   });
   sorter.append(choice);
-  const fold = made("button", "fold");
+  const fold = createElement("button", "fold");
   fold.type = "button";
   fold.addEventListener("click", () => {
     const { key } = section.dataset;
@@ -459,9 +459,9 @@ function newTable() {
 }
 
 function newHead(section) {
-  const head = made("th");
+  const head = createElement("th");
   head.scope = "col";
-  const button = made("button");
+  const button = createElement("button");
   button.type = "button";
   button.addEventListener("click", () => {
     const key = section.dataset.key;
@@ -485,30 +485,30 @@ function showTable(section, table, now) {
   if (section.dataset.key !== table.key) {
     section.dataset.key = table.key;
     section.id = "table-" + table.key;
-    section.open = !(LONG.has(table.key) && window.innerWidth < 640);
+    section.open = !(COLLAPSIBLE.has(table.key) && window.innerWidth < 640);
   }
   const title = section.querySelector("h2");
   const total = table.rows.length + table.left_out;
-  say(title.firstElementChild, table.title);
-  say(title.lastElementChild, table.left_out
+  setText(title.firstElementChild, table.title);
+  setText(title.lastElementChild, table.left_out
     ? ` ${table.rows.length} of ${grouped.format(total)}` : ` ${grouped.format(total)}`);
   section.querySelector(".scroll").setAttribute("aria-label", table.title);
   const element = section.querySelector("table");
   const empty = section.querySelector(".empty");
-  const rates = ratesOf(table, now);
+  const rates = computeRates(table, now);
   const { rows, idle } = shownRows(table, rates);
   element.hidden = !rows.length;
   empty.hidden = Boolean(rows.length);
-  say(empty, state.search && table.rows.length ? "Nothing found." : idle ? "All are idle." : "None.");
+  setText(empty, state.search && table.rows.length ? "Nothing found." : idle ? "All are idle." : "None.");
   const fold = section.querySelector(".fold");
   const isUnfolded = state.unfolded.has(table.key);
   fold.hidden = !idle;
   fold.setAttribute("aria-expanded", String(isUnfolded));
-  say(fold, `${isUnfolded ? "Hide" : "Show"} ${grouped.format(idle)} idle`);
+  setText(fold, `${isUnfolded ? "Hide" : "Show"} ${grouped.format(idle)} idle`);
   const sort = state.sorts.get(table.key);
-  fill(element.tHead.rows[0], table.columns, () => newHead(section), (head, column, at) => {
+  updateChildren(element.tHead.rows[0], table.columns, () => newHead(section), (head, column, at) => {
     head.className = column.unit === "text" ? "text" : "";
-    say(head.firstElementChild, column.title);
+    setText(head.firstElementChild, column.title);
     head.title = column.hint;
     if (sort && sort[0] === at) head.setAttribute("aria-sort", sort[1] ? "descending" : "ascending");
     else head.removeAttribute("aria-sort");
@@ -516,19 +516,19 @@ function showTable(section, table, now) {
   const sorter = section.querySelector(".sorter");
   const titles = ["the usual order", ...table.columns.map((column) => column.title)];
   sorter.hidden = rows.length < 2;
-  fill(sorter.querySelector("select"), titles, () => made("option"), (option, text, at) => {
+  updateChildren(sorter.querySelector("select"), titles, () => createElement("option"), (option, text, at) => {
     option.value = String(at - 1);
-    say(option, text);
+    setText(option, text);
   });
   const chosen = String(sort ? sort[0] : -1);
   const choice = sorter.querySelector("select");
   if (choice.value !== chosen) choice.value = chosen;
-  fill(element.tBodies[0], rows, () => made("tr"), (line, row) => {
-    const rate = rates.get(keyOf(row));
-    fill(line, table.columns, () => {
-      const cell = made(line.children.length ? "td" : "th");
+  updateChildren(element.tBodies[0], rows, () => createElement("tr"), (line, row) => {
+    const rate = rates.get(rowKey(row));
+    updateChildren(line, table.columns, () => {
+      const cell = createElement(line.children.length ? "td" : "th");
       if (cell.tagName === "TH") cell.scope = "row";
-      cell.append(made("span", "value"), made("span", "rate"));
+      cell.append(createElement("span", "value"), createElement("span", "rate"));
       return cell;
     }, (cell, column, at) => {
       const value = row[at];
@@ -537,12 +537,12 @@ function showTable(section, table, now) {
       if (value === 0 || value === null || value === "") cell.classList.add("zero");
       if (value === null || (isText && value === "")) cell.classList.add("none");
       cell.dataset.title = column.title;
-      const text = isText ? String(value ?? "–") || "–" : shown(value, column.unit);
+      const text = isText ? String(value ?? "–") || "–" : formatValue(value, column.unit);
       showCell(cell.firstElementChild, text, column.details && value !== "" ? column.details : "");
       cell.title = isText && String(value).length > 30 ? String(value) : "";
       const speed = column.is_flow && rate ? rate[at] : null;
-      const unit = column.unit === "bytes" ? bytes : short;
-      say(cell.lastElementChild, speed ? unit(speed) + "/s" : "");
+      const unit = column.unit === "bytes" ? formatBytes : formatShort;
+      setText(cell.lastElementChild, speed ? unit(speed) + "/s" : "");
     });
   });
 }
@@ -552,14 +552,14 @@ function showCell(element, text, kind) {
   let link = element.querySelector("a");
   if (!kind) {
     if (link) link.remove();
-    say(element, text);
+    setText(element, text);
     return;
   }
   if (!link) {
-    link = made("a");
+    link = createElement("a");
     element.replaceChildren(link);
   }
-  say(link, text);
+  setText(link, text);
   const target = `#${kind}/${encodeURIComponent(text)}`;
   if (link.getAttribute("href") !== target) link.setAttribute("href", target);
 }
@@ -571,7 +571,7 @@ function showAllTables() {
 
 // Rates are growths over the time between two snapshots, not between two responses.
 function showTables(facts) {
-  fill($("tables"), facts.tables, newTable, (section, table) => showTable(section, table, facts.taken_at));
+  updateChildren($("tables"), facts.tables, newTable, (section, table) => showTable(section, table, facts.taken_at));
 }
 
 // Dead letters ----------------------------------------------------------------------------------
@@ -579,7 +579,7 @@ function showTables(facts) {
 const LETTERS = 20;
 
 // Send a request to the API. Returns the reply; the server's reason is the message of an error.
-async function call(path, body) {
+async function callApi(path, body) {
   const options = body === undefined ? {} : {
     method: "POST",
     headers: { "Content-Type": "application/json", "X-Simplebus-Request": "1" },
@@ -601,8 +601,8 @@ function letterClasses(facts) {
 function showLetterClasses(facts) {
   const names = letterClasses(facts);
   $("letters-section").hidden = !names.length && state.letterClass === null;
-  fill($("letter-classes"), names, () => {
-    const button = made("button");
+  updateChildren($("letter-classes"), names, () => {
+    const button = createElement("button");
     button.type = "button";
     button.addEventListener("click", () => {
       state.letterClass = button.dataset.name;
@@ -612,7 +612,7 @@ function showLetterClasses(facts) {
     return button;
   }, (button, name) => {
     button.dataset.name = name;
-    say(button, state.details ? "Show the oldest" : name);
+    setText(button, state.details ? "Show the oldest" : name);
     button.setAttribute("aria-pressed", String(name === state.letterClass));
   });
 }
@@ -622,26 +622,26 @@ async function showLetters(result) {
   const name = state.letterClass;
   let reply = { letters: [], next: null };
   try {
-    reply = await call(`dead-letters?class=${encodeURIComponent(name)}&count=${LETTERS}&format=text`);
+    reply = await callApi(`dead-letters?class=${encodeURIComponent(name)}&count=${LETTERS}&format=text`);
   } catch (error) {
     result = error.message;
   }
   if (name !== state.letterClass) return;  // Another class was chosen meanwhile.
   const more = reply.next === null ? "" : ` The oldest ${reply.letters.length} are shown.`;
-  say($("letters-said"), (result || (reply.letters.length ? "" : "None.")) + more);
-  fill($("letters"), reply.letters, newLetter, showLetter);
+  setText($("letters-status"), (result || (reply.letters.length ? "" : "None.")) + more);
+  updateChildren($("letters"), reply.letters, newLetter, showLetter);
 }
 
 function newLetter() {
-  const item = made("li");
-  const requeue = made("button", "", "Requeue");
-  const drop = made("button", "", "Drop");
-  item.append(made("b"), made("span"), made("pre"), requeue, drop);
+  const item = createElement("li");
+  const requeue = createElement("button", "", "Requeue");
+  const drop = createElement("button", "", "Drop");
+  item.append(createElement("b"), createElement("span"), createElement("pre"), requeue, drop);
   requeue.addEventListener("click", () => changeLetter(item, "requeue"));
   drop.addEventListener("click", () => {
     if (item.dataset.armed === item.dataset.sequence) changeLetter(item, "drop");
     item.dataset.armed = item.dataset.sequence;
-    say(drop, "Really drop?");
+    setText(drop, "Really drop?");
   });
   requeue.type = drop.type = "button";
   return item;
@@ -651,17 +651,17 @@ function showLetter(item, letter) {
   item.dataset.sequence = String(letter.sequence);
   delete item.dataset.armed;
   const error = letter.error ? `: ${letter.error}` : "";
-  say(item.children[0], `#${letter.sequence} ${letter.channel}`);
-  say(item.children[1], ` ${letter.reason} at delivery ${letter.attempts}${error}`);
-  say(item.children[2], letter.payload + (letter.is_truncated ? " …" : ""));
-  say(item.children[4], "Drop");
+  setText(item.children[0], `#${letter.sequence} ${letter.channel}`);
+  setText(item.children[1], ` ${letter.reason} at delivery ${letter.attempts}${error}`);
+  setText(item.children[2], letter.payload + (letter.is_truncated ? " …" : ""));
+  setText(item.children[4], "Drop");
 }
 
 async function changeLetter(item, verb) {
   const sequence = Number(item.dataset.sequence);
   let result;
   try {
-    const reply = await call(`dead-letters/${verb}`, { class: state.letterClass, sequences: [sequence] });
+    const reply = await callApi(`dead-letters/${verb}`, { class: state.letterClass, sequences: [sequence] });
     result = reply.refused.length ? reply.refused[0].error
       : `#${sequence} was ${verb === "drop" ? "dropped" : "requeued"}.`;
   } catch (error) {
@@ -713,13 +713,13 @@ const PAGES = {
 const COUNT = { unit: "count", hint: "", is_flow: false };
 const TEXT = { unit: "text", hint: "", is_flow: false };
 
-function described(value) {
+function formatDetail(value) {
   if (Array.isArray(value)) return value.join(" ");
   if (value === null || typeof value !== "object") return value;
   return Object.entries(value).map(([why, count]) => `${why} ${grouped.format(count)}`).join(", ");
 }
 
-function nameOf(position) {
+function positionName(position) {
   const { durable, group, number } = position;
   if (!durable && !group) return `subscription ${number}`;
   return [durable && `durable ${durable}`, group && `group ${group}`].filter(Boolean).join(", ");
@@ -743,8 +743,8 @@ function detailTables(kind, found) {
       { ...TEXT, title: "Waiting for" },
     ],
     rows: found.positions.map((each) => [
-      ...(kind === "class" ? [nameOf(each), each.session < 0 ? "" : String(each.session)]
-        : [found.class_names[each.class_id] || String(each.class_id), nameOf(each)]),
+      ...(kind === "class" ? [positionName(each), each.session < 0 ? "" : String(each.session)]
+        : [found.class_names[each.class_id] || String(each.class_id), positionName(each)]),
       each.patterns.join(" "), each.lag, each.unsent, each.in_flight, each.delivered,
       each.redelivered, each.acknowledged, each.cursor, each.waits_for,
     ]),
@@ -762,7 +762,7 @@ function detailTables(kind, found) {
 
 function showDetailTables() {
   const { details } = state;
-  fill($("details-tables"), details.tables, newTable,
+  updateChildren($("details-tables"), details.tables, newTable,
     (section, table) => showTable(section, table, details.now));
 }
 
@@ -770,7 +770,7 @@ async function refreshDetails() {
   const { details } = state;
   if (!details) return;
   const page = PAGES[details.kind];
-  let found = null, said = "";
+  let found = null, status = "";
   try {
     const answer = await fetch(page.path(details.name));
     found = await answer.json();
@@ -779,23 +779,23 @@ async function refreshDetails() {
       found = found.connections[0];
       if (!found) throw new Error(`There is no client ${details.name}.`);
     }
-    said = found.waits_for || "";
+    status = found.waits_for || "";
   } catch (error) {
-    [found, said] = [null, error.message];
+    [found, status] = [null, error.message];
   }
   if (details !== state.details) return;  // Another page was opened meanwhile.
-  say($("details-said"), said);
-  if (found && details.kind === "class" && found.name) say($("details-title"), `Class ${found.name}`);
+  setText($("details-status"), status);
+  if (found && details.kind === "class" && found.name) setText($("details-title"), `Class ${found.name}`);
   const values = !found ? [] : page.values
-    .map(([field, title, unit]) => [title, described(found[field]), unit])
+    .map(([field, title, unit]) => [title, formatDetail(found[field]), unit])
     .filter(([, value]) => value !== "" && value !== undefined && value !== null);
-  fill($("details-values"), values, () => {
-    const tile = made("div");
-    tile.append(made("dt"), made("dd"));
+  updateChildren($("details-values"), values, () => {
+    const tile = createElement("div");
+    tile.append(createElement("dt"), createElement("dd"));
     return tile;
   }, (tile, [title, value, unit]) => {
-    say(tile.firstElementChild, title);
-    say(tile.lastElementChild, shown(value, unit));
+    setText(tile.firstElementChild, title);
+    setText(tile.lastElementChild, formatValue(value, unit));
     tile.className = unit !== "text" ? "" : String(value).length > 14 ? "text long" : "text";
   });
   details.now = performance.now() / 1000;
@@ -822,12 +822,12 @@ function openPage() {
   $("overview").hidden = isKnown;
   $("details").hidden = !isKnown;
   for (const id of ["letters", "messages", "details-tables", "details-values"]) $(id).replaceChildren();
-  for (const id of ["letters-said", "messages-said", "details-said", "disconnect-said"]) say($(id), "");
+  for (const id of ["letters-status", "messages-status", "details-status", "disconnect-status"]) setText($(id), "");
   $("messages-next").hidden = true;
   $("messages-section").hidden = $("disconnect").hidden = true;
-  say($("disconnect"), "Disconnect");
+  setText($("disconnect"), "Disconnect");
   if (isKnown) {
-    say($("details-title"), `${PAGES[kind].title} ${state.details.name}`);
+    setText($("details-title"), `${PAGES[kind].title} ${state.details.name}`);
     refreshDetails();
   }
   if (state.facts) {
@@ -839,82 +839,82 @@ function openPage() {
 
 async function showMessages(first) {
   const { details } = state;
-  let reply = { messages: [], next: null }, said = "";
+  let reply = { messages: [], next: null }, status = "";
   try {
-    reply = await call(`messages?class=${encodeURIComponent(details.name)}&count=${LETTERS}&first=${first}&format=text`);
-    said = reply.messages.length ? "" : "None.";
+    reply = await callApi(`messages?class=${encodeURIComponent(details.name)}&count=${LETTERS}&first=${first}&format=text`);
+    status = reply.messages.length ? "" : "None.";
   } catch (error) {
-    said = error.message;
+    status = error.message;
   }
   if (details !== state.details) return;
-  say($("messages-said"), said);
+  setText($("messages-status"), status);
   $("messages-next").hidden = reply.next === null;
   $("messages-next").dataset.first = String(reply.next);
-  fill($("messages"), reply.messages, () => {
-    const item = made("li");
-    item.append(made("b"), made("span"), made("pre"));
+  updateChildren($("messages"), reply.messages, () => {
+    const item = createElement("li");
+    item.append(createElement("b"), createElement("span"), createElement("pre"));
     return item;
   }, (item, message) => {
     const parts = message.headers.map(([header, value]) => `${header}=${value}`);
     if (message.key) parts.unshift(`key=${message.key}`);
-    say(item.children[0], `#${message.sequence} ${message.channel}`);
-    say(item.children[1], " " + parts.join(" "));
-    say(item.children[2], message.payload + (message.is_truncated ? " …" : ""));
+    setText(item.children[0], `#${message.sequence} ${message.channel}`);
+    setText(item.children[1], " " + parts.join(" "));
+    setText(item.children[2], message.payload + (message.is_truncated ? " …" : ""));
   });
 }
 
 async function disconnect() {
   const button = $("disconnect");
   if (button.textContent === "Disconnect") {
-    say(button, "Really disconnect?");
+    setText(button, "Really disconnect?");
     return;
   }
-  say(button, "Disconnect");
+  setText(button, "Disconnect");
   try {
-    say($("disconnect-said"), (await call("disconnect", { session: Number(state.details.name) })).result);
+    setText($("disconnect-status"), (await callApi("disconnect", { session: Number(state.details.name) })).result);
   } catch (error) {
-    say($("disconnect-said"), error.message);
+    setText($("disconnect-status"), error.message);
   }
 }
 
 // Updates ---------------------------------------------------------------------------------------
 
-function show(said, now) {
-  state.facts = said.facts;
-  state.heardAt = now;
-  keep(said.rates);
-  showHead(said.facts);
+function showUpdate(reply, now) {
+  state.facts = reply.facts;
+  state.updatedAt = now;
+  appendRates(reply.rates);
+  showHead(reply.facts);
   showLegend();
   refreshHistory();
   refreshDetails();
   showChart();
-  showTiles(said.facts.tiles);
-  showNotes(said.facts.notes);
-  showTables(said.facts);
-  showLetterClasses(said.facts);
-  say($("looked"), "Updated at " + new Date().toLocaleTimeString() + ".");
-  document.body.dataset.looks = String(Number(document.body.dataset.looks || 0) + 1);
+  showTiles(reply.facts.tiles);
+  showNotes(reply.facts.notes);
+  showTables(reply.facts);
+  showLetterClasses(reply.facts);
+  setText($("updated"), "Updated at " + new Date().toLocaleTimeString() + ".");
+  document.body.dataset.updates = String(Number(document.body.dataset.updates || 0) + 1);
 }
 
-async function ask() {
-  const giveUp = new AbortController();
-  const timer = setTimeout(() => giveUp.abort(), QUIET_SECONDS * 1000);
+async function requestFacts() {
+  const abortController = new AbortController();
+  const timer = setTimeout(() => abortController.abort(), TIMEOUT_SECONDS * 1000);
   try {
-    const answer = await fetch(`facts?since=${state.next}`, { signal: giveUp.signal });
+    const answer = await fetch(`facts?since=${state.next}`, { signal: abortController.signal });
     if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
-    show(await answer.json(), performance.now() / 1000);
+    showUpdate(await answer.json(), performance.now() / 1000);
   } catch (error) {
-    const quiet = performance.now() / 1000 - state.heardAt;
-    if (quiet > 2 * SECONDS) showHealth("no answer", "bad", String(error));
+    const silentSeconds = performance.now() / 1000 - state.updatedAt;
+    if (silentSeconds > 2 * INTERVAL_SECONDS) showHealth("no answer", "bad", String(error));
   } finally {
     clearTimeout(timer);
   }
 }
 
-async function watch() {
+async function pollFacts() {
   for (;;) {
-    if (!state.isPaused && !document.hidden) await ask();
-    await new Promise((wake) => setTimeout(wake, SECONDS * 1000));
+    if (!state.isPaused && !document.hidden) await requestFacts();
+    await new Promise((wake) => setTimeout(wake, INTERVAL_SECONDS * 1000));
   }
 }
 
@@ -923,14 +923,14 @@ function start() {
   pause.addEventListener("click", () => {
     state.isPaused = !state.isPaused;
     pause.setAttribute("aria-pressed", String(state.isPaused));
-    say(pause, state.isPaused ? "Resume" : "Pause");
+    setText(pause, state.isPaused ? "Resume" : "Pause");
     if (state.isPaused) showHealth("paused", "", "");
   });
   const chart = $("chart");
-  chart.addEventListener("pointermove", pointAt);
-  chart.addEventListener("pointerdown", pointAt);
+  chart.addEventListener("pointermove", moveCursorToPointer);
+  chart.addEventListener("pointerdown", moveCursorToPointer);
   chart.addEventListener("pointerleave", () => { state.pointed = null; showChart(); });
-  chart.addEventListener("keydown", pointBy);
+  chart.addEventListener("keydown", moveCursorByKey);
   chart.addEventListener("blur", () => { state.pointed = null; showChart(); });
   window.addEventListener("resize", showChart);
   window.addEventListener("hashchange", openPage);
@@ -943,7 +943,7 @@ function start() {
   $("disconnect").addEventListener("click", disconnect);
   showSpans();
   openPage();
-  watch();
+  pollFacts();
 }
 
 start();
