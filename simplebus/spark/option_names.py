@@ -1,7 +1,7 @@
 """Names of the options of source and sink, declared once for Python and Java.
 
 The jar of the connector contains this table as JSON, see `encode_table`. The page
-protocol/spark.md says what the options mean.
+protocol/spark.md describes the options.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ KAFKA_OPTIONS = (
     KafkaOption("fetchOffset.*", "use timeout, in seconds"),
     KafkaOption("kafka.*", "settings of a Kafka client do not apply to simplebus"),
 )
-"""The first one that fits a name counts."""
+"""The first entry that matches a name applies."""
 
 
 def expected_values(use: OptionUse) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Options of the source and the sink, parsed and checked.
 
-Text in, values out, without Spark and I/O. Names are case-insensitive, as everywhere in Spark. An
-unknown name is an error, since an ignored typing error would be worse.
+There is no Spark and no I/O here. Names are case-insensitive, as everywhere in Spark. An unknown
+name is an error, because an ignored typing error would be worse.
 """
 
 from __future__ import annotations
@@ -124,11 +124,11 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
         durable_idle_seconds=reader.get("durableIdle", DURABLE_IDLE_SECONDS, _idle_duration),
         timeout=reader.get("timeout", TIMEOUT_SECONDS, _seconds),
     )
-    least, most = found.min_batch_messages, found.max_batch_messages
-    if least is not None and most is not None and least > most:
+    minimum, maximum = found.min_batch_messages, found.max_batch_messages
+    if minimum is not None and maximum is not None and minimum > maximum:
         raise ValueError(
-            f"minOffsetsPerTrigger {least} exceeds maxOffsetsPerTrigger {most}; expected at most "
-            f"{most}"
+            f"minOffsetsPerTrigger {minimum} exceeds maxOffsetsPerTrigger {maximum}; "
+            f"expected at most {maximum}"
         )
     return found
 
@@ -154,9 +154,9 @@ def _locations(reader: _OptionReader) -> tuple[str, ...]:
     return found
 
 
-def _starting_spec(reader: _OptionReader, otherwise: OffsetSpec) -> OffsetSpec | TimestampSpec:
+def _starting_spec(reader: _OptionReader, default: OffsetSpec) -> OffsetSpec | TimestampSpec:
     """Return the start. As in Spark's Kafka source, the most general option wins."""
-    offsets = reader.get("startingOffsets", otherwise, _starting)
+    offsets = reader.get("startingOffsets", default, _starting)
     by_class = reader.get("startingOffsetsByTimestamp", None, _times)
     common = reader.get("startingTimestamp", None, _milliseconds)
     is_strict = reader.get("startingOffsetsByTimestampStrategy", True, _strategy)

@@ -1,7 +1,7 @@
 """Connections of tasks, with retries: a short outage of the bus must not fail a task.
 
 The driver connects without retries, so that a user sees at once that the bus is down. A failed
-task, however, makes Spark give up its whole batch. Permanent errors are not retried.
+task, however, makes Spark abort the whole batch. Permanent errors are not retried.
 """
 
 from __future__ import annotations

@@ -56,8 +56,10 @@ def check_columns(types: Mapping[str, str], *, has_class: bool, is_json: bool = 
     for name, kind in types.items():
         expected = SINK_COLUMNS.get(name)
         if expected is None:
-            near = difflib.get_close_matches(name, SINK_COLUMNS, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]}?" if near else f"expected {', '.join(SINK_COLUMNS)}"
+            similar = difflib.get_close_matches(name, SINK_COLUMNS, n=1, cutoff=0.6)
+            hint = (
+                f"did you mean {similar[0]}?" if similar else f"expected {', '.join(SINK_COLUMNS)}"
+            )
             raise RowError(f"unknown column {name}; {hint}")
         if kind not in expected and not (is_json and name == "value"):
             raise RowError(

@@ -157,7 +157,7 @@ def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) 
         bus.flush()
         if core.bus_id != memory:
             raise BusResetError(
-                f"the bus at {options.server} has begun anew, with the memory {core.bus_id}, and "
+                f"the bus at {options.server} was reset, has the memory id {core.bus_id} now, and "
                 "lost the messages that this task had published; Spark retries the task"
             )
         return TaskWriteResult(count, min(stored, count))

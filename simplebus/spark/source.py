@@ -72,8 +72,8 @@ class SimplebusSource(DataSource):
             protocol/spark.md documents. The source requires subscribe, and either servers or path.
 
     With path, driver and executors read the journal files of `simplebus serve --data-dir`, each
-    under that path. The server may run or not. A query holds nothing back: the server deletes
-    messages that its own subscriptions no longer need, and failOnDataLoss applies to them.
+    under that path. The server may run or not. The server retains no messages for a query: it
+    deletes messages that its own subscriptions no longer need, and failOnDataLoss applies to them.
     Configure the retention of the class to keep messages for queries. The earliest message is the
     first one in the files. The path takes the place of host:port in the column server and in JSON.
     A query reads only synced data, so it has each message once, also after a power cut. durable,
@@ -176,7 +176,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._wanted = FilterBounds()
+        self._filter_bounds = FilterBounds()
 
     def partitions(self) -> Sequence[SparkPartition]:
         """Return the tasks of the job."""
@@ -200,8 +200,8 @@ class BatchReader(DataSourceReader):
             end = resolve_offsets(
                 ending, extents, option=option_name(options.ending, "endingOffsets")
             )
-            wanted = self._wanted.narrow(start, end)
-            return make_partitions(plan_reads(*wanted, extents), connections)
+            narrowed = self._filter_bounds.narrow(start, end)
+            return make_partitions(plan_reads(*narrowed, extents), connections)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages of one task. Spark passes its own partition if there are no tasks."""
@@ -217,5 +217,5 @@ class FilteringReader(BatchReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Narrow the read to these filters. Return all of them: Spark applies them again."""
-        self._wanted = bounds_of_filters(filters)
+        self._filter_bounds = bounds_of_filters(filters)
         return filters

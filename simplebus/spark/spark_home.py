@@ -23,7 +23,7 @@ _ZIP_FOLDER = Path("python") / "lib"
 
 
 def use_precompiled_home(cache: Path) -> None:
-    """Set SPARK_HOME to such a home below `cache`, unless SPARK_HOME is set."""
+    """Set SPARK_HOME to a precompiled home below `cache`, unless SPARK_HOME is set."""
     if "SPARK_HOME" in os.environ or (found := find_spec("pyspark")) is None or not found.origin:
         return
     installed = Path(found.origin).resolve().parent

@@ -148,7 +148,7 @@ def test_parts_are_joined() -> None:
 
 @pytest.mark.parametrize("times", [(), ((6, 1.0),)])
 def test_messages_without_time_are_rejected(times: tuple[tuple[int, float], ...]) -> None:
-    with pytest.raises(ValueError, match="did not say when it accepted message 5"):
+    with pytest.raises(ValueError, match="sent no acceptance time for message 5"):
         to_record_batch(
             concatenate([(None, b"a"), (None, b"b")], 5, 7, times), ColumnOptions("s", "7", 7)
         )

@@ -411,7 +411,7 @@ def test_task_fails_if_the_bus_lost_its_messages(spark: Any) -> None:
         proxy.set_target(other.address)
         proxy.disconnect_all()
         task.publish(ROWS)
-        with pytest.raises(Exception, match=f"the bus at {proxy.address} has begun anew, with the"):
+        with pytest.raises(Exception, match=f"the bus at {proxy.address} was reset, has the"):
             task.flush()
         task.close()
         assert stored_payloads(other) == []

@@ -147,7 +147,7 @@ def test_lost_messages_end_the_query(server: BusServer, proxy: FaultyProxy, poin
         with pytest.raises(DataLossError) as describe_losses:
             query.catch_up(once(point, lambda: stack.enter_context(another_bus(proxy))))
         assert re.search(
-            rf"messages \d+ (to 2499|and on) of class 1 at {proxy.address} are lost: .*begun anew",
+            rf"messages \d+ (to 2499|and on) of class 1 at {proxy.address} are lost: .*was reset",
             str(describe_losses.value),
         )
         query.die()
@@ -336,7 +336,7 @@ def test_lost_writes_of_a_task_are_published_again() -> None:
                     proxy.set_target(other.address)
                     proxy.disconnect_all()
 
-        with pytest.raises(BusResetError, match=f"the bus at {proxy.address} has begun anew"):
+        with pytest.raises(BusResetError, match=f"the bus at {proxy.address} was reset"):
             write_task(interrupted(), options, "task")
         half = stored_payloads(other)
         assert half == OLD[-len(half) :]

@@ -44,7 +44,7 @@ def command(
     path: Annotated[
         str,
         typer.Argument(
-            metavar="PATH", show_default=False, help="The archive: what `archive --to` was given."
+            metavar="PATH", show_default=False, help="The archive: the value of `archive --to`."
         ),
     ],
     servers: Annotated[

@@ -52,7 +52,7 @@ HOURLY_DDL = f"{DDL}, hour int"
 _DAY_MICROSECONDS, _HOUR_MICROSECONDS = 86_400_000_000, 3_600_000_000
 _DATE_RANGE_MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """The years 1 to 9999, in microseconds since 1970: the dates that every program can read."""
-# A task writes so many folders at a time without sorting its rows.
+# Folders that a task writes at a time without sorting its rows.
 _OPEN_FILES_MAX = 64
 
 
@@ -75,7 +75,7 @@ def messages(
         subscribe_pattern: Regular expression that matches whole names of classes.
         options: Further options of the source, by name.
     """
-    given = {
+    source_options = {
         "servers": servers,
         "path": path,
         "subscribe": subscribe,
@@ -85,7 +85,7 @@ def messages(
         "includeMemory": "true",
     }
     stream = spark.readStream.format("simplebus")
-    for name, value in {**given, **options}.items():
+    for name, value in {**source_options, **options}.items():
         if value is not None:
             text = str(value).lower() if isinstance(value, bool) else str(value)
             stream = stream.option(name, text)

@@ -143,8 +143,8 @@ def finish_swap(files: ArchiveFiles, manifest: str) -> None:
         if not files.exists(staged):
             if not files.exists(target):
                 raise ArchiveError(
-                    f"{manifest} says that {staged} becomes {target}, and neither is there: remove "
-                    "the note if what it replaces is still there, or bring one of them back"
+                    f"{manifest} moves {staged} to {target}, but neither file exists: restore one "
+                    "of them, or remove the manifest if the files that it replaces still exist"
                 )
         elif files.exists(target):  # Some file systems move by copying and removing.
             files.remove(staged)

@@ -202,9 +202,8 @@ def plan_merges(
 
     Args:
         files: All visible files.
-        latest: Latest batch by query. That batch is left alone, as its query may repeat it; so
-            is the
-            last visible batch of a query that is not in `latest`.
+        latest: Latest batch by query. Files of this batch are not merged, because its query may
+            repeat it. The same applies to the last visible batch of a query without an entry.
         target_bytes: Approximate size of a merged file.
         before: Merge only days before this one; None for all files.
     """

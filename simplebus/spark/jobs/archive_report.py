@@ -89,10 +89,10 @@ def summarize_digest(found: ArchiveDigest, *, step_us: int) -> Iterator[dict[str
     Column names are those of a report; latencies are in microseconds, by SHARES.
     """
     _, first, last = found.select_kind(NUMBERS)
-    given = TimedRanges.of(np.zeros_like(first), first, last)
-    edges = find_edges(given)
-    cells, covered = np.diff(edges), coverage_counts(given, edges)
-    there, sent = int(cells[covered > 0].sum()), int(edges[-1] - edges[0])
+    ranges = TimedRanges.of(np.zeros_like(first), first, last)
+    edges = find_edges(ranges)
+    cells, covered = np.diff(edges), coverage_counts(ranges, edges)
+    present_count, sent = int(cells[covered > 0].sum()), int(edges[-1] - edges[0])
     _, earliest, latest = found.select_kind(TIMES)
     begin, end = int(earliest.min()), int(latest.max())
     steps, after, counts = found.select_kind(LATENCY)
@@ -102,10 +102,10 @@ def summarize_digest(found: ArchiveDigest, *, step_us: int) -> Iterator[dict[str
         "begin_s": begin / 1e6,
         "seconds": (end - begin) / 1e6,
         "sent": sent,
-        "delivered": there,
-        "duplicates": given.total - there,
-        "lost": sent - there,
-        "rate": there / (end - begin) * 1e6 if end > begin else 0.0,
+        "delivered": present_count,
+        "duplicates": ranges.total - present_count,
+        "lost": sent - present_count,
+        "rate": present_count / (end - begin) * 1e6 if end > begin else 0.0,
         "latencies_us": of_all[0].tolist(),
     }
     names, of_steps = quantiles(steps, after, counts, SHARES)

@@ -5,7 +5,7 @@ only after the new ones exist with the same number of rows. Only one compaction 
 a newer one takes over, and the older one ends before its next swap.
 
 A Parquet reader may see messages twice, or miss a file it had listed, during a swap. Use a Delta
-table if readers must not.
+table if this must not occur.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def compact(
         delete_before: First delete the messages of days before this one; None deletes none. In
             Parquet, files of the latest batch of a query stay, since the query may repeat it.
         target_bytes: Approximate size of a merged file.
-        retention_hours: Delta tables only: also remove files that no version of so many hours uses.
-            0 would remove files of a batch that a query is adding.
+        retention_hours: Delta tables only: also remove files that no version of these last hours
+            uses. 0 would remove files of a batch that a query is adding.
         storage: Options of delta-rs for an object store.
 
     Returns:

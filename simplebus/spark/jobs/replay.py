@@ -115,8 +115,8 @@ def replay(
         ValueError: An argument is invalid.
         Exception: Spark's error if a task fails.
     """
-    given = {"servers": servers, "class": to_class, "timeout": timeout}
-    sink = sink_options({key: str(value) for key, value in given.items() if value})
+    arguments = {"servers": servers, "class": to_class, "timeout": timeout}
+    sink = sink_options({key: str(value) for key, value in arguments.items() if value})
     if speed is not None and not 0 < speed < float("inf"):
         raise ValueError(f"expected a speed above 0, got {speed}")
     if begin is not None and begin.tzinfo is None:

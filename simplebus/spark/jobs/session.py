@@ -86,9 +86,8 @@ def session(
 ) -> SparkSession:
     """Return a new session with `format("simplebus")`, or the running one.
 
-    On a cluster, the executors get this package as a zip; their Pythons must have numpy,
-    msgspec, anyio
-    and pyarrow installed.
+    On a cluster, the executors get this package as a zip; their Pythons must have numpy, msgspec,
+    anyio and pyarrow installed.
 
     Args:
         name: Name of the application.

@@ -3,5 +3,5 @@
     schema    schemas for Spark's `from_json`, and typed columns
     encoder   Arrow columns to JSON texts; needs pyarrow
 
-Both work without Spark until they get its types. The package imports nothing of simplebus.
+Both work without Spark, unless they get types of Spark. The package imports nothing of simplebus.
 """

@@ -16,7 +16,8 @@ _SIMPLE_TYPES = {"integer": "bigint", "number": "double", "boolean": "boolean"}
 def parse_json(frame: DataFrame, schema: object) -> DataFrame:
     """Return a frame with the column `data`: `value`, parsed as JSON.
 
-    A field that is missing or has another type is null; if the value is not JSON, all are.
+    A field that is missing or has another type is null. If the value is not JSON, all fields are
+    null.
 
         class Order(msgspec.Struct):
             book: str

@@ -148,8 +148,8 @@ class BusReader:
             except RefusedError as error:
                 raise self._class_error(error) from error
             if bus == self.memory_id:
-                held = [ClassExtent(floor=reply.floor, head=reply.head) for reply in replies]
-                return BusExtent(bus, dict(zip(names, held, strict=True)))
+                extents = [ClassExtent(floor=reply.floor, head=reply.head) for reply in replies]
+                return BusExtent(bus, dict(zip(names, extents, strict=True)))
 
     def find_first_since(self, times: Mapping[str, int]) -> dict[str, int | None]:
         """Return the first message of each class accepted at or after a time; None if there is
@@ -236,7 +236,7 @@ class BusReader:
                     raise self._class_error(error) from error
                 reply = None
             if self.memory_id != message_range.memory_id:
-                reason = f"the bus has begun anew, with the memory {self.memory_id}"
+                reason = f"the bus was reset and has the memory id {self.memory_id} now"
                 self._report_loss(
                     message_range, next_sequence, message_range.last, reason, strict=strict
                 )

@@ -33,11 +33,13 @@ class FilterBounds:
             firsts, lasts = {}, {}
             for name, last in position.classes.items():
                 first = before.classes[name]
-                wanted = (self.classes is None or name in self.classes) and (
+                is_selected = (self.classes is None or name in self.classes) and (
                     self.servers is None or server in self.servers
                 )
-                firsts[name] = min(max(first, self.first), max(first, last)) if wanted else first
-                lasts[name] = max(firsts[name], min(last, self.last)) if wanted else first
+                firsts[name] = (
+                    min(max(first, self.first), max(first, last)) if is_selected else first
+                )
+                lasts[name] = max(firsts[name], min(last, self.last)) if is_selected else first
             begins[server] = ServerOffsets(before.memory_id, firsts)
             ends[server] = ServerOffsets(position.memory_id, lasts)
         return begins, ends

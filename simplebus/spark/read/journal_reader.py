@@ -1,6 +1,6 @@
 """Reader of a journal's files, with the interface of BusReader; the server may run or not.
 
-The server does not know about this reader, so it may delete messages that a query still needs.
+The server does not see this reader, so it may delete messages that a query still needs.
 Executors open the files themselves; errors therefore name the machine.
 """
 
@@ -108,14 +108,14 @@ class SparkJournalReader:
         ids = [self.class_id(name) for name in names]
         check_distinct(dict(zip(names, ids, strict=True)), f"class of {self.server}", "subscribe")
         while True:
-            bus, held = self._read_memory_id(), {}
+            bus, extents = self._read_memory_id(), {}
             for name in names:
                 files = self._class_files(name)
                 if not (make or files.exists or self.class_id(name) in class_names(self._path)):
                     raise self._class_error(name)
-                held[name] = ClassExtent(*files.read_extent())
+                extents[name] = ClassExtent(*files.read_extent())
             if bus == self._read_memory_id():
-                return BusExtent(bus, held)
+                return BusExtent(bus, extents)
 
     def find_first_since(self, times: Mapping[str, int]) -> dict[str, int | None]:
         """Return the first message of each class accepted at or after a time; None if there is
@@ -137,7 +137,7 @@ class SparkJournalReader:
         Lost messages raise DataLossError if `strict`; otherwise they are logged and skipped.
         """
         if (bus := self._read_memory_id()) != message_range.memory_id:
-            reason = f"the journal is of another bus now, with the memory {bus}"
+            reason = f"the journal belongs to another bus now, with the memory id {bus}"
             self._report_loss(
                 message_range, message_range.first, message_range.last, reason, strict=strict
             )

@@ -122,8 +122,8 @@ class QueryIdentity:
     id: str
     """Random id, generated at the query's first start.
 
-    Spark asks for an initial offset, with an id, also if the checkpoint has one: an id that differs
-    from the checkpoint's belongs to such an unused answer.
+    Spark requests an initial offset, which has an id, also if the checkpoint has one. An id that
+    differs from the id in the checkpoint belongs to such an unused offset.
     """
     durable: str = ""
     """Name of the durable that retains the query's unprocessed messages; empty for none."""
@@ -280,7 +280,7 @@ def _sequence(value: Any, server: str, name: str, *, lowest: int = 0) -> int:
 
 
 def resolve_offsets(
-    wanted: OffsetSpec, extents: BusExtents, *, option: str
+    spec: OffsetSpec, extents: BusExtents, *, option: str
 ) -> dict[str, ServerOffsets]:
     """Resolve an OffsetSpec to sequences. Sequences below a floor stay; the planner reports the
     loss.
@@ -294,28 +294,28 @@ def resolve_offsets(
         OffsetError: An offset is beyond the head, missing, or for a server or class that is not
             read.
     """
-    if not isinstance(wanted, str):
+    if not isinstance(spec, str):
         _check_names(
-            wanted, {server: list(extent.classes) for server, extent in extents.items()}, option
+            spec, {server: list(extent.classes) for server, extent in extents.items()}, option
         )
     found = {}
     for server, extent in extents.items():
         sequences = {}
-        for name, held in extent.classes.items():
-            sequence = wanted if isinstance(wanted, str) else wanted.get(server, {}).get(name)
+        for name, class_extent in extent.classes.items():
+            sequence = spec if isinstance(spec, str) else spec.get(server, {}).get(name)
             if sequence is None:
                 raise _missing_entry(
                     option, server, name, "a sequence, -1 for latest or -2 for earliest"
                 )
             if sequence in ("latest", LATEST):
-                sequence = held.head
+                sequence = class_extent.head
             elif sequence in ("earliest", EARLIEST):
-                sequence = held.floor
+                sequence = class_extent.floor
             assert isinstance(sequence, int)
-            if sequence > held.head:
+            if sequence > class_extent.head:
                 raise OffsetError(
                     f"{option} is {sequence} for class {name} at {server}, beyond its end: the "
-                    f"next message there will be {held.head}"
+                    f"next message there will be {class_extent.head}"
                 )
             sequences[name] = sequence
         found[server] = ServerOffsets(extent.memory_id, sequences)
@@ -326,9 +326,9 @@ def _missing_entry(option: str, server: str, name: str, expected: str) -> Offset
     return OffsetError(f"{option} has no entry for class {name} at {server}; expected {expected}")
 
 
-def _check_names(wanted: NumbersByClass, read: Mapping[str, list[str]], option: str) -> None:
+def _check_names(spec: NumbersByClass, read: Mapping[str, list[str]], option: str) -> None:
     """Raise OffsetError for a server or class that is not read."""
-    for server, classes in wanted.items():
+    for server, classes in spec.items():
         if server not in read:
             raise OffsetError(
                 f"{option} names {server}, which is not read; expected one of {', '.join(read)}"
@@ -341,13 +341,13 @@ def _check_names(wanted: NumbersByClass, read: Mapping[str, list[str]], option: 
                 )
 
 
-def check_distinct(meant: Mapping[str, object], what: str, option: str) -> None:
+def check_distinct(targets: Mapping[str, object], kind: str, option: str) -> None:
     """Raise OffsetError if two names have the same target: its messages would be read twice."""
     names: dict[object, str] = {}
-    for name, one in meant.items():
+    for name, one in targets.items():
         if (other := names.setdefault(one, name)) != name:
             raise OffsetError(
-                f"{option} has {other} and {name}, which are the same {what}; drop one of them"
+                f"{option} has {other} and {name}, which are the same {kind}; drop one of them"
             )
 
 
@@ -360,11 +360,11 @@ def merge_offsets(offsets: Offsets, extents: BusExtents) -> dict[str, ServerOffs
     for server, extent in extents.items():
         before = offsets.get(server)
         if before is None:
-            sequences = {name: held.floor for name, held in extent.classes.items()}
+            sequences = {name: class_extent.floor for name, class_extent in extent.classes.items()}
             found[server] = ServerOffsets(extent.memory_id, sequences)
             continue
         sequences = {}
-        for name, held in extent.classes.items():
-            sequences[name] = before.classes.get(name, held.floor)
+        for name, class_extent in extent.classes.items():
+            sequences[name] = before.classes.get(name, class_extent.floor)
         found[server] = ServerOffsets(before.memory_id, sequences)
     return found

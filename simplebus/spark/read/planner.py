@@ -74,15 +74,14 @@ class ReadPlan:
 def describe_losses(losses: Iterable[LostRange]) -> str:
     """Return the error text for a query that ends because of lost messages."""
     sentences = "; ".join(map(str, losses))
-    return f"{sentences}. With the option failOnDataLoss=false a query goes on without them"
+    return f"{sentences}. With the option failOnDataLoss=false a query continues without them"
 
 
 def plan_reads(start: Offsets, end: Offsets, extents: BusExtents) -> ReadPlan:
     """Return the ranges from start to end that are stored, and the lost ones.
 
     A server or class without a start is read from its floor. One without an extent is not
-    subscribed
-    to any more, or unreachable.
+    subscribed to any more, or is unreachable.
     """
     ranges: list[MessageRange] = []
     losses: list[LostRange] = []
@@ -91,13 +90,13 @@ def plan_reads(start: Offsets, end: Offsets, extents: BusExtents) -> ReadPlan:
         before = start.get(server, ServerOffsets(position.memory_id))
         for name, last in position.classes.items():
             first = before.classes.get(name)
-            held = extent.classes.get(name)
-            if held is None:
+            class_extent = extent.classes.get(name)
+            if class_extent is None:
                 if first is None or first < last:
                     losses.append(LostRange(server, name, first or 0, last, _NOT_SUBSCRIBED))
                 continue
             if first is not None and not _is_same_memory(before.memory_id, position.memory_id):
-                reason = f"they were in the memory {before.memory_id}, and the bus has begun anew"
+                reason = f"they had the memory id {before.memory_id}, and the bus was reset since"
                 losses.append(LostRange(server, name, first, None, reason))
                 first = None
             if not _is_same_memory(position.memory_id, extent.memory_id):
@@ -107,9 +106,9 @@ def plan_reads(start: Offsets, end: Offsets, extents: BusExtents) -> ReadPlan:
                 )
                 continue
             if first is None:
-                first = min(held.floor, last)
-            losses += _unavailable_ranges(server, name, first, last, held)
-            first, last = max(first, held.floor), min(last, held.head)
+                first = min(class_extent.floor, last)
+            losses += _unavailable_ranges(server, name, first, last, class_extent)
+            first, last = max(first, class_extent.floor), min(last, class_extent.head)
             if first < last:
                 ranges.append(MessageRange(server, extent.memory_id, name, first, last))
     return ReadPlan(ranges, losses)
@@ -125,19 +124,19 @@ def _is_same_memory(bus: str, other: str) -> bool:
 
 
 def _memory_changed(bus: str) -> str:
-    return f"the bus has begun anew, with the memory {bus}"
+    return f"the bus was reset and has the memory id {bus} now"
 
 
 def _unavailable_ranges(
-    server: str, name: str, first: int, last: int, held: ClassExtent
+    server: str, name: str, first: int, last: int, class_extent: ClassExtent
 ) -> list[LostRange]:
     losses = []
-    if first < held.floor and first < last:
-        reason = f"the class holds messages from {held.floor} on"
-        losses.append(LostRange(server, name, first, min(held.floor, last), reason))
-    if last > max(first, held.head):
-        reason = f"the next message of the class will be {held.head}"
-        losses.append(LostRange(server, name, max(first, held.head), last, reason))
+    if first < class_extent.floor and first < last:
+        reason = f"the class holds messages from {class_extent.floor} on"
+        losses.append(LostRange(server, name, first, min(class_extent.floor, last), reason))
+    if last > max(first, class_extent.head):
+        reason = f"the next message of the class will be {class_extent.head}"
+        losses.append(LostRange(server, name, max(first, class_extent.head), last, reason))
     return losses
 
 
@@ -151,15 +150,15 @@ def lost_after_read(start: Offsets, extents: BusExtents) -> list[LostRange]:
         LostRange(
             server,
             name,
-            held.head,
+            class_extent.head,
             start[server].classes[name],
             "they were read, and the bus has lost them since: the next message of the class will "
-            f"be {held.head}",
+            f"be {class_extent.head}",
         )
         for server, extent in extents.items()
         if server in start and _is_same_memory(start[server].memory_id, extent.memory_id)
-        for name, held in extent.classes.items()
-        if start[server].classes.get(name, 0) > held.head
+        for name, class_extent in extent.classes.items()
+        if start[server].classes.get(name, 0) > class_extent.head
     ]
 
 
@@ -189,18 +188,22 @@ def next_batch_end(
 def first_available(start: Offsets, extents: BusExtents) -> dict[tuple[str, str], int]:
     """Return the first stored sequence at or after start, by server and class."""
     return {
-        (server, name): _first_in_class(start, server, extent.memory_id, name, held)
+        (server, name): _first_in_class(start, server, extent.memory_id, name, class_extent)
         for server, extent in extents.items()
-        for name, held in extent.classes.items()
+        for name, class_extent in extent.classes.items()
     }
 
 
-def _first_in_class(start: Offsets, server: str, bus: str, name: str, held: ClassExtent) -> int:
+def _first_in_class(
+    start: Offsets, server: str, bus: str, name: str, class_extent: ClassExtent
+) -> int:
     """Return the first stored sequence at or after start, of one class."""
     before = start.get(server)
     if before is None or not _is_same_memory(before.memory_id, bus):
-        return held.floor
-    return min(max(before.classes.get(name, held.floor), held.floor), held.head)
+        return class_extent.floor
+    return min(
+        max(before.classes.get(name, class_extent.floor), class_extent.floor), class_extent.head
+    )
 
 
 def _share_limit(

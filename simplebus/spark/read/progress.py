@@ -49,12 +49,14 @@ def lag(progress: Any) -> dict[str, dict[str, int]]:
 def _sources(progress: Any) -> list[Mapping[str, Any]]:
     if progress is None:  # `lastProgress` before the first report.
         return []
-    given = progress
-    if not isinstance(given, (str, bytes, Mapping)):
-        given = getattr(given, "json", None)
+    report_or_json = progress
+    if not isinstance(report_or_json, (str, bytes, Mapping)):
+        report_or_json = getattr(report_or_json, "json", None)
     try:
-        said = given if isinstance(given, Mapping) else json.loads(given)
-        sources = said["sources"]
+        report = (
+            report_or_json if isinstance(report_or_json, Mapping) else json.loads(report_or_json)
+        )
+        sources = report["sources"]
     except (TypeError, ValueError, KeyError):
         raise ValueError(
             "expected the progress of a streaming query, as Spark shows it, as a mapping or as "
@@ -63,10 +65,10 @@ def _sources(progress: Any) -> list[Mapping[str, Any]]:
     return [one if isinstance(one, Mapping) else json.loads(one.json) for one in sources]
 
 
-def _offsets(given: Any) -> dict[str, ServerOffsets]:
+def _offsets(offsets: Any) -> dict[str, ServerOffsets]:
     """Return the offsets in a progress report; empty for another source."""
     try:
-        found = json.loads(given) if isinstance(given, str) else given
+        found = json.loads(offsets) if isinstance(offsets, str) else offsets
         return load_offsets(found) if isinstance(found, Mapping) else {}
     except (ValueError, OffsetError):
         return {}

@@ -50,8 +50,7 @@ class RetentionDurable:
         bus: The connection.
         name: Name of the durable; empty for a position that ends with the connection.
         idle: Seconds after which the bus deletes the unused durable. None keeps the durable's
-            current
-            setting, or means never for a new one.
+            current setting, or means never for a new one.
     """
 
     def __init__(self, bus: BusReader, name: str, *, idle: float | None = None) -> None:
@@ -70,8 +69,7 @@ class RetentionDurable:
         earlier ones.
 
         Returns the resulting start, which may be later if the bus stores less. Raises
-        RetentionError and
-        BusConnectionError.
+        RetentionError and BusConnectionError.
         """
         while True:
             position = self._held.get(class_)
@@ -123,15 +121,14 @@ class RetentionDurable:
         """Return the sequence of a new position.
 
         At a stateless server a subscription has its own numbering, so the class's extent is
-        used: messages
-        that arrive between the two requests are retained too.
+        used: messages that arrive between the two requests are retained too.
         """
         if not self._core.bus_id.startswith(CLUSTER_ID_PREFIX):
             return reply.cursor
-        held = self._bus.get_extent([class_]).classes[class_]
+        extent = self._bus.get_extent([class_]).classes[class_]
         if isinstance(to, int):
-            return max(to, held.floor)
-        return held.floor if to == "earliest" else held.head
+            return max(to, extent.floor)
+        return extent.floor if to == "earliest" else extent.head
 
     def _subscribe_request(self, to: int | str) -> SubscribeRequest:
         return SubscribeRequest(
@@ -146,9 +143,8 @@ class RetentionDurable:
         """Claim the messages that wait at the bus for a class's first subscription, and release
         them.
 
-        This query's position already retains them. Unclaimed, they would fill the class for
-        ever. Raises
-        BusConnectionError.
+        This query's position already retains them. Unclaimed, they would fill the class for ever.
+        Raises BusConnectionError.
         """
         asked = SubscribeRequest(start="waiting", max_in_flight=1)
         inbox = self._core.subscribe(self._bus.class_id(class_), asked)

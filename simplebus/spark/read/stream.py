@@ -122,13 +122,12 @@ class SparkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = resolve_offsets(starting, extents, option=option)
         for server, position in start.items():
             is_all = starting == "earliest"
-            stays = bool(
-                self._durable_name(self._new_query)
-            )  # A temporary query must not claim messages.
+            # A temporary query must not claim messages.
+            stays = bool(self._durable_name(self._new_query))
             retained = self._retention.retain_start(
                 server, position.classes, with_waiting=is_all and stays
             )
-            if is_all:  # Other subscriptions may have released some meanwhile.
+            if is_all:  # Other subscriptions may have released messages meanwhile.
                 start[server] = ServerOffsets(position.memory_id, retained)
         return start
 
@@ -175,8 +174,7 @@ class SparkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the query's identity from its offset, with the current durable name.
 
         None for a checkpoint from before durable names. Raises the error of `initialOffset` if
-        `start` is
-        that initial offset.
+        `start` is that initial offset.
         """
         query = load_query(start)
         if query is None:
@@ -311,9 +309,8 @@ class SparkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _get_extents(self, *, strict: bool, make: bool = True) -> dict[str, BusExtent]:
         """Return the stored messages of the reachable buses.
 
-        An unreachable bus raises one of UNREACHABLE_ERRORS if `strict`; otherwise the reader
-        logs it and
-        skips it for a while. Raises OffsetError if two names are the same bus.
+        An unreachable bus raises one of UNREACHABLE_ERRORS if `strict`; otherwise the reader logs
+        it and skips it for a while. Raises OffsetError if two names are the same bus.
         """
         found = {}
         for server in self._options.servers:

@@ -173,8 +173,6 @@ def test_swap_with_missing_files_removes_nothing() -> None:
     files.data[note] = archive_layout.dump_manifest(
         {"moves": [["gone", "class=1/b.parquet"]], "removed": ["class=1/a.parquet"]}
     )
-    with pytest.raises(
-        ArchiveError, match=r"gone becomes class=1/b\.parquet, and neither is there"
-    ):
+    with pytest.raises(ArchiveError, match=r"gone to class=1/b\.parquet, but neither file exists"):
         archive_commit.recover_swaps(files)
     assert files.seen() == [(1, 1)]

@@ -421,10 +421,10 @@ def test_journal_of_another_server_is_a_loss(journaled_bus: JournaledBus) -> Non
     following.run()
     stamp = journaled_bus.path / "simplebus.json"
     stamp.write_text(stamp.read_text().replace('"here"', '"there"'))
-    with pytest.raises(DataLossError, match="they were in the memory here, and the bus has begun"):
+    with pytest.raises(DataLossError, match="they had the memory id here, and the bus was reset"):
         following.run()
     journal = SparkJournalReader(str(journaled_bus.path))
-    with pytest.raises(DataLossError, match="another bus now, with the memory there"):
+    with pytest.raises(DataLossError, match="another bus now, with the memory id there"):
         list(
             journal.read(MessageRange(str(journaled_bus.path), "here", "orders", 0, 5), strict=True)
         )

@@ -88,10 +88,10 @@ def run_figures(rows: TraceRows, subscriber: int) -> RunFigures:
     sent, marked, unmarked, acked = _ranges_by_kind(rows, subscriber)
     edges = find_edges(sent, marked, unmarked, acked)
     cells = np.diff(edges)
-    was_sent, came_again, came, was_acked = (
+    sent_counts, redelivered_counts, delivered_counts, acked_counts = (
         coverage_counts(one, edges) for one in (sent, marked, unmarked, acked)
     )
-    got = (came + came_again) > 0
+    is_delivered = (delivered_counts + redelivered_counts) > 0
     first_deliveries = _first_deliveries(sent, TimedRanges.joined(marked, unmarked), edges)
     found = None
     if first_deliveries.delivered_at.size:
@@ -103,13 +103,13 @@ def run_figures(rows: TraceRows, subscriber: int) -> RunFigures:
         )
         found = tuple(int(one) for one in rows_of[_ONLY_GROUP])
     return RunFigures(
-        sent=int(cells[was_sent > 0].sum()),
-        delivered=int(cells[got].sum()),
-        acked=int(cells[was_acked > 0].sum()),
+        sent=int(cells[sent_counts > 0].sum()),
+        delivered=int(cells[is_delivered].sum()),
+        acked=int(cells[acked_counts > 0].sum()),
         redelivered=marked.total,
-        duplicates=int((cells * np.maximum(came - 1, 0)).sum()),
-        lost=int(cells[(was_sent > 0) & ~got].sum()),
-        unsent=int(cells[got & (was_sent == 0)].sum()),
+        duplicates=int((cells * np.maximum(delivered_counts - 1, 0)).sum()),
+        lost=int(cells[(sent_counts > 0) & ~is_delivered].sum()),
+        unsent=int(cells[is_delivered & (sent_counts == 0)].sum()),
         seconds=_run_seconds(sent, marked, unmarked, acked, _confirmed(rows, subscriber)),
         latencies_ns=found,
     )
@@ -155,9 +155,9 @@ def _first_deliveries(
     sent: TimedRanges, delivered: TimedRanges, edges: Integers
 ) -> _FirstDeliveries:
     sent_at, delivered_at = earliest_times(sent, edges), earliest_times(delivered, edges)
-    both = (sent_at != NEVER) & (delivered_at != NEVER)
-    latencies = delivered_at[both] - sent_at[both]
-    return _FirstDeliveries(delivered_at[both], latencies, np.diff(edges)[both])
+    has_latency = (sent_at != NEVER) & (delivered_at != NEVER)
+    latencies = delivered_at[has_latency] - sent_at[has_latency]
+    return _FirstDeliveries(delivered_at[has_latency], latencies, np.diff(edges)[has_latency])
 
 
 def _run_seconds(sent: TimedRanges, *others: TimedRanges) -> float:
@@ -167,7 +167,7 @@ def _run_seconds(sent: TimedRanges, *others: TimedRanges) -> float:
     return (last - int(sent.at.min())) / NS_PER_S
 
 
-def _per_step(given: TimedRanges, step_ns: int, steps: int) -> Integers:
+def _per_step(ranges: TimedRanges, step_ns: int, steps: int) -> Integers:
     found = np.zeros(steps, np.int64)
-    np.add.at(found, given.at // step_ns, given.lengths)
+    np.add.at(found, ranges.at // step_ns, ranges.lengths)
     return found

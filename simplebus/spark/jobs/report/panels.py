@@ -258,8 +258,8 @@ def _largest_runs(rows: Sequence[Row]) -> dict[str, list[Row]]:
     chosen = {}
     for group, rounds in groups.items():
         rates = {
-            turn: next(row["rate"] for row in some if row["span"] == "run")
-            for turn, some in rounds.items()
+            turn: next(row["rate"] for row in round_rows if row["span"] == "run")
+            for turn, round_rows in rounds.items()
         }
         chosen[group] = rounds[median_round(rates)]
 
@@ -270,7 +270,7 @@ def _largest_runs(rows: Sequence[Row]) -> dict[str, list[Row]]:
     differing = [i for i in range(len(KEY)) if len({group[i] for group in largest}) > 1]
     names: dict[str, list[Row]] = {}
     for group in largest:
-        said = [i for i in differing or (_CLASS,) if group[i] is not None]
-        parts = [f"class {group[i]}" if i == _CLASS else str(group[i]) for i in said]
+        shown = [i for i in differing or (_CLASS,) if group[i] is not None]
+        parts = [f"class {group[i]}" if i == _CLASS else str(group[i]) for i in shown]
         names[", ".join(parts)] = chosen[group]
     return names

@@ -68,25 +68,24 @@ def find_edges(*some: TimedRanges) -> Integers:
     return ends[np.r_[True, ends[1:] != ends[:-1]]] if ends.size else ends
 
 
-def coverage_counts(given: TimedRanges, edges: Integers) -> Integers:
+def coverage_counts(ranges: TimedRanges, edges: Integers) -> Integers:
     """Return how many ranges cover each cell. `edges` contains all their ends."""
     steps = np.zeros(max(edges.size, 1), np.int64)
-    np.add.at(steps, np.searchsorted(edges, given.first), 1)
-    np.add.at(steps, np.searchsorted(edges, given.last), -1)
+    np.add.at(steps, np.searchsorted(edges, ranges.first), 1)
+    np.add.at(steps, np.searchsorted(edges, ranges.last), -1)
     return np.cumsum(steps)[:-1]
 
 
-def earliest_times(given: TimedRanges, edges: Integers) -> Integers:
+def earliest_times(ranges: TimedRanges, edges: Integers) -> Integers:
     """Return the earliest time of the ranges covering each cell; NEVER if there are none.
 
-    A range of cells is the union of two ranges of 2**k cells. Its time is recorded for both,
-    and then
-    propagated from each length to its halves.
+    A range of cells is the union of two ranges of 2**k cells. Its time is recorded for both, and
+    then propagated from each length to its halves.
     """
     cells = max(edges.size - 1, 0)
-    begins, ends = np.searchsorted(edges, given.first), np.searchsorted(edges, given.last)
-    some = ends > begins
-    begins, ends, at = begins[some], ends[some], given.at[some]
+    begins, ends = np.searchsorted(edges, ranges.first), np.searchsorted(edges, ranges.last)
+    is_covering = ends > begins
+    begins, ends, at = begins[is_covering], ends[is_covering], ranges.at[is_covering]
     if at.size == 0:
         return np.full(cells, NEVER, np.int64)
     power = np.frexp((ends - begins).astype(np.float64))[1] - 1  # 2**power cells fit, twice do not.

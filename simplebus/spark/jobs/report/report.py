@@ -125,7 +125,7 @@ def _figures_at(spark: SparkSession, path: str, step_s: float | None) -> DataFra
         else _read_parquet(spark, path)
     )
     if {"kind", "first", "last"} <= set(frame.columns):
-        check_columns(dict(frame.dtypes), where=path)
+        check_columns(dict(frame.dtypes), place=path)
         return figures_of_traces(frame, step_s=step_s or TRACE_STEP_S)
     if set(ARCHIVE_COLUMNS) <= set(frame.columns):
         return figures_of_archive(read_archive(spark, path), name=path, step_s=step_s)

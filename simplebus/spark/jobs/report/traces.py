@@ -58,15 +58,15 @@ class TraceError(ValueError):
     """Invalid trace."""
 
 
-def check_columns(found: Mapping[str, str], *, where: str) -> None:
+def check_columns(found: Mapping[str, str], *, place: str) -> None:
     """Raise TraceError if these columns are not those of a trace. Further columns are allowed."""
     for name, kind in COLUMNS.items():
         if name not in found:
-            there = ", ".join(found) or "none"
-            raise TraceError(f"{where} is not a trace: it has no column {name!r}, only {there}")
+            columns = ", ".join(found) or "none"
+            raise TraceError(f"{place} is not a trace: it has no column {name!r}, only {columns}")
         if found[name] != kind:
             raise TraceError(
-                f"{where} is not a trace: its column {name!r} is {found[name]}, expected {kind}"
+                f"{place} is not a trace: its column {name!r} is {found[name]}, expected {kind}"
             )
 
 

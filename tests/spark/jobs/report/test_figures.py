@@ -218,9 +218,9 @@ def test_unknown_kind_is_quoted() -> None:
 
 
 def test_other_columns_are_rejected() -> None:
-    check_columns({**COLUMNS, "more": "string"}, where="here")
+    check_columns({**COLUMNS, "more": "string"}, place="here")
     without = {name: kind for name, kind in COLUMNS.items() if name != "at"}
     with pytest.raises(TraceError, match=r"file:/x is not a trace: it has no column 'at', only"):
-        check_columns(without, where="file:/x")
+        check_columns(without, place="file:/x")
     with pytest.raises(TraceError, match=r"its column 'at' is timestamp, expected bigint"):
-        check_columns({**COLUMNS, "at": "timestamp"}, where="file:/x")
+        check_columns({**COLUMNS, "at": "timestamp"}, place="file:/x")

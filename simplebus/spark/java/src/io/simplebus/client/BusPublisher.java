@@ -19,7 +19,7 @@ import java.util.concurrent.TimeUnit;
 /**
  * Named publisher that numbers its messages from 0, so that each is stored once.
  *
- * <p>A later publisher with the same name and the same messages replaces this one: it passes over the
+ * <p>A later publisher with the same name and the same messages replaces this one: it skips the
  * messages that the bus has, and this one fails. A lost connection is replaced, and unconfirmed
  * messages are sent again under their numbers. One thread uses a publisher.
  *
@@ -39,7 +39,7 @@ public final class BusPublisher implements Closeable {
     private static final int NAMED_CLASSES_MAX = 1000;
     private static final double RECONNECT_DELAY_SECONDS = 0.05;
 
-    /** A connection that lasted so long ends the time for which connecting is retried. */
+    /** A connection that lasted this long restarts the time for which connecting is retried. */
     private static final double STABLE_SECONDS = 5;
 
     private final BusAddress address;
@@ -63,7 +63,7 @@ public final class BusPublisher implements Closeable {
     private int frameBytesMax;
     private final long storedBefore;
 
-    /** Number of messages that were published, or passed over. */
+    /** Number of messages that were published or skipped. */
     private long position;
 
     /** All messages before this position are stored, or were refused. */
@@ -129,7 +129,7 @@ public final class BusPublisher implements Closeable {
         return storedBefore;
     }
 
-    /** Returns the number of messages that were published, or passed over. */
+    /** Returns the number of messages that were published or skipped. */
     public long position() {
         return position;
     }
@@ -173,12 +173,12 @@ public final class BusPublisher implements Closeable {
         }
     }
 
-    /** Returns true if the bus has the next message already, so that it will be passed over. */
+    /** Returns true if the bus has the next message already, so that it must be skipped. */
     public boolean isNextStored() {
         return position < confirmedPosition;
     }
 
-    /** Passes over the next message, which the bus has. */
+    /** Skips the next message, which the bus has. */
     public void skip() {
         position++;
     }
@@ -219,7 +219,7 @@ public final class BusPublisher implements Closeable {
         while (confirmedPosition < position) {
             try {
                 receiver.awaitConfirm(numberOf(confirmedPosition));
-                takeConfirms();
+                applyConfirms();
             } catch (BusConnectionException error) {
                 recover(error);
                 send();
@@ -240,7 +240,7 @@ public final class BusPublisher implements Closeable {
         PublishBlock block = firstUnsent();
         while (block != null) {
             try {
-                takeConfirms();
+                applyConfirms();
                 if (!sendPart(block)) {
                     receiver.awaitConfirm(numberOf(confirmedPosition));
                 }
@@ -274,7 +274,7 @@ public final class BusPublisher implements Closeable {
         return true;
     }
 
-    private void takeConfirms() {
+    private void applyConfirms() {
         int advance = receiver.nextNumber() - numberOf(confirmedPosition) & NUMBER_MASK;
         if (advance > 0) {
             aliveAt = System.nanoTime();
@@ -313,8 +313,8 @@ public final class BusPublisher implements Closeable {
         String loss = "";
         if (!connection.memoryId().equals(memoryId)) {
             loss =
-                    "has begun anew, with the memory " + connection.memoryId()
-                            + ", and lost the messages that this task had published";
+                    "was reset, has the memory id " + connection.memoryId()
+                            + " now, and lost the messages that this task had published";
         } else if (reply.path("lost").asLong() > 0) {
             loss = "lost " + reply.path("lost").asLong() + " messages that it had confirmed";
         }
@@ -337,7 +337,7 @@ public final class BusPublisher implements Closeable {
     /** Replaces a lost connection; tries for the timeout. */
     private void recover(BusConnectionException error) throws IOException {
         BusConnectionException reason = receiver.reasonOf(error);
-        takeConfirms();
+        applyConfirms();
         keepRefusal();
         if (System.nanoTime() - connectedAt > STABLE_SECONDS * 1e9) {
             aliveAt = System.nanoTime();

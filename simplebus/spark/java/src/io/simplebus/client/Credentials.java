@@ -27,7 +27,7 @@ import javax.net.ssl.TrustManager;
 import javax.net.ssl.TrustManagerFactory;
 
 /**
- * Credentials and TLS settings of a client, as the Python client takes them from the environment.
+ * Credentials and TLS settings of a client, as the Python client reads them from the environment.
  *
  * @param ca PEM file of the authorities that sign the certificate of the bus; empty for those of Java
  * @param cert PEM file with the client's certificate, or empty

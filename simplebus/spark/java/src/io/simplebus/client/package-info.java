@@ -3,7 +3,7 @@
  * messages.
  *
  * <p>It implements what the Spark connector needs of {@code protocol/binary.md} and uses Jackson for
- * JSON. It knows nothing about Spark. One thread at a time sends on a connection, and one
+ * JSON. It is independent of Spark. One thread at a time sends on a connection, and one
  * receives.
  */
 package io.simplebus.client;

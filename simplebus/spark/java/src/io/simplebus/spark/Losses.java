@@ -19,7 +19,7 @@ final class Losses {
         if (isStrict && !losses.isEmpty()) {
             throw new DataLossException(
                     losses.stream().map(LostRange::toString).collect(Collectors.joining("; "))
-                            + ". With the option failOnDataLoss=false a query goes on without them");
+                            + ". With the option failOnDataLoss=false a query continues without them");
         }
         losses.stream()
                 .limit(LOGGED_MAX)

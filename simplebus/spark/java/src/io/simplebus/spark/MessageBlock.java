@@ -225,7 +225,7 @@ final class MessageBlock implements MessageReceiver {
             if (timestampTypes[row] == ACCEPT_TIME) {
                 if (!isKnown) {
                     throw new IllegalStateException(
-                            "the bus did not say when it accepted message " + (first + row));
+                            "the bus sent no acceptance time for message " + (first + row));
                 }
                 timestamps[row] = time;
             }

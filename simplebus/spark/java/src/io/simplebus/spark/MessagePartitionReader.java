@@ -104,7 +104,7 @@ final class MessagePartitionReader implements PartitionReader<ColumnarBatch> {
             reportLoss(
                     nextSequence,
                     range.last(),
-                    "the bus has begun anew, with the memory " + bus.memoryId());
+                    "the bus was reset and has the memory id " + bus.memoryId() + " now");
             nextSequence = range.last();
             return;
         }

@@ -13,7 +13,7 @@ import org.apache.spark.sql.connector.write.WriterCommitMessage;
  *
  * <p>Row n is message number n, so the bus discards the rows that an earlier attempt of the task
  * stored. A retried task replaces the connection of a previous attempt that still runs. The module
- * {@code simplebus/spark/sink.py} says when each row is stored once.
+ * {@code simplebus/spark/sink.py} documents when each row is stored once.
  */
 final class MessageWriter implements DataWriter<InternalRow> {
     private final SinkOptions options;

@@ -11,12 +11,12 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** The data source in Python, which serves what this connector does not. */
+/** The data source in Python, which serves the queries that this connector does not support. */
 final class PythonSource {
     private static final Logger LOG = LoggerFactory.getLogger("simplebus.spark");
     private static final AtomicBoolean IS_LOGGED = new AtomicBoolean();
 
-    /** Option by which the Python source knows that the connector is there. */
+    /** Option that marks a query which the connector has passed to the Python source. */
     private static final String CONNECTOR_OPTION = "simplebus.connector";
 
     private final PythonDataSourceV2 source = new PythonDataSourceV2();

@@ -81,12 +81,12 @@ final class ReadPlanner {
         }
         if (first != null && !ServerOffsets.isSameMemory(before.memoryId(), memoryId)) {
             String reason =
-                    "they were in the memory " + before.memoryId() + ", and the bus has begun anew";
+                    "they had the memory id " + before.memoryId() + ", and the bus was reset since";
             plan.losses().add(new LostRange(server, name, first, LostRange.UNKNOWN, reason));
             first = null;
         }
         if (!ServerOffsets.isSameMemory(memoryId, extent.memoryId())) {
-            String reason = "the bus has begun anew, with the memory " + extent.memoryId();
+            String reason = "the bus was reset and has the memory id " + extent.memoryId() + " now";
             long lostFirst = first == null ? last : first;
             plan.losses().add(new LostRange(server, name, lostFirst, last, reason));
             return;

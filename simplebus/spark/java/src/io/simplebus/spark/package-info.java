@@ -5,8 +5,8 @@
  * {@code simplebus.spark}, so that a query may switch between the two. In reading order:
  *
  * <ul>
- *   <li>{@link io.simplebus.spark.SimplebusDataSource}: entry point; passes to the Python source what
- *       this connector does not do
+ *   <li>{@link io.simplebus.spark.SimplebusDataSource}: entry point; passes to the Python source the
+ *       queries that this connector does not support
  *   <li>{@code SourceOptions}, {@code Offsets}, {@code OffsetSpec}: options and offsets, without I/O
  *   <li>{@code ReadPlanner}: ranges to read, from offsets and stored messages, without I/O
  *   <li>{@code BusReader}, {@code BusReaders}: requests to the buses, repeated after a lost connection
