@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from statistics import median, quantiles
 
 from load.brokers import HOST, REPOSITORY, START_S, running
-from load.connection_attack import ports_of
+from load.connection_attack import listener_ports
 from load.measure import RunOptions
 from load.processes import LoadError, Process
 from load.report import Row
@@ -58,7 +58,7 @@ def run(run_options: RunOptions) -> list[Row]:
                 running("simplebus-all", server_args=args) as broker,
                 _separate_core(broker.process.pid),
             ):
-                found.append(_measure(kind, ports_of(broker.process.output())))
+                found.append(_measure(kind, listener_ports(broker.process.output())))
         calm, attacked, worst = map(list, zip(*found, strict=True))
         note = (
             f"calm {median(calm) * 1e3:.2f} ms, under attack {median(attacked) * 1e3:.1f} ms, "
@@ -152,7 +152,7 @@ class Bystander:
 
 
 def subscribe_patterns(tcp: int, nats: int) -> None:
-    """Subscribe to a class with many patterns on many subscriptions, and leave."""
+    """Subscribe to a class with many patterns on many subscriptions, and disconnect."""
     subscribes = b"".join(
         frames.encode(
             frames.SUBSCRIBE,
@@ -177,7 +177,7 @@ def _patterns(number: int) -> bytes:
 
 
 def subscribe_wildcards(tcp: int, nats: int) -> None:
-    """Subscribe to many wildcard subjects on the NATS port, and leave."""
+    """Subscribe to many wildcard subjects on the NATS port, and disconnect."""
     sock = _connect(nats)
     sock.sendall(b'CONNECT {"verbose":false}\r\n')
     for first in range(0, NATS_SUBSCRIPTIONS, 1000):
@@ -192,7 +192,7 @@ def subscribe_wildcards(tcp: int, nats: int) -> None:
 
 
 def open_connections(tcp: int, nats: int) -> None:
-    """Open many connections to both ports, say nothing, and wait until the server closes them."""
+    """Open many connections to both ports, send nothing, and wait until the server closes them."""
     sockets = [_connect(tcp if number % 2 else nats) for number in range(CONNECTIONS)]
     for number, sock in enumerate(sockets):
         if number % 2:  # The NATS port waits for a silent client if it needs no authentication.
@@ -214,10 +214,11 @@ ATTACKS: dict[str, Callable[[int, int], None]] = {
 
 def attack(kind: str, ports: str) -> None:
     """Attack once."""
-    # At idle priority the kernel would stop it while it holds locks of the server's sockets.
+    # At idle priority, the kernel would stop the attacker while it holds locks of the server's
+    # sockets.
     os.nice(19)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     tcp, nats, _ = map(int, ports.split(","))
     print("ready", flush=True)
     ATTACKS[kind](tcp, nats)

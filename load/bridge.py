@@ -33,7 +33,7 @@ QUICK_PART = 4
 STORED = 3_000_000
 SIZE_BYTES = 128
 CLASS = 1
-APART, WITHIN = "the bridge alone", "part of a server"
+SEPARATE, IN_SERVER = "the bridge alone", "part of a server"
 
 
 def run(run_options: RunOptions) -> list[Row]:
@@ -41,37 +41,55 @@ def run(run_options: RunOptions) -> list[Row]:
     count = COUNT // (QUICK_PART if run_options.quick else 1)
     rows: dict[str, Row] = {}
 
-    def found(title: str, value: float, unit: str, wish: float | None) -> None:
-        rows.setdefault(title, Row("bridge", title, [], unit, wish)).values.append(value)
+    def add_value(title: str, value: float, unit: str, target: float | None) -> None:
+        rows.setdefault(title, Row("bridge", title, [], unit, target)).values.append(value)
 
     for _ in range(run_options.rounds):
-        for way in WITHIN, APART:
+        for way in IN_SERVER, SEPARATE:
             rate = _between_buses(run_options, count, way)
-            found(f"from bus to bus, acked end to end, {way}", rate / 1e6, "M/s", 0.7)
+            add_value(f"from bus to bus, acked end to end, {way}", rate / 1e6, "M/s", 0.7)
         if not is_available("nats"):
             continue
         with running("nats") as nats:
-            for way in WITHIN, APART:
+            for way in IN_SERVER, SEPARATE:
                 marked, same = _to_nats(run_options, nats, count, way, has_path=True)
                 bare, plain = _to_nats(run_options, nats, count, way, has_path=False)
-                found(f"to NATS, against a publisher of the same, {way}", marked / same, "x", 0.8)
-                found(f"to NATS without the path, {way}", bare / plain, "x", 0.8)
-                found(f"with it, against a publisher without, {way}", marked / plain, "x", 0.8)
-                found("that publisher with it, against without", same / plain, "x", None)
+                add_value(
+                    f"to NATS, against a publisher of the same, {way}", marked / same, "x", 0.8
+                )
+                add_value(f"to NATS without the path, {way}", bare / plain, "x", 0.8)
+                add_value(f"with it, against a publisher without, {way}", marked / plain, "x", 0.8)
+                add_value("that publisher with it, against without", same / plain, "x", None)
             marked, same = _stored_to_nats(run_options, nats, has_path=True)
             bare, plain = _stored_to_nats(run_options, nats, has_path=False)
-            found(f"what was stored, to NATS, against the same, {APART}", marked / same, "x", 0.8)
-            found(f"what was stored, without the path, {APART}", bare / plain, "x", 0.8)
+            add_value(
+                f"stored messages, to NATS, against the same, {SEPARATE}", marked / same, "x", 0.8
+            )
+            add_value(f"stored messages, without the path, {SEPARATE}", bare / plain, "x", 0.8)
     return list(rows.values())
 
 
 def _between_buses(run_options: RunOptions, count: int, way: str) -> float:
-    with running("simplebus", server_args=run_options.server_args) as far:
-        with _bridged(run_options, f"{HOST}:{far.port}", way) as near:
-            header = {"header": f"{PATH_HEADER}={_bus_id(near)}"}
-            _flow(near, "simplebus-2", far, "simplebus-2", count, hears_more=header)
-            rate = _flow(near, "simplebus-2", far, "simplebus-2", count, hears_more=header)
-        probe_nothing_in_flight(far, (CLASS,))
+    with running("simplebus", server_args=run_options.server_args) as target_server:
+        with _bridged(run_options, f"{HOST}:{target_server.port}", way) as source:
+            header = {"header": f"{PATH_HEADER}={_bus_id(source)}"}
+            _flow(
+                source,
+                "simplebus-2",
+                target_server,
+                "simplebus-2",
+                count,
+                subscriber_options=header,
+            )
+            rate = _flow(
+                source,
+                "simplebus-2",
+                target_server,
+                "simplebus-2",
+                count,
+                subscriber_options=header,
+            )
+        probe_nothing_in_flight(target_server, (CLASS,))
     return rate
 
 
@@ -79,38 +97,40 @@ def _to_nats(
     run_options: RunOptions, nats: RunningBroker, count: int, way: str, *, has_path: bool
 ) -> tuple[float, float]:
     """Return the rate through a bridge, and of a publisher of the same messages."""
-    with _bridged(run_options, f"nats://{HOST}:{nats.port}", way, has_path=has_path) as near:
-        header = {"header": f"{PATH_HEADER}={_bus_id(near)}"} if has_path else {}
-        _flow(near, "simplebus-2", nats, "nats", count, hears_more=header)
-        rate = _flow(near, "simplebus-2", nats, "nats", count, hears_more=header)
-    return rate, _flow(nats, "nats", nats, "nats", count, hears_more=header, says_more=header)
+    with _bridged(run_options, f"nats://{HOST}:{nats.port}", way, has_path=has_path) as source:
+        header = {"header": f"{PATH_HEADER}={_bus_id(source)}"} if has_path else {}
+        _flow(source, "simplebus-2", nats, "nats", count, subscriber_options=header)
+        rate = _flow(source, "simplebus-2", nats, "nats", count, subscriber_options=header)
+    return rate, _flow(
+        nats, "nats", nats, "nats", count, subscriber_options=header, publisher_options=header
+    )
 
 
 def _stored_to_nats(
     run_options: RunOptions, nats: RunningBroker, *, has_path: bool
 ) -> tuple[float, float]:
     """Return the rate of a bridge with a full backlog, and of a publisher of the same messages."""
-    with running("simplebus", server_args=run_options.server_args) as near:
-        header = {"header": f"{PATH_HEADER}={_bus_id(near)}"} if has_path else {}
+    with running("simplebus", server_args=run_options.server_args) as source:
+        header = {"header": f"{PATH_HEADER}={_bus_id(source)}"} if has_path else {}
         shape = {"timeout_s": TIMEOUT_S, "count": STORED, "size": SIZE_BYTES, "classes": CLASS}
-        with Generator("publish", "simplebus-2", near.port, **shape) as publisher:
+        with Generator("publish", "simplebus-2", source.port, **shape) as publisher:
             publisher.result()
         with Generator("subscribe", "nats", nats.port, **shape, **header) as subscriber:
             subscriber.wait_ready()
             to = f"nats://{HOST}:{nats.port}"
-            with _configured(to, has_path=has_path) as file, _alone(file, near):
-                rate = _heard(subscriber)
+            with _configured(to, has_path=has_path) as file, _separate_bridge(file, source):
+                rate = _target_rate(subscriber)
     with Generator("subscribe", "nats", nats.port, **shape, **header) as subscriber:
         subscriber.wait_ready()
         with Generator("publish", "nats", nats.port, **shape, **header) as publisher:
             publisher.result()
-            return rate, _heard(subscriber)
+            return rate, _target_rate(subscriber)
 
 
-def _heard(subscriber: Generator) -> float:
-    """Return the rate at the target after its last message."""
-    heard = subscriber.result()
-    rate: float = heard["messages"] / heard["seconds"]
+def _target_rate(subscriber: Generator) -> float:
+    """Wait until the subscriber at the target has all messages, and return its rate."""
+    received = subscriber.result()
+    rate: float = received["messages"] / received["seconds"]
     return rate
 
 
@@ -120,14 +140,14 @@ def _bridged(
 ) -> Iterator[RunningBroker]:
     """Run a source server and a bridge that has both ends connected."""
     with _configured(to, has_path=has_path) as file:
-        more = ["--config", str(file)] if way == WITHIN else []
-        with running("simplebus", server_args=[*run_options.server_args, *more]) as near:
-            if way == WITHIN:
-                near.process.wait_for_line("copying from sequence", timeout_s=START_S)
-                yield near
+        config_args = ["--config", str(file)] if way == IN_SERVER else []
+        with running("simplebus", server_args=[*run_options.server_args, *config_args]) as source:
+            if way == IN_SERVER:
+                source.process.wait_for_line("copying from sequence", timeout_s=START_S)
+                yield source
                 return
-            with _alone(file, near):
-                yield near
+            with _separate_bridge(file, source):
+                yield source
 
 
 @contextmanager
@@ -150,10 +170,10 @@ def _configured(to: str, *, has_path: bool) -> Iterator[Path]:
 
 
 @contextmanager
-def _alone(file: Path, near: RunningBroker) -> Iterator[None]:
+def _separate_bridge(file: Path, source: RunningBroker) -> Iterator[None]:
     """Run the bridge as its own process."""
     lines = file.read_text()
-    file.write_text(lines.replace("to =", f'from = "{HOST}:{near.port}"\nto =', 1))
+    file.write_text(lines.replace("to =", f'from = "{HOST}:{source.port}"\nto =', 1))
     command = [sys.executable, "-m", "simplebus", "bridge", str(file)]
     with Process("the bridge", command, directory=REPOSITORY) as bridge:
         bridge.wait_for_line("copying from sequence", timeout_s=START_S)
@@ -167,14 +187,14 @@ def _bus_id(broker: RunningBroker) -> str:
 
 
 def _flow(
-    near: RunningBroker,
-    says: str,
-    far: RunningBroker,
-    hears: str,
+    source: RunningBroker,
+    source_protocol: str,
+    target_server: RunningBroker,
+    target_protocol: str,
     count: int,
     *,
-    hears_more: dict[str, Any],
-    says_more: dict[str, Any] | None = None,
+    subscriber_options: dict[str, Any],
+    publisher_options: dict[str, Any] | None = None,
 ) -> float:
     common: dict[str, Any] = {
         "timeout_s": TIMEOUT_S,
@@ -182,10 +202,14 @@ def _flow(
         "size": SIZE_BYTES,
         "classes": CLASS,
     }
-    with Generator("subscribe", hears, far.port, **common, **hears_more) as subscriber:
+    with Generator(
+        "subscribe", target_protocol, target_server.port, **common, **subscriber_options
+    ) as subscriber:
         subscriber.wait_ready()
-        with Generator("publish", says, near.port, **common, **(says_more or {})) as publisher:
-            heard, sent = subscriber.result(), publisher.result()
-    seconds = max(heard["settled"], sent["confirmed"]) - sent["started"]
+        with Generator(
+            "publish", source_protocol, source.port, **common, **(publisher_options or {})
+        ) as publisher:
+            received, sent = subscriber.result(), publisher.result()
+    seconds = max(received["settled"], sent["confirmed"]) - sent["started"]
     rate: float = count / seconds
     return rate

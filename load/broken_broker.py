@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # So that it runs by its path.
+# For `python load/broken_broker.py`.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from load.brokers import HOST
 from load.generators import Generator
@@ -29,44 +30,45 @@ from load.traces import Tracer
 HEADER = struct.Struct(">cHIH")
 DELIMITER = b"<\r\n>"
 COUNT = 500
-STRICKEN = 321  # The number of the message that a fault is done to.
+FAULTY_NUMBER = 321  # Number of the message that a fault affects.
 IDS = 1 << 31
-FIRST_ID = IDS - 200  # The ids wrap on the way,
-FIRST_NUMBER = IDS - 300  # and so do a publisher's numbers.
+# The message ids and the publisher's numbers wrap during a run.
+FIRST_ID = IDS - 200
+FIRST_NUMBER = IDS - 300
 PER_TICK = 50  # Messages that share a timer index.
 CLASS, ECHO = 7, 60_000
 CHANNEL = "load.broken_broker"
 CREDIT_BYTES = 1_000
 TIMEOUT_S = 60
-BY_THE_CLOCK = {"silence", "leave unconfirmed"}
+DETECTED_BY_TIMEOUT = {"silence", "leave unconfirmed"}
 """Faults that only a timeout detects."""
 SILENCE_S = (3, 30)
-"""For these; the second one where a busy machine has done too little in the first."""
+"""Timeouts for these faults; the second is for a machine too busy for the first."""
 ACK_MODES = ("ranges", "single", "random")
 VERSIONS = (1, 2)
 
 FAULTS = {
-    "lose": f"message number {STRICKEN} has id",
-    "swap": f"message number {STRICKEN} has id",
-    "damage": f"message number {STRICKEN} (id",
-    "cut": f"message number {STRICKEN} (id",
-    "grow": f"message number {STRICKEN} (id",
-    "renumber": f"message number {STRICKEN} has id",
-    "foreign": f"after {STRICKEN} messages one of class 8 came",
-    "garbage": f"after {STRICKEN} messages a frame of type",
-    "hang up": f"closed the connection: {STRICKEN} of {COUNT} messages verified",
-    "silence": f" s: {STRICKEN} of {COUNT} messages verified",
+    "lose": f"message number {FAULTY_NUMBER} has id",
+    "swap": f"message number {FAULTY_NUMBER} has id",
+    "damage": f"message number {FAULTY_NUMBER} (id",
+    "cut": f"message number {FAULTY_NUMBER} (id",
+    "grow": f"message number {FAULTY_NUMBER} (id",
+    "renumber": f"message number {FAULTY_NUMBER} has id",
+    "foreign": f"after {FAULTY_NUMBER} messages one of class 8 came",
+    "garbage": f"after {FAULTY_NUMBER} messages a frame of type",
+    "hang up": f"closed the connection: {FAULTY_NUMBER} of {COUNT} messages verified",
+    "silence": f" s: {FAULTY_NUMBER} of {COUNT} messages verified",
     "invent": "came after the last",
 }
 """Error that the generator must report for each fault."""
 
 FAULTS_OF_2 = FAULTS | {
-    "mark again": f"message number {STRICKEN} came for the first time",
-    "repeat unmarked": f"message number {STRICKEN} came again",
-    "misdeliver": f"after {STRICKEN} messages a Deliver of class",
-    "move": f"message number {STRICKEN} (id",
+    "mark again": f"message number {FAULTY_NUMBER} came for the first time",
+    "repeat unmarked": f"message number {FAULTY_NUMBER} came again",
+    "misdeliver": f"after {FAULTY_NUMBER} messages a Deliver of class",
+    "move": f"message number {FAULTY_NUMBER} (id",
     "refuse": "the broker sent an Error",
-    "leave unconfirmed": f"{STRICKEN} confirmed",
+    "leave unconfirmed": f"{FAULTY_NUMBER} confirmed",
     "confirm unsent": "came as confirmed",
 }
 """Errors for version 2, with faulty Deliver, Confirm and Error frames."""
@@ -88,9 +90,12 @@ class FaultyBroker:
     """Broker for one version 1 publisher and one subscriber, with one fault."""
 
     fault: str = ""
-    acked: dict[int, int] = field(default_factory=dict)  # Id to how often it was acknowledged.
-    timers: dict[int, int] = field(default_factory=dict)  # Id to the timer index it was sent with.
-    mistimed: int = 0  # Acks that named another timer index.
+    acked: dict[int, int] = field(default_factory=dict)
+    """Number of acks, by message id."""
+    timers: dict[int, int] = field(default_factory=dict)
+    """Timer index of the delivery, by message id."""
+    mistimed: int = 0
+    """Number of acks with another timer index than the delivery."""
     published: int = 0
     held_back: bytes = b""
     ack_key: int = CLASS
@@ -113,13 +118,13 @@ class FaultyBroker:
         with peer, suppress(OSError):
             for kind, key, number, last, content in _frames(peer):
                 if kind == b"3" and key == self.ack_key:
-                    self._note_ack(content, last)
+                    self._record_ack(content, last)
                 elif kind in b"15" and key == CLASS:
-                    self.take(peer, kind, number, content)
+                    self.deliver_message(peer, kind, number, content)
                 else:
-                    self.answer(peer, kind, key, number, last, content)
+                    self.handle_frame(peer, kind, key, number, last, content)
 
-    def answer(
+    def handle_frame(
         self, peer: socket.socket, kind: bytes, key: int, number: int, last: int, content: bytes
     ) -> None:
         """Handle a frame that is neither a message nor an ack."""
@@ -130,7 +135,9 @@ class FaultyBroker:
         elif kind == b"1" and key == ECHO:
             peer.sendall(frame(b"1", ECHO, number, 0, content))
 
-    def take(self, peer: socket.socket, kind: bytes, number: int, content: bytes) -> None:
+    def deliver_message(
+        self, peer: socket.socket, kind: bytes, number: int, content: bytes
+    ) -> None:
         """Deliver a message, unless the fault drops this one."""
         assert self.subscriber is not None
         n = self.published
@@ -138,9 +145,9 @@ class FaultyBroker:
         message_id, timer = (FIRST_ID + n) % IDS, self.timer_of(n)
         self.timers[message_id] = timer
         sent = frame(kind, CLASS, message_id, timer, content)
-        if self.fault and n == STRICKEN:
-            self._strike(kind, message_id, timer, content, sent)
-        elif self.fault != "silence" or n < STRICKEN:
+        if self.fault and n == FAULTY_NUMBER:
+            self._send_faulty(kind, message_id, timer, content, sent)
+        elif self.fault != "silence" or n < FAULTY_NUMBER:
             self.subscriber.sendall(sent + self.held_back)
             self.held_back = b""
         if self.fault == "invent" and n == COUNT - 1:
@@ -150,25 +157,25 @@ class FaultyBroker:
         """Return the last header field of message n and of its ack."""
         return n // PER_TICK
 
-    def _note_ack(self, content: bytes, timer: int) -> None:
+    def _record_ack(self, content: bytes, timer: int) -> None:
         first, last = map(int, content.split(b"-"))
         for message_id in range(first, last):
             self.acked[message_id] = self.acked.get(message_id, 0) + 1
             self.mistimed += self.timers[message_id] != timer
 
-    def _strike(
+    def _send_faulty(
         self, kind: bytes, message_id: int, timer: int, content: bytes, sent: bytes
     ) -> None:
         assert self.subscriber is not None
-        changed = self.changed(kind, message_id, timer, content, sent)
+        replacements = self.faulty_bytes(kind, message_id, timer, content, sent)
         if self.fault == "swap":
             self.held_back = sent
         elif self.fault == "hang up":
             self.subscriber.shutdown(socket.SHUT_RDWR)
-        elif self.fault in changed:
-            self.subscriber.sendall(changed[self.fault])
+        elif self.fault in replacements:
+            self.subscriber.sendall(replacements[self.fault])
 
-    def changed(
+    def faulty_bytes(
         self, kind: bytes, message_id: int, timer: int, content: bytes, sent: bytes
     ) -> dict[str, bytes]:
         """Return the bytes to send instead of a message, by fault."""
@@ -189,12 +196,14 @@ class FaultyBroker:
 class FaultyBroker2(FaultyBroker):
     """Broker for version 2. It confirms as late as the publisher's credit allows."""
 
-    misnumbered: int = 0  # Messages that carried another number than the next one.
-    overdrawn: int = 0  # Messages beyond the credit.
+    misnumbered: int = 0
+    """Messages with another number than the next one."""
+    overdrawn: int = 0
+    """Messages beyond the credit."""
     confirmed: int = 0
     unconfirmed_bytes: int = 0
 
-    def answer(
+    def handle_frame(
         self, peer: socket.socket, kind: bytes, key: int, number: int, last: int, content: bytes
     ) -> None:
         if kind == b"4":
@@ -202,41 +211,43 @@ class FaultyBroker2(FaultyBroker):
             peer.sendall(frame(b"4", 0, number, 0, reply))
         elif kind == b"2":
             self.subscriber, self.ack_key = peer, last
-            peer.sendall(frame(b"2", key, number, last, b"{}") + self.deliver())
+            peer.sendall(frame(b"2", key, number, last, b"{}") + self.deliver_frame())
 
-    def deliver(self, *, attempt: int = 1) -> bytes:
+    def deliver_frame(self, *, attempt: int = 1) -> bytes:
         return frame(b"7", CLASS, attempt, self.ack_key, b"")
 
     def timer_of(self, n: int) -> int:
         return 0
 
-    def take(self, peer: socket.socket, kind: bytes, number: int, content: bytes) -> None:
+    def deliver_message(
+        self, peer: socket.socket, kind: bytes, number: int, content: bytes
+    ) -> None:
         self.misnumbered += number != (FIRST_NUMBER + self.published) % IDS
-        super().take(peer, kind, number, content)
+        super().deliver_message(peer, kind, number, content)
         size = HEADER.size + len(content) + len(DELIMITER)
         self.unconfirmed_bytes += size
         self.overdrawn += self.unconfirmed_bytes > CREDIT_BYTES
-        if self.fault == "refuse" and self.published == STRICKEN:
+        if self.fault == "refuse" and self.published == FAULTY_NUMBER:
             peer.sendall(frame(b"E", CLASS, number, ord(kind), b'{"code":"class_full"}'))
         elif self.fault == "confirm unsent" and self.published == COUNT:
-            peer.sendall(self.confirm(self.published + 1))
+            peer.sendall(self.confirm_frame(self.published + 1))
         elif self.unconfirmed_bytes + size > CREDIT_BYTES or self.published == COUNT:
-            peer.sendall(self.confirm(self.published))
+            peer.sendall(self.confirm_frame(self.published))
             self.unconfirmed_bytes = 0
 
-    def confirm(self, count: int) -> bytes:
+    def confirm_frame(self, count: int) -> bytes:
         if self.fault == "leave unconfirmed":
-            count = min(count, STRICKEN)
+            count = min(count, FAULTY_NUMBER)
         return frame(b"6", 0, (FIRST_NUMBER + count) % IDS, 0, b"")
 
-    def changed(
+    def faulty_bytes(
         self, kind: bytes, message_id: int, timer: int, content: bytes, sent: bytes
     ) -> dict[str, bytes]:
-        again, first = self.deliver(attempt=2), self.deliver()
+        repeated, first = self.deliver_frame(attempt=2), self.deliver_frame()
         return {
-            **super().changed(kind, message_id, timer, content, sent),
-            "repeat": sent + again + sent + first,
-            "mark again": again + sent,
+            **super().faulty_bytes(kind, message_id, timer, content, sent),
+            "repeat": sent + repeated + sent + first,
+            "mark again": repeated + sent,
             "repeat unmarked": sent + sent,
             "misdeliver": frame(b"7", CLASS, 1, self.ack_key + 1, b"") + sent,
             "move": sent.replace(CHANNEL.encode(), CHANNEL.upper().encode()),
@@ -252,8 +263,8 @@ PROTOCOLS = {1: "simplebus", 2: "simplebus-2"}
 
 def _frames(peer: socket.socket) -> Iterator[tuple[bytes, int, int, int, bytes]]:
     data = b""
-    while some := peer.recv(65536):
-        data += some
+    while received := peer.recv(65536):
+        data += received
         while (end := data.find(DELIMITER, HEADER.size)) >= 0:
             kind, key, number, last = HEADER.unpack_from(data)
             yield kind, key, number, last, data[HEADER.size : end]
@@ -268,9 +279,10 @@ def try_fault(
     tracer: Tracer | None = None,
     timeout_s: int = TIMEOUT_S,
 ) -> tuple[FaultyBroker, int]:
-    """A run against a broker with this fault: the broker, and the duplicates counted.
+    """Run the generator against a broker with this fault.
 
-    Raises LoadError with the generator's sentence when the generator noticed.
+    Returns the broker, and the number of duplicates that the generator counted. Raises LoadError
+    with the generator's error if it detected the fault.
     """
     broker, protocol = BROKERS[version](fault), PROTOCOLS[version]
     common: dict[str, Any] = {"timeout_s": timeout_s, "count": COUNT, "classes": CLASS}
@@ -294,8 +306,11 @@ def try_fault(
 
 
 def check_honest(acks: str, version: int = 1) -> None:
-    """An honest broker passes, and gets exactly one ack for every message, with its timer index;
-    in version 2 also messages with their numbers, as many as the credit allows."""
+    """Check that a broker without a fault passes. Raises LoadError.
+
+    The broker must get exactly one ack for each message, with its timer index; in version 2 also
+    messages with the right numbers, within the credit.
+    """
     broker, duplicates = try_fault("", acks=acks, version=version)
     if duplicates or broker.mistimed or set(broker.acked.values()) != {1}:
         raise LoadError(f"{broker.mistimed} acks ({acks}) named a wrong timer index, or repeated")
@@ -318,16 +333,16 @@ def check_repeat(version: int = 1) -> None:
 def check_fault(fault: str, version: int = 1) -> str:
     """Return the error that the generator reported. Raises LoadError if it reported none."""
     expected = faults(version)[fault]
-    for timeout_s in SILENCE_S if fault in BY_THE_CLOCK else (TIMEOUT_S,):
+    for timeout_s in SILENCE_S if fault in DETECTED_BY_TIMEOUT else (TIMEOUT_S,):
         try:
             try_fault(fault, version=version, timeout_s=timeout_s)
-        except LoadError as noticed:
-            said = str(noticed)
+        except LoadError as error:
+            reported = str(error)
         else:
             raise LoadError(f"a broker with the fault {fault!r} passed")
-        if expected in said:
-            return said
-    raise LoadError(f"said {said!r}, expected {expected!r}")
+        if expected in reported:
+            return reported
+    raise LoadError(f"the generator reported {reported!r}, expected {expected!r}")
 
 
 def main() -> None:
@@ -338,8 +353,8 @@ def main() -> None:
         check_repeat(version)
         print(f"{version}: repeat: passed, one duplicate counted")
         for fault in faults(version):
-            said = check_fault(fault, version).partition("generator: ")[2]
-            print(f"{version}: {fault}: {said}")
+            reported = check_fault(fault, version).partition("generator: ")[2]
+            print(f"{version}: {fault}: {reported}")
 
 
 if __name__ == "__main__":

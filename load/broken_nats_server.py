@@ -16,9 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # So that it runs by its path.
+# For `python load/broken_nats_server.py`.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from load.broken_broker import COUNT, SILENCE_S, STRICKEN, TIMEOUT_S
+from load.broken_broker import COUNT, FAULTY_NUMBER, SILENCE_S, TIMEOUT_S
 from load.brokers import HOST
 from load.generators import Generator
 from load.processes import LoadError
@@ -26,15 +27,15 @@ from load.processes import LoadError
 SHAPES: dict[str, dict[str, Any]] = {"one subject": {}, "many": {"subjects": 50, "mixed": True}}
 """Kinds of flows, as options of the generator."""
 FAULTS = {
-    "lose": f"message number {STRICKEN} came as",
-    "swap": f"message number {STRICKEN} came as",
-    "repeat": f"message number {STRICKEN + 1} came as",
-    "damage": f"message number {STRICKEN} came as",
-    "cut": f"message number {STRICKEN} came as",
-    "move": f"message number {STRICKEN} came as",
-    "refuse": f"after {STRICKEN} messages",
-    "hang up": f"closed the connection: {STRICKEN} of {COUNT} messages verified",
-    "silence": f"timed out after {SILENCE_S[0]} s: {STRICKEN} of {COUNT} messages verified",
+    "lose": f"message number {FAULTY_NUMBER} came as",
+    "swap": f"message number {FAULTY_NUMBER} came as",
+    "repeat": f"message number {FAULTY_NUMBER + 1} came as",
+    "damage": f"message number {FAULTY_NUMBER} came as",
+    "cut": f"message number {FAULTY_NUMBER} came as",
+    "move": f"message number {FAULTY_NUMBER} came as",
+    "refuse": f"after {FAULTY_NUMBER} messages",
+    "hang up": f"closed the connection: {FAULTY_NUMBER} of {COUNT} messages verified",
+    "silence": f"timed out after {SILENCE_S[0]} s: {FAULTY_NUMBER} of {COUNT} messages verified",
     "invent": f"message number {COUNT} came as",
 }
 """Error that the generator must report for each fault."""
@@ -66,17 +67,17 @@ class FaultyServer:
         with peer, suppress(OSError):
             peer.sendall(b'INFO {"server_id":"canary"}\r\n')
             data = b""
-            while some := peer.recv(65536):
-                data = self._hear(peer, data + some)
+            while received := peer.recv(65536):
+                data = self._process_commands(peer, data + received)
 
-    def _hear(self, peer: socket.socket, data: bytes) -> bytes:
+    def _process_commands(self, peer: socket.socket, data: bytes) -> bytes:
         """Process the complete commands. Returns the remaining bytes."""
         while (end := data.find(b"\r\n") + 2) >= 2:
             if message := _PUB.match(data):
                 size = int(message[2])
                 if len(data) < end + size + 2:
                     break
-                self._take(message[1], data[end : end + size])
+                self._deliver(message[1], data[end : end + size])
                 end += size + 2
             elif data.startswith(b"SUB"):
                 self.subscriber = peer
@@ -85,38 +86,38 @@ class FaultyServer:
             data = data[end:]
         return data
 
-    def _take(self, subject: bytes, payload: bytes) -> None:
+    def _deliver(self, subject: bytes, payload: bytes) -> None:
         assert self.subscriber is not None
         n = self.published
         self.published += 1
-        sent = _written(subject, payload)
-        if self.fault and n == STRICKEN:
-            self._strike(subject, payload, sent)
-        elif self.fault != "silence" or n < STRICKEN:
+        sent = _msg_command(subject, payload)
+        if self.fault and n == FAULTY_NUMBER:
+            self._send_faulty(subject, payload, sent)
+        elif self.fault != "silence" or n < FAULTY_NUMBER:
             self.subscriber.sendall(sent + self.held_back)
             self.held_back = b""
         if self.fault == "invent" and n == COUNT - 1:
             self.subscriber.sendall(sent)
 
-    def _strike(self, subject: bytes, payload: bytes, sent: bytes) -> None:
+    def _send_faulty(self, subject: bytes, payload: bytes, sent: bytes) -> None:
         assert self.subscriber is not None
         if self.fault == "swap":
             self.held_back = sent
         elif self.fault == "hang up":
             self.subscriber.shutdown(socket.SHUT_RDWR)
         else:
-            instead = {
+            replacements = {
                 "repeat": sent + sent,
-                "damage": _written(subject, payload[:-1] + bytes([payload[-1] ^ 1])),
-                "cut": _written(subject, payload[:-1]),
-                "move": _written(subject[:-1] + b"x", payload),
+                "damage": _msg_command(subject, payload[:-1] + bytes([payload[-1] ^ 1])),
+                "cut": _msg_command(subject, payload[:-1]),
+                "move": _msg_command(subject[:-1] + b"x", payload),
                 "refuse": b"-ERR 'Permissions Violation for Publish to \"x\"'\r\n",
                 "invent": sent,
             }
-            self.subscriber.sendall(instead.get(self.fault, b""))
+            self.subscriber.sendall(replacements.get(self.fault, b""))
 
 
-def _written(subject: bytes, payload: bytes) -> bytes:
+def _msg_command(subject: bytes, payload: bytes) -> bytes:
     return b"MSG %b 1 %d\r\n%b\r\n" % (subject, len(payload), payload)
 
 
@@ -124,11 +125,11 @@ def run(fault: str, shape: str) -> None:
     """Run a generator against a faulty server. Raises LoadError with the generator's error."""
     server = FaultyServer(fault)
     timeout_s = SILENCE_S[0] if fault == "silence" else TIMEOUT_S
-    common = {"timeout_s": timeout_s, "count": COUNT, "classes": 1, **SHAPES[shape]}
+    options = {"timeout_s": timeout_s, "count": COUNT, "classes": 1, **SHAPES[shape]}
     try:
-        with Generator("subscribe", "nats", server.port, **common) as subscriber:
+        with Generator("subscribe", "nats", server.port, **options) as subscriber:
             subscriber.wait_ready()
-            with Generator("publish", "nats", server.port, **common) as publisher:
+            with Generator("publish", "nats", server.port, **options) as publisher:
                 subscriber.result()
                 publisher.result()
     finally:
@@ -139,10 +140,13 @@ def check_fault(fault: str, shape: str) -> str:
     """Return the error that the generator reported. Raises LoadError if it reported none."""
     try:
         run(fault, shape)
-    except LoadError as noticed:
-        if FAULTS[fault] in str(noticed):
-            return str(noticed)
-        raise LoadError(f"said {str(noticed)!r}, expected {FAULTS[fault]!r}") from None
+    except LoadError as error:
+        reported = str(error)
+        if FAULTS[fault] in reported:
+            return reported
+        raise LoadError(
+            f"the generator reported {reported!r}, expected {FAULTS[fault]!r}"
+        ) from None
     raise LoadError(f"a server with the fault {fault!r} passed")
 
 

@@ -28,7 +28,8 @@ from load.processes import LoadError, Process
 START_S = 30.0
 REPOSITORY = Path(__file__).resolve().parent.parent
 SERVE = (sys.executable, "-m", "simplebus", "serve")
-OTHER_LISTENERS = ("--no-http", "--no-nats")  # Kept closed, unless it is them that is measured.
+OTHER_LISTENERS = ("--no-http", "--no-nats")
+"""Flags that close the listeners that are not measured."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class RunningBroker:
 
 def find_program(name: str) -> Path | None:
     """Return a program on PATH or beside this interpreter, where pip installs `nats-server`."""
-    beside = Path(sys.executable).parent / name
+    in_venv = Path(sys.executable).parent / name
     found = shutil.which(name)
-    return Path(found) if found else beside if beside.exists() else None
+    return Path(found) if found else in_venv if in_venv.exists() else None
 
 
 def is_available(kind: str) -> bool:
@@ -79,10 +80,10 @@ def running(
 
 
 @contextmanager
-def environment(more: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for processes started in the block."""
-    before = {name: os.environ.get(name) for name in more}
-    os.environ.update(more)
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for processes that are started in the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -100,7 +101,7 @@ def _slow_disk(sync_us: int) -> dict[str, str]:
 
 @cache
 def disabled_listeners() -> tuple[str, ...]:
-    """Return the flags of OTHER_LISTENERS that this version of the server knows."""
+    """Return the flags of OTHER_LISTENERS that this version of the server has."""
     help_text = _output_of([*SERVE, "--help"])
     return tuple(flag for flag in OTHER_LISTENERS if flag in help_text)
 
@@ -114,8 +115,8 @@ def _start_simplebus(directory: Path, server_args: Sequence[str]) -> tuple[Proce
 def _start_with_journal(
     durability: str, directory: Path, server_args: Sequence[str]
 ) -> tuple[Process, int]:
-    where = ("--data-dir", str(directory / "data"), "--durability", durability)
-    return _start_simplebus(directory, [*where, *server_args])
+    journal_args = ("--data-dir", str(directory / "data"), "--durability", durability)
+    return _start_simplebus(directory, [*journal_args, *server_args])
 
 
 def _start_simplebus_nats(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
@@ -152,23 +153,23 @@ def _start_nats_always(directory: Path, server_args: Sequence[str]) -> tuple[Pro
 class _StatelessServer(Process):
     """Stateless server together with its nats-server."""
 
-    def __init__(self, command: Sequence[str], behind: Process) -> None:
+    def __init__(self, command: Sequence[str], nats_server: Process) -> None:
         super().__init__("simplebus", command, directory=REPOSITORY)
-        self._behind = behind
+        self._nats_server = nats_server
 
     def cpu_s(self) -> float:
-        return super().cpu_s() + self._behind.cpu_s()
+        return super().cpu_s() + self._nats_server.cpu_s()
 
     def stop(self) -> None:
         super().stop()
-        self._behind.stop()
+        self._nats_server.stop()
 
 
 def _start_engine(directory: Path, server_args: Sequence[str]) -> tuple[Process, int]:
-    behind, port = _start_nats(directory, ())
+    nats_server, port = _start_nats(directory, ())
     engine = ("--engine", f"nats://{HOST}:{port}")
     process = _StatelessServer(
-        [*SERVE, "--port", "0", *disabled_listeners(), *engine, *server_args], behind
+        [*SERVE, "--port", "0", *disabled_listeners(), *engine, *server_args], nats_server
     )
     return process, _port_of(process, "simplebus ready", rf"tcp={re.escape(HOST)}:(\d+)")
 
@@ -208,7 +209,7 @@ def _port_of(process: Process, words: str, pattern: str) -> int:
     match = re.search(pattern, line)
     if match is None:
         process.stop()
-        raise LoadError(f"{process.name} said {line!r}, expected an address on {HOST}")
+        raise LoadError(f"{process.name} printed {line!r}, expected an address on {HOST}")
     return int(match[1])
 
 
@@ -224,11 +225,13 @@ def versions(kinds: Sequence[str]) -> dict[str, str]:
         found["nats-py"] = version("nats-py")
     for kind in kinds:
         if kind == "simplebus":
-            said = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+            version_text = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"][
+                "version"
+            ]
         elif program := find_program(PROGRAMS[kind]):
-            said = _output_of([str(program), "--version"])
+            version_text = _output_of([str(program), "--version"])
         else:
             continue
-        number = re.search(r"\d+\.\d+(\.\d+)?", said)
+        number = re.search(r"\d+\.\d+(\.\d+)?", version_text)
         found[kind] = number[0] if number else "unknown"
     return found

@@ -27,7 +27,7 @@ def make_certificate(folder: Path, name: str = "server") -> Certificate:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     alternatives = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
@@ -39,13 +39,13 @@ def make_certificate(folder: Path, name: str = "server") -> Certificate:
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .sign(key, hashes.SHA256())
     )
-    found = Certificate(folder / f"{name}.pem", folder / f"{name}.key")
-    found.cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    found.key.write_bytes(
+    paths = Certificate(folder / f"{name}.pem", folder / f"{name}.key")
+    paths.cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    paths.key.write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         )
     )
-    return found
+    return paths

@@ -2,7 +2,7 @@
 
     python load/run.py attack [--quick]
 
-The attackers know the protocols and use their own source addresses. They run at idle priority, as
+The attackers use the protocols and their own source addresses. They run at idle priority, as
 they would have their own machine. The client publishes at a fixed pace, with confirms, and receives
 every message; a missing or repeated one fails the run.
 """
@@ -52,54 +52,64 @@ SERVER = (
 def run(run_options: RunOptions) -> list[Row]:
     """Return the rows of the scenario."""
     with tempfile.TemporaryDirectory(prefix="simplebus-load-") as folder, ExitStack() as stack:
-        shown = make_certificate(Path(folder))
+        certificate = make_certificate(Path(folder))
         users = Path(folder) / "users.toml"
         users.touch(mode=0o600)
         users.write_text(_user())
-        args = ("--tls-cert", shown.cert, "--tls-key", shown.key, "--users", users, *SERVER)
-        args += ("--nats-tls-cert", shown.cert, "--nats-tls-key", shown.key)
+        args = (
+            "--tls-cert",
+            certificate.cert,
+            "--tls-key",
+            certificate.key,
+            "--users",
+            users,
+            *SERVER,
+        )
+        args += ("--nats-tls-cert", certificate.cert, "--nats-tls-key", certificate.key)
         broker = stack.enter_context(
             running("simplebus-all", server_args=(*run_options.server_args, *map(str, args)))
         )
-        where = (ports_of(broker.process.output()), str(shown.cert))
-        part = 0.4 if run_options.quick else 1.0
-        before = _client(*where, BASELINE_S * part)
+        client_args = (listener_ports(broker.process.output()), str(certificate.cert))
+        duration_factor = 0.4 if run_options.quick else 1.0
+        before = _client(*client_args, BASELINE_S * duration_factor)
         open_before, memory_before = broker.process.descriptors(), broker.process.memory_bytes()
         attackers = [
-            stack.enter_context(_process(kind, *where, f"127.0.0.{2 + n}"))
+            stack.enter_context(_process(kind, *client_args, f"127.0.0.{2 + n}"))
             for n, kind in enumerate(ATTACKS)
         ]
         for attacker in attackers:
             attacker.wait_for_line("attacking", timeout_s=START_S)
-        during = _client(*where, ATTACK_S * part)
-        tried = {}
+        during = _client(*client_args, ATTACK_S * duration_factor)
+        attempts = {}
         for kind, attacker in zip(ATTACKS, attackers, strict=True):
-            tried[kind] = int(attacker.output().splitlines()[-1].rpartition(" ")[2])
+            attempts[kind] = int(attacker.output().splitlines()[-1].rpartition(" ")[2])
             attacker.stop()
-        after = _client(*where, BASELINE_S * part)
-        grown = (broker.process.memory_bytes() - memory_before) / 1e6
-        left = broker.process.descriptors() - open_before
-    if left > 0:
-        raise LoadError(f"{left} descriptors of the server are still open after the attack")
-    content = ", ".join(f"{count:,} of {kind}" for kind, count in tried.items())
+        after = _client(*client_args, BASELINE_S * duration_factor)
+        growth_mb = (broker.process.memory_bytes() - memory_before) / 1e6
+        leaked = broker.process.descriptors() - open_before
+    if leaked > 0:
+        raise LoadError(f"{leaked} descriptors of the server are still open after the attack")
+    content = ", ".join(f"{count:,} of {kind}" for kind, count in attempts.items())
     return [
         _latency(
             "p99 under attack against before", during["p99"] / before["p99"], P99_MAX, content
         ),
         _latency("p50 under attack against before", during["p50"] / before["p50"], None, ""),
-        _latency("p99 after it against before", after["p99"] / before["p99"], None, ""),
+        _latency("p99 after the attack against before", after["p99"] / before["p99"], None, ""),
         Row(
             "attack",
-            "messages confirmed, and heard once each",
+            "messages confirmed, and received once each",
             [float(during["count"])],
             "messages",
             note=_format_times(during) + "; before: " + _format_times(before),
         ),
-        Row("attack", "memory of the server, grown", [grown], "MB", 64.0, less_is_better=True),
+        Row(
+            "attack", "growth of the server's memory", [growth_mb], "MB", 64.0, less_is_better=True
+        ),
     ]
 
 
-def ports_of(content: str) -> str:
+def listener_ports(content: str) -> str:
     """Return the ports of the binary, NATS and HTTP listeners, comma-separated."""
     return ",".join(re.findall(rf"(?:tcp|nats|http)={re.escape(HOST)}:(\d+)", content)[:3])
 
@@ -117,8 +127,8 @@ def _latency(title: str, value: float, at_most: float | None, note: str) -> Row:
 def _user() -> str:
     from argon2 import PasswordHasher
 
-    kept = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1).hash(SECRET)
-    return f'[[users]]\nname = "ada"\npassword = "{kept}"\n'
+    password_hash = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1).hash(SECRET)
+    return f'[[users]]\nname = "ada"\npassword = "{password_hash}"\n'
 
 
 def _process(kind: str, *words: str) -> Process:
@@ -164,7 +174,7 @@ async def _publish_and_receive(port: int, ca: str, seconds: float) -> dict[str, 
             message = await messages.get(timeout=30)
             number, due = json.loads(message.payload)
             if number != len(latencies):
-                raise LoadError(f"message {number} came where {len(latencies)} was to come")
+                raise LoadError(f"received message {number}, expected {len(latencies)}")
             latencies.append(trio.current_time() - due)
     cuts = quantiles(latencies, n=100)
     return {"count": len(latencies), "p50": cuts[49], "p99": cuts[98], "max": max(latencies)}
@@ -182,18 +192,19 @@ class AttackTarget:
     http: int
     source: str
     ca: str
+    """File of the CA certificate."""
 
     def connect_tls(self, port: int) -> ssl.SSLSocket:
         """Connect over TLS."""
-        trusting = ssl.create_default_context(cafile=self.ca)
-        return trusting.wrap_socket(_connect(port, self.source), server_hostname="localhost")
+        tls_context = ssl.create_default_context(cafile=self.ca)
+        return tls_context.wrap_socket(_connect(port, self.source), server_hostname="localhost")
 
     def connect_nats_tls(self) -> ssl.SSLSocket:
         """Connect to the NATS listener over TLS, after its INFO."""
-        trusting = ssl.create_default_context(cafile=self.ca)
+        tls_context = ssl.create_default_context(cafile=self.ca)
         plain = _connect(self.nats, self.source)
         plain.recv(4096)
-        return trusting.wrap_socket(plain, server_hostname="localhost")
+        return tls_context.wrap_socket(plain, server_hostname="localhost")
 
 
 def _connect(port: int, source: str) -> socket.socket:
@@ -202,18 +213,20 @@ def _connect(port: int, source: str) -> socket.socket:
 
 def _tls_client_hello() -> bytes:
     """Return a TLS ClientHello."""
-    goes = ssl.MemoryBIO()
-    made = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), goes, server_hostname="localhost")
+    outgoing = ssl.MemoryBIO()
+    handshake = ssl.create_default_context().wrap_bio(
+        ssl.MemoryBIO(), outgoing, server_hostname="localhost"
+    )
     with contextlib.suppress(ssl.SSLWantReadError):
-        made.do_handshake()
-    return goes.read()
+        handshake.do_handshake()
+    return outgoing.read()
 
 
 def incomplete_handshakes(target: AttackTarget) -> None:
     """Hold many connections to each listener in the middle of a TLS handshake."""
     sockets: list[socket.socket] = []
-    half = _tls_client_hello()
-    half = half[: len(half) // 2]
+    hello = _tls_client_hello()
+    half = hello[: len(hello) // 2]
     for n in range(HELD_CONNECTIONS):
         sock = _connect((target.tcp, target.nats, target.http)[n % 3], target.source)
         with contextlib.suppress(OSError):
@@ -238,11 +251,11 @@ def _send_slowly(sockets: list[ssl.SSLSocket], content: bytes) -> None:
             sock.close()
 
 
-def _open_connections(made: Callable[[], ssl.SSLSocket]) -> list[ssl.SSLSocket]:
+def _open_connections(connect: Callable[[], ssl.SSLSocket]) -> list[ssl.SSLSocket]:
     sockets: list[ssl.SSLSocket] = []
     for _ in range(20):
         with contextlib.suppress(OSError):
-            sockets.append(made())
+            sockets.append(connect())
         count_attempt()
     return sockets
 
@@ -273,9 +286,9 @@ def flood(target: AttackTarget) -> None:
         count_attempt()
 
 
-def _send_on_new_connection(made: Callable[[], ssl.SSLSocket], *all_: bytes) -> None:
-    for content in all_:
-        with contextlib.suppress(OSError), made() as sock:
+def _send_on_new_connection(connect: Callable[[], ssl.SSLSocket], *contents: bytes) -> None:
+    for content in contents:
+        with contextlib.suppress(OSError), connect() as sock:
             sock.sendall(content)
             sock.recv(1000)
         count_attempt()
@@ -322,17 +335,17 @@ def replay(target: AttackTarget) -> None:
 
 def guess(target: AttackTarget) -> None:
     """Try passwords at all listeners."""
-    wrong = b"%d" % time.monotonic_ns()
-    auth = b'{"version":2,"auth":{"user":"ada","password":"%b"}}' % wrong
+    password = b"%d" % time.monotonic_ns()
+    auth = b'{"version":2,"auth":{"user":"ada","password":"%b"}}' % password
     _send_on_new_connection(
         lambda: target.connect_tls(target.tcp), frames.encode(frames.CONNECT, content=auth)
     )
     _send_on_new_connection(
-        target.connect_nats_tls, b'CONNECT {"user":"ada","pass":"%b"}\r\nPING\r\n' % wrong
+        target.connect_nats_tls, b'CONNECT {"user":"ada","pass":"%b"}\r\nPING\r\n' % password
     )
-    basic = base64.b64encode(b"ada:" + wrong)
-    ask = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic %b\r\n\r\n"
-    _send_on_new_connection(lambda: target.connect_tls(target.http), ask % basic)
+    basic = base64.b64encode(b"ada:" + password)
+    request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic %b\r\n\r\n"
+    _send_on_new_connection(lambda: target.connect_tls(target.http), request % basic)
 
 
 ATTACKS: dict[str, Callable[[AttackTarget], None]] = {

@@ -28,7 +28,7 @@ CONNECTIONS = 10_000
 QUICK_PART = 5
 SAMPLE = 100
 MESSAGES = 30_000
-AT_ONCE = 200  # Connections that are made before the answers of all of them are read.
+AT_ONCE = 200  # Connections that are made before their replies are read.
 
 
 def run(run_options: RunOptions) -> list[Row]:
@@ -42,22 +42,24 @@ def run(run_options: RunOptions) -> list[Row]:
         args = ("--config", str(config), *run_options.server_args)
         broker = stack.enter_context(running("simplebus", server_args=args))
         first = _connect(stack, broker, SAMPLE)
-        _delivered_rate(stack, broker, first, 0)  # What the first flow loads is no one's own.
+        _delivered_rate(stack, broker, first, 0)  # The first flow loads modules.
         alone = _delivered_rate(stack, broker, first, 1)
         before = broker.process.memory_bytes()
         begin = time.perf_counter()
         peers = first + _connect(stack, broker, count - SAMPLE)
-        took = time.perf_counter() - begin
-        each = (broker.process.memory_bytes() - before) / (count - SAMPLE)
+        seconds = time.perf_counter() - begin
+        bytes_each = (broker.process.memory_bytes() - before) / (count - SAMPLE)
         config.write_text(f"[serve]\nmax-connections = {count + 200}\n")
-        among = _delivered_rate(stack, broker, peers[:: count // SAMPLE][:SAMPLE], 2, again=True)
+        among = _delivered_rate(
+            stack, broker, peers[:: count // SAMPLE][:SAMPLE], 2, has_reload=True
+        )
         _check_open(peers)
         if "reloaded the configuration" not in broker.process.errors():
-            raise LoadError("the server has not read its configuration again")
+            raise LoadError("the server has not reloaded its configuration")
     note = f"of {count:,}"
     return [
-        Row("connections", "connected a second", [(count - SAMPLE) / took], "", 1_000, 5_000),
-        Row("connections", "one idle connection", [each / KB], "kB", 30, 12, True, note=note),
+        Row("connections", "connected a second", [(count - SAMPLE) / seconds], "", 1_000, 5_000),
+        Row("connections", "one idle connection", [bytes_each / KB], "kB", 30, 12, True, note=note),
         Row("connections", "deliveries to a hundred among them, against alone", [among / alone],
             "x", 0.5, 0.9, note=note),
     ]  # fmt: skip
@@ -67,26 +69,26 @@ def _connect(stack: ExitStack, broker: RunningBroker, count: int) -> list[socket
     """Return connected peers that have their session id."""
     peers: list[socket.socket] = []
     while len(peers) < count:
-        fresh = [
+        new_peers = [
             stack.enter_context(socket.create_connection((HOST, broker.port), timeout=TIMEOUT_S))
             for _ in range(min(AT_ONCE, count - len(peers)))
         ]
-        for peer in fresh:
+        for peer in new_peers:
             peer.sendall(CONNECT)
-        for peer in fresh:
+        for peer in new_peers:
             _read(peer, CONNECT_REPLY_BYTES)
-        peers += fresh
+        peers += new_peers
     return peers
 
 
 def _read(peer: socket.socket, count: int) -> bytes:
-    got = b""
-    while len(got) < count:
-        more = peer.recv(count - len(got))
-        if not more:
-            raise LoadError(f"a connection was closed after {len(got)} of {count} bytes")
-        got += more
-    return got
+    received = b""
+    while len(received) < count:
+        data = peer.recv(count - len(received))
+        if not data:
+            raise LoadError(f"a connection was closed after {len(received)} of {count} bytes")
+        received += data
+    return received
 
 
 def _delivered_rate(
@@ -95,10 +97,11 @@ def _delivered_rate(
     peers: list[socket.socket],
     turn: int,
     *,
-    again: bool = False,
+    has_reload: bool = False,
 ) -> float:
-    """Return messages per second that arrive at every peer. `again` reloads the configuration
-    meanwhile.
+    """Return the rate of messages that all peers receive.
+
+    With `has_reload`, the server reloads its configuration meanwhile.
     """
     class_id = 2 + turn
     (publisher,) = _connect(stack, broker, 1)
@@ -108,7 +111,7 @@ def _delivered_rate(
         _read(peer, CONNECT_REPLY_BYTES)
     for peer in peers:
         peer.sendall(frames.encode(frames.SUBSCRIBE, class_id=class_id))
-    time.sleep(1.0)  # Nothing answers a Subscribe of version 1.
+    time.sleep(1.0)  # A Subscribe of version 1 has no reply.
     contents = [b"%016d" % number for number in range(MESSAGES)]
     flow = b"".join(
         frames.encode(frames.MESSAGE, class_id=class_id, content=content) for content in contents
@@ -116,7 +119,7 @@ def _delivered_rate(
     waits = {peer: bytearray() for peer in peers}
     begin = time.perf_counter()
     publisher.sendall(flow)
-    if again:
+    if has_reload:
         os.kill(broker.process.pid, signal.SIGHUP)
     with selectors.DefaultSelector() as selector:
         for peer in peers:
@@ -132,17 +135,19 @@ def _delivered_rate(
                 if len(waits[peer]) >= len(flow):
                     selector.unregister(peer)
                     _verify(bytes(waits.pop(peer)), contents, class_id)
-    took = time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
     ack = frames.encode_ack(class_id=class_id, timer_index=0, first=0, last=MESSAGES)
     for peer in peers:
         peer.sendall(ack)
-    return len(peers) * MESSAGES / took
+    return len(peers) * MESSAGES / seconds
 
 
-def _verify(got: bytes, contents: list[bytes], class_id: int) -> None:
-    parts = got.split(frames.DELIMITER)
+def _verify(received: bytes, contents: list[bytes], class_id: int) -> None:
+    parts = received.split(frames.DELIMITER)
     if parts.pop() or [part[frames.HEADER_BYTES :] for part in parts] != contents:
-        raise LoadError(f"a subscriber of class {class_id} got other messages than were published")
+        raise LoadError(
+            f"a subscriber of class {class_id} received other messages than were published"
+        )
 
 
 def _check_open(peers: list[socket.socket]) -> None:
@@ -150,8 +155,8 @@ def _check_open(peers: list[socket.socket]) -> None:
     for peer in peers:
         peer.setblocking(False)
         try:
-            closed = peer.recv(1, socket.MSG_PEEK) == b""
+            is_closed = peer.recv(1, socket.MSG_PEEK) == b""
         except BlockingIOError:
-            closed = False
-        if closed:
+            is_closed = False
+        if is_closed:
             raise LoadError("the server has closed an idle connection")

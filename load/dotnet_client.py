@@ -33,7 +33,7 @@ BATCH_COUNT, BATCH_QUICK = 3_000_000, 500_000
 SINGLE_COUNT, SINGLE_QUICK = 10_000, 2_000
 SIZE_BYTES = 16
 KILLS, QUICK_KILLS = 50, 3
-LIFE_S = 0.5  # The longest that a server is left alone once it confirms again.
+LIFE_S = 0.5  # Longest time from the first confirm of a server until it is killed.
 POLL_S = 0.02
 TIMEOUT_S = 120.0
 PROJECT = REPOSITORY / "tests" / "dotnet" / "client" / "ClientTests.csproj"
@@ -172,7 +172,7 @@ def kills(run_options: RunOptions) -> list[Row]:
 
 
 def _kill_servers(durability: str, run_options: RunOptions) -> tuple[float, float, float, float]:
-    """Return the confirmed messages, the missing ones, those stored twice and those sent again."""
+    """Return the numbers of confirmed, missing, twice stored and resent messages."""
     chance = Random(f"{run_options.seed} {durability}")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="simplebus-load-") as name:
@@ -207,7 +207,7 @@ def _kill_servers(durability: str, run_options: RunOptions) -> tuple[float, floa
                     process = start_server()
                 stop.touch()
                 published = _figures(publisher)
-                consumed = _figures(consumer)  # It ends only when it has all messages.
+                consumed = _figures(consumer)  # The consumer ends only when it has all messages.
         finally:
             process.stop()
     sent = published["published"]
@@ -220,7 +220,9 @@ def _wait_for_confirms(publisher: Process) -> None:
     deadline = monotonic() + TIMEOUT_S
     while publisher.output().count("\n") <= before + 1:
         if not publisher.is_running() or monotonic() > deadline:
-            raise LoadError(f"nothing is confirmed any more: {publisher.last_words()}")
+            raise LoadError(
+                f"no message was confirmed within {TIMEOUT_S:g} s: {publisher.last_words()}"
+            )
         sleep(POLL_S)
 
 

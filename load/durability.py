@@ -34,12 +34,12 @@ from simplebus.core.session.session import Session
 from simplebus.core.settings import Settings
 
 CONFIRMS = 4_000
-SLOW_US = 1_000  # What a sync takes longer on a machine that has a disk, not a cache of one.
-SYNC_BYTES = 128  # About what one message is in a journal.
+SLOW_US = 1_000  # Delay of a sync, for a machine whose disk has a write cache.
+SYNC_BYTES = 128  # About the size of one message in a journal.
 HELD = 20_000_000
 WINDOW = 1_000_000
 QUICK_PART = 10
-BLOCK = 10_000  # Frames that are brought together.
+BLOCK = 10_000  # Frames per write.
 FRAME_BYTES = 29
 
 
@@ -65,11 +65,11 @@ def latency(run_options: RunOptions) -> list[Row]:
             slow_sync.append(_sync_us(Path(directory), count // 4, SLOW_US))
             slow.append(_confirm_us(on_slow_disk, count // 4))
 
-    def row(title: str, values: list[float], unit: str, wish: float | None = None) -> Row:
-        return Row("journal-latency", title, values, unit, wish, None, less_is_better=True)
+    def row(title: str, values: list[float], unit: str, target: float | None = None) -> Row:
+        return Row("journal-latency", title, values, unit, target, None, less_is_better=True)
 
-    def ratio(of: list[float], to: list[float]) -> list[float]:
-        return [a / b for a, b in zip(of, to, strict=True)]
+    def ratio(values: list[float], others: list[float]) -> list[float]:
+        return [a / b for a, b in zip(values, others, strict=True)]
 
     longer = f"when each takes {SLOW_US} us longer"
     return [
@@ -91,21 +91,21 @@ def _confirm_us(broker: RunningBroker, count: int) -> float:
 
 def _sync_us(directory: Path, count: int, longer_us: int = 0) -> float:
     """Return the median time of an append and sync."""
-    record, taken = bytes(SYNC_BYTES), []
+    record, times = bytes(SYNC_BYTES), []
     file = os.open(directory / "synced", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     try:
         os.posix_fallocate(file, 0, count * SYNC_BYTES)
         sync = ctypes.CDLL(str(disk())).fdatasync
         os.environ["SLOW_SYNC_US"] = str(longer_us)
         for _ in range(count):
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             os.write(file, record)
             sync(file)
-            taken.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - started_at)
     finally:
         del os.environ["SLOW_SYNC_US"]
         os.close(file)
-    return median(taken) * 1e6
+    return median(times) * 1e6
 
 
 # Backlogs ----------------------------------------------------------------------------------------
@@ -129,28 +129,28 @@ class BacklogBroker:
         block = b"".join(_frame(b"1", b"%016d" % n) for n in range(BLOCK))
         for _ in range(self.count // BLOCK):
             self._send(self.publisher, block)
-            got = self.drain()
-            if got != len(block):
-                raise LoadError(f"{got} bytes were delivered, expected {len(block)}")
+            delivered = self.drain()
+            if delivered != len(block):
+                raise LoadError(f"{delivered} bytes were delivered, expected {len(block)}")
 
     def tick(self) -> float:
         """Return the seconds of one tick."""
         self.core.clock.now += 1.0
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         cut = self.core.tick()
-        taken = time.perf_counter() - begun
+        seconds = time.perf_counter() - started_at
         if cut:
             raise LoadError(f"the broker cut off {len(cut)} sessions: {cut[0][1]}")
-        return taken
+        return seconds
 
     def acknowledge(self, ranges: Iterable[tuple[int, int]]) -> float:
         """Return the seconds to process these acks."""
         frames = [_frame(b"3", b"%d-%d" % pair) for pair in ranges]
         blocks = [b"".join(frames[at : at + 1_000]) for at in range(0, len(frames), 1_000)]
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         for block in blocks:
             self._send(self.subscriber, block)
-        return time.perf_counter() - begun
+        return time.perf_counter() - started_at
 
     def unacked_count(self) -> int:
         """Return the number of unacked messages."""
@@ -181,23 +181,30 @@ def backlog(run_options: RunOptions) -> list[Row]:
     part = QUICK_PART if run_options.quick else 1
     note = f"with a {part}th of it" if run_options.quick else ""
 
-    def row(title: str, values: list[float], unit: str, wish: float, *, less: bool = True) -> Row:
-        return Row("backlog", title, values, unit, wish, None, less_is_better=less, note=note)
+    def row(title: str, values: list[float], unit: str, target: float, *, less: bool = True) -> Row:
+        return Row("backlog", title, values, unit, target, None, less_is_better=less, note=note)
 
     before = _resident_bytes()
-    held = BacklogBroker(HELD // part)
-    held.fill()
-    grown = (_resident_bytes() - before) / held.count - FRAME_BYTES
-    ticks = [held.tick() * 1e3 for _ in range(5)]  # The ack timeout is 6: nothing is due.
-    if held.drain():
-        raise LoadError("something came again before its time")
-    del held
-    again = _redelivery_ratios(run_options.rounds, part)
+    backlog_broker = BacklogBroker(HELD // part)
+    backlog_broker.fill()
+    growth = (_resident_bytes() - before) / backlog_broker.count - FRAME_BYTES
+    # The ack timeout is 6 ticks: nothing is due.
+    ticks = [backlog_broker.tick() * 1e3 for _ in range(5)]
+    if backlog_broker.drain():
+        raise LoadError("messages were delivered again before the ack timeout")
+    del backlog_broker
+    redelivery_ratios = _redelivery_ratios(run_options.rounds, part)
     return [
-        row("one of 20 M unacked messages, beyond its frame", [grown], "bytes", 30.0),
+        row("one of 20 M unacked messages, beyond its frame", [growth], "bytes", 30.0),
         row("a tick over them, nothing due", ticks, "ms", 1.0),
         row("acks at random, of a million against a quarter", [_ack_ratio(part)], "x each", 1.5),
-        row("a million delivered again, against the first time", again, "x", 0.5, less=False),
+        row(
+            "a million delivered again, against the first time",
+            redelivery_ratios,
+            "x",
+            0.5,
+            less=False,
+        ),
     ]
 
 
@@ -205,20 +212,20 @@ def _ack_ratio(part: int) -> float:
     """Return the time of an ack in a window of a million, relative to a quarter of it."""
     each = []
     for count in (WINDOW // 4 // part, WINDOW // part):
-        held = BacklogBroker(count)
-        held.fill()
+        backlog_broker = BacklogBroker(count)
+        backlog_broker.fill()
         order = random.Random(1).sample(range(count), count)
-        each.append(held.acknowledge((n, n + 1) for n in order) / count)
-        if held.unacked_count():
-            raise LoadError(f"{held.unacked_count()} messages are left, expected none")
+        each.append(backlog_broker.acknowledge((n, n + 1) for n in order) / count)
+        if backlog_broker.unacked_count():
+            raise LoadError(f"{backlog_broker.unacked_count()} messages are left, expected none")
     return each[1] / each[0]
 
 
 def _redelivery_ratios(rounds: int, part: int) -> list[float]:
     """Return the rate of redelivery relative to first deliveries, through a socket."""
     count, found = WINDOW // part, []
-    beat = ("--tick", "0.1", "--ack-timeout", "20")  # Again after two seconds.
-    with running("simplebus", server_args=beat) as broker:
+    tick_args = ("--tick", "0.1", "--ack-timeout", "20")  # Redelivery after two seconds.
+    with running("simplebus", server_args=tick_args) as broker:
         for turn in range(rounds):
             options = {"timeout_s": TIMEOUT_S, "count": count, "size": 16, "classes": 1}
             with Generator("publish", "simplebus", broker.port, **options) as publisher:
@@ -227,30 +234,30 @@ def _redelivery_ratios(rounds: int, part: int) -> list[float]:
                 peer.sendall(_frame(b"4", b"[1]") + _frame(b"2", b""))
                 peer.recv(CONNECT_REPLY_BYTES, socket.MSG_WAITALL)
                 first = _ids_per_s(peer, range(turn * count, (turn + 1) * count))
-                again = _ids_per_s(peer, range(turn * count, (turn + 1) * count))
+                repeated = _ids_per_s(peer, range(turn * count, (turn + 1) * count))
                 peer.sendall(_frame(b"3", b"%d-%d" % (turn * count, (turn + 1) * count)))
                 peer.shutdown(socket.SHUT_WR)
                 while peer.recv(READ_BYTES):
                     pass
-            found.append(again / first)
+            found.append(repeated / first)
     return found
 
 
 def _ids_per_s(peer: socket.socket, ids: range) -> float:
     """Return the rate at which messages with these ids arrive."""
     data = np.empty(len(ids) * FRAME_BYTES, np.uint8)
-    begun, got, view = 0.0, 0, memoryview(data)
-    while got < data.size:
-        count = peer.recv_into(view[got:])
+    started_at, received, view = 0.0, 0, memoryview(data)
+    while received < data.size:
+        count = peer.recv_into(view[received:])
         if not count:
-            raise LoadError(f"the server closed the connection behind {got} bytes")
-        begun = begun or time.perf_counter()
-        got += count
-    seconds = time.perf_counter() - begun
+            raise LoadError(f"the server closed the connection after {received} bytes")
+        started_at = started_at or time.perf_counter()
+        received += count
+    seconds = time.perf_counter() - started_at
     frames = data.reshape(-1, FRAME_BYTES)
     found = frames[:, 3:7].copy().view(">u4").ravel()
     if not np.array_equal(found, np.arange(ids.start, ids.stop)):
-        raise LoadError(f"ids from {found[0]} to {found[-1]} came, expected {ids}")
+        raise LoadError(f"received ids from {found[0]} to {found[-1]}, expected {ids}")
     return len(ids) / seconds
 
 

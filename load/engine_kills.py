@@ -2,10 +2,10 @@
 
     python load/run.py engine-kills [--quick]
 
-Three nats-servers store each message, and two stateless servers serve it. Each round kills one of
-either by SIGKILL and restarts it, then restarts all of either in turn. Publishers resend only
-unconfirmed messages, so a confirmed message that is gone counts as lost. NATS clients take part
-(`engine_kills_nats`). One durable reads only at the end: its deliveries show repeated and
+Three nats-servers store each message, and two stateless servers serve it. Each round kills one
+server of each kind by SIGKILL and restarts it, then restarts all servers in turn. Publishers resend
+only unconfirmed messages, so a confirmed message that is gone counts as lost. NATS clients take
+part (`engine_kills_nats`). One durable reads only at the end: its deliveries show repeated and
 out-of-order messages in the store.
 """
 
@@ -42,14 +42,14 @@ CLASSES = (1, 2)
 VERSION1_CLASS, NATS_CLASS = 3, 4
 UNCONFIRMED = {VERSION1_CLASS: VERSION1_PUBLISHER, NATS_CLASS: NATS_PUBLISHER}
 """Publishers without confirms, by class."""
-BURST_MAX = 200  # Many at once go into a stream in another way than few.
+BURST_MAX = 200  # Large and small bursts are stored in a stream in different ways.
 PAUSE_S = 0.02
 LIFE_S = 1.0
-RECOVERY_TIMEOUT_S = 60.0  # Within which all is well again behind a kill.
+RECOVERY_TIMEOUT_S = 60.0  # From a kill until all programs work again.
 QUIET_S = 120.0
 STILL_S = 6.0
 ACK_WAIT_S = 3
-PROGRESS = 100  # Messages that each publisher has confirmed before the next one dies.
+PROGRESS = 100  # Confirmed messages of each publisher between two kills.
 END = "end"
 
 
@@ -106,8 +106,8 @@ class _KillableServer:
         if not self._health:
             return True
         try:
-            with urllib.request.urlopen(self._health, timeout=5) as answer:
-                return bool(answer.status == 200)
+            with urllib.request.urlopen(self._health, timeout=5) as response:
+                return bool(response.status == 200)
         except (urllib.error.URLError, OSError):
             return False
 
@@ -186,38 +186,38 @@ class _ClusterKillRun:
         self._seed = seed
         self._chance = Random(seed)
         self._sent = PublishedMessages()
-        self._seen: list[DeliveryRecord] = []
+        self._records: list[DeliveryRecord] = []
         self._confirmed = dict.fromkeys(PUBLISHERS, 0)
-        self._back_s: dict[str, list[float]] = {}
+        self._recovery_s: dict[str, list[float]] = {}
         self._marked_repeated: dict[int, int] = {}
         """Deliveries marked as repeated, by delivery record."""
         self._is_over = False
 
     async def run(self) -> list[Row]:
-        late = [DeliveryRecord(class_id) for class_id in CLASSES]
+        late_records = [DeliveryRecord(class_id) for class_id in CLASSES]
         async with self._bus("early", 0) as bus:
-            for each in late:
+            for each in late_records:
                 async with bus.subscribe(each.class_id, durable="late", start="earliest"):
                     pass
         crews = [DeliveryRecord(class_id, is_ordered=False) for class_id in (*CLASSES, NATS_CLASS)]
-        self._seen += crews
+        self._records += crews
         urls = [server.nats for server in self._stateless_servers]
         with NatsClientCrew(urls, self._sent, NATS_CLASS, crews) as clients:
-            await self._work(late, clients)
-        return self._rows(late)
+            await self._work(late_records, clients)
+        return self._rows(late_records)
 
-    async def _work(self, late: list[DeliveryRecord], clients: NatsClientCrew) -> None:
+    async def _work(self, late_records: list[DeliveryRecord], clients: NatsClientCrew) -> None:
         async with trio.open_nursery() as readers:
-            for which, class_id in enumerate((*CLASSES, VERSION1_CLASS)):
+            for number, class_id in enumerate((*CLASSES, VERSION1_CLASS)):
                 await readers.start(
-                    self._read, DeliveryRecord(class_id), {"durable": "only"}, which
+                    self._read, DeliveryRecord(class_id), {"durable": "only"}, number
                 )
             group = DeliveryRecord(CLASSES[1], is_ordered=False)
             for member in range(2):
                 await readers.start(self._read, group, {"durable": "crew", "group": "crew"}, member)
             async with trio.open_nursery() as publishers:
-                for which, name in enumerate(PUBLISHERS):
-                    publishers.start_soon(self._publish, name, which)
+                for number, name in enumerate(PUBLISHERS):
+                    publishers.start_soon(self._publish, name, number)
                 publishers.start_soon(self._publish_version1)
                 for _ in range(self._rounds):
                     await self._kill("a server killed", self._chance.choice(self._servers))
@@ -230,39 +230,39 @@ class _ClusterKillRun:
                     )
                     clients.check()
                 self._is_over = clients.is_stopping = True
-            for each in late:
+            for each in late_records:
                 await readers.start(self._read, each, {"durable": "late"}, 0)
             await self._wait_delivered()
             clients.check()
             readers.cancel_scope.cancel()
 
     @asynccontextmanager
-    async def _bus(self, name: str, which: int) -> AsyncIterator[Bus]:
-        """Connect to one stateless server, or to the other one if that is down."""
+    async def _bus(self, name: str, number: int) -> AsyncIterator[Bus]:
+        """Connect to one stateless server, or to the other one if it is down."""
         addresses = [server.name for server in self._stateless_servers]
-        if which % 2:
+        if number % 2:
             addresses.reverse()
         async with simplebus.connect(addresses, name=name, reconnect=RECOVERY_TIMEOUT_S) as bus:
             yield bus
 
-    # Ends ----------------------------------------------------------------------------------------
+    # Kills and restarts ---------------------------------------------------------------------------
 
-    async def _kill(self, what: str, member: _KillableServer) -> None:
+    async def _kill(self, event: str, member: _KillableServer) -> None:
         await trio.sleep(self._chance.uniform(0.1, LIFE_S))
-        begun = trio.current_time()
+        started_at = trio.current_time()
         await trio.to_thread.run_sync(lambda: member.end(by_kill=True))
-        await self._progress(what)  # The others go on.
-        self._back_s.setdefault(what, []).append(trio.current_time() - begun)
+        await self._progress(event)  # The other servers go on.
+        self._recovery_s.setdefault(event, []).append(trio.current_time() - started_at)
         await self._start(member)
 
-    async def _restart_in_turn(self, what: str, members: list[_KillableServer]) -> None:
+    async def _restart_in_turn(self, event: str, members: list[_KillableServer]) -> None:
         for member in members:
             await trio.sleep(self._chance.uniform(0.1, LIFE_S))
-            begun = trio.current_time()
+            started_at = trio.current_time()
             await trio.to_thread.run_sync(lambda m=member: m.end(by_kill=False))
             await self._start(member)
-            await self._progress(what)
-            self._back_s.setdefault(what, []).append(trio.current_time() - begun)
+            await self._progress(event)
+            self._recovery_s.setdefault(event, []).append(trio.current_time() - started_at)
 
     async def _start(self, member: _KillableServer) -> None:
         await trio.to_thread.run_sync(member.start)
@@ -270,22 +270,22 @@ class _ClusterKillRun:
             while not await trio.to_thread.run_sync(member.is_healthy):  # noqa: ASYNC110
                 await trio.sleep(0.1)
 
-    async def _progress(self, what: str) -> None:
+    async def _progress(self, event: str) -> None:
         """Wait until each publisher has PROGRESS more messages confirmed."""
-        wanted = {name: count + PROGRESS for name, count in self._confirmed.items()}
+        goals = {name: count + PROGRESS for name, count in self._confirmed.items()}
         with trio.move_on_after(RECOVERY_TIMEOUT_S) as scope:
-            await _wait_until(lambda: all(self._confirmed[n] >= c for n, c in wanted.items()))
+            await _wait_until(lambda: all(self._confirmed[n] >= c for n, c in goals.items()))
         if scope.cancelled_caught:
-            held = [n for n, count in wanted.items() if self._confirmed[n] < count]
+            stuck = [n for n, count in goals.items() if self._confirmed[n] < count]
             raise LoadError(
-                f"{what}: {', '.join(held)} got no confirms within {RECOVERY_TIMEOUT_S:g} s"
+                f"{event}: {', '.join(stuck)} received no confirms within {RECOVERY_TIMEOUT_S:g} s"
             )
 
-    # At work -------------------------------------------------------------------------------------
+    # Publishers and readers -----------------------------------------------------------------------
 
-    async def _publish(self, name: str, which: int) -> None:
+    async def _publish(self, name: str, number: int) -> None:
         chance = Random(name)
-        async with self._bus(name, which) as bus:
+        async with self._bus(name, number) as bus:
             while not self._is_over:
                 for class_id in chance.sample(CLASSES, len(CLASSES)):
                     payloads = self._sent.next_payloads(
@@ -308,9 +308,11 @@ class _ClusterKillRun:
                     await stream.send_all(_frame(b"4", 0, b"[]"))
                     while not self._is_over:
                         count = chance.randint(1, BURST_MAX)
-                        some = self._sent.next_payloads(VERSION1_CLASS, VERSION1_PUBLISHER, count)
+                        payloads = self._sent.next_payloads(
+                            VERSION1_CLASS, VERSION1_PUBLISHER, count
+                        )
                         await stream.send_all(
-                            b"".join(_frame(b"1", VERSION1_CLASS, p) for p in some)
+                            b"".join(_frame(b"1", VERSION1_CLASS, p) for p in payloads)
                         )
                         await trio.sleep(PAUSE_S)
             except (OSError, trio.BrokenResourceError):
@@ -318,46 +320,46 @@ class _ClusterKillRun:
 
     async def _read(
         self,
-        seen: DeliveryRecord,
+        record: DeliveryRecord,
         options: SubscribeOptions,
-        which: int,
+        number: int,
         *,
         task_status: trio.TaskStatus[None],
     ) -> None:
-        if seen not in self._seen:
-            self._seen.append(seen)
-        name = f"reader {seen.class_id} {options.get('durable')} {which}"
+        if record not in self._records:
+            self._records.append(record)
+        name = f"reader {record.class_id} {options.get('durable')} {number}"
         async with (
-            self._bus(name, which) as bus,
-            bus.subscribe(seen.class_id, **options) as messages,
+            self._bus(name, number) as bus,
+            bus.subscribe(record.class_id, **options) as messages,
         ):
             task_status.started()
             async for message in messages:
                 if message.attempt > 1:
-                    self._marked_repeated[id(seen)] = self._marked_repeated.get(id(seen), 0) + 1
-                seen.record_delivery(message.payload, message.sequence, trio.current_time())
+                    self._marked_repeated[id(record)] = self._marked_repeated.get(id(record), 0) + 1
+                record.record_delivery(message.payload, message.sequence, trio.current_time())
 
-    # In the end ----------------------------------------------------------------------------------
+    # End of the run -------------------------------------------------------------------------------
 
     async def _wait_delivered(self) -> None:
-        """Wait until every subscriber has every message, or the time is over."""
+        """Wait until every subscriber has every message, or QUIET_S are over."""
         async with self._bus(END, 0) as bus:
             for class_id in (*CLASSES, *UNCONFIRMED):
                 await bus.publish_many(
                     self._sent.next_payloads(class_id, END, 1), class_id=class_id
                 )
         with trio.move_on_after(QUIET_S):
-            await _wait_until(lambda: all(each.has_delivered(END, 0) for each in self._seen))
+            await _wait_until(lambda: all(each.has_delivered(END, 0) for each in self._records))
             while any(each.missing(self._sent) for each in self._all_records()):
-                before = sum(each.deliveries for each in self._seen)
+                before = sum(each.deliveries for each in self._records)
                 await trio.sleep(STILL_S)
-                if sum(each.deliveries for each in self._seen) == before:
-                    break  # What has not come will not.
+                if sum(each.deliveries for each in self._records) == before:
+                    break  # The missing messages are lost.
 
     def _all_records(self) -> list[DeliveryRecord]:
-        return [each for each in self._seen if each.class_id not in UNCONFIRMED]
+        return [each for each in self._records if each.class_id not in UNCONFIRMED]
 
-    def _rows(self, late: list[DeliveryRecord]) -> list[Row]:
+    def _rows(self, late_records: list[DeliveryRecord]) -> list[Row]:
         lost = {
             (each.class_id, *missing)
             for each in self._all_records()
@@ -366,39 +368,40 @@ class _ClusterKillRun:
         if lost:
             raise LoadError(f"{len(lost)} confirmed messages are lost, {sorted(lost)[:5]} …")
         deliveries = sum(each.deliveries for each in self._all_records())
-        again = sum(each.repeated_count for each in self._all_records())
+        repeated = sum(each.repeated_count for each in self._all_records())
         twice = sum(
-            max(0, each.repeated_count - self._marked_repeated.get(id(each), 0)) for each in late
+            max(0, each.repeated_count - self._marked_repeated.get(id(each), 0))
+            for each in late_records
         )
-        out_of_order = sum(each.out_of_order for each in late)
+        out_of_order = sum(each.out_of_order for each in late_records)
 
-        def row(title: str, value: float, unit: str = "", wish: float | None = None) -> Row:
-            return Row("engine-kills", title, [value], unit, wish, None, less_is_better=True)
+        def row(title: str, value: float, unit: str = "", target: float | None = None) -> Row:
+            return Row("engine-kills", title, [value], unit, target, None, less_is_better=True)
 
         return [
             Row("engine-kills", "rounds", [self._rounds], "", note=f"seed {self._seed}"),
             row("messages confirmed", sum(self._confirmed.values())),
-            row("of these lost", len(lost), wish=0),
-            row("stored more than once", twice, wish=0),
+            row("of these lost", len(lost), target=0),
+            row("stored more than once", twice, target=0),
             row("stored behind a later one of its publisher", out_of_order),
-            row("of 1,000 deliveries repeated", again / max(1, deliveries) * 1e3),
+            row("of 1,000 deliveries repeated", repeated / max(1, deliveries) * 1e3),
             row("of 1,000 of version 1, unconfirmed, lost", self._lost_of_1000(VERSION1_CLASS)),
             row("of 1,000 of NATS clients, unconfirmed, lost", self._lost_of_1000(NATS_CLASS)),
             *(
-                Row("engine-kills", f"{what}: all go on", seconds, "s")
-                for what, seconds in self._back_s.items()
+                Row("engine-kills", f"{event}: all go on", seconds, "s")
+                for event, seconds in self._recovery_s.items()
             ),
         ]
 
     def _lost_of_1000(self, class_id: int) -> float:
         """Return lost messages per 1,000, of a class without confirms."""
-        seen = next(each for each in self._seen if each.class_id == class_id)
+        record = next(each for each in self._records if each.class_id == class_id)
         count = self._sent.counts[class_id, UNCONFIRMED[class_id]]
-        return len(seen.missing(self._sent)) / max(1, count) * 1e3
+        return len(record.missing(self._sent)) / max(1, count) * 1e3
 
 
 async def _wait_until(is_true: Callable[[], bool]) -> None:
-    while not is_true():  # noqa: ASYNC110 - nobody tells.
+    while not is_true():  # noqa: ASYNC110 - no event exists to wait for.
         await trio.sleep(0.02)
 
 

@@ -100,5 +100,5 @@ class NatsClientCrew:
 
     async def _on_message(self, group: DeliveryRecord, message: Any) -> None:
         group.record_delivery(message.data, 0, time.monotonic())
-        with contextlib.suppress(nats.errors.Error):  # Then it comes again.
+        with contextlib.suppress(nats.errors.Error):  # A message without an ack is delivered again.
             await message.ack()

@@ -29,8 +29,8 @@ from load.processes import LoadError
 SOURCE_ADDRESS, TARGET_ADDRESS = "10.77.0.1", "10.77.0.2"
 _DEVICE = "line"
 _PACKET_BYTES = 65_536
-_QUEUE_PACKETS_MAX = 10_000  # Packets that are under way; the next one is lost.
-_READ_PACKETS_MAX = 64  # Packets that are read before others are let go.
+_QUEUE_PACKETS_MAX = 10_000  # Packets on the link; further ones are lost.
+_READ_PACKETS_MAX = 64  # Packets that are read before due ones are delivered.
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _SET_DEVICE = 0x400454CA  # TUNSETIFF
 _TUN_WITHOUT_HEADER = 0x1001  # IFF_TUN, IFF_NO_PI
@@ -48,7 +48,7 @@ def missing_requirement() -> str:
 
 
 class Network:
-    """Network namespace with one device, whose packets are read and written here."""
+    """Network namespace with one device. This process reads and writes its packets."""
 
     def __init__(self, address: str, peer: str) -> None:
         """Raises LoadError if the system does not allow it."""
@@ -58,9 +58,7 @@ class Network:
         thread.start()
         thread.join()
         if self.packets < 0:
-            raise LoadError(
-                f"a network of one's own needs {missing_requirement() or 'more rights'}"
-            )
+            raise LoadError(f"a network namespace needs {missing_requirement() or 'more rights'}")
         self._ip("link", "set", "lo", "up")
         self._ip("address", "add", address, "peer", peer, "dev", _DEVICE)
         self._ip("link", "set", _DEVICE, "up")
@@ -71,8 +69,8 @@ class Network:
             _check(_libc.unshare(_NEW_NETWORK))
             self._namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
             packets = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-            wanted = struct.pack("16sH22x", _DEVICE.encode(), _TUN_WITHOUT_HEADER)
-            fcntl.ioctl(packets, _SET_DEVICE, wanted)
+            request = struct.pack("16sH22x", _DEVICE.encode(), _TUN_WITHOUT_HEADER)
+            fcntl.ioctl(packets, _SET_DEVICE, request)
             self.packets = packets
 
     def _ip(self, *words: str) -> None:
@@ -83,7 +81,7 @@ class Network:
         return ["nsenter", f"--net=/proc/{os.getpid()}/fd/{self._namespace}", *words]
 
     def enter(self) -> None:
-        """Move this thread into the namespace, for good."""
+        """Move this thread into the namespace. It cannot leave it."""
         _check(_libc.setns(self._namespace, _NEW_NETWORK))
 
     def thread(self, work: Callable[[], object]) -> threading.Thread:
@@ -93,9 +91,9 @@ class Network:
             self.enter()
             work()
 
-        found = threading.Thread(target=run, daemon=True)
-        found.start()
-        return found
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
 
     def close(self) -> None:
         for each in (self.packets, self._namespace):
@@ -161,7 +159,7 @@ class FaultyLink:
         while self._scheduled and self._scheduled[0][0] <= now:
             _, _, to, packet = heapq.heappop(self._scheduled)
             if not self.is_cut:
-                with suppress(OSError):  # Its queue is full: that packet is lost, too.
+                with suppress(OSError):  # The device's queue is full: the packet is lost, too.
                     os.write(to, packet)
 
 

@@ -1,6 +1,6 @@
 """Compilation and start of the load generator.
 
-The generator prints one line of JSON; other output is an error and shown as is.
+The generator prints one line of JSON. Other output is an error, which is shown unchanged.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _OPENSSL = "apt-get install libssl-dev, or dnf install openssl-devel"
 _PACKAGES = {"openssl/ssl.h": _OPENSSL, "-lssl": _OPENSSL, "-lcrypto": _OPENSSL}
 """Compiler errors about missing packages, and how to install them."""
 READY_S = 20.0
-GRACE_S = 10.0  # Beyond the generator's own time limit, which says more.
+GRACE_S = 10.0  # Beyond the generator's own time limit, whose error is more detailed.
 
 
 def program() -> Path:
     """Return the compiled generator. A changed source or flag compiles a new one."""
-    return _built("generator", SOURCES, FLAGS)
+    return _build("generator", SOURCES, FLAGS)
 
 
 def disk() -> Path:
     """Return a preloadable library that slows disk syncs or simulates power cuts: disk/sync.c."""
-    return _built("disk", DISK, (*FLAGS, "-shared", "-fPIC"))
+    return _build("disk", DISK, (*FLAGS, "-shared", "-fPIC"))
 
 
 def tls() -> Path:
     """Return a preloadable library that gives a generator TLS: tls/shim.c."""
     libraries = ("-Wl,--no-as-needed", "-lssl", "-lcrypto", "-ldl")
-    return _built("tls", TLS, (*FLAGS, "-shared", "-fPIC", *libraries))
+    return _build("tls", TLS, (*FLAGS, "-shared", "-fPIC", *libraries))
 
 
-def _built(name: str, folder: Path, flags: tuple[str, ...]) -> Path:
+def _build(name: str, folder: Path, flags: tuple[str, ...]) -> Path:
     sources = sorted(folder.glob("*.c"))
     digest = hashlib.sha256(" ".join(flags).encode())
     for path in [*sources, *folder.glob("*.h")]:
@@ -62,12 +62,12 @@ def _compile(sources: list[Path], flags: tuple[str, ...], target: Path) -> None:
             "apt-get install gcc libc6-dev, or dnf install gcc glibc-devel"
         )
     target.parent.mkdir(exist_ok=True)
-    unfinished = target.with_suffix(f".{os.getpid()}")  # Others may compile it too.
+    unfinished = target.with_suffix(f".{os.getpid()}")  # Other processes may compile it, too.
     command = [compiler, *flags, "-o", str(unfinished), *map(str, sources)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
-        for said, packages in _PACKAGES.items():
-            if said in done.stderr:
+        for missing, packages in _PACKAGES.items():
+            if missing in done.stderr:
                 name = target.name.partition("-")[0]
                 raise LoadError(f"{name} cannot be compiled without OpenSSL's headers: {packages}")
         raise LoadError(f"the load generator does not compile: {done.stderr.strip()[-600:]}")

@@ -2,7 +2,7 @@
 
     python load/run.py growing-backlog
 
-A publisher fills a class that nobody reads. A bystander in this process sends one message at a
+A publisher fills a class without a subscriber. A bystander in this process sends one message at a
 time to its own class, receives the message and acknowledges it. Afterwards a subscriber receives
 and verifies the whole backlog.
 """
@@ -100,10 +100,10 @@ class BacklogBystander:
     ) -> Iterator[float]:
         """Yield the seconds of each round trip, until a time or the end of a process."""
         while beside.is_running() if beside else time.monotonic() < (until or 0.0):
-            begun = time.monotonic()
+            started_at = time.monotonic()
             self._socket.sendall(_frame(b"1", BYSTANDER_CLASS, b"bystander"))
             received = self._receive()
-            yield time.monotonic() - begun
+            yield time.monotonic() - started_at
             if int.from_bytes(received[3:7], "big") != self._next_id:
                 raise LoadError(f"the bystander received {received!r}, expected {self._next_id}")
             self._socket.sendall(

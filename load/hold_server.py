@@ -53,7 +53,7 @@ class HoldRecorder(trio.abc.Instrument):
         seconds = time.thread_time() - self._began_at
         if seconds < REPORTED_S:
             return
-        stacks = self.stacks.copy()  # The sampling thread may add to the other one.
+        stacks = self.stacks.copy()  # The sampling thread may change the original.
         faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - self._fault_count
         hold = {
             "at": time.monotonic(),
@@ -73,7 +73,7 @@ class HoldRecorder(trio.abc.Instrument):
 
 
 def sample_long_steps(recorder: HoldRecorder, thread_id: int) -> None:
-    """Take samples of the stack of the event loop, except in the first sample of a step."""
+    """Take samples of the stack of the event loop, except at the first sample of each step."""
     last_step = -1
     while True:
         time.sleep(_SAMPLE_S)

@@ -3,7 +3,7 @@
     python load/run.py holds [--only TEXT]
 
 No request holds the loop for longer than HOLD_MAX_S: longer work is cut into steps, between which
-other clients have their turn. The server runs with an instrument that reports each step of a
+the server processes other clients. The server runs with an instrument that reports each step of a
 millisecond or more; see `load.hold_server`. The requests run one kind after the other, and each row
 is the longest step from the beginning of a kind to the beginning of the next one. `--only` measures
 the kinds with a text in their title, after those whose messages they need.
@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from load import attacks
 from load.brokers import HOST, REPOSITORY, START_S
-from load.connection_attack import ports_of
+from load.connection_attack import listener_ports
 from load.measure import RunOptions
 from load.processes import Process
 from load.report import Row
@@ -38,7 +38,7 @@ from simplebus.core.protocol import frames
 HOLD_MAX_S = 0.005
 PATIENCE_S = 120.0
 SETTLE_S = 1.2
-"""Time for a tick, a snapshot and the removal of what ended."""
+"""Time for a tick, a snapshot and the removal of ended connections."""
 QUIET_S = 1.0
 """Silence of the server after which a client has received everything."""
 EXPIRY_S = 8.0
@@ -83,7 +83,7 @@ class HeldServer:
     http: int
 
     def holds(self) -> list[Hold]:
-        """Return the steps that were reported so far."""
+        """Return the holds that the server has reported so far."""
         found = [
             json.loads(line[5:])
             for line in self.process.output().splitlines()
@@ -99,13 +99,13 @@ def serving(*options: str) -> Iterator[HeldServer]:
     command = [sys.executable, "-m", "load.hold_server", "serve", *SERVER, *options]
     with Process("simplebus", command, directory=REPOSITORY) as process:
         process.wait_for_line("simplebus ready", timeout_s=START_S)
-        yield HeldServer(process, *map(int, ports_of(process.output()).split(",")))
+        yield HeldServer(process, *map(int, listener_ports(process.output()).split(",")))
 
 
 def run(run_options: RunOptions) -> list[Row]:
     """Return the rows of the scenario."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     rows = []
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "bus.toml"
@@ -180,14 +180,14 @@ class Client:
         )
 
     def wait(self, kind: int, count: int = 1) -> None:
-        """Wait for `count` replies of a kind, or of errors, and forget all other frames."""
+        """Wait for `count` replies of a kind or errors, and discard all other frames."""
         marks = [frames.DELIMITER + bytes([each]) for each in (kind, frames.ERROR)]
         if not self._received:
             self._received += frames.DELIMITER
         while sum(self._received.count(mark) for mark in marks) < count:
-            more = self.socket.recv(1 << 20)
-            assert more, "the server closed the connection"
-            self._received += more
+            data = self.socket.recv(1 << 20)
+            assert data, "the server closed the connection"
+            self._received += data
         self._received.clear()
 
     def subscribe(self, class_id: int, number: int = 1, **options: object) -> None:
@@ -196,7 +196,7 @@ class Client:
         self.wait(frames.SUBSCRIBE)
 
     def read_for(self, seconds: float) -> None:
-        """Read and forget what comes until nothing has come for so long."""
+        """Read and discard data until none has arrived for `seconds`."""
         self.socket.settimeout(seconds)
         with contextlib.suppress(TimeoutError):
             while self.socket.recv(1 << 20):
@@ -209,7 +209,7 @@ class Client:
 
 
 def _publish(server: HeldServer, class_id: int, contents: Iterator[bytes], *, kind: int) -> None:
-    """Publish messages as fast as the server takes them, without reading confirms."""
+    """Publish messages as fast as the server accepts them, without reading confirms."""
     client = Client(server, class_id)
     pieces: list[bytes] = []
     size = 0
@@ -282,7 +282,7 @@ def publish_timed(server: HeldServer) -> None:
 
 
 def expire(server: HeldServer) -> None:
-    """Wait until the messages of `publish_timed` have expired, with a durable that needs them."""
+    """Wait until the messages of `publish_timed` have expired, which a durable has not received."""
     client = Client(server, TIMED)
     client.subscribe(TIMED, durable="late", max_in_flight=1)
     client.close()
@@ -314,10 +314,10 @@ def ack_in_ranges(server: HeldServer) -> None:
     client = Client(server, FULL)
     client.subscribe(FULL, start="earliest", durable="acks", max_in_flight=MESSAGES)
     client.read_for(QUIET_S)
-    for odd in (0, 1):
+    for remainder in (0, 1):
         acks = b"".join(
             frames.encode_ack(class_id=1, timer_index=0, first=n, last=n + 1)
-            for n in range(odd, MESSAGES, 2)
+            for n in range(remainder, MESSAGES, 2)
         )
         client.socket.sendall(acks)
         client.read_for(QUIET_S)
@@ -339,7 +339,7 @@ def nack_in_ranges(server: HeldServer) -> None:
 
 
 def nack_and_hand_over(server: HeldServer) -> None:
-    """Reject messages in a subscription without a durable, and let the next one continue."""
+    """Reject messages in a subscription without a durable, and continue with another one."""
     contents = (b"%d" % n for n in range(MESSAGES // 4))
     _publish(server, REJECTED, contents, kind=frames.MESSAGE)
     client = Client(server, REJECTED)
@@ -369,7 +369,9 @@ def purge(server: HeldServer) -> None:
 
 
 def open_groups(server: HeldServer) -> None:
-    """A thousand members of a group, and of a key-ordered one, with many messages; they leave."""
+    """A thousand members of a group, and of a key-ordered group, with many messages, that
+    disconnect.
+    """
     contents = (_envelope(f"key.{n % 5000}", b"%d" % n) for n in range(MESSAGES // 4))
     _publish(server, GROUPED, contents, kind=frames.ENVELOPE)
     for by_key in (False, True):
@@ -399,7 +401,7 @@ def declare_classes(server: HeldServer) -> None:
     Client(server, *(f"class {n}" for n in range(CLASSES - 500))).close()
 
 
-def leave_durables(server: HeldServer) -> None:
+def create_durables(server: HeldServer) -> None:
     """Many durables in many classes."""
     for part in range(4):
         client = Client(server, *(f"class {n}" for n in range(1000 * part, 1000 * part + 800)))
@@ -495,7 +497,7 @@ KINDS: Kinds = {
 }
 JOURNAL_KINDS: Kinds = {
     "journal: Connect with 3,596 new classes": declare_classes,
-    "journal: 1,000 durables": leave_durables,
+    "journal: 1,000 durables": create_durables,
     "journal: 1,000,000 envelopes": publish_envelopes,
     "journal: messages of version 1, 4,000,000": publish_plain,
     "journal: Acks of 1,000,000 messages, one by one": ack_in_ranges,
@@ -513,4 +515,4 @@ NEEDED: dict[Callable[[HeldServer], object], tuple[Callable[[HeldServer], object
     read_http: (declare_classes,),
     reload: (declare_classes,),
 }
-"""Kinds whose messages or classes a kind needs."""
+"""Kinds that create the messages or classes that a kind needs."""

@@ -30,9 +30,14 @@ def stream(
     storage: str = "memory",
     retention: str = "limits",
 ) -> Iterator[None]:
-    """A stream in "memory" or in a "file", gone at the end of the block, with one push consumer
-    that acknowledges all up to a message, or each; with none for `ack_all` None. With the retention
-    "interest" what is acknowledged is removed."""
+    """Create a stream with a push consumer, and remove both at the end of the block.
+
+    Args:
+        ack_all: True if an ack applies to all earlier messages, False if to one message; None for
+            no consumer.
+        storage: "memory" or "file".
+        retention: "interest" removes acknowledged messages; "limits" keeps all.
+    """
     with _connection(broker) as peer:
         _request(
             peer,
@@ -75,13 +80,13 @@ def _request(peer: socket.socket, subject: str, body: dict[str, Any]) -> None:
     content = json.dumps(body).encode()
     head = f"PUB $JS.API.{subject} _INBOX.setup {len(content)}\r\n".encode()
     peer.sendall(head + content + b"\r\n")
-    answer = _read_message(peer)
-    if "error" in answer:
-        raise LoadError(f"JetStream refused {subject}: {answer['error']}")
+    reply = _read_message(peer)
+    if "error" in reply:
+        raise LoadError(f"JetStream refused {subject}: {reply['error']}")
 
 
 def _read_message(peer: socket.socket) -> dict[str, Any]:
-    """The next message; INFO and PING lines on the way are passed over, the latter answered."""
+    """Return the next message. Answers PING lines, and skips INFO lines."""
     with peer.makefile("rb") as lines:
         while line := lines.readline():
             if line.startswith(b"MSG "):
@@ -90,5 +95,5 @@ def _read_message(peer: socket.socket) -> dict[str, Any]:
             if line.startswith(b"PING"):
                 peer.sendall(b"PONG\r\n")
             if line.startswith(b"-ERR"):
-                raise LoadError(f"nats-server said {line.decode().strip()}")
+                raise LoadError(f"nats-server sent {line.decode().strip()}")
     raise LoadError("nats-server closed the connection")

@@ -35,20 +35,20 @@ from load.report import Row
 from simplebus.client.aio.bus import Bus
 from simplebus.client.subscribe_options import SubscribeOptions
 
-ROUNDS, QUICK_ROUNDS = 50, 3  # Of each kind.
+ROUNDS, QUICK_ROUNDS = 50, 3  # Kills of each scenario.
 PUBLISHERS = ("ann", "bob", "cid")
 VERSION1_PUBLISHER = "old"
 CLASSES = (1, 2)
 VERSION1_CLASS = 3
-BURST_MAX = 150  # Messages that are published at once.
+BURST_MAX = 150  # Messages per publish.
 VERSION1_BURST = 20
 PAUSE_S = 0.01  # The longest pause between two bursts.
-LIFE_S = 0.6  # The longest that a server is left alone once everybody is there again.
-FINISH_TIMEOUT_S = 180.0  # Within which all has to be through in the end.
-LAST_DELIVERY_WAIT_S = 8.0  # Longer than unacknowledged messages wait until they come again.
+LIFE_S = 0.6  # Longest time from the reconnection of all clients to the next kill.
+FINISH_TIMEOUT_S = 180.0  # For the delivery of all messages at the end.
+LAST_DELIVERY_WAIT_S = 8.0  # Longer than the ack timeout.
 SMALL = (sys.executable, "-m", "load.small_server", "serve")
 SPILLS = ("--full", "spill", "--max-class-messages", "5000")
-END = "end"  # Whoever says that a class has nothing more.
+END = "end"  # Publisher of the last message of each class.
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class RunResult:
     rounds: int = 0
     cuts: int = 0
     sent: PublishedMessages = field(default_factory=PublishedMessages)
-    seen: list[DeliveryRecord] = field(default_factory=list)
+    records: list[DeliveryRecord] = field(default_factory=list)
     ready_ms: list[float] = field(default_factory=list)
     """Time from the start of a server with stored data to its ready line."""
     lost: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Confirmed messages that some durable did not get, by publisher and class."""
+    """Confirmed messages that a durable did not receive, by publisher and class."""
     forgotten: Counter[str] = field(default_factory=Counter)
     """Confirmed messages reported as lost to their publisher, by publisher."""
     stored_twice: int = 0
@@ -98,19 +98,19 @@ class RunResult:
 
     def faults(self, *, may_lose: bool) -> list[str]:
         """Return a short text for each violated guarantee."""
-        where = ", ".join(
+        losses = ", ".join(
             f"{count} of {name} in class {class_id}"
             for (name, class_id), count in sorted(self.lost.items())
         )
         counts = {
-            f"lost ({where})": 0 if may_lose else self.lost.total(),
-            f"lost and not told ({where}; told: {dict(self.forgotten)})": self.unreported_losses
-            if may_lose
-            else 0,
+            f"lost ({losses})": 0 if may_lose else self.lost.total(),
+            f"lost and not reported ({losses}; reported: {dict(self.forgotten)})": (
+                self.unreported_losses if may_lose else 0
+            ),
             "stored twice": 0 if may_lose else self.stored_twice,
-            "out of order": sum(each.out_of_order for each in self.seen),
+            "out of order": sum(each.out_of_order for each in self.records),
         }
-        return [f"{count} {what}" for what, count in counts.items() if count]
+        return [f"{count} {fault}" for fault, count in counts.items() if count]
 
 
 def run(run_options: RunOptions) -> list[Row]:
@@ -132,17 +132,17 @@ def _rows(kind: KillScenario, found: RunResult, seed: int) -> list[Row]:
     if found.cuts:
         note += f", {found.cuts} with the power cut"
 
-    def row(title: str, value: float, unit: str = "", wish: float | None = None) -> Row:
+    def row(title: str, value: float, unit: str = "", target: float | None = None) -> Row:
         name = f"{kind.name}: {title}"
-        return Row("kills", name, [value], unit, wish, None, less_is_better=True)
+        return Row("kills", name, [value], unit, target, None, less_is_better=True)
 
-    again = sum(each.repeated_count for each in found.seen)
-    late = sum(each.repeated_late for each in found.seen)
-    lost = [row("of these lost", found.lost.total(), wish=0)]
+    repeated = sum(each.repeated_count for each in found.records)
+    late = sum(each.repeated_late for each in found.records)
+    lost = [row("of these lost", found.lost.total(), target=0)]
     if kind.may_lose:
         lost = [
             row("of these lost with the memory", found.lost.total()),
-            row("lost, and its publisher was not told", found.unreported_losses, wish=0),
+            row("lost, and not reported to the publisher", found.unreported_losses, target=0),
         ]
     return [
         Row("kills", f"{kind.name}: kills", [found.rounds], "", note=note),
@@ -151,10 +151,13 @@ def _rows(kind: KillScenario, found: RunResult, seed: int) -> list[Row]:
             found.sent.total - found.sent.counts[VERSION1_CLASS, VERSION1_PUBLISHER],
         ),
         *lost,
-        row("stored more than once", found.stored_twice, wish=0),
-        row("out of order", sum(each.out_of_order for each in found.seen), wish=0),
-        row("of 1,000 deliveries repeated", again / sum(s.deliveries for s in found.seen) * 1e3),
-        row("repeated though acknowledged 1 s before the kill", late),
+        row("stored more than once", found.stored_twice, target=0),
+        row("out of order", sum(each.out_of_order for each in found.records), target=0),
+        row(
+            "of 1,000 deliveries repeated",
+            repeated / sum(s.deliveries for s in found.records) * 1e3,
+        ),
+        row("repeated, though acknowledged 1 s before the kill", late),
         row(
             "of 1,000 of version 1, unconfirmed, lost",
             found.old_lost / max(1, found.sent.counts[VERSION1_CLASS, VERSION1_PUBLISHER]) * 1e3,
@@ -211,21 +214,21 @@ class _ServerSequence:
 
     def _command(self) -> list[str]:
         """Return the command of the next server: default, small, or small with spilling."""
-        which, self._started = self._started % 3, self._started + 1
-        if which == 0 or self._serve is not SERVE:
+        kind, self._started = self._started % 3, self._started + 1
+        if kind == 0 or self._serve is not SERVE:
             return [*self._serve, *self._options]
-        return [*SMALL, *self._options, *(SPILLS if which == 2 else ())]
+        return [*SMALL, *self._options, *(SPILLS if kind == 2 else ())]
 
     async def start(self) -> None:
         with environment(self._power.environment() if self._kind.has_cuts else {}):
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             process = self._process = Process("simplebus", self._command(), directory=REPOSITORY)
 
         def wait() -> None:
             process.wait_for_line("simplebus ready", timeout_s=FINISH_TIMEOUT_S)
 
         await trio.to_thread.run_sync(wait)
-        self.ready_ms.append((time.perf_counter() - begun) * 1e3)
+        self.ready_ms.append((time.perf_counter() - started_at) * 1e3)
 
     def kill(self) -> None:
         """Kill the server by SIGKILL, mostly with a power cut if the scenario has them."""
@@ -274,7 +277,7 @@ class _KillRun:
             crew = DeliveryRecord(CLASSES[1], is_ordered=False)
             for member in ("first", "second"):
                 await readers.start(self._read, crew, member, "crew")
-            # One that comes back in the end: until then, all has to stay.
+            # A durable that reads only at the end: until then, the bus must keep all messages.
             late = DeliveryRecord(CLASSES[0])
             async with self._bus("early") as bus:
                 async with bus.subscribe(late.class_id, durable="late"):
@@ -304,22 +307,23 @@ class _KillRun:
         for _ in range(self._rounds):
             await trio.sleep(self._chance.uniform(0, LIFE_S))
             self._servers.kill()
-            for seen in self._found.seen:
-                seen.killed_at = trio.current_time()
+            for record in self._found.records:
+                record.killed_at = trio.current_time()
             await self._servers.start()
             with trio.move_on_after(FINISH_TIMEOUT_S) as scope:
                 await _wait_until(self._are_all_connected)
             if scope.cancelled_caught:
-                away = [name for name, bus in self._buses.items() if not _is_connected(bus)]
+                disconnected = [name for name, bus in self._buses.items() if not _is_connected(bus)]
                 words = self._servers.last_words()
                 raise LoadError(
-                    f"{', '.join(away)} are not back within {FINISH_TIMEOUT_S:g} s: {words}"
+                    f"{', '.join(disconnected)} did not reconnect within {FINISH_TIMEOUT_S:g} s: "
+                    f"{words}"
                 )
 
     def _are_all_connected(self) -> bool:
         return all(map(_is_connected, self._buses.values()))
 
-    # At work -------------------------------------------------------------------------------------
+    # Publishers and readers -----------------------------------------------------------------------
 
     async def _publish(self, name: str, *, task_status: trio.TaskStatus[None]) -> None:
         """Publish under a name, which resends unconfirmed messages."""
@@ -356,50 +360,50 @@ class _KillRun:
         return self._found.sent.next_payloads(VERSION1_CLASS, VERSION1_PUBLISHER, VERSION1_BURST)
 
     async def _read(
-        self, seen: DeliveryRecord, name: str, group: str, *, task_status: trio.TaskStatus[None]
+        self, record: DeliveryRecord, name: str, group: str, *, task_status: trio.TaskStatus[None]
     ) -> None:
         """Subscribe as a durable, or as a member of a durable group."""
-        if seen not in self._found.seen:
-            self._found.seen.append(seen)
+        if record not in self._found.records:
+            self._found.records.append(record)
         options: SubscribeOptions = (
             {"durable": group, "group": group} if group else {"durable": name}
         )
         async with (
             self._bus(f"reader-{name}") as bus,
-            bus.subscribe(seen.class_id, **options) as messages,
+            bus.subscribe(record.class_id, **options) as messages,
         ):
             task_status.started()
             async for message in messages:
-                seen.record_delivery(message.payload, message.sequence, trio.current_time())
+                record.record_delivery(message.payload, message.sequence, trio.current_time())
 
-    # In the end ----------------------------------------------------------------------------------
+    # End of the run -------------------------------------------------------------------------------
 
     async def _wait_delivered(self) -> None:
-        """Wait until every subscriber has every message, or the time is over."""
-        sent, seen = self._found.sent, self._found.seen
+        """Wait until every subscriber has every message, or FINISH_TIMEOUT_S are over."""
+        sent, records = self._found.sent, self._found.records
         async with self._bus(END) as bus:
             for class_id in (*CLASSES, VERSION1_CLASS):
                 await bus.publish_many(sent.next_payloads(class_id, END, 1), class_id=class_id)
             del self._buses[END]
         with trio.move_on_after(FINISH_TIMEOUT_S):
-            await _wait_until(lambda: all(each.has_delivered(END, 0) for each in seen))
-            while any(each.missing(sent) for each in seen if each.class_id != VERSION1_CLASS):
-                before = sum(each.deliveries for each in seen)
+            await _wait_until(lambda: all(each.has_delivered(END, 0) for each in records))
+            while any(each.missing(sent) for each in records if each.class_id != VERSION1_CLASS):
+                before = sum(each.deliveries for each in records)
                 await trio.sleep(LAST_DELIVERY_WAIT_S)
-                if sum(each.deliveries for each in seen) == before and self._are_all_connected():
-                    break  # What has not come will not.
+                if sum(each.deliveries for each in records) == before and self._are_all_connected():
+                    break  # The missing messages are lost.
 
     def _count_faults(self) -> None:
         """Count lost, repeated and out-of-order messages."""
         found = self._found
         lost = dict[int, set[tuple[str, int]]]()
-        for each in found.seen:
+        for each in found.records:
             lost[each.class_id] = lost.get(each.class_id, set()) | each.missing(found.sent)
         found.old_lost = len(lost.pop(VERSION1_CLASS))
         for class_id, missing in lost.items():
             found.lost.update((name, class_id) for name, _ in missing)
         for class_id in CLASSES:
-            head = max(each.head for each in found.seen if each.class_id == class_id)
+            head = max(each.head for each in found.records if each.class_id == class_id)
             found.stored_twice += max(
                 0, head - sum(found.sent.counts_by_publisher(class_id).values())
             )
@@ -410,7 +414,7 @@ def _is_connected(bus: Bus) -> bool:
 
 
 async def _wait_until(is_true: Callable[[], bool]) -> None:
-    while not is_true():  # noqa: ASYNC110 - nobody tells.
+    while not is_true():  # noqa: ASYNC110 - no event exists to wait for.
         await trio.sleep(0.01)
 
 

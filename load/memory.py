@@ -28,7 +28,7 @@ CONNECT_REPLY_BYTES = 9 + 4 + 4
 
 
 def run(run_options: RunOptions) -> list[Row]:
-    """The rows of the memory scenario. Quick holds and connects less and scales up."""
+    """Return the rows of the scenario. `--quick` measures fewer messages and connections."""
     raise_descriptor_limit(DESCRIPTORS)
     part = QUICK_PART if run_options.quick else 1
     note = f"from a {part}th of it" if run_options.quick else ""
@@ -54,18 +54,18 @@ def _held_bytes(broker: RunningBroker, count: int) -> int:
     options = {"timeout_s": TIMEOUT_S, "count": count, "size": 16, "classes": 1}
     with Generator("publish", "simplebus", broker.port, **options) as publisher:
         publisher.result()
-    grown = broker.process.memory_bytes() - before
+    growth = broker.process.memory_bytes() - before
     with Generator("subscribe", "simplebus", broker.port, **options) as subscriber:
         found = subscriber.result()
     if found["messages"] != count:
         raise LoadError(f"the server held {found['messages']} messages, expected {count}")
-    return grown
+    return growth
 
 
 def _connection_bytes(broker: RunningBroker, count: int) -> float:
     """Return the growth of the server's memory per connection after the handshake."""
     with ExitStack() as stack:
-        _connect(stack, broker, 50)  # What the first ones load is no connection's own.
+        _connect(stack, broker, 50)  # The first connections load modules.
         before = broker.process.memory_bytes()
         _connect(stack, broker, count)
         return (broker.process.memory_bytes() - before) / count
@@ -81,16 +81,19 @@ def _connect(stack: ExitStack, broker: RunningBroker, count: int) -> None:
     for peer in peers:
         reply = b""
         while len(reply) < CONNECT_REPLY_BYTES:
-            some = peer.recv(CONNECT_REPLY_BYTES - len(reply))
-            if not some:
+            data = peer.recv(CONNECT_REPLY_BYTES - len(reply))
+            if not data:
                 raise LoadError(f"the server answered Connect with {json.dumps(reply.hex())}")
-            reply += some
+            reply += data
 
 
-def raise_descriptor_limit(wanted: int) -> None:
-    """The limit is the children's too: the server needs a descriptor for every connection."""
+def raise_descriptor_limit(count: int) -> None:
+    """Raise the limit of open files to `count`, also for child processes.
+
+    The server needs a descriptor for each connection.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        if hard != resource.RLIM_INFINITY and hard < wanted:
-            raise LoadError(f"{wanted} connections need as many descriptors; the limit is {hard}")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if soft != resource.RLIM_INFINITY and soft < count:
+        if hard != resource.RLIM_INFINITY and hard < count:
+            raise LoadError(f"{count} connections need as many descriptors; the limit is {hard}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))

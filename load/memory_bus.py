@@ -76,21 +76,23 @@ async def consume(bus: Bus, payloads: list[bytes], method: PublishMethod) -> Run
     async with bus.subscribe(CLASS) as messages, anyio.create_task_group() as tasks:
         wall, processor = time.perf_counter(), time.process_time()
         tasks.start_soon(method, bus, payloads)
-        got = 0
+        received_count = 0
         if method is publish_many:
             async for batch in messages.batches():
-                if batch.payloads != payloads[got : got + len(batch)]:
-                    raise AssertionError(f"message {got} or one behind it is not what was sent")
-                got += len(batch)
-                if got == len(payloads):
+                if batch.payloads != payloads[received_count : received_count + len(batch)]:
+                    raise AssertionError(
+                        f"message {received_count} or a later one differs from the published one"
+                    )
+                received_count += len(batch)
+                if received_count == len(payloads):
                     break
         else:
             expected = iter(payloads)
             async for message in messages:
                 if message.payload != next(expected):
-                    raise AssertionError(f"message {got} is not what was sent")
-                got += 1
-                if got == len(payloads):
+                    raise AssertionError(f"message {received_count} differs from the published one")
+                received_count += 1
+                if received_count == len(payloads):
                     break
         return RunTimes(time.perf_counter() - wall, time.process_time() - processor)
 

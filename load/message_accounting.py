@@ -10,7 +10,7 @@ from array import array
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-LATE_S = 1.0  # Positions are kept every tenth of a second or so: this is long ago.
+LATE_S = 1.0  # Much longer than the interval at which the bus saves positions, about 0.1 s.
 
 
 def payload(publisher: str, number: int) -> bytes:
@@ -86,7 +86,7 @@ class DeliveryRecord:
         found = set()
         for name, count in sent.counts_by_publisher(self.class_id).items():
             times = self._times.get(name, array("d"))
-            found |= {(name, n) for n, came in enumerate(times[:count]) if came < 0}
+            found |= {(name, n) for n, at in enumerate(times[:count]) if at < 0}
             found |= {(name, n) for n in range(len(times), count)}
         return found
 
@@ -98,4 +98,4 @@ class DeliveryRecord:
     @property
     def messages(self) -> int:
         """Number of distinct messages delivered."""
-        return sum(sum(came >= 0 for came in times) for times in self._times.values())
+        return sum(sum(at >= 0 for at in times) for times in self._times.values())

@@ -39,11 +39,11 @@ def run(run_options: RunOptions) -> list[Row]:
         to_task.append(trio.run(_from_thread_to_task, count))
         to_thread.append(trio.run(_from_task_to_thread, count))
 
-    def row(title: str, values: list[float], wish: float | None = None) -> Row:
-        return Row("modules", title, values, "/s", wish)
+    def row(title: str, values: list[float], target: float | None = None) -> Row:
+        return Row("modules", title, values, "/s", target)
 
-    def ratio(title: str, of: list[float], to: list[float]) -> Row:
-        return Row("modules", title, [a / b for a, b in zip(of, to, strict=True)], "x")
+    def ratio(title: str, values: list[float], others: list[float]) -> Row:
+        return Row("modules", title, [a / b for a, b in zip(values, others, strict=True)], "x")
 
     return [
         row("from module to module, threads", threads, RATE_AT_LEAST),
@@ -69,18 +69,18 @@ class _SequenceCheck:
     def check(self, content: bytes) -> bool:
         """Return True for the last message. Raises LoadError for a wrong one."""
         if content != next(self._next, None):
-            raise LoadError(f"{content!r} is not what comes next; {self._left:,} are missing")
+            raise LoadError(f"{content!r} is not the next message; {self._left:,} are missing")
         self._left -= 1
         if not self._left:
             self.done.set()
         return not self._left
 
-    def rate(self, begun: float) -> float:
+    def rate(self, started_at: float) -> float:
         """Return messages per second. Raises LoadError if messages are missing."""
-        took = time.perf_counter() - begun
+        seconds = time.perf_counter() - started_at
         if self._left:
-            raise LoadError(f"{self._left:,} messages did not come")
-        return len(self.contents) / took
+            raise LoadError(f"{self._left:,} messages are missing")
+        return len(self.contents) / seconds
 
 
 class _ModulePair:
@@ -88,43 +88,43 @@ class _ModulePair:
 
     def __init__(self, bus: ModuleBus, count: int) -> None:
         self.bus = bus
-        self.checked = _SequenceCheck(count)
+        self.sequence = _SequenceCheck(count)
 
     def publish(self, message: ModuleMessage) -> None:
-        """With a thread."""
-        for content in self.checked.contents:
+        """Publish all messages in a thread."""
+        for content in self.sequence.contents:
             self.bus.publish(ModuleMessage(content), source=self._source)
 
     async def publish_async(self, message: ModuleMessage) -> None:
-        """With a task."""
-        for content in self.checked.contents:
+        """Publish all messages in a task."""
+        for content in self.sequence.contents:
             await self.bus.publish_async(ModuleMessage(content), source=self._source)
 
     def receive(self, message: ModuleMessage) -> None:
-        """With a thread."""
-        self.checked.check(message.content)
+        """Verify a message in a thread."""
+        self.sequence.check(message.content)
 
     async def receive_async(self, message: ModuleMessage) -> None:
-        """With a task."""
-        self.checked.check(message.content)
+        """Verify a message in a task."""
+        self.sequence.check(message.content)
 
     def begin(self, source: object, sink: object) -> float:
-        """Start the publisher. Return the time."""
+        """Start the publisher. Returns the time of the start."""
         self._source = source
         self.bus.add_module(source)
         self.bus.add_module(sink, hears_all=False, places=PLACES)
         self.bus.link(source, sink)
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         self.bus.publish(ModuleMessage(b"go"))
-        return begun
+        return started_at
 
 
 def _between_threads(count: int) -> float:
     with ModuleBus() as bus:
         pair = _ModulePair(bus, count)
-        begun = pair.begin(pair.publish, pair.receive)
-        pair.checked.done.wait(TIMEOUT_S)
-        return pair.checked.rate(begun)
+        started_at = pair.begin(pair.publish, pair.receive)
+        pair.sequence.done.wait(TIMEOUT_S)
+        return pair.sequence.rate(started_at)
 
 
 async def _between_tasks(count: int) -> float:
@@ -145,44 +145,44 @@ async def _from_task_to_thread(count: int) -> float:
         return await _wait_rate(pair, pair.begin(pair.publish_async, pair.receive))
 
 
-async def _wait_rate(pair: _ModulePair, begun: float) -> float:
+async def _wait_rate(pair: _ModulePair, started_at: float) -> float:
     with trio.move_on_after(TIMEOUT_S):
         await pair.bus.wait_quiet_async()
-    return pair.checked.rate(begun)
+    return pair.sequence.rate(started_at)
 
 
 def _through_a_queue(count: int) -> float:
-    checked = _SequenceCheck(count)
-    between: queue.Queue[ModuleMessage] = queue.Queue(PLACES)
+    sequence = _SequenceCheck(count)
+    messages: queue.Queue[ModuleMessage] = queue.Queue(PLACES)
 
     def publish() -> None:
-        for content in checked.contents:
-            between.put(ModuleMessage(content))
+        for content in sequence.contents:
+            messages.put(ModuleMessage(content))
 
     def receive() -> None:
-        while not checked.check(between.get().content):
+        while not sequence.check(messages.get().content):
             pass
 
     threads = [threading.Thread(target=each, daemon=True) for each in (publish, receive)]
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     for each in threads:
         each.start()
-    checked.done.wait(TIMEOUT_S)
-    return checked.rate(begun)
+    sequence.done.wait(TIMEOUT_S)
+    return sequence.rate(started_at)
 
 
 async def _through_a_channel(count: int) -> float:
-    checked = _SequenceCheck(count)
+    sequence = _SequenceCheck(count)
     send, receive = trio.open_memory_channel[ModuleMessage](PLACES)
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
 
     async def publish() -> None:
         async with send:
-            for content in checked.contents:
+            for content in sequence.contents:
                 await send.send(ModuleMessage(content))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(publish)
         async for message in receive:
-            checked.check(message.content)
-    return checked.rate(begun)
+            sequence.check(message.content)
+    return sequence.rate(started_at)

@@ -30,16 +30,16 @@ from load.report import Row
 
 COUNT = 3_000_000
 QUICK_PART = 3
-CLASSES = 50  # Of their own, each with a durable: what a scrape has to tell.
-LOOKS, QUICK_LOOKS = 20, 4
-BUSY_LOOKS = 8
+CLASSES = 50  # Classes with a durable each, which a scrape reports.
+POLLS, QUICK_POLLS = 20, 4
+BUSY_POLLS = 8
 FLOW = Flow(size_bytes=128)
 SCRAPE_PERCENT, PAGE_PERCENT = 1.0, 2.0
 METRICS, FACTS = "/metrics", "/facts?since={next}"
 SPENT = re.compile(r"^simplebus_http_answers_seconds_total (\S+)$", re.MULTILINE)
 SLICE_S = 1.0
 POLL_INTERVAL_S = 0.55  # Between two polls: longer than the server caches a result.
-TURNS, QUICK_TURNS = 12, 4  # Of a round.
+TURNS, QUICK_TURNS = 12, 4  # Per round.
 SPARE = 1.7  # Factor by which the flow is longer than its slices.
 
 
@@ -56,25 +56,25 @@ def run(run_options: RunOptions) -> list[Row]:
             samples["closed"].append(measure(closed, "simplebus", FLOW, count=count))
             samples["open"].append(measure(opened, "simplebus", FLOW, count=count))
         rate = max(sample.rate for sample in samples["open"])
-        per_round, polls = (QUICK_TURNS, QUICK_LOOKS) if run_options.quick else (TURNS, LOOKS)
+        per_round, polls = (QUICK_TURNS, QUICK_POLLS) if run_options.quick else (TURNS, POLLS)
         turns = _slices(opened, address, per_round * run_options.rounds, rate)
         scrape = [
             _poll_share_idle(opened, address, METRICS, polls) for _ in range(run_options.rounds)
         ]
         page = [_poll_share_idle(opened, address, FACTS, polls) for _ in range(run_options.rounds)]
-        few = min(polls, BUSY_LOOKS)
+        busy_polls = min(polls, BUSY_POLLS)
         scrape_busy = [
-            _poll_share_under_load(opened, address, METRICS, few, rate)
+            _poll_share_under_load(opened, address, METRICS, busy_polls, rate)
             for _ in range(run_options.rounds)
         ]
         page_busy = [
-            _poll_share_under_load(opened, address, FACTS, few, rate)
+            _poll_share_under_load(opened, address, FACTS, busy_polls, rate)
             for _ in range(run_options.rounds)
         ]
 
-    def watched(title: str, kind: str) -> list[Row]:
-        cpu = [turn[kind].cpu_us / turn["nobody"].cpu_us for turn in turns]
-        rate = [turn[kind].rate / turn["nobody"].rate for turn in turns]
+    def rows_of_slices(title: str, kind: str) -> list[Row]:
+        cpu = [turn[kind].cpu_us / turn["none"].cpu_us for turn in turns]
+        rate = [turn[kind].rate / turn["none"].rate for turn in turns]
         return [
             Row(
                 *("monitor", f"processor time a message, {title}", cpu, "x"),
@@ -84,8 +84,8 @@ def run(run_options: RunOptions) -> list[Row]:
             Row("monitor", f"rate, {title}", rate, "x", note=_range_of_median(rate)),
         ]
 
-    def cost(title: str, values: list[float], wish: float) -> Row:
-        return Row("monitor", title, values, "%", wish, less_is_better=True)
+    def cost(title: str, values: list[float], target: float) -> Row:
+        return Row("monitor", title, values, "%", target, less_is_better=True)
 
     pairs = list(zip(samples["open"], samples["closed"], strict=True))
     return [
@@ -95,8 +95,8 @@ def run(run_options: RunOptions) -> list[Row]:
             [a.rate / b.rate for a, b in pairs],
             "x",
         ),
-        *watched("a scrape every second, against none", METRICS),
-        *watched("the live page open, against none", FACTS),
+        *rows_of_slices("a scrape every second, against none", METRICS),
+        *rows_of_slices("the live page open, against none", FACTS),
         cost("of a processor, a scrape every second, idle", scrape, SCRAPE_PERCENT),
         cost("of a processor, the live page open, idle", page, PAGE_PERCENT),
         cost("of the loop's, a scrape every second, at full speed", scrape_busy, SCRAPE_PERCENT),
@@ -117,8 +117,8 @@ def _slices(
     broker: RunningBroker, address: str, count: int, rate: float
 ) -> list[dict[str, FlowSlice]]:
     """Return turns of slices by requested path."""
-    lookers = {METRICS: _HttpPoller(address, METRICS), FACTS: _HttpPoller(address, FACTS)}
-    order: list[str] = ["nobody", *lookers]
+    pollers = {METRICS: _HttpPoller(address, METRICS), FACTS: _HttpPoller(address, FACTS)}
+    order: list[str] = ["none", *pollers]
     turns: list[dict[str, FlowSlice]] = []
     with simplebus.connect_blocking(f"simplebus://{HOST}:{broker.port}", name="load") as bus:
 
@@ -131,8 +131,8 @@ def _slices(
             before = accepted()
             with _running_flow(broker, int(len(order) * SLICE_S * rate * SPARE)) as flow:
                 while flow.is_running() and accepted() - before < rate / 10:
-                    time.sleep(0.02)  # Until it is at its speed.
-                turn = {kind: _slice(broker, accepted, lookers.get(kind)) for kind in order}
+                    time.sleep(0.02)  # Until the flow has its full speed.
+                turn = {kind: _slice(broker, accepted, pollers.get(kind)) for kind in order}
                 is_whole = flow.is_running()
             rate = flow.rate
             if is_whole:
@@ -196,8 +196,8 @@ def _cpu_ns(pid: int) -> int:
 def _range_of_median(values: list[float]) -> str:
     """Return the 95 % confidence interval of the median, by the binomial distribution."""
     ordered, count = sorted(values), len(values)
-    out = max(0, int((count - 1.96 * count**0.5) / 2))
-    return f"median {ordered[out]:.3f} to {ordered[-1 - out]:.3f}"
+    offset = max(0, int((count - 1.96 * count**0.5) / 2))
+    return f"median {ordered[offset]:.3f} to {ordered[-1 - offset]:.3f}"
 
 
 @contextmanager
@@ -231,10 +231,10 @@ class _HttpPoller:
 
     def poll(self) -> str:
         self._connection.request("GET", self._path.format(next=self._next))
-        answer = self._connection.getresponse()
-        body = answer.read()
-        if answer.status != 200 or not body:
-            raise LoadError(f"{self._path} was answered with {answer.status}")
+        response = self._connection.getresponse()
+        body = response.read()
+        if response.status != 200 or not body:
+            raise LoadError(f"{self._path} was answered with the status {response.status}")
         if self._path == FACTS:
             rates = json.loads(body)["rates"]
             self._next = rates["first"] + len(rates["seconds"])
@@ -244,7 +244,7 @@ class _HttpPoller:
 def _poll_share_idle(broker: RunningBroker, address: str, path: str, polls: int) -> float:
     """Return the percentage of a CPU that one request per second costs an idle server."""
     poller, passed = _HttpPoller(address, path), polls * POLL_INTERVAL_S
-    poller.poll()  # The first one on a connection.
+    poller.poll()  # The first request of a connection costs more.
     before = _cpu_ns(broker.process.pid)
     time.sleep(passed)
     idle = _cpu_ns(broker.process.pid) - before
@@ -267,23 +267,23 @@ def _poll_share_under_load(
         """Return the time spent on answers so far, excluding the answer to this request."""
         found = SPENT.search(scrape.poll())
         if found is None:
-            raise LoadError(f"{METRICS} says nothing of what answers cost")
+            raise LoadError(f"{METRICS} does not have the time spent on answers")
         return float(found[1])
 
-    def passed(count: int, *, is_looking: bool) -> float:
+    def passed(count: int, *, is_polling: bool) -> float:
         began = spent()
         for _ in range(count):
             time.sleep(POLL_INTERVAL_S)
-            if is_looking:
+            if is_polling:
                 poller.poll()
         time.sleep(POLL_INTERVAL_S)
         return spent() - began
 
-    for spare in (SPARE, 2 * SPARE, 4 * SPARE):  # It may be faster than it was.
+    for spare in (SPARE, 2 * SPARE, 4 * SPARE):  # The flow may be faster than before.
         with _running_flow(broker, int((2 * polls + 4) * POLL_INTERVAL_S * rate * spare)) as flow:
-            idle = passed(polls, is_looking=False)
-            busy = passed(polls, is_looking=True)
+            idle = passed(polls, is_polling=False)
+            busy = passed(polls, is_polling=True)
             is_whole = flow.is_running()
         if is_whole:
             return 100 * (busy - idle) / polls
-    raise LoadError("the flow was over before its looks")
+    raise LoadError("the flow was over before its polls")

@@ -25,7 +25,7 @@ from load.subscription_matching import METERS_A_SITE, NAMES, literal_pattern, mi
 
 SERVERS = {"simplebus-nats": "simplebus", "nats": "nats-server"}
 CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"lang":"load","protocol":1}\r\nPING\r\n'
-FIRST = 50  # Connections: what the first ones load is no connection's own.
+FIRST = 50  # Connections before the measurement, which load modules.
 COUNTS = (10, 1_000, 100_000, 1_000_000)
 QUICK_COUNTS = COUNTS[:-1]
 ENOUGH_MEMORY = ("--max-memory", "8GiB")
@@ -55,12 +55,12 @@ class ScalingClient:
         if pings:
             self.socket.sendall(pings)
         while b"PONG\r\n" not in self.received:
-            some = self.socket.recv(PIECE)
-            if not some:
-                raise LoadError(f"the server hung up, it said {self.received[-200:]!r}")
-            self.received += some
+            data = self.socket.recv(PIECE)
+            if not data:
+                raise LoadError(f"the server closed the connection after {self.received[-200:]!r}")
+            self.received += data
         if b"-ERR" in self.received:
-            raise LoadError(f"the server said {self.received[-200:]!r}")
+            raise LoadError(f"the server sent {self.received[-200:]!r}")
         self.received = b""
 
     def close(self) -> None:
@@ -81,9 +81,9 @@ def idle(run_options: RunOptions) -> list[Row]:
             before = broker.process.memory_bytes()
             _connect(stack, broker, count)
             value = (broker.process.memory_bytes() - before) / count / KB
-        wanted = (30.0, 12.0) if kind == "simplebus-nats" else (None, None)
+        targets = (30.0, 12.0) if kind == "simplebus-nats" else (None, None)
         title = f"NATS, one idle connection of {count:,}, {name}"
-        rows.append(Row("nats-idle", title, [value], "kB", *wanted, less_is_better=True))
+        rows.append(Row("nats-idle", title, [value], "kB", *targets, less_is_better=True))
     return rows
 
 
@@ -109,8 +109,8 @@ def matching(run_options: RunOptions) -> list[Row]:
                 )
                 few.append(one)
                 any_of_all.append(other)
-                taken = broker.process.memory_bytes() / MB
-            note = f"{name}, {taken:,.0f} MB"
+                memory_mb = broker.process.memory_bytes() / MB
+            note = f"{name}, {memory_mb:,.0f} MB"
             rows.append(_row(f"{count:,} subscriptions", [few[-1]], "/s", note))
         last = f"{counts[-1]:,} subscriptions against {counts[0]}"
         rows.append(_row(last, [few[-1] / few[0]], "x", name))
@@ -149,21 +149,23 @@ def _matches(at: int, meter: int) -> bool:
 
 
 def expected(numbers: list[int], count: int) -> Counter[tuple[bytes, int]]:
-    """Return how often each subscription gets each subject."""
-    of = matching_subscriptions()
+    """Return the number of deliveries by subject and subscription."""
+    matching_by_meter = matching_subscriptions()
     found: Counter[tuple[bytes, int]] = Counter()
     for number in numbers:
         site, meter = divmod(number, METERS_A_SITE)
         subject = literal_pattern(number).encode()
-        for at in of[meter]:
-            if (taker := site * METERS_A_SITE + at) < count:
-                found[subject, taker] += 1
+        for at in matching_by_meter[meter]:
+            if (subscription := site * METERS_A_SITE + at) < count:
+                found[subject, subscription] += 1
     return found
 
 
 def rates(broker: RunningBroker, count: int, messages: int) -> tuple[float, float]:
-    """Return verified deliveries per second: to NAMES random subscribed subjects, and to any of
-    them.
+    """Return two rates of verified deliveries per second.
+
+    The first is for messages to NAMES random subscribed subjects, the second for messages to any
+    subscribed subject.
     """
     random = Random(count)
     with closing(ScalingClient(broker)) as subscriber, closing(ScalingClient(broker)) as publisher:
@@ -182,35 +184,40 @@ def _rate(
 ) -> float:
     """Return verified deliveries per second of one message to each of these subjects."""
     wire = b"".join(b"PUB %b 0\r\n\r\n" % literal_pattern(n).encode() for n in numbers)
-    wanted = expected(numbers, count)
-    size = sum(len(b"MSG %b %d 0\r\n\r\n" % key) * times for key, times in wanted.items())
-    begun = time.monotonic()
-    got = _exchange(publisher.socket, wire, subscriber.socket, size)
-    seconds = time.monotonic() - begun
-    found = Counter((subject, int(sid)) for subject, sid in DELIVERY.findall(got))
-    if found != wanted:
+    deliveries = expected(numbers, count)
+    size = sum(len(b"MSG %b %d 0\r\n\r\n" % key) * times for key, times in deliveries.items())
+    started_at = time.monotonic()
+    received = _exchange(publisher.socket, wire, subscriber.socket, size)
+    seconds = time.monotonic() - started_at
+    found = Counter((subject, int(sid)) for subject, sid in DELIVERY.findall(received))
+    if found != deliveries:
+        example = next(iter((found - deliveries) or (deliveries - found)))
         raise LoadError(
             f"{found.total():,} deliveries with {count:,} subscriptions, expected "
-            f"{wanted.total():,}; for example {next(iter((found - wanted) or (wanted - found)))}"
+            f"{deliveries.total():,}; for example {example}"
         )
-    return wanted.total() / seconds
+    return deliveries.total() / seconds
 
 
 def _exchange(publisher: socket.socket, wire: bytes, subscriber: socket.socket, size: int) -> bytes:
     """Send to one socket while reading `size` bytes of another."""
     publisher.setblocking(False)
-    pieces, held, unsent = [], 0, memoryview(wire)
-    while held < size:
+    pieces, received_bytes, unsent = [], 0, memoryview(wire)
+    while received_bytes < size:
         writers = [publisher] if unsent else []
         readable, writable, _ = select.select([subscriber], writers, [], TIMEOUT_S)
         if not readable and not writable:
-            raise LoadError(f"{held:,} of {size:,} bytes came, and nothing more")
+            raise LoadError(
+                f"only {received_bytes:,} of {size:,} bytes arrived within {TIMEOUT_S} s"
+            )
         if writable:
             unsent = unsent[publisher.send(unsent[:PIECE]) :]
         if readable:
-            some = subscriber.recv(PIECE)
-            if not some:
-                raise LoadError(f"the server hung up after {held:,} of {size:,} bytes")
-            pieces.append(some)
-            held += len(some)
+            data = subscriber.recv(PIECE)
+            if not data:
+                raise LoadError(
+                    f"the server closed the connection after {received_bytes:,} of {size:,} bytes"
+                )
+            pieces.append(data)
+            received_bytes += len(data)
     return b"".join(pieces)

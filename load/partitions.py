@@ -1,12 +1,12 @@
-"""Bridges over a faulty network, with kills of either end and of the bridge: is each message
-copied?
+"""Bridges over a faulty network, with kills of the bridge and both ends: is each message copied?
 
     python load/run.py partitions [--quick] [--seed N]     (needs root)
 
 Servers and bridge are real processes in network namespaces. The link between them delays, loses and
 reorders packets, and cuts are silent. A publisher at the source runs all the time. The recovery
 time runs from the repair until a message published then has arrived. The faulty link is first
-behind the bridge, then in front of it. A round takes about a minute per scenario, eight for all.
+behind the bridge, then in front of it. A round takes about a minute per scenario, and eight minutes
+for all.
 
     publisher ─► source bus ─► bridge ═══ link ═══► target bus, or NATS ─► reader
     publisher ─► source bus, or JetStream ═══ link ═══► bridge ─► target bus, or NATS ─► reader
@@ -49,16 +49,15 @@ PUBLISHER = "ann"
 BURST = 10
 PAUSE_S = 0.02
 HEARTBEAT_S = 2.0
-LONG_S, SHORT_S = 8.0, 1.0  # Cuts: longer than three heartbeats, and one that nobody notices.
-BAD_S = 2.0  # How long the line is bad and whole before something happens.
-DELAY_S, JITTER_S, LOSS = (
-    0.025,
-    0.01,
-    0.05,
-)  # Of each packet, one way: at least 50 ms there and back.
-FINISH_TIMEOUT_S = 120.0  # Within which all has to be through.
-LAST_DELIVERY_WAIT_S = 3.0  # What comes twice comes within.
-HERE = "127.0.0.1"
+LONG_CUT_S, SHORT_CUT_S = 8.0, 1.0
+"""Duration of cuts: longer than three heartbeats, and too short to be detected."""
+EVENT_PAUSE_S = 2.0
+"""Time between two events, in which the link only delays, loses and reorders packets."""
+DELAY_S, JITTER_S, LOSS = 0.025, 0.01, 0.05
+"""Faults of each packet, one way; a round trip takes at least 50 ms."""
+FINISH_TIMEOUT_S = 120.0  # For the copies of all messages.
+LAST_DELIVERY_WAIT_S = 3.0  # Repeated messages arrive within this time.
+LOOPBACK = "127.0.0.1"
 STREAM = "PARTITIONS"
 SUBJECT = "load"
 
@@ -76,12 +75,12 @@ class PartitionScenario:
     """True if the link is between source and bridge."""
     may_repeat: bool = False
     """True if messages in flight may be copied twice."""
-    events: tuple[str, ...] = ("cut", "long cut", "kill bridge", "kill far", "kill near")
+    events: tuple[str, ...] = ("cut", "long cut", "kill bridge", "kill target", "kill source")
 
     @property
     def title(self) -> str:
         place = "in front of" if self.is_before_bridge else "behind"
-        return f"{self.name}, the line {place} the bridge"
+        return f"{self.name}, the link {place} the bridge"
 
 
 WAYS = (
@@ -91,7 +90,8 @@ WAYS = (
         "bus to NATS core",
         target="nats-server",
         may_repeat=True,
-        events=("cut", "long cut", "kill bridge", "kill near"),  # It keeps nothing through a kill.
+        # NATS core loses all messages if it is killed.
+        events=("cut", "long cut", "kill bridge", "kill source"),
     ),
     PartitionScenario("JetStream to bus", source="nats-server", stream=STREAM),
 )
@@ -107,7 +107,7 @@ class BridgeRunResult:
     """Result of one run."""
 
     sent: PublishedMessages = field(default_factory=PublishedMessages)
-    seen: dict[int, DeliveryRecord] = field(
+    records: dict[int, DeliveryRecord] = field(
         default_factory=lambda: {each: DeliveryRecord(each) for each in CLASSES}
     )
     recovered_s: dict[str, list[float]] = field(default_factory=dict)
@@ -120,11 +120,11 @@ class BridgeRunResult:
 
     @property
     def lost(self) -> int:
-        return sum(len(seen.missing(self.sent)) for seen in self.seen.values())
+        return sum(len(record.missing(self.sent)) for record in self.records.values())
 
     @property
     def out_of_order(self) -> int:
-        return sum(seen.out_of_order for seen in self.seen.values())
+        return sum(record.out_of_order for record in self.records.values())
 
     def faults(self) -> list[str]:
         """Return a short text for each violated guarantee."""
@@ -133,13 +133,13 @@ class BridgeRunResult:
             "stored twice": self.stored_twice,
             "out of order": self.out_of_order,
         }
-        return [f"{count} {what}" for what, count in counts.items() if count]
+        return [f"{count} {fault}" for fault, count in counts.items() if count]
 
 
 def run(run_options: RunOptions) -> list[Row]:
     """Return the rows of the scenario. Raises LoadError if a message was lost."""
-    if lack := missing_requirement():
-        raise LoadError(f"partitions need {lack}")
+    if requirement := missing_requirement():
+        raise LoadError(f"partitions need {requirement}")
     rows, faults = [], []
     for kind in KINDS:
         if "nats-server" in (kind.source, kind.target) and find_program("nats-server") is None:
@@ -153,21 +153,21 @@ def run(run_options: RunOptions) -> list[Row]:
 
 
 def _rows(kind: PartitionScenario, found: BridgeRunResult) -> list[Row]:
-    def row(title: str, values: list[float], unit: str = "", wish: float | None = None) -> Row:
+    def row(title: str, values: list[float], unit: str = "", target: float | None = None) -> Row:
         title = f"{kind.title}: {title}"
-        return Row("partitions", title, values, unit, wish, None, less_is_better=True)
+        return Row("partitions", title, values, unit, target, None, less_is_better=True)
 
     counts = [
         row("messages confirmed", [found.sent.total]),
-        row("of these lost", [found.lost], wish=0),
-        row("there twice", [found.stored_twice], wish=0),
-        row("out of order", [found.out_of_order], wish=0),
+        row("of these lost", [found.lost], target=0),
+        row("stored twice", [found.stored_twice], target=0),
+        row("out of order", [found.out_of_order], target=0),
     ]
     if kind.may_repeat:
-        counts[2] = row("there twice, as may be", [found.repeated])
+        counts[2] = row("received twice, which is allowed", [found.repeated])
     return counts + [
-        row(f"through again after a {what.replace('kill', 'kill of the')}", took, "s")
-        for what, took in found.recovered_s.items()
+        row(f"recovery from a {event.replace('kill', 'kill of the')}", seconds, "s")
+        for event, seconds in found.recovered_s.items()
     ]
 
 
@@ -181,7 +181,7 @@ def run_rounds(kind: PartitionScenario, rounds: int, seed: int = 0) -> BridgeRun
     ):
         with ExitStack() as stack:
             run = _PartitionRun(kind, source, target, line, Path(directory), stack)
-            run.through(rounds)
+            run.run_events(rounds)
         run.found.packets_lost = line.lost
         return run.found
 
@@ -194,8 +194,11 @@ def _address(program: str, host: str) -> str:
 def _network_pair() -> Iterator[tuple[Network, Network]]:
     with ExitStack() as stack:
         found = []
-        for mine, other in ((SOURCE_ADDRESS, TARGET_ADDRESS), (TARGET_ADDRESS, SOURCE_ADDRESS)):
-            found.append(Network(mine, other))
+        for own_address, peer_address in (
+            (SOURCE_ADDRESS, TARGET_ADDRESS),
+            (TARGET_ADDRESS, SOURCE_ADDRESS),
+        ):
+            found.append(Network(own_address, peer_address))
             stack.callback(found[-1].close)
         yield found[0], found[1]
 
@@ -214,7 +217,7 @@ class _RestartableProgram:
     def kill(self) -> None:
         assert self._process is not None
         if "Traceback" in self._process.errors():
-            raise LoadError(f"it failed: {self.last_words()}")
+            raise LoadError(f"{self._process.name} failed: {self.last_words()}")
         self._process.kill()
         self._process.stop()
 
@@ -242,12 +245,12 @@ class _PartitionRun:
         self.found = BridgeRunResult()
         self._kind, self._source, self._target, self._line = kind, source, target, line
         self._chance = Random(kind.name)
-        self._mended_at = 0.0
+        self._repaired_at = 0.0
         self._is_over = threading.Event()
         self._errors: list[BaseException] = []
         self._programs = {
-            "near": self._bus_or_nats(kind.source, source, directory / "near"),
-            "far": self._bus_or_nats(kind.target, target, directory / "far"),
+            "source": self._bus_or_nats(kind.source, source, directory / "source"),
+            "target": self._bus_or_nats(kind.target, target, directory / "target"),
             "bridge": self._bridge(directory / "bridge.toml"),
         }
         for program in self._programs.values():
@@ -259,7 +262,7 @@ class _PartitionRun:
         if program == "nats-server":
             command = [str(find_program(program)), "-js", "-sd", str(directory)]
             return _RestartableProgram(network, command, "Server is ready")
-        hosts = ("--host", HERE, "--host", network.address)
+        hosts = ("--host", LOOPBACK, "--host", network.address)
         quiet = ("--data-dir", str(directory), "--log-level", "error")
         return _RestartableProgram(
             network, [*SERVE, *hosts, *disabled_listeners(), *quiet], "simplebus ready"
@@ -268,32 +271,37 @@ class _PartitionRun:
     def _bridge(self, file: Path) -> _RestartableProgram:
         kind = self._kind
         network = self._target if kind.is_before_bridge else self._source
-        source = _address(kind.source, SOURCE_ADDRESS if kind.is_before_bridge else HERE)
-        target = _address(kind.target, HERE if kind.is_before_bridge else TARGET_ADDRESS)
-        said = [f'[[bridges]]\nname = "b"\nfrom = "{source}"\nto = "{target}"']
-        said.append(f"heartbeat = {HEARTBEAT_S}")
+        source = _address(kind.source, SOURCE_ADDRESS if kind.is_before_bridge else LOOPBACK)
+        target = _address(kind.target, LOOPBACK if kind.is_before_bridge else TARGET_ADDRESS)
+        config_lines = [f'[[bridges]]\nname = "b"\nfrom = "{source}"\nto = "{target}"']
+        config_lines.append(f"heartbeat = {HEARTBEAT_S}")
         for class_id in CLASSES:
-            said.append(f"[[bridges.copy]]\nclass = {class_id}")
+            config_lines.append(f"[[bridges.copy]]\nclass = {class_id}")
             if kind.source == "nats-server":
-                said.append(f'channels = ["{SUBJECT}.{class_id}"]\nstart = "earliest"')
+                config_lines.append(f'channels = ["{SUBJECT}.{class_id}"]\nstart = "earliest"')
             if kind.target == "nats-server":
-                said.append(f'rewrite = [["#", "{SUBJECT}.{class_id}"]]')
+                config_lines.append(f'rewrite = [["#", "{SUBJECT}.{class_id}"]]')
             if kind.stream:
-                said.append(f'stream = "{kind.stream}"')
-        file.write_text("\n".join(said) + "\n")
+                config_lines.append(f'stream = "{kind.stream}"')
+        file.write_text("\n".join(config_lines) + "\n")
         command = [sys.executable, "-m", "simplebus", "bridge", str(file), "--log-level", "info"]
         return _RestartableProgram(network, command, "copying from sequence")
 
     # Events ---------------------------------------------------------------------------------------
 
-    def through(self, rounds: int) -> None:
-        """Raises LoadError where somebody fails, or something does not come."""
-        for name in ("near", "far"):
+    def run_events(self, rounds: int) -> None:
+        """Run all events of each round.
+
+        Raises LoadError if a program fails or a message does not arrive.
+        """
+        for name in ("source", "target"):
             self._programs[name].start()
-        is_near = self._kind.source == "nats-server"
+        has_nats_source = self._kind.source == "nats-server"
         if self._kind.stream:
-            self._run_in_network(self._source if is_near else self._target, self._make_stream)
-        publish = self._publish_stream if is_near else self._publish
+            self._run_in_network(
+                self._source if has_nats_source else self._target, self._make_stream
+            )
+        publish = self._publish_stream if has_nats_source else self._publish
         threads = [
             self._start_thread(self._source, publish),
             self._start_thread(self._target, self._reader()),
@@ -302,11 +310,11 @@ class _PartitionRun:
         line = self._line
         line.delay_s, line.jitter_s, line.loss = DELAY_S, JITTER_S, LOSS
         for _ in range(rounds):
-            for what in self._kind.events:
-                time.sleep(BAD_S)
-                self._cause_event(what)
-                took = self._wait_recovered(what)
-                self.found.recovered_s.setdefault(what, []).append(took)
+            for event in self._kind.events:
+                time.sleep(EVENT_PAUSE_S)
+                self._cause_event(event)
+                seconds = self._wait_recovered(event)
+                self.found.recovered_s.setdefault(event, []).append(seconds)
         self._is_over.set()
         threads[0].join(FINISH_TIMEOUT_S)
         self._wait_until(lambda: not self.found.lost, "the end")
@@ -314,58 +322,59 @@ class _PartitionRun:
         threads[1].join(FINISH_TIMEOUT_S)
         self._count_faults()
 
-    def _cause_event(self, what: str) -> None:
+    def _cause_event(self, event: str) -> None:
         """Cause an event and repair it."""
-        if "cut" in what:
+        if "cut" in event:
             self._line.is_cut = True
-            time.sleep(LONG_S if "long" in what else SHORT_S)
+            time.sleep(LONG_CUT_S if "long" in event else SHORT_CUT_S)
             self._line.is_cut = False
-            self._mended_at = time.monotonic()
+            self._repaired_at = time.monotonic()
             return
-        program = self._programs[what.removeprefix("kill ")]
+        program = self._programs[event.removeprefix("kill ")]
         time.sleep(self._chance.uniform(0, PAUSE_S))
         program.kill()
-        self._mended_at = time.monotonic()
+        self._repaired_at = time.monotonic()
         program.start()
 
-    def _wait_recovered(self, what: str) -> float:
+    def _wait_recovered(self, event: str) -> float:
         """Return the seconds since the repair until a message published now has arrived."""
         counts = {each: self.found.sent.counts[each, PUBLISHER] for each in CLASSES}
 
-        def has_come() -> bool:
-            seen = self.found.seen
+        def has_arrived() -> bool:
+            records = self.found.records
             return all(
-                seen[each].has_delivered(PUBLISHER, number) for each, number in counts.items()
+                records[each].has_delivered(PUBLISHER, number) for each, number in counts.items()
             )
 
-        self._wait_until(has_come, what)
-        return time.monotonic() - self._mended_at
+        self._wait_until(has_arrived, event)
+        return time.monotonic() - self._repaired_at
 
-    def _wait_until(self, is_true: Callable[[], bool], what: str) -> None:
+    def _wait_until(self, is_true: Callable[[], bool], event: str) -> None:
         deadline = time.monotonic() + FINISH_TIMEOUT_S
         while not is_true():
             if self._errors:
-                raise LoadError(f"{self._kind.title}, {what}: {self._errors[0]!r}")
+                raise LoadError(f"{self._kind.title}, {event}: {self._errors[0]!r}")
             if time.monotonic() > deadline:
                 bridge = self._programs["bridge"].last_words()
                 raise LoadError(
-                    f"{self._kind.title}: after {what}, {self.found.lost} messages have not come "
-                    f"within {FINISH_TIMEOUT_S:g} s; the bridge says: {bridge}"
+                    f"{self._kind.title}: after {event}, {self.found.lost} messages did not arrive "
+                    f"within {FINISH_TIMEOUT_S:g} s; the bridge printed: {bridge}"
                 )
             time.sleep(0.02)
 
     def _count_faults(self) -> None:
         found = self.found
-        for seen in found.seen.values():
-            again = seen.repeated_count
-            if self._kind.target == "simplebus":  # A reader may get it again; the bus has it once.
-                again = max(0, seen.head - found.sent.counts[seen.class_id, PUBLISHER])
+        for record in found.records.values():
+            repeated_count = record.repeated_count
+            # A reader may receive a message twice that the bus has once.
+            if self._kind.target == "simplebus":
+                repeated_count = max(0, record.head - found.sent.counts[record.class_id, PUBLISHER])
             if self._kind.may_repeat:
-                found.repeated += again
+                found.repeated += repeated_count
             else:
-                found.stored_twice += again
+                found.stored_twice += repeated_count
 
-    # At work -------------------------------------------------------------------------------------
+    # Publishers and readers -----------------------------------------------------------------------
 
     def _start_thread(self, network: Network, work: Callable[[], object]) -> threading.Thread:
         """Start a thread in a network; its exception is reported."""
@@ -388,7 +397,7 @@ class _PartitionRun:
     async def _publish_on(self) -> None:
         sent = self.found.sent
         async with simplebus.connect(
-            f"{HERE}:8888", name=PUBLISHER, reconnect=FINISH_TIMEOUT_S
+            f"{LOOPBACK}:8888", name=PUBLISHER, reconnect=FINISH_TIMEOUT_S
         ) as bus:
             while not self._is_over.is_set():
                 for class_id in CLASSES:
@@ -406,20 +415,20 @@ class _PartitionRun:
 
     async def _read_all(self) -> None:
         async with trio.open_nursery() as nursery:
-            for seen in self.found.seen.values():
-                nursery.start_soon(self._read, seen)
-            while not self._is_finished():  # noqa: ASYNC110 - nobody tells.
+            for record in self.found.records.values():
+                nursery.start_soon(self._read, record)
+            while not self._is_finished():  # noqa: ASYNC110 - no event exists to wait for.
                 await trio.sleep(0.1)
             await trio.sleep(LAST_DELIVERY_WAIT_S / 2)
             nursery.cancel_scope.cancel()
 
-    async def _read(self, seen: DeliveryRecord) -> None:
+    async def _read(self, record: DeliveryRecord) -> None:
         async with (
-            simplebus.connect(f"{HERE}:8888", reconnect=FINISH_TIMEOUT_S) as bus,
-            bus.subscribe(seen.class_id, durable="reader", start="earliest") as messages,
+            simplebus.connect(f"{LOOPBACK}:8888", reconnect=FINISH_TIMEOUT_S) as bus,
+            bus.subscribe(record.class_id, durable="reader", start="earliest") as messages,
         ):
             async for message in messages:
-                seen.record_delivery(message.payload, message.sequence, time.monotonic())
+                record.record_delivery(message.payload, message.sequence, time.monotonic())
 
     # NATS ----------------------------------------------------------------------------------------
 
@@ -429,8 +438,9 @@ class _PartitionRun:
             nats.request(f"STREAM.CREATE.{STREAM}", {"name": STREAM, "subjects": [f"{SUBJECT}.*"]})
 
     def _publish_stream(self) -> None:
-        """Publish to the stream directly. A burst is repeated under the same ids until it is
-        stored.
+        """Publish to the stream directly.
+
+        A burst is repeated with the same ids until it is stored.
         """
         burst: tuple[int, list[bytes]] | None = None
         class_ids = cycle(CLASSES)
@@ -446,8 +456,8 @@ class _PartitionRun:
             time.sleep(0.1)
 
     def _on_message(self, subject: str, payload: bytes) -> None:
-        seen = self.found.seen[int(subject.rpartition(".")[2])]
-        seen.record_delivery(payload, 0, time.monotonic())
+        record = self.found.records[int(subject.rpartition(".")[2])]
+        record.record_delivery(payload, 0, time.monotonic())
 
     def _listen(self) -> None:
         """Receive messages published from now on."""
@@ -458,7 +468,7 @@ class _PartitionRun:
 
     def _read_stream(self) -> None:
         """Read the stream, and continue at the same sequence after a kill."""
-        at = 1
+        sequence = 1
         while not self._is_finished():
             with suppress(OSError, LoadError), _NatsConnection() as nats:
                 inbox = f"_INBOX.read.{time.monotonic_ns()}"
@@ -466,13 +476,13 @@ class _PartitionRun:
                 config = {
                     "deliver_subject": inbox,
                     "deliver_policy": "by_start_sequence",
-                    "opt_start_seq": at,
+                    "opt_start_seq": sequence,
                     "ack_policy": "none",
                 }
                 nats.request(f"CONSUMER.CREATE.{STREAM}", {"stream_name": STREAM, "config": config})
                 for subject, payload in nats.messages(self._is_finished):
                     self._on_message(subject, payload)
-                    at += 1
+                    sequence += 1
             time.sleep(0.1)
 
 
@@ -480,7 +490,7 @@ class _NatsConnection:
     """Minimal connection to the nats-server of this network."""
 
     def __init__(self) -> None:
-        self._socket = socket.create_connection((HERE, 4222), timeout=0.2)
+        self._socket = socket.create_connection((LOOPBACK, 4222), timeout=0.2)
         self._unread = b""
         self.send_line(
             'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\nSUB _SETUP 1\r\n'
@@ -500,11 +510,11 @@ class _NatsConnection:
         content = json.dumps(body)
         self.send_line(f"PUB $JS.API.{subject} _SETUP {len(content)}\r\n{content}\r\n")
         deadline = time.monotonic() + START_S
-        for _, payload in self.messages(lambda: time.monotonic() > deadline, which="1"):
+        for _, payload in self.messages(lambda: time.monotonic() > deadline, sid="1"):
             if "error" in json.loads(payload):
                 raise LoadError(f"JetStream refused {subject}: {payload!r}")
             return
-        raise LoadError(f"JetStream has not answered {subject}")
+        raise LoadError(f"JetStream did not answer {subject}")
 
     def store(self, subject: str, payloads: list[bytes]) -> None:
         """Publish messages with ids, and wait for their PubAcks.
@@ -520,34 +530,34 @@ class _NatsConnection:
                 f"HPUB {subject} {inbox} {len(block)} {size}\r\n{block}{payload.decode()}\r\n"
             )
         deadline, left = time.monotonic() + START_S, len(payloads)
-        for _, said in self.messages(lambda: time.monotonic() > deadline, which="3"):
-            if "error" in json.loads(said):
-                raise LoadError(f"JetStream refused a message: {said!r}")
+        for _, answer in self.messages(lambda: time.monotonic() > deadline, sid="3"):
+            if "error" in json.loads(answer):
+                raise LoadError(f"JetStream refused a message: {answer!r}")
             left -= 1
             if not left:
                 return
         raise LoadError(f"{left} PubAcks did not come")
 
     def messages(
-        self, is_over: Callable[[], bool], *, which: str = "2"
+        self, is_over: Callable[[], bool], *, sid: str = "2"
     ) -> Iterator[tuple[str, bytes]]:
         """Yield subjects and payloads. Raises OSError at the end of the connection."""
         while not is_over():
-            line = self._line(is_over)
+            line = self._read_line(is_over)
             words = line.decode().split()
             if words and words[0] in ("MSG", "HMSG"):
                 size = int(words[-1])
                 head = int(words[-2]) if words[0] == "HMSG" else 0
-                content = self._exactly(size + 2)
-                if words[2] == which:
+                content = self._read_bytes(size + 2)
+                if words[2] == sid:
                     subject = words[1]
                     yield subject, content[head:size]
             elif words and words[0] == "PING":
                 self.send_line("PONG\r\n")
             elif words and words[0] == "-ERR":
-                raise LoadError(f"nats-server said {line!r}")
+                raise LoadError(f"nats-server sent {line!r}")
 
-    def _line(self, is_over: Callable[[], bool]) -> bytes:
+    def _read_line(self, is_over: Callable[[], bool]) -> bytes:
         while b"\r\n" not in self._unread:
             if is_over():
                 return b""
@@ -555,7 +565,7 @@ class _NatsConnection:
         line, _, self._unread = self._unread.partition(b"\r\n")
         return line
 
-    def _exactly(self, count: int) -> bytes:
+    def _read_bytes(self, count: int) -> bytes:
         while len(self._unread) < count:
             self._fill()
         found, self._unread = self._unread[:count], self._unread[count:]
@@ -565,5 +575,5 @@ class _NatsConnection:
         with suppress(TimeoutError):
             data = self._socket.recv(65_536)
             if not data:
-                raise ConnectionError("nats-server has closed the connection")
+                raise ConnectionError("nats-server closed the connection")
             self._unread += data

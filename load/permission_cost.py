@@ -51,10 +51,10 @@ def core_cost(run_options: RunOptions) -> list[Row]:
             for name, ratios in found.items():
                 title = f"core's time, batches of {batch}, {name}"
                 if has_denied:
-                    title += ", and some is denied"
+                    title += ", with denied messages"
                 # Messages are then filtered, as for subscriptions with channels.
-                wish = None if has_denied and "channel" in name else 1.05
-                rows.append(Row("permissions", title, ratios, "x", wish, less_is_better=True))
+                target = None if has_denied and "channel" in name else 1.05
+                rows.append(Row("permissions", title, ratios, "x", target, less_is_better=True))
     return rows
 
 
@@ -108,7 +108,7 @@ class _PermissionCase:
             self._stored = 1
         self._receive(self._subscriber)
         self._acknowledge(0)
-        self.deliver_batch(1)  # Whose messages follow is said in front of the first one.
+        self.deliver_batch(1)  # The first Deliver frame is larger.
 
     def _connect(self, grants: Grants | None) -> Session:
         session = self._broker.open_session()
@@ -126,13 +126,13 @@ class _PermissionCase:
         first = self._stored
         messages = _messages(self._published, count, CHANNEL)
         self._published += count
-        begun = time.process_time_ns()
+        started_at = time.process_time_ns()
         self._send(self._publisher, messages)
         received = self._receive(self._subscriber)
         self._stored += count
         self._acknowledge(first)
         self._receive(self._publisher)
-        return received, time.process_time_ns() - begun
+        return received, time.process_time_ns() - started_at
 
     def _acknowledge(self, first: int) -> None:
         if first < self._stored:

@@ -1,7 +1,7 @@
-"""Free ports for programs that restart at the same port or need it in advance.
+"""Free ports, for programs that restart at the same port or need it in advance.
 
-Ports are handed out in turn through a file shared by all runs of this user, so that none is reused
-soon. They are outside the range of ephemeral ports.
+Ports are handed out in turn through a file shared by all runs of this user, so that no port is
+reused soon. They are outside the range of ephemeral ports.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def free_ports(count: int) -> list[int]:
     file = Path(tempfile.gettempdir()) / f"simplebus-ports-{os.getuid()}"
     shared = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(shared, fcntl.LOCK_EX)  # Until it is closed.
-        given = int(os.pread(shared, 20, 0) or b"0")
-        for number in range(given, given + len(candidates)):
+        fcntl.flock(shared, fcntl.LOCK_EX)  # Until `shared` is closed.
+        next_number = int(os.pread(shared, 20, 0) or b"0")
+        for number in range(next_number, next_number + len(candidates)):
             if len(found) == count:
                 break
             port = candidates[number % len(candidates)]
-            given = number + 1
+            next_number = number + 1
             if _is_free(port):
                 found.append(port)
-        os.pwrite(shared, b"%20d" % given, 0)
+        os.pwrite(shared, b"%20d" % next_number, 0)
     finally:
         os.close(shared)
     if len(found) < count:

@@ -46,7 +46,7 @@ class PowerCutDirectory:
     def cut(self, chance: Random | None = None) -> None:
         """Restore the synced state; with `chance`, keep parts of the unsynced state.
 
-        These are pages, one of them torn, new names, and removed names.
+        Such parts are pages, of which one is torn, new names, and removed names.
         """
         left = self.directory.with_name(self.directory.name + ".left")
         left.mkdir()
@@ -57,12 +57,12 @@ class PowerCutDirectory:
 
     def _cut_folder(self, left: Path, place: str, chance: Random | None, part: float) -> None:
         """Keep the fraction `part` of unsynced changes."""
-        here = self.directory / place
+        folder = self.directory / place
         names, written = self._synced_names(place), dict[str, str]()
         if chance is not None:
-            written = _names_in(here)
+            written = _names_in(folder)
             names = mix_names(names, written, chance, part)
-        by_key = {key: here / name for name, key in written.items()}
+        by_key = {key: folder / name for name, key in written.items()}
         for name, key in names.items():
             path = f"{place}/{name}".lstrip("/")
             if key == _FOLDER:
@@ -96,8 +96,8 @@ def mix_names(
                 names.pop(former[key], None)
     kept = set(written.values())
     for name, key in synced.items():
-        has_gone = name not in written and key not in kept
-        if has_gone and names.get(name) == key and chance.random() < part:
+        is_removed = name not in written and key not in kept
+        if is_removed and names.get(name) == key and chance.random() < part:
             del names[name]
     return names
 
@@ -107,7 +107,7 @@ def mix_pages(safe: bytes, written: bytes, chance: Random, part: float) -> bytes
     if safe == written:
         return safe
     size = len(written) if chance.random() < part else len(safe)
-    written += safe[len(written) :]  # What was cut off is there until it is really gone.
+    written += safe[len(written) :]  # A truncation may be lost, too.
     safe, written = safe.ljust(size, b"\0")[:size], written.ljust(size, b"\0")[:size]
     pages = [slice(at, at + PAGE_BYTES) for at in range(0, size, PAGE_BYTES)]
     changed = [page for page in pages if safe[page] != written[page]]
@@ -131,7 +131,7 @@ def _names_in(folder: Path) -> dict[str, str]:
 def _key(path: Path) -> str:
     key = ctypes.create_string_buffer(_KEY_BYTES)
     if _library().cut_key(str(path).encode(), key):
-        raise OSError(f"{path} cannot be looked at")
+        raise OSError(f"{path} cannot be read")
     return key.value.decode()
 
 

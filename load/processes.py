@@ -80,10 +80,13 @@ class Process:
                 if words in line and line.endswith("\n"):
                     return line.rstrip()
             if ended:
-                raise LoadError(f"{self.name} ended before it said {words!r}: {self.last_words()}")
+                raise LoadError(
+                    f"{self.name} ended before it printed {words!r}: {self.last_words()}"
+                )
             if time.monotonic() > deadline:
                 raise LoadError(
-                    f"{self.name} did not say {words!r} within {timeout_s:g} s: {self.last_words()}"
+                    f"{self.name} did not print {words!r} within {timeout_s:g} s: "
+                    f"{self.last_words()}"
                 )
             time.sleep(POLL_S)
 
@@ -99,7 +102,8 @@ class Process:
         return self.output()
 
     def last_words(self) -> str:
-        return (self.errors().strip() or self.output().strip() or "it said nothing")[-600:]
+        """Return the end of the error output, or of the output if there is none."""
+        return (self.errors().strip() or self.output().strip() or "it printed nothing")[-600:]
 
     def stop(self) -> None:
         """Stop by SIGTERM, then SIGKILL. Does nothing if the process has ended."""
@@ -142,7 +146,7 @@ class Process:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith(field + ":"):
                 return int(line.split()[1]) * 1024
-        raise LoadError(f"/proc says nothing of {self.name}'s {field}")
+        raise LoadError(f"/proc has no {field} of {self.name}")
 
 
 def _cpu_clock(pid: int) -> int:

@@ -21,7 +21,7 @@ from rich.table import Table
 from load.measure import Sample
 from simplebus.spark.jobs.report.summary import describe_machine, format_number
 
-CORES_WANTED = 3  # Publisher, broker and subscriber, each with its own.
+CORES_NEEDED = 3  # One each for publisher, broker and subscriber.
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Row:
 
     scenario: str
     title: str
-    values: list[float]  # One a round.
+    values: list[float]  # One per round.
     unit: str
     at_least: float | None = None
     reach: float | None = None
@@ -57,10 +57,10 @@ class Row:
     def median(self) -> float:
         return median(self.values)
 
-    def meets(self, wish: float | None) -> bool:
-        if wish is None:
+    def meets(self, target: float | None) -> bool:
+        if target is None:
             return False
-        return self.median <= wish if self.less_is_better else self.median >= wish
+        return self.median <= target if self.less_is_better else self.median >= target
 
     @property
     def verdict(self) -> str:
@@ -93,19 +93,19 @@ class Report:
 
     def print(self, console: Console) -> None:
         if self.samples:
-            console.print(self._measured())
+            console.print(self._samples_table())
         if self.rows:
-            console.print(self._wanted())
+            console.print(self._targets_table())
         console.print(describe_machine(self.machine, self.versions), highlight=False)
         console.print(self.command, highlight=False)
         for note in self.notes:
             console.print(f"[yellow]note:[/] {note}", highlight=False)
 
-    def _measured(self) -> Table:
-        title = f"What was measured, median of {self.rounds} rounds"
+    def _samples_table(self) -> Table:
+        title = f"Measurements, median of {self.rounds} rounds"
         table = Table(title=title, title_justify="left")
         table.add_column("scenario")
-        table.add_column("what")
+        table.add_column("variant")
         for name in ("msgs/s or p50", "spread", "broker us/msg", "peak MB", "msgs/ack"):
             table.add_column(name, justify="right")
         for scenario, variants in self.samples.items():
@@ -114,8 +114,8 @@ class Report:
             table.add_section()
         return table
 
-    def _wanted(self) -> Table:
-        table = Table(title="What was wanted", title_justify="left")
+    def _targets_table(self) -> Table:
+        table = Table(title="Targets", title_justify="left")
         for name in ("scenario", "claim"):
             table.add_column(name)
         for name in ("median", "spread", "at least", "reach for"):
@@ -124,8 +124,9 @@ class Report:
         colors = {"reached": "green", "at least": "cyan", "missed": "red", "": "dim"}
         for row in self.rows:
             values = [format_number(value) + " " + row.unit for value in (row.median,)]
-            wishes = [
-                "" if wish is None else format_number(wish) for wish in (row.at_least, row.reach)
+            targets = [
+                "" if target is None else format_number(target)
+                for target in (row.at_least, row.reach)
             ]
             color = colors[row.verdict]
             title = f"{row.title} ({row.note})" if row.note else row.title
@@ -134,7 +135,7 @@ class Report:
                 title,
                 *values,
                 spread(row.values),
-                *wishes,
+                *targets,
                 f"[{color}]{row.verdict}[/]",
             )
         return table
@@ -184,7 +185,7 @@ def machine() -> dict[str, Any]:
 
 def core_warning() -> str | None:
     cores = len(os.sched_getaffinity(0))
-    if cores >= CORES_WANTED:
+    if cores >= CORES_NEEDED:
         return None
     return (
         f"{cores} cores for a publisher, a broker and a subscriber: they take time from each "

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # So that it runs by its path.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # For `python load/run.py`.
 
 from load.brokers import SIMPLEBUS_KINDS, RunningBroker, is_available, running, versions
 from load.generators import program
@@ -36,7 +36,7 @@ QUICK_PART = 0.2
 ROUNDS = 5
 QUICK_ROUNDS = 2
 COUNT_MAX = 60_000_000
-WIDTH = 110  # Of the tables, where there is no terminal to ask.
+WIDTH = 110  # Width of the tables if the output is not a terminal.
 
 
 class Runner:
@@ -48,14 +48,14 @@ class Runner:
         self.traces = traces
         self.report = report
         self.progress = progress
-        self.manner = run_options
+        self.run_options = run_options
         self.rounds = run_options.rounds
         self.part = QUICK_PART if run_options.quick else 1.0
 
     def run(self, scenario: Scenario) -> None:
         if scenario.special:
             task = self.progress.add_task(scenario.title, total=1)
-            self.report.rows += scenario.special(self.manner)
+            self.report.rows += scenario.special(self.run_options)
             self.progress.advance(task)
         else:
             self._run_variants(scenario)
@@ -99,13 +99,13 @@ class Runner:
                 write_table(self.traces, table, scenario, variant, turn)
 
     def _args_for(self, kind: str) -> tuple[str, ...]:
-        return self.manner.server_args if kind in SIMPLEBUS_KINDS else ()
+        return self.run_options.server_args if kind in SIMPLEBUS_KINDS else ()
 
     def _is_available(self, variant: Variant) -> bool:
         needed = NATS_PY if variant.protocol == NATS_PY else variant.kind
         if is_peer_available() if needed == NATS_PY else is_available(needed):
             return True
-        note = f"{needed} is not installed: what compares with it is skipped"
+        note = f"{needed} is not installed: comparisons with it are skipped"
         if note not in self.report.notes:
             self.report.notes.append(note)
         return False
@@ -124,8 +124,8 @@ def _measured(
         return measure(broker, variant.protocol, variant.work, count=count, tracer=tracer)
     except LoadError as error:
         last = broker.process.errors().strip()[-400:] if broker.kind in SIMPLEBUS_KINDS else ""
-        said = f"; the server said: {last}" if last else ""
-        raise LoadError(f"{variant.name}: {error}{said}") from error
+        server_error = f"; the server printed: {last}" if last else ""
+        raise LoadError(f"{variant.name}: {error}{server_error}") from error
 
 
 def _rows(scenario: Scenario, samples: dict[str, list[Sample]]) -> list[Row]:
@@ -162,19 +162,24 @@ def _select(names: list[str]) -> list[Scenario]:
 def main(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Scenarios, or patterns of names; without one all but the long ones."),
+        typer.Argument(
+            help="Scenarios, or patterns of their names; by default, all except the long ones."
+        ),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Of each scenario; 5, or 2 when quick.")
+        int | None,
+        typer.Option(min=1, help="Rounds of each scenario; 5 by default, 2 with --quick."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Short and rough.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write figures here.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Short and imprecise.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for the figures.")] = None,
     traces: Annotated[
         Path | None,
-        typer.Option(help="Write when what was sent, delivered and acked here: an empty folder."),
+        typer.Option(
+            help="Empty folder for the times at which messages were sent, delivered and acked."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the long ones, to repeat them.")] = 0,
-    minutes: Annotated[float, typer.Option(min=0, help="That a soak takes; 5 by default.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of a long scenario, to repeat it.")] = 0,
+    minutes: Annotated[float, typer.Option(min=0, help="Duration of a soak; 5 by default.")] = 0.0,
     only: Annotated[str, typer.Option(help="Rows of `holds` with this text in their titles.")] = "",
     server_args: Annotated[str, typer.Option(help="More arguments of `simplebus serve`.")] = "",
 ) -> None:
@@ -205,7 +210,7 @@ def main(
         for scenario in scenarios:
             try:
                 runner.run(scenario)
-            except Exception as error:  # Spark and other libraries raise errors of their own.
+            except Exception as error:  # Spark and other libraries raise their own errors.
                 failed = True
                 report.notes.append(f"{scenario.name} failed: {type(error).__name__}: {error}")
             if json_file:

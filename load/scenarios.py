@@ -37,13 +37,13 @@ from load.measure import Flow, RoundTrips, RunOptions, Work
 from load.report import Row, Target
 from load.single_messages import NATS_PY, Confirms, OneWay, Requests
 
-FULL_S = 2.0  # What one measurement of a subject should take,
-PEER_S = 1.0  # and of a peer that is only shown.
-PACE = 50_000  # Messages a second that every peer can bear.
+FULL_S = 2.0  # Duration of one measurement of simplebus.
+PEER_S = 1.0  # Duration of one measurement of a peer without a target.
+PACE = 50_000  # Messages per second, which every peer can process.
 CPU_PACES = {1_000: 4.0, 10_000: FULL_S, PACE: FULL_S, 0: FULL_S}
 """Messages a second, 0 for no limit, and the seconds of one measurement."""
 ONE_WAY_PACE = 1_000
-PYTHON_S = 4.0  # So that p99 is that of some thousand messages.
+PYTHON_S = 4.0  # Long enough for a p99 of some thousand messages.
 CONFIRMS_S = 1.0
 IN_FLIGHT = 64
 CONFIRMED = {"blocking": 2.0, "asyncio": 1.6, "trio": 1.6}
@@ -67,6 +67,8 @@ class Variant:
 
 @dataclass(frozen=True)
 class Scenario:
+    """Named measurement with its variants and targets, or with a function."""
+
     name: str
     title: str
     variants: tuple[Variant, ...] = ()
@@ -256,12 +258,12 @@ def _confirmed() -> Scenario:
     """Compare Python programs that wait for confirms with nats-py and JetStream."""
     many = f", {IN_FLIGHT} in flight"
     variants, targets = list[Variant](), list[Target]()
-    for suffix, kind, peer, work, wishes in (
+    for suffix, kind, peer, work, targets_by_client in (
         ("", "simplebus", "JetStream memory", Confirms(), CONFIRMED),
         (", os", "simplebus-os", "JetStream file", Confirms(storage="file"), CONFIRMED_OS),
         (many, "simplebus", f"JetStream{many}", Confirms(in_flight=IN_FLIGHT), CONFIRMED_MANY),
     ):
-        for client, at_least in wishes.items():
+        for client, at_least in targets_by_client.items():
             of = client + suffix
             variants.append(Variant(of, kind, client, work, CONFIRMS_S))
             targets.append(Target(f"{of}, against {peer}", of, peer, at_least, None))
@@ -388,7 +390,7 @@ SCENARIOS = (
         (_simplebus_nats(RoundTrips()), _nats(RoundTrips())),
         _latency_targets("simplebus", "nats core", p50=2.5, p50_reach=1.3),
     ),
-    Scenario("nats-idle", "NATS clients that say nothing", special=nats_scaling.idle),
+    Scenario("nats-idle", "idle NATS clients", special=nats_scaling.idle),
     Scenario("nats-matching", "many NATS subscriptions", special=nats_scaling.matching),
     _journal(16),
     _journal(128),
@@ -423,11 +425,11 @@ SCENARIOS = (
         special=partitions.run,
         is_long=True,
     ),
-    Scenario("soak", "random work, and what memory stays", special=soak.run, is_long=True),
+    Scenario("soak", "random work, and growth of memory", special=soak.run, is_long=True),
     Scenario("connections", "ten thousand connections", special=connections.run),
-    Scenario("monitor", "what it costs to be watched", special=monitor.run),
+    Scenario("monitor", "cost of metrics and the live page", special=monitor.run),
     Scenario("tls", "128 B over TLS 1.3", special=tls_and_permissions.tls),
-    Scenario("permissions", "what permissions cost", special=tls_and_permissions.permissions),
+    Scenario("permissions", "cost of permissions", special=tls_and_permissions.permissions),
     Scenario("attack", "an attack on a server under load", special=connection_attack.run),
     Scenario("attacks", "one client with many legal requests", special=attacks.run),
     Scenario("holds", "longest holds of the event loop by any request", special=holds.run),

@@ -30,7 +30,7 @@ from load.sdk_job import CLASS, TYPED_CLASS, Job
 MEASURE_S = 1.0
 QUICK_PART = 0.3
 COUNT_MIN, COUNT_MAX = 500, 4_000_000
-ROUNDS_MAX = 3  # Most of the time goes by while programs start.
+ROUNDS_MAX = 3  # Most of the time is spent on the start of programs.
 TIMEOUT_S = 60
 SIZES = (16, 1024)
 BACKENDS = ("trio", "asyncio")
@@ -73,8 +73,8 @@ def _rate(count: int, subscriber: Side, publish: Callable[[], Side]) -> float:
     with subscriber:
         subscriber.wait_ready()
         with publish() as publisher:
-            sent, heard = publisher.result(), subscriber.result()
-    return float(count / (max(heard["settled"], sent["confirmed"]) - sent["started"]))
+            sent, received = publisher.result(), subscriber.result()
+    return float(count / (max(received["settled"], sent["confirmed"]) - sent["started"]))
 
 
 @dataclass(frozen=True)
@@ -227,51 +227,51 @@ class _MeasureState:
 def run(run_options: RunOptions) -> list[Row]:
     """Return the rows of the scenario: every quantity, then the targets."""
     has_peer = is_peer_available()
-    chosen = [one for one in measures() if has_peer or one.kind == "simplebus"]
+    chosen = [measure for measure in measures() if has_peer or measure.kind == "simplebus"]
     seconds = MEASURE_S * (QUICK_PART if run_options.quick else 1)
-    taken = {one.name: _MeasureState(one, one.first_count) for one in chosen}
+    states = {each.name: _MeasureState(each, each.first_count) for each in chosen}
     with open_environment(run_options, has_peer=has_peer) as environment:
         for turn in range(1 + min(run_options.rounds, ROUNDS_MAX)):
-            for one in taken.values():
-                value = _value(one, environment)
-                one.count = one.measure.next_count(value, seconds)
+            for state in states.values():
+                value = _value(state, environment)
+                state.count = state.measure.next_count(value, seconds)
                 if turn > 0:
-                    one.values.append(value)
-    wanted = [
+                    state.values.append(value)
+    target_rows = [
         Row(
             "sdk",
             target.title,
-            _ratios(taken, target),
+            _ratios(states, target),
             target.unit,
             target.at_least,
             target.reach,
             target.less_is_better,
         )
         for target in _targets()
-        if target.of in taken and (target.against is None or target.against in taken)
+        if target.of in states and (target.against is None or target.against in states)
     ]
-    named = {row.title for row in wanted}
+    named = {row.title for row in target_rows}
     note = "" if has_peer else "nats-py and nats-server are needed to compare"
     plain = [
-        Row("sdk", name, one.values, "msgs/s", note=note)
-        for name, one in taken.items()
+        Row("sdk", name, state.values, "msgs/s", note=note)
+        for name, state in states.items()
         if name not in named
     ]
-    return plain + wanted
+    return plain + target_rows
 
 
-def _value(one: _MeasureState, environment: SdkEnvironment) -> float:
+def _value(state: _MeasureState, environment: SdkEnvironment) -> float:
     try:
-        return one.measure.measure(environment, one.count)
+        return state.measure.measure(environment, state.count)
     except LoadError as error:
-        raise LoadError(f"{one.measure.name}: {error}") from error
+        raise LoadError(f"{state.measure.name}: {error}") from error
 
 
-def _ratios(taken: dict[str, _MeasureState], target: Target) -> list[float]:
-    values = taken[target.of].values
+def _ratios(states: dict[str, _MeasureState], target: Target) -> list[float]:
+    values = states[target.of].values
     if target.against is None:
         return values
-    return [a / b for a, b in zip(values, taken[target.against].values, strict=True)]
+    return [a / b for a, b in zip(values, states[target.against].values, strict=True)]
 
 
 def is_peer_available() -> bool:

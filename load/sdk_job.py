@@ -96,8 +96,9 @@ def print_result(found: dict[str, Any]) -> None:
     print(json.dumps(found), flush=True)
 
 
-def fail_mismatch(came: object, expected: object) -> NoReturn:
-    sys.exit(f"{came!r} came, expected {expected!r}")
+def fail_mismatch(received: object, expected: object) -> NoReturn:
+    """End the program with an error."""
+    sys.exit(f"received {received!r}, expected {expected!r}")
 
 
 def latency_figures(seconds: list[float]) -> dict[str, float]:

@@ -39,7 +39,7 @@ JET_SUBJECT = "load.js.1"
 NO_LIMIT = 0
 ACKS_PENDING = 20_000
 REQUEST_S = 10.0
-CHECKS, CHECK_S = 100, 0.01  # How often JetStream is asked whether the acknowledgements are in.
+CHECKS, CHECK_S = 100, 0.01  # Requests for the number of unacknowledged messages.
 
 
 # Publishing --------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Receiver:
         self._expected = next(self._payloads)
         self._acks = acks
 
-    async def take(self, message: Msg) -> None:
+    async def check_message(self, message: Msg) -> None:
         if message.data != self._expected:
             fail_mismatch(message, self._expected)
         if self._acks:
@@ -123,7 +123,10 @@ class Receiver:
 async def receive(client: Client, job: Job) -> Found:
     receiver = Receiver(job)
     await client.subscribe(
-        SUBJECT, cb=receiver.take, pending_msgs_limit=NO_LIMIT, pending_bytes_limit=NO_LIMIT
+        SUBJECT,
+        cb=receiver.check_message,
+        pending_msgs_limit=NO_LIMIT,
+        pending_bytes_limit=NO_LIMIT,
     )
     await client.flush()
     print_ready()
@@ -153,7 +156,7 @@ async def jet_receive(client: Client, job: Job) -> Found:
     subscription = await client.jetstream().subscribe(
         JET_SUBJECT,
         stream=STREAM,
-        cb=receiver.take,
+        cb=receiver.check_message,
         manual_ack=True,
         config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, max_ack_pending=ACKS_PENDING),
         pending_msgs_limit=NO_LIMIT,
@@ -161,7 +164,7 @@ async def jet_receive(client: Client, job: Job) -> Found:
     )
     print_ready()
     await receiver.done.wait()
-    await client.flush()  # The acknowledgements are with the server.
+    await client.flush()  # The server has received the acknowledgements.
     settled = now()
     for _ in range(CHECKS):
         pending = (await subscription.consumer_info()).num_ack_pending
@@ -169,19 +172,19 @@ async def jet_receive(client: Client, job: Job) -> Found:
             break
         await asyncio.sleep(CHECK_S)
     else:
-        fail_mismatch(f"an account of {pending} unacknowledged messages", "none")
+        fail_mismatch(f"{pending} unacknowledged messages", "none")
     return {"settled": settled}
 
 
-# Asking ------------------------------------------------------------------------------------------
+# Requests -----------------------------------------------------------------------------------------
 
 
 async def ask(client: Client, job: Job) -> Found:
     seconds = []
     for payload in job.payloads():
-        begun = now()
+        started_at = now()
         reply = await client.request(SUBJECT, payload, timeout=REQUEST_S)
-        seconds.append(now() - begun)
+        seconds.append(now() - started_at)
         if reply.data != payload:
             fail_mismatch(reply, payload)
     return latency_figures(seconds)

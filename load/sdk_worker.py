@@ -73,8 +73,8 @@ async def publish_batches(bus: simplebus.Bus, job: Job) -> Found:
     """Publish in batches and wait for all confirms at the end."""
     payloads = job.payloads()
     started = now()
-    while some := list(itertools.islice(payloads, PUBLISHED_TOGETHER)):
-        await bus.publish_many(some, class_id=CLASS, confirm=False)
+    while payloads_of_batch := list(itertools.islice(payloads, PUBLISHED_TOGETHER)):
+        await bus.publish_many(payloads_of_batch, class_id=CLASS, confirm=False)
     await bus.flush()
     return {"started": started, "confirmed": now()}
 
@@ -125,8 +125,8 @@ async def publish_encoded(bus: simplebus.Bus, job: Job) -> Found:
     """Publish the encoded messages that `receive_typed` expects, in batches."""
     payloads = encoded_readings(job)
     started = now()
-    while some := list(itertools.islice(payloads, PUBLISHED_TOGETHER)):
-        await bus.publish_many(some, class_id=TYPED_CLASS, confirm=False)
+    while payloads_of_batch := list(itertools.islice(payloads, PUBLISHED_TOGETHER)):
+        await bus.publish_many(payloads_of_batch, class_id=TYPED_CLASS, confirm=False)
     await bus.flush()
     return {"started": started, "confirmed": now()}
 
@@ -160,38 +160,38 @@ async def receive_paced(bus: simplebus.Bus, job: Job) -> Found:
 
 
 async def receive_typed(bus: simplebus.Bus, job: Job) -> Found:
-    left = readings(job)
+    expected_readings = readings(job)
     async with bus.subscribe(Reading) as values:
         print_ready()
-        expected: Reading | None = next(left)
+        expected: Reading | None = next(expected_readings)
         async for reading in values:
             if reading != expected:
                 fail_mismatch(reading, expected)
-            expected = next(left, None)
+            expected = next(expected_readings, None)
             if expected is None:
                 break
     return await settled(bus)
 
 
 async def receive_batches(bus: simplebus.Bus, job: Job) -> Found:
-    return await take_batches(bus, CLASS, job.count, job.payloads())
+    return await verify_batches(bus, CLASS, job.count, job.payloads())
 
 
 async def receive_encoded(bus: simplebus.Bus, job: Job) -> Found:
     """Receive the messages of `publish_typed` in batches and verify their payloads."""
-    return await take_batches(bus, TYPED_CLASS, job.count, encoded_readings(job))
+    return await verify_batches(bus, TYPED_CLASS, job.count, encoded_readings(job))
 
 
-async def take_batches(
+async def verify_batches(
     bus: simplebus.Bus, class_id: int, count: int, expected: Iterator[bytes]
 ) -> Found:
     async with bus.subscribe(class_id) as messages:
         print_ready()
         async for batch in messages.batches():
             payloads = batch.payloads
-            wanted = list(itertools.islice(expected, len(payloads)))
-            if payloads != wanted:
-                fail_mismatch(payloads, wanted)
+            expected_payloads = list(itertools.islice(expected, len(payloads)))
+            if payloads != expected_payloads:
+                fail_mismatch(payloads, expected_payloads)
             count -= len(payloads)
             if count == 0:
                 break
@@ -199,20 +199,20 @@ async def take_batches(
 
 
 async def settled(bus: simplebus.Bus) -> Found:
-    await bus.drain()  # The last acknowledgement is applied.
+    await bus.drain()  # Then the last acknowledgement is applied.
     return {"settled": now()}
 
 
-# Asking ------------------------------------------------------------------------------------------
+# Requests -----------------------------------------------------------------------------------------
 
 
 async def ask(bus: simplebus.Bus, job: Job) -> Found:
     """Send requests with one in flight."""
     seconds = []
     for payload in job.payloads():
-        begun = now()
+        started_at = now()
         reply = await bus.request(payload, class_id=CLASS)
-        seconds.append(now() - begun)
+        seconds.append(now() - started_at)
         if reply.payload != payload:
             fail_mismatch(reply, payload)
     return latency_figures(seconds)

@@ -4,7 +4,7 @@
 
 Each client is a process, written as a user would write it (sdk_worker.py, sdk_peer.py). The
 programs verify the payloads of replies and the numbers of one-way messages. Confirmed messages are
-stored while nobody is subscribed; afterwards the load generator receives and verifies them.
+stored without a subscriber; afterwards the load generator receives and verifies them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NATS_PY = "nats-py"  # A client, named in place of a protocol; others are asynci
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests of one program that another one answers, one in flight."""
+    """Requests of one program that another program answers, one in flight."""
 
     @property
     def first_count(self) -> int:

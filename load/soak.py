@@ -4,7 +4,7 @@
 
 Each cycle builds a backlog, drains it completely, and leaves classes idle until their rings have
 shrunk; then memory and descriptors are read. Channels, bindings, durables, groups, connections and
-dead letters come and go, so the last cycle needs what the first one needed.
+dead letters are created and removed, so the last cycle needs as much memory as the first one.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ SHORT_TICKS = ("--tick", "0.1", "--ack-timeout", "50")  # Rings shrink after 30 
 IDLE_S = 4.0
 CLASSES = tuple(f"soak-{number}" for number in range(6))
 DEAD = tuple(f"dead.{name}" for name in CLASSES)
-NAMES = 5  # Of publishers and of each class's durables: the bus remembers them for an hour.
-COUNT_MAX = 8_000  # Messages for a class, in a cycle.
+NAMES = 5  # Names of publishers, and of each class's durables: the bus keeps them for an hour.
+COUNT_MAX = 8_000  # Messages per class and cycle.
 SIZES = (16, 128, 1024)
 SAME_CHANNEL_COUNT = 500  # Messages of one channel in a row.
-QUIET_S = 0.5  # Nothing has come for so long: there is nothing more.
-WARM_UP = 0.2  # The part of the cycles in which the allocator finds its size.
+QUIET_S = 0.5  # Silence after which a class has no more messages.
+WARM_UP = 0.2  # Part of the cycles in which the allocator's memory still grows.
 MB = 1e6
 RATIO_MAX = 1.1
-FILES_MAX = len(CLASSES + DEAD)  # A class that was never used has no file open yet.
+FILES_MAX = len(CLASSES + DEAD)  # An unused class has no open file, a used one has one.
 
 
 @dataclass
@@ -90,18 +90,18 @@ def run(run_options: RunOptions) -> list[Row]:
 def _rows(name: str, soak: _SoakWorkload, seed: int) -> list[Row]:
     samples = soak.samples
     first, last = samples.plateaus(samples.memory)
-    fewer, more = samples.plateaus(samples.descriptors)
+    first_count, last_count = samples.plateaus(samples.descriptors)
     spread = [value / MB for value in samples.memory]
 
-    def row(title: str, values: list[float], unit: str, wish: float | None = None) -> Row:
-        return Row("soak", f"{name}: {title}", values, unit, wish, None, less_is_better=True)
+    def row(title: str, values: list[float], unit: str, target: float | None = None) -> Row:
+        return Row("soak", f"{name}: {title}", values, unit, target, None, less_is_better=True)
 
     count = f"{len(samples.memory)} cycles, {samples.messages} messages, seed {seed}"
     return [
         Row("soak", f"{name}: memory after a cycle", spread, "MB", note=count),
         row("in the last third against the first", [last / first], "x", RATIO_MAX),
         row("growth", [samples.bytes_per_hour() / MB], "MB/h"),
-        row("descriptors more", [more - fewer], "", FILES_MAX),
+        row("more descriptors", [last_count - first_count], "", FILES_MAX),
     ]
 
 
@@ -123,14 +123,14 @@ class _SoakWorkload:
         """Channels of the existing durables, by class and name."""
 
     async def run_until(self, end: float) -> None:
-        """Run cycles until the time is over."""
-        begun, cycle = time.monotonic(), 0
+        """Run cycles until `end`."""
+        started_at, cycle = time.monotonic(), 0
         while not cycle or time.monotonic() < end:
             await self._cycle(cycle)
             await trio.sleep(IDLE_S)
             cycle += 1
             process, samples = self._broker.process, self.samples
-            samples.hours.append((time.monotonic() - begun) / 3600)
+            samples.hours.append((time.monotonic() - started_at) / 3600)
             samples.memory.append(process.memory_bytes())
             samples.descriptors.append(process.descriptors())
 
@@ -149,7 +149,7 @@ class _SoakWorkload:
                         for class_name, durable in sorted(self._durables):
                             is_leaving = chance.random() < 0.5
                             nursery.start_soon(self._drain, bus, class_name, durable, is_leaving)
-                    else:  # What nobody was subscribed to, and what has died.
+                    else:  # Messages without a subscription, and dead letters.
                         for class_name in (*CLASSES, *DEAD):
                             nursery.start_soon(self._drain, bus, class_name, "", True)
 
@@ -172,13 +172,13 @@ class _SoakWorkload:
             while left > 0:
                 count = min(left, chance.randint(1, SAME_CHANNEL_COUNT))
                 left -= count
-                about: PublishOptions = {}
+                options: PublishOptions = {}
                 if chance.random() < 0.7:
-                    about["channel"] = f"soak.{cycle}.{chance.randrange(1000)}"
-                    about["expires"] = 0.2 if chance.random() < 0.2 else None
-                    about["headers"] = [("cycle", str(cycle))] if chance.random() < 0.2 else None
+                    options["channel"] = f"soak.{cycle}.{chance.randrange(1000)}"
+                    options["expires"] = 0.2 if chance.random() < 0.2 else None
+                    options["headers"] = [("cycle", str(cycle))] if chance.random() < 0.2 else None
                 await bus.publish_many(
-                    [chance.randbytes(size)] * count, class_id=class_name, confirm=False, **about
+                    [chance.randbytes(size)] * count, class_id=class_name, confirm=False, **options
                 )
         await bus.flush()
 
@@ -186,9 +186,9 @@ class _SoakWorkload:
         """Receive all messages; reject some, which become dead letters."""
         channels = self._durables.get((class_name, durable), [])
         async with bus.subscribe(class_name, *channels, **_options(durable)) as messages:
-            while taken := await messages.take(SAME_CHANNEL_COUNT, timeout=QUIET_S):
+            while batch := await messages.take(SAME_CHANNEL_COUNT, timeout=QUIET_S):
                 if durable and self._chance.random() < 0.1:
-                    for message in taken[:: self._chance.randint(1, 50)]:
+                    for message in batch[:: self._chance.randint(1, 50)]:
                         message.nack(0)
             if durable and is_leaving:
                 messages.forget()

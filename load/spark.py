@@ -31,14 +31,14 @@ ROWS_BY_SIZE = {16: 4_000_000, 128: 2_000_000, 1024: 400_000}
 """Number of messages, by bytes of a payload."""
 SINK_ROWS = 1_000_000
 FILL_BYTES = 8_000_000
-"""Bytes of payloads that are published to one class before the next one has its turn."""
+"""Bytes of payloads that are published to one class before the next class."""
 PAYLOAD_BYTES = 128
 ROWS = ROWS_BY_SIZE[PAYLOAD_BYTES]
 CONNECTOR, PYTHON, PARQUET = "simplebus", "simplebus_python", "parquet"
 """Formats that read the same rows."""
 CLASSES = (1, 2)
 QUICK_PART = 5
-WARM_UPS = 3  # The JVM learns.
+WARM_UPS = 3  # The JVM compiles code meanwhile.
 FOLLOWED_PER_S = 200_000
 FOLLOWED_S = 40
 FIRST_S = 5
@@ -70,7 +70,7 @@ def run(run_options: RunOptions) -> list[Row]:
             rows += _files(spark, place, ROWS // part, run_options)
             rows += _written(spark, place, SINK_ROWS // part, run_options)
             rows += _followed(spark, place, FOLLOWED_S // part, run_options)
-            rows += _beside(spark, IDLE_MESSAGES // part, run_options)
+            rows += _with_idle_query(spark, IDLE_MESSAGES // part, run_options)
             return rows
     finally:
         spark.stop()
@@ -101,10 +101,14 @@ def fill(broker: RunningBroker, count: int, size: int = PAYLOAD_BYTES) -> None:
 
 
 def reading(reader: Any, broker: RunningBroker, kind: str = CONNECTOR, **options: object) -> Any:
-    """A frame of the messages in CLASSES; reader is spark.read or spark.readStream."""
+    """Return a frame of the messages in CLASSES; `reader` is spark.read or spark.readStream."""
     found = reader.format(kind).option("servers", f"{HOST}:{broker.port}")
-    given = {"subscribe": ",".join(map(str, CLASSES)), "startingOffsets": "earliest", **options}
-    for name, value in given.items():
+    all_options = {
+        "subscribe": ",".join(map(str, CLASSES)),
+        "startingOffsets": "earliest",
+        **options,
+    }
+    for name, value in all_options.items():
         found = found.option(name, str(value))
     return found.load()
 
@@ -153,7 +157,8 @@ def _compared(
         seconds = _alternate(work, (CONNECTOR, PYTHON, PARQUET), rounds)
         for kind, bar in ((CONNECTOR, target), (PYTHON, None)):
             ratios = [
-                theirs / ours for ours, theirs in zip(seconds[kind], seconds[PARQUET], strict=True)
+                parquet / elapsed
+                for elapsed, parquet in zip(seconds[kind], seconds[PARQUET], strict=True)
             ]
             title = f"{name} of {size} B by {kind} against Parquet, {count / 1e6:g} M rows"
             found.append(Row("spark", title, ratios, "x", bar))
@@ -179,17 +184,18 @@ def _alternate(
 
 
 def _ratios(
-    ours: Callable[[], object], theirs: Callable[[], object], *, rounds: int
+    work: Callable[[], object], peer_work: Callable[[], object], *, rounds: int
 ) -> list[float]:
-    works = {"ours": ours, "theirs": theirs}
+    """Return how many times faster `work` is than `peer_work`, by round."""
+    works = {"work": work, "peer": peer_work}
     seconds = _alternate(lambda kind: works[kind](), tuple(works), rounds)
-    return [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["theirs"], strict=True)]
+    return [peer / own for own, peer in zip(seconds["work"], seconds["peer"], strict=True)]
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    begun = time.monotonic()
+    started_at = time.monotonic()
     work()
-    return time.monotonic() - begun
+    return time.monotonic() - started_at
 
 
 def _files(spark: Any, place: Path, count: int, run_options: RunOptions) -> list[Row]:
@@ -199,13 +205,14 @@ def _files(spark: Any, place: Path, count: int, run_options: RunOptions) -> list
         fill(broker, count)
 
         def files() -> Any:
-            given = {"path": kept, "subscribe": ",".join(map(str, CLASSES))}
-            return spark.read.format("simplebus").options(**given).load()
+            options = {"path": kept, "subscribe": ",".join(map(str, CLASSES))}
+            return spark.read.format("simplebus").options(**options).load()
 
         columns = ("value", "topic", "partition", "offset")
-        ours, theirs = _digest(files(), columns), _digest(reading(spark.read, broker), columns)
-        if ours != theirs or ours[0] != count:
-            raise LoadError(f"the files gave {ours}, the bus {theirs}, of {count} messages")
+        from_files = _digest(files(), columns)
+        from_bus = _digest(reading(spark.read, broker), columns)
+        if from_files != from_bus or from_files[0] != count:
+            raise LoadError(f"the files have {from_files}, the bus {from_bus}, of {count} messages")
 
         def batch(frame: Callable[[], Any]) -> Callable[[], object]:
             return lambda: frame().write.mode("overwrite").parquet(str(place / "out"))
@@ -213,8 +220,8 @@ def _files(spark: Any, place: Path, count: int, run_options: RunOptions) -> list
         ratios = _ratios(
             batch(files), batch(lambda: reading(spark.read, broker)), rounds=run_options.rounds
         )
-    what = f"batch of a journal's files to Parquet, against the bus, {count / 1e6:g} M rows"
-    return [Row("spark", what, ratios, "x", 1.5)]
+    title = f"batch of a journal's files to Parquet, against the bus, {count / 1e6:g} M rows"
+    return [Row("spark", title, ratios, "x", 1.5)]
 
 
 _COLUMNS = ("value", "topic", "partition", "offset", "timestamp", "server")
@@ -236,12 +243,12 @@ def _stream(frame: Any, out: Path, count: int, sink: str) -> None:
     query = writing.option("checkpointLocation", str(out / "checkpoint")).start(str(out / "table"))
     if not query.awaitTermination(TIMEOUT_S):
         raise LoadError(f"a stream did not end within {TIMEOUT_S} s: {query.status}")
-    rows = _done(query)
+    rows = _read_count(query)
     if rows != count:
         raise LoadError(f"a stream read {rows} rows of {count}")
 
 
-def _done(query: Any) -> int:
+def _read_count(query: Any) -> int:
     """Return the number of rows that a query has read."""
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 
@@ -259,16 +266,17 @@ def _written(spark: Any, place: Path, count: int, run_options: RunOptions) -> li
         for kind, found in seconds.items():
             with running("simplebus", server_args=run_options.server_args) as broker:
                 writing = values.write.format(kind).mode("append").option("class", "1")
-                took = _seconds(writing.option("servers", f"{HOST}:{broker.port}").save)
-                there = reading(spark.read, broker, subscribe="1").count()
-            if there != count:
-                raise LoadError(f"{kind} was given {count} rows, and the bus has {there} messages")
+                elapsed = _seconds(writing.option("servers", f"{HOST}:{broker.port}").save)
+                stored = reading(spark.read, broker, subscribe="1").count()
+            if stored != count:
+                raise LoadError(f"{kind} wrote {count} rows, and the bus has {stored} messages")
             if turn >= WARM_UPS:
-                found.append(took)
+                found.append(elapsed)
     ratios = [
-        theirs / ours for ours, theirs in zip(seconds[CONNECTOR], seconds[PYTHON], strict=True)
+        python / connector
+        for connector, python in zip(seconds[CONNECTOR], seconds[PYTHON], strict=True)
     ]
-    rates = [count / took for took in seconds[CONNECTOR]]
+    rates = [count / elapsed for elapsed in seconds[CONNECTOR]]
     title = "rows to the bus, confirmed, by simplebus against simplebus_python"
     return [
         Row("spark", "rows to the bus, confirmed", rates, "rows/s", 300_000),
@@ -276,7 +284,7 @@ def _written(spark: Any, place: Path, count: int, run_options: RunOptions) -> li
     ]
 
 
-# Following ----------------------------------------------------------------------------------------
+# Archives that follow a bus -----------------------------------------------------------------------
 
 
 def _followed(spark: Any, place: Path, seconds: int, run_options: RunOptions) -> list[Row]:
@@ -287,7 +295,7 @@ def _followed(spark: Any, place: Path, seconds: int, run_options: RunOptions) ->
     to = str(place / "archive")
     options: dict[str, Any] = {"timeout_s": TIMEOUT_S, "size": PAYLOAD_BYTES, "classes": 1}
     with running("simplebus", server_args=run_options.server_args) as broker:
-        _name(broker, 1)
+        _create_class(broker, 1)
         rows = messages(spark, servers=f"{HOST}:{broker.port}", subscribe="1")
         query = archive(rows, to, every=0.0)
         try:
@@ -298,50 +306,50 @@ def _followed(spark: Any, place: Path, seconds: int, run_options: RunOptions) ->
             query.processAllAvailable()
             options |= {"count": count, "pace": FOLLOWED_PER_S}
             with Generator("publish", "simplebus", broker.port, **options) as publisher:
-                waiting = _waiting(query, broker, seconds)
+                backlog = _sample_backlog(query, broker, seconds)
                 result = publisher.result()
             query.processAllAvailable()
         finally:
             query.stop()
-    if (took := result["confirmed"] - result["started"]) > seconds * 1.05:
-        raise LoadError(f"{count} messages took {took:.1f} s, wanted {seconds} s")
+    if (elapsed := result["confirmed"] - result["started"]) > seconds * 1.05:
+        raise LoadError(f"{count} messages took {elapsed:.1f} s, expected {seconds} s")
     count += first
-    there = tuple(read(spark, to).selectExpr("count(*)", "sum(offset)").first())
-    if there != (count, count * (count - 1) // 2):
-        raise LoadError(f"the archive of {count} messages holds {there}, count and sum of offsets")
-    growth = float(np.polyfit(*zip(*waiting[len(waiting) // 3 :], strict=True), 1)[0])
-    title = f"growth of what waits for an archive that follows {FOLLOWED_PER_S:,} messages/s"
-    behind = max(waits for _, waits in waiting) / FOLLOWED_PER_S
+    stored = tuple(read(spark, to).selectExpr("count(*)", "sum(offset)").first())
+    if stored != (count, count * (count - 1) // 2):
+        raise LoadError(f"the archive of {count} messages holds {stored}, count and sum of offsets")
+    growth = float(np.polyfit(*zip(*backlog[len(backlog) // 3 :], strict=True), 1)[0])
+    title = f"growth of the backlog of an archive that follows {FOLLOWED_PER_S:,} messages/s"
+    behind = max(size for _, size in backlog) / FOLLOWED_PER_S
     return [
         Row("spark", title, [growth / FOLLOWED_PER_S], "of them", 0.05, less_is_better=True),
-        Row("spark", "the most that it is behind", [behind], "s", less_is_better=True),
+        Row("spark", "longest delay of the archive", [behind], "s", less_is_better=True),
     ]
 
 
-def _waiting(query: Any, broker: RunningBroker, seconds: int) -> list[tuple[float, int]]:
+def _sample_backlog(query: Any, broker: RunningBroker, seconds: int) -> list[tuple[float, int]]:
     """Sample the time and the number of messages not read yet, for `seconds`."""
     found = []
     with BusReader(f"{HOST}:{broker.port}", timeout=10) as bus:
-        begun = time.monotonic()
-        while (now := time.monotonic() - begun) < seconds:
-            found.append((now, bus.get_extent(["1"]).classes["1"].head - _done(query)))
+        started_at = time.monotonic()
+        while (now := time.monotonic() - started_at) < seconds:
+            found.append((now, bus.get_extent(["1"]).classes["1"].head - _read_count(query)))
             time.sleep(0.5)
     return found
 
 
-def _name(broker: RunningBroker, class_id: int) -> None:
+def _create_class(broker: RunningBroker, class_id: int) -> None:
     """Create a class by its id."""
     with BusReader(f"{HOST}:{broker.port}", timeout=10) as bus:
         bus.get_extent([str(class_id)], make=True)
 
 
-# Beside -------------------------------------------------------------------------------------------
+# Idle queries -------------------------------------------------------------------------------------
 
 
-def _beside(spark: Any, count: int, run_options: RunOptions) -> list[Row]:
+def _with_idle_query(spark: Any, count: int, run_options: RunOptions) -> list[Row]:
     """Return the rate of the bus alone, and with a query that waits for messages."""
     with running("simplebus", server_args=run_options.server_args) as broker:
-        _name(broker, IDLE_CLASS)
+        _create_class(broker, IDLE_CLASS)
         found = []
         for turn in range(run_options.rounds + 1):
             alone = measure(broker, "simplebus", Flow(), count=count).rate
@@ -349,10 +357,10 @@ def _beside(spark: Any, count: int, run_options: RunOptions) -> list[Row]:
             query = idle.writeStream.format("noop").start()
             try:
                 query.processAllAvailable()
-                beside = measure(broker, "simplebus", Flow(), count=count).rate
+                with_query = measure(broker, "simplebus", Flow(), count=count).rate
             finally:
                 query.stop()
             if turn:
-                found.append(beside / alone)
+                found.append(with_query / alone)
     title = "rate of the bus with an idle query attached, against alone"
     return [Row("spark", title, found, "x", 0.95)]

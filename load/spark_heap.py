@@ -4,7 +4,7 @@
 
 A publisher fills a class while a query archives it. Then the archive is replayed to another class,
 which a second query archives meanwhile. The memory of a class is limited, so publishers wait for
-the queries. Both archives must have all messages, in order: value n is a payload at offset n.
+the queries. Both archives must have all messages, in order: payload n is at offset n.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ stored twice.
     python load/run.py spark-kills [--quick]
 
 A driver archives a class and copies it to another one, both with the connector, while a publisher
-goes on. Rows of the archive pass through a Python worker. TLS and passwords are on. Each round
+continues. Rows of the archive pass through a Python worker. TLS and passwords are on. Each round
 kills by SIGKILL: the Python process of the driver, the JVM, a Python worker and the bus. An ended
-driver or bus is started again. At the end, archive and copy must have each message once.
+driver or bus is restarted. At the end, archive and copy must have each message once.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def drive(servers: str, folder: str) -> None:
     from simplebus.spark.jobs.archive import archive, messages
     from simplebus.spark.jobs.session import session
 
-    def pass_on(batches: Iterable[Any]) -> Iterable[Any]:
+    def copy_batches(batches: Iterable[Any]) -> Iterable[Any]:
         return batches
 
     place = Path(folder)
     # A task may fail: its Python worker is killed.
     spark = session("kills", master="local[2,4]", settings={"spark.driver.memory": "1g"})
     rows = messages(spark, servers=servers, subscribe=CLASS, timeout=120)
-    archive(rows.mapInArrow(pass_on, rows.schema), str(place / "archive"), every=1)
+    archive(rows.mapInArrow(copy_batches, rows.schema), str(place / "archive"), every=1)
     copied = rows.selectExpr("value", f"'{COPIES}' class").writeStream.format("simplebus")
     copied = copied.options(servers=servers, timeout=120, checkpointLocation=str(place / "copy"))
     copied.trigger(processingTime="1 second").start()
@@ -111,7 +111,7 @@ class Driver:
         return sorted(found)
 
     def stop(self) -> None:
-        """Kill what is left of the session."""
+        """Kill all processes of the session."""
         for pid, _ in self._commands():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -160,7 +160,7 @@ class _KillRun:
         self._seconds: dict[str, list[float]] = {target: [] for target in TARGETS}
 
     def __enter__(self) -> _KillRun:
-        shown = make_certificate(self._folder)
+        certificate = make_certificate(self._folder)
         users = self._folder / "users.toml"
         subprocess.run(
             [*SERVE[:-1], "user", "add", "ada", "--users", str(users)],
@@ -172,13 +172,13 @@ class _KillRun:
         self._environment = {
             "SIMPLEBUS_USER": "ada",
             "SIMPLEBUS_PASSWORD": PASSWORD,
-            "SIMPLEBUS_TLS_CA": str(shown.cert),
+            "SIMPLEBUS_TLS_CA": str(certificate.cert),
         }
-        self._access = simplebus.Access(user="ada", password=PASSWORD, ca=str(shown.cert))
+        self._access = simplebus.Access(user="ada", password=PASSWORD, ca=str(certificate.cert))
         self._command = [
             *(*SERVE, "--port", str(self._port), *disabled_listeners(), "--users", users),
             *("--data-dir", self._folder / "data", "--keep-messages", KEPT_MESSAGES),
-            *("--tls-cert", shown.cert, "--tls-key", shown.key),
+            *("--tls-cert", certificate.cert, "--tls-key", certificate.key),
         ]
         self._bus = self._start_bus()
         self._thread = threading.Thread(target=self._publish)
@@ -218,7 +218,7 @@ class _KillRun:
             self._error = error
 
     def run(self, rounds: int) -> None:
-        """Kill each process so many times."""
+        """Kill each process `rounds` times."""
         for _ in range(rounds):
             for target in TARGETS:
                 self._wait_for_batch()
@@ -240,19 +240,19 @@ class _KillRun:
         os.kill(found, signal.SIGKILL)
 
     def _wait_for_batch(self) -> None:
-        """Wait for a batch in each query, and start an ended driver again."""
+        """Wait for a batch in each query, and restart an ended driver."""
         counts = self._batch_counts()
         _wait_until(
             lambda: all(a > b for a, b in zip(self._batch_counts(), counts, strict=True)),
             "a batch was finished",
-            self._revive,
+            self._check_and_restart_driver,
             self._driver_log,
         )
 
     def _driver_log(self) -> str:
         return (self._folder / "driver.log").read_text(errors="replace")[-2000:]
 
-    def _revive(self) -> None:
+    def _check_and_restart_driver(self) -> None:
         if self._error is not None:
             raise LoadError(f"the publisher ended: {self._error!r}")
         if not self._driver.is_running():
@@ -277,7 +277,7 @@ class _KillRun:
         _wait_until(
             lambda: all(position >= self._published for position in self._positions()),
             "all messages were in finished batches",
-            self._revive,
+            self._check_and_restart_driver,
             self._driver_log,
         )
         return self._published, self._seconds
@@ -293,7 +293,7 @@ class _KillRun:
         return found
 
     def check(self, published: int) -> str:
-        """Return what is missing or stored twice; empty if nothing is."""
+        """Return a description of missing and twice stored messages; empty if there are none."""
         import pyarrow.dataset as ds
 
         files = list((self._folder / "archive").glob("class=*/date=*/*.parquet"))
@@ -333,9 +333,7 @@ def _wait_until(
     while not condition():
         meanwhile()
         if time.monotonic() > deadline:
-            raise LoadError(
-                f"within {PATIENCE_S:g} s, it did not come to that: {expected} {read_log()}"
-            )
+            raise LoadError(f"not within {PATIENCE_S:g} s: {expected}; {read_log()}")
         time.sleep(0.05)
 
 

@@ -2,8 +2,9 @@
 
     python load/run.py v1-stall
 
-So does the original .NET client while its thread pool has no free thread. It acknowledges within
-1.5 seconds after it has read, and must not receive any message twice: its programs check the order.
+The original .NET client stops reading while its thread pool has no free thread. It acknowledges
+within 1.5 seconds after it has read, and must not receive any message twice: its programs check the
+order.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # So that it runs by its path.
+# For `python load/subscription_matching.py`.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from load.processes import LoadError
 from simplebus.core.channel.pattern import matches
@@ -69,11 +70,11 @@ class MatchingCase:
         self.count = len(patterns)
         gc.collect()
         before = resident_bytes()
-        begun = time.perf_counter_ns()
+        started_at = time.perf_counter_ns()
         self.index = SubscriptionIndex[int]()
         for number, pattern in enumerate(patterns):
             self.index.insert(pattern, number)
-        self.insert_ns = (time.perf_counter_ns() - begun) / self.count
+        self.insert_ns = (time.perf_counter_ns() - started_at) / self.count
         gc.collect()
         self.bytes_each = (resident_bytes() - before) / self.count
         self.cold_ns: list[float] = []
@@ -141,12 +142,12 @@ def empty_cache(index: SubscriptionIndex[int]) -> None:
 
 def ns_per_match(index: SubscriptionIndex[int], names: list[str]) -> float:
     """Return nanoseconds per match. The names are new strings, as from a socket."""
-    fresh = [name.encode().decode() for name in names]
+    new_names = [name.encode().decode() for name in names]
     match = index.match
-    begun = time.perf_counter_ns()
-    for name in fresh:
+    started_at = time.perf_counter_ns()
+    for name in new_names:
         match(name)
-    return (time.perf_counter_ns() - begun) / len(fresh)
+    return (time.perf_counter_ns() - started_at) / len(new_names)
 
 
 def resident_bytes() -> int:

@@ -52,22 +52,22 @@ def tls(run_options: RunOptions) -> list[Row]:
     """Return rates with TLS 1.3 against rates without."""
     flow = Flow(size_bytes=SIZE_BYTES)
     with tempfile.TemporaryDirectory(prefix="simplebus-load-") as folder, ExitStack() as stack:
-        shown = make_certificate(Path(folder))
-        args = ("--tls-cert", str(shown.cert), "--tls-key", str(shown.key))
+        certificate = make_certificate(Path(folder))
+        args = ("--tls-cert", str(certificate.cert), "--tls-key", str(certificate.key))
         plain = stack.enter_context(running("simplebus", server_args=run_options.server_args))
-        secret = stack.enter_context(
+        encrypted = stack.enter_context(
             running("simplebus", server_args=(*run_options.server_args, *args))
         )
         brokers = {
             "plain": (plain, "simplebus"),
-            "TLS": (secret, "simplebus"),
+            "TLS": (encrypted, "simplebus"),
         }
         if is_available("nats"):
             brokers["nats"] = (stack.enter_context(running("nats")), "nats")
-            theirs = stack.enter_context(_nats_with_tls(Path(folder), shown))
-            brokers["nats, TLS"] = (theirs, "nats")
-        trusting = {"LD_PRELOAD": str(preloaded()), "LOAD_TLS_CA": str(shown.cert)}
-        found = _rounds(brokers, dict.fromkeys(brokers, flow), run_options, trusting)
+            nats_with_tls = stack.enter_context(_nats_with_tls(Path(folder), certificate))
+            brokers["nats, TLS"] = (nats_with_tls, "nats")
+        tls_environment = {"LD_PRELOAD": str(preloaded()), "LOAD_TLS_CA": str(certificate.cert)}
+        found = _rounds(brokers, dict.fromkeys(brokers, flow), run_options, tls_environment)
     rows = [_row("tls", "128 B, TLS 1.3 against plain", found, "TLS", "plain", 0.35)]
     if "nats" in found:
         rows += [
@@ -85,23 +85,25 @@ def _rounds(
     brokers: dict[str, tuple[RunningBroker, str]],
     flows: dict[str, Flow],
     run_options: RunOptions,
-    trusting: dict[str, str] | None = None,
+    tls_environment: dict[str, str] | None = None,
 ) -> dict[str, list[Sample]]:
-    """Return samples by name and round. Names that end in TLS get the variables `trusting`."""
+    """Return samples by name and round. Names that end in TLS get the variables
+    `tls_environment`.
+    """
     seconds = QUICK_SECONDS if run_options.quick else SECONDS
     rates: dict[str, float] = {}
 
-    def one(name: str, count: int) -> Sample:
+    def measure_one(name: str, count: int) -> Sample:
         broker, protocol = brokers[name]
-        with environment(trusting if trusting and name.endswith("TLS") else {}):
+        with environment(tls_environment if tls_environment and name.endswith("TLS") else {}):
             return measure(broker, protocol, flows[name], count=count)
 
     for name in brokers:
-        rates[name] = one(name, int(one(name, 100_000).rate * 0.3)).rate
+        rates[name] = measure_one(name, int(measure_one(name, 100_000).rate * 0.3)).rate
     found: dict[str, list[Sample]] = {name: [] for name in brokers}
     for _ in range(run_options.rounds):
         for name in brokers:
-            sample = one(name, int(rates[name] * seconds))
+            sample = measure_one(name, int(rates[name] * seconds))
             found[name].append(sample)
             rates[name] = sample.rate
     return found
@@ -113,17 +115,18 @@ def _row(
     found: dict[str, list[Sample]],
     of: str,
     against: str,
-    wish: float | None,
+    target: float | None,
 ) -> Row:
     pairs = zip(found[of], found[against], strict=True)
-    return Row(scenario, title, [a.rate / b.rate for a, b in pairs], "x", wish)
+    return Row(scenario, title, [a.rate / b.rate for a, b in pairs], "x", target)
 
 
 @contextmanager
-def _nats_with_tls(folder: Path, shown: Certificate) -> Iterator[RunningBroker]:
+def _nats_with_tls(folder: Path, certificate: Certificate) -> Iterator[RunningBroker]:
     config = folder / "tls.conf"
     config.write_text(
-        f'tls {{ cert_file: "{shown.cert}", key_file: "{shown.key}", handshake_first: true }}'
+        f'tls {{ cert_file: "{certificate.cert}", key_file: "{certificate.key}", '
+        "handshake_first: true }"
     )
     command = [find_program("nats-server"), "-a", HOST, "-p", "-1", "-c", config]
     with Process("nats-server", [str(word) for word in command]) as process:
@@ -148,25 +151,27 @@ def permissions(run_options: RunOptions) -> list[Row]:
             files[name] = Path(folder) / f"{name.replace(' ', '-')}.toml"
             files[name].write_text(PERMISSIONS.format(allow=_listed(allow), deny=_listed(deny)))
             files[name].chmod(0o600)
-        everybody = stack.enter_context(running("simplebus", server_args=run_options.server_args))
-        judged = {
+        unrestricted = stack.enter_context(
+            running("simplebus", server_args=run_options.server_args)
+        )
+        restricted = {
             name: stack.enter_context(
                 running("simplebus", server_args=(*run_options.server_args, "--users", str(path)))
             )
             for name, path in files.items()
         }
         brokers = {
-            "nobody is asked": (everybody, "simplebus"),
-            "by class": (judged["by class"], "simplebus"),
-            "nobody is asked, envelopes": (everybody, "simplebus-2"),
-            "by class, envelopes": (judged["by class"], "simplebus-2"),
-            "by channel, envelopes": (judged["by channel"], "simplebus-2"),
+            "no permissions": (unrestricted, "simplebus"),
+            "by class": (restricted["by class"], "simplebus"),
+            "no permissions, envelopes": (unrestricted, "simplebus-2"),
+            "by class, envelopes": (restricted["by class"], "simplebus-2"),
+            "by channel, envelopes": (restricted["by channel"], "simplebus-2"),
         }
         flows = {name: envelopes if "envelopes" in name else plain for name in brokers}
         found = _rounds(brokers, flows, run_options)
     rows = []
     for name in ("by class", "by class, envelopes", "by channel, envelopes"):
-        against = "nobody is asked, envelopes" if "envelopes" in name else "nobody is asked"
+        against = "no permissions, envelopes" if "envelopes" in name else "no permissions"
         rows.append(_row("permissions", f"128 B, {name}, against none", found, name, against, 0.95))
         cpu = [a.cpu_us / b.cpu_us for a, b in zip(found[name], found[against], strict=True)]
         rows.append(

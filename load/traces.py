@@ -77,22 +77,22 @@ class Tracer:
         import pyarrow as pa
 
         records = [read_records(process.path) for process in self.processes]
-        begun = min((int(some["at"].min()) for some in records if some.size), default=0)
+        started_at = min((int(rows["at"].min()) for rows in records if rows.size), default=0)
         tables = []
-        for process, some in zip(self.processes, records, strict=True):
-            count = some.size
-            subscriber = np.where(some["kind"] == KINDS.index("sent"), None, process.subscriber)
+        for process, rows in zip(self.processes, records, strict=True):
+            count = rows.size
+            subscriber = np.where(rows["kind"] == KINDS.index("sent"), None, process.subscriber)
             columns = {
                 "scenario": pa.repeat(scenario, count),
                 "variant": pa.repeat(variant, count),
                 "round": pa.array(np.full(count, round_, np.int32)),
                 "process": pa.repeat(process.name, count),
                 "subscriber": pa.array(subscriber, pa.string()),
-                "kind": pa.array(KINDS).take(pa.array(some["kind"])),
-                "class": pa.array(some["class"]).cast(pa.string()),
-                "at": pa.array(some["at"].astype(np.int64) - begun),
-                "first": pa.array(some["first"].astype(np.int64)),
-                "last": pa.array(some["last"].astype(np.int64)),
+                "kind": pa.array(KINDS).take(pa.array(rows["kind"])),
+                "class": pa.array(rows["class"]).cast(pa.string()),
+                "at": pa.array(rows["at"].astype(np.int64) - started_at),
+                "first": pa.array(rows["first"].astype(np.int64)),
+                "last": pa.array(rows["last"].astype(np.int64)),
             }
             tables.append(pa.table({name: columns[name] for name in COLUMNS}))
         return pa.concat_tables(tables)

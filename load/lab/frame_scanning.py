@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # So that it runs by its path.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # For `python load/lab/...`.
 
 from simplebus.core.limits import RECEIVE_PADDING_BYTES
 from simplebus.core.protocol.frame_splitter import SplitterScratch, find_delimiters
@@ -45,7 +45,7 @@ def stride_and_count(data: bytearray) -> Ends:
 
 
 def stride_and_string_search(data: bytearray) -> Ends:
-    """Check the same, with a search for the first '<' of each frame."""
+    """Like `stride_and_count`, with a search for the first '<' of each frame."""
     stride, octets = _strides(data)
     at = np.strings.find(octets.view(f"S{stride}"), DELIMITER[:1], HEADER_BYTES)
     assert (at == stride - len(DELIMITER)).all()
@@ -66,12 +66,12 @@ def one_unaligned_view(data: bytearray) -> Ends:
     octets = np.frombuffer(data, np.uint8)
     words: np.ndarray = np.ndarray((len(data) - 3,), "<u4", buffer=octets, strides=(1,))
     candidates = np.flatnonzero(octets[:-3] == DELIMITER[0])
-    wanted = int.from_bytes(DELIMITER, "little")
-    return candidates[words[candidates] == wanted]
+    delimiter_word = int.from_bytes(DELIMITER, "little")
+    return candidates[words[candidates] == delimiter_word]
 
 
 def four_gathers(data: bytearray) -> Ends:
-    """Check the same, gathering each of the other three bytes."""
+    """Like `one_unaligned_view`, but gather each of the other three bytes."""
     octets = np.frombuffer(data, np.uint8)
     found = np.flatnonzero(octets[:-3] == DELIMITER[0])
     for offset in (1, 2, 3):
@@ -112,11 +112,11 @@ WAYS: tuple[Callable[[bytearray], Ends], ...] = (
 )
 
 
-def frames(least: int, most: int) -> bytearray:
+def frames(minimum: int, maximum: int) -> bytearray:
     """Return a read full of frames with printable payloads without '<', and spare bytes."""
     random = np.random.default_rng(1)
-    frame_bytes = HEADER_BYTES + (least + most) // 2 + len(DELIMITER)
-    sizes = random.integers(least, most + 1, READ_BYTES // frame_bytes - 100)
+    frame_bytes = HEADER_BYTES + (minimum + maximum) // 2 + len(DELIMITER)
+    sizes = random.integers(minimum, maximum + 1, READ_BYTES // frame_bytes - 100)
     letters = random.integers(64, 127, READ_BYTES, np.uint8).tobytes()
     header = b"1\0\1\0\0\0\0\0\0"
     whole = b"".join(header + letters[at : 2 * at] + DELIMITER for at in sizes)
@@ -126,9 +126,9 @@ def frames(least: int, most: int) -> bytearray:
 def ns_per_frame(way: Callable[[bytearray], Ends], data: bytearray, count: int) -> float:
     times = []
     for _ in range(ROUNDS):
-        begun = time.perf_counter_ns()
+        started_at = time.perf_counter_ns()
         way(data)
-        times.append(time.perf_counter_ns() - begun)
+        times.append(time.perf_counter_ns() - started_at)
     return median(times) / count
 
 

@@ -46,9 +46,9 @@ def by_views(data: bytes, starts: np.ndarray) -> Columns:
 def median_us(call: Callable[[], object]) -> float:
     times = []
     for _ in range(ROUNDS):
-        begun = time.perf_counter_ns()
+        started_at = time.perf_counter_ns()
         call()
-        times.append(time.perf_counter_ns() - begun)
+        times.append(time.perf_counter_ns() - started_at)
     return median(times) / 1e3
 
 

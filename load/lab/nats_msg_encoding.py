@@ -2,8 +2,9 @@
 
     python load/lab/nats_msg_encoding.py
 
-The server uses the first: it writes a byte that does not occur in the input as a mark and replaces
-it, else moves bytes by a mask, or slices long messages. All ways must write the same bytes.
+The server uses the first one: it writes a byte that does not occur in the input as a mark, and
+replaces it; else it moves bytes by a mask, or slices long messages. All ways must write the same
+bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from statistics import median
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # So that it runs by its path.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # For `python load/lab/...`.
 
 from simplebus.core.protocol.frames import unaligned
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
@@ -37,18 +38,18 @@ Written = bytes | bytearray | memoryview
 
 
 def as_the_server(mix: MixedBatch, sid: bytes) -> Written:
-    """A byte that does not occur stands where the sid is to be, and is replaced; or a mask."""
+    """Write a byte that does not occur in place of each sid, and replace it; else use a mask."""
     return encode.encode_mixed(mix, sid, None)
 
 
 def slices_of_bytes(mix: MixedBatch, sid: bytes) -> Written:
     """Encode `mix` from slices of bytes between the insertions."""
-    return _joined(stamped(mix).tobytes(), mix, sid)
+    return _joined(with_msg_verbs(mix).tobytes(), mix, sid)
 
 
 def slices_of_a_view(mix: MixedBatch, sid: bytes) -> Written:
-    """The same without a copy: but the garbage collector looks at each view."""
-    return _joined(stamped(mix).data, mix, sid)
+    """Encode from views, without a copy; but the garbage collector tracks each view."""
+    return _joined(with_msg_verbs(mix).data, mix, sid)
 
 
 def _joined(text: bytes | memoryview, mix: MixedBatch, sid: bytes) -> bytes:
@@ -58,21 +59,21 @@ def _joined(text: bytes | memoryview, mix: MixedBatch, sid: bytes) -> bytes:
 
 
 def all_but_a_mask(mix: MixedBatch, sid: bytes) -> Written:
-    """Everything but the insertions, by a flag for each byte."""
-    data, word = stamped(mix), np.frombuffer(b" " + sid, np.uint8)
+    """Copy all bytes except the insertions by one mask."""
+    data, word = with_msg_verbs(mix), np.frombuffer(b" " + sid, np.uint8)
     written = np.empty(data.size + mix.count * word.size, np.uint8)
     seams = mix.subject_ends + np.arange(mix.count) * word.size
-    keep = np.ones(written.size, np.bool_)
+    is_kept = np.ones(written.size, np.bool_)
     for at, byte in enumerate(word):
-        keep[seams + at] = False
+        is_kept[seams + at] = False
         written[seams + at] = byte
-    written[keep] = data
+    written[is_kept] = data
     return written.data
 
 
 def words_gathered(mix: MixedBatch, sid: bytes) -> Written:
     """Copy eight bytes at a time; words that span two messages are copied again."""
-    data, word = stamped(mix), np.frombuffer(b" " + sid, np.uint8)
+    data, word = with_msg_verbs(mix), np.frombuffer(b" " + sid, np.uint8)
     seams = mix.subject_ends + np.arange(mix.count) * word.size
     size = data.size + mix.count * word.size
     steps = np.full(-(-size // 8) + 1, 8)
@@ -89,8 +90,8 @@ def words_gathered(mix: MixedBatch, sid: bytes) -> Written:
     return written[:size].data
 
 
-def stamped(mix: MixedBatch) -> np.ndarray:
-    """A copy with MSG in each line."""
+def with_msg_verbs(mix: MixedBatch) -> np.ndarray:
+    """Return a copy with MSG in each line."""
     data = mix.data.copy()
     unaligned(data, MSG.dtype)[mix.bounds[:-1]] = MSG
     return data
@@ -106,7 +107,7 @@ WAYS: list[Callable[[MixedBatch, bytes], Written]] = [
 
 
 def read(letters: bytes) -> MixedBatch:
-    """A read full of messages on 1,000 subjects, 1 to 300 of these letters each."""
+    """Return a read full of messages on 1,000 subjects, with 1 to 300 of these letters each."""
     random, data = Random(1), bytearray()
     while len(data) < READ_BYTES:
         payload = bytes(random.choices(letters, k=random.randrange(1, 301)))
@@ -124,9 +125,9 @@ def main() -> None:
             assert bytes(way(mix, b"1")) == expected, way.__name__
             seconds = []
             for _ in range(ROUNDS):
-                begun = time.process_time()
+                started_at = time.process_time()
                 way(mix, b"1")
-                seconds.append(time.process_time() - begun)
+                seconds.append(time.process_time() - started_at)
             ns = median(seconds) / mix.count * 1e9
             print(f"{name:10} {way.__name__:20} {ns:6.0f} ns a message")
 

@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # So that it runs by its path.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # For `python load/lab/...`.
 
 from load.brokers import HOST
 from load.generators import Generator
@@ -32,8 +32,8 @@ def relay(listener: socket.socket) -> None:
     publisher, _ = listener.accept()
     buffer = memoryview(bytearray(READ_BYTES))
     with subscriber, publisher:
-        while got := publisher.recv_into(buffer):
-            subscriber.sendall(buffer[:got])
+        while count := publisher.recv_into(buffer):
+            subscriber.sendall(buffer[:count])
 
 
 def rate_of(size_bytes: int) -> float:
@@ -46,9 +46,9 @@ def rate_of(size_bytes: int) -> float:
         with Generator("subscribe", "raw", port, **options) as subscriber:
             subscriber.wait_ready()
             with Generator("publish", "raw", port, **options) as publisher:
-                heard, sent = subscriber.result(), publisher.result()
+                received, sent = subscriber.result(), publisher.result()
         thread.join()
-    return float(heard["messages"] / (heard["settled"] - sent["started"]))
+    return float(received["messages"] / (received["settled"] - sent["started"]))
 
 
 def main() -> None:

@@ -24,8 +24,8 @@ def _networks() -> None:
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "HEARTBEAT_S", 1.0)
-    monkeypatch.setattr(partitions, "LONG_S", 3.5)
-    monkeypatch.setattr(partitions, "BAD_S", 0.2)
+    monkeypatch.setattr(partitions, "LONG_CUT_S", 3.5)
+    monkeypatch.setattr(partitions, "EVENT_PAUSE_S", 0.2)
     monkeypatch.setattr(partitions, "PAUSE_S", 0.04)
     monkeypatch.setattr(partitions, "LAST_DELIVERY_WAIT_S", 0.5)
     monkeypatch.setattr(partitions, "START_S", PATIENCE_SECONDS)
@@ -50,5 +50,5 @@ def test_bad_network_keeps_messages_once_in_order(
 def test_accounts_detect_lost_duplicate_and_reordered_messages() -> None:
     found = partitions.BridgeRunResult(stored_twice=2)
     for payload in found.sent.next_payloads(1, "ann", 4)[1:3][::-1]:
-        found.seen[1].record_delivery(payload, 0, 0.0)
+        found.records[1].record_delivery(payload, 0, 0.0)
     assert found.faults() == ["2 lost", "2 stored twice", "1 out of order"]

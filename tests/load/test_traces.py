@@ -104,7 +104,8 @@ def test_a_trace_has_every_message_of_every_class_once(
 def test_trace_marks_redelivered_messages(version: int, tmp_path: Path) -> None:
     tracer = Tracer(tmp_path)
     broken_broker.try_fault("repeat", version=version, tracer=tracer)
-    redelivered = [(broken_broker.CLASS, broken_broker.STRICKEN, broken_broker.STRICKEN + 1)]
+    number = broken_broker.FAULTY_NUMBER
+    redelivered = [(broken_broker.CLASS, number, number + 1)]
     assert numbers(tracer, 0, "redelivered") == redelivered
     assert merge_ranges(numbers(tracer, 0, "delivered"), broken_broker.CLASS) == (
         0,

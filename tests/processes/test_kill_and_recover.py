@@ -46,7 +46,7 @@ def test_confirmed_messages_survive_kills_and_power_cuts() -> None:
     result = kills.run_rounds(POWER_CUTS, 1, SEED)
     assert result.faults(may_lose=False) == []
     assert (result.rounds, result.cuts) == (1, 1)
-    assert all(record.messages for record in result.seen)
+    assert all(record.messages for record in result.records)
 
 
 @pytest.mark.long
@@ -91,7 +91,7 @@ def test_losses_at_weaker_durability_are_reported_to_publishers() -> None:
     result.lost.update({("ann", 1): 2, ("ann", 2): 1, ("bob", 1): 2})
     result.forgotten.update({"ann": 9, "bob": 1})
     [fault] = result.faults(may_lose=True)
-    assert fault.startswith("1 lost and not told (2 of ann in class 1, 1 of ann in class 2, ")
+    assert fault.startswith("1 lost and not reported (2 of ann in class 1, 1 of ann in class 2, ")
     assert [each.split(" (")[0] for each in result.faults(may_lose=False)] == [
         "5 lost",
         "1 stored twice",
