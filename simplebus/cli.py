@@ -65,9 +65,9 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            if (said := describe_invalid_variable(error)) is None:
+            if (message := describe_invalid_variable(error)) is None:
                 raise
-            fail(said, status=USAGE_STATUS)
+            fail(message, status=USAGE_STATUS)
 
 
 app = typer.Typer(
@@ -107,8 +107,8 @@ _CLASS = typer.Argument(
 # Commands ----------------------------------------------------------------------------------------
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         from simplebus.console.installation import installed_version
 
         typer.echo(f"simplebus {installed_version() or '(source tree, not installed)'}")

@@ -162,11 +162,11 @@ async def _run(
     ):
         nursery.start_soon(open_signal_receiver, nursery)
         async with open_gateway(drain=drain, grace=drain) as running:
-            where = await _open_http(running, file, http, nursery) if http else ""
+            http_text = await _open_http(running, file, http, nursery) if http else ""
             with changing:
                 await running.apply(plan)
                 nursery.start_soon(_report_status, running, status_seconds)
-                typer.echo(f"simplebus gateway ready modules={len(running.names)}{where}")
+                typer.echo(f"simplebus gateway ready modules={len(running.names)}{http_text}")
                 sys.stdout.flush()
                 notify("READY=1", f"STATUS={running.statistics()}")
                 while True:

@@ -110,14 +110,14 @@ class AccessTable(SettingsTable):
 
     def to_access(self) -> Access:
         """Return the credentials. Raises ValueError for contradictions and invalid files."""
-        own = Access(
+        access = Access(
             self.user, self.password, self.token, _text(self.ca), _text(self.cert), _text(self.key)
         )
-        if self.credentials and own != Access():
+        if self.credentials and access != Access():
             raise ValueError("'credentials' cannot be combined with other keys")
         file = self.credentials
         try:
-            return Access.from_file(str(file)) if file else own
+            return Access.from_file(str(file)) if file else access
         except OSError as error:
             raise ValueError(f"{file} cannot be read: {error.strerror}") from None
 

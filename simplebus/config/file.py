@@ -60,9 +60,9 @@ class ConfigFile:
             self.document.add_location(
                 f"classes.{name}.max-disk has no effect: the class does not spill"
             )
-            for name, own in self.class_settings.items()
-            if own.disk_bytes_max is not None
-            and (own.full_policy or settings.full_policy) is not FullPolicy.SPILL
+            for name, each in self.class_settings.items()
+            if each.disk_bytes_max is not None
+            and (each.full_policy or settings.full_policy) is not FullPolicy.SPILL
         ]
 
 
@@ -86,8 +86,10 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
                 nats_tls = values.pop("tls", {})
                 count = len(reader.errors.messages)
                 read = reader.read_values(values, [*settings, *NatsTable.settings()], name)
-                own = [each.name for each in NatsTable.settings() if each.name in read]
-                users_of_nats = NatsTable(**{key: read.pop(key) for key in own}).to_users(reader)
+                nats_names = [each.name for each in NatsTable.settings() if each.name in read]
+                users_of_nats = NatsTable(**{key: read.pop(key) for key in nats_names}).to_users(
+                    reader
+                )
                 if len(reader.errors.messages) == count:
                     nats_users = users_of_nats
             case "nats.tls":

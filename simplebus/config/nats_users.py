@@ -30,7 +30,7 @@ _TOKEN_USER = "nats token"
 
 def _parse_not_empty(text: str) -> str:
     if not text:
-        raise ValueError("an empty value would let everybody in; remove the key instead")
+        raise ValueError("an empty value would admit every client; remove the key instead")
     return text
 
 
@@ -145,10 +145,10 @@ class NatsUsers:
             if self.default_permissions is not None:
                 raise ConfigError("nats.default_permissions: there are no users")
             return shared
-        own = [self._complete(user, has_certificates=has_certificates) for user in self.users]
+        users = [self._complete(user, has_certificates=has_certificates) for user in self.users]
         passwords: PasswordVerifier | None = None if shared is None else shared.passwords
         return Users(
-            (*(() if shared is None else shared.users), *own), passwords, anonymous=self.anonymous
+            (*(() if shared is None else shared.users), *users), passwords, anonymous=self.anonymous
         )
 
     def _complete(self, user: User, *, has_certificates: bool) -> User:

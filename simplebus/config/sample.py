@@ -18,7 +18,7 @@ _FLAG_NAME = re.compile(r"--([a-z][a-z-]*)")
 _MARKUP = re.compile(r"\[/?bold\]")
 
 USERS = """\
-# Users of all listeners, and their permissions. Without users, everybody can connect. A user
+# Users of all listeners, and their permissions. Without users, every client can connect. A user
 # without permissions may do everything. `simplebus user add` writes such tables to a users file.
 #
 #- [[users]]

@@ -679,8 +679,8 @@ class ServerConfig:
         """Return the configuration with these values, by `Setting.name`, and defaults."""
         tables: dict[str, Any] = {}
         for name, table in TABLES.items():
-            given = [each for each in table.settings() if each.name in values]
-            tables[name] = table(**{each.field_name: values[each.name] for each in given})
+            present = [each for each in table.settings() if each.name in values]
+            tables[name] = table(**{each.field_name: values[each.name] for each in present})
         return cls(**tables)
 
     def items(self) -> Iterator[tuple[Setting, Any]]:

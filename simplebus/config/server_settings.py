@@ -94,8 +94,11 @@ def _check_spilling(config: ServerConfig, settings: Settings) -> None:
         raise ValueError("\n".join(f"{each}: {reason}" for each in spilling))
     for class_ in config.memory.last_values:
         class_id, name = class_.id, class_.name or ""
-        own = settings.settings_for_class(-1 if class_id is None else class_id, name)
-        if own.last_values is None and settings.full_policy_for(own) is FullPolicy.SPILL:
+        settings_of_class = settings.settings_for_class(-1 if class_id is None else class_id, name)
+        if (
+            settings_of_class.last_values is None
+            and settings.full_policy_for(settings_of_class) is FullPolicy.SPILL
+        ):
             raise ValueError(
                 f"--last-values {name or class_id}: a class that spills cannot keep last values"
             )

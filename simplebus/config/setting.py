@@ -86,8 +86,8 @@ class Kind:
             if isinstance(value, str):
                 self.parse(value)  # Another error in the text is reported first.
             expected = "a text" if str in self.toml_types else "a number"
-            got = "a number" if self.is_secret else repr(value)
-            raise typer.BadParameter(f"expected {expected}, got {got}")
+            described_value = "a number" if self.is_secret else repr(value)
+            raise typer.BadParameter(f"expected {expected}, got {described_value}")
         if self.name == "time" and isinstance(value, str) and re.fullmatch(r"[0-9.]+", value):
             raise typer.BadParameter(f"expected a number, got {value!r}")
         return self.parse(value)

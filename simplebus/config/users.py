@@ -290,7 +290,7 @@ class ConfiguredUsers:
 
     users: tuple[User, ...] = ()
     is_configured: bool = False
-    """True if users are configured, even an empty list, with which nobody can connect."""
+    """True if users are configured, even an empty list, with which no client can connect."""
     tables: tuple[Mapping[str, Any], ...] = ()
     """The tables of the users, as parsed."""
 

@@ -2,7 +2,7 @@
 
 A blocking `health` runs in a thread of its own, an async one in a task. The caller gets the last
 values and triggers a new request. A `health` that does not return within ANSWER_TIMEOUT_S is
-reported as not answering. Values are plain and bounded, whatever `health` returns.
+reported as not answering. Values are plain and bounded, for any result of `health`.
 """
 
 from __future__ import annotations

@@ -72,14 +72,14 @@ def _count(metrics_builder: MetricsBuilder, module: LifeStatistics) -> None:
         ("gateway_module_published", "Messages that the module published.", module.published),
     ):
         metrics_builder.counter(metric, help, value, module=name)
-    for what, own in module.own.items():
-        if isinstance(own, int | float):
+    for value_name, health_value in module.own.items():
+        if isinstance(health_value, int | float):
             metrics_builder.gauge(
                 "gateway_module_value",
                 "Value from the module's health.",
-                own,
+                health_value,
                 module=name,
-                what=what,
+                what=value_name,
             )
 
 

@@ -1,8 +1,8 @@
 """Threads and tasks that call modules, with one message after the other.
 
 A module is in one callback at a time, and receives messages in the order of the bus. A callback
-that raises is counted and logged, and only its message is lost. A worker reports its end to the
-bus, whatever the reason.
+that raises is counted and logged, and only its message is lost. A worker reports every end to
+the bus, also one by an exception.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ class LogRateLimit(logging.Filter):
             return
         error = record.exc_info[1]
         frames = traceback.extract_tb(error.__traceback__)
-        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        if not is_logged(self._tracebacks.add(f"{key} {type(error).__qualname__} {where}")):
+        location = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        if not is_logged(self._tracebacks.add(f"{key} {type(error).__qualname__} {location}")):
             record.exc_info = (type(error), error, None)
 
     def _report_suppressed(self, now: float, *, is_forced: bool = False) -> None:

@@ -73,7 +73,7 @@ class ClassFacts(msgspec.Struct, frozen=True):
     warning: str = ""
     """Sentence about a class that has only publishers or only subscribers."""
     is_growing: bool = False
-    """True if messages arrive and nobody subscribes to the class."""
+    """True if messages arrive and the class has no subscription."""
 
     @property
     def label(self) -> str:

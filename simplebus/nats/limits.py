@@ -147,8 +147,8 @@ class NatsLimits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name in ("max_subs", "lame_duck_grace_seconds") else 1e-9
-            if not value >= least:
+            minimum = 0 if field.name in ("max_subs", "lame_duck_grace_seconds") else 1e-9
+            if not value >= minimum:
                 raise ValueError(f"limit {field.name} must be above 0, got {value}")
         for name, low, high in (
             ("max_payload", 1, 10**SIZE_DIGITS_MAX - 1),

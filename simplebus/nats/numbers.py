@@ -55,8 +55,8 @@ def _parse_last_eight(words: Words, lengths: Integers, ends: Integers) -> tuple[
     digits ^= _ZEROS
     digits &= _LAST.take(np.minimum(lengths, _SIZE))
     # A byte is a digit value if its upper half and that of the value plus six are zero.
-    odd = (digits | (digits + _SIXES)) & _HIGH_HALVES
-    return parse_digits(digits).view(np.uint64), odd == 0
+    non_digits = (digits | (digits + _SIXES)) & _HIGH_HALVES
+    return parse_digits(digits).view(np.uint64), non_digits == 0
 
 
 def parse_numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Flags]:

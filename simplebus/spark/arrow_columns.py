@@ -258,26 +258,28 @@ class _FieldReader:
 
     def read_timestamps(self, fetched: FetchedFrames) -> tuple[pa.Array, pa.Array]:
         """Return the columns timestamp and timestampType."""
-        has = self._has_field(PUBLISHED)
-        if has is None:
+        has_field = self._has_field(PUBLISHED)
+        if has_field is None:
             stamps, types = fetched.acceptance_times(), np.full(self._count, ACCEPT_TIME, np.int32)
         else:
-            stamps = self._read_numbers(_INT64, np.where(has, self._time_offsets, 0)).astype(
+            stamps = self._read_numbers(_INT64, np.where(has_field, self._time_offsets, 0)).astype(
                 np.int64
             )
-            types = np.where(has, CREATE_TIME, ACCEPT_TIME).astype(np.int32)
-            if not has.all():
-                stamps = np.where(has, stamps, fetched.acceptance_times())
+            types = np.where(has_field, CREATE_TIME, ACCEPT_TIME).astype(np.int32)
+            if not has_field.all():
+                stamps = np.where(has_field, stamps, fetched.acceptance_times())
         return pa.array(stamps).view(pa.timestamp("us", tz="UTC")), pa.array(types)
 
     def read_texts(self, which: int, kind: pa.DataType) -> pa.Array:
         """Read the next length-prefixed field of each message; null if it is absent or empty."""
-        has = self._has_field(which)
-        if has is None:
+        has_field = self._has_field(which)
+        if has_field is None:
             return pa.nulls(self._count, kind)
-        lengths = self._read_numbers(_UINT16, np.where(has, self._cursors, 0)).astype(np.int64)
-        begins = np.where(has, self._cursors + 2, self._cursors)
-        self._cursors = np.where(has, begins + lengths, self._cursors)
+        lengths = self._read_numbers(_UINT16, np.where(has_field, self._cursors, 0)).astype(
+            np.int64
+        )
+        begins = np.where(has_field, self._cursors + 2, self._cursors)
+        self._cursors = np.where(has_field, begins + lengths, self._cursors)
         self._check_ends()
         return self._slice_frames(begins, self._cursors, kind, where=begins < self._cursors)
 
@@ -288,8 +290,8 @@ class _FieldReader:
         """Return a mask of the messages that have a field; None if no message has it."""
         if self._fields is None:
             return None
-        has: Flags = (self._fields & field) != 0
-        return has if has.any() else None
+        has_field: Flags = (self._fields & field) != 0
+        return has_field if has_field.any() else None
 
     def _read_numbers(
         self, kind: np.dtype[np.generic], places: Integers

@@ -26,22 +26,22 @@ MANUAL_TICKS = Settings(ack_timeout=1, tick_seconds=86_400.0)
 
 PATIENCE_SECONDS = 180.0
 QUIET_SECONDS = 0.05
-"""A message that has not arrived after this time is taken not to arrive."""
+"""A message that has not arrived after this time is assumed not to arrive."""
 
 
 def conformance_test(test: Callable[[S], Awaitable[None]]) -> Callable[[S], None]:
     """Make a plain test function of an async test method; `Suite.run` runs it."""
 
     @functools.wraps(test)
-    def keep(self: S) -> None:
+    def run_test(self: S) -> None:
         async def main() -> None:
             with anyio.fail_after(PATIENCE_SECONDS):
                 await test(self)
 
         self.run(main)
 
-    del keep.__wrapped__  # Otherwise pytest plugins take the test for async.
-    return keep
+    del run_test.__wrapped__  # Otherwise pytest plugins would treat the test as async.
+    return run_test
 
 
 class Suite:
@@ -71,14 +71,14 @@ async def get_payloads(subscription: Any, count: int) -> list[bytes]:
     return [(await subscription.get(PATIENCE_SECONDS)).payload for _ in range(count)]
 
 
-async def get_all_payloads(subscription: Any, least: int) -> list[bytes]:
-    """Return the payloads of at least `least` messages, and of all that follow within
+async def get_all_payloads(subscription: Any, count_min: int) -> list[bytes]:
+    """Return the payloads of at least `count_min` messages, and of all that follow within
     QUIET_SECONDS.
     """
-    got = await get_payloads(subscription, least)
-    while some := await subscription.take(1000, QUIET_SECONDS):
-        got += [message.payload for message in some]
-    return got
+    received = await get_payloads(subscription, count_min)
+    while more := await subscription.take(1000, QUIET_SECONDS):
+        received += [message.payload for message in more]
+    return received
 
 
 async def is_silent(subscription: Any) -> bool:

@@ -41,10 +41,10 @@ class DeliverySuite(Suite):
             await bus.publish_many(many[:2000], class_id=1)
             for payload in many[2000:]:
                 await bus.publish(payload, class_id=1, confirm=False)
-            got = [await messages.get(PATIENCE_SECONDS) for _ in many]
-            assert [message.payload for message in got] == many
-            assert [message.sequence for message in got] == list(range(3000))
-            assert {(message.attempt, message.redelivered) for message in got} == {(1, False)}
+            received = [await messages.get(PATIENCE_SECONDS) for _ in many]
+            assert [message.payload for message in received] == many
+            assert [message.sequence for message in received] == list(range(3000))
+            assert {(message.attempt, message.redelivered) for message in received} == {(1, False)}
 
     @conformance_test
     async def test_stores_messages_for_the_first_subscription(self) -> None:
@@ -86,12 +86,12 @@ class DeliverySuite(Suite):
     async def test_loop_acknowledges_a_message_when_it_asks_for_the_next(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1, max_in_flight=1) as messages:
             await bus.publish_many(NUMBERED, class_id=1)
-            got = []
+            received = []
             async for message in messages:
-                got.append(message.payload)
-                if len(got) == 10:
+                received.append(message.payload)
+                if len(received) == 10:
                     break
-            assert got == NUMBERED
+            assert received == NUMBERED
 
     @conformance_test
     async def test_message_of_an_ended_loop_is_acknowledged_by_asking_for_the_next(self) -> None:
@@ -118,14 +118,14 @@ class DeliverySuite(Suite):
     async def test_leaving_a_subscription_acknowledges_the_last_message_of_a_loop(self) -> None:
         async with self.open_bus() as bus:
             await bus.publish_many(NUMBERED, class_id=1)
-            got = []
+            received = []
             for count in 5, 10:
                 async with bus.subscribe(1) as messages:
                     async for message in messages:
-                        got.append(message.payload)
-                        if len(got) == count:
+                        received.append(message.payload)
+                        if len(received) == count:
                             break
-            assert got == NUMBERED
+            assert received == NUMBERED
 
     @conformance_test
     async def test_block_that_raises_has_its_last_message_redelivered_after_a_backoff(self) -> None:
@@ -154,8 +154,8 @@ class DeliverySuite(Suite):
             assert await get_payloads(rest, 1) == [NUMBERED[2]]
             assert await is_silent(rest)
             host.tick()
-            again = await rest.get(PATIENCE_SECONDS)
-            assert (again.payload, again.redelivered) == (NUMBERED[1], True)
+            redelivered = await rest.get(PATIENCE_SECONDS)
+            assert (redelivered.payload, redelivered.redelivered) == (NUMBERED[1], True)
 
     @conformance_test
     async def test_exception_handled_inside_the_block_does_not_reject_the_message(self) -> None:
@@ -175,10 +175,10 @@ class DeliverySuite(Suite):
         async with self.open_bus() as bus:
             await bus.publish_many(NUMBERED, class_id=1)
             async with bus.subscribe(1, auto_ack=False) as messages:
-                got = [await messages.get(PATIENCE_SECONDS) for _ in range(10)]
-                for message in (got[7], got[1], got[2]):
+                received = [await messages.get(PATIENCE_SECONDS) for _ in range(10)]
+                for message in (received[7], received[1], received[2]):
                     messages.ack(message)
-                got[9].ack()
+                received[9].ack()
                 await bus.drain()
             async with bus.subscribe(1) as rest:
                 kept = [NUMBERED[number] for number in (0, 3, 4, 5, 6, 8)]
@@ -188,13 +188,13 @@ class DeliverySuite(Suite):
     async def test_batches_contain_all_messages(self) -> None:
         async with self.open_bus() as bus:
             await bus.publish_many(NUMBERED * 100, class_id=1)
-            got: list[bytes] = []
+            received: list[bytes] = []
             async with bus.subscribe(1) as messages:
                 async for batch in messages.batches():
-                    got += batch.payloads
-                    if len(got) == 1000:
+                    received += batch.payloads
+                    if len(received) == 1000:
                         break
-            assert got == NUMBERED * 100
+            assert received == NUMBERED * 100
             async with bus.subscribe(1) as rest:
                 assert await is_silent(rest)
 
@@ -203,11 +203,11 @@ class DeliverySuite(Suite):
         async with self.open_bus() as bus:
             await bus.publish_many(NUMBERED, class_id=1)
             async with bus.subscribe(1, auto_ack=False) as messages:
-                got = 0
+                received = 0
                 async for batch in messages.batches():
                     messages.ack_batch(batch)
-                    got += len(batch)
-                    if got == 10:
+                    received += len(batch)
+                    if received == 10:
                         break
                 await bus.drain()
             async with bus.subscribe(1) as rest:
@@ -278,14 +278,17 @@ class DeliverySuite(Suite):
             begin = anyio.current_time()
             second.nack(delay=0.3)
             first.nack(delay=0)
-            got = [await messages.get(PATIENCE_SECONDS)]
-            got += await messages.take(1, QUIET_SECONDS)
+            received = [await messages.get(PATIENCE_SECONDS)]
+            received += await messages.take(1, QUIET_SECONDS)
             # A slow test run may have received both by now, in any order.
             if anyio.current_time() - begin < 0.3:
-                assert [message.payload for message in got] == NUMBERED[:1]
+                assert [message.payload for message in received] == NUMBERED[:1]
             await self.pass_seconds(0.3)
-            got += [await messages.get(PATIENCE_SECONDS) for _ in range(2 - len(got))]
-            assert {(m.payload, m.attempt) for m in got} == {(NUMBERED[0], 2), (NUMBERED[1], 2)}
+            received += [await messages.get(PATIENCE_SECONDS) for _ in range(2 - len(received))]
+            assert {(m.payload, m.attempt) for m in received} == {
+                (NUMBERED[0], 2),
+                (NUMBERED[1], 2),
+            }
 
     @conformance_test
     async def test_working_restarts_the_ack_timeout(self) -> None:
@@ -373,29 +376,29 @@ class DeliverySuite(Suite):
         )
         many = [b"%06d" % number + bytes(500) for number in range(1000)]
         async with self.open_bus(Settings(limits=limits)) as bus, bus.subscribe(1) as messages:
-            got: list[bytes] = []
+            received: list[bytes] = []
             for payload in many:
                 while True:
                     try:
                         bus.publish_nowait(payload, class_id=1)
                         break
                     except BusFullError:
-                        some = await messages.take(1000, PATIENCE_SECONDS)
-                        got += [message.payload for message in some]
-            while len(got) < len(many):
-                some = await messages.take(1000, PATIENCE_SECONDS)
-                assert some, f"stuck after {len(got)} messages"
-                got += [message.payload for message in some]
-            assert got == many
+                        more = await messages.take(1000, PATIENCE_SECONDS)
+                        received += [message.payload for message in more]
+            while len(received) < len(many):
+                more = await messages.take(1000, PATIENCE_SECONDS)
+                assert more, f"stuck after {len(received)} messages"
+                received += [message.payload for message in more]
+            assert received == many
 
     @conformance_test
     async def test_respects_max_in_flight(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1, max_in_flight=3, auto_ack=False) as few:
             await bus.publish_many(NUMBERED, class_id=1)
-            got = [await few.get(PATIENCE_SECONDS) for _ in range(3)]
+            received = [await few.get(PATIENCE_SECONDS) for _ in range(3)]
             assert await is_silent(few)
-            got[0].ack()
-            got[2].ack()
+            received[0].ack()
+            received[2].ack()
             assert await get_payloads(few, 2) == NUMBERED[3:5]
             assert await is_silent(few)
 
@@ -413,8 +416,8 @@ class DeliverySuite(Suite):
         async with self.open_bus() as bus, bus.subscribe(1, **options) as slow:
             for payload in NUMBERED:
                 await bus.publish(payload, class_id=1)
-            got = await get_all_payloads(slow, 3)
-            assert got == [NUMBERED[0], *NUMBERED[-2:]]  # The first one was in flight.
+            received = await get_all_payloads(slow, 3)
+            assert received == [NUMBERED[0], *NUMBERED[-2:]]  # The first one was in flight.
 
     @conformance_test
     async def test_slow_subscription_can_drop_newest(self) -> None:

@@ -26,17 +26,17 @@ class HandlerSuite(Suite):
     @conformance_test
     async def test_handlers_receive_all_messages_in_order(self) -> None:
         async with self.host(MANUAL_TICKS) as host, host.connect() as bus:
-            got: list[bytes] = []
-            again: list[bytes] = []
-            bus.handle(1, lambda message: got.append(message.payload))
-            bus.handle(1, lambda message: again.append(message.payload))
+            received: list[bytes] = []
+            received_by_second: list[bytes] = []
+            bus.handle(1, lambda message: received.append(message.payload))
+            bus.handle(1, lambda message: received_by_second.append(message.payload))
             await bus.publish_many(NUMBERED, class_id=1)
-            await host.until(bus, lambda: len(got) == len(again) == 10)
-            assert got == again == NUMBERED
+            await host.until(bus, lambda: len(received) == len(received_by_second) == 10)
+            assert received == received_by_second == NUMBERED
             await bus.drain()
             host.tick(3)
             await bus.drain()
-            assert len(got) == 10
+            assert len(received) == 10
 
     @conformance_test
     async def test_redelivers_message_when_its_handler_raises(self) -> None:
@@ -48,7 +48,7 @@ class HandlerSuite(Suite):
                 raise ValueError("not today")
 
         async with self.host(MANUAL_TICKS) as host:
-            with pytest.raises(ExceptionGroup) as told:  # noqa: PT012 - leaving raises.
+            with pytest.raises(ExceptionGroup) as raised:  # noqa: PT012 - leaving raises.
                 async with host.connect() as bus:
                     bus.handle(1, handler)
                     await bus.publish(b"bad", class_id=1)
@@ -59,7 +59,7 @@ class HandlerSuite(Suite):
                     host.tick()
                     await host.until(bus, lambda: len(calls) == 3)
                     assert calls[2] == (b"bad", 2)
-            assert [str(error) for error in told.value.exceptions] == ["not today"]
+            assert [str(error) for error in raised.value.exceptions] == ["not today"]
 
     @conformance_test
     async def test_handler_settles_its_message_itself(self) -> None:
@@ -94,49 +94,49 @@ class HandlerSuite(Suite):
     @conformance_test
     async def test_drain_waits_for_handlers(self) -> None:
         async with self.host(MANUAL_TICKS) as host, host.connect() as bus:
-            got: list[bytes] = []
-            bus.handle(1, lambda message: got.append(message.payload))
+            received: list[bytes] = []
+            bus.handle(1, lambda message: received.append(message.payload))
             await bus.publish_many(NUMBERED, class_id=1)
-            await host.until(bus, lambda: len(got) > 0)
+            await host.until(bus, lambda: len(received) > 0)
             await bus.drain()
-            assert got == NUMBERED
+            assert received == NUMBERED
 
     @conformance_test
     async def test_drained_messages_are_released(self) -> None:
         async with self.host(MANUAL_TICKS) as host, host.connect() as bus:
-            got: list[bytes] = []
+            received: list[bytes] = []
             await bus.publish_many(NUMBERED, class_id=1)
-            bus.handle(1, lambda message: got.append(message.payload))
+            bus.handle(1, lambda message: received.append(message.payload))
             await bus.drain()
             async with bus.subscribe(1, start="earliest") as rest:
                 assert await is_silent(rest)
-            assert got == NUMBERED
+            assert received == NUMBERED
 
     @conformance_test
     async def test_drain_waits_for_messages_that_handlers_publish(self) -> None:
         """Every message has the next one published, and the bus sends one at a time."""
         async with self.host(MANUAL_TICKS) as host, host.connect() as bus:
-            got: list[bytes] = []
+            received: list[bytes] = []
 
             def handler(message: Message[bytes]) -> None:
-                got.append(message.payload)
-                if len(got) < 50:
-                    bus.publish_nowait(b"%d" % len(got), class_id=len(got) % 2)
+                received.append(message.payload)
+                if len(received) < 50:
+                    bus.publish_nowait(b"%d" % len(received), class_id=len(received) % 2)
 
             for class_id in (0, 1):
                 bus.handle(class_id, handler, max_in_flight=1)
             await bus.publish(b"0", class_id=0)
             await bus.drain()
-            assert got == [b"%d" % number for number in range(50)]
+            assert received == [b"%d" % number for number in range(50)]
 
     @conformance_test
     async def test_drain_waits_for_the_whole_backlog(self) -> None:
         async with self.host(MANUAL_TICKS) as host, host.connect() as bus:
-            got: list[bytes] = []
+            received: list[bytes] = []
             await bus.publish_many(NUMBERED, class_id=1)
-            bus.handle(1, lambda message: got.append(message.payload), max_in_flight=3)
+            bus.handle(1, lambda message: received.append(message.payload), max_in_flight=3)
             await bus.drain()
-            assert got == NUMBERED
+            assert received == NUMBERED
 
     # Requests ------------------------------------------------------------------------------------
 
@@ -163,9 +163,9 @@ class HandlerSuite(Suite):
 
             def handler(message: Message[bytes]) -> None:
                 assert message.is_request
-                asked.append(message)
+                requests.append(message)
 
-            asked: list[Message[bytes]] = []
+            requests: list[Message[bytes]] = []
             server.handle(7, handler)
             await client.publish(b"no request", class_id=8)
             with (
@@ -189,8 +189,8 @@ class HandlerSuite(Suite):
                 expected = [b"%d %s" % (n, when) for n in range(3) for when in whens]
                 stored = [message.payload for message in await bus.fetch(1)]
                 assert stored == expected
-                got = await get_payloads(messages, 9)
-                assert list(dict.fromkeys(got)) == expected
+                received = await get_payloads(messages, 9)
+                assert list(dict.fromkeys(received)) == expected
             assert bus.statistics().reconnections >= 1
 
     @conformance_test
@@ -229,22 +229,22 @@ class TaskSuite(Suite):
     @conformance_test
     async def test_async_handlers_run_concurrently(self) -> None:
         async with self.host(MANUAL_TICKS) as host, host.connect() as bus:
-            together = most = 0
+            running = maximum = 0
             done: list[bytes] = []
 
             async def handler(message: Message[bytes]) -> None:
-                nonlocal together, most
-                together += 1
-                most = max(most, together)
+                nonlocal running, maximum
+                running += 1
+                maximum = max(maximum, running)
                 await anyio.sleep(0.01)
-                together -= 1
+                running -= 1
                 done.append(message.payload)
 
             bus.handle(1, handler, concurrency=3)
             await bus.publish_many(NUMBERED, class_id=1)
             await host.until(bus, lambda: len(done) == 10)
             assert sorted(done) == NUMBERED
-            assert most == 3
+            assert maximum == 3
 
     @conformance_test
     async def test_cancelling_get_loses_no_message(self) -> None:
@@ -256,16 +256,16 @@ class TaskSuite(Suite):
                     await bus.publish(payload, class_id=1, confirm=False)
                     await anyio.lowlevel.checkpoint()
 
-            got: list[bytes] = []
+            received: list[bytes] = []
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(publish)
                 patience = 0.0
-                while len(got) < len(many):
+                while len(received) < len(many):
                     with anyio.move_on_after(patience):
                         while True:
-                            got.append((await messages.get()).payload)
+                            received.append((await messages.get()).payload)
                     patience = (patience + 0.0003) % 0.003
-            assert got == many
+            assert received == many
 
     @conformance_test
     async def test_block_that_is_cancelled_has_its_last_message_redelivered_at_once(self) -> None:
@@ -302,9 +302,9 @@ class TaskSuite(Suite):
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(publish)
-                got = 0
+                received = 0
                 async for message in messages:
-                    assert len(message.payload) == sizes[got]
-                    got += 1
-                    if got == len(sizes):
+                    assert len(message.payload) == sizes[received]
+                    received += 1
+                    if received == len(sizes):
                         break

@@ -23,7 +23,7 @@ from simplebus.testing.suite import (
 class NackSuite(Suite):
     """Messages that their consumer rejects."""
 
-    # Pauses --------------------------------------------------------------------------------------
+    # Backoff --------------------------------------------------------------------------------------
 
     @conformance_test
     async def test_uses_the_backoff_of_the_subscription(self) -> None:
@@ -53,9 +53,9 @@ class NackSuite(Suite):
 
     @conformance_test
     async def test_uses_the_delivery_policy_of_the_class(self) -> None:
-        own = ClassSettings(backoff_seconds=(0.1,), deliveries_max=3)
+        class_settings = ClassSettings(backoff_seconds=(0.1,), deliveries_max=3)
         async with (
-            self.host(replace(MANUAL_TICKS, classes={"orders": own})) as host,
+            self.host(replace(MANUAL_TICKS, classes={"orders": class_settings})) as host,
             host.connect() as bus,
             bus.subscribe("orders", auto_ack=False) as messages,
             bus.subscribe("dead.orders", start="earliest") as dead_letters,
@@ -84,8 +84,8 @@ class NackSuite(Suite):
                 message.nack(delay)
             await bus.drain()
             host.tick()
-            again = await messages.get(PATIENCE_SECONDS)
-            assert (again.payload, again.attempt) == (NUMBERED[0], 2)
+            redelivered = await messages.get(PATIENCE_SECONDS)
+            assert (redelivered.payload, redelivered.attempt) == (NUMBERED[0], 2)
 
     @conformance_test
     async def test_redelivery_precedes_new_messages(self) -> None:
@@ -101,7 +101,7 @@ class NackSuite(Suite):
             (await messages.get(PATIENCE_SECONDS)).ack()
             assert await get_payloads(messages, 1) == [NUMBERED[1]]
 
-    # Giving up -----------------------------------------------------------------------------------
+    # Dead letters ---------------------------------------------------------------------------------
 
     @conformance_test
     async def test_default_max_deliveries_is_16(self) -> None:
@@ -154,11 +154,11 @@ class NackSuite(Suite):
 
     async def fetch_dead_letters(self, bus: Any) -> list[tuple[bytes, str, str, str | None]]:
         """Return payload, reason, attempts and error of each dead letter of class 1."""
-        told = []
+        found = []
         for letter in await bus.fetch("dead.1"):
             headers = dict(letter.headers)
             assert 0 < float(headers["dead-accepted"]) <= float(headers["dead-since"])
-            told.append(
+            found.append(
                 (
                     letter.payload,
                     headers["dead-reason"],
@@ -166,9 +166,9 @@ class NackSuite(Suite):
                     headers.get("dead-error"),
                 )
             )
-        return told
+        return found
 
-    # Which delivery ------------------------------------------------------------------------------
+    # Repeated deliveries --------------------------------------------------------------------------
 
     @conformance_test
     async def test_nack_of_an_earlier_delivery_is_ignored(self) -> None:

@@ -75,13 +75,13 @@ class SubscribeSuite(Suite):
             other.subscribe(1) as everything,
         ):
             await one.publish_many(many, class_id=1)
-            got: list[list[bytes]] = [[], []]
-            while sum(map(len, got)) < len(many):
-                for mine, messages in zip(got, (a, b), strict=True):
-                    some = await messages.take(5, 0.05)
-                    mine += [message.payload for message in some]
-            assert sorted(got[0] + got[1]) == many
-            assert all(got)
+            received: list[list[bytes]] = [[], []]
+            while sum(map(len, received)) < len(many):
+                for payloads, messages in zip(received, (a, b), strict=True):
+                    more = await messages.take(5, 0.05)
+                    payloads += [message.payload for message in more]
+            assert sorted(received[0] + received[1]) == many
+            assert all(received)
             assert await get_payloads(everything, len(many)) == many
 
     @conformance_test
@@ -96,9 +96,9 @@ class SubscribeSuite(Suite):
                 await one.publish_many(NUMBERED, class_id=1)
                 held = await leaves.take(10, 0.1)
                 await one.drain()
-            got = [await stays.get(PATIENCE_SECONDS) for _ in range(10)]
-            assert sorted(message.payload for message in got) == NUMBERED
-            marked = {message.payload for message in got if message.redelivered}
+            received = [await stays.get(PATIENCE_SECONDS) for _ in range(10)]
+            assert sorted(message.payload for message in received) == NUMBERED
+            marked = {message.payload for message in received if message.redelivered}
             assert {message.payload for message in held} <= marked
 
     # Groups by key -------------------------------------------------------------------------------
@@ -118,11 +118,11 @@ class SubscribeSuite(Suite):
             await one.flush()
             members: dict[bytes, int] = {}
             for number in range(4):
-                got = await _take_from((a, b), len(_KEYS))
-                assert sorted(message.key for _, message in got) == _KEYS
-                for who, message in got:
+                received = await _take_from((a, b), len(_KEYS))
+                assert sorted(message.key for _, message in received) == _KEYS
+                for index, message in received:
                     assert message.payload == b"%d" % number
-                    assert members.setdefault(message.key, who) == who
+                    assert members.setdefault(message.key, index) == index
                     message.ack()
             assert set(members.values()) == {0, 1}
             assert await is_silent(a)
@@ -141,13 +141,13 @@ class SubscribeSuite(Suite):
                     for key in _KEYS:
                         await one.publish(b"%d" % number, class_id=1, key=key, confirm=False)
                 await one.flush()
-                got = await _take_from((leaves, stays), len(_KEYS))
-                left = [message.key for who, message in got if who == 0]
-                held = [message for who, message in got if who == 1]
+                received = await _take_from((leaves, stays), len(_KEYS))
+                left = [message.key for index, message in received if index == 0]
+                held = [message for index, message in received if index == 1]
                 held[0].nack(delay=0)
-                [again] = await stays.take(len(_KEYS), PATIENCE_SECONDS)
+                [redelivered] = await stays.take(len(_KEYS), PATIENCE_SECONDS)
                 await one.drain()
-            back = [again] + [await stays.get(PATIENCE_SECONDS) for _ in left]
+            back = [redelivered] + [await stays.get(PATIENCE_SECONDS) for _ in left]
             assert sorted(message.key for message in back) == sorted([*left, held[0].key])
             assert all(message.redelivered and message.payload == b"0" for message in back)
             for message in [*back, *held[1:]]:
@@ -220,7 +220,7 @@ class SubscribeSuite(Suite):
             await bus.keep_last_values(1)
             for number, payload in enumerate(NUMBERED):
                 await bus.publish(payload, class_id=1, channel=f"{'ab'[number % 2]}.{number % 3}")
-            await bus.publish(b"", class_id=1, channel="a.2")  # Takes the value away.
+            await bus.publish(b"", class_id=1, channel="a.2")  # Removes the value.
             assert await get_payloads(messages, 11) == [*NUMBERED, b""]
             await bus.drain()
             async with bus.subscribe(1, "a.*", start="last_values") as late:
@@ -234,12 +234,12 @@ class SubscribeSuite(Suite):
             async with bus.subscribe(1, start="last_values", max_in_flight=1) as late:
                 assert await get_payloads(late, 1) == expected[:1]
                 host.hang_up()
-                got: set[bytes] = set()
-                while b"new" not in got:
-                    got.update(await get_payloads(late, 1))
-                assert got >= {*expected[1:], b"new"}
+                received: set[bytes] = set()
+                while b"new" not in received:
+                    received.update(await get_payloads(late, 1))
+                assert received >= {*expected[1:], b"new"}
 
-    # Looks ---------------------------------------------------------------------------------------
+    # Fetch and explain ----------------------------------------------------------------------------
 
     @conformance_test
     async def test_fetch_changes_no_position(self) -> None:
@@ -270,14 +270,16 @@ class SubscribeSuite(Suite):
             await bus.publish_many(NUMBERED, class_id="orders", channel="orders.eu")
             waiting = await bus.explain("orders")
             assert (waiting.name, waiting.stored, waiting.backlog) == ("orders", 10, 10)
-            async with bus.subscribe("orders", "orders.*", max_in_flight=2, auto_ack=False) as got:
-                await get_payloads(got, 2)
+            async with bus.subscribe(
+                "orders", "orders.*", max_in_flight=2, auto_ack=False
+            ) as orders:
+                await get_payloads(orders, 2)
                 [position] = (await bus.explain("orders")).positions
                 assert (position.in_flight, position.in_flight_max, position.unsent) == (2, 2, 8)
                 assert (position.waits, position.name) == ("acks", "till")
                 assert "2 of 2 in flight" in position.waits_for
-                [there] = (await bus.explain(channel="orders.eu")).classes
-                assert [match.pattern for match in there.matches] == ["orders.*"]
+                [matched] = (await bus.explain(channel="orders.eu")).classes
+                assert [match.pattern for match in matched.matches] == ["orders.*"]
                 session = await bus.explain(session=position.session)
                 assert (session.name, len(session.positions)) == ("till", 1)
                 assert [line.name for line in (await bus.explain()).classes] == ["orders"]
@@ -311,9 +313,9 @@ class SubscribeSuite(Suite):
 
 async def _take_from(subscriptions: tuple[Any, ...], count: int) -> list[tuple[int, Any]]:
     """Take at least `count` messages. Return each with the index of its subscription."""
-    got: list[tuple[int, Any]] = []
-    while len(got) < count:
-        for who, subscription in enumerate(subscriptions):
-            some = await subscription.take(count, 0.01)
-            got += [(who, message) for message in some]
-    return got
+    received: list[tuple[int, Any]] = []
+    while len(received) < count:
+        for index, subscription in enumerate(subscriptions):
+            more = await subscription.take(count, 0.01)
+            received += [(index, message) for message in more]
+    return received

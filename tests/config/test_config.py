@@ -360,9 +360,9 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ("[nats]\nuser = 'x'", ": nats: 'user' and 'password' need each other"),
         (
             "[nats]\nuser = ''",
-            ": nats.user: an empty value would let everybody in",
+            ": nats.user: an empty value would admit every client",
         ),
-        ("[nats]\ntoken = ''", ": nats.token: an empty value would let everybody in"),
+        ("[nats]\ntoken = ''", ": nats.token: an empty value would admit every client"),
         ("[nats]\nno_auth_user = 'x'", ": nats: no_auth_user x: expected the name of a user"),
         ("[classes.x]\nid = '4'", ": classes.x.id: expected a number, got '4'"),
         ("[classes.x]\nid = 70000", ": classes.x.id: a class id is from 0 to 65535, got 70000"),

@@ -363,13 +363,13 @@ class Bus(Publisher):
         """
         answers = 0
         while answers < (EMPTY_REPLIES_UNTIL_IDLE if self._handler_runners else 1):
-            begun = self._started_count
+            started_before = self._started_count
             while not self.is_idle:
                 self.connection.check_open()
                 await self.connection.changed.wait()
             await self.flush()
             await self.connection.request(self._core.sync)
-            answers = answers + 1 if self.is_idle and begun == self._started_count else 0
+            answers = answers + 1 if self.is_idle and started_before == self._started_count else 0
 
     @property
     def _started_count(self) -> int:

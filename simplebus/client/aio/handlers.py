@@ -39,7 +39,7 @@ class HandlerBus(Protocol):
 
     connection: ClientConnection
 
-    async def resolve_class_id(self, what: Binding[Any] | int | str) -> int: ...
+    async def resolve_class_id(self, class_reference: Binding[Any] | int | str) -> int: ...
 
     received_requests: ReceivedRequests
 

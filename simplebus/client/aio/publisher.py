@@ -204,13 +204,13 @@ class Publisher:
 
     # Classes -------------------------------------------------------------------------------------
 
-    async def resolve_class_id(self, what: Binding[Any] | int | str) -> int:
+    async def resolve_class_id(self, class_reference: Binding[Any] | int | str) -> int:
         """Return the id of a class; ask the bus if only the name is known. Internal."""
-        known = self._outbound.find_class_id(what)
+        known = self._outbound.find_class_id(class_reference)
         if known is None:
-            assert not isinstance(what, int)
-            await self.connection.request(partial(self._outbound.name_class, what))
-            known = self._outbound.store_class_id(what)
+            assert not isinstance(class_reference, int)
+            await self.connection.request(partial(self._outbound.name_class, class_reference))
+            known = self._outbound.store_class_id(class_reference)
         return known
 
     async def _class_id(self, class_id: int | str) -> int:
@@ -234,14 +234,14 @@ class Publisher:
         binding = self._registry.bindings[type_]
         return self._outbound.add_route(binding, self._class_id_nowait(binding))
 
-    def _class_id_nowait(self, what: Binding[Any] | int | str) -> int:
+    def _class_id_nowait(self, class_reference: Binding[Any] | int | str) -> int:
         """Return the id of a class. If it is unknown, ask the bus for the next call and raise
         BusFullError.
         """
-        known = self._outbound.find_class_id(what)
+        known = self._outbound.find_class_id(class_reference)
         if known is None:
             self.connection.check_open()
-            known = self._outbound.poll_class_id(what)
+            known = self._outbound.poll_class_id(class_reference)
             self._writer.write_soon()
         if known is None:
             raise BusFullError("nothing was published: the bus has not sent the class id yet")

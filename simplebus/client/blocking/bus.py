@@ -333,12 +333,14 @@ class BlockingBus(BlockingPublisher):
         """
         answers = 0
         while answers < (EMPTY_REPLIES_UNTIL_IDLE if self._handler_runners else 1):
-            begun = self._started_count
+            started_before = self._started_count
             while self._has_work():
                 self._handle_available()
             self.flush()
             self.connection.request(self._core.sync)
-            answers = answers + 1 if begun == self._started_count and not self._has_work() else 0
+            answers = (
+                answers + 1 if started_before == self._started_count and not self._has_work() else 0
+            )
 
     @property
     def _started_count(self) -> int:

@@ -186,13 +186,13 @@ class BlockingPublisher:
 
     # Classes -------------------------------------------------------------------------------------
 
-    def resolve_class_id(self, what: Binding[Any] | int | str) -> int:
+    def resolve_class_id(self, class_reference: Binding[Any] | int | str) -> int:
         """Return the id of a class; ask the bus if only the name is known. Internal."""
-        known = self._outbound.find_class_id(what)
+        known = self._outbound.find_class_id(class_reference)
         if known is None:
-            assert not isinstance(what, int)
-            self.connection.request(partial(self._outbound.name_class, what))
-            known = self._outbound.store_class_id(what)
+            assert not isinstance(class_reference, int)
+            self.connection.request(partial(self._outbound.name_class, class_reference))
+            known = self._outbound.store_class_id(class_reference)
         return known
 
     def _new_route(self, type_: type) -> PublishRoute:

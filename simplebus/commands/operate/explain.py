@@ -105,8 +105,8 @@ async def _inquire(
             try:
                 return [await bus.explain(session=session)], ""
             except RefusedError as error:
-                there = [f"{one.session}" for one in (await bus.explain()).sessions]
-                return [], f"{error.sentence}: {', '.join(there)}"
+                session_ids = [f"{each.session}" for each in (await bus.explain()).sessions]
+                return [], f"{error.sentence}: {', '.join(session_ids)}"
         if word is None:
             return [await bus.explain()], ""
         answers: list[InquireReply] = []
@@ -307,8 +307,8 @@ def _position(depth: int, info: PositionInfo, *, of_class: bool = False) -> Iter
     )
 
     names = [
-        f"{what} {name!r}"
-        for what, name in (("durable", info.durable), ("group", info.group))
+        f"{kind} {name!r}"
+        for kind, name in (("durable", info.durable), ("group", info.group))
         if name
     ]
     if info.session >= 0:
@@ -330,8 +330,8 @@ def _position(depth: int, info: PositionInfo, *, of_class: bool = False) -> Iter
             f"again in {format_duration(info.oldest.due_seconds)}"
         )
     counts += [
-        f"{count:,} {what}"
-        for count, what in (
+        f"{count:,} {state}"
+        for count, state in (
             (info.unsent, "not sent yet"),
             (info.again, "to be sent again"),
             (info.behind, "behind others of their key"),

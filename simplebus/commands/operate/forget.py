@@ -1,7 +1,7 @@
 """`simplebus forget`: removes a durable that is no longer used.
 
-A durable is removed only with --yes, and only if nobody is connected to it. Texts of other clients
-are printed without control characters.
+A durable is removed only with --yes, and only if no client is connected to it. Texts of other
+clients are printed without control characters.
 """
 
 from __future__ import annotations

@@ -156,5 +156,5 @@ def _credentials(access: Access) -> dict[str, str]:
         return {"Authorization": f"Bearer {access.token}"}
     if not access.user:
         return {}
-    both = base64.b64encode(f"{access.user}:{access.password}".encode()).decode()
-    return {"Authorization": f"Basic {both}"}
+    encoded = base64.b64encode(f"{access.user}:{access.password}".encode()).decode()
+    return {"Authorization": f"Basic {encoded}"}

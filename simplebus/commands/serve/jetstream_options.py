@@ -50,8 +50,8 @@ def engine_options(
         for flag, value in own_storage.items()
         if value
     ]
-    for key, what, why in unsupported_settings(settings):
-        errors.append(f"{f'--{what}' if key is None else f'classes.{key}.{what}'}: {why}")
+    for key, setting, reason in unsupported_settings(settings):
+        errors.append(f"{f'--{setting}' if key is None else f'classes.{key}.{setting}'}: {reason}")
     credentials = {name: environment.get(key, "") for name, key in ENGINE_SECRETS.items()}
     result = None
     try:
@@ -96,5 +96,5 @@ def _create_ssl_context(ca: Path | None) -> ssl.SSLContext | None:
     try:
         return ssl.create_default_context(cafile=str(ca))
     except OSError as error:
-        why = error.strerror or str(error)
-        raise ValueError(f"--engine-ca: {ca} holds no certificate: {why}") from None
+        reason = error.strerror or str(error)
+        raise ValueError(f"--engine-ca: {ca} holds no certificate: {reason}") from None

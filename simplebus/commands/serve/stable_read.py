@@ -28,7 +28,7 @@ def read_when_stable(
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Call `read` while nobody writes to `paths`, and return its result.
+    """Call `read` while no program writes to `paths`, and return its result.
 
     Blocks for up to some seconds, so call it in a thread.
 

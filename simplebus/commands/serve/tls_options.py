@@ -69,8 +69,8 @@ def _build(table: TlsSettings | NatsTlsSettings, **options: Any) -> TlsOptions |
                 raise ValueError(f"{flags[name]} needs {flags['cert']} and {flags['key']}")
         return None
     if table.cert is None or table.key is None:
-        given, missing = ("cert", "key") if table.key is None else ("key", "cert")
-        raise ValueError(f"{flags[given]} needs {flags[missing]} too")
+        present, missing = ("cert", "key") if table.key is None else ("key", "cert")
+        raise ValueError(f"{flags[present]} needs {flags[missing]} too")
     from simplebus.server.tls.certificates import TlsOptions
 
     return TlsOptions(table.cert, table.key, **options)

@@ -144,13 +144,13 @@ class ClassNameExchange:
         if not (self._query_sid and self._core.is_ready):
             return
         if len(self._names) != len(self._shared_names):
-            fresh = {
+            new_names = {
                 name: id_ for name, id_ in self._names.items() if name not in self._shared_names
             }
             self._shared_names = dict(self._names)
-            for payload in _encode_names(fresh):
+            for payload in _encode_names(new_names):
                 self._core.publish(self._subjects.new_names_subject, payload)
-            for name, class_id in fresh.items():
+            for name, class_id in new_names.items():
                 if self._stream_descriptions.get(class_id) != name:
                     self._classes_to_describe[class_id] = None
         if self._classes_to_describe and now >= self._describe_at:

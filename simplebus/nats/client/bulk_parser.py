@@ -68,9 +68,9 @@ class ClientBulkParser:
         # Entries for the lines with the last blanks.
         padded = np.concatenate([blanks, np.full(6, last)])
         at = blanks.searchsorted(starts)
-        least = at + 3 + is_long  # Blanks of a line without a reply subject.
-        has_reply: Flags = padded[least] < feeds
-        plain: Flags = (padded[least - 1] < feeds) & (padded[least + 1] > feeds)
+        blanks_min = at + 3 + is_long  # Blanks of a line without a reply subject.
+        has_reply: Flags = padded[blanks_min] < feeds
+        plain: Flags = (padded[blanks_min - 1] < feeds) & (padded[blanks_min + 1] > feeds)
         plain &= data[feeds - 1] == _CR
         line_ends = feeds - 1
         subjects = padded[at] + 1

@@ -355,13 +355,13 @@ def _parse_similar_ack_subjects(
     """
     begins = messages.replies
     lengths = messages.reply_ends - begins
-    least, most = int(lengths.min()), int(lengths.max())
-    if least == most:
-        return _parse_equal_layout(messages, begins, least)
-    if most - least >= _LAYOUTS_MAX:
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    if shortest == longest:
+        return _parse_equal_layout(messages, begins, shortest)
+    if longest - shortest >= _LAYOUTS_MAX:
         return None
     attempts, sequences, counts = np.empty((3, messages.count), np.int64)
-    for length in range(least, most + 1):
+    for length in range(shortest, longest + 1):
         rows = np.flatnonzero(lengths == length)
         if rows.size:
             columns = _parse_equal_layout(messages, begins[rows], length)

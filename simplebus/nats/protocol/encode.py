@@ -120,7 +120,7 @@ def encode_for_subscriptions(
         return _encode_uniform_for_sids(messages, [sid for sid, _ in parts], headers=headers)
     chosen = [np.arange(messages.count) if rows is None else rows for _, rows in parts]
     rows = np.concatenate(chosen)
-    numbers = np.repeat(np.arange(len(parts)), [len(those) for those in chosen])
+    numbers = np.repeat(np.arange(len(parts)), [len(part_rows) for part_rows in chosen])
     order = np.argsort(rows, kind="stable")
     rows, numbers = rows[order], numbers[order]
     if isinstance(messages, UniformBatch):

@@ -112,9 +112,9 @@ class SubjectTable:
                 rows.append(row)
             assigned.append(number)
         if rows:
-            fresh = np.array(rows)
+            new_rows = np.array(rows)
             self._index_subjects(
-                known, _split_words(words, starts[fresh], lengths[fresh]), lengths[fresh]
+                known, _split_words(words, starts[new_rows], lengths[new_rows]), lengths[new_rows]
             )
         return assigned
 

@@ -120,7 +120,7 @@ class ClassSubjectGrants(SubjectGrants):
             self._delivery_filters[key] = cache
         return cache
 
-    def _make_denied_check(self, own: PermissionCache | None) -> Callable[[str], bool]:
+    def _make_denied_check(self, deny_cache: PermissionCache | None) -> Callable[[str], bool]:
         """Return a function that is True for subjects that are not delivered."""
         rights, classes = self.class_grants, self._classes
 
@@ -133,7 +133,7 @@ class ClassSubjectGrants(SubjectGrants):
                     rights.subscribe_permissions(cls.class_id, cls.name).is_allowed(channel)
                     for cls in bound
                 )
-            if own is not None and own.get(subject):
+            if deny_cache is not None and deny_cache.get(subject):
                 return True
             if self._has_own_patterns or name.startswith(_INBOX):
                 return False

@@ -89,7 +89,7 @@ class NatsSession:
         self.user: User | None = None
         """The authenticated user; None without authentication."""
         self.admission_error: RemoteProtocolError | None = None
-        """Reason to refuse the client, whatever its credentials."""
+        """Reason to refuse the client even with valid credentials."""
         self.is_authenticating = False
         """True while the server checks the client's credentials."""
         self.on_repeated_connect: Callable[[Auth], None] = lambda words: None

@@ -254,5 +254,5 @@ class JournalWriter:
 
 def _describe_failure(error: OSError) -> WriteFailure:
     reason = Reason.DISK_FULL if error.errno in DISK_FULL_ERRORS else Reason.DISK_FAILED
-    where = f": {error.filename}" if error.filename else ""
-    return reason, f"cannot write the journal: {error.strerror or error}{where}"
+    file_text = f": {error.filename}" if error.filename else ""
+    return reason, f"cannot write the journal: {error.strerror or error}{file_text}"

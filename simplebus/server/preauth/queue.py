@@ -185,7 +185,7 @@ class PreAuthQueue:
             heapq.heapify(self._deadlines)
 
     def make_ready(self, connection: PreAuthConnection) -> None:
-        """Mark the connection as ready, whatever it waits for."""
+        """Mark the connection as ready, even if it waits for data or time."""
         if connection.is_queued:
             return
         self._polled_by_fd.pop(connection.socket.fileno(), None)

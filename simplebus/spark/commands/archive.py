@@ -165,8 +165,8 @@ def command(
             + ("neither" if subscribe is None else "both"),
             param_hint="--subscribe",
         )
-    given = context.get_parameter_source("servers")
-    if path and given is not None and given.name == "COMMANDLINE":
+    servers_source = context.get_parameter_source("servers")
+    if path and servers_source is not None and servers_source.name == "COMMANDLINE":
         raise typer.BadParameter(
             "expected either --servers or --path, got both", param_hint="--path"
         )

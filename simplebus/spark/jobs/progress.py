@@ -45,8 +45,8 @@ def error_sentence(error: BaseException | str) -> str:
     """
     text = str(error)
     found = [raised for block in text.split(_TRACEBACK)[1:] if (raised := _parse_traceback(block))]
-    ours = [raised for raised in found if not raised[0].startswith(_SPARK_MODULES)]
-    for kind, sentence in reversed(ours or found):
+    user_errors = [raised for raised in found if not raised[0].startswith(_SPARK_MODULES)]
+    for kind, sentence in reversed(user_errors or found):
         return sentence or kind
     if (cause := _OWN_CAUSE.search(text) or _JAVA_CAUSE.match(text)) is not None:
         text = cause["cause"]

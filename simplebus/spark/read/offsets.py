@@ -151,10 +151,10 @@ def dump_offsets(offsets: Offsets, query: QueryIdentity | None = None) -> dict[s
     return found
 
 
-def load_offsets(given: Mapping[str, Any]) -> dict[str, ServerOffsets]:
+def load_offsets(offsets_json: Mapping[str, Any]) -> dict[str, ServerOffsets]:
     """Parse the JSON of `dump_offsets`. Raises OffsetError."""
     found = {}
-    for server, classes in given.items():
+    for server, classes in offsets_json.items():
         if server == _QUERY:
             continue
         if not isinstance(classes, Mapping):
@@ -169,11 +169,11 @@ def load_offsets(given: Mapping[str, Any]) -> dict[str, ServerOffsets]:
     return found
 
 
-def load_query(given: Mapping[str, Any]) -> QueryIdentity | None:
+def load_query(offsets_json: Mapping[str, Any]) -> QueryIdentity | None:
     """Return the query's identity from the JSON of `dump_offsets`; None if absent. Raises
     OffsetError.
     """
-    query_json = given.get(_QUERY)
+    query_json = offsets_json.get(_QUERY)
     if query_json is None:
         return None
     if isinstance(query_json, dict):
@@ -240,19 +240,19 @@ def _by_class(
 ) -> dict[str, dict[str, int]]:
     """Parse JSON of numbers by server and class."""
     try:
-        given = json.loads(text)
+        offsets_json = json.loads(text)
     except ValueError as error:
         raise OffsetError(f"not valid JSON ({error}); {expected}") from None
-    if not isinstance(given, dict) or not given:
+    if not isinstance(offsets_json, dict) or not offsets_json:
         raise OffsetError(f"the JSON has no server; {expected}")
     found: dict[str, dict[str, int]] = {}
-    for server, classes in given.items():
+    for server, classes in offsets_json.items():
         if not isinstance(classes, dict):
             raise OffsetError(f"the JSON has {classes!r} for {server}; {expected}")
         for name, value in classes.items():
             if name:
-                where, class_ = known(server, name)
-                found.setdefault(where, {})[class_] = number(value, server, name)
+                server_name, class_ = known(server, name)
+                found.setdefault(server_name, {})[class_] = number(value, server, name)
     return found
 
 

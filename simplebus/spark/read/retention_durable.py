@@ -146,8 +146,8 @@ class RetentionDurable:
         This query's position already retains them. Unclaimed, they would fill the class for ever.
         Raises BusConnectionError.
         """
-        asked = SubscribeRequest(start="waiting", max_in_flight=1)
-        inbox = self._core.subscribe(self._bus.class_id(class_), asked)
+        request = SubscribeRequest(start="waiting", max_in_flight=1)
+        inbox = self._core.subscribe(self._bus.class_id(class_), request)
         self._wire.wait_answered(inbox.subscribe_request)
         self._core.unsubscribe(inbox, is_processed=False)
         self._wire.write_now()

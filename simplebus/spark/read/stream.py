@@ -197,9 +197,9 @@ class SparkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _durable_name(self, query: QueryIdentity | None) -> str:
         """Return the name of the durables; empty for none."""
-        given = self._options.durable
-        if given is not None:
-            return given
+        durable = self._options.durable
+        if durable is not None:
+            return durable
         return "" if query is None else f"spark {query.id}"
 
     def _load_position(

@@ -125,8 +125,8 @@ def format_time(us: float, *, among: float = 0.0) -> str:
 
     `among` is the largest time of a scale, which then determines the unit.
     """
-    for least, factor, unit in _TIMES:
-        if max(abs(us), among) >= least:
+    for minimum, factor, unit in _TIMES:
+        if max(abs(us), among) >= minimum:
             return f"{us / factor:.3g} {unit}"
     return f"{us:.3g} us"
 
