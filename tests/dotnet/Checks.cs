@@ -1,14 +1,14 @@
-// What the tests ask of the client beside its example.
+// Program that the tests run to check the client, beside its example.
 //
-// Rule 1: nothing is judged here. Input comes as lines, what the client makes of it goes out as
-//         lines, and the test, in another language, knows what is right.
+// It reads its input as lines and prints the results of the client as lines. The tests, in Python,
+// compare them with the expected results.
 //
 //   Checks bytes                   answers lines: frame, stream, group, encode, decode, publish
-//   Checks faulty HOST:PORT        prints each id; the handler before throws on 5 and 7, once each
-//   Checks echo HOST:PORT          publishes each shop again, from the handler that takes it, once
-//   Checks quiet HOST:PORT         says nothing for a fifth of a second, and again
-//   Checks patient HOST:PORT       prints each id; a minute may pass before it acknowledges
-//   Checks two HOST:PORT           classes 1 and 2, two handlers each; prints what each is given
+//   Checks faulty HOST:PORT        prints each id; another handler throws on 5 and 7, once each
+//   Checks echo HOST:PORT          publishes each shop again, once, from the handler that receives it
+//   Checks quiet HOST:PORT         sends only heartbeats, every fifth of a second
+//   Checks patient HOST:PORT       prints each id; acknowledges after up to a minute
+//   Checks two HOST:PORT           classes 1 and 2, two handlers each; prints what each one receives
 
 using System;
 using System.Collections.Generic;
@@ -108,7 +108,7 @@ public static class Checks
         }
     }
 
-    /// <summary>frame TYPE CLASS ID TIMER CONTENT: its bytes.</summary>
+    /// <summary>Return the bytes of a frame, for `frame TYPE CLASS ID TIMER CONTENT`.</summary>
     private static string Written(string[] words)
     {
         ByteBuffer buffer = new ByteBuffer(1);
@@ -118,8 +118,8 @@ public static class Checks
         return Hex(new ArraySegment<byte>(buffer.Bytes, 0, buffer.Count));
     }
 
-    /// <summary>The frames of a stream that comes in chunks of so many bytes, and what is left.
-    /// With the limit that the protocol names.</summary>
+    /// <summary>Return the frames of a stream that arrives in chunks of this size, and the number
+    /// of bytes left. The limit of a frame is the protocol's.</summary>
     private static string Split(byte[] stream, int chunk)
     {
         FrameReader reader = new FrameReader(1024 * 1024);
@@ -144,7 +144,7 @@ public static class Checks
         return string.Join(";", found);
     }
 
-    /// <summary>group CLASS:TIMER:ID …: the Ack frames.</summary>
+    /// <summary>Return the Ack frames, for `group CLASS:TIMER:ID …`.</summary>
     private static string Grouped(IEnumerable<string> messages)
     {
         AckLog log = new AckLog();

@@ -487,7 +487,7 @@ class NumberReader(threading.Thread):
     def wait_until(self, condition: Callable[[list[int]], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition(self.numbers):
-            assert time.monotonic() < deadline, f"{len(self.numbers)} came: {self.numbers[-5:]}"
+            assert time.monotonic() < deadline, f"{len(self.numbers)} received: {self.numbers[-5:]}"
             time.sleep(0.01)
 
     def close(self) -> int:

@@ -157,7 +157,7 @@ namespace SimpleBus.Client
 
         /// <summary>Subscribe to a class. The subscription begins with the loop over it, and ends with it.</summary>
         /// <param name="target">Class of the messages.</param>
-        /// <param name="durable">Name under which the server keeps the position when the program is gone.</param>
+        /// <param name="durable">Name under which the server keeps the position while the program is not connected.</param>
         /// <param name="group">Name of a group, whose members share one position: each message goes to one of
         /// them.</param>
         /// <param name="byKey">True to let the group process messages with equal keys one after the other.</param>
@@ -226,7 +226,7 @@ namespace SimpleBus.Client
         /// <typeparam name="TRequest">Type of the request.</typeparam>
         /// <typeparam name="TReply">Type of the reply.</typeparam>
         /// <returns>The reply.</returns>
-        /// <exception cref="TimeoutException">No reply came in time.</exception>
+        /// <exception cref="TimeoutException">No reply arrived in time.</exception>
         /// <exception cref="RefusedException">The server refuses the request.</exception>
         public async Task<TReply> RequestAsync<TRequest, TReply>(
             ClassReference target, TRequest request, TimeSpan? timeout = null, PublishOptions? options = null,

@@ -146,7 +146,7 @@ namespace SimpleBus.Client
             }
         }
 
-        /// <summary>Let the next subscription get the message at once, because it was not processed.</summary>
+        /// <summary>Let the next subscription receive the message at once, because it was not processed.</summary>
         internal void Return()
         {
             if (TrySettle())

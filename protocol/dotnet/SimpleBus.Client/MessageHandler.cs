@@ -49,7 +49,7 @@ namespace SimpleBus.Client
             _slots = new SemaphoreSlim(concurrency);
             _cancelled = CancellationTokenSource.CreateLinkedTokenSource(bus.Connection.Closing);
             Completion = Task.Run(RunAsync);
-            BusConnection.ObserveFailure(Completion); // The program may not look at it.
+            BusConnection.ObserveFailure(Completion); // The program may not await it.
         }
 
         public override Task Completion { get; }
@@ -113,7 +113,7 @@ namespace SimpleBus.Client
                     await _slots.WaitAsync().ConfigureAwait(false);
                 _bus.Remove(this);
                 await _bus.Connection.UnsubscribeAsync(_inbox).ConfigureAwait(false);
-                _cancelled.Dispose(); // Else the bus would refer to every handler that it had.
+                _cancelled.Dispose(); // Otherwise the bus would keep a reference to each ended handler.
             }
         }
 

@@ -215,7 +215,7 @@ namespace SimpleBus.Version1
                 }
                 catch (Exception error)
                 {
-                    if (!Wire.IsItsFault(error))
+                    if (!Wire.IsConnectionFailure(error))
                         throw;
                     Detach(session, error);
                 }
@@ -361,7 +361,7 @@ namespace SimpleBus.Version1
                 }
                 catch (Exception error)
                 {
-                    if (!Wire.IsItsFault(error))
+                    if (!Wire.IsConnectionFailure(error))
                         throw;
                     Break(session);
                     continue;

@@ -1,7 +1,7 @@
 // Sockets: opening, handshake, reading and writing. Stateless; calls block, and no thread is
 // started.
 //
-// `IsItsFault` lists all exceptions of a connection; others are bugs and are not caught.
+// `IsConnectionFailure` lists all exceptions of a connection; others are bugs and are not caught.
 
 using System;
 using System.IO;
@@ -21,28 +21,28 @@ namespace SimpleBus.Version1
             Exception error = new SocketException((int)SocketError.HostNotFound);
             foreach (IPAddress address in Dns.GetHostAddresses(options.Host))
             {
-                Socket fresh = new Socket(
+                Socket socket = new Socket(
                     address.AddressFamily, SocketType.Stream, ProtocolType.Tcp);
                 try
                 {
-                    IAsyncResult connecting = fresh.BeginConnect(address, options.Port, null, null);
+                    IAsyncResult connecting = socket.BeginConnect(address, options.Port, null, null);
                     if (!connecting.AsyncWaitHandle.WaitOne(patience))
                         throw new SocketException((int)SocketError.TimedOut);
-                    fresh.EndConnect(connecting);
-                    fresh.NoDelay = true; // Bytes that belong together are written together.
-                    fresh.SetSocketOption(
+                    socket.EndConnect(connecting);
+                    socket.NoDelay = true; // Bytes that belong together are written together.
+                    socket.SetSocketOption(
                         SocketOptionLevel.Socket, SocketOptionName.KeepAlive, true);
-                    fresh.ReceiveTimeout = patience;
-                    Write(fresh, hello);
+                    socket.ReceiveTimeout = patience;
+                    Write(socket, hello);
                     reader.Reset();
-                    sessionId = Reply(fresh, reader);
-                    fresh.ReceiveTimeout = 0;
-                    return fresh;
+                    sessionId = Reply(socket, reader);
+                    socket.ReceiveTimeout = 0;
+                    return socket;
                 }
                 catch (Exception failure)
                 {
-                    fresh.Close();
-                    if (!IsItsFault(failure))
+                    socket.Close();
+                    if (!IsConnectionFailure(failure))
                         throw;
                     error = failure;
                 }
@@ -70,7 +70,7 @@ namespace SimpleBus.Version1
 
         /// <summary>True if an exception means that a connection cannot be opened, is lost or
         /// invalid. ObjectDisposedException: another thread has closed the socket.</summary>
-        public static bool IsItsFault(Exception error)
+        public static bool IsConnectionFailure(Exception error)
         {
             return error is SocketException || error is IOException || error is InvalidDataException
                 || error is ObjectDisposedException;
@@ -78,7 +78,7 @@ namespace SimpleBus.Version1
 
         /// <summary>Return the session id of the first Connect reply. Earlier frames are
         /// skipped.</summary>
-        private static int Reply(Socket fresh, FrameReader reader)
+        private static int Reply(Socket socket, FrameReader reader)
         {
             while (true)
             {
@@ -93,7 +93,7 @@ namespace SimpleBus.Version1
                     return bytes[at] | bytes[at + 1] << 8 | bytes[at + 2] << 16
                         | bytes[at + 3] << 24;
                 }
-                Read(fresh, reader);
+                Read(socket, reader);
             }
         }
     }

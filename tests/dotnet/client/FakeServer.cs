@@ -7,7 +7,7 @@ using SimpleBus.Client.Protocol;
 
 namespace SimpleBus.Client.Tests
 {
-    /// <summary>Server whose every frame a test decides.</summary>
+    /// <summary>Server that sends only the frames that a test decides.</summary>
     internal sealed class FakeServer : IDisposable
     {
         private readonly TcpListener _listener = new TcpListener(IPAddress.Loopback, 0);

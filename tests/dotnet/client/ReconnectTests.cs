@@ -8,7 +8,7 @@ using SimpleBus.Client.Protocol;
 
 namespace SimpleBus.Client.Tests
 {
-    /// <summary>Lost connections, numbers and credit, at a server whose every frame the test decides.</summary>
+    /// <summary>Lost connections, numbers and credit, at a server that sends only the frames that the test decides.</summary>
     public static class ReconnectTests
     {
         [Test]
@@ -284,7 +284,7 @@ namespace SimpleBus.Client.Tests
             await SubscribedAsync(server, "{\"start\":\"new\"}", cursor: 5);
             server.Send(FrameType.Deliver, 1, 1, 1);
             server.Send(FrameType.Message, 1, 5, 0, "x");
-            Check.True(await next, "a message came");
+            Check.True(await next, "a message arrived");
             Check.Equal(5L, plain.Current.Sequence);
             server.Disconnect();
             await server.AcceptAsync();
@@ -295,7 +295,7 @@ namespace SimpleBus.Client.Tests
             server.Send(FrameType.Deliver, 1, 1, 1);
             server.Send(FrameType.Message, 1, 6, 0, "y");
             await SyncAsync(bus, server); // They were processed before 5 is acknowledged.
-            Check.True(await plain.MoveNextAsync(), "a message came");
+            Check.True(await plain.MoveNextAsync(), "a message arrived");
             Check.Equal(6L, plain.Current.Sequence);
             (byte type, ushort number, _, _, string range) = await server.ReadAsync();
             Check.Equal((FrameType.Ack, (ushort)1, "5-6"), (type, number, range));
@@ -306,7 +306,7 @@ namespace SimpleBus.Client.Tests
             next = plain.MoveNextAsync();
             server.Send(FrameType.Deliver, 1, 1, 1);
             server.Send(FrameType.Message, 1, 6, 0, "z");
-            Check.True(await next, "a message came");
+            Check.True(await next, "a message arrived");
             Check.Equal("z", System.Text.Encoding.ASCII.GetString(plain.Current.Value));
             server.Dispose();
             await bus.Connection.CloseAsync();
@@ -323,9 +323,9 @@ namespace SimpleBus.Client.Tests
             await SubscribedAsync(server, "{\"start\":\"new\"}", cursor: 5);
             await DeliverAsync(1, 5, 6, 7);
             List<long> sequences = new List<long>();
-            Check.True(await next, "a message came");
+            Check.True(await next, "a message arrived");
             sequences.Add(messages.Current.Sequence);
-            await DeliverAsync(2, 5, 6, 7, 8); // Only 5 is read, so it alone comes again.
+            await DeliverAsync(2, 5, 6, 7, 8); // Only 5 is read, so only 5 is redelivered.
             await ReadNextAsync();
             await DeliverAsync(2, 6, 7, 8, 9);
             for (int count = 0; count < 5; count++)
@@ -344,7 +344,7 @@ namespace SimpleBus.Client.Tests
 
             async Task ReadNextAsync()
             {
-                Check.True(await messages.MoveNextAsync(), "a message came");
+                Check.True(await messages.MoveNextAsync(), "a message arrived");
                 sequences.Add(messages.Current.Sequence);
             }
         }
@@ -415,8 +415,8 @@ namespace SimpleBus.Client.Tests
 
         private static async Task SubscribedAsync(FakeServer server, string content, long cursor)
         {
-            (byte type, _, uint request, ushort number, string asked) = await server.ReadAsync();
-            Check.Equal((FrameType.Subscribe, content), (type, asked));
+            (byte type, _, uint request, ushort number, string received) = await server.ReadAsync();
+            Check.Equal((FrameType.Subscribe, content), (type, received));
             server.Send(
                 FrameType.Subscribe, 1, request, number, $"{{\"cursor\":{cursor},\"floor\":{cursor},\"resumed\":false}}");
         }

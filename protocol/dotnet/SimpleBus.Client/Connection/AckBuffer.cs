@@ -44,8 +44,8 @@ namespace SimpleBus.Client.Connection
         /// <summary>Reject messages, or restart their ack timeout. The range must not cross the wrap of ids.</summary>
         /// <param name="type">Type of the frame, Nack or Working.</param>
         /// <param name="first">Sequence of the first message.</param>
-        /// <param name="end">Sequence behind the last one.</param>
-        /// <param name="attempt">Attempt that it concerns; 0 for any.</param>
+        /// <param name="end">Sequence after the last message.</param>
+        /// <param name="attempt">Delivery attempt that the frame concerns; 0 for any.</param>
         /// <param name="option">Delay in milliseconds or "terminate"; empty for neither.</param>
         /// <param name="error">Error text; null for none.</param>
         public void Append(byte type, long first, long end, int attempt, string option, string? error)
@@ -72,7 +72,7 @@ namespace SimpleBus.Client.Connection
             return false;
         }
 
-        /// <summary>Append the frames to a writer and forget them.</summary>
+        /// <summary>Append the frames to a writer, and clear this buffer.</summary>
         public void WriteTo(ByteWriter writer)
         {
             ByteWriter? content = null;
@@ -93,7 +93,7 @@ namespace SimpleBus.Client.Connection
             Clear();
         }
 
-        /// <summary>Forget everything, and ignore what is acknowledged later.</summary>
+        /// <summary>Discard everything, and ignore later acknowledgements.</summary>
         public void Close()
         {
             IsOpen = false;

@@ -66,7 +66,7 @@ namespace SimpleBus.Client.Connection
             return batch;
         }
 
-        /// <summary>Forget the last Deliver, for a new connection.</summary>
+        /// <summary>Discard the last Deliver, for a new connection.</summary>
         public void Reset()
         {
             _count = 0;

@@ -84,7 +84,7 @@ namespace SimpleBus.Client.Connection
             }
             catch (BusException)
             {
-                // It ended in another way.
+                // The subscription ended in another way.
             }
         }
 
@@ -101,7 +101,7 @@ namespace SimpleBus.Client.Connection
             }
             catch (RefusedException)
             {
-                // A server that keeps acks in a cluster refuses this.
+                // A server that stores acks in a cluster refuses the request.
             }
         }
 

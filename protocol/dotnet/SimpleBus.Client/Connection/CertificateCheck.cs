@@ -42,10 +42,10 @@ namespace SimpleBus.Client.Connection
             chain.ChainPolicy.RevocationMode = X509RevocationMode.NoCheck;
             chain.ChainPolicy.ApplicationPolicy.Add(new Oid(ServerAuthentication));
             chain.ChainPolicy.ExtraStore.AddRange(_authorities);
-            if (received != null) // It has the intermediate certificates that the server sent.
+            if (received != null) // The chain has the intermediate certificates that the server sent.
                 foreach (X509ChainElement element in received.ChainElements)
                     chain.ChainPolicy.ExtraStore.Add(element.Certificate);
-            // .NET before version 5 cannot be told which roots to trust, so the root is compared below.
+            // .NET before version 5 has no setting for the trusted roots, so the root is compared below.
             chain.ChainPolicy.VerificationFlags = X509VerificationFlags.AllowUnknownCertificateAuthority;
             using X509Certificate2 leaf = new X509Certificate2(certificate);
             if (!chain.Build(leaf))

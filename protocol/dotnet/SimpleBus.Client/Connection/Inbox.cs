@@ -100,12 +100,12 @@ namespace SimpleBus.Client.Connection
                 bool isKept = isSameRun && (reply.IsResumed || !Request.HasKeptPosition);
                 if (!isKept || reply.Cursor < _nextSequence)
                 {
-                    // A server that restarted may use the sequences of lost messages for other ones.
+                    // A server that restarted may use the sequences of lost messages for other messages.
                     _acks.Close();
                     _acks = new AckBuffer(Number);
                     _unread = null;
                     if (Request.HasKeptPosition)
-                        DiscardUnread(); // They come again.
+                        DiscardUnread(); // The server sends them again.
                     _nextSequence = reply.Cursor;
                 }
                 _bus = bus;
@@ -121,7 +121,7 @@ namespace SimpleBus.Client.Connection
             {
                 _isSubscribed = false;
                 if (Request.Group != null)
-                    DiscardUnread(); // Other members get them now.
+                    DiscardUnread(); // The server sends them to other members.
             }
         }
 
@@ -321,7 +321,8 @@ namespace SimpleBus.Client.Connection
         }
 
         /// <summary>
-        /// Let the server send a message again at once, when the subscription ends. Sent before, it would come here.
+        /// Let the server send a message again at once, when the subscription ends. Before, this subscription would
+        /// receive it.
         /// </summary>
         public void Return(AckBuffer acks, long sequence)
         {

@@ -32,7 +32,7 @@ namespace SimpleBus.Client.Connection
 
         public int ConfirmedCount { get; set; }
 
-        /// <summary>Chunk behind this one; null if this is the last.</summary>
+        /// <summary>Next chunk; null if this is the last.</summary>
         public PublishChunk? Next { get; set; }
 
         /// <summary>True while a write uses the bytes.</summary>
@@ -46,7 +46,7 @@ namespace SimpleBus.Client.Connection
         /// <summary>Return the offset of message <paramref name="index"/>, or the end of the last one.</summary>
         public int OffsetOf(int index) => index == 0 ? 0 : _ends[index - 1];
 
-        /// <summary>Return the space behind the last message.</summary>
+        /// <summary>Return the space after the last message.</summary>
         public Span<byte> GetSpace() => Bytes.AsSpan(OffsetOf(MessageCount));
 
         /// <summary>Add a message whose frame was written to that space.</summary>
@@ -66,7 +66,7 @@ namespace SimpleBus.Client.Connection
             return (found >= 0 ? found + 1 : ~found) - SentCount;
         }
 
-        /// <summary>Give the memory back. The chunk must not be used any more.</summary>
+        /// <summary>Return the memory to the pool. The chunk must not be used any more.</summary>
         public void Release()
         {
             ArrayPool<byte>.Shared.Return(Bytes);

@@ -12,7 +12,7 @@ namespace SimpleBus.Client.Connection
         private bool _isReleased;
 
         /// <param name="bytes">Pooled copy of the received frames.</param>
-        /// <param name="entries">Pooled entries, whose offsets refer to it.</param>
+        /// <param name="entries">Pooled entries, whose offsets refer to the bytes.</param>
         /// <param name="count">Number of entries.</param>
         /// <param name="attempt">Delivery attempt of all messages.</param>
         public ReceivedBatch(byte[] bytes, Entry[] entries, int count, int attempt)
@@ -56,7 +56,7 @@ namespace SimpleBus.Client.Connection
             Count = kept;
         }
 
-        /// <summary>Give the memory back.</summary>
+        /// <summary>Return the memory to the pool.</summary>
         public void Release()
         {
             if (_isReleased)

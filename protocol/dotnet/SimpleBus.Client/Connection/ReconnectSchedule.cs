@@ -48,7 +48,7 @@ namespace SimpleBus.Client.Connection
             _roundOffset = 0;
         }
 
-        /// <summary>Note that the connection is lost, which lasted so long.</summary>
+        /// <summary>Note that the connection is lost after <paramref name="connectedSeconds"/>.</summary>
         public void MarkLost(double connectedSeconds)
         {
             _failedRounds = connectedSeconds >= StableSeconds ? 0 : _failedRounds + 1;

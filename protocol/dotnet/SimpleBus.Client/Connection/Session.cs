@@ -98,7 +98,7 @@ namespace SimpleBus.Client.Connection
         /// <summary>Note that a task begins to write. Under the lock of the connection.</summary>
         public void BeginWriting() => IsWriting = true;
 
-        /// <summary>Note that it has ended. Under the lock of the connection.</summary>
+        /// <summary>Note that the task has ended its write. Under the lock of the connection.</summary>
         public void EndWriting()
         {
             IsWriting = false;

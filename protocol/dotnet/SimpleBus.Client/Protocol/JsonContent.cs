@@ -9,7 +9,7 @@ namespace SimpleBus.Client.Protocol
     {
         private static readonly ReadOnlyMemory<byte> EmptyObject = new[] { (byte)'{', (byte)'}' };
 
-        /// <summary>Return what <paramref name="read"/> makes of the object; empty content is {}.</summary>
+        /// <summary>Parse the object by <paramref name="read"/>, and return its result; empty content is {}.</summary>
         /// <exception cref="FormatException">A key is missing or has another type.</exception>
         public static T Parse<T>(ReadOnlyMemory<byte> content, Func<JsonElement, T> read)
         {

@@ -88,7 +88,7 @@ namespace SimpleBus.Version1.Example
             clock.Stop();
             if (!all || problem != null)
             {
-                Console.WriteLine(problem ?? "only " + next + " came");
+                Console.WriteLine(problem ?? "only " + next + " arrived");
                 return 1;
             }
             Console.WriteLine(
