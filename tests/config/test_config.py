@@ -116,21 +116,28 @@ def sample_table(setting: Setting) -> str:
     return render_sample().split(f"\n[{setting.toml_table}]\n")[1].split("\n[")[0]
 
 
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda each: each.name)
 def test_every_setting_can_be_given_by_option_variable_and_file(
-    file: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    value = True if setting.kind is FLAG else sample_value(setting)
-    values = [str(each) for each in (value if isinstance(value, list) else [value])]
-    file.write_text(f"[{setting.toml_table}]\n{setting.toml_key} = {json.dumps(value)}\n")
-    from_file = dict(load(file).config.items())[setting]
-    flags = (
-        [setting.flag] if value is True else [x for each in values for x in (setting.flag, each)]
-    )
-    assert dict(parse_arguments(flags).config.items())[setting] == from_file
-    monkeypatch.setenv(setting.variable, " ".join(values))
-    assert dict(parse_arguments([]).config.items())[setting] == from_file
-    assert from_file or setting.kind.parse("0") == from_file
+    tables: dict[str, str] = {}
+    flags: list[str] = []
+    variables: dict[str, str] = {}
+    for setting in SETTINGS.values():
+        value = True if setting.kind is FLAG else sample_value(setting)
+        values = [str(each) for each in (value if isinstance(value, list) else [value])]
+        table = tables.get(setting.toml_table, f"[{setting.toml_table}]\n")
+        tables[setting.toml_table] = f"{table}{setting.toml_key} = {json.dumps(value)}\n"
+        flags += [setting.flag] if value is True else [f"{setting.flag}={each}" for each in values]
+        variables[setting.variable] = " ".join(values)
+    file.write_text("".join(tables.values()))
+    from_file = dict(load(file).config.items())
+    assert from_file.keys() == set(SETTINGS.values())
+    assert dict(parse_arguments(flags).config.items()) == from_file
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    assert dict(parse_arguments([]).config.items()) == from_file
+    for setting, found in from_file.items():
+        assert found or setting.kind.parse("0") == found, setting.name
 
 
 def test_command_line_overrides_environment_and_file(
