@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-import pytest
-
+from tests.support.cases import for_each
 from tests.support.sources import ROOT, SOURCES, SOURCES_GROUP, parse_source, source_nodes
 
 pytestmark = SOURCES_GROUP
@@ -178,7 +177,7 @@ def packages() -> list[str]:
     return [name for name, path in module_paths().items() if path.name == "__init__.py"]
 
 
-@pytest.mark.parametrize("package", packages())
+@for_each("package", {name: name for name in packages()})
 def test_a_package_docstring_lists_its_modules(package: str) -> None:
     text = ast.get_docstring(parse_source(module_paths()[package])) or ""
     words = set(
@@ -191,7 +190,7 @@ def test_a_package_docstring_lists_its_modules(package: str) -> None:
     assert not missing, f"the docstring of {package} does not list {sorted(missing)}"
 
 
-@pytest.mark.parametrize("package", packages())
+@for_each("package", {name: name for name in packages()})
 def test_a_package_has_few_enough_modules_to_overlook(package: str) -> None:
     modules = [
         name

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.support.cases import for_each
 
 VECTORS = Path(__file__).parents[3] / "protocol" / "vectors"
 
 Vector = dict[str, Any]
 
 
-def vectors(file: str, name: str) -> pytest.MarkDecorator:
-    """Parametrize a test with the list `name` of a vector file."""
+def vectors(file: str, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Call a test for each vector in the list `name` of a vector file."""
     found = json.loads((VECTORS / f"{file}.json").read_text())[name]
-    return pytest.mark.parametrize("vector", found, ids=[vector["name"] for vector in found])
+    return for_each("vector", {vector["name"]: vector for vector in found})
 
 
 def vector_bytes(vector: Vector, prefix: str = "") -> bytes:

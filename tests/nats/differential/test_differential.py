@@ -22,6 +22,7 @@ from tests.nats.differential.dialogues import ALL
 from tests.nats.differential.dialogues_auth import SERVER_CASES, ServerCase
 from tests.nats.running_server import NatsTestServer
 from tests.nats.server.nats_peer import NatsServerHarness
+from tests.support.cases import for_each
 
 pytestmark = pytest.mark.xdist_group("nats-reference")
 
@@ -89,14 +90,14 @@ def pooled(
     return messages, other_output
 
 
-@pytest.mark.parametrize(
-    ("case", "name"),
-    [(case, name) for case, it in EVERY.items() for name in it.scripts],
-    ids=lambda text: text,
+@for_each(
+    "place",
+    {f"{case}, {name}": (case, name) for case, it in EVERY.items() for name in it.scripts},
 )
 def test_dialogues_match_the_recorded_reference(
-    references: Callable[[str], Reference], case: str, name: str
+    references: Callable[[str], Reference], place: tuple[str, str]
 ) -> None:
+    case, name = place
     script = EVERY[case].scripts[name]
     expected = references(case).play(script)
     for chunks in chunkings(script):

@@ -21,6 +21,7 @@ from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.protocol.subject_table import SubjectTable
 from tests.nats.protocol.parser_driver import BUFFER, LIMITS, Reading, parse_with_oracle, read
 from tests.nats.protocol.parser_oracle import Oracle
+from tests.support.cases import for_each
 
 LINES = [
     b"PING\r\nping\nPING x\r\nPiNGx\r\nPING\r\r\nPONG\r\npongabc\n+OK\r\n+ok junk\r\nPONG \t\n",
@@ -95,9 +96,10 @@ LINES = [
     b"-ERR" + b" " * 100 + b"x\n",
     b"INFO" + b" " * 100 + b"{}\nINFO {" + b" " * 100,
 ]
+EACH_LINE = for_each("data", {repr(data): data for data in LINES})
 
 
-@pytest.mark.parametrize("data", LINES, ids=lambda data: repr(data[:24]))
+@EACH_LINE
 def test_chunking_does_not_change_events(data: bytes) -> None:
     for headers in (True, False) if b"HPUB" in data.upper() else (True,):
         expected = parse_with_oracle(data, headers=headers)
@@ -108,7 +110,7 @@ def test_chunking_does_not_change_events(data: bytes) -> None:
             ]
 
 
-@pytest.mark.parametrize("data", LINES, ids=lambda data: repr(data[:24]))
+@EACH_LINE
 @pytest.mark.parametrize("event_count", [1, 2])
 def test_reading_in_parts_does_not_change_events(data: bytes, event_count: int) -> None:
     expected = parse_with_oracle(data, headers=True)
@@ -119,7 +121,7 @@ def test_reading_in_parts_does_not_change_events(data: bytes, event_count: int) 
         assert reading.found == expected
 
 
-@pytest.mark.parametrize("data", LINES, ids=lambda data: repr(data[:24]))
+@EACH_LINE
 def test_errors_are_raised_at_the_first_invalid_byte(data: bytes) -> None:
     oracle = Oracle(
         max_payload=LIMITS.max_payload, max_control_line=LIMITS.max_control_line, headers=True
