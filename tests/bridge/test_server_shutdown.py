@@ -57,12 +57,12 @@ async def test_shutdown_waits_for_position_commit() -> None:
             assert inbox is not None
             connection.core.unsubscribe(inbox, is_processed=False)
             connection.remove_inbox(inbox)
-            with trio.fail_after(30):
+            with trio.fail_after(240):
                 await wait_until(lambda: not session.subscriptions)
                 ended = trio.Event()
 
                 async def drained() -> None:
-                    await drain(server.server, None, 30, wait_forever())
+                    await drain(server.server, None, 600, wait_forever())
                     ended.set()
 
                 nursery.start_soon(drained)

@@ -226,7 +226,7 @@ def test_message_of_an_ended_loop_is_redelivered_when_the_block_raises(
                     raise ZeroDivisionError
             assert await ack_counts(bus) == (0, 1)
             async with bus.subscribe(1, durable="d") as messages:
-                with anyio.fail_after(60):
+                with anyio.fail_after(240):
                     redelivered = await messages.get()
                 assert (redelivered.payload, redelivered.redelivered) == (b"0", True)
 

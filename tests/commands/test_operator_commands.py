@@ -52,7 +52,7 @@ def json_objects(server: BusServer, *arguments: object) -> list[Any]:
 
 def with_bus(server: BusServer, work: Callable[[Bus], Awaitable[None]]) -> None:
     async def main() -> None:
-        with trio.fail_after(60):
+        with trio.fail_after(240):
             async with simplebus.connect(server.address, name="till", reconnect=None) as bus:
                 await work(bus)
 

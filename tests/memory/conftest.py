@@ -14,7 +14,7 @@ Run = Callable[[Main], None]
 
 
 async def bounded(main: Main) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(240):
         await main()
 
 

@@ -188,7 +188,7 @@ async def test_client_exchanges_three_million_messages_with_itself() -> None:
                             await peer.stream.send_all(ack(acked, complete))
                         acked = complete
 
-            with trio.fail_after(60):
+            with trio.fail_after(240):
                 nursery.start_soon(publish)
                 nursery.start_soon(acknowledge)
                 while received < count * stride:

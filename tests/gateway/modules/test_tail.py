@@ -353,7 +353,7 @@ async def test_full_disk_pauses_reading(
     sample_modules.EVENTS.clear()
 
     async def wait_for(condition: Callable[[], bool]) -> None:
-        with trio.fail_after(60):
+        with trio.fail_after(240):
             while not condition():  # noqa: ASYNC110
                 await trio.sleep(0.001)
 
@@ -402,7 +402,7 @@ async def test_replaced_tail_publishes_each_line_once(
             await gateway.publish(ModuleMessage(b"before"))
             await trio.sleep(0.01)
         append(path, b"".join(b"%d\n" % number for number in range(100)))
-        with trio.fail_after(60):
+        with trio.fail_after(240):
             while not gateway.bus.statistics().waiting:  # noqa: ASYNC110
                 await trio.sleep(0.001)
             await gateway.apply(plan(0.002))

@@ -443,7 +443,7 @@ async def test_reload_reads_the_configuration() -> None:
 
     async with serving_users(reload=reload) as server:
         assert (await call(server, "reload", {})).status == 200
-        with trio.fail_after(60):
+        with trio.fail_after(240):
             await read.wait()
     async with serving_users() as server:
         assert (await call(server, "reload", {})).status == 409

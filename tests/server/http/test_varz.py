@@ -96,7 +96,7 @@ def reference() -> dict[str, Any]:
 
 
 async def _query_nats_server(ports: list[int]) -> dict[str, Any]:
-    with trio.fail_after(60):
+    with trio.fail_after(240):
         while True:
             try:
                 client = await trio.open_tcp_stream("127.0.0.1", ports[0])

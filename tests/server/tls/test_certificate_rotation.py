@@ -128,7 +128,7 @@ async def presented_serial_number(
     tls_stream = trio.SSLStream(
         tcp_stream, context, server_hostname="localhost", https_compatible=True
     )
-    with trio.fail_after(60):
+    with trio.fail_after(240):
         await tls_stream.do_handshake()
     serial = tls_stream.getpeercert()["serialNumber"]
     await tls_stream.aclose()
