@@ -203,9 +203,11 @@ def _command_lines(path: str, command: Any, level: int) -> Iterator[str]:
         yield from _serve_lines(command)
     else:
         shared = [options for options in _SHARED if names.issuperset(options)]
-        own = [each for each in command.params if not any(each.name in s for s in shared)]
-        if own:
-            yield from format_table(_PARAMETER_COLUMNS, _parameter_rows(own))
+        own_parameters = [
+            each for each in command.params if not any(each.name in s for s in shared)
+        ]
+        if own_parameters:
+            yield from format_table(_PARAMETER_COLUMNS, _parameter_rows(own_parameters))
         if shared:
             also = " and ".join(_SHARED[options] for options in shared)
             yield from (f"The {also} apply, too.", "")

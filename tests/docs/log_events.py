@@ -114,8 +114,8 @@ def find_event_calls() -> tuple[EventCall, ...]:
     calls: list[EventCall] = []
     for path in SOURCES:
         if path.name != "event_logger.py":
-            where = str(path.relative_to(ROOT))
-            calls += log_calls_of(source_nodes(path), where)
+            location = str(path.relative_to(ROOT))
+            calls += log_calls_of(source_nodes(path), location)
     return tuple(calls)
 
 

@@ -55,14 +55,14 @@ def run_shell(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Queue[str]]
         process.communicate()
 
 
-def wait_for_lines(lines: Queue[str], wanted: str, times: int = 1) -> None:
-    """Wait for `times` lines that start with `wanted`."""
+def wait_for_lines(lines: Queue[str], prefix: str, times: int = 1) -> None:
+    """Wait for `times` lines that start with `prefix`."""
     seen: list[str] = []
-    while sum(line.startswith(wanted) for line in seen) < times:
+    while sum(line.startswith(prefix) for line in seen) < times:
         try:
             seen.append(lines.get(timeout=PATIENCE_SECONDS))
         except Exception:
-            raise AssertionError(f"no {wanted!r}, only {seen}") from None
+            raise AssertionError(f"no {prefix!r}, only {seen}") from None
 
 
 def test_example_of_the_engine_page_runs(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_example_of_the_engine_page_runs(tmp_path: Path) -> None:
     definitions += f'nats-server() {{ "{nats_server_program()}" "$@"; }}\n'
     with run_shell(tmp_path) as (process, lines):
         assert process.stdin is not None
-        for text, wanted, times in ((servers, "simplebus ready", 2), (clients, "hello", 1)):
+        for text, prefix, times in ((servers, "simplebus ready", 2), (clients, "hello", 1)):
             commands = re.sub("|".join(ports), lambda found: ports[found[0]], text)
             process.stdin.write(definitions + commands)
             process.stdin.flush()
-            wait_for_lines(lines, wanted, times)
+            wait_for_lines(lines, prefix, times)

@@ -10,6 +10,6 @@ from simplebus.testing.server import PATIENCE_SECONDS
 def take(messages: Any, count: int) -> None:
     """Take `count` messages from a blocking subscription, in any number of pieces."""
     while count:
-        taken = len(messages.take(count, timeout=PATIENCE_SECONDS))
-        assert taken, f"{count} messages did not come"
-        count -= taken
+        received_count = len(messages.take(count, timeout=PATIENCE_SECONDS))
+        assert received_count, f"{count} messages did not arrive"
+        count -= received_count

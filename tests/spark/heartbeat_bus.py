@@ -37,11 +37,15 @@ class Beaten:
         def beat(up: RunningServer) -> bool:
             nonlocal before
             connections = up.server.connections.items()
-            said = {number: each.session.receiver.received_bytes for number, each in connections}
-            if not said or any(said[number] <= before.get(number, 0) for number in said):
+            received_bytes = {
+                number: each.session.receiver.received_bytes for number, each in connections
+            }
+            if not received_bytes or any(
+                received_bytes[number] <= before.get(number, 0) for number in received_bytes
+            ):
                 return False
             self._tick()
-            before = said
+            before = received_bytes
             return True
 
         for _ in range(count):

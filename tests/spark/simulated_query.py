@@ -89,12 +89,12 @@ class SimulatedQuery:
         return Counter(row["value"] for row in self.rows)
 
 
-def once(point: str, what: Callable[[], object]) -> Callable[[str], None]:
-    """Return a callback that runs `what` the first time a batch reaches `point`."""
-    waiting = [what]
+def once(point: str, action: Callable[[], object]) -> Callable[[str], None]:
+    """Return a callback that runs `action` the first time a batch reaches `point`."""
+    waiting = [action]
 
-    def at(here: str) -> None:
-        if here == point and waiting:
+    def at(reached: str) -> None:
+        if reached == point and waiting:
             waiting.pop()()
 
     return at

@@ -12,6 +12,6 @@ def test_query_without_minimum_is_always_due() -> None:
 
 def test_batch_is_due_by_size_or_delay() -> None:
     pace = BatchTrigger(min_messages=10, max_delay_seconds=60)
-    asked = [(0, 5.0), (9, 6.0), (10, 7.0), (9, 8.0), (9, 66.9), (9, 67.0), (9, 68.0), (0, 127.0)]
-    due = [pace.is_due(waiting, now) for waiting, now in asked]
+    samples = [(0, 5.0), (9, 6.0), (10, 7.0), (9, 8.0), (9, 66.9), (9, 67.0), (9, 68.0), (0, 127.0)]
+    due = [pace.is_due(waiting, now) for waiting, now in samples]
     assert due == [True, False, True, False, False, True, False, True]

@@ -60,8 +60,8 @@ def test_killed_server_is_archived_once(spark: Any, tmp_path: Path) -> None:
                 killed.wait()
                 way.stall_after_bytes = None
                 way.disconnect_all()
-                with running_program(*arguments) as again:
-                    again.read_line()
+                with running_program(*arguments) as restarted:
+                    restarted.read_line()
                     bus.flush()
                     bus.publish_many(LATER, class_id="orders")
                     for query in queries.values():

@@ -72,8 +72,8 @@ class Scene:
     """Addresses on which the cluster listened."""
     copied: dict[str, list[bytes]] = field(default_factory=dict)
     """Messages published by each publishing query."""
-    begun: dict[str, list[int]] = field(default_factory=dict)
-    """Batches that each query had logged as begun."""
+    started: dict[str, list[int]] = field(default_factory=dict)
+    """Batches that each query had logged as started."""
     done: dict[str, list[int]] = field(default_factory=dict)
     """Batches that each query had logged as done."""
 
@@ -100,11 +100,11 @@ class Driver:
         self.process, self._log = process, log
         self.session = process.pid
 
-    def says(self, word: str) -> str:
+    def read_line(self, word: str) -> str:
         """Wait for its next line, which begins with this word. Returns the rest."""
         assert self.process.stdout is not None
-        said, _, rest = self.process.stdout.readline().decode().partition(" ")
-        assert said.strip() == word, self._ended()
+        first_word, _, rest = self.process.stdout.readline().decode().partition(" ")
+        assert first_word.strip() == word, self._ended()
         return rest
 
     def until(self, condition: Callable[[], bool], pause: float = 0.02) -> None:
@@ -164,7 +164,7 @@ def scene(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scen
         for at in HOLDS:
             hold(place.at(at))
         with driving(place) as driver:
-            found.jvm = int(driver.says("jvm"))
+            found.jvm = int(driver.read_line("jvm"))
             look_at(found, driver, way)
             os.killpg(driver.session, signal.SIGKILL)
             until(lambda: not of_session(driver.session))
@@ -187,7 +187,7 @@ def look_at(found: Scene, driver: Driver, way: FaultyProxy) -> None:
     found.readers = set(jvms)
     found.addresses = listening(driver.session)
     found.copied = {name: found.stored(f"{name} copied") for name in ("published", "torn")}
-    found.begun = {name: batches(place.checkpoint(name) / "offsets") for name in QUERIES}
+    found.started = {name: batches(place.checkpoint(name) / "offsets") for name in QUERIES}
     found.done = {name: batches(place.checkpoint(name) / "commits") for name in QUERIES}
 
 
@@ -207,7 +207,7 @@ def test_loopback_cluster_listens_on_loopback_only(scene: Scene) -> None:
 
 
 def test_queries_are_killed_in_their_first_batch(scene: Scene) -> None:
-    assert scene.begun == {name: [0] for name in QUERIES}
+    assert scene.started == {name: [0] for name in QUERIES}
     assert scene.done == {name: [] for name in QUERIES}
 
 

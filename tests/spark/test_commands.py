@@ -29,9 +29,9 @@ def invoke(*arguments: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_command_help_has_an_example(name: str) -> None:
-    status, said, _ = invoke(name, "--help")
+    status, output, _ = invoke(name, "--help")
     assert status == 0
-    assert f"\n   simplebus pipeline {name}" in said
+    assert f"\n   simplebus pipeline {name}" in output
     assert name in invoke("--help")[1]
 
 
@@ -57,9 +57,9 @@ def test_commands_without_spark_name_the_package(
 @pytest.mark.parametrize("name", NEEDED)
 def test_commands_without_java_report_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    status, said, complained = invoke(name, *NEEDED[name])
-    assert (status, said) == (1, "")
-    assert complained.startswith("simplebus: JAVA_HOME is /nowhere, where there is no Java")
+    status, output, errors = invoke(name, *NEEDED[name])
+    assert (status, output) == (1, "")
+    assert errors.startswith("simplebus: JAVA_HOME is /nowhere, where there is no Java")
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,6 @@ def test_commands_without_java_report_it(name: str, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_invalid_arguments_are_rejected(arguments: str, sentence: str) -> None:
-    status, said, complained = invoke(*arguments.split())
-    assert (status, said) == (2, "")
-    assert sentence in " ".join(complained.replace("│", " ").split())
+    status, output, errors = invoke(*arguments.split())
+    assert (status, output) == (2, "")
+    assert sentence in " ".join(errors.replace("│", " ").split())

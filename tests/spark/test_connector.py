@@ -378,17 +378,23 @@ def test_connections_use_tls_and_credentials(
     spark: Any, credentials_file: Path, tmp_path: Path
 ) -> None:
     authority = CertificateAuthority(tmp_path)
-    pair, own = authority.issue("localhost"), authority.issue("ada")
+    pair, client_certificate = authority.issue("localhost"), authority.issue("ada")
     other = CertificateAuthority(tmp_path, "stranger")
     users = Users([User("ada", password="secret"), User("bob", token="t")])
     options = TlsOptions(pair.cert, pair.key, ca=authority.path, verify=True)
     with bus_server(tls=options, users=users) as server:
         access = simplebus.Access(
-            token="t", ca=str(authority.path), cert=str(own.cert), key=str(own.key)
+            token="t",
+            ca=str(authority.path),
+            cert=str(client_certificate.cert),
+            key=str(client_certificate.key),
         )
         with simplebus.connect_blocking(server.address, access=access) as bus:
             bus.publish_many([b"x" * 1000] * 2000, class_id=1)
-        common = f'ca = "{authority.path}"\ncert = "{own.cert}"\nkey = "{own.key}"\n'
+        common = (
+            f'ca = "{authority.path}"\n'
+            f'cert = "{client_certificate.cert}"\nkey = "{client_certificate.key}"\n'
+        )
         cases = {
             f'user = "ada"\npassword = "secret"\n{common}': "",
             f'token = "t"\n{common}': "",

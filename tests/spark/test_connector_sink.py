@@ -80,10 +80,10 @@ def raw_messages(server: BusServer) -> dict[str, list[bytes]]:
         for each in bus.blocking_bus.explain().classes:
             name = str(each.class_id)
             held = bus.get_extent([name]).classes[name]
-            wanted = MessageRange(server.address, bus.memory_id, name, held.floor, held.head)
+            message_range = MessageRange(server.address, bus.memory_id, name, held.floor, held.head)
             found[name] = [
                 bytes(frames.raw[begin : begin + 7] + frames.raw[begin + HEADER_BYTES : end])
-                for frames in bus.read(wanted, strict=True)
+                for frames in bus.read(message_range, strict=True)
                 for begin, end in pairwise(frames.bounds.tolist())
             ]
     return found

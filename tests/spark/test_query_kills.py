@@ -94,9 +94,9 @@ def test_killed_driver_repeats_only_unfinished_batches(
         with pytest.raises(DeadError):
             query.run(once(point, die))
         publish(server, NEW)
-        again = query.run()
-        assert again is not None
-        assert [row["offset"] for row in again] == list(
+        new_rows = query.run()
+        assert new_rows is not None
+        assert [row["offset"] for row in new_rows] == list(
             range(1500, 2800) if point == "done" else range(1500)
         )
         query.catch_up()
@@ -128,9 +128,11 @@ def test_loss_of_unsynced_messages_is_reported(proxy: FaultyProxy, tmp_path: Pat
             with bus_server(data_dir=cut, durability=Durability.OS) as after:
                 proxy.set_target(after.address)
                 proxy.disconnect_all()
-                said = r"messages 100 to 299 of class 1 at .*: they were read, and the bus has lost"
+                pattern = (
+                    r"messages 100 to 299 of class 1 at .*: they were read, and the bus has lost"
+                )
                 for _ in range(2):
-                    with pytest.raises(DataLossError, match=said):
+                    with pytest.raises(DataLossError, match=pattern):
                         query.run()
                     query.die()
                 assert not loose.run()
@@ -225,7 +227,7 @@ def test_checkpoint_below_the_first_stored_message(
             query.options["failOnDataLoss"] = "true"
             query.die()
             publish(server, NEW[:10])
-            query.run()  # What was allowed to be lost is not complained of again.
+            query.run()  # An allowed loss is reported once only.
         assert [row["value"] for row in query.rows] == OLD[:50] + OLD[150:250] + NEW[:10]
         assert "messages 50 to 149 of class 1 at" in caplog.text
 

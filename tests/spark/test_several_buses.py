@@ -176,9 +176,9 @@ def test_server_lost_in_a_batch_is_retried_and_named(
         match=f"messages 0 to 2 of class 1 at {place(proxy.address)} could not be read completely",
     ):
         query.run(once("planned", lambda: block_connections(proxy)))
-    wanted = MessageRange(place(proxy.address), "", "1", 0, 3)
+    message_range = MessageRange(place(proxy.address), "", "1", 0, 3)
     given = {**query.options, "failOnDataLoss": "false"}
-    task = SparkPartition(wanted, 1, source_options(given, streaming=True))
+    task = SparkPartition(message_range, 1, source_options(given, streaming=True))
     with caplog.at_level(logging.WARNING):
         assert list(read_partition(task)) == []
     assert (

@@ -109,8 +109,8 @@ def test_each_message_is_archived_once(
     before = len(data_files(tmp_path))
     done = compact(spark, str(tmp_path), retention_hours=0)
     assert re.fullmatch(r"\d+ files became \d+, in \d+ folders?", str(done))
-    again = compact(spark, str(tmp_path), retention_hours=0)
-    assert str(again).startswith("nothing to merge: ")
+    result = compact(spark, str(tmp_path), retention_hours=0)
+    assert str(result).startswith("nothing to merge: ")
     assert found(tmp_path, format) == expected(1100)
     assert len(data_files(tmp_path)) == before - done.files_before + done.files_after < before
     rows = read(spark, str(tmp_path)).where("class != '1'").orderBy("offset").collect()
@@ -132,9 +132,9 @@ def test_each_message_is_archived_once(
 def test_extreme_publisher_times_are_archived(
     spark: Any, server: BusServer, tmp_path: Path, format: str
 ) -> None:
-    said = [-(1 << 63), (1 << 63) - 1, 253_402_300_800_000_000, -1, 0]
+    times = [-(1 << 63), (1 << 63) - 1, 253_402_300_800_000_000, -1, 0]
     with simplebus.connect_blocking(server.address) as bus:
-        for published in said:
+        for published in times:
             bus.connection.core.publish(b"x", 1, Envelope(published=published))
         bus.flush()
     run(spark, server, tmp_path, format)
@@ -142,7 +142,7 @@ def test_extreme_publisher_times_are_archived(
     rows = read(spark, str(tmp_path)).orderBy("offset")
     rows = rows.selectExpr("unix_micros(timestamp) at", "cast(date as string) day")
     days = [None, None, None, "1969-12-31", "1970-01-01"]
-    assert [tuple(row) for row in rows.collect()] == list(zip(said, days, strict=True))
+    assert [tuple(row) for row in rows.collect()] == list(zip(times, days, strict=True))
     (whole,) = report(spark, str(tmp_path)).where("span = 'run'").collect()
     assert (whole.sent, whole.delivered) == (5, 5)
 

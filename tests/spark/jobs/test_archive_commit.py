@@ -91,10 +91,10 @@ class World:
 def test_kills_archive_each_message_once(steps: list[tuple[str, int]], copies: bool) -> None:
     world = World()
     world.files.copies = copies
-    for what, lives in steps:
+    for step, lives in steps:
         world.files.left = lives
         with contextlib.suppress(DiedError):
-            world.archive(3) if what == "archive" else world.compact()
+            world.archive(3) if step == "archive" else world.compact()
     world.files.left = None
     world.archive(2)
     assert world.files.seen() == world.expected()

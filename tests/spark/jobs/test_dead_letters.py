@@ -108,7 +108,7 @@ DDL = (
 def dead_letter_row(
     number: int, *, class_: str = "orders", since: str | None = None, **more: object
 ) -> tuple[object, ...]:
-    said = {
+    facts = {
         "reason": "max_deliveries",
         "class": class_,
         "sequence": number,
@@ -119,7 +119,7 @@ def dead_letter_row(
         **more,
     }
     headers = [("trace", b"1"), ("dead-reason", b"an older one")]
-    headers += [(f"dead-{name}", str(value).encode()) for name, value in said.items()]
+    headers += [(f"dead-{name}", str(value).encode()) for name, value in facts.items()]
     at = datetime(2026, 1, 1, tzinfo=UTC)
     return (b"k", b"{%d} \xff" % number + b"x" * 100, f"dead.{class_}", at, "eu", "here", headers)
 
@@ -130,7 +130,7 @@ def test_figures_of_given_and_stored_dead_letters_agree(
     spark: Any, server: BusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC)
-    odd = (None, b"published there", "dead.orders", at, None, "here", None)
+    without_headers = (None, b"published there", "dead.orders", at, None, "here", None)
     no_reason = (None, b"the same", "dead.orders", at, None, "here", [("trace", b"1")])
     rows = [
         *[dead_letter_row(number) for number in (2, 5, 3)],
@@ -140,7 +140,7 @@ def test_figures_of_given_and_stored_dead_letters_agree(
         dead_letter_row(
             9, class_="7", subscription="", since="not a time", attempts="many", sequence="x"
         ),
-        odd,
+        without_headers,
         no_reason,
     ]
     frame = spark.createDataFrame(rows, DDL)

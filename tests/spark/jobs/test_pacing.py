@@ -77,9 +77,9 @@ def test_rows_are_emitted_in_order_when_due(pieces: list[list[int]], speed: floa
     stamps = [stamp for piece in pieces for stamp in piece]
     assert [row for row, _ in found] == list(range(len(stamps)))
     latest = 0.0
-    for (_, came), stamp in zip(found, stamps, strict=True):
+    for (_, arrived_at), stamp in zip(found, stamps, strict=True):
         latest = max(latest, 1000.0 + stamp / 1e6 / speed)
-        assert latest <= came <= latest + 0.02
+        assert latest <= arrived_at <= latest + 0.02
 
 
 def test_late_rows_are_emitted_together_immediately() -> None:

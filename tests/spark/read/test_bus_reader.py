@@ -29,9 +29,9 @@ def source(server: BusServer) -> BusReader:
     return BusReader(server.address, timeout=60)
 
 
-def values(bus: BusReader, wanted: MessageRange, *, strict: bool = True) -> list[bytes]:
+def values(bus: BusReader, message_range: MessageRange, *, strict: bool = True) -> list[bytes]:
     found: list[bytes] = []
-    for frames in bus.read(wanted, strict=strict):
+    for frames in bus.read(message_range, strict=strict):
         found += to_record_batch(frames, SHAPE)["value"].to_pylist()
     return found
 
@@ -79,9 +79,9 @@ def test_range_is_read_in_parts_to_its_end(server: BusServer) -> None:
     payloads = [b"%d" % n * 300 for n in range(4000)]
     publish(server, *payloads)
     with source(server) as bus:
-        wanted = MessageRange("s", bus.memory_id, "1", 5, 3990)
-        assert len(list(bus.read(wanted, strict=True))) > 1
-        assert values(bus, wanted) == payloads[5:3990]
+        message_range = MessageRange("s", bus.memory_id, "1", 5, 3990)
+        assert len(list(bus.read(message_range, strict=True))) > 1
+        assert values(bus, message_range) == payloads[5:3990]
         assert values(bus, MessageRange("s", bus.memory_id, "1", 7, 7)) == []
 
 
@@ -103,23 +103,23 @@ def test_missing_messages_are_an_error_or_logged(caplog: pytest.LogCaptureFixtur
             messages.take(20)
         with source(server) as bus:
             assert bus.get_extent(["1"]).classes == {"1": ClassExtent(15, 20)}
-            wanted = MessageRange("s", bus.memory_id, "1", 3, 18)
+            message_range = MessageRange("s", bus.memory_id, "1", 3, 18)
             with pytest.raises(DataLossError, match="messages 3 to 14 of class 1 at s are lost"):
-                values(bus, wanted)
+                values(bus, message_range)
             with caplog.at_level(logging.WARNING):
-                assert values(bus, wanted, strict=False) == [b"15", b"16", b"17"]
+                assert values(bus, message_range, strict=False) == [b"15", b"16", b"17"]
             assert "messages 3 to 14 of class 1 at s are lost" in caplog.text
-            gone = MessageRange("s", bus.memory_id, "1", 3, 9)
-            assert values(bus, gone, strict=False) == []
+            lost_range = MessageRange("s", bus.memory_id, "1", 3, 9)
+            assert values(bus, lost_range, strict=False) == []
 
 
 def test_restarted_server_has_other_messages(server: BusServer) -> None:
     publish(server, b"a")
     with source(server) as bus:
-        wanted = MessageRange("s", "another", "1", 0, 1)
+        message_range = MessageRange("s", "another", "1", 0, 1)
         with pytest.raises(DataLossError, match="the bus was reset"):
-            values(bus, wanted)
-        assert values(bus, wanted, strict=False) == []
+            values(bus, message_range)
+        assert values(bus, message_range, strict=False) == []
 
 
 def test_unreachable_server_is_named_in_the_error() -> None:

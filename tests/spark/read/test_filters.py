@@ -58,9 +58,11 @@ filters = st.one_of(
 
 @given(st.lists(filters, max_size=4))
 def test_exact_filters_read_only_matching_messages(
-    asked: list[tuple[str, str, Any]],
+    pushed_filters: list[tuple[str, str, Any]],
 ) -> None:
-    found = bounds_of_filters([MADE[kind]((column,), value) for kind, column, value in asked])
+    found = bounds_of_filters(
+        [MADE[kind]((column,), value) for kind, column, value in pushed_filters]
+    )
     start, end = found.narrow(START, END)
     read = [
         row
@@ -69,12 +71,14 @@ def test_exact_filters_read_only_matching_messages(
         <= row["offset"]
         < end[row["server"]].classes[row["topic"]]
     ]
-    wanted = [
-        row for row in ROWS if all(KINDS[kind](row[column], value) for kind, column, value in asked)
+    expected_rows = [
+        row
+        for row in ROWS
+        if all(KINDS[kind](row[column], value) for kind, column, value in pushed_filters)
     ]
-    assert [row for row in wanted if row not in read] == []
-    if not any(kind == "In" and column == "offset" for kind, column, _ in asked):
-        assert read == wanted
+    assert [row for row in expected_rows if row not in read] == []
+    if not any(kind == "In" and column == "offset" for kind, column, _ in pushed_filters):
+        assert read == expected_rows
     for server, position in START.items():
         for name, first in position.classes.items():
             begin, last = start[server].classes[name], end[server].classes[name]

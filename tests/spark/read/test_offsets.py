@@ -69,14 +69,14 @@ def test_keywords_and_special_numbers_become_sequences() -> None:
     assert earliest["a:1"] == ServerOffsets("one", {"7": 10, "orders": 0})
     latest = resolve_offsets("latest", MEMORIES, option="startingOffsets")
     assert latest["b:2"] == ServerOffsets("two", {"7": 4, "orders": 9})
-    wanted = {"a:1": {"7": -1, "orders": -2}, "b:2": {"7": 3, "orders": 0}}
-    mixed = resolve_offsets(wanted, MEMORIES, option="startingOffsets")
+    requested = {"a:1": {"7": -1, "orders": -2}, "b:2": {"7": 3, "orders": 0}}
+    mixed = resolve_offsets(requested, MEMORIES, option="startingOffsets")
     assert mixed["a:1"].classes == {"7": 50, "orders": 0}
     assert mixed["b:2"].classes == {"7": 3, "orders": 0}  # Below the floor: the planner's business.
 
 
 @pytest.mark.parametrize(
-    ("wanted", "sentence"),
+    ("requested", "sentence"),
     [
         ({"a:1": {"7": 1}}, "has no entry for class orders at a:1"),
         ({"c:3": {"7": 1}}, "names c:3, which is not read; expected one of a:1, b:2"),
@@ -87,24 +87,24 @@ def test_keywords_and_special_numbers_become_sequences() -> None:
         ),
     ],
 )
-def test_invalid_offsets_are_rejected(wanted: dict[str, dict[str, int]], sentence: str) -> None:
+def test_invalid_offsets_are_rejected(requested: dict[str, dict[str, int]], sentence: str) -> None:
     with pytest.raises(OffsetError, match=sentence):
-        resolve_offsets(wanted, MEMORIES, option="startingOffsets")
+        resolve_offsets(requested, MEMORIES, option="startingOffsets")
 
 
 def test_times_are_for_all_classes_or_per_class() -> None:
     assert TimestampSpec("startingTimestamp", 5, True).time_for("a:1", "7") == 5
-    some = TimestampSpec("startingOffsetsByTimestamp", {"a:1": {"7": 5}}, True)
-    assert some.time_for("a:1", "7") == 5
+    spec = TimestampSpec("startingOffsetsByTimestamp", {"a:1": {"7": 5}}, True)
+    assert spec.time_for("a:1", "7") == 5
     with pytest.raises(
         OffsetError, match="ByTimestamp has no entry for class 8 at a:1; expected mil"
     ):
-        some.time_for("a:1", "8")
-    some.check_names(["a:1"], ["7", "8"])
+        spec.time_for("a:1", "8")
+    spec.check_names(["a:1"], ["7", "8"])
     with pytest.raises(OffsetError, match="names a:1, which is not read; expected one of b:2"):
-        some.check_names(["b:2"], ["7"])
+        spec.check_names(["b:2"], ["7"])
     with pytest.raises(OffsetError, match="class 7 at a:1, which is not subscribed to"):
-        some.check_names(["a:1"], ["8"])
+        spec.check_names(["a:1"], ["8"])
 
 
 def test_time_after_last_message_is_error_or_end() -> None:

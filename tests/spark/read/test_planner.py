@@ -74,8 +74,8 @@ def test_end_beyond_the_head_is_a_loss() -> None:
 
 
 def test_unread_or_silent_server_with_messages_is_a_loss() -> None:
-    there = memory((0, 12))
-    found = plan_reads(at(5, 3), at(9, 4), there)
+    extents = memory((0, 12))
+    found = plan_reads(at(5, 3), at(9, 4), extents)
     assert [(loss.class_, loss.first, loss.last) for loss in found.losses] == [("1", 3, 4)]
     assert plan_reads(at(5), at(9), {}).losses[0].count == 4
     assert not plan_reads(at(9), at(9), {}).losses

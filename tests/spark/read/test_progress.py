@@ -26,17 +26,17 @@ def progress(end: Any, heads: Any, description: str = SOURCE) -> dict[str, Any]:
 class Shown:
     """Stand-in for Spark's progress class."""
 
-    def __init__(self, said: dict[str, Any]) -> None:
-        self.json = json.dumps(said)
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.json = json.dumps(fields)
 
 
 @pytest.mark.parametrize("convert", [dict, json.dumps, Shown])
 @pytest.mark.parametrize("offsets", [dict, json.dumps])
 def test_lag_accepts_all_progress_formats(convert: Any, offsets: Any) -> None:
-    said = progress(
+    fields = progress(
         offsets(dump_offsets(END, QueryIdentity("q", "d", END))), offsets(dump_offsets(HEADS))
     )
-    assert lag(convert(said)) == WAITING
+    assert lag(convert(fields)) == WAITING
 
 
 def test_missing_progress_fields_are_omitted() -> None:

@@ -43,9 +43,9 @@ def test_durable_retains_only_messages_from_its_position(
         for to in (3, 3, 7):
             assert pin.retain_from("1", to) == to
             until(lambda to=to: held() == ClassExtent(to, 10))
-        with bus.subscribe(1, start="new") as some:
+        with bus.subscribe(1, start="new") as messages:
             bus.publish_many([b"x"] * 5, class_id=1)
-            take(some, 5)
+            take(messages, 5)
         late = RetentionDurable(source, "late")
         assert late.retain_from("1", "earliest") == 7
         late.forget("1")

@@ -23,9 +23,12 @@ def source(server: BusServer) -> BusReader:
 
 def publish_and_take(server: BusServer, count: int) -> None:
     """Publish messages and acknowledge them for every subscription but the durable."""
-    with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1, start="new") as some:
+    with (
+        simplebus.connect_blocking(server.address) as bus,
+        bus.subscribe(1, start="new") as messages,
+    ):
         bus.publish_many([b"x"] * count, class_id=1)
-        take(some, count)
+        take(messages, count)
 
 
 def floor(server: BusServer) -> int:

@@ -86,15 +86,16 @@ def test_query_durable_name_is_in_its_checkpoint(
     one, other = query(server, startingOffsets="earliest"), query(server)
     assert run(one) == [0, 1, 2, 3, 4]
     assert run(other) == []
-    said = query_identity(one)
+    identity = query_identity(one)
     assert durables(server) == {
-        said["durable"]: 5,
+        identity["durable"]: 5,
         query_identity(other)["durable"]: 5,
     }
     publish(server, 3)
-    until(lambda: server.statistics().ring.floor == 5)  # What lay there was for who came first.
+    # The first messages were stored for the first subscription only.
+    until(lambda: server.statistics().ring.floor == 5)
     assert run(one) == run(other) == [5, 6, 7]
-    assert query_identity(one) == said
+    assert query_identity(one) == identity
     assert set(durables(server).values()) == {8}
     assert server.statistics().ring.floor == 8
 
@@ -171,11 +172,11 @@ def test_new_durable_name_replaces_the_previous_one(server: BusServer) -> None:
 
 
 def test_durable_of_removed_class_is_forgotten(server: BusServer) -> None:
-    with bus_server() as gone:
+    with bus_server() as stopped_server:
         for class_id in (1, 2):
             publish(server, 5, class_id)
-            publish(gone, 5, class_id)
-        both = f"{server.address},{gone.address}"
+            publish(stopped_server, 5, class_id)
+        both = f"{server.address},{stopped_server.address}"
         one = query(server, servers=both, subscribe="1,2", startingOffsets="earliest")
         assert len(run(one)) == 20
         publish(server, 1)
@@ -183,8 +184,8 @@ def test_durable_of_removed_class_is_forgotten(server: BusServer) -> None:
         assert found == [(place(server), "1", 5)]
         assert durables(server, 1) == {query_identity(one)["durable"]: 6}
         assert not durables(server, 2)
-        assert not durables(gone, 1)
-        assert not durables(gone, 2)
+        assert not durables(stopped_server, 1)
+        assert not durables(stopped_server, 2)
         offsets = json.loads(one.ends[-1])
         assert set(offsets) == {place(server), "query"}
         assert set(offsets[place(server)]) == {"1", ""}
@@ -256,13 +257,13 @@ def test_invalid_start_is_reported(
     server: BusServer, options: dict[str, dict[str, int]], sentence: str
 ) -> None:
     publish(server, 5)
-    given = {name: json.dumps({place(server): said}) for name, said in options.items()}
+    given = {name: json.dumps({place(server): value}) for name, value in options.items()}
     with pytest.raises(OffsetError, match=sentence):
         run(query(server, **given))
     one = query(server, startingOffsets="earliest")
     run(one)
     publish(server, 1)
-    assert run(one, **given) == [5]  # Who has begun is not asked any more.
+    assert run(one, **given) == [5]  # A started query ignores its start options.
 
 
 def test_missing_class_fails_and_is_not_created(server: BusServer) -> None:
@@ -336,8 +337,8 @@ def test_each_message_is_read_once_under_faults(seed: int) -> None:
                     one.die()
         run(one)
         first = 0 if starting == "earliest" else 3
-        came = sorted((row["topic"], row["offset"]) for row in one.rows)
-        assert came == [(name, n) for name in sorted(heads) for n in range(first, heads[name])]
+        received = sorted((row["topic"], row["offset"]) for row in one.rows)
+        assert received == [(name, n) for name in sorted(heads) for n in range(first, heads[name])]
         for class_id, head in heads.items():
             assert list(durables(server, int(class_id)).values()) == [head]
 

@@ -46,29 +46,30 @@ def one_by_one(rows: list[Row], subscriber: int) -> dict[str, Any]:
             begins += [at] if kind == "sent" else []
             for n in range(first, last):
                 times[kind][n].append(at)
-    came = {
+    arrivals = {
         n: min(times["delivered"][n] + times["redelivered"][n])
         for n in times["delivered"].keys() | times["redelivered"].keys()
     }
     sent = {n: min(at) for n, at in times["sent"].items()}
-    after = [(came[n], came[n] - sent[n]) for n in came if n in sent]
+    after = [(arrivals[n], arrivals[n] - sent[n]) for n in arrivals if n in sent]
     by_step = defaultdict(list)
     for at, latency in after:
         by_step[at // STEP_NS].append(latency)
     return {
         "sent": len(sent),
-        "delivered": len(came),
+        "delivered": len(arrivals),
         "acked": len(times["acked"]),
         "redelivered": sum(map(len, times["redelivered"].values())),
         "duplicates": sum(len(at) - 1 for at in times["delivered"].values() if at),
-        "lost": len(sent.keys() - came.keys()),
-        "unsent": len(came.keys() - sent.keys()),
+        "lost": len(sent.keys() - arrivals.keys()),
+        "unsent": len(arrivals.keys() - sent.keys()),
         "seconds": (max(ends) - min(begins)) / NS_PER_S if begins else 0.0,
         "latencies_ns": tuple(quantile_one_by_one([a for _, a in after], s) for s in SHARES)
         if after
         else None,
         "by_step": {
-            step: [quantile_one_by_one(some, s) for s in SHARES] for step, some in by_step.items()
+            step: [quantile_one_by_one(values, s) for s in SHARES]
+            for step, values in by_step.items()
         },
         "per_step": {
             kind: {
@@ -175,11 +176,11 @@ def test_too_many_steps_are_rejected() -> None:
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 5)), max_size=30),
     st.sampled_from([0.0, 0.25, 0.5, 0.99, 1.0]),
 )
-def test_quantiles_are_weighted_by_count(some: list[tuple[int, int, int]], share: float) -> None:
+def test_quantiles_are_weighted_by_count(rows: list[tuple[int, int, int]], share: float) -> None:
     repeated = defaultdict(list)
-    for group, value, weight in some:
+    for group, value, weight in rows:
         repeated[group] += [value] * weight
-    groups, values, weights = (np.array([one[i] for one in some], np.int64) for i in range(3))
+    groups, values, weights = (np.array([row[i] for row in rows], np.int64) for i in range(3))
     names, found = quantiles(groups, values, weights, [share])
     assert {n: int(f[0]) for n, f in zip(names.tolist(), found, strict=True)} == {
         group: quantile_one_by_one(all_of, share) for group, all_of in repeated.items()
