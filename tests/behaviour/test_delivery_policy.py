@@ -42,15 +42,15 @@ def test_default_max_deliveries_is_16_in_both_versions() -> None:
     one = bus.peer(connect1(1), subscribe1(1))
     two = connect_version2(bus, subscribe(1, 5))
     bus.peer(connect1(1), publish1(1, b"x"))
-    heard: list[int] = []
-    told = []
+    ticks: list[int] = []
+    attempts = []
     for tick in range(900):
-        heard += [tick] * len(one.receive_messages())
-        told += [(tick, message.attempt) for message in two.receive_deliveries()]
+        ticks += [tick] * len(one.receive_messages())
+        attempts += [(tick, message.attempt) for message in two.receive_deliveries()]
         bus.tick()
     at = [0, 6, 18, 42, *range(90, 811, 60)][:16]
-    assert heard == at
-    assert told == list(zip(at, range(1, 17), strict=True))
+    assert ticks == at
+    assert attempts == list(zip(at, range(1, 17), strict=True))
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 2}
     assert bus.statistics(1).ring.message_count == 0
     assert [dead_headers(letter, "attempts") for letter, _ in fetch_dead_letters(bus)] == [
@@ -60,7 +60,7 @@ def test_default_max_deliveries_is_16_in_both_versions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "asked", "count"),
+    ("settings", "options", "count"),
     [
         (Settings(deliveries_max=3), {}, 3),
         (Settings(deliveries_max=0), {}, 40),
@@ -73,10 +73,10 @@ def test_default_max_deliveries_is_16_in_both_versions() -> None:
 )
 @pytest.mark.parametrize("group", [None, "g"])
 def test_max_deliveries_of_subscription_overrides_class_and_bus(
-    settings: Settings, asked: dict[str, object], count: int, group: str | None
+    settings: Settings, options: dict[str, object], count: int, group: str | None
 ) -> None:
     bus = BrokerHarness(settings)
-    peer = connect_version2(bus, subscribe(1, 5, group=group, **asked), publish(1, 0, b"x"))
+    peer = connect_version2(bus, subscribe(1, 5, group=group, **options), publish(1, 0, b"x"))
     attempts = []
     for _ in range(40):
         attempts += [message.attempt for message in peer.receive_deliveries()]
@@ -89,7 +89,7 @@ def test_max_deliveries_of_subscription_overrides_class_and_bus(
 
 @pytest.mark.parametrize("group", [None, "g"])
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("options", "expected"),
     [
         ({}, [0, 6, 18, 42, 90]),
         ({"ack_seconds": 2}, [0, 2, 6, 14, 30, 62]),
@@ -100,16 +100,16 @@ def test_max_deliveries_of_subscription_overrides_class_and_bus(
     ],
 )
 def test_redelivers_after_backoff_but_not_before_ack_timeout(
-    asked: dict[str, object], expected: list[int], group: str | None
+    options: dict[str, object], expected: list[int], group: str | None
 ) -> None:
     bus = BrokerHarness(Settings(deliveries_max=0))
-    peer = connect_version2(bus, subscribe(1, 5, group=group, **asked), publish(1, 0, b"x"))
+    peer = connect_version2(bus, subscribe(1, 5, group=group, **options), publish(1, 0, b"x"))
     assert [tick for tick, _ in delivery_ticks(bus, peer, until=100)] == expected
 
 
 @pytest.mark.parametrize("group", [None, "g"])
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("options", "expected"),
     [
         ({}, [0, 6, 18, 42]),
         ({"backoff": [1, 5, 30]}, [0, 1, 6, 36, 66]),
@@ -117,10 +117,10 @@ def test_redelivers_after_backoff_but_not_before_ack_timeout(
     ],
 )
 def test_nacked_message_is_redelivered_after_backoff(
-    asked: dict[str, object], expected: list[int], group: str | None
+    options: dict[str, object], expected: list[int], group: str | None
 ) -> None:
     bus = BrokerHarness()
-    peer = connect_version2(bus, subscribe(1, 5, group=group, **asked), publish(1, 0, b"x"))
+    peer = connect_version2(bus, subscribe(1, 5, group=group, **options), publish(1, 0, b"x"))
     found = []
     for tick in range(80):
         for message in peer.receive_deliveries():
@@ -147,8 +147,8 @@ def test_backoff_below_one_tick_is_exact(group: str | None) -> None:
 
 
 def test_class_backoff_applies_to_version_1() -> None:
-    own = ClassSettings(ack_seconds=2.0, backoff_seconds=(3.0, 5.0))
-    bus = BrokerHarness(Settings(classes={"orders": own}))
+    class_settings = ClassSettings(ack_seconds=2.0, backoff_seconds=(3.0, 5.0))
+    bus = BrokerHarness(Settings(classes={"orders": class_settings}))
     two = connect_version2(bus, subscribe(1, 5), classes=[{"id": 1, "name": "orders"}])
     other = connect_version2(bus, subscribe(1, 5, ack_seconds=9, backoff=[1]))
     one = bus.peer(connect1(1), subscribe1(1), publish1(1, b"x"))
@@ -160,12 +160,13 @@ def test_class_backoff_applies_to_version_1() -> None:
         found["two"] += [(tick, m.attempt) for m in two.receive_deliveries()]
         found["other"] += [(tick, m.attempt) for m in other.receive_deliveries()]
         bus.tick()
+    # Timer indexes are modulo the common modulus of all classes.
     assert found["one"] == [
         (3, 3),
         (8, 2),
         (13, 1),
         (18, 0),
-    ]  # Timer indexes are modulo the common modulus of all classes.
+    ]
     assert found["two"][:2] == [(1, 1), (4, 2)]
     assert found["other"] == [(1, 1), (10, 2), (19, 3)]
 
@@ -177,8 +178,8 @@ def test_class_backoff_applies_to_version_1() -> None:
 @pytest.mark.parametrize("group", [None, "g"])
 def test_nacked_message_is_not_in_flight(delay: int | None, group: str | None) -> None:
     bus = BrokerHarness()
-    asked = subscribe(1, 5, max_in_flight=1, group=group)
-    peer = connect_version2(bus, asked, publish(1, 0, b"a", b"b", b"c"))
+    subscribe_frame = subscribe(1, 5, max_in_flight=1, group=group)
+    peer = connect_version2(bus, subscribe_frame, publish(1, 0, b"a", b"b", b"c"))
     for sequence in range(3):
         assert peer.receive_message_ids() == [sequence]
         assert peer.receive_message_ids() == []
@@ -204,8 +205,8 @@ def test_nacked_message_can_be_acked_during_backoff() -> None:
 @pytest.mark.parametrize("group", [None, "g"])
 def test_redeliveries_precede_new_messages(group: str | None) -> None:
     bus = BrokerHarness()
-    asked = subscribe(1, 5, max_in_flight=2, group=group)
-    peer = connect_version2(bus, asked, publish(1, 0, *[b"%d" % n for n in range(6)]))
+    subscribe_frame = subscribe(1, 5, max_in_flight=2, group=group)
+    peer = connect_version2(bus, subscribe_frame, publish(1, 0, *[b"%d" % n for n in range(6)]))
     assert peer.receive_message_ids() == [0, 1]
     peer.send(nack(5, 0, 2, 0))
     assert peer.receive_message_ids() == [0, 1]
@@ -456,15 +457,15 @@ def test_ack_of_any_attempt_counts() -> None:
 @pytest.mark.parametrize("by_key", [False, True])
 def test_member_cannot_settle_messages_of_another(late: bytes, by_key: bool) -> None:
     bus = BrokerHarness()
-    asked = {"group": "g", "max_in_flight": 1, "by_key": by_key}
-    one = connect_version2(bus, subscribe(1, 5, **asked), publish(1, 0, b"x"))
+    options = {"group": "g", "max_in_flight": 1, "by_key": by_key}
+    one = connect_version2(bus, subscribe(1, 5, **options), publish(1, 0, b"x"))
     assert one.receive_message_ids() == [0]
-    two = connect_version2(bus, subscribe(1, 5, **asked))
+    two = connect_version2(bus, subscribe(1, 5, **options))
     bus.tick(5)
     connect_version2(bus, publish(1, 0, b"y"))
     assert two.receive_message_ids() == [1]
     two.send(ack(5, 1, 2))
-    one.send(unsubscribe(5), subscribe(1, 5, **asked))
+    one.send(unsubscribe(5), subscribe(1, 5, **options))
     assert [m.attempt for m in two.receive_deliveries()] == [2]
     one.send(late)
     assert (one.receive_message_ids(), two.receive_message_ids()) == ([], [])
@@ -478,10 +479,9 @@ def test_range_across_other_members_is_not_counted_as_late() -> None:
     bus = BrokerHarness()
     one, two = (connect_version2(bus, subscribe(1, 5, group="g")) for _ in range(2))
     connect_version2(bus, publish(1, 0, b"a", b"b", b"c", b"d"))
-    mine, others = one.receive_message_ids(), two.receive_message_ids()
-    one.send(ack(5, min(mine), max(mine) + 1), ack(5, min(mine), max(mine) + 1))
+    first_ids, others = one.receive_message_ids(), two.receive_message_ids()
+    one.send(ack(5, min(first_ids), max(first_ids) + 1), ack(5, min(first_ids), max(first_ids) + 1))
     two.send(ack(5, others[0], others[0] + 1), ack(5, others[0], others[0] + 1))
-    assert (
-        bus.broker.refusal_counts.get(Reason.ACK_LATE, 0) <= 1
-    )  # The second range may include messages of `two`.
+    # The second range may include messages of `two`.
+    assert bus.broker.refusal_counts.get(Reason.ACK_LATE, 0) <= 1
     assert two.receive_message_ids() == []

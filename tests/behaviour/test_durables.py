@@ -38,8 +38,8 @@ def test_durable_resumes_at_its_position() -> None:
     first.disconnect()
     writer.send(publish(1, 6, b"x"))
     second = connect_version2(bus, subscribe(1, 8, durable="d", start="new"))
-    messages, told = second.receive_all()
-    assert told[0].content == {"cursor": 6, "floor": 2, "resumed": True}
+    messages, replies = second.receive_all()
+    assert replies[0].content == {"cursor": 6, "floor": 2, "resumed": True}
     assert [(m.message_id, m.attempt) for m in messages] == [(2, 2), (4, 2), (5, 2), (6, 1)]
 
 
@@ -70,9 +70,9 @@ def test_seek_moves_idle_durable(to: int, ids: list[int]) -> None:
     first.send(ack(5, 0, 2), ack(5, 3, 4))
     first.disconnect()
     second = connect_version2(bus, subscribe(1, 8, durable="d", start={"sequence": to}, seek=True))
-    messages, told = second.receive_all()
+    messages, replies = second.receive_all()
     at = min(to, 6)
-    assert told[0].content == {"cursor": at, "floor": at, "resumed": True}
+    assert replies[0].content == {"cursor": at, "floor": at, "resumed": True}
     assert [m.message_id for m in messages] == ids
     assert {m.attempt for m in messages} <= {1}
     statistics = bus.broker.classes[1].statistics()
@@ -100,8 +100,8 @@ def test_seek_creates_missing_durable() -> None:
     bus = BrokerHarness()
     asker = connect_version2(bus, publish(1, 0, *numbered(6)))
     asker.send(subscribe(1, 1, durable="d", start={"sequence": 4}, seek=True))
-    messages, told = asker.receive_all()
-    assert told[-1].content == {"cursor": 4, "floor": 4, "resumed": False}
+    messages, replies = asker.receive_all()
+    assert replies[-1].content == {"cursor": 4, "floor": 4, "resumed": False}
     assert [m.message_id for m in messages] == [4, 5]
 
 
@@ -113,11 +113,11 @@ def test_seek_is_refused_while_durable_is_connected() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish", [{"start": "new"}, {"durable": "d"}, {"durable": "d", "group": "g", "start": "new"}]
+    "options", [{"start": "new"}, {"durable": "d"}, {"durable": "d", "group": "g", "start": "new"}]
 )
-def test_seek_requires_durable_and_start(wish: dict[str, object]) -> None:
+def test_seek_requires_durable_and_start(options: dict[str, object]) -> None:
     bus = BrokerHarness()
-    asker = connect_version2(bus, subscribe(1, 5, seek=True, **wish))
+    asker = connect_version2(bus, subscribe(1, 5, seek=True, **options))
     assert asker.receive_error_codes() == ["bad_request"]
     assert not bus.broker.classes[1].positions
 
@@ -253,13 +253,13 @@ def test_patterns_are_limited_by_memory() -> None:
     kept = 0
     while True:
         peer = connect_version2(bus, subscribe(1, 5, durable=f"d{kept}", channels=patterns))
-        told = peer.receive_replies()[-1]
+        reply = peer.receive_replies()[-1]
         peer.disconnect()
-        if told.kind == "error":
+        if reply.kind == "error":
             break
         kept += 1
-    assert told.content["code"] == "memory_limit"
-    assert told.content["message"].startswith("the bus has no memory for 100 patterns: ")
+    assert reply.content["code"] == "memory_limit"
+    assert reply.content["message"].startswith("the bus has no memory for 100 patterns: ")
     assert 5 < kept < 20
     assert len(bus.broker.classes[1].positions) == kept
     last = connect_version2(bus, subscribe(1, 5, durable="d0", channels=patterns))
@@ -295,16 +295,16 @@ def test_total_durables_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     for class_id in (1, 2):
         peer = connect_version2(bus, subscribe(class_id, 1, durable="a"), classes=(class_id,))
         peer.send(subscribe(class_id, 2, durable="b"), subscribe(class_id, 3))
-        assert [said.kind for said in peer.receive_replies()[-3:]] == ["subscribe"] * 3
+        assert [reply.kind for reply in peer.receive_replies()[-3:]] == ["subscribe"] * 3
     peer.send(subscribe(2, 4, request=8, durable="c"), subscribe(2, 5, group="g"))
     refused, granted = peer.receive_replies()
     assert (refused.content["code"], refused.message_id) == ("too_many_subscriptions", 8)
     assert "4 durables exist" in refused.content["message"]
     assert granted.kind == "subscribe"
     peer.send(unsubscribe(1, forget=True), subscribe(2, 4, durable="c"))
-    assert [said.kind for said in peer.receive_replies()] == ["unsubscribe", "subscribe"]
+    assert [reply.kind for reply in peer.receive_replies()] == ["unsubscribe", "subscribe"]
     peer.send(unsubscribe(4), subscribe(2, 4, durable="c", seek=True, start="new"))
-    assert [said.kind for said in peer.receive_replies()] == ["unsubscribe", "subscribe"]
+    assert [reply.kind for reply in peer.receive_replies()] == ["unsubscribe", "subscribe"]
     assert bus.broker.subscription_manager.quotas.durable_count == 4
 
 
@@ -312,9 +312,9 @@ def test_many_subscribe_requests_reduce_read_size() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, classes=(1,))
     before = peer.session.next_read_bytes
-    asked = b"".join(subscribe(1, number) for number in range(1, 501))
-    peer.send(asked)
+    subscribes = b"".join(subscribe(1, number) for number in range(1, 501))
+    peer.send(subscribes)
     assert peer.session.next_read_bytes < before
     assert peer.session.next_read_bytes <= max(
-        EXPENSIVE_EVENTS_READ_BYTES, len(asked) * EXPENSIVE_EVENTS_MAX // 500
+        EXPENSIVE_EVENTS_READ_BYTES, len(subscribes) * EXPENSIVE_EVENTS_MAX // 500
     )

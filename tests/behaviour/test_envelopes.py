@@ -43,11 +43,11 @@ def test_messages_are_filtered_by_channel() -> None:
         bus, publish_envelopes(1, 0, *[channel_envelope(n, b"") for n in ("a.x", "b", "a.y")])
     )
     writer.send(publish(1, 3, b"plain"))
-    heard: dict[int, list[int]] = {n: [] for n in bindings}
+    received: dict[int, list[int]] = {n: [] for n in bindings}
     for message in peer.receive_deliveries():
-        heard[message.number].append(message.message_id)
+        received[message.number].append(message.message_id)
     all_of_them = [0, 1, 2, 3]
-    assert heard == {1: [0, 2], 2: all_of_them, 3: [0, 1], 4: all_of_them, 5: [], 6: [0, 1, 2]}
+    assert received == {1: [0, 2], 2: all_of_them, 3: [0, 1], 4: all_of_them, 5: [], 6: [0, 1, 2]}
 
 
 def test_unmatched_messages_are_released() -> None:
@@ -164,17 +164,16 @@ def test_expiry_before_delivery_frees_space(options: dict[str, object]) -> None:
         ),
     )
     assert reader.receive_message_ids() == [0, 1]
-    reader.send(
-        ack(5, 0, 1), nack(5, 1, 2, 0)
-    )  # One message is redelivered, and one more may be in flight.
+    # One message is redelivered, and one more may be in flight.
+    reader.send(ack(5, 0, 1), nack(5, 1, 2, 0))
     advance_clock(bus, 51.0)
     bus.tick(bus.broker.settings.ack_timeout)  # Then the member's unread messages are reclaimed.
     assert not writer.session.parked_messages
     assert bus.statistics(1).ring.message_count == 1
     assert bus.statistics(1).dropped == {Reason.EXPIRED: 9}
-    heard = reader.receive_message_ids()
+    received = reader.receive_message_ids()
     bus.tick()
-    assert heard + reader.receive_message_ids() == [10]
+    assert received + reader.receive_message_ids() == [10]
 
 
 def test_expired_message_in_flight_can_be_acked() -> None:
@@ -304,8 +303,10 @@ def test_clock_set_back_does_not_delay_other_messages(count: int) -> None:
 def test_removed_subscriptions_leave_no_wakeup() -> None:
     bus = BrokerHarness()
     advance_clock(bus, 50.0)
-    far = (1 << 64) - 1
-    writer = connect_version2(bus, publish_envelopes(1, 0, timed_envelope(b"x", not_before_ms=far)))
+    latest_time = (1 << 64) - 1
+    writer = connect_version2(
+        bus, publish_envelopes(1, 0, timed_envelope(b"x", not_before_ms=latest_time))
+    )
     for _ in range(20):
         writer.send(subscribe(1, 5, start="earliest"))
         writer.read_bytes(1 << 20)
@@ -332,8 +333,8 @@ def test_times_survive_ring_growth_wrap_and_shrink() -> None:
         number += 4
         bus.tick(RING_IDLE_TICKS // 3)
         if number % 3 == 0:
-            heard = late.receive_message_ids()
-            late.send(ack(5, heard[0], heard[-1] + 1))
+            received = late.receive_message_ids()
+            late.send(ack(5, received[0], received[-1] + 1))
     advance_clock(bus, 111.0)
     assert not any(i % 4 == 0 for i in late.receive_message_ids())
 
@@ -360,9 +361,9 @@ def test_version_1_receives_payloads_in_order() -> None:
         expected += numbered(turn, start=number)
         number += turn
     bus.peer(wire_peer.publish(1, b"old"))
-    heard = old.receive_messages()
-    assert [m.payload for m in heard] == [*expected, b"old"]
-    assert [m.message_id for m in heard] == list(range(31))
+    received = old.receive_messages()
+    assert [m.payload for m in received] == [*expected, b"old"]
+    assert [m.message_id for m in received] == list(range(31))
     assert [m.kind for m in new.receive_deliveries()[:4]] == [MESSAGE, ENVELOPE, MESSAGE, MESSAGE]
     old.send(wire_peer.ack(1, 0, 31))
     new.send(ack(5, 0, 31))
@@ -376,17 +377,17 @@ def test_uncarriable_payload_is_counted_and_skipped(others: int) -> None:
     bad = b"\0with <\r\n\0> in it"
     contents = [b"\0a"] * others + [bad] + [b"\0b"] * others
     writer = connect_version2(bus, publish_envelopes(1, 0, *contents))
-    heard = old.receive_messages()
-    assert [m.payload for m in heard] == [b"a"] * others + [b"b"] * others
+    received = old.receive_messages()
+    assert [m.payload for m in received] == [b"a"] * others + [b"b"] * others
     assert bus.statistics(1).dropped == {Reason.UNCARRIABLE: 1}
-    if heard:
+    if received:
         old.send(wire_peer.ack(1, 0, others), wire_peer.ack(1, others + 1, 2 * others + 1))
     bus.broker.end_turn()
     assert bus.statistics(1).ring.message_count == 0
     writer.send(publish_envelopes(1, 2 * others + 1, bad, b"\0next"))
-    heard = old.receive_messages()
+    received = old.receive_messages()
     bus.broker.end_turn()
-    assert [m.payload for m in heard + old.receive_messages()] == [b"next"]
+    assert [m.payload for m in received + old.receive_messages()] == [b"next"]
 
 
 def test_uncarriable_payloads_do_not_stop_redeliveries() -> None:
@@ -447,8 +448,8 @@ def test_plain_message_in_class_with_channels_has_no_channel() -> None:
     writer = connect_version2(bus, publish_envelopes(1, 0, channel_envelope("a", b"")))
     for number in range(1, 600):  # Slots of earlier messages are reused.
         writer.send(publish(1, number, b"x"))
-        heard = sorted(m.number for m in reader.receive_deliveries())
-        assert heard == ([6] if number > 1 else [5, 6, 6])
+        received = sorted(m.number for m in reader.receive_deliveries())
+        assert received == ([6] if number > 1 else [5, 6, 6])
         reader.send(ack(5, 0, number + 1), ack(6, 0, number + 1))
 
 
@@ -475,18 +476,18 @@ def test_messages_wait_without_memory_for_channels(step: int) -> None:
     bus.skips_checks = step < PLAIN_FRAMES_MAX
     reader = connect_version2(bus, subscribe(1, 5, channels=["#"]))
     writer = connect_version2(bus)
-    total, heard = 9000, 0
+    total, received = 9000, 0
     for first in range(0, total, step):
         writer.send(messages_on_new_channels(first, min(step, total - first)))
     assert writer.session.parked_messages
     while ids := reader.receive_message_ids():
-        assert ids == list(range(heard, heard + len(ids)))
-        assert heard > 0 or len(ids) > 1000
-        heard += len(ids)
-        reader.send(ack(5, ids[0], heard))
+        assert ids == list(range(received, received + len(ids)))
+        assert received > 0 or len(ids) > 1000
+        received += len(ids)
+        reader.send(ack(5, ids[0], received))
         bus.broker.end_turn()
         bus.check_invariants()
-    assert heard == total
+    assert received == total
     assert writer.receive_replies()[-1].message_id == total
 
 

@@ -35,21 +35,21 @@ def test_each_message_goes_to_one_member_evenly() -> None:
     bus = BrokerHarness()
     members = join_members(bus, 3)
     connect_version2(bus, publish(1, 0, *numbered(300)))
-    heard = [member.receive_message_ids() for member in members]
-    assert sorted(id_ for ids in heard for id_ in ids) == list(range(300))
-    assert [len(ids) for ids in heard] == [100, 100, 100]
+    received = [member.receive_message_ids() for member in members]
+    assert sorted(id_ for ids in received for id_ in ids) == list(range(300))
+    assert [len(ids) for ids in received] == [100, 100, 100]
 
 
 def test_faster_member_receives_more() -> None:
     bus = BrokerHarness()
     fast, slow = join_members(bus, 2, max_in_flight=10)
     connect_version2(bus, publish(1, 0, *numbered(100)))
-    heard, held = [], slow.receive_message_ids()
+    received, held = [], slow.receive_message_ids()
     while ids := fast.receive_message_ids():
-        heard += ids
+        received += ids
         for sequence in ids:
             fast.send(ack(5, sequence, sequence + 1))
-    assert (len(held), len(heard)) == (10, 90)
+    assert (len(held), len(received)) == (10, 90)
 
 
 @pytest.mark.parametrize("by_key", [False, True])
@@ -73,13 +73,13 @@ def test_one_session_can_have_several_members() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus, subscribe(1, 5, group="g"), subscribe(1, 6, group="g"))
     connect_version2(bus, publish(1, 0, *numbered(10)))
-    heard = [(m.number, m.message_id) for m in peer.receive_deliveries()]
-    assert sorted(i for _, i in heard) == list(range(10))
-    assert {number for number, _ in heard} == {5, 6}
-    mine = [i for number, i in heard if number == 5]
+    received = [(m.number, m.message_id) for m in peer.receive_deliveries()]
+    assert sorted(i for _, i in received) == list(range(10))
+    assert {number for number, _ in received} == {5, 6}
+    first_ids = [i for number, i in received if number == 5]
     peer.send(unsubscribe(5))
-    again = [(m.number, m.message_id, m.attempt) for m in peer.receive_deliveries()]
-    assert sorted(again) == [(6, i, 2) for i in mine]
+    redelivered = [(m.number, m.message_id, m.attempt) for m in peer.receive_deliveries()]
+    assert sorted(redelivered) == [(6, i, 2) for i in first_ids]
 
 
 @pytest.mark.parametrize("how", ["leave", "unsubscribe"])
@@ -117,8 +117,8 @@ def test_unread_assignments_are_reclaimed_after_ack_timeout() -> None:
     assert len(other.receive_message_ids()) == 2
     other.send(ack(5, 0, 4))
     bus.tick(7)
-    assert len(got := other.receive_deliveries()) == 2
-    assert {m.attempt for m in got} == {1}
+    assert len(delivered := other.receive_deliveries()) == 2
+    assert {m.attempt for m in delivered} == {1}
     assert stuck.receive_message_ids() == []
     other.send(ack(5, 0, 4))
     assert bus.statistics(1).ring.message_count == 0
@@ -138,15 +138,15 @@ def test_only_receiving_member_can_settle_a_message() -> None:
     bus = BrokerHarness()
     one, two = join_members(bus, 2)
     connect_version2(bus, publish(1, 0, *numbered(10)))
-    mine, others = one.receive_message_ids(), two.receive_message_ids()
+    first_ids, others = one.receive_message_ids(), two.receive_message_ids()
     two.send(ack(5, 0, 10), nack(5, 0, 10, 0), working(5, 0, 10))
-    assert bus.statistics(1).in_flight == len(mine)
+    assert bus.statistics(1).in_flight == len(first_ids)
     assert two.receive_message_ids() == []
     bus.tick(6)
-    again = [*one.receive_deliveries(), *two.receive_deliveries()]
-    assert sorted(m.message_id for m in again) == mine
-    assert {m.attempt for m in again} == {2}
-    assert not set(mine) & set(others)
+    redelivered = [*one.receive_deliveries(), *two.receive_deliveries()]
+    assert sorted(m.message_id for m in redelivered) == first_ids
+    assert {m.attempt for m in redelivered} == {2}
+    assert not set(first_ids) & set(others)
 
 
 def test_ack_of_unsent_message_has_no_effect() -> None:
@@ -169,10 +169,10 @@ def test_overdue_message_moves_to_other_member_and_late_ack_is_ignored() -> None
     assert (one.receive_message_ids(), two.receive_message_ids()) == ([0], [1])
     two.send(ack(5, 1, 2))
     bus.tick(6)
-    (who, other) = (one, two) if one.receive_message_ids() else (two, one)
+    (member, other) = (one, two) if one.receive_message_ids() else (two, one)
     other.send(ack(5, 0, 1))
     assert bus.statistics(1).in_flight == 1
-    who.send(ack(5, 0, 1))
+    member.send(ack(5, 0, 1))
     assert bus.statistics(1).in_flight == 0
 
 
@@ -180,11 +180,11 @@ def test_group_gives_up_after_max_deliveries() -> None:
     bus = BrokerHarness()
     one, two = join_members(bus, 2, max_deliveries=2, max_in_flight=1)
     connect_version2(bus, publish(1, 0, b"a"))
-    heard = 0
+    received = 0
     for _ in range(40):
-        heard += len(one.receive_message_ids()) + len(two.receive_message_ids())
+        received += len(one.receive_message_ids()) + len(two.receive_message_ids())
         bus.tick()
-    assert heard == 2
+    assert received == 2
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1}
     assert bus.statistics(1).ring.message_count == 0
 
@@ -263,8 +263,8 @@ def test_durable_group_survives_all_members() -> None:
     two.disconnect()
     writer.send(publish(1, 4, b"x"))
     reader = connect_version2(bus, subscribe(1, 7, group="g", durable="d"))
-    heard = reader.receive_deliveries()
-    assert [(m.message_id, m.attempt) for m in heard] == [*((i, 2) for i in range(4)), (4, 1)]
+    received = reader.receive_deliveries()
+    assert [(m.message_id, m.attempt) for m in received] == [*((i, 2) for i in range(4)), (4, 1)]
     reader.send(unsubscribe(7, forget=True))
     assert bus.statistics(1).subscriptions == ()
 
@@ -292,11 +292,11 @@ def test_group_drop_newest_keeps_order() -> None:
     bus = BrokerHarness()
     [only] = join_members(bus, 1, max_in_flight=2, slow="drop_newest", max_pending=5)
     connect_version2(bus, publish(1, 0, *numbered(20)))
-    heard: list[int] = []
+    received: list[int] = []
     while ids := only.receive_message_ids():
-        heard += ids
+        received += ids
         only.send(ack(5, ids[0], ids[-1] + 1))
-    assert heard == [0, 1, 2, 3, 4]
+    assert received == [0, 1, 2, 3, 4]
     assert bus.statistics(1).dropped == {Reason.SLOW_CONSUMER: 15}
 
 
@@ -304,20 +304,19 @@ def test_member_acks_only_its_own_messages(monkeypatch: pytest.MonkeyPatch) -> N
     bus = BrokerHarness()
     one, two = join_members(bus, 2, max_in_flight=1000)
     connect_version2(bus, publish(1, 0, *numbered(1000)))
-    mine = one.receive_message_ids()
+    first_ids = one.receive_message_ids()
     group = next(iter(bus.broker.classes[1].groups.values()))
     holder, other = group.members
     assert (holder.assigned_count, other.assigned_count) == (500, 500)
     two.receive_message_ids()
-    monkeypatch.setattr(
-        holder, "_ack_timer", None
-    )  # Calls of `two` must not use the timer of `one`.
+    # Calls of `two` must not use the timer of `one`.
+    monkeypatch.setattr(holder, "_ack_timer", None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bus, "skips_checks", True)
         two.send(working(5, 0, 1000), ack(5, 0, 1000), nack(5, 0, 1000))
     monkeypatch.undo()
     bus.check_invariants()
-    assert bus.statistics(1).in_flight == len(mine)
+    assert bus.statistics(1).in_flight == len(first_ids)
     one.send(ack(5, 0, 1000))
     assert bus.statistics(1).in_flight == 0
 

@@ -48,9 +48,9 @@ def test_idle_durable_expires() -> None:
     statistics = bus.statistics(1)
     assert statistics.dropped == {Reason.IDLE_DURABLE: 4}
     assert (statistics.acknowledged, statistics.ring.message_count) == (2, 0)
-    again = connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, b"new"))
-    messages, told = again.receive_all()
-    assert told[0].content == {"cursor": 6, "floor": 6, "resumed": False}
+    successor = connect_version2(bus, subscribe(1, 5, durable="d"), publish(1, 0, b"new"))
+    messages, replies = successor.receive_all()
+    assert replies[0].content == {"cursor": 6, "floor": 6, "resumed": False}
     assert [(m.message_id, m.attempt) for m in messages] == [(6, 1)]
 
 
@@ -86,11 +86,11 @@ def test_idle_time_starts_at_unsubscribe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"), [([10, 30], 30), ([30, 10], 10), ([10, None], 10), ([None, 10], 10)]
+    ("idle_values", "kept"), [([10, 30], 30), ([30, 10], 10), ([10, None], 10), ([None, 10], 10)]
 )
-def test_last_idle_seconds_wins(said: list[int | None], kept: int) -> None:
+def test_last_idle_seconds_wins(idle_values: list[int | None], kept: int) -> None:
     bus = BrokerHarness()
-    for seconds in said:
+    for seconds in idle_values:
         connect_version2(bus, subscribe(1, 5, durable="d", idle_seconds=seconds)).disconnect()
     advance_time(bus, kept - 1)
     assert durable_names(bus) == ["d"]
@@ -155,8 +155,8 @@ def test_expired_durable_keeps_backlog() -> None:
 
 def test_expired_durable_counts_only_matching_messages() -> None:
     bus = BrokerHarness()
-    wish = {"durable": "d", "channels": ["a"], "idle_seconds": 10}
-    connect_version2(bus, subscribe(1, 5, **wish)).disconnect()
+    options = {"durable": "d", "channels": ["a"], "idle_seconds": 10}
+    connect_version2(bus, subscribe(1, 5, **options)).disconnect()
     contents = [channel_envelope("ab"[n % 2], b"") for n in range(5)]
     connect_version2(bus, publish_envelopes(1, 0, *contents))
     advance_time(bus, 10)

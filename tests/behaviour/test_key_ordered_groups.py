@@ -52,12 +52,16 @@ def receive_by_id(members: list[Version2Peer]) -> dict[int, Version2Peer]:
 def ack_in_rounds(members: list[Version2Peer]) -> list[list[tuple[int, int]]]:
     """Receive and acknowledge everything. Returns (attempt, id) of the messages of each round."""
     rounds = []
-    while heard := {m: m.receive_deliveries() for m in members if not m.session.is_closed}:
-        if not any(heard.values()):
+    while received := {m: m.receive_deliveries() for m in members if not m.session.is_closed}:
+        if not any(received.values()):
             return rounds
-        rounds.append(sorted((g.attempt, g.message_id) for got in heard.values() for g in got))
-        for member, got in heard.items():
-            for one in got:
+        rounds.append(
+            sorted(
+                (g.attempt, g.message_id) for deliveries in received.values() for g in deliveries
+            )
+        )
+        for member, deliveries in received.items():
+            for one in deliveries:
                 member.send(ack(5, one.message_id, one.message_id + 1))
     return rounds
 
@@ -68,13 +72,13 @@ def test_messages_of_a_key_go_to_one_member_in_order() -> None:
     publish_keys(bus, *[b"key %d" % (number % 7) for number in range(70)])
     who = defaultdict(set)
     for first in range(0, 70, 7):
-        heard = receive_by_id(members)
-        assert sorted(heard) == list(range(first, first + 7))
-        for id_, member in heard.items():
+        received = receive_by_id(members)
+        assert sorted(received) == list(range(first, first + 7))
+        for id_, member in received.items():
             who[id_ % 7].add(member)
             member.send(ack(5, id_, id_ + 1))
-    assert all(len(some) == 1 for some in who.values())
-    assert len({member for some in who.values() for member in some}) > 1
+    assert all(len(key_members) == 1 for key_members in who.values())
+    assert len({member for key_members in who.values() for member in key_members}) > 1
     assert bus.statistics(1).ring.message_count == 0
 
 
@@ -84,9 +88,9 @@ def test_keyless_messages_go_to_any_member() -> None:
     connect_version2(
         bus, publish(1, 0, *numbered(30)), publish_envelopes(1, 30, *[timed_envelope(b"")] * 30)
     )
-    heard = [member.receive_message_ids() for member in members]
-    assert [len(ids) for ids in heard] == [20, 20, 20]
-    assert sorted(id_ for ids in heard for id_ in ids) == list(range(60))
+    received = [member.receive_message_ids() for member in members]
+    assert [len(ids) for ids in received] == [20, 20, 20]
+    assert sorted(id_ for ids in received for id_ in ids) == list(range(60))
 
 
 @pytest.mark.parametrize("delay_ms", [None, 3000])
@@ -126,17 +130,20 @@ def test_keys_of_closed_member_continue_at_others(how: str) -> None:
     publish_keys(bus, *keys, *keys)
     before = receive_by_id(members)
     gone, others = members[1], [members[0], *members[2:]]
-    theirs = [id_ for id_, member in before.items() if member is gone]
-    assert theirs
+    gone_ids = [id_ for id_, member in before.items() if member is gone]
+    assert gone_ids
     gone.disconnect() if how == "leave" else gone.send(unsubscribe(5))
-    again = receive_by_id(others)
-    assert sorted(again) == theirs  # No later message was sent, of any key.
-    for id_, member in [*again.items(), *((i, m) for i, m in before.items() if m is not gone)]:
+    redelivered = receive_by_id(others)
+    assert sorted(redelivered) == gone_ids  # No later message was sent, of any key.
+    for id_, member in [
+        *redelivered.items(),
+        *((i, m) for i, m in before.items() if m is not gone),
+    ]:
         member.send(ack(5, id_, id_ + 1))
     after = receive_by_id(others)
     assert sorted(after) == list(range(40, 80))
     for id_ in range(40):
-        assert after[id_ + 40] is (again[id_] if id_ in theirs else before[id_])
+        assert after[id_ + 40] is (redelivered[id_] if id_ in gone_ids else before[id_])
 
 
 def test_moved_key_waits_for_message_in_flight() -> None:
@@ -178,19 +185,19 @@ def test_full_member_blocks_only_its_keys() -> None:
     first = receive_by_id(members)
     assert len(first) == 2
     (one, member), (stuck, _) = first.items()
-    got = 1
+    delivered_count = 1
     while True:
         member.send(ack(5, one, one + 1))
         ids = member.receive_message_ids()
         if not ids:
             break
         (one,) = ids
-        got += 1
+        delivered_count += 1
     for id_, other in first.items():
         if other is not member:
             assert stuck == id_ or one == id_
-    assert 5 < got < 35
-    assert bus.statistics(1).subscriptions[0].waiting == 40 - got - 1
+    assert 5 < delivered_count < 35
+    assert bus.statistics(1).subscriptions[0].waiting == 40 - delivered_count - 1
     assert bus.statistics(1).in_flight == 1
 
 
@@ -199,15 +206,15 @@ def test_unresponsive_member_loses_its_keys_until_it_reads() -> None:
     stuck, other = join_members(bus, 2)
     keys = [b"key %d" % number for number in range(40)]
     publish_keys(bus, *keys)
-    mine = other.receive_message_ids()
+    member_ids = other.receive_message_ids()
     other.send(ack(5, 0, 40))
     bus.tick(7)
-    assert len(mine) + len(theirs := other.receive_message_ids()) == 40
+    assert len(member_ids) + len(other_ids := other.receive_message_ids()) == 40
     other.send(ack(5, 0, 40))
     assert stuck.receive_message_ids() == []
     bus.broker.run_due_wakeups()
     publish_keys(bus, *keys)
-    assert stuck.receive_message_ids() == [id_ + 40 for id_ in theirs]
+    assert stuck.receive_message_ids() == [id_ + 40 for id_ in other_ids]
 
 
 def test_next_message_of_key_follows_given_up_one() -> None:
@@ -420,16 +427,16 @@ def test_leaving_member_releases_only_its_keys(monkeypatch: pytest.MonkeyPatch) 
     many = [subscribe(1, number, group="g", by_key=True) for number in range(1, 21)]
     sessions = [connect_version2(bus, *many) for _ in range(4)]
     (group,) = bus.broker.classes[1].groups.values()
-    taken: list[GroupMember] = []
+    chosen: list[GroupMember] = []
     take = KeyOrderedGroup._reclaim_ready
 
     def noted(self: KeyOrderedGroup, member: KeyOrderedMember) -> None:
-        taken.append(member)
+        chosen.append(member)
         take(self, member)
 
     monkeypatch.setattr(KeyOrderedGroup, "_reclaim_ready", noted)
     gone = list(group.members)[:20]
     bus.broker.close_session(sessions[0].session)
-    assert taken == gone
+    assert chosen == gone
     assert len(group.members) == 60
     bus.broker.check_invariants()

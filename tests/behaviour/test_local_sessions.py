@@ -54,8 +54,8 @@ def open_local_peer(bus: BrokerHarness) -> Version2Peer:
 def subscribe_local(
     bus: BrokerHarness, peer: Version2Peer, number: int = 5, **options: object
 ) -> None:
-    wish = SubscribeRequest(**options)  # type: ignore[arg-type]
-    bus.broker.apply_event(peer.session, SubscribeRequested(1, 1, number, wish))
+    request = SubscribeRequest(**options)  # type: ignore[arg-type]
+    bus.broker.apply_event(peer.session, SubscribeRequested(1, 1, number, request))
     bus.check_invariants()
 
 
@@ -66,9 +66,9 @@ def test_local_session_publishes_subscribes_and_acks() -> None:
     subscribe_local(bus, local)
     bus.broker.apply_event(local.session, published_batch(1, b"x", b"y"))
     assert [decode(m.content)[1] for m in binary.receive_deliveries()] == [b"x", b"y"]
-    got, told = local.receive_all()
-    assert [said.kind for said in told] == ["subscribe"]
-    assert [(m.number, m.attempt, m.message_id) for m in got] == [(5, 1, 0), (5, 1, 1)]
+    messages, replies = local.receive_all()
+    assert [reply.kind for reply in replies] == ["subscribe"]
+    assert [(m.number, m.attempt, m.message_id) for m in messages] == [(5, 1, 0), (5, 1, 1)]
     bus.broker.apply_event(local.session, AckedRange(5, 0, 1))
     bus.broker.apply_event(local.session, WorkingReceived(5, 1, 2))
     bus.broker.apply_event(local.session, NackReceived(5, 1, 2, 0.0))

@@ -163,8 +163,8 @@ def test_connection_that_ends_meanwhile_leaves_complete_unused_classes() -> None
     assert len(bus.broker.classes) == MANY
     assert all(cls.is_unused for cls in bus.broker.classes.values())
     assert bus.broker.store.class_registry.class_count == MANY
-    again = connect_version2(bus, classes=NAMES, name="p", instance="i")
-    assert again.session.created_class_count == 0
+    successor = connect_version2(bus, classes=NAMES, name="p", instance="i")
+    assert successor.session.created_class_count == 0
 
 
 def test_publisher_name_that_is_taken_over_meanwhile_belongs_to_the_new_session() -> None:

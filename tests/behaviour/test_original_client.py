@@ -138,7 +138,7 @@ def test_client_runs_handlers_sequentially() -> None:
 def test_client_keeps_result_order(seed: int) -> None:
     shuffled = random.Random(seed)
     ring = Reservations()
-    taken: list[object] = []
+    results: list[object] = []
     hands: list[tuple[int, str]] = []
     for job in range(200):
         hands.append((ring.reserve(), f"result {job}"))
@@ -146,12 +146,12 @@ def test_client_keeps_result_order(seed: int) -> None:
             shuffled.shuffle(hands)
             for place, result in hands[: 8 if job == 199 else 4]:
                 ring.set_result(place, result)
-                taken += ring.pop_ready()
+                results += ring.pop_ready()
             del hands[: 8 if job == 199 else 4]
     for place, result in hands:
         ring.set_result(place, result)
-    taken += ring.pop_ready()
-    assert taken == [f"result {job}" for job in range(200)]
+    results += ring.pop_ready()
+    assert results == [f"result {job}" for job in range(200)]
 
 
 def test_client_queues_are_bounded() -> None:
@@ -174,15 +174,15 @@ def test_client_queues_are_bounded() -> None:
     client = create_connected_client([1], bounds=QueueLimits(raw=50, received=10))
     client.subscribe(1, StrictOrder(seconds=1.0))
     read_frames(client)
-    came = 0
+    count = 0
     while client.can_receive:
-        deliver(client, (came, 0))
-        came += 1
-    assert came == 1 + 10 + 50
+        deliver(client, (count, 0))
+        count += 1
+    assert count == 1 + 10 + 50
     client.tick(10.0)
     assert client.can_receive
     client.tick(100.0)
-    assert client.processed_count == came
+    assert client.processed_count == count
     # Acknowledgements: they cannot be sent.
     client = create_connected_client([1], bounds=QueueLimits(acks=20, chunks=1))
     client.subscribe(1, StrictOrder())

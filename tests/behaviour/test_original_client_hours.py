@@ -110,8 +110,8 @@ class ClientSimulation:
                     moved = True
                 if peer.session.outbox.is_idle or not client.can_receive:
                     continue
-                if heard := peer.read_bytes(READ_BYTES):
-                    client.receive(heard)
+                if received := peer.read_bytes(READ_BYTES):
+                    client.receive(received)
                     moved = True
 
     def _readable_bytes(self, peer: WirePeer) -> int:

@@ -171,12 +171,12 @@ def test_full_class_does_not_drop_silently() -> None:
         publisher = bus.peer(connect(1), publish(1, *numbered(25)))
         bus.tick(20)
         subscriber = bus.peer(subscribe(1))
-        heard: list[bytes] = []
+        received: list[bytes] = []
         while messages := subscriber.receive_messages():
-            heard += [message.payload for message in messages]
+            received += [message.payload for message in messages]
             subscriber.send(ack(1, messages[0].message_id, messages[-1].message_id + 1))
         dropped = sum(bus.statistics(1).dropped.values())
-        assert len(heard) + dropped == 25
+        assert len(received) + dropped == 25
         assert (dropped == 0) == (policy is FullPolicy.BLOCK)
         assert not publisher.session.parked_messages
 

@@ -28,7 +28,7 @@ from tests.support.oracles import ID_COUNT, build_frame, parse_frame
 
 
 def receive_confirms(peer: Version2Peer) -> list[int]:
-    return [said.message_id for said in peer.receive_replies() if said.kind == "confirm"]
+    return [reply.message_id for reply in peer.receive_replies() if reply.kind == "confirm"]
 
 
 def interleaved_messages(count: int, *, first: int = 0, classes: tuple[int, ...] = (1, 2)) -> bytes:
@@ -90,9 +90,9 @@ def test_number_gap_closes_session_after_storing_earlier_messages(before: int, n
     good = publish(1, before, b"good")
     assert peer.send_refused(good + publish(1, wrong + 1, b"gap", b"behind")) is Reason.NUMBER_GAP
     assert bus.statistics(1).published == before + 1
-    again = Version2Peer(bus, bus.broker.open_session())
-    again.send(connect_request(name="a"))
-    assert again.receive_replies()[0].content["next"] == before + 1
+    successor = Version2Peer(bus, bus.broker.open_session())
+    successor.send(connect_request(name="a"))
+    assert successor.receive_replies()[0].content["next"] == before + 1
 
 
 @pytest.mark.parametrize("count", [3, LARGE_BATCH_COUNT])
@@ -102,9 +102,9 @@ def test_next_number_matches_stored_messages_after_disconnect(count: int) -> Non
     offence = build_frame(ord("x"))
     behind = interleaved_messages(count, first=count)
     assert peer.send_refused(interleaved_messages(count) + offence + behind) is Reason.UNKNOWN_TYPE
-    again = Version2Peer(bus, bus.broker.open_session())
-    again.send(connect_request(1, 2, name="a"))
-    assert again.receive_replies()[0].content["next"] == count
+    successor = Version2Peer(bus, bus.broker.open_session())
+    successor.send(connect_request(1, 2, name="a"))
+    assert successor.receive_replies()[0].content["next"] == count
     assert sorted(stored_numbers(bus, 1) + stored_numbers(bus, 2)) == list(range(count))
 
 
@@ -113,10 +113,10 @@ def test_refused_messages_use_their_numbers(count: int) -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus)
     peer.send(interleaved_messages(count, classes=(1, 9)))
-    told = peer.receive_replies()
-    assert [said.kind for said in told] == ["error"] * (count // 2) + ["confirm"]
-    assert [said.message_id for said in told] == [*range(1, count, 2), count]
-    assert {(s.class_id, s.last_field, s.content["code"]) for s in told[:-1]} == {
+    replies = peer.receive_replies()
+    assert [reply.kind for reply in replies] == ["error"] * (count // 2) + ["confirm"]
+    assert [reply.message_id for reply in replies] == [*range(1, count, 2), count]
+    assert {(s.class_id, s.last_field, s.content["code"]) for s in replies[:-1]} == {
         (9, MESSAGE, "unknown_class")
     }
     assert stored_numbers(bus, 1) == list(range(0, count, 2))
@@ -154,9 +154,9 @@ def test_illegal_acks_do_not_lose_messages(count: int) -> None:
     frames = [interleaved_messages(1, first=n) + bad for n in range(count)]
     peer.send(b"".join(frames))
     assert sorted(stored_numbers(bus, 1) + stored_numbers(bus, 2)) == list(range(count))
-    told = peer.receive_replies()
-    assert [s.content["code"] for s in told if s.kind == "error"] == ["bad_ack"] * count
-    assert [s.message_id for s in told if s.kind == "confirm"] == [count]
+    replies = peer.receive_replies()
+    assert [s.content["code"] for s in replies if s.kind == "error"] == ["bad_ack"] * count
+    assert [s.message_id for s in replies if s.kind == "confirm"] == [count]
 
 
 def test_cost_of_illegal_frames_is_linear() -> None:
@@ -189,10 +189,10 @@ def test_unread_errors_close_session() -> None:
     bus = BrokerHarness(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
     bus.skips_checks = True
     peer = connect_version2(bus)
-    said = iter(range(100_000))
+    numbers = iter(range(100_000))
     with pytest.raises(RemoteProtocolError, match="pending_limit"):
-        deque((peer.send(publish_envelopes(1, number, b"\xff")) for number in said), maxlen=0)
-    assert next(said) > 1000
+        deque((peer.send(publish_envelopes(1, number, b"\xff")) for number in numbers), maxlen=0)
+    assert next(numbers) > 1000
 
 
 @pytest.mark.parametrize("unknown", [1, 3])
@@ -201,16 +201,16 @@ def test_interleaved_messages_are_kept_when_errors_close_session(unknown: int) -
     bus = BrokerHarness(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
     bus.skips_checks = True
     peer = connect_version2(bus, classes=(2,), name="a")
-    said = interleaved_messages(60_000, classes=(unknown, 2))
-    assert peer.send_refused(said) is Reason.PENDING_LIMIT
+    messages = interleaved_messages(60_000, classes=(unknown, 2))
+    assert peer.send_refused(messages) is Reason.PENDING_LIMIT
     assert len(stored_numbers(bus, 2)) < 30_000 or unknown == 3
-    again = Version2Peer(bus, bus.broker.open_session())
-    again.send(connect_request(1, 2, 3, name="a"))
-    first = again.receive_replies()[0].content["next"]
+    successor = Version2Peer(bus, bus.broker.open_session())
+    successor.send(connect_request(1, 2, 3, name="a"))
+    first = successor.receive_replies()[0].content["next"]
     assert first < 60_000
-    again.send(interleaved_messages(60_000 - first, first=first, classes=(unknown, 2)))
+    successor.send(interleaved_messages(60_000 - first, first=first, classes=(unknown, 2)))
     assert stored_numbers(bus, 2) == list(range(1, 60_000, 2))
-    assert receive_confirms(again) == [60_000]
+    assert receive_confirms(successor) == [60_000]
 
 
 # Full classes -------------------------------------------------------------------------------------
@@ -261,16 +261,16 @@ def test_parked_messages_are_stored_once_after_reconnect(count: int) -> None:
     connect_version2(bus, publish(1, 0, *[b"0"] * (count - 3)))
     peer, _ = reconnect(bus, 1, 2)
     peer.send(interleaved_messages(count))
-    told = receive_confirms(peer)
-    again, following = reconnect(bus, 1, 2)
-    assert [following] == told
+    confirms = receive_confirms(peer)
+    successor, following = reconnect(bus, 1, 2)
+    assert [following] == confirms
     assert following < count
     assert bus.broker.end_turn().close[0][1].reason is Reason.TAKEN_OVER
     assert len(reader.receive_message_ids()) == count
     reader.send(ack(5, 0, count))
     for _ in range(2):  # The publisher sends it twice, with a reconnect in between.
-        again.send(interleaved_messages(count - following, first=following))
-        again, following = reconnect(bus, 1, 2)
+        successor.send(interleaved_messages(count - following, first=following))
+        successor, following = reconnect(bus, 1, 2)
     assert following == count
     assert stored_numbers(bus, 1)[-3:] == list(range(count))[::2][-3:]
     assert stored_numbers(bus, 2) == list(range(1, count, 2))
@@ -322,9 +322,9 @@ def test_out_of_order_producer_state_is_limited_per_publisher(
         peer.send(interleaved_messages(110_000, classes=(2, 1)))
         peer.disconnect()
     bus.tick()
-    again = Version2Peer(bus, bus.broker.open_session())
-    again.send(connect_request(name="early"))
-    assert again.receive_replies()[0].content["next"] == 1
+    successor = Version2Peer(bus, bus.broker.open_session())
+    successor.send(connect_request(name="early"))
+    assert successor.receive_replies()[0].content["next"] == 1
     behind = connect_version2(bus, name="4")
     asked_about.clear()
     for _ in range(10):
@@ -355,10 +355,10 @@ def test_parked_batches_are_confirmed_in_order() -> None:
     peer = connect_version2(bus, classes=(1, 2))
     for n in range(300):
         peer.send(interleaved_messages(1, first=n))
-    highest, heard = 0, 0
-    while heard < 300:
+    highest, received = 0, 0
+    while received < 300:
         for message in reader.receive_deliveries():
-            heard += 1
+            received += 1
             number = 5 if message.class_id == 1 else 6
             reader.send(ack(number, message.message_id, message.message_id + 1))
         bus.broker.end_turn()
@@ -399,10 +399,10 @@ def test_producer_state_is_kept_for_an_hour() -> None:
         peer.disconnect()
         bus.broker.clock.now += passed
         bus.tick()
-        again = Version2Peer(bus, bus.broker.open_session())
-        again.send(connect_request(name="a"))
-        assert again.receive_replies()[0].content["next"] == expected
-        again.disconnect()
+        successor = Version2Peer(bus, bus.broker.open_session())
+        successor.send(connect_request(name="a"))
+        assert successor.receive_replies()[0].content["next"] == expected
+        successor.disconnect()
         bus.broker.clock.now += 2 * PRODUCER_STATE_SECONDS
         bus.tick()
 

@@ -62,7 +62,7 @@ def test_publisher_from_another_bus_gets_new_numbers() -> None:
 @pytest.mark.parametrize("unconfirmed", [5, 1 << 29, 1 << 30, (1 << 31) - 1])
 @pytest.mark.parametrize("name", ["new here", "tester"])
 def test_remote_storage_lets_publisher_continue_its_numbers(name: str, unconfirmed: int) -> None:
-    """The stateless server does not know the publisher, or knows another instance."""
+    """The stateless server has no state of the publisher, or that of another instance."""
     bus = BrokerHarness()
     bus.broker = create_bus_without_message_1("another")
     bus.broker.store.class_registry.dedup_window_seconds = 120.0
@@ -71,9 +71,9 @@ def test_remote_storage_lets_publisher_continue_its_numbers(name: str, unconfirm
     peer.send(connect_request(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
     assert peer.receive_replies()[0].content["next"] == unconfirmed
     bus.broker.close_session(peer.session)
-    again = Version2Peer(bus, bus.broker.open_session())
-    again.send(connect_request(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
-    assert again.receive_replies()[0].content["next"] == unconfirmed
+    successor = Version2Peer(bus, bus.broker.open_session())
+    successor.send(connect_request(name=name, instance="one", unconfirmed=unconfirmed, bus="one"))
+    assert successor.receive_replies()[0].content["next"] == unconfirmed
 
 
 @pytest.mark.parametrize(("instance", "following"), [("one", 1), (None, 3)])
@@ -117,10 +117,10 @@ def test_next_skips_used_and_confirmed_numbers(
         else [False] * numbers.size
     )
     assert held == [n in used for n in numbers.tolist()]
-    told = {
+    reported = {
         n for each in publisher.refusals for n in range(each.refers_to, each.refers_to + each.count)
     }
-    assert unheard <= told
+    assert unheard <= reported
 
 
 def drop_newest_settings() -> Settings:
@@ -174,16 +174,16 @@ def test_errors_are_not_repeated_without_unconfirmed_field() -> None:
 def test_remembered_refusals_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simplebus.core.producer_state.TOTAL_PRODUCER_REFUSALS_MAX", 600)
     publishers = ProducerStates()
-    everybody: list[ProducerState] = []
+    states: list[ProducerState] = []
     for session in range(3):
         publisher = publishers.claim_name(f"{session}", "", session).producer
-        everybody.append(publisher)
+        states.append(publisher)
         for number in range(PRODUCER_REFUSALS_MAX + 10):
             publishers.add_refusal(publisher, refusal(2 * number))
-    assert [len(each.refusals) for each in everybody] == [0, *[PRODUCER_REFUSALS_MAX] * 2]
+    assert [len(each.refusals) for each in states] == [0, *[PRODUCER_REFUSALS_MAX] * 2]
     for number in range(1000, 100_000):
-        publishers.add_refusal(everybody[0], refusal(number))
-    assert [(each.refers_to, each.count) for each in everybody[0].refusals] == [(1000, 99_000)]
-    publishers.mark_disconnected(everybody[1], 0.0)
+        publishers.add_refusal(states[0], refusal(number))
+    assert [(each.refers_to, each.count) for each in states[0].refusals] == [(1000, 99_000)]
+    publishers.mark_disconnected(states[1], 0.0)
     publishers.expire(1e9)
     assert publishers._total_refusal_count == 1 + PRODUCER_REFUSALS_MAX

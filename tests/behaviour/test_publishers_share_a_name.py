@@ -58,23 +58,23 @@ def connect_with_five_confirmed() -> ClientAndBroker:
     return pair
 
 
-@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.parametrize("is_received", [False, True])
 @pytest.mark.parametrize("count", [0, 3, 5, 7])
 @pytest.mark.parametrize("another", ["another", None])
 def test_unconfirmed_messages_are_stored_after_other_instance(
-    another: str | None, count: int, heard: bool
+    another: str | None, count: int, is_received: bool
 ) -> None:
     """A message may be stored twice, because it is unknown whether it was stored before."""
     pair = connect_with_five_confirmed()
-    while pair.send_chunk() if heard else pair.core.send_queue.peek():
-        if not heard:
+    while pair.send_chunk() if is_received else pair.core.send_queue.peek():
+        if not is_received:
             pair.core.send_queue.mark_sent(len(pair.core.send_queue.peek()))
     pair.disconnect()
     use_numbers(pair.broker, "tester", another, count)
     pair.connect()
     pair.exchange()
     found = stored_payloads(pair.broker)
-    assert found == [b"0", b"1", b"2", b"3", b"4", *UNDER_WAY, *(UNDER_WAY if heard else [])]
+    assert found == [b"0", b"1", b"2", b"3", b"4", *UNDER_WAY, *(UNDER_WAY if is_received else [])]
     statistics = pair.core.statistics()
     assert (statistics.confirmed, statistics.unconfirmed, statistics.forgotten) == (10, 0, 0)
     assert statistics.resent == 5
@@ -117,15 +117,16 @@ def test_new_instance_gets_unused_number(
 ) -> None:
     bus = BrokerHarness()
     known = {"unconfirmed": unconfirmed, "bus": bus.broker.subscription_manager.identity}
-    told = []
+    next_numbers = []
     for instance in ("one", "two", None, "one"):
         peer = Version2Peer(bus, bus.broker.open_session())
         peer.send(connect_request(1, name="a", instance=instance, **known))
         reply = peer.receive_replies()[0].content
-        told.append((reply["next"] - unconfirmed) % ID_COUNT)
+        next_numbers.append((reply["next"] - unconfirmed) % ID_COUNT)
         assert reply["lost"] == 0
         peer.disconnect()
-    assert told == [0, *[PRODUCER_TAKEOVER_STEP] * 3]  # The first instance has no predecessor.
+    # The first instance has no predecessor.
+    assert next_numbers == [0, *[PRODUCER_TAKEOVER_STEP] * 3]
 
 
 def test_number_step_exceeds_credit_and_wraps_late() -> None:
@@ -155,9 +156,11 @@ def test_publisher_names_are_per_user() -> None:
     bob.send(publish(1, first, b"c"))
     bus = BrokerHarness()
     bus.broker = broker
-    again = Version2Peer(bus, broker.open_session())
-    again.session.user = "bob"
-    assert again.send_refused(connect_request(1, name="till", instance="3")) is Reason.NAME_IN_USE
+    successor = Version2Peer(bus, broker.open_session())
+    successor.session.user = "bob"
+    assert (
+        successor.send_refused(connect_request(1, name="till", instance="3")) is Reason.NAME_IN_USE
+    )
     ann.disconnect()
     bob.disconnect()
     for user, following in (("ann", 2), ("bob", 1), ("", 0)):

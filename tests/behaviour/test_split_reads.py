@@ -405,24 +405,24 @@ def test_members_of_a_closed_session_leave_in_portions(by_key: bool) -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     members = [subscribe(1, n, group="g", by_key=by_key) for n in range(1, 101)]
-    stays, goes = (connect_version2(bus, *members, classes=[1]) for _ in range(2))
+    staying, leaving = (connect_version2(bus, *members, classes=[1]) for _ in range(2))
     connect_version2(bus, publish(1, 0, *[b"%d" % n for n in range(20_000)]), classes=[1])
     run_wakeups(bus)
-    received = [message.content for message in stays.receive_deliveries()]
-    goes.receive_deliveries()
+    received = [message.content for message in staying.receive_deliveries()]
+    leaving.receive_deliveries()
     (group,) = bus.broker.classes[1].groups.values()
     counts = [len(group.members)]
-    while bus.broker.end_some_subscriptions(goes.session):
+    while bus.broker.end_some_subscriptions(leaving.session):
         counts.append(len(group.members))
         bus.broker.check_invariants()
-        stays.send(publish(1, len(counts) - 2, b"x"))
-        assert not stays.receive_deliveries()
+        staying.send(publish(1, len(counts) - 2, b"x"))
+        assert not staying.receive_deliveries()
     left = [before - after for before, after in pairwise(counts)]
     assert max(left) <= RETURNED_PER_TURN / (20_000 / 200) + 1
-    goes.disconnect()
+    leaving.disconnect()
     run_wakeups(bus)
     bus.broker.check_invariants()
-    received += [message.content for message in stays.receive_deliveries()]
+    received += [message.content for message in staying.receive_deliveries()]
     assert {b"%d" % n for n in range(20_000)} <= set(received)
 
 

@@ -163,9 +163,9 @@ def test_messages_arrive_in_order_unchanged(count: int) -> None:
     bus = BrokerHarness()
     subscriber = bus.peer(connect(1), subscribe(1))
     bus.peer(publish(1, *numbered(count)))
-    heard = subscriber.receive_messages()
-    assert [message.message_id for message in heard] == list(range(count))
-    assert [message.payload for message in heard] == numbered(count)
+    received = subscriber.receive_messages()
+    assert [message.message_id for message in received] == list(range(count))
+    assert [message.payload for message in received] == numbered(count)
 
 
 def test_publisher_receives_its_own_messages() -> None:
@@ -177,8 +177,8 @@ def test_message_ids_are_per_class() -> None:
     bus = BrokerHarness()
     peer = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
     peer.send(publish(1, b"a") + publish(2, b"b") + publish(1, b"c"))
-    heard = sorted(peer.receive_messages())
-    assert [(m.class_id, m.message_id, m.payload) for m in heard] == [
+    received = sorted(peer.receive_messages())
+    assert [(m.class_id, m.message_id, m.payload) for m in received] == [
         (1, 0, b"a"),
         (1, 1, b"c"),
         (2, 0, b"b"),
@@ -297,11 +297,11 @@ def test_timer_index_of_ack_is_ignored() -> None:
 def test_ack_of_partially_sent_frame_counts() -> None:
     bus = BrokerHarness()
     peer = bus.peer(connect(1), subscribe(1), publish(1, b"a", b"b"))
-    begun = peer.read_bytes(17 + 3)
+    first_bytes = peer.read_bytes(17 + 3)
     peer.send(ack(1, 0, 2))
     assert bus.broker.refusal_counts == {Reason.ACK_UNSENT: 1}
     rest = peer.read_bytes(1 << 30)
-    assert parse_frame((begun + rest)[17:31])[4] == b"a"
+    assert parse_frame((first_bytes + rest)[17:31])[4] == b"a"
 
 
 def set_first_sequence(bus: BrokerHarness, class_id: int, sequence: int) -> None:

@@ -66,9 +66,8 @@ def test_invalid_connect_gets_fatal_error(content: bytes) -> None:
         peer.send(build_frame(CONNECT, content=content))
     assert caught.value.reason is Reason.BAD_CONNECT
     bus.broker.send_fatal_error(peer.session, caught.value)
-    assert (
-        peer.session.outbox.has_deliver_frames
-    )  # The driver can send an Error frame to this peer.
+    # The driver can send an Error frame to this peer.
+    assert peer.session.outbox.has_deliver_frames
     [error] = peer.receive_replies()
     assert (error.content["code"], error.content["fatal"]) == ("bad_connect", True)
     assert bus.broker.classes == {}
@@ -134,9 +133,9 @@ def test_used_id_is_skipped_for_next_lower() -> None:
     connect_version2(bus, classes=[expected_id("ä"), expected_id("ä", 1)])
     connect_version2(bus, classes=["ä"])
     assert bus.broker.store.class_id_by_name == {"ä": expected_id("ä", 2)}
-    taken = [expected_id("b", n) for n in range(64)]
-    connect_version2(bus, classes=[*taken, "b"])
-    assert bus.broker.store.class_id_by_name["b"] == 65535 not in taken
+    used_ids = [expected_id("b", n) for n in range(64)]
+    connect_version2(bus, classes=[*used_ids, "b"])
+    assert bus.broker.store.class_id_by_name["b"] == 65535 not in used_ids
 
 
 def test_many_names_get_ids_in_one_connect() -> None:
@@ -154,7 +153,7 @@ def test_only_heartbeats_may_precede_connect() -> None:
     bus = BrokerHarness()
     peer = open_peer(bus)
     peer.send(heartbeat() * 2 + connect_request(1) + publish(1, 0, b"x"))
-    assert [said.kind for said in peer.receive_replies()] == ["connect", "confirm"]
+    assert [reply.kind for reply in peer.receive_replies()] == ["connect", "confirm"]
     late = open_peer(bus)
     late.send(connect(1))
     assert late.send_refused(connect_request(1)) is Reason.BAD_CONNECT
@@ -171,7 +170,7 @@ def test_shorter_heartbeat_applies_and_silence_closes_session() -> None:
     peer.send(connect_request(1, heartbeat=5))
     assert peer.receive_replies()[0].content["heartbeat"] == 5
     assert bus.tick(16) == []
-    assert "heartbeat" in {said.kind for said in peer.receive_replies()}
+    assert "heartbeat" in {reply.kind for reply in peer.receive_replies()}
     [(session, error)] = bus.tick()
     assert (session, error.reason) == (peer.session, Reason.HEARTBEAT_TIMEOUT)
 
@@ -186,7 +185,7 @@ def test_heartbeat_is_sent_while_reply_is_pending() -> None:
     for _ in range(3):
         bus.tick(5)
         peer.send(heartbeat())
-        assert {said.kind for said in peer.receive_replies()} == {"heartbeat"}
+        assert {reply.kind for reply in peer.receive_replies()} == {"heartbeat"}
 
 
 # Subscriptions -----------------------------------------------------------------------------------
@@ -201,8 +200,8 @@ def test_subscriptions_of_one_session_are_distinguished() -> None:
         bus, publish_envelopes(1, 0, channel_envelope("a.x", b"1"), channel_envelope("b", b"2"))
     )
     writer.send(publish(2, 2, b"3"))
-    heard = [(m.class_id, m.number, m.message_id) for m in reader.receive_deliveries()]
-    assert sorted(heard) == [(1, 7, 0), (1, 9, 0), (1, 9, 1), (2, 3, 0)]
+    received = [(m.class_id, m.number, m.message_id) for m in reader.receive_deliveries()]
+    assert sorted(received) == [(1, 7, 0), (1, 9, 0), (1, 9, 1), (2, 3, 0)]
     reader.send(ack(7, 0, 2), ack(3, 0, 1))
     assert bus.statistics(2).ring.message_count == 0
     assert bus.statistics(1).ring.message_count == 2
@@ -217,13 +216,12 @@ def test_subscription_number_can_be_reused_after_unsubscribe() -> None:
     assert reader.receive_message_ids() == [0]
     reader.send(subscribe(1, 5))
     reader.send(unsubscribe(5), unsubscribe(5), subscribe(1, 5, start="new"))
-    told = reader.receive_replies()
-    kinds = [said.content["code"] if said.kind == "error" else said.kind for said in told]
+    replies = reader.receive_replies()
+    kinds = [reply.content["code"] if reply.kind == "error" else reply.kind for reply in replies]
     assert kinds[-4:] == ["subscription_in_use", "unsubscribe", "unknown_subscription", "subscribe"]
     writer.send(publish(1, 1, b"b"))
-    assert reader.receive_message_ids() == [
-        1
-    ]  # `Version2Peer` checks that a Deliver frame precedes it.
+    # `Version2Peer` checks that a Deliver frame precedes it.
+    assert reader.receive_message_ids() == [1]
 
 
 def test_deliver_frame_is_sent_again_after_unsubscribe() -> None:
@@ -341,8 +339,8 @@ def test_unacked_messages_pass_to_next_subscription() -> None:
     late = connect_version2(bus, subscribe(1, 5, start="earliest", max_in_flight=1))
     assert late.receive_message_ids() == [0]
     late.disconnect()
-    heard, reader = [], connect_version2(bus, subscribe(1, 5))
+    received, reader = [], connect_version2(bus, subscribe(1, 5))
     while ids := reader.receive_message_ids():
-        heard += ids
+        received += ids
         reader.send(ack(5, ids[0], ids[-1] + 1))
-    assert heard == [0, 1, 2, 3, 4, 5]
+    assert received == [0, 1, 2, 3, 4, 5]

@@ -81,15 +81,15 @@ def test_in_flight_bytes_limit_ignores_delayed_messages() -> None:
     for _ in range(3 * IN_FLIGHT_BYTES // size):
         writer.send(publish(1, count, b"x" * size))
         count += 1
-    heard = reader.receive_message_ids()
-    assert len(heard) * size < IN_FLIGHT_BYTES + 3 * size
+    received = reader.receive_message_ids()
+    assert len(received) * size < IN_FLIGHT_BYTES + 3 * size
     reader.send(nack(5, 0, 1, 3_600_000))
-    total = len(heard)
-    heard.remove(0)
-    while heard:
-        reader.send(ack(5, heard[0], heard[-1] + 1))
-        heard = reader.receive_message_ids()
-        total += len(heard)
+    total = len(received)
+    received.remove(0)
+    while received:
+        reader.send(ack(5, received[0], received[-1] + 1))
+        received = reader.receive_message_ids()
+        total += len(received)
     assert total == count
 
 
@@ -100,12 +100,12 @@ def test_slow_subscription_drops_excess_messages(slow: str) -> None:
     writer = connect_version2(bus, publish(1, 0, b"0", b"1", b"2"))
     assert reader.receive_message_ids() == [0, 1]
     writer.send(publish(1, 3, *numbered(5, start=3)))
-    heard: list[int] = []
+    received: list[int] = []
     reader.send(ack(5, 0, 1), ack(5, 1, 2))
     while ids := reader.receive_message_ids():
-        heard += ids
+        received += ids
         reader.send(ack(5, ids[0], ids[-1] + 1))
-    assert heard == ([6, 7] if slow == "drop_oldest" else [2, 3])
+    assert received == ([6, 7] if slow == "drop_oldest" else [2, 3])
     [subscription] = bus.statistics(1).subscriptions
     assert subscription.dropped == 4
     assert subscription.undelivered == {Reason.SLOW_CONSUMER: 4}
@@ -175,12 +175,12 @@ def test_two_slow_consumers_are_disconnected_while_publisher_is_blocked() -> Non
     )
     bus.broker.end_turn()
     assert [peer.receive_error_codes() for peer in slow] == [["slow_consumer"]] * 2
-    heard: list[bytes] = []
+    received: list[bytes] = []
     while messages := other.receive_deliveries():
-        heard += [message.content for message in messages]
+        received += [message.content for message in messages]
         other.send(ack(5, messages[0].message_id, messages[-1].message_id + 1))
         bus.broker.end_turn()
-    assert heard == numbered(12)
+    assert received == numbered(12)
     assert not writer.session.parked_messages
 
 
@@ -207,13 +207,13 @@ def test_huge_ranges_are_cheap_and_apply_to_sent_messages() -> None:
 def test_fetch_does_not_affect_subscriptions() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(4)))
-    begun = reader.read_bytes(150)
+    first_bytes = reader.read_bytes(150)
     reader.send(json_request(FETCH, 1, 3, first=1, count=2), json_request(FETCH, 1, 4, first=9))
-    reader.partial = begun + reader.partial
+    reader.partial = first_bytes + reader.partial
     messages, rest = reader.receive_all()
     assert [m.message_id for m in messages if m.number == 5] == [0, 1, 2, 3]
     assert [(m.message_id, m.attempt) for m in messages if m.number == 0] == [(1, 0), (2, 0)]
-    answers = [said.content for said in rest if said.kind == "fetch"]
+    answers = [reply.content for reply in rest if reply.kind == "fetch"]
     assert answers == [
         {"first": 1, "next": 3, "floor": 0, "head": 4},
         {"first": 4, "next": 4, "floor": 0, "head": 4},
@@ -291,8 +291,8 @@ def test_deliver_frames_are_correct_after_cut_at_any_byte(most: int) -> None:
         subscribe(2, 3, group="g"),
         subscribe(2, 4, max_in_flight=2),
     )
-    told = reader.receive_replies()
-    assert len(told) == 4
+    replies = reader.receive_replies()
+    assert len(replies) == 4
     channels = ["a.x", "b", "a.y"]
     number = 0
     data = b""
@@ -311,8 +311,8 @@ def test_deliver_frames_are_correct_after_cut_at_any_byte(most: int) -> None:
     messages, _ = reader.receive_all()
     first_time = [m for m in messages if m.attempt == 1]
     one = [m.message_id for m in first_time if m.number == 1]
-    two = [m.message_id for m in first_time if m.number == 2]
-    assert two == list(range(21))
+    second_ids = [m.message_id for m in first_time if m.number == 2]
+    assert second_ids == list(range(21))
     assert one == sorted(one)
     assert {m.class_id for m in messages if m.number in (1, 2)} == {1}
     assert {m.class_id for m in messages if m.number in (0, 3, 4)} == {2}

@@ -130,7 +130,7 @@ def test_any_field_value_is_accepted_or_refused(
     peer.send(
         build_frame(kind, class_id=key, message_id=request, timer_index=number, content=content)
     )
-    answers = [said for said in peer.receive_replies() if said.kind != "confirm"]
+    answers = [reply for reply in peer.receive_replies() if reply.kind != "confirm"]
     assert len(answers) == 1
     assert answers[0].message_id == request
     assert answers[0].kind != "error" or not answers[0].content["fatal"]

@@ -160,14 +160,14 @@ class WirePeer:
     def read_bytes(self, most: int) -> bytes:
         """Return up to `most` of the next bytes, like a socket with limited space."""
         outbox, tick = self.session.outbox, self.bus.broker.tick_number
-        taken = bytearray()
-        while len(taken) < most and (piece := outbox.peek(tick)):
-            count = min(len(piece), most - len(taken))
-            taken += piece[:count]
+        data = bytearray()
+        while len(data) < most and (piece := outbox.peek(tick)):
+            count = min(len(piece), most - len(data))
+            data += piece[:count]
             outbox.mark_sent(count, tick)
             self.bus.check_invariants()
         self.bus.broker.apply_position_changes()  # Every driver flushes after sending.
-        return bytes(taken)
+        return bytes(data)
 
     def receive_frames(self) -> list[bytes]:
         """Return all waiting bytes as complete frames."""
@@ -186,6 +186,6 @@ class WirePeer:
 
     def receive_ids(self, class_id: int) -> list[int]:
         """Return the ids of all waiting messages, which must be of this class."""
-        heard = self.receive_messages()
-        assert {message.class_id for message in heard} <= {class_id}
-        return [message.message_id for message in heard]
+        messages = self.receive_messages()
+        assert {message.class_id for message in messages} <= {class_id}
+        return [message.message_id for message in messages]

@@ -170,16 +170,16 @@ class Version2Peer(WirePeer):
         return self.receive_all()[1]
 
     def receive_error_codes(self) -> list[str]:
-        return [said.content["code"] for said in self.receive_replies() if said.kind == "error"]
+        return [reply.content["code"] for reply in self.receive_replies() if reply.kind == "error"]
 
 
 def connect_version2(
-    bus: BrokerHarness, *said: bytes, classes: Sequence[object] = (1,), **more: object
+    bus: BrokerHarness, *requests: bytes, classes: Sequence[object] = (1,), **more: object
 ) -> Version2Peer:
     """Connect a version 2 peer, check the reply, and send these bytes."""
     peer = Version2Peer(bus, bus.broker.open_session())
     peer.send(connect_request(*classes, **more))
     (answer,) = peer.receive_replies()
     assert answer.kind == "connect", answer
-    peer.send(*said)
+    peer.send(*requests)
     return peer

@@ -63,13 +63,13 @@ def test_reconnect_starts_with_lost_address_and_backs_off_per_round() -> None:
 
 
 def test_backoff_is_limited_and_randomized() -> None:
-    for random_fraction, least in ((0.0, 1.0), (0.5, 0.75), (1.0, 0.5)):
+    for random_fraction, factor in ((0.0, 1.0), (0.5, 0.75), (1.0, 0.5)):
         schedule = create_schedule(random_fraction=random_fraction)
         schedule.mark_connected(0, 0)
         schedule.mark_lost(10)
         pauses = [pause for pause, _ in next_attempts(schedule, 50, 10)]
-        assert pauses[1] == pytest.approx(RETRY_DELAY_MIN_SECONDS * least)
-        assert pauses[-1] == pytest.approx(RETRY_DELAY_MAX_SECONDS * least)
+        assert pauses[1] == pytest.approx(RETRY_DELAY_MIN_SECONDS * factor)
+        assert pauses[-1] == pytest.approx(RETRY_DELAY_MAX_SECONDS * factor)
 
 
 def test_short_connection_does_not_reset_the_backoff() -> None:

@@ -33,12 +33,12 @@ def test_disconnect_reload_and_drain(server: tuple[Program, str]) -> None:
     program, url = server
     with simplebus.connect_blocking(url, token=TOKEN) as bus:
         (session,) = (each.session for each in bus.explain().sessions)
-        said = run_admin(program, "disconnect", str(session))
-        assert said == (0, f"disconnected session {session}\n", "")
+        output = run_admin(program, "disconnect", str(session))
+        assert output == (0, f"disconnected session {session}\n", "")
         (next_session,) = (each.session for each in bus.explain().sessions)
         assert next_session != session
-    status, _, complained = run_admin(program, "disconnect", "99")
-    assert (status, complained.split(": ")[-1]) == (1, "no session 99 is connected\n")
+    status, _, errors = run_admin(program, "disconnect", "99")
+    assert (status, errors.split(": ")[-1]) == (1, "no session 99 is connected\n")
     assert run_admin(program, "reload")[:2] == (0, "reload started; the log has its result\n")
     assert run_admin(program, "drain") == (0, "draining\n", "")
     assert program.process.wait(60) == 0
@@ -47,9 +47,9 @@ def test_disconnect_reload_and_drain(server: tuple[Program, str]) -> None:
 @pytest.mark.parametrize("words", [("disconnect", "1"), ("reload",), ("drain",)])
 def test_permissions_are_required(server: tuple[Program, str], words: tuple[str, ...]) -> None:
     program, _ = server
-    status, said, complained = run_admin(program, *words, token="a token of the till")
-    assert (status, said) == (1, "")
-    assert "user 'till' has a permissions table" in complained
-    status, _, complained = run_admin(program, *words, token="wrong")
+    status, output, errors = run_admin(program, *words, token="a token of the till")
+    assert (status, output) == (1, "")
+    assert "user 'till' has a permissions table" in errors
+    status, _, errors = run_admin(program, *words, token="wrong")
     assert status == 1
-    assert "replied 401" in complained
+    assert "replied 401" in errors

@@ -37,7 +37,7 @@ def invoke(*arguments: str, **variables: str) -> tuple[int, str, str]:
 
 
 def test_help_shows_first_steps() -> None:
-    status, said, _ = invoke("--help")
+    status, output, _ = invoke("--help")
     assert status == 0
     for words in (
         "simplebus demo",
@@ -45,16 +45,16 @@ def test_help_shows_first_steps() -> None:
         "simplebus sub 1",
         'simplebus pub 1 "hello"',
     ):
-        assert words in said
+        assert words in output
     for name in COMMANDS:
-        assert name in said
+        assert name in output
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_each_command_has_an_example(name: str) -> None:
-    status, said, _ = invoke(name, "--help")
+    status, output, _ = invoke(name, "--help")
     assert status == 0
-    assert f"\n   simplebus {name}" in said
+    assert f"\n   simplebus {name}" in output
 
 
 def _click_drops_argument_help() -> bool:
@@ -83,14 +83,14 @@ def test_settings_are_options_of_serve() -> None:
 
 
 def test_help_is_printed_without_a_command() -> None:
-    _, said, complained = invoke()
-    assert "simplebus demo" in said + complained
+    _, output, errors = invoke()
+    assert "simplebus demo" in output + errors
 
 
 def test_version_is_printed() -> None:
-    status, said, _ = invoke("--version")
+    status, output, _ = invoke("--version")
     assert status == 0
-    assert re.fullmatch(r"simplebus \d+\.\d+.*\n|simplebus, run from its source.*\n", said)
+    assert re.fullmatch(r"simplebus \d+\.\d+.*\n|simplebus, run from its source.*\n", output)
 
 
 # Values ------------------------------------------------------------------------------------------
@@ -132,10 +132,10 @@ def test_version_is_printed() -> None:
 )
 def test_invalid_values_print_one_sentence(arguments: str, sentence: str) -> None:
     for command in ("serve", "systemd-unit"):
-        status, said, complained = invoke(command, *arguments.split())
-        assert (status, said) == (2, "")
-        assert complained.splitlines()[-1] == f"simplebus: {sentence}"
-        assert "Traceback" not in complained
+        status, output, errors = invoke(command, *arguments.split())
+        assert (status, output) == (2, "")
+        assert errors.splitlines()[-1] == f"simplebus: {sentence}"
+        assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize(
@@ -169,10 +169,10 @@ def test_invalid_values_print_one_sentence(arguments: str, sentence: str) -> Non
     ],
 )
 def test_bad_arguments_end_with_status_2(arguments: str) -> None:
-    status, said, complained = invoke(*arguments.split())
-    assert (status, said) == (2, "")
-    assert complained
-    assert "Traceback" not in complained
+    status, output, errors = invoke(*arguments.split())
+    assert (status, output) == (2, "")
+    assert errors
+    assert "Traceback" not in errors
 
 
 # What goes wrong ---------------------------------------------------------------------------------
@@ -233,18 +233,18 @@ def test_server_prints_ready_when_it_accepts_connections() -> None:
         assert int(port) > 0
         socket.create_connection((host, int(port)), timeout=60).close()
         it.signal(signal.SIGTERM)
-        status, said, complained = it.wait()
-    assert (status, said) == (0, "")
-    assert "SIGTERM: draining" in complained
-    assert "Traceback" not in complained
+        status, output, errors = it.wait()
+    assert (status, output) == (0, "")
+    assert "SIGTERM: draining" in errors
+    assert "Traceback" not in errors
 
 
 def test_sigint_stops_server_like_sigterm() -> None:
     with run_server() as (it, _):
         it.signal(signal.SIGINT)
-        status, _, complained = it.wait()
+        status, _, errors = it.wait()
     assert status == 0
-    assert "Traceback" not in complained
+    assert "Traceback" not in errors
 
 
 def test_environment_configures_server() -> None:
@@ -257,19 +257,19 @@ def test_environment_configures_server() -> None:
 def test_port_in_use_prints_one_sentence() -> None:
     with run_server("--host", "127.0.0.1") as (_, url):
         address = url.removeprefix("simplebus://")
-        status, said, complained = run_program(
+        status, output, errors = run_program(
             "serve", "--host", "127.0.0.1", "--port", address.rpartition(":")[2]
         )
-    assert (status, said) == (69, "")
-    assert complained == (
+    assert (status, output) == (69, "")
+    assert errors == (
         f"simplebus: cannot listen on {address}: Address already in use. That port is for clients: "
         "select another one with --port\n"
     )
 
 
 def test_failure_of_server_is_an_event_with_json_logs() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
         status, stdout, stderr = run_program(
             *("serve", "--host", "127.0.0.1", "--port", port, "--log-format", "json")
         )
@@ -280,39 +280,39 @@ def test_failure_of_server_is_an_event_with_json_logs() -> None:
 
 
 def test_http_port_of_a_bridge_in_use_prints_one_sentence() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        _, said, complained = run_program(
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        _, output, errors = run_program(
             *("bridge", "--from", "127.0.0.1:1", "--to", "127.0.0.1:2", "--name", "b", "a"),
             *("--http", str(port)),
         )
-    assert said == ""
-    assert complained.endswith(
+    assert output == ""
+    assert errors.endswith(
         "Address already in use. That port is for HTTP: select another one with --http\n"
     )
 
 
 def test_invalid_host_prints_one_sentence() -> None:
-    status, said, complained = run_program("serve", "--host", "256.0.0.1", "--port", "0")
-    assert (status, said) == (69, "")
-    assert complained.startswith("simplebus: cannot listen on 256.0.0.1: ")
-    assert len(complained.splitlines()) == 1
+    status, output, errors = run_program("serve", "--host", "256.0.0.1", "--port", "0")
+    assert (status, output) == (69, "")
+    assert errors.startswith("simplebus: cannot listen on 256.0.0.1: ")
+    assert len(errors.splitlines()) == 1
 
 
 @pytest.mark.parametrize("flag", ["--host", "--http-host"])
 def test_empty_host_is_rejected(flag: str, tmp_path: Path) -> None:
-    told = (
+    expected = (
         f"Invalid value for '{flag}': '' is not an address; expected an address to listen on, "
         "such as 0.0.0.0"
     )
-    status, said, complained = run_program("serve", flag, "", "--port", "0")
-    assert (status, said) == (2, "")
-    assert told in complained
+    status, output, errors = run_program("serve", flag, "", "--port", "0")
+    assert (status, output) == (2, "")
+    assert expected in errors
     file = tmp_path / "bus.toml"
     file.write_text(f"[serve]\n{flag[2:]} = ''\n")
-    status, said, complained = run_program("check-config", str(file))
+    status, output, errors = run_program("check-config", str(file))
     assert status == 78
-    assert "not an address; expected an address to listen on" in said + complained
+    assert "not an address; expected an address to listen on" in output + errors
 
 
 def test_verbose_prints_rates_to_stderr() -> None:
@@ -323,8 +323,8 @@ def test_verbose_prints_rates_to_stderr() -> None:
         ):
             assert it.process.poll() is None
         it.signal(signal.SIGTERM)
-        status, said, _ = it.wait()
-    assert (status, said) == (0, "")
+        status, output, _ = it.wait()
+    assert (status, output) == (0, "")
 
 
 def test_verbose_prints_rates_as_json_events() -> None:
@@ -352,9 +352,9 @@ async def test_sigterm_waits_for_acks_of_stored_messages() -> None:
             assert it.process.poll() is None
             messages.ack(message)
             await bus.flush()
-            status, _, complained = await trio.to_thread.run_sync(it.wait)
+            status, _, errors = await trio.to_thread.run_sync(it.wait)
     assert status == 0
-    assert "lost" not in complained
+    assert "lost" not in errors
 
 
 async def test_sigterm_waits_for_drain_timeout_at_most() -> None:
@@ -366,9 +366,9 @@ async def test_sigterm_waits_for_drain_timeout_at_most() -> None:
             await bus.publish(b"important", class_id=1)
             await anext(messages)
             it.signal(signal.SIGTERM)
-            status, _, complained = await trio.to_thread.run_sync(it.wait)
+            status, _, errors = await trio.to_thread.run_sync(it.wait)
     assert status == 0
-    assert "class 1: lost 1 stored message," in complained
+    assert "class 1: lost 1 stored message," in errors
 
 
 async def test_shutdown_names_classes_that_lose_messages() -> None:
@@ -376,8 +376,8 @@ async def test_shutdown_names_classes_that_lose_messages() -> None:
         async with simplebus.connect(url) as bus:
             await bus.publish(b"important", class_id="orders")
         it.signal(signal.SIGTERM)
-        _, _, complained = await trio.to_thread.run_sync(it.wait)
-    assert "class orders: lost 1 stored message," in complained
+        _, _, errors = await trio.to_thread.run_sync(it.wait)
+    assert "class orders: lost 1 stored message," in errors
 
 
 def test_systemd_receives_status(tmp_path: Path) -> None:
@@ -385,9 +385,9 @@ def test_systemd_receives_status(tmp_path: Path) -> None:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(60)
         with run_server(NOTIFY_SOCKET=str(tmp_path / "notify")) as (it, url):
-            told = systemd.recv(4096).decode().splitlines()
-            assert told[0] == "READY=1"
-            assert told[1].startswith(f"STATUS=listening on {url.removeprefix('simplebus://')}")
+            lines = systemd.recv(4096).decode().splitlines()
+            assert lines[0] == "READY=1"
+            assert lines[1].startswith(f"STATUS=listening on {url.removeprefix('simplebus://')}")
             it.signal(signal.SIGTERM)
             assert systemd.recv(4096).decode().splitlines() == ["STOPPING=1", "STATUS=draining"]
             assert it.wait()[0] == 0
@@ -420,10 +420,8 @@ def test_sub_prints_published_messages(url: str) -> None:
 
 
 def test_pub_publishes_each_input_line(url: str) -> None:
-    status, _, complained = run_program(
-        "pub", "12", "--url", url, stdin_data=b"one\n\n\xff\r\nlast"
-    )
-    assert (status, complained) == (0, "4 messages sent to class 12\n")
+    status, _, errors = run_program("pub", "12", "--url", url, stdin_data=b"one\n\n\xff\r\nlast")
+    assert (status, errors) == (0, "4 messages sent to class 12\n")
     assert run_program("sub", "12", "--count", "4", SIMPLEBUS_URL=url) == (
         0,
         "one\n\n\\xff\\r\nlast\n",
@@ -563,11 +561,11 @@ def test_sub_ends_quietly_when_its_output_is_closed(url: str) -> None:
 
 
 def test_generated_messages_have_number_and_size(url: str) -> None:
-    status, _, complained = run_program(
+    status, _, errors = run_program(
         "pub", "9", "--count", "1200", "--size", "32", "--rate", "5000", "--url", url
     )
     # rich 13 ends a hidden progress bar with an empty line.
-    assert (status, complained.lstrip("\n")) == (0, "1,200 messages sent to class 9\n")
+    assert (status, errors.lstrip("\n")) == (0, "1,200 messages sent to class 9\n")
     lines = run_program("sub", "9", "--count", "1200", "--url", url)[1].splitlines()
     assert [int(line[:10]) for line in lines] == list(range(1200))
     assert {len(line) for line in lines} == {32}
@@ -578,10 +576,10 @@ def test_unreachable_server_prints_one_sentence() -> None:
         nobody.bind(("127.0.0.1", 0))
         url = f"simplebus://127.0.0.1:{nobody.getsockname()[1]}"
         for command in (["pub", "1", "x"], ["sub", "1"]):
-            status, said, complained = run_program(*command, "--url", url)
-            assert (status, said) == (1, "")
-            assert complained.startswith(f"simplebus: cannot connect to {url}: Connection refused")
-            assert len(complained.splitlines()) == 1
+            status, output, errors = run_program(*command, "--url", url)
+            assert (status, output) == (1, "")
+            assert errors.startswith(f"simplebus: cannot connect to {url}: Connection refused")
+            assert len(errors.splitlines()) == 1
 
 
 def test_lost_server_prints_one_sentence() -> None:
@@ -589,22 +587,23 @@ def test_lost_server_prints_one_sentence() -> None:
         publish(url, 1, "x")
         assert it.read_line() == "x"
         bus.process.kill()
-        status, _, complained = it.wait()
+        status, _, errors = it.wait()
     assert status == 1
-    assert complained.startswith("simplebus: ")
-    assert len(complained.splitlines()) == 1
+    assert errors.startswith("simplebus: ")
+    assert len(errors.splitlines()) == 1
 
 
 # systemd-unit and start-up -----------------------------------------------------------------------
 
 
 def test_systemd_unit_contains_given_options() -> None:
-    status, said, _ = invoke("systemd-unit", "--host", "0.0.0.0", "--drain-timeout", "31.5")
+    status, output, _ = invoke("systemd-unit", "--host", "0.0.0.0", "--drain-timeout", "31.5")
     assert status == 0
     assert (
-        f"ExecStart={sys.executable} -m simplebus serve --host 0.0.0.0 --drain-timeout 31.5" in said
+        f"ExecStart={sys.executable} -m simplebus serve --host 0.0.0.0 --drain-timeout 31.5"
+        in output
     )
-    assert "TimeoutStopSec=42" in said
+    assert "TimeoutStopSec=42" in output
 
 
 def test_command_line_does_not_import_server() -> None:
@@ -621,8 +620,8 @@ def test_wrong_certificate_is_reported_with_key_and_line(tmp_path: Path) -> None
     cert, key = authority.issue("localhost").cert, authority.issue("other").key
     file = tmp_path / "bus.toml"
     file.write_text(f"[tls]\ncert = '{cert}'\nkey = '{key}'\n")
-    status, _, complaint = run_program("serve", "--port", "0", "--config", str(file))
+    status, _, errors = run_program("serve", "--port", "0", "--config", str(file))
     assert status == 78
     place = rf"simplebus: {re.escape(str(file))}:[23]: tls\.(cert|key): "
-    assert re.match(f"{place}{re.escape(str(cert))} and .* are not a PEM certificate", complaint)
-    assert complaint.count("\n") == 1
+    assert re.match(f"{place}{re.escape(str(cert))} and .* are not a PEM certificate", errors)
+    assert errors.count("\n") == 1

@@ -263,11 +263,11 @@ def test_a_live_server_has_the_metrics_of_alerts_and_dashboard(tmp_path: Path) -
                 text = reply.read().decode()
     status, output = run_promtool("check", "metrics", data=text)
     assert (status, output) == (0, "")
-    there = set(re.findall(r"^(\w+)", text, re.MULTILINE))
-    wanted = {
+    exported = set(re.findall(r"^(\w+)", text, re.MULTILINE))
+    used = {
         name
         for expression in (*(rule["expr"] for rule in RULES), *dashboard_expressions())
         for name in metric_names(expression)
     }
-    bridge_metrics = {name for name in wanted if name.startswith("simplebus_bridge_")}
-    assert wanted - bridge_metrics <= there
+    bridge_metrics = {name for name in used if name.startswith("simplebus_bridge_")}
+    assert used - bridge_metrics <= exported

@@ -140,7 +140,7 @@ def test_repair_creates_no_journal(tmp_path: Path) -> None:
 
 
 def test_dropped_files_are_listed_and_exported(tmp_path: Path) -> None:
-    """Twice under the same sequence, and both times behind a file that is gone."""
+    """Two files have the same sequences, and each follows a missing file."""
     for letter in b"ab":
         bus = KeptBus(tmp_path, segment_bytes=1)
         at = bus.broker.classes[1].ring.head if 1 in bus.broker.classes else 0

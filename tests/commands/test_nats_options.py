@@ -168,13 +168,13 @@ def test_invalid_options_print_one_sentence(arguments: str, sentence: str) -> No
 def test_user_without_password_requires_verified_certificate(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text("[[nats.users]]\nuser = 'x'\n")
-    given = f"--config {file} --nats-tls-cert c --nats-tls-key k"
-    users = parse_nats_options(f"{given} --nats-tls-verify-and-map").settings.users
+    options = f"--config {file} --nats-tls-cert c --nats-tls-key k"
+    users = parse_nats_options(f"{options} --nats-tls-verify-and-map").settings.users
     assert users == Users([User("x", certificates=("x",))])
     with pytest.raises(ValueError, match=r"^user x of \[\[nats.users\]\] cannot authenticate"):
-        parse_nats_options(given)
+        parse_nats_options(options)
     file.write_text(f"[nats]\nno_auth_user = 'x'\n{file.read_text()}")
-    assert parse_nats_options(given).settings.users == Users([User("x")], anonymous="x")
+    assert parse_nats_options(options).settings.users == Users([User("x")], anonymous="x")
 
 
 def test_secrets_can_be_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:

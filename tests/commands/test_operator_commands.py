@@ -88,10 +88,10 @@ def test_explain_describes_class_channel_and_session(server: BusServer) -> None:
     async def work(bus: Bus) -> None:
         await bus.publish_many([b"x"] * 5, class_id="shops", channel="shops")
         async with (
-            bus.subscribe("shops", "shops", max_in_flight=2, auto_ack=False) as some,
+            bus.subscribe("shops", "shops", max_in_flight=2, auto_ack=False) as messages_of_shops,
             bus.subscribe("shops", "Shops"),
         ):
-            await some.get(60)
+            await messages_of_shops.get(60)
             number = bus.connection.core.session_id
             shown = await trio.to_thread.run_sync(output_lines, server, "explain", "shops")
             text = "\n".join(shown)
@@ -115,7 +115,7 @@ def test_explain_describes_class_channel_and_session(server: BusServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "says"),
+    ("words", "status", "expected"),
     [
         (["shop"], 1, "did you mean shops?"),
         (["nothing.like.it"], 1, "no class is called 'nothing.like.it'"),
@@ -126,13 +126,13 @@ def test_explain_describes_class_channel_and_session(server: BusServer) -> None:
     ],
 )
 def test_explain_reports_missing_things(
-    server: BusServer, words: list[str], status: int, says: str
+    server: BusServer, words: list[str], status: int, expected: str
 ) -> None:
     async def work(bus: Bus) -> None:
         await bus.publish(b"x", class_id="shops")
 
     with_bus(server, work)
-    assert says in run(server, "explain", *words, status=status).output
+    assert expected in run(server, "explain", *words, status=status).output
     [found] = json_objects(server, "explain")
     assert "shop" not in [one["name"] for one in found["classes"]]
 
@@ -303,10 +303,10 @@ def test_dlq_requeue_publishes_and_purges(server: BusServer) -> None:
 
     async def work(bus: Bus) -> None:
         async with bus.subscribe("again", durable="billing") as messages:
-            got = [await messages.get(60) for _ in range(5)]
-        assert [one.payload[:1] for one in got] == [b"1", b"3", b"0", b"2", b"4"]
-        assert {(one.channel, one.key) for one in got} == {("eu", b"k")}
-        assert got[0].headers == (
+            received = [await messages.get(60) for _ in range(5)]
+        assert [one.payload[:1] for one in received] == [b"1", b"3", b"0", b"2", b"4"]
+        assert {(one.channel, one.key) for one in received} == {("eu", b"k")}
+        assert received[0].headers == (
             *HEADERS,
             ("requeued-from", "dead.again#1"),
             ("requeued-count", "1"),
@@ -330,11 +330,11 @@ def test_repeated_dead_letter_counts_requeues(server: BusServer) -> None:
     with_bus(server, work)
     run(server, "dlq", "requeue", "loop", "--all")
 
-    async def look(bus: Bus) -> None:
+    async def check_bus(bus: Bus) -> None:
         [message] = await bus.fetch("loop")
         assert message.headers == (("requeued-from", "dead.loop#1"), ("requeued-count", "2"))
 
-    with_bus(server, look)
+    with_bus(server, check_bus)
 
 
 def test_requeue_without_the_right_to_purge_publishes_nothing(
@@ -354,11 +354,11 @@ def test_requeue_without_the_right_to_purge_publishes_nothing(
         with pytest.raises(BusError, match="unauthorized"):
             run(server, "dlq", "requeue", "orders", "--all")
 
-        async def look(bus: Bus) -> None:
+        async def check_bus(bus: Bus) -> None:
             assert (await bus.explain("orders")).head == 3
             assert (await bus.explain("dead.orders")).stored == 3
 
-        with_bus(server, look)
+        with_bus(server, check_bus)
 
 
 def test_interrupted_requeue_loses_nothing(
@@ -387,8 +387,8 @@ def test_interrupted_requeue_loses_nothing(
 
 def test_dlq_purge_requires_confirmation(server: BusServer) -> None:
     create_dead_letters(server, "trash", 4)
-    asked = run(server, "dlq", "purge", "trash", "--all", status=2)
-    assert "4 dead letters would be purged; add --yes" in asked.output
+    result = run(server, "dlq", "purge", "trash", "--all", status=2)
+    assert "4 dead letters would be purged; add --yes" in result.output
     assert output_lines(server, "dlq", "purge", "trash", "--sequence", 2, "--yes") == [
         "1 dead letter purged"
     ]
@@ -485,19 +485,19 @@ def test_forget_removes_unused_durable(
             await needed.take(2)
 
     with_bus(server, leave)
-    (told,) = output_lines(server, "forget", class_, "old", status=2)
-    assert told.endswith("; add --yes to remove it")
+    (line,) = output_lines(server, "forget", class_, "old", status=2)
+    assert line.endswith("; add --yes to remove it")
     with pytest.raises(BusError, match="has no durable 'other'; there are 'old', 'new'"):
         run(server, "forget", class_, "other", "--yes")
-    (told,) = output_lines(server, "forget", class_, "old", "--yes")
-    assert told.startswith("removed the durable 'old', which had 2 messages")
+    (line,) = output_lines(server, "forget", class_, "old", "--yes")
+    assert line.startswith("removed the durable 'old', which had 2 messages")
 
-    async def look(bus: Bus) -> None:
+    async def check_bus(bus: Bus) -> None:
         found = await bus.explain(class_)
         assert [(each.durable, each.lag) for each in found.positions] == [("new", 0)]
         assert found.stored == 0
 
-    with_bus(server, look)
+    with_bus(server, check_bus)
 
 
 # Messages ----------------------------------------------------------------------------------------
@@ -536,8 +536,8 @@ def test_peek_prints_stored_messages(server: BusServer) -> None:
 
 def test_purge_requires_confirmation(server: BusServer) -> None:
     publish(server, "full", *[b"x"] * 5)
-    told = run(server, "purge", "full", "--last", 3, status=2).output
-    assert "up to 3 messages, from 0 to 2, would be discarded; add --yes" in told
+    output = run(server, "purge", "full", "--last", 3, status=2).output
+    assert "up to 3 messages, from 0 to 2, would be discarded; add --yes" in output
     assert len(json_objects(server, "peek", "full")) == 5
     assert output_lines(server, "purge", "full", "--first", 1, "--last", 3, "--yes") == [
         "discarded 2 messages"

@@ -107,17 +107,19 @@ def test_socket_unit_requires_addresses_and_ports(address: tuple[str, int], why:
 
 
 def test_command_prints_both_units() -> None:
-    def said(*arguments: str) -> tuple[int, str]:
+    def run_systemd_unit(*arguments: str) -> tuple[int, str]:
         done = CliRunner().invoke(app, ["systemd-unit", *arguments])
         return done.exit_code, done.stdout
 
-    status, text = said("--port", "9", "--max-connections", "77")
+    status, text = run_systemd_unit("--port", "9", "--max-connections", "77")
     assert status == 0
     assert "serve --port 9 --max-connections 77\n" in text
-    status, text = said("--socket", "--port", "9", "--no-nats", "--host", "10.0.0.1", "--no-http")
+    status, text = run_systemd_unit(
+        "--socket", "--port", "9", "--no-nats", "--host", "10.0.0.1", "--no-http"
+    )
     assert (status, text.count("ListenStream")) == (0, 1)
     assert "\nListenStream=10.0.0.1:9\n" in text
-    assert said("--socket", "--port", "0")[0] == 2
+    assert run_systemd_unit("--socket", "--port", "0")[0] == 2
 
 
 def test_unit_sets_watchdog_and_start_timeout() -> None:
@@ -268,7 +270,7 @@ def test_unreadable_files_are_reported(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to any group")
 def test_group_of_secret_files_becomes_a_group_of_the_service(tmp_path: Path) -> None:
-    """Own secrets as the guide says: by a group, with mode 640."""
+    """The group has access to the secrets with mode 640, as in the guide."""
     secret, root_secret = tmp_path / "users.toml", tmp_path / "key.pem"
     group = next(each for each in grp.getgrall() if each.gr_gid)
     for file, gid in ((secret, group.gr_gid), (root_secret, 0)):

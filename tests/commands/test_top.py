@@ -41,22 +41,22 @@ def http_address() -> Iterator[str]:
 
 
 def test_once_prints_readable_snapshot(http_address: str) -> None:
-    status, said, complained = run_program("top", http_address, "--once")
-    assert (status, complained) == (0, "")
-    assert "● ready" in said
-    assert "1,500" in said
-    assert "\x1b" not in said
-    assert "evil\\x1b[31m[bold]name" in said
+    status, output, errors = run_program("top", http_address, "--once")
+    assert (status, errors) == (0, "")
+    assert "● ready" in output
+    assert "1,500" in output
+    assert "\x1b" not in output
+    assert "evil\\x1b[31m[bold]name" in output
 
 
 def test_json_prints_facts_of_http_listener(http_address: str) -> None:
-    status, said, _ = run_program("top", f"http://{http_address}/", "--json")
+    status, output, _ = run_program("top", f"http://{http_address}/", "--json")
     assert status == 0
     with urllib.request.urlopen(f"http://{http_address}/facts", timeout=60) as answer:
-        asked = json.load(answer)["facts"]
-    told = json.loads(said)["facts"]
-    assert [t["key"] for t in told["tables"]] == [t["key"] for t in asked["tables"]]
-    assert told["tables"][0]["rows"] == asked["tables"][0]["rows"]
+        facts = json.load(answer)["facts"]
+    printed_facts = json.loads(output)["facts"]
+    assert [t["key"] for t in printed_facts["tables"]] == [t["key"] for t in facts["tables"]]
+    assert printed_facts["tables"][0]["rows"] == facts["tables"][0]["rows"]
 
 
 def test_address_is_an_argument_an_option_or_a_variable(http_address: str) -> None:
@@ -68,10 +68,8 @@ def test_address_is_an_argument_an_option_or_a_variable(http_address: str) -> No
         ((url, "--url", url), ""),
         ((), url),
     ):
-        status, _, complained = run_program(
-            "top", *arguments, "--json", SIMPLEBUS_HTTP_URL=variable
-        )
-        assert (status, complained) == (0, ""), arguments
+        status, _, errors = run_program("top", *arguments, "--json", SIMPLEBUS_HTTP_URL=variable)
+        assert (status, errors) == (0, ""), arguments
     assert run_program("top", "http://a:1", "--url", "http://b:1") == (
         2,
         "",
@@ -83,17 +81,17 @@ def test_top_authenticates_with_user(tmp_path: Path) -> None:
     users = tmp_path / "users.toml"
     users.write_text('[[users]]\nname = "eye"\npassword = "a long password"\n')
     with run_server("--no-nats", "--host", "127.0.0.1", "--users", str(users)) as (it, _):
-        status, said, complained = run_program("top", it.http_address, "--once")
-        assert (status, said) == (1, "")
-        assert complained.startswith(
+        status, output, errors = run_program("top", it.http_address, "--once")
+        assert (status, output) == (1, "")
+        assert errors.startswith(
             f"simplebus: http://{it.http_address} replied 401 Unauthorized: this bus requires "
         )
-        status, said, _ = run_program(
+        status, output, _ = run_program(
             *("top", it.http_address, "--once", "--user", "eye"),
             SIMPLEBUS_PASSWORD="a long password",
         )
         assert status == 0
-        assert "● ready" in said
+        assert "● ready" in output
 
 
 def test_unreachable_http_port_prints_one_sentence() -> None:
@@ -110,8 +108,8 @@ def test_unreachable_http_port_prints_one_sentence() -> None:
     }.items():
         with pytest.raises(ValueError, match="^" + re.escape(sentence)):
             DashboardClient(url)
-    status, _, complained = run_program("top", "nats://127.0.0.1:4222")
-    assert (status, complained.count("\n")) == (1, 1)
+    status, _, errors = run_program("top", "nats://127.0.0.1:4222")
+    assert (status, errors.count("\n")) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -130,22 +128,22 @@ def test_unreachable_http_port_prints_one_sentence() -> None:
 def test_response_of_another_program_prints_one_sentence(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
 
-        def say() -> None:
+        def respond() -> None:
             peer, _ = other.accept()
             with peer:
                 peer.recv(4096)
                 peer.sendall(answer)
 
-        saying = threading.Thread(target=say)
-        saying.start()
+        thread = threading.Thread(target=respond)
+        thread.start()
         url = f"http://127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(
             OSError,
             match=f"^{url} (is not an HTTP port|does not answer|replied|closed the connection)",
-        ) as told:
+        ) as raised:
             DashboardClient(url).fetch()
-        saying.join()
-    assert "\x1b" not in str(told.value)
+        thread.join()
+    assert "\x1b" not in str(raised.value)
 
 
 def test_figures_are_readable() -> None:

@@ -40,8 +40,8 @@ def parse_users(tables: Any) -> ConfiguredUsers:
     return users
 
 
-def run(*words: str, said: str = "") -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["user", *words], input=said)
+def run(*words: str, stdin: str = "") -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["user", *words], input=stdin)
     return done.exit_code, done.output
 
 
@@ -51,12 +51,12 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_user_is_added_changed_listed_and_removed(file: Path) -> None:
-    where = ("--users", str(file))
-    assert run("add", "ada", *where, said="first\n") == (0, f"added ada in {file}\n")
-    status, token = run("add", "scan", *where, "--token")
+    users_option = ("--users", str(file))
+    assert run("add", "ada", *users_option, stdin="first\n") == (0, f"added ada in {file}\n")
+    status, token = run("add", "scan", *users_option, "--token")
     assert status == 0
-    assert run("add", "old", *where, "--address", "10.0.0.0/8")[0] == 0
-    assert run("add", "cert", *where, "--certificate", "CN=cert")[0] == 0
+    assert run("add", "old", *users_option, "--address", "10.0.0.0/8")[0] == 0
+    assert run("add", "cert", *users_option, "--certificate", "CN=cert")[0] == 0
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     found = {user.name: user for user in read_users_file(file)[0].users}
     assert list(found) == ["ada", "scan", "old", "cert"]
@@ -65,19 +65,19 @@ def test_user_is_added_changed_listed_and_removed(file: Path) -> None:
     assert found["scan"].token == hash_token(token.splitlines()[0])
     assert found["old"].addresses == ("10.0.0.0/8",)
     assert found["cert"].certificates == ("CN=cert",)
-    assert run("add", "ada", *where, said="second\n") == (
+    assert run("add", "ada", *users_option, stdin="second\n") == (
         1,
         f"simplebus: {file}: user 'ada' exists; replace its secret with --change\n",
     )
     assert verify_password(read_users_file(file)[0].users[0].password, "first")
-    changed = run("add", "ada", *where, "--change", said="second\n")
+    changed = run("add", "ada", *users_option, "--change", stdin="second\n")
     assert changed == (0, f"changed ada in {file}\n")
-    assert run("add", "eve", *where, "--change", said="x\n")[0] == 1
+    assert run("add", "eve", *users_option, "--change", stdin="x\n")[0] == 1
     assert verify_password(read_users_file(file)[0].users[0].password, "second")
-    listed = run("ls", *where)[1].splitlines()
+    listed = run("ls", *users_option)[1].splitlines()
     assert listed[:2] == ["ada\tpassword\teverything", "scan\ttoken\teverything"]
-    assert run("rm", "ada", *where) == (0, f"removed ada from {file}\n")
-    assert run("rm", "ada", *where) == (1, f"simplebus: {file}: there is no user 'ada'\n")
+    assert run("rm", "ada", *users_option) == (0, f"removed ada from {file}\n")
+    assert run("rm", "ada", *users_option) == (1, f"simplebus: {file}: there is no user 'ada'\n")
     assert [user.name for user in read_users_file(file)[0].users] == ["scan", "old", "cert"]
 
 
@@ -114,9 +114,9 @@ def test_unrelated_text_stays_unchanged(file: Path) -> None:
         "[[users]]\nname = 'b'\ntoken = 'u'\n"
     )
     file.write_text(text)
-    assert run("add", "b", "--change", "--users", str(file), said="x\n")[0] == 0
+    assert run("add", "b", "--change", "--users", str(file), stdin="x\n")[0] == 0
     assert file.read_text().startswith(text[: text.index("[[users]]\nname = 'b'")])
-    assert run("add", "a", "--change", "--users", str(file), said="x\n")[0] == 0
+    assert run("add", "a", "--change", "--users", str(file), stdin="x\n")[0] == 0
     after = file.read_text()
     assert "max-connections = 3\n\n[users.permissions]\npublish = ['orders eu.#']" in after
     assert "token = 't'" not in after
@@ -144,7 +144,7 @@ def test_new_secret_replaces_all_secrets(file: Path) -> None:
         "addresses = [  # Here,\n  '10.0.0.0/8',\n\n  # and there.\n  '::/0',\n]\n"
         f"certificate = 'CN=a'\n{kept}"
     )
-    assert run("add", "a", "--change", "--users", str(file), said="new\n")[0] == 0
+    assert run("add", "a", "--change", "--users", str(file), stdin="new\n")[0] == 0
     (found,) = read_users_file(file)[0].users
     assert verify_password(found.password, "new")
     shown = (found.nkey, found.token, found.certificates, found.addresses)
@@ -161,17 +161,17 @@ def test_comment_before_user_belongs_to_user(file: Path) -> None:
     assert run("rm", "a", "--users", str(file))[0] == 0
     begins = "# All of them.\n\n# b stays,\n# whatever comes.\n[[users]]\nname = "
     assert file.read_text().startswith(begins)
-    assert run("add", "b", "--change", "--users", str(file), said="x\n")[0] == 0
+    assert run("add", "b", "--change", "--users", str(file), stdin="x\n")[0] == 0
     assert file.read_text().startswith(begins)
 
 
 @pytest.mark.parametrize("name", ["\U0001f600", "zoë", 'a"b\\c'])
 def test_names_can_have_any_letters(file: Path, name: str) -> None:
-    where = ("--users", str(file))
-    assert run("add", name, *where, "--token")[0] == 0
-    assert run("add", name, *where, "--change", "--token")[0] == 0
+    users_option = ("--users", str(file))
+    assert run("add", name, *users_option, "--token")[0] == 0
+    assert run("add", name, *users_option, "--change", "--token")[0] == 0
     assert [user.name for user in read_users_file(file)[0].users] == [name]
-    assert run("rm", name, *where)[0] == 0
+    assert run("rm", name, *users_option)[0] == 0
 
 
 def test_undecodable_names_are_rejected(file: Path) -> None:
@@ -191,9 +191,9 @@ def test_byte_order_mark_and_crlf_are_accepted(file: Path) -> None:
 
 def test_invalid_file_stays_unchanged(file: Path) -> None:
     file.write_text("[[users]]\nname = 'a'\nbad = 1\n")
-    status, said = run("add", "b", "--users", str(file), said="x\n")
+    status, output = run("add", "b", "--users", str(file), stdin="x\n")
     assert status == 1
-    assert "users[0]: 'bad' is unknown; did you mean" in said or "'bad' is unknown" in said
+    assert "users[0]: 'bad' is unknown; did you mean" in output or "'bad' is unknown" in output
     assert "bad = 1" in file.read_text()
     assert [path.name for path in file.parent.iterdir()] == ["users.toml"]
 
@@ -207,7 +207,7 @@ def test_empty_list_allows_no_subject(file: Path) -> None:
 def test_device_is_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    assert run("add", "ada", "--users", str(pipe), said="x\n") == (
+    assert run("add", "ada", "--users", str(pipe), stdin="x\n") == (
         1,
         f"simplebus: {pipe} is not a file\n",
     )
@@ -222,7 +222,7 @@ def test_users_of_another_form_are_not_overlooked(file: Path, text: str) -> None
     file.write_text(text)
     sentence = f"simplebus: {file} has a form that simplebus user cannot change; edit it by hand\n"
     for words in (["rm", "ada"], ["add", "ada"], ["add", "grace"]):
-        assert run(*words, "--users", str(file), said="x\n") == (1, sentence)
+        assert run(*words, "--users", str(file), stdin="x\n") == (1, sentence)
     assert file.read_text() == text
 
 
@@ -245,7 +245,7 @@ def test_invalid_user_is_described_without_a_line(
 
 
 def test_empty_password_is_rejected(file: Path) -> None:
-    assert run("add", "a", "--users", str(file), said="\n")[0] == 2
+    assert run("add", "a", "--users", str(file), stdin="\n")[0] == 2
     assert not file.exists()
 
 
@@ -343,8 +343,8 @@ def test_all_errors_of_users_file_are_reported_with_lines(file: Path) -> None:
         (14, "users[2].name: there is another user 'a'"),
         (17, "users[3]: user 'nobody' cannot authenticate: expected a password, token, nkey,"),
     ]
-    for told, (line, sentence) in zip(caught.value.messages, beginnings, strict=True):
-        assert told.startswith(f"{file}:{line}: {sentence}"), told
+    for message, (line, sentence) in zip(caught.value.messages, beginnings, strict=True):
+        assert message.startswith(f"{file}:{line}: {sentence}"), message
     file.write_text("x = 1\n[[users]\n")
     with pytest.raises(ConfigError, match=r"users.toml:2: is not TOML: "):
         read_users_file(file)
@@ -394,13 +394,13 @@ def test_credential_options_override_environment(
         monkeypatch.setenv(name, "")
     found: list[Access] = []
 
-    def look() -> None:
+    def command() -> None:
         found.append(Access.from_environment())
 
     monkeypatch.setenv("SIMPLEBUS_PASSWORD", "x")
     files = {name: file.with_name(f"{name}.pem") for name in ("ca", "cert", "key")}
     options = {f"tls_{name}": path for name, path in files.items()}
-    with_client_options(look)(user="ada", credentials=None, **options)
+    with_client_options(command)(user="ada", credentials=None, **options)
     shown = {name: str(path) for name, path in files.items()}
     assert found == [Access(user="ada", password="x", **shown)]
 
@@ -436,7 +436,7 @@ def test_undecodable_password_is_rejected(file: Path) -> None:
 
 def test_invalid_name_is_reported_once(file: Path) -> None:
     file.write_text('[[users]]\nname = ""\npassword = "x"\ntoken = "y"\naddresses = "10.0.0.0/8"\n')
-    status, said = run("ls", "--users", str(file))
+    status, output = run("ls", "--users", str(file))
     assert status == 1
-    assert said.count("a user name has 1 to 200 printable characters") == 1
-    assert f"{file}:2: users[0].name: " in said
+    assert output.count("a user name has 1 to 200 printable characters") == 1
+    assert f"{file}:2: users[0].name: " in output

@@ -49,9 +49,9 @@ def find_problems(tmp_path: Path, text: str) -> list[str]:
     file = tmp_path / "bus.toml"
     file.write_text(text)
     file.chmod(0o600)
-    status, said = check_config(file)
-    assert status == 78, said
-    return [each.removeprefix(f"simplebus: {file}:") for each in said.splitlines()]
+    status, output = check_config(file)
+    assert status == 78, output
+    return [each.removeprefix(f"simplebus: {file}:") for each in output.splitlines()]
 
 
 def test_all_errors_of_classes_are_reported(tmp_path: Path) -> None:
@@ -214,8 +214,8 @@ def test_errors_in_users_file_name_both_files(tmp_path: Path) -> None:
     expected_problem = (
         "users[0]: user 'a' cannot authenticate: expected a password, token, nkey, certificate or"
     )
-    [said] = find_problems(tmp_path, "[serve]\nusers = 'users.toml'\n")
-    assert said.startswith(f"2: serve.users: {users}:1: {expected_problem}")
+    [problem] = find_problems(tmp_path, "[serve]\nusers = 'users.toml'\n")
+    assert problem.startswith(f"2: serve.users: {users}:1: {expected_problem}")
 
 
 def test_all_errors_of_bridges_and_nats_users_are_reported(
@@ -382,10 +382,11 @@ def test_expired_certificate_is_a_warning(tmp_path: Path) -> None:
     pair.key.chmod(0o600)
     file = tmp_path / "bus.toml"
     file.write_text("[tls]\ncert = 'old.pem'\nkey = 'old.key'")
-    status, said = check_config(file)
+    status, output = check_config(file)
     assert status == 0
     assert (
-        f"the certificate {pair.cert} has expired: clients that verify it will not connect" in said
+        f"the certificate {pair.cert} has expired: clients that verify it will not connect"
+        in output
     )
 
 
@@ -405,9 +406,9 @@ def test_user_without_requested_credentials_is_a_warning(tmp_path: Path) -> None
 def test_impossible_data_directory_is_reported_also_to_root(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text("[serve]\ndata-dir = '/proc/nope'")
-    status, said = check_config(file)
+    status, output = check_config(file)
     assert status == 78
-    assert said.startswith(f"simplebus: {file}:2: serve.data-dir: cannot create /proc/nope: ")
+    assert output.startswith(f"simplebus: {file}:2: serve.data-dir: cannot create /proc/nope: ")
 
 
 def test_former_names_of_a_bridge_are_warnings_with_lines(tmp_path: Path) -> None:

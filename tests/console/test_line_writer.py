@@ -28,18 +28,18 @@ PIPE_BYTES = 4096
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
     """A small one: to read from, to write to."""
-    ours, theirs = os.pipe()
-    fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    yield ours, theirs
-    for end in (ours, theirs):
+    read_end, write_end = os.pipe()
+    fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    yield read_end, write_end
+    for end in (read_end, write_end):
         os.close(end)
 
 
-def read_to(ours: int, last: bytes) -> list[str]:
-    got = b""
-    while not got.endswith(last):
-        got += os.read(ours, 65536)
-    return got.decode().splitlines()
+def read_to(read_end: int, last: bytes) -> list[str]:
+    received = b""
+    while not received.endswith(last):
+        received += os.read(read_end, 65536)
+    return received.decode().splitlines()
 
 
 def test_writes_lines_in_order(pipe: tuple[int, int]) -> None:
@@ -77,20 +77,20 @@ def test_drops_and_counts_lines_above_the_buffer_limit(
     log = EventLogger(logger)
     for number in range(1000):
         log.info("number.counted", "event {number}", number=number)
-    got, poll = b"", select.poll()
+    received, poll = b"", select.poll()
     poll.register(pipe[0], select.POLLIN)
     while handler.writer._buffered_bytes:  # The thread may not have updated the count yet.
         if poll.poll(10):
-            got += os.read(pipe[0], 65536)
+            received += os.read(pipe[0], 65536)
     log.info("last.counted", "last")
-    while b'"last"' not in got or not got.endswith(b"\n"):
-        got += os.read(pipe[0], 65536)
-    *said, last = map(json.loads, got.splitlines())
-    told = [each["number"] for each in said if each["event"] == "number.counted"]
-    left = [each["count"] for each in said if each["event"] == "lines.dropped"]
-    assert told == sorted(told)
-    assert len(told) < 1000
-    assert len(told) + sum(left) == 1000
+    while b'"last"' not in received or not received.endswith(b"\n"):
+        received += os.read(pipe[0], 65536)
+    *lines, last = map(json.loads, received.splitlines())
+    numbers = [each["number"] for each in lines if each["event"] == "number.counted"]
+    left = [each["count"] for each in lines if each["event"] == "lines.dropped"]
+    assert numbers == sorted(numbers)
+    assert len(numbers) < 1000
+    assert len(numbers) + sum(left) == 1000
     assert last["message"] == "last"
 
 
@@ -102,7 +102,7 @@ def test_unread_log_does_not_block_the_server(pipe: tuple[int, int]) -> None:
         stdout=subprocess.PIPE,
         stderr=pipe[1],
         cwd=ROOT,
-        env=environment(SIMPLEBUS_NOTHING="1"),  # It would say so.
+        env=environment(SIMPLEBUS_NOTHING="1"),  # The server would log the unknown variable.
     ) as process:
         assert process.stdout is not None
         assert re.match(rb"simplebus ready tcp=", process.stdout.readline())

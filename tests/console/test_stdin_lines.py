@@ -37,11 +37,11 @@ def test_lines_are_independent_of_chunk_sizes(pieces: list[bytes]) -> None:
 @given(PIECES)
 def test_read_lines_returns_at_least_one_line_until_the_end(pieces: list[bytes]) -> None:
     async def main() -> list[bytes]:
-        lines, taken = lines_of(pieces), []
-        while some := await lines.read_lines():
-            taken += some
+        lines, found = lines_of(pieces), []
+        while block := await lines.read_lines():
+            found += block
         assert await lines.read_lines() == []
-        return taken
+        return found
 
     assert trio.run(main) == expected(pieces)
 

@@ -30,8 +30,8 @@ PATIENCE_SECONDS = 60
 def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module that can be run as a worker."""
     (tmp_path / "echo_worker.py").write_text(ECHO)
-    here = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), here]))
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), root]))
     return "echo_worker"
 
 

@@ -73,7 +73,7 @@ def test_a_pipe_gets_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with PlainDisplay() as display:
         display.event("something happened", second=1.5)
         display.update([row], second=2.0)
-    said = capsys.readouterr().out.splitlines()
-    assert said == ["  1.5 s  something happened", format_line(row, 2.0)]
-    assert "class 1: 1,030 sent/s" in said[1]
-    assert "\x1b" not in said[1]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["  1.5 s  something happened", format_line(row, 2.0)]
+    assert "class 1: 1,030 sent/s" in lines[1]
+    assert "\x1b" not in lines[1]

@@ -519,8 +519,8 @@ def test_unacked_messages_of_a_killed_consumer_go_to_the_next(dotnet: Dotnet) ->
     assert in_order(first.numbers)
     assert in_order(second.numbers)
     assert set(first.numbers) | set(second.numbers) == set(range(count))
-    again = set(first.numbers) & set(second.numbers)
-    assert len(again) < count // 3, "it had acknowledged something, that need not come again"
+    repeated = set(first.numbers) & set(second.numbers)
+    assert len(repeated) < count // 3, "it had acknowledged something, that need not come again"
     assert len(group_ids(second.numbers)) == 1
 
 

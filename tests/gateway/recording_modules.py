@@ -93,10 +93,11 @@ class run_in_thread:  # noqa: N801 - it is called like a function.
             raise self._raised[0]
 
 
+# Threads of fixtures that several tests share.
 _SHARED_THREADS = {
     "simplebus server",
     "simplebus awake",
-}  # Threads of fixtures that several tests share.
+}
 
 
 def assert_no_threads_left() -> None:

@@ -401,9 +401,9 @@ async def test_health_has_plain_values_and_rates(autojump_clock: trio.testing.Mo
 
 
 async def test_listener_sees_added_and_removed_modules() -> None:
-    told: list[tuple[str, ...]] = []
+    notified: list[tuple[str, ...]] = []
     async with open_gateway(GatewayPlan((module("a"),))) as gateway:
-        gateway.listen(told.append)
+        gateway.listen(notified.append)
         await gateway.add(module("b", "BlockingRecorder"))
         gateway.link("*", "b")
         gateway.link("b", "a")
@@ -411,8 +411,8 @@ async def test_listener_sees_added_and_removed_modules() -> None:
         await wait_quiet(gateway)
         await gateway.remove("b")
         await wait_quiet(gateway)
-        assert told == [("a", "b"), ("a",)]
-        assert [event[2:] for event in steps("modules") if event[0] == "a"] == [("a",), *told]
+        assert notified == [("a", "b"), ("a",)]
+        assert [event[2:] for event in steps("modules") if event[0] == "a"] == [("a",), *notified]
         assert received("b") == ["hello"]
         assert gateway.statistics().links == ()
         await gateway.add(module("b"))
@@ -523,10 +523,11 @@ async def test_drains_messages_before_end() -> None:
 async def test_drains_messages_of_failed_module(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
+    # With messages in progress, and with messages that arrive while it is down.
     for failing_message in (
         "1",
         "3",
-    ):  # With messages in progress, and with messages that arrive while it is down.
+    ):
         sample_modules.EVENTS.clear()
         sample_modules.Recorder.failed = 0
         plan = GatewayPlan((module("a", fails=failing_message),), (("*", "a"),))

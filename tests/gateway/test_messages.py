@@ -182,15 +182,15 @@ def test_long_message_uses_several_queue_units(
     times: int, extra_bytes: int, given: int, in_properties: bool
 ) -> None:
     """Tests lengths around each limit. The argument `places` is ignored."""
-    least = 15 + 3 * in_properties  # The name `a`, and two NULs.
-    length = max(0, times * QUEUE_UNIT_BYTES - least + extra_bytes)
+    minimum_size = 15 + 3 * in_properties  # The name `a`, and two NULs.
+    length = max(0, times * QUEUE_UNIT_BYTES - minimum_size + extra_bytes)
     text = "x" * length
     message = (
         ModuleMessage(b"", {"a": text}, given)  # type: ignore[call-arg]
         if in_properties
         else ModuleMessage(text.encode(), {}, given)  # type: ignore[call-arg]
     )
-    assert message.size == len(message.to_bytes()) == least + length
+    assert message.size == len(message.to_bytes()) == minimum_size + length
     assert message.places == max(1, -(-message.size // QUEUE_UNIT_BYTES))
     assert ModuleMessage(message.content, message.properties) == message
     assert ModuleMessage(text.encode()).places == ModuleMessage(bytearray(text.encode())).places

@@ -116,11 +116,11 @@ def test_17_016_a_worker_ends_if_releasing_the_lock_fails(
 def test_17_005_an_idle_worker_does_not_poll(
     bus: ModuleBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked: list[int] = []
+    queue_lengths: list[int] = []
     grab = Mailbox._take_all
 
     def counted(mailbox: Mailbox) -> deque[ModuleMessage]:
-        looked.append(len(mailbox.queue))
+        queue_lengths.append(len(mailbox.queue))
         return grab(mailbox)
 
     monkeypatch.setattr(Mailbox, "_take_all", counted)
@@ -130,7 +130,7 @@ def test_17_005_an_idle_worker_does_not_poll(
         bus.publish(text_message(text))
         bus.wait_quiet()
     assert module.received == ["one", "two"]
-    assert looked == [1, 1], "once per message"
+    assert queue_lengths == [1, 1], "once per message"
 
 
 def test_17_006_an_error_while_waiting_ends_the_worker(

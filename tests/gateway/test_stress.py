@@ -89,9 +89,8 @@ class Storm:
             bus.wait_quiet,
             *[self.fail] * (me is not None),
         ]
-        with suppress(
-            ModuleBusError
-        ):  # The queue is full, the bus is freed, or the module is gone.
+        # The queue is full, the bus is freed, or the module is gone.
+        with suppress(ModuleBusError):
             rng.choice(actions)()
 
     def fail(self) -> None:
@@ -217,7 +216,7 @@ def test_thousand_modules_receive_in_same_order() -> None:
 def test_cycle_of_full_queues_is_broken_by_error() -> None:
     """Each of three modules publishes more to the next one than fits into its queue."""
     ring: list[Listener] = []
-    told: list[int] = []
+    blocked: list[int] = []
     all_inside = threading.Barrier(3)
 
     def flood(me: int, message: ModuleMessage) -> None:
@@ -228,7 +227,7 @@ def test_cycle_of_full_queues_is_broken_by_error() -> None:
             try:
                 bus.publish(text_message("more"), source=ring[me])
             except ModuleBusError:
-                told.append(me)
+                blocked.append(me)
 
     with ModuleBus() as bus:
         starter = Listener()
@@ -241,5 +240,5 @@ def test_cycle_of_full_queues_is_broken_by_error() -> None:
             bus.link(ring[me], ring[(me + 1) % 3])
         bus.publish(text_message("go"), source=starter)
         run_in_thread(bus.wait_quiet).join()
-        assert told, "no module was blocked"
-        assert sum(len(module.received) for module in ring) == 3 + 3 * 8 - len(told)
+        assert blocked, "no module was blocked"
+        assert sum(len(module.received) for module in ring) == 3 + 3 * 8 - len(blocked)

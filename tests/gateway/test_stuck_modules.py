@@ -139,7 +139,7 @@ async def test_new_plan_restarts_waiting_module(
         mended = ModulePlan("a", "x", sample_modules.Settings(times=2), factory=Waits)
         await gateway.apply(GatewayPlan((mended,), (("*", "a"),)))
         await gateway.bus.wait_quiet_async()
-    assert [what[2] for what in sample_modules.EVENTS if what[1] == "receive"] == ["one"]
+    assert [event[2] for event in sample_modules.EVENTS if event[1] == "receive"] == ["one"]
 
 
 async def test_abandoned_thread_cannot_publish(
@@ -181,7 +181,10 @@ async def test_abandoned_thread_cannot_publish(
         go.set()
         await wait_until(over.is_set)
         await gateway.bus.wait_quiet_async()
-    assert [what[2] for what in sample_modules.EVENTS if what[1] == "receive"] == ["two", "three"]
+    assert [event[2] for event in sample_modules.EVENTS if event[1] == "receive"] == [
+        "two",
+        "three",
+    ]
     assert len(made) == 2
     assert "has ended and cannot publish any more" in str(raised[0])
 
@@ -191,13 +194,13 @@ def test_stop_interrupts_blocked_port(interruption: str) -> None:
     """`publish` is interrupted when the module has ended, `publish_until_stopping` when it is to
     end.
     """
-    hold, got = threading.Event(), list[object]()
+    hold, errors = threading.Event(), list[object]()
 
-    def hear(message: ModuleMessage) -> None:
+    def receive(message: ModuleMessage) -> None:
         hold.wait(TIMEOUT_SECONDS)
 
     with ModuleBus() as bus:
-        bus.add_module(hear, places=1)
+        bus.add_module(receive, places=1)
         port = BlockingPort(bus, object(), "a")
 
         def publish() -> None:
@@ -209,7 +212,7 @@ def test_stop_interrupts_blocked_port(interruption: str) -> None:
                     while True:
                         port.publish(b"x")
             except ModuleBusError as error:
-                got.append(error)
+                errors.append(error)
 
         thread = threading.Thread(target=publish)
         thread.start()
@@ -222,7 +225,7 @@ def test_stop_interrupts_blocked_port(interruption: str) -> None:
             port.end()
         thread.join(TIMEOUT_SECONDS)
         assert not thread.is_alive()
-        assert [str(each) for each in got] == (
+        assert [str(each) for each in errors] == (
             [] if interruption == "stop" else ["module 'a' has ended and cannot publish any more"]
         )
         assert (bus.statistics().waiting, bus.statistics().published) == (0, published)
@@ -233,19 +236,19 @@ def test_stop_interrupts_blocked_port(interruption: str) -> None:
         hold.set()
 
 
-@pytest.mark.parametrize("where", ["receive", "destroy"])
+@pytest.mark.parametrize("callback", ["receive", "destroy"])
 async def test_module_stuck_in_thread_is_replaced(
-    where: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    callback: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     go = threading.Event()
 
     class Stuck(BlockingModule):
         def receive(self, message: ModuleMessage) -> None:
-            if where == "receive":
+            if callback == "receive":
                 go.wait(TIMEOUT_SECONDS)
 
         def destroy(self) -> None:
-            if where == "destroy":
+            if callback == "destroy":
                 go.wait(TIMEOUT_SECONDS)
 
     async with open_gateway(single_module_plan(Stuck)) as gateway:
@@ -254,7 +257,7 @@ async def test_module_stuck_in_thread_is_replaced(
         await gateway.replace(ModulePlan.of("a", "tests.gateway.sample_modules:Recorder"))
         await gateway.publish(text_message("two"))
         await gateway.bus.wait_quiet_async()
-        assert [what[2] for what in sample_modules.EVENTS if what[1] == "receive"] == ["two"]
+        assert [event[2] for event in sample_modules.EVENTS if event[1] == "receive"] == ["two"]
         go.set()
     assert "abandoned" in caplog.text
 
@@ -283,11 +286,11 @@ async def test_shielded_module_does_not_block_changes(
     assert "module 'a' shields itself from cancellation" in caplog.text
 
 
-@pytest.mark.parametrize("where", ["receive", "destroy"])
+@pytest.mark.parametrize("callback", ["receive", "destroy"])
 @pytest.mark.parametrize("change", ["the gateway ends", "another plan is applied"])
 async def test_stuck_modules_are_abandoned_in_parallel(
     change: str,
-    where: str,
+    callback: str,
     autojump_clock: trio.testing.MockClock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -296,11 +299,11 @@ async def test_stuck_modules_are_abandoned_in_parallel(
 
     class Stuck(Module):
         async def receive(self, message: ModuleMessage) -> None:
-            if where == "receive":
+            if callback == "receive":
                 await trio.sleep_forever()
 
         async def destroy(self) -> None:
-            if where == "destroy":
+            if callback == "destroy":
                 await trio.sleep_forever()
 
     class Slow(Module):
@@ -316,16 +319,16 @@ async def test_stuck_modules_are_abandoned_in_parallel(
         *plans(Stuck, "a", "b", "c", "d", "e"),
         *plans(Slow, "slow-3"),
     ]
-    hear = tuple(("*", each.name) for each in modules)
-    async with open_gateway(GatewayPlan(tuple(modules), hear), drain=0) as gateway:
+    links = tuple(("*", each.name) for each in modules)
+    async with open_gateway(GatewayPlan(tuple(modules), links), drain=0) as gateway:
         await gateway.publish(text_message("one"))
         await trio.testing.wait_all_tasks_blocked()
-        begun = trio.current_time()
+        started_at = trio.current_time()
         if change == "another plan is applied":
             await gateway.apply(GatewayPlan())
             assert gateway.names == ()
-            assert trio.current_time() - begun <= ORDERED_STOP_S + GRACE_S
-    assert trio.current_time() - begun <= ORDERED_STOP_S + GRACE_S
+            assert trio.current_time() - started_at <= ORDERED_STOP_S + GRACE_S
+    assert trio.current_time() - started_at <= ORDERED_STOP_S + GRACE_S
     assert sorted(ended) == ["slow-1", "slow-2", "slow-3"]
     assert caplog.text.count(" and was abandoned") == 5
 
@@ -333,20 +336,20 @@ async def test_stuck_modules_are_abandoned_in_parallel(
 async def test_module_removing_itself_and_others_does_not_deadlock(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    took: list[float] = []
+    waits: list[float] = []
 
     class Ends(sample_modules.Recorder):
         async def receive(self, message: ModuleMessage) -> None:
-            begun = trio.current_time()
+            started_at = trio.current_time()
             await gateway.apply(GatewayPlan())
-            took.append(trio.current_time() - begun)
+            waits.append(trio.current_time() - started_at)
 
-    own = ModulePlan("a", "x", sample_modules.Settings(), factory=Ends)
+    plan_of_module = ModulePlan("a", "x", sample_modules.Settings(), factory=Ends)
     others = [ModulePlan.of(name, "tests.gateway.sample_modules:Recorder") for name in "bc"]
-    plan = GatewayPlan((others[0], own, others[1]), (("*", "a"),))
+    plan = GatewayPlan((others[0], plan_of_module, others[1]), (("*", "a"),))
     async with open_gateway(plan) as gateway:
         await gateway.publish(text_message("one"))
         await trio.sleep(GRACE_S)
         assert gateway.names == ()
-        gone = [what[0] for what in sample_modules.EVENTS if what[1] == "destroy"]
-    assert (took, gone) == ([0.0], ["c", "b", "a"])
+        destroyed = [event[0] for event in sample_modules.EVENTS if event[1] == "destroy"]
+    assert (waits, destroyed) == ([0.0], ["c", "b", "a"])

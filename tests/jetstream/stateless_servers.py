@@ -62,7 +62,7 @@ def cluster_of(server: RunningServer) -> JetStreamBackend:
 
 async def until(condition: Callable[[], bool]) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - what is looked at has no event.
+        while not condition():  # noqa: ASYNC110 - no event exists to wait for.
             await trio.sleep(0.01)
 
 

@@ -96,7 +96,7 @@ class Traffic:
     async def until(self, count: int) -> None:
         """Wait until `count` more messages are confirmed."""
         target = self.confirmed + count
-        while self.confirmed < target:  # noqa: ASYNC110 - what is looked at has no event.
+        while self.confirmed < target:  # noqa: ASYNC110 - no event exists to wait for.
             await trio.sleep(0.02)
 
     async def wait_all_received(self) -> None:

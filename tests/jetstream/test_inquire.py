@@ -65,9 +65,8 @@ async def test_every_server_reports_unclaimed_backlog(
         async with reader.subscribe(7, auto_ack=False) as messages:
             for _ in range(2):
                 (await messages.get()).ack()
-            class_info = await wait_info(
-                publisher, lambda class_info: class_info.stored == 3
-            )  # Removed later.
+            # Removed later.
+            class_info = await wait_info(publisher, lambda class_info: class_info.stored == 3)
             assert (class_info.backlog, class_info.floor, class_info.unknown) == (0, 2, "")
             assert "a subscription without a name, not held by this server" in class_info.waits_for
             class_info = await reader.explain(7)
@@ -92,8 +91,8 @@ async def test_disconnected_durable_is_not_unclaimed_backlog(
         await bus.publish_many(NUMBERED, class_id=7)
         await elsewhere.fetch(7)
         with trio.fail_after(PATIENCE_SECONDS):
-            for where in bus, elsewhere:
-                class_info = await where.explain(7)
+            for client in bus, elsewhere:
+                class_info = await client.explain(7)
                 assert (class_info.stored, class_info.backlog, class_info.positions) == (5, 0, [])
                 assert class_info.waits_for == (
                     "the oldest stored message is held by the durable 'my till', held by no "

@@ -143,9 +143,9 @@ def test_refuses_unsupported_settings(settings: Settings) -> None:
 
 @given(names, names)
 def test_describes_consumers_by_name(durable: str, group: str) -> None:
-    told = describe_consumer(consumer_name(durable, group))
+    description = describe_consumer(consumer_name(durable, group))
     for name in filter(None, (durable, group)):
-        assert repr(name) in told or ("with a long name" in told and len(name) > 10)
+        assert repr(name) in description or ("with a long name" in description and len(name) > 10)
     assert (
         describe_consumer(BACKLOG_CONSUMER)
         == describe_consumer("p-x-1")

@@ -83,8 +83,10 @@ def test_rejects_secret_on_command_line(command: str, servers: str) -> None:
 def test_secret_file_must_be_private(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text('[serve]\nengine = "nats://u:hunter2@b"\n')
-    for mode, told in ((0o644, True), (0o600, False)):
+    for mode, is_reported in ((0o644, True), (0o600, False)):
         file.chmod(mode)
         result = CliRunner().invoke(app, ["check-config", str(file)])
         assert result.exit_code == 0
-        assert ("holds passwords or tokens, and every user may read it" in result.output) == told
+        assert (
+            "holds passwords or tokens, and every user may read it" in result.output
+        ) == is_reported

@@ -30,11 +30,11 @@ async def test_delivers_messages_confirmed_after_restore(
     """The sequences of lost messages are reused by other messages."""
     monkeypatch.setattr(acked_sequences, "CLOCK_SKEW_SECONDS", 0.0)  # The server restarts at once.
     store, copy = tmp_path / "alone", tmp_path / "copy"
-    got: dict[str, list[bytes]] = {"plain": [], "durable": [], "group": []}
+    received: dict[str, list[bytes]] = {"plain": [], "durable": [], "group": []}
 
-    async def hear(messages: AsyncIterator[simplebus.Message], kind: str) -> None:
+    async def collect(messages: AsyncIterator[simplebus.Message], kind: str) -> None:
         async for message in messages:
-            got[kind].append(message.payload)
+            received[kind].append(message.payload)
 
     with nats_server(tmp_path) as server:
         # Ack wait after which a message sent to a disconnected subscriber is redelivered.
@@ -48,11 +48,11 @@ async def test_delivers_messages_confirmed_after_restore(
             trio.open_nursery() as nursery,
         ):
             for kind, messages in {"plain": plain, "durable": durable, "group": group}.items():
-                nursery.start_soon(partial(hear, messages, kind))
+                nursery.start_soon(partial(collect, messages, kind))
 
             async def publish(*payloads: bytes) -> None:
                 await bus.publish_many(payloads, class_id=1)
-                await until(lambda: all(payloads[-1] in each for each in got.values()))
+                await until(lambda: all(payloads[-1] in each for each in received.values()))
 
             with trio.fail_after(PATIENCE_SECONDS):
                 await publish(b"kept")
@@ -68,7 +68,7 @@ async def test_delivers_messages_confirmed_after_restore(
                 later = [b"later %d" % number for number in range(10)]
                 await publish(*later[:2])
                 await publish(*later[2:])
-            for each in got.values():
+            for each in received.values():
                 assert [payload for payload in each if payload in later] == later
             nursery.cancel_scope.cancel()
     assert "lost messages" in caplog.text

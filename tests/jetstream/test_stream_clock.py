@@ -83,12 +83,12 @@ def envelope(sequence: int, *, stored: float, **times: int) -> bytes:
 
 def test_timed_messages_wait_for_stream_time() -> None:
     stateless_server = FakeServer()
-    clock, here = stateless_server.feed.cls.clock, stateless_server.broker.clock
-    here.now = NOW  # The stream's clock is set back by an hour.
-    fresh, old = (NOW - 3600 - age for age in (0, 31))
+    clock, server_clock = stateless_server.feed.cls.clock, stateless_server.broker.clock
+    server_clock.now = NOW  # The stream's clock is set back by an hour.
+    fresh_time, old = (NOW - 3600 - age for age in (0, 31))
     stateless_server.receive_from_consumer(
         message(1),
-        envelope(2, stored=fresh, expires_ms=30_000),
+        envelope(2, stored=fresh_time, expires_ms=30_000),
         envelope(3, stored=old, expires_ms=30_000),
         message(4),
     )
@@ -101,10 +101,10 @@ def test_timed_messages_wait_for_stream_time() -> None:
     stateless_server.feed.fill()
     stateless_server.broker.subscription_manager.notify_position(stateless_server.feed.position)
     assert [payload for _, payload in stateless_server.drain_sent_messages()] == [b"2", b"4"]
-    here.now += 5
-    stateless_server.receive_from_consumer(envelope(5, stored=fresh + 5, not_before_ms=10_000))
+    server_clock.now += 5
+    stateless_server.receive_from_consumer(envelope(5, stored=fresh_time + 5, not_before_ms=10_000))
     assert stateless_server.drain_sent_messages() == []
-    here.now += 10
+    server_clock.now += 10
     stateless_server.broker.run_due_wakeups()
     assert [payload for _, payload in stateless_server.drain_sent_messages()] == [b"5"]
     assert not clock.needs_answer
@@ -123,10 +123,10 @@ async def test_delivers_waiting_messages_after_time_query(
         ):
             await bus.publish_many(payloads, class_id=1, expires=3600)
             await bus.flush()
-            got: list[bytes] = []
+            received: list[bytes] = []
             async with bus.subscribe(1) as messages:
                 async for batch in messages.batches():
-                    got += batch.payloads
-                    if len(got) == len(payloads):
+                    received += batch.payloads
+                    if len(received) == len(payloads):
                         break
-    assert got == payloads
+    assert received == payloads

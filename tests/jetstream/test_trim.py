@@ -29,15 +29,15 @@ async def test_logs_failed_trim_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    there: Any = ConsumerManager()
+    manager: Any = ConsumerManager()
     nobody: Any = None
-    trimming = StreamTrimmer(nobody, {}, there, nobody, there)
+    trimming = StreamTrimmer(nobody, {}, manager, nobody, manager)
     for turn in range(2):
-        there.error = JetStreamError(10008, "temporarily unavailable")
+        manager.error = JetStreamError(10008, "temporarily unavailable")
         for _ in range(20):
             trimming.classes_to_trim.add(7)
             await trimming.trim_now(7)
         assert caplog.text.count("cannot remove acknowledged messages of class 7") == turn + 1
         assert trimming.classes_to_trim == {7}
-        there.error = None
+        manager.error = None
         await trimming.trim_now(7)

@@ -53,9 +53,8 @@ async def test_confirms_when_cluster_has_stored_in_memory(
                 nursery.start_soon(publish)
                 await until(lambda: publisher.unstored_batch_count == 1)
                 await bus.explain()  # Earlier requests have been answered,
-                await (
-                    trio.testing.wait_all_tasks_blocked()
-                )  # and their senders have received the replies.
+                # and their senders have received the replies.
+                await trio.testing.wait_all_tasks_blocked()
                 assert not confirmed.is_set()
                 publisher.resume_class(7, hold)
 
@@ -72,12 +71,12 @@ async def test_confirmed_message_is_delivered_at_another_server(
                 await publisher.publish(
                     b"<\r\n>", class_id=7, channel="a.b", key=b"k", headers={"x": "y"}
                 )
-                odd = await messages.get()
-                assert (odd.payload, odd.channel, odd.key) == (b"<\r\n>", "a.b", b"k")
-                assert dict(odd.headers) == {"x": "y"}
+                message = await messages.get()
+                assert (message.payload, message.channel, message.key) == (b"<\r\n>", "a.b", b"k")
+                assert dict(message.headers) == {"x": "y"}
                 await publisher.publish_many([b"%d" % n for n in range(3000)], class_id=7)
-                got = [(await messages.get()).payload for _ in range(3000)]
-                assert got == [b"%d" % n for n in range(3000)]
+                received = [(await messages.get()).payload for _ in range(3000)]
+                assert received == [b"%d" % n for n in range(3000)]
         await until(lambda: not (cluster_of(other).feeds or cluster_of(other).is_busy))
         name = f"CONSUMER.INFO.{cluster.names.stream_name(7)}.d-d"
         info = await cluster_of(one).link.api_request(name)
@@ -101,10 +100,10 @@ async def test_cut_connection_keeps_order_without_duplicates(
             await bus.publish(b"%d behind" % number, class_id=1)
         with trio.fail_after(PATIENCE_SECONDS):
             assert [message.payload for message in await bus.fetch(1)] == expected
-            got = dict[bytes, None]()
-            while len(got) < len(expected):
-                got[(await messages.get()).payload] = None
-        assert list(got) == expected
+            received = dict[bytes, None]()
+            while len(received) < len(expected):
+                received[(await messages.get()).payload] = None
+        assert list(received) == expected
 
 
 async def test_version_1_receives_backlog_and_returns_unacked(
@@ -145,14 +144,14 @@ async def test_seek_starts_durable_at_requested_position(
         await peer.send(connect_request(7))
         assert (await peer.read_frame())[0] == frames.CONNECT
 
-        async def begun(number: int, **wish: object) -> bytes:
+        async def subscribe_and_read(number: int, **start_options: object) -> bytes:
             """Subscribe. Return the first payload, or the frame that rejects the subscription."""
-            await peer.send(subscribe(7, number, durable="d", **wish))
-            told = await peer.read_frame()
-            if told[0] == frames.SUBSCRIBE:
+            await peer.send(subscribe(7, number, durable="d", **start_options))
+            reply = await peer.read_frame()
+            if reply[0] == frames.SUBSCRIBE:
                 assert (await peer.read_frame())[0] == frames.DELIVER
                 return (await peer.read_frame())[9:-4]
-            return told
+            return reply
 
         async def ended(number: int) -> None:
             await peer.send(unsubscribe(number))
@@ -160,41 +159,41 @@ async def test_seek_starts_durable_at_requested_position(
                 pass
             await until(lambda: not cluster_of(other).is_busy)
 
-        assert await begun(1, start="earliest") == b"0"
+        assert await subscribe_and_read(1, start="earliest") == b"0"
         await ended(1)
-        assert await begun(2, start="last", seek=True) == b"2"
+        assert await subscribe_and_read(2, start="last", seek=True) == b"2"
         await ended(2)
-        assert await begun(3, start={"sequence": 1}, seek=True) == b"1"
+        assert await subscribe_and_read(3, start={"sequence": 1}, seek=True) == b"1"
         await ended(3)
         async with bus.subscribe(7, durable="d", auto_ack=False):
-            told = await begun(4, start="earliest", seek=True)
-            assert told[0] == frames.ERROR
-            assert b"another server uses it" in told
+            reply = await subscribe_and_read(4, start="earliest", seek=True)
+            assert reply[0] == frames.ERROR
+            assert b"another server uses it" in reply
 
 
 async def test_group_members_at_two_servers_share_messages(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
-    got: list[list[int]] = [[], []]
+    received: list[list[int]] = [[], []]
     async with (
-        two_servers(cluster) as (_, _, bus, far),
+        two_servers(cluster) as (_, _, bus, other_bus),
         bus.subscribe(9, durable="d", group="g") as near_messages,
-        far.subscribe(9, durable="d", group="g") as far_messages,
+        other_bus.subscribe(9, durable="d", group="g") as far_messages,
         trio.open_nursery() as nursery,
     ):
 
-        async def take(which: int, messages: simplebus.Subscription) -> None:
+        async def collect(which: int, messages: simplebus.Subscription) -> None:
             async for message in messages:
-                got[which].append(int(message.payload))
-                if len(got[0]) + len(got[1]) == 2000:
+                received[which].append(int(message.payload))
+                if len(received[0]) + len(received[1]) == 2000:
                     nursery.cancel_scope.cancel()
 
-        nursery.start_soon(take, 0, near_messages)
-        nursery.start_soon(take, 1, far_messages)
+        nursery.start_soon(collect, 0, near_messages)
+        nursery.start_soon(collect, 1, far_messages)
         await bus.publish_many([b"%d" % n for n in range(2000)], class_id=9)
         with trio.fail_after(PATIENCE_SECONDS):
             await trio.sleep_forever()
-    assert sorted(got[0] + got[1]) == list(range(2000))
-    assert all(got)
+    assert sorted(received[0] + received[1]) == list(range(2000))
+    assert all(received)
 
 
 async def test_redelivers_messages_of_closed_session_at_another_server(
@@ -205,15 +204,15 @@ async def test_redelivers_messages_of_closed_session_at_another_server(
         async with simplebus.connect(address(one)) as bus:
             await bus.publish_many([b"0", b"1", b"2"], class_id=7)
             async with bus.subscribe(7, durable="d", auto_ack=False) as messages:
-                got = [await messages.get(PATIENCE_SECONDS) for _ in range(3)]
-                assert [m.attempt for m in got] == [1, 1, 1]
-                got[0].ack()
+                received = [await messages.get(PATIENCE_SECONDS) for _ in range(3)]
+                assert [m.attempt for m in received] == [1, 1, 1]
+                received[0].ack()
         async with (
             simplebus.connect(address(other)) as bus,
             bus.subscribe(7, durable="d") as messages,
         ):
-            again = [await messages.get(PATIENCE_SECONDS) for _ in range(2)]
-            assert [(m.payload, m.attempt) for m in again] == [(b"1", 2), (b"2", 2)]
+            redelivered = [await messages.get(PATIENCE_SECONDS) for _ in range(2)]
+            assert [(m.payload, m.attempt) for m in redelivered] == [(b"1", 2), (b"2", 2)]
 
 
 async def test_held_messages_stay_with_their_server(
@@ -222,16 +221,16 @@ async def test_held_messages_stay_with_their_server(
     cluster = options(jetstream_server.url, ack_wait_seconds=1.0)
     group = {"durable": "d", "group": "g", "ack_seconds": 60, "auto_ack": False}
     async with (
-        two_servers(cluster) as (one, other, bus, far),
+        two_servers(cluster) as (one, other, bus, other_bus),
         bus.subscribe(7, **group) as messages,  # type: ignore[call-overload]
-        far.subscribe(7, **group) as far_messages,  # type: ignore[call-overload]
+        other_bus.subscribe(7, **group) as far_messages,  # type: ignore[call-overload]
     ):
         await bus.publish_many([b"0", b"1"], class_id=7)
-        got = await messages.take(2, 0.5) + await far_messages.take(2, 0.5)
-        assert sorted(message.payload for message in got) == [b"0", b"1"]
+        received = await messages.take(2, 0.5) + await far_messages.take(2, 0.5)
+        assert sorted(message.payload for message in received) == [b"0", b"1"]
         # The cluster waits for a second, then redelivers unless the server extended the time.
-        again = await messages.take(1, 0.7) + await far_messages.take(1, 0.7)
-        assert again == []
+        redelivered = await messages.take(1, 0.7) + await far_messages.take(1, 0.7)
+        assert redelivered == []
         assert sum(f.statistics().fetched_count for f in feeds_of(one) + feeds_of(other)) == 2
 
 
@@ -253,8 +252,8 @@ async def test_fixed_instance_never_reuses_message_numbers(
             simplebus.connect(address(one)) as bus,
             bus.subscribe(7, durable="d") as messages,
         ):
-            got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in payloads]
-            assert got == payloads
+            received = [(await messages.get(PATIENCE_SECONDS)).payload for _ in payloads]
+            assert received == payloads
         for server in (one, other):
             assert cluster_of(server).publisher.statistics().duplicates == 0
 
@@ -262,12 +261,12 @@ async def test_fixed_instance_never_reuses_message_numbers(
 async def test_dead_letter_is_readable_at_another_server(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with (
-        two_servers(cluster) as (one, _, bus, far),
+        two_servers(cluster) as (one, _, bus, other_bus),
         bus.subscribe("orders", durable="d") as messages,
     ):
         await bus.publish(b"bad", class_id=one.server.broker.store.class_id_by_name["orders"])
         (await messages.get(PATIENCE_SECONDS)).terminate("no such customer")
-        async with far.subscribe("dead.orders") as letters:
+        async with other_bus.subscribe("dead.orders") as letters:
             letter = await letters.get(PATIENCE_SECONDS)
             assert letter.payload == b"bad"
             assert dict(letter.headers)["dead-error"] == "no such customer"
@@ -332,7 +331,7 @@ async def test_nats_clients_publish_and_ack_at_stateless_server(
 
 
 @pytest.mark.parametrize(
-    ("wish", "why"),
+    ("subscribe_options", "why"),
     [
         ({"group": "g", "by_key": True}, "by_key"),
         ({"start": "last_values"}, "last_values"),
@@ -340,14 +339,14 @@ async def test_nats_clients_publish_and_ack_at_stateless_server(
     ],
 )
 async def test_refuses_unsupported_requests(
-    jetstream_server: NatsServer, wish: dict[str, object], why: str
+    jetstream_server: NatsServer, subscribe_options: dict[str, object], why: str
 ) -> None:
     async with (
         stateless_server(options(jetstream_server.url)) as server,
         simplebus.connect(address(server)) as bus,
     ):
         with pytest.raises(RefusedError, match=f"--engine does not support {why}"):
-            async with bus.subscribe(7, **wish):  # type: ignore[arg-type]
+            async with bus.subscribe(7, **subscribe_options):  # type: ignore[arg-type]
                 pass
         await bus.publish(b"it goes on", class_id=7)
 
@@ -355,11 +354,11 @@ async def test_refuses_unsupported_requests(
 async def test_refuses_durable_with_other_channels(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with (
-        two_servers(cluster) as (_, _, bus, far),
+        two_servers(cluster) as (_, _, bus, other_bus),
         bus.subscribe(7, "a.*", durable="d", group="g") as messages,
     ):
         with pytest.raises(RefusedError, match="exists for the channels"):
-            async with far.subscribe(7, "b.*", durable="d", group="g"):
+            async with other_bus.subscribe(7, "b.*", durable="d", group="g"):
                 pass
         await bus.publish(b"no", class_id=7, channel="b.x")
         await bus.publish(b"yes", class_id=7, channel="a.x")
@@ -388,7 +387,7 @@ async def test_skips_foreign_messages_in_stream(jetstream_server: NatsServer) ->
             link.core.publish(subject, payload[: 1 << 20], headers=headers)
         link.flush()
         await bus.publish(b"ours", class_id=7)
-        got = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(4)]
-        assert got == [b"plain, from elsewhere", b"", b"last", b"ours"]
+        received = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(4)]
+        assert received == [b"plain, from elsewhere", b"", b"last", b"ours"]
         (feed,) = feeds_of(server)
         assert feed.statistics().invalid_count == 4

@@ -50,18 +50,18 @@ def memory() -> MemoryBus:
 
 
 def test_leaving_handles_published_messages(run: Run, memory: MemoryBus) -> None:
-    got: list[ShopOpened] = []
+    received: list[ShopOpened] = []
 
     async def main() -> None:
         async with memory as bus:
             assert isinstance(bus, Bus)
-            bus.handle(ShopOpened, got.append)
+            bus.handle(ShopOpened, received.append)
             await bus.publish(ShopOpened("Ada's"))
             await bus.publish(ShopOpened("Bob's"), confirm=False)
             bus.publish_nowait(ShopOpened("Eve's"))
 
     run(main)
-    assert got == [ShopOpened("Ada's"), ShopOpened("Bob's"), ShopOpened("Eve's")]
+    assert received == [ShopOpened("Ada's"), ShopOpened("Bob's"), ShopOpened("Eve's")]
 
 
 def test_typed_handler_receives_only_its_type(run: Run, memory: MemoryBus) -> None:
@@ -320,19 +320,19 @@ def test_error_of_the_block_is_raised_unwrapped(run: Run) -> None:
 
 
 def test_leaving_waits_for_a_reconnect(run: Run) -> None:
-    got: list[bytes] = []
+    received: list[bytes] = []
 
     async def main() -> None:
         memory = MemoryBus()
         async with memory as bus:
-            bus.handle(1, lambda message: got.append(message.payload))
+            bus.handle(1, lambda message: received.append(message.payload))
             await bus.publish_many([b"1", b"2"], class_id=1)
             memory.hang_up()
             await bus.publish(b"3", class_id=1)
             memory.hang_up()
 
     run(main)
-    assert list(dict.fromkeys(got)) == [b"1", b"2", b"3"]
+    assert list(dict.fromkeys(received)) == [b"1", b"2", b"3"]
 
 
 def test_refused_handler_subscription_raises(run: Run) -> None:
@@ -499,17 +499,17 @@ def test_expiry_is_checked_at_delivery() -> None:
 
     async def main() -> None:
         for in_flight, expected in (1, [b"slow"]), (None, [b"slow", b"quick"]):
-            got: list[bytes] = []
+            received: list[bytes] = []
 
-            async def handler(message: Message[bytes], got: list[bytes] = got) -> None:
-                got.append(message.payload)
+            async def handler(message: Message[bytes], received: list[bytes] = received) -> None:
+                received.append(message.payload)
                 await trio.sleep(2)
 
             async with MemoryBus() as bus:
                 bus.handle(1, handler, max_in_flight=in_flight)
                 await bus.publish(b"slow", class_id=1)
                 await bus.publish(b"quick", class_id=1, expires=1)
-            assert got == expected
+            assert received == expected
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 

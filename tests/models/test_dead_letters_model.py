@@ -82,7 +82,7 @@ class DeadLetterModel:
         self.bus.tick()
 
     def decide(self, reader: Version2Peer, decisions: list[str]) -> None:
-        said = []
+        requests = []
         for n, message in enumerate(reader.receive_deliveries()):
             name, sequence = NUMBERS[message.number], message.message_id
             self.delivered[name, sequence] += 1
@@ -91,12 +91,12 @@ class DeadLetterModel:
             decision = decisions[n % len(decisions)]
             if decision == "ack":
                 self.acked.add((name, sequence))
-                said.append(ack2(message.number, sequence, sequence + 1))
+                requests.append(ack2(message.number, sequence, sequence + 1))
             elif decision != "nothing":
-                said.append(
+                requests.append(
                     nack(message.number, sequence, sequence + 1, 0 if decision == "again" else None)
                 )
-        reader.send(*said)
+        reader.send(*requests)
 
     def settle(self) -> None:
         for _ in range(200):

@@ -52,9 +52,9 @@ class KeyGroupMachine(RuleBasedStateMachine):
     def remove_member(self, who: int) -> None:
         self.model.leave(self.member(who))
 
-    @rule(some=st.lists(st.tuples(KEYS, CHANNELS, TIMES), min_size=1, max_size=8))
-    def publish(self, some: list[tuple[bytes, str, tuple[int | None, int | None]]]) -> None:
-        self.model.publish(*((key, channel, *times) for key, channel, times in some))
+    @rule(messages=st.lists(st.tuples(KEYS, CHANNELS, TIMES), min_size=1, max_size=8))
+    def publish(self, messages: list[tuple[bytes, str, tuple[int | None, int | None]]]) -> None:
+        self.model.publish(*((key, channel, *times) for key, channel, times in messages))
 
     @rule(key=KEYS, count=st.sampled_from([3, 20]))
     def publish_a_run(self, key: bytes, count: int) -> None:

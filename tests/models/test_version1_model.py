@@ -112,9 +112,9 @@ class Version1Machine(RuleBasedStateMachine):
         self.model.subscribe(self.peer(who), class_id)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody, some=st.lists(runs, min_size=1, max_size=2), hold=holds)
-    def publish(self, who: int, some: list[tuple[int, int, int]], hold: int) -> None:
-        self.model.publish(self.peer(who), *self.known(some), hold=hold)
+    @rule(who=anybody, published=st.lists(runs, min_size=1, max_size=2), hold=holds)
+    def publish(self, who: int, published: list[tuple[int, int, int]], hold: int) -> None:
+        self.model.publish(self.peer(who), *self.known(published), hold=hold)
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, run=long_runs, hold=holds)
@@ -181,10 +181,10 @@ class Version1Machine(RuleBasedStateMachine):
     def tick(self, times: int) -> None:
         self.model.tick(times)
 
-    def known(self, some: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    def known(self, published: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """Return these runs with classes that were named."""
         named = sorted(self.model.classes)
-        return [(named[CLASSES.index(c) % len(named)], count, size) for c, count, size in some]
+        return [(named[CLASSES.index(c) % len(named)], count, size) for c, count, size in published]
 
     def teardown(self) -> None:
         if sys.exc_info()[0] is None and hasattr(self, "model"):

@@ -40,7 +40,7 @@ bindings = st.sampled_from([[], [], ["a.*"], ["b", "a.x"], ["#"]])
 def subscriptions(draw: st.DrawFn) -> SubscribeRequest:
     kind = draw(st.sampled_from(["plain", "plain", "durable", "group", "durable group"]))
     backoff = {"plain": draw(st.sampled_from([None, [1.0], [1.0, 4.0]])), "durable": [2.0, 5.0]}
-    asked = SubscribeRequest(
+    request = SubscribeRequest(
         channels=draw(bindings) if kind == "plain" else draw(st.sampled_from([[], ["a.*"]])),
         durable="d" if kind == "durable" else "e" if kind == "durable group" else None,
         group="g" if "group" in kind else None,
@@ -50,7 +50,7 @@ def subscriptions(draw: st.DrawFn) -> SubscribeRequest:
         max_deliveries=draw(st.sampled_from([None, 2])) if kind == "plain" else None,
         backoff=backoff.get(kind),
     )
-    return replace(asked, seek=kind == "durable" and asked.start != "waiting")
+    return replace(request, seek=kind == "durable" and request.start != "waiting")
 
 
 class Version2Machine(RuleBasedStateMachine):
@@ -62,14 +62,14 @@ class Version2Machine(RuleBasedStateMachine):
         class_messages=st.sampled_from([6, 20, 400]),
         first_sequence=st.sampled_from([0, ID_COUNT - 9]),
         first_number=st.sampled_from([0, ID_COUNT - 9]),
-        asked=st.lists(st.tuples(class_ids, subscriptions()), min_size=1, max_size=4),
+        requests=st.lists(st.tuples(class_ids, subscriptions()), min_size=1, max_size=4),
     )
     def start(
         self,
         class_messages: int,
         first_sequence: int,
         first_number: int,
-        asked: list[tuple[int, SubscribeRequest]],
+        requests: list[tuple[int, SubscribeRequest]],
     ) -> None:
         self.model = Version2Model(
             class_messages=class_messages,
@@ -77,7 +77,7 @@ class Version2Machine(RuleBasedStateMachine):
             first_number=first_number,
             trusting=self.trusting,
         )
-        for number, (class_id, request_) in enumerate(asked):
+        for number, (class_id, request_) in enumerate(requests):
             model_peer = self.model.open() if number < 2 else self.peer(number)
             self.model.subscribe(model_peer, class_id, number + 1, request_)
 
@@ -107,33 +107,33 @@ class Version2Machine(RuleBasedStateMachine):
         self.model.leave(self.peer(who))
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody, class_id=class_ids, number=st.integers(1, 3), asked=subscriptions())
-    def subscribe(self, who: int, class_id: int, number: int, asked: SubscribeRequest) -> None:
-        self.model.subscribe(self.peer(who), class_id, number, asked)
+    @rule(who=anybody, class_id=class_ids, number=st.integers(1, 3), request=subscriptions())
+    def subscribe(self, who: int, class_id: int, number: int, request: SubscribeRequest) -> None:
+        self.model.subscribe(self.peer(who), class_id, number, request)
 
     @precondition(lambda self: self.has_peers)
     @rule(who=anybody, number=st.integers(1, 3), forget=st.booleans())
     def unsubscribe(self, who: int, number: int, forget: bool) -> None:
         self.model.unsubscribe(self.peer(who), number, forget=forget)
 
-    @rule(who=anybody, some=st.lists(st.tuples(class_ids, kinds), min_size=1, max_size=6))
-    def publish(self, who: int, some: list[tuple[int, dict[str, object]]]) -> None:
-        self.say(who, some)
+    @rule(who=anybody, published=st.lists(st.tuples(class_ids, kinds), min_size=1, max_size=6))
+    def publish(self, who: int, published: list[tuple[int, dict[str, object]]]) -> None:
+        self.publish_kinds(who, published)
 
     @rule(who=anybody, class_id=class_ids, kind=kinds, count=st.sampled_from([2, 8, 60]))
     def publish_a_run(self, who: int, class_id: int, kind: dict[str, object], count: int) -> None:
-        self.say(who, [(class_id, kind)] * count)
+        self.publish_kinds(who, [(class_id, kind)] * count)
 
     @rule(who=anybody, kind=kinds, count=st.sampled_from([30, 70]))
     def publish_to_both_classes_in_turn(
         self, who: int, kind: dict[str, object], count: int
     ) -> None:
-        self.say(who, [(CLASSES[n % 2], kind if n % 3 else {}) for n in range(count)])
+        self.publish_kinds(who, [(CLASSES[n % 2], kind if n % 3 else {}) for n in range(count)])
 
-    def say(self, who: int, some: list[tuple[int, dict[str, object]]]) -> None:
+    def publish_kinds(self, who: int, published: list[tuple[int, dict[str, object]]]) -> None:
         author = self.publisher(who)
         messages: list[ModelMessage] = []
-        for class_id, kind in some:
+        for class_id, kind in published:
             messages.append(self.model.message(author, class_id, **kind))
         self.model.publish(author, *messages)
 
@@ -213,7 +213,7 @@ class Version2Machine(RuleBasedStateMachine):
     def publish_and_everybody_decides(
         self, who: int, kind: dict[str, object], count: int, random: Random
     ) -> None:
-        self.say(who, [(random.choice(CLASSES), kind) for _ in range(count)])
+        self.publish_kinds(who, [(random.choice(CLASSES), kind) for _ in range(count)])
         for model_peer in list(self.model.peers):
             self.model.read_bytes(model_peer, 1 << 40)
         for model_peer in self.model.peers:
@@ -248,9 +248,9 @@ class Version2Machine(RuleBasedStateMachine):
         """Add two members; an ack of one may span messages that the other holds."""
         members = [self.model.open(), self.model.open()]
         for model_peer in members:
-            asked = SubscribeRequest(group="g", durable=durable, max_in_flight=most)
-            self.model.subscribe(model_peer, class_id, 1, asked)
-        self.say(who, [(class_id, {})] * count)
+            request = SubscribeRequest(group="g", durable=durable, max_in_flight=most)
+            self.model.subscribe(model_peer, class_id, 1, request)
+        self.publish_kinds(who, [(class_id, {})] * count)
         for model_peer in members:
             self.model.read_bytes(model_peer, 1 << 40)
         model_peer = random.choice(members)
@@ -270,11 +270,11 @@ class Version2Machine(RuleBasedStateMachine):
     ) -> None:
         """Leave a durable idle: it keeps new messages until its idle time is over."""
         model_peer = self.model.open()
-        asked = SubscribeRequest(durable="d", idle_seconds=idle_seconds)
-        self.model.subscribe(model_peer, class_id, 1, asked)
+        request = SubscribeRequest(durable="d", idle_seconds=idle_seconds)
+        self.model.subscribe(model_peer, class_id, 1, request)
         self.model.leave(model_peer)
         if count:
-            self.say(who, [(class_id, {})] * count)
+            self.publish_kinds(who, [(class_id, {})] * count)
         self.model.wait(seconds)
         self.model.tick()
 

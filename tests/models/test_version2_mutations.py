@@ -69,8 +69,8 @@ def stores_what_was_stored_before(patch: Patch) -> None:
     def all_fresh(
         self: Version2Decoder, numbers: Integers
     ) -> tuple[Flags, RemoteProtocolError | None]:
-        fresh, gap = sort_out(self, numbers)
-        return np.ones_like(fresh), gap
+        is_new, gap = sort_out(self, numbers)
+        return np.ones_like(is_new), gap
 
     patch.setattr(Version2Decoder, "_select_fresh", all_fresh)
 
@@ -91,9 +91,9 @@ def looks_at_a_clock_that_is_fast(patch: Patch) -> None:
     pick = selection.select_messages
 
     def pick_late(
-        ring: Ring, first: int, last: int, wanted: ChannelFilter | None, now: float
+        ring: Ring, first: int, last: int, channel_filter: ChannelFilter | None, now: float
     ) -> MessageSelection:
-        return pick(ring, first, last, wanted, now + 0.6)
+        return pick(ring, first, last, channel_filter, now + 0.6)
 
     patch.setattr(selection, "select_messages", pick_late)
 

@@ -103,9 +103,8 @@ def test_other_classes_are_summed(bus: SocketlessBroker, monkeypatch: pytest.Mon
         pass
     text = b"".join(Exposition().encode(metrics_builder.build())[1]).decode()
     assert 'simplebus_stored_messages{class="(others)",class_id=""} 3.0\n' in text
-    assert (
-        'published_messages_total{class="(others)"' not in text
-    )  # A gauge, because the value can decrease.
+    # A gauge, because the value can decrease.
+    assert 'published_messages_total{class="(others)"' not in text
     assert "simplebus_bus_published_messages_total 16.0\n" in text
 
 

@@ -48,14 +48,14 @@ def test_metric_types_are_kept_in_both_formats() -> None:
         assert families["simplebus_done"].type == "counter"
         assert families["simplebus_done"].samples[0].name == "simplebus_done_total"
         assert "process_cpu_seconds" in families
-        took = families["simplebus_seconds"]
-        assert took.type == "histogram"
-        assert {s.labels.get("le"): s.value for s in took.samples if "bucket" in s.name} == {
+        family = families["simplebus_seconds"]
+        assert family.type == "histogram"
+        assert {s.labels.get("le"): s.value for s in family.samples if "bucket" in s.name} == {
             "0.5": 1,
             "1.0": 2,
             "+Inf": 3,
         }
-        values = {s.name: s.value for s in took.samples if "bucket" not in s.name}
+        values = {s.name: s.value for s in family.samples if "bucket" not in s.name}
         assert values == {"simplebus_seconds_sum": 3.8, "simplebus_seconds_count": 3}
 
 

@@ -108,9 +108,8 @@ def test_data_is_received_unchanged_in_any_chunks(
         wire, offset, chunk_sizes = client.outgoing.read(), 0, cycle(pieces)
         while offset < len(wire) or server.has_unread:
             chunk_size = next(chunk_sizes)
-            with contextlib.suppress(
-                BlockingIOError
-            ):  # The network is full, so it is read more slowly.
+            # The network is full, so it is read more slowly.
+            with contextlib.suppress(BlockingIOError):
                 offset += client_socket.send(wire[offset : offset + chunk_size])
             received += read(server)
         while len(received) < len(sent):
@@ -203,9 +202,8 @@ def test_end_after_data_is_reported_by_the_next_read(
     server, client, wire = through
     client.tls.write(b"x" * 5000)
     wire_data = client.outgoing.read()
-    monkeypatch.setattr(
-        simplebus.net.tls, "PIECE_BYTES", len(wire_data)
-    )  # The requested number of bytes arrived.
+    # The requested number of bytes arrived.
+    monkeypatch.setattr(simplebus.net.tls, "PIECE_BYTES", len(wire_data))
     wire.sendall(wire_data)
     wire.close()
     assert read(server) == b"x" * 5000

@@ -17,7 +17,7 @@ LOST = "class orders: lost 2 stored messages, because the server has no --data-d
 
 
 def log_of_lost_messages(*arguments: str) -> list[str]:
-    """Return the log of a server that stops with two messages that nobody received."""
+    """Return the log of a server that stops with two messages that no client received."""
     with run_server(*BINARY_ONLY, *arguments) as (program, url):
         with simplebus.connect_blocking(url) as bus:
             bus.publish_many([b"1", b"2"], class_id="orders")

@@ -147,10 +147,12 @@ def test_importing_simplebus_does_not_bring_spark() -> None:
 @SOURCES_GROUP
 def test_every_module_has_a_docstring_and_lazy_annotations() -> None:
     for path in SOURCES:
-        text, where = path.read_text(), path.relative_to(ROOT)
-        assert module_facts(path).docstring, f"{where} has no docstring"
+        text, relative_path = path.read_text(), path.relative_to(ROOT)
+        assert module_facts(path).docstring, f"{relative_path} has no docstring"
         if path.name not in ("__init__.py", "__main__.py"):
-            assert "from __future__ import annotations" in text, f"{where} evaluates annotations"
+            assert "from __future__ import annotations" in text, (
+                f"{relative_path} evaluates annotations"
+            )
 
 
 @SOURCES_GROUP

@@ -149,8 +149,8 @@ def test_option_refuses_undeclared_classes(tmp_path: Path) -> None:
     options = ("--declare-only", "--no-nats", "--no-http", "--config", str(file))
     with run_server(*options) as (_, url):
         assert run_program("pub", "orders", "x", "--url", url)[0] == 0
-        status, _, complaint = run_program("pub", "ordres", "x", "--url", url)
-        assert (status, complaint) == (1, f"simplebus: unknown_class: {UNKNOWN}\n")
+        status, _, errors = run_program("pub", "ordres", "x", "--url", url)
+        assert (status, errors) == (1, f"simplebus: unknown_class: {UNKNOWN}\n")
 
 
 async def test_creation_of_a_class_by_a_client_is_logged_once(

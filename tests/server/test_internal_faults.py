@@ -82,9 +82,8 @@ async def test_disconnecting_at_the_start_of_a_write_is_no_internal_error(
         for _ in range(30):  # The order of its two tasks is random.
             await connect(server)
             with trio.fail_after(PATIENCE_SECONDS):
-                while (
-                    not server.server.connections
-                ):  # Without sleeping: the task must not have started yet.
+                # Without sleeping: the task must not have started yet.
+                while not server.server.connections:
                     await trio.lowlevel.checkpoint()
             (connection,) = server.server.connections.values()
             connection.flush()

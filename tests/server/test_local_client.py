@@ -38,12 +38,13 @@ async def test_local_clients_exchange_messages_with_remote_clients(
                             nursery.start_soon(
                                 lambda s=sender, m=sent: s.publish_many(m, class_id="news")
                             )
-                            got = []
-                            while len(got) < MESSAGE_COUNT:
-                                got += [
-                                    m.payload for m in await messages.take(MESSAGE_COUNT - len(got))
+                            received = []
+                            while len(received) < MESSAGE_COUNT:
+                                received += [
+                                    m.payload
+                                    for m in await messages.take(MESSAGE_COUNT - len(received))
                                 ]
-                        assert got == sent
+                        assert received == sent
                 monkeypatch.setattr(server_module, "COUNTED_SESSIONS_PER_STEP", 1)
                 steps = server.server.total_traffic()
                 next(steps)  # There are two sessions.

@@ -354,11 +354,11 @@ async def test_closing_during_deliveries_affects_no_other_client() -> None:
     async with nats_server() as (server, listener), bystanders(server) as exchange:
         publisher = await connect_nats_peer(server)
         for _ in range(20):
-            gone = await connect_nats_peer(server)
-            await gone.send(b"SUB flood 1\r\n")
-            await gone.flush()
+            closed_peer = await connect_nats_peer(server)
+            await closed_peer.send(b"SUB flood 1\r\n")
+            await closed_peer.flush()
             await publisher.send(b"PUB flood 1000\r\n%b\r\n" % bytes(1000) * 1000)
-            await gone.stream.aclose()
+            await closed_peer.stream.aclose()
             await exchange()
         await publisher.flush()
         await wait_until(lambda: len(listener.connections) == 3)

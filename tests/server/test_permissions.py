@@ -45,9 +45,9 @@ async def test_rate_limited_publishers_wait_without_loss() -> None:
             await bus.publish(b"2 %d" % n, class_id="orders", confirm=False)
         await client.send(b"PUB us.paid 5\r\nn 123\r\n" * 250)
         await peer.send(b"".join(message((b"1 %d" % n).ljust(100), 5) for n in range(250)))
-        got = [(await messages.get(timeout=60)).payload.split() for _ in range(750)]
+        received = [(await messages.get(timeout=60)).payload.split() for _ in range(750)]
         for version in (b"1", b"2"):
-            assert [int(n) for w, n in got if w == version] == list(range(250))
+            assert [int(n) for w, n in received if w == version] == list(range(250))
         await bus.flush()
         assert not server.server.disconnect_counts
 
@@ -134,9 +134,9 @@ async def test_denied_channels_are_denied_as_dead_letters() -> None:
             await ada.publish(b"x", class_id="dead.orders", channel=channel)
         async with bus.subscribe("dead.orders") as messages:
             assert (await messages.get(timeout=60)).channel == "us.paid"
-        for asked in (other.fetch("dead.orders", 0, 10), bus.fetch("dead.orders", 0, 10)):
+        for request in (other.fetch("dead.orders", 0, 10), bus.fetch("dead.orders", 0, 10)):
             with pytest.raises(simplebus.RefusedError, match="unauthorized"):
-                await asked
+                await request
         client = await nats_user(server, '"auth_token":"n"')
         await client.send(b"SUB $SB.SUB.dead%2Eorders 1\r\n")
         assert b"may not subscribe" in await client.read_line()

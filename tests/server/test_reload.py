@@ -256,7 +256,7 @@ async def test_invalid_file_changes_nothing_and_is_logged(
             raise RuntimeError("a fault of ours")
 
         before = replace(before, reload=faulty)
-        assert await reload(server, before) is before  # It goes on.
+        assert await reload(server, before) is before  # The old configuration stays.
         assert "applying the reloaded settings failed" in caplog.text
 
         callbacks: list[str] = []
@@ -297,7 +297,7 @@ async def test_a_reload_under_load_loses_nothing() -> None:
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
         publisher = await connect(server, [1])
-        got = 0
+        received_count = 0
         async with trio.open_nursery() as nursery:
 
             async def publish() -> None:
@@ -305,11 +305,17 @@ async def test_a_reload_under_load_loses_nothing() -> None:
                     await publisher.send(message(b"0123456789abcdef") * 100)
 
             nursery.start_soon(publish)
-            while got < 10_000:
-                got += len(await subscriber.read_messages(100))
-                await subscriber.send(ack(got - 100, got))
+            while received_count < 10_000:
+                received_count += len(await subscriber.read_messages(100))
+                await subscriber.send(ack(received_count - 100, received_count))
                 apply(
-                    server, Settings(Limits(class_messages=300 + got, total_bytes=(1 << 30) - got))
+                    server,
+                    Settings(
+                        Limits(
+                            class_messages=300 + received_count,
+                            total_bytes=(1 << 30) - received_count,
+                        )
+                    ),
                 )
         await wait_until(lambda: class_statistics(server).ring.message_count == 0)
         assert class_statistics(server).redelivered == 0

@@ -125,9 +125,9 @@ async def test_a_backlog_larger_than_any_socket_buffer_arrives_whole() -> None:
             await publisher.send(message(payload))
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
-        got = await subscriber.read_messages(count)
-        assert [message_id for message_id, _ in got] == list(range(count))
-        assert all(content == payload for _, content in got)
+        received = await subscriber.read_messages(count)
+        assert [message_id for message_id, _ in received] == list(range(count))
+        assert all(content == payload for _, content in received)
         await subscriber.send(ack(0, count))
         await wait_until(lambda: class_statistics(server).ring.message_count == 0)
 
@@ -209,9 +209,9 @@ async def test_full_class_blocks_its_publisher_without_loss() -> None:
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
         for first in (0, 100, 200):
-            got = await subscriber.read_messages(min(100, 250 - first))
-            assert got[0][0] == first
-            await subscriber.send(ack(first, first + len(got)))
+            received = await subscriber.read_messages(min(100, 250 - first))
+            assert received[0][0] == first
+            await subscriber.send(ack(first, first + len(received)))
         await wait_until(lambda: class_statistics(server).ring.message_count == 0)
         assert server.server.broker.statistics().parked_bytes == 0
 
@@ -233,8 +233,8 @@ async def test_a_full_class_drops_by_policy_and_counts(
         assert class_statistics(server).dropped == {reason: 150}
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
-        got = await subscriber.read_messages(100)
-        assert [int(payload) for _, payload in got] == list(kept)
+        received = await subscriber.read_messages(100)
+        assert [int(payload) for _, payload in received] == list(kept)
 
 
 async def test_rate_line_counts_messages_between_two_snapshots() -> None:

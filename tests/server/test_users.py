@@ -151,8 +151,8 @@ async def test_forbidden_publishes_are_refused_and_others_stored() -> None:
         for class_id in (8, "other"):
             with pytest.raises(simplebus.RefusedError, match="unauthorized"):
                 await bus.publish(b"x", class_id=class_id)
-        got = [(await messages.get(timeout=60)).channel for _ in range(2)]
-        assert got == ["eu.paid", "eu.paid.late"]
+        received = [(await messages.get(timeout=60)).channel for _ in range(2)]
+        assert received == ["eu.paid", "eu.paid.late"]
         assert server.server.broker.refusal_counts[Reason.UNAUTHORIZED] == 6
 
 
@@ -167,8 +167,8 @@ async def test_batch_of_mixed_channels_is_filtered_by_permission() -> None:
         with pytest.raises(ExceptionGroup):
             await bus.flush()
         expected = [n for n, channel in enumerate(channels) if channel in ("eu.a", "eu.c")]
-        got = [int((await messages.get(timeout=60)).payload) for _ in expected]
-        assert got == expected
+        received = [int((await messages.get(timeout=60)).payload) for _ in expected]
+        assert received == expected
         assert server.server.broker.refusal_counts[Reason.UNAUTHORIZED] == 1200
 
 
@@ -187,11 +187,11 @@ async def test_subscription_receives_only_permitted_channels() -> None:
                 (durable_messages, ["eu.paid", "us.paid", "", "us.last"]),
                 (filtered, ["us.paid", "us.last"]),
             ):
-                got = [(await messages.get(timeout=60)).channel or "" for _ in expected]
-                assert got == expected
-        for what, *channels in (("orders", "us.secret"), ("other",)):
+                received = [(await messages.get(timeout=60)).channel or "" for _ in expected]
+                assert received == expected
+        for class_name, *channels in (("orders", "us.secret"), ("other",)):
             with pytest.raises(simplebus.RefusedError, match="unauthorized"):
-                async with bus.subscribe(what, *channels):
+                async with bus.subscribe(class_name, *channels):
                     pass
 
 

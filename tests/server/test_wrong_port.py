@@ -122,9 +122,9 @@ async def test_client_of_another_protocol_is_told_its_port(
             option = "--nats-tls-cert" if listener == "nats" else "--tls-cert"
             sentence = f"TLS is off for this port: connect without TLS, or enable it with {option}"
         else:
-            wanted, option = OPTIONS[opening]
-            port = address(server, wanted).rpartition(":")[2]
-            sentence = f"at {NAMES[listener]}: {NAMES[wanted]} is {port} ({option})"
+            expected_listener, option = OPTIONS[opening]
+            port = address(server, expected_listener).rpartition(":")[2]
+            sentence = f"at {NAMES[listener]}: {NAMES[expected_listener]} is {port} ({option})"
         assert sentence in caplog.text
         if listener == "nats":  # As nats-server.
             assert reply.endswith(b"-ERR 'Unknown Protocol Operation'\r\n")
@@ -145,8 +145,9 @@ async def test_client_without_tls_is_told_its_port_where_tls_is_required(
     caplog.set_level("INFO", "simplebus.server")
     async with tls_server(server_certificate) as server:
         reply = await exchange(server, listener, OPENINGS[opening])
-        wanted, option = OPTIONS[opening]
-        sentence = f"{NAMES[wanted]} is {address(server, wanted).rpartition(':')[2]} ({option})"
+        expected_listener, option = OPTIONS[opening]
+        port = address(server, expected_listener).rpartition(":")[2]
+        sentence = f"{NAMES[expected_listener]} is {port} ({option})"
         await wait_until(lambda: sentence in caplog.text)
         if listener != "nats":  # As nats-server, which sends nothing but INFO before TLS.
             assert sentence.encode() in reply or listener == "tcp"

@@ -57,9 +57,8 @@ class KeptBus(BrokerHarness):
             )
             self.broker.clock.now = now
             self.found: RecoveryResult = recover(self.directory, self.broker)
-            finish_recovery(
-                self.directory, self.found, to_disk=False
-            )  # No power failure is simulated.
+            # No power failure is simulated.
+            finish_recovery(self.directory, self.found, to_disk=False)
         except BaseException:
             self.directory.close()
             raise

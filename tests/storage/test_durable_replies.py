@@ -58,9 +58,8 @@ def test_confirmed_durable_survives_crash(
     connect_version2(bus, publish(1, 0, *numbered(3)))
     peer = connect_version2(bus, subscribe(1, 5, request=4, durable="d", **kind))
     messages, replies = peer.receive_all()
-    assert [each.content["resumed"] for each in replies] == [
-        True
-    ]  # Sent at once: the durable is kept.
+    # Sent at once: the durable is kept.
+    assert [each.content["resumed"] for each in replies] == [True]
     assert [message.message_id for message in messages] == [0, 1, 2]
     bus.crash()
 

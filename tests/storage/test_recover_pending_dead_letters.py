@@ -27,9 +27,8 @@ from tests.storage.test_recover_redelivery import KINDS, reader_of, receive_atte
 
 
 def after_a_crash(bus: KeptBus, path: Path) -> KeptBus:
-    now = bus.broker.clock.now = (
-        bus.broker.clock.now + 1
-    )  # The next checkpoint includes all changes.
+    # The next checkpoint includes all changes.
+    now = bus.broker.clock.now = bus.broker.clock.now + 1
     bus.sync()
     bus.crash()
     return KeptBus(path, settings=two_dead_letters_settings(), now=now)

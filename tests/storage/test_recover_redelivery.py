@@ -51,9 +51,8 @@ def receive_attempts_during(
 
 def crash_and_recover(bus: KeptBus, path: Path, *, down: float = 0) -> KeptBus:
     """Crash the bus and recover it `down` seconds later."""
-    now = bus.broker.clock.now = (
-        bus.broker.clock.now + 1
-    )  # The next checkpoint includes all changes.
+    # The next checkpoint includes all changes.
+    now = bus.broker.clock.now = bus.broker.clock.now + 1
     bus.sync()
     bus.crash()
     return KeptBus(path, now=now + down)

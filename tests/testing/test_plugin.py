@@ -70,12 +70,12 @@ def outcome(tmp_path: Path, test: str) -> str:
     "mark", ["pytestmark = pytest.mark.trio", "pytestmark = pytest.mark.anyio"]
 )
 def test_fixtures_work_in_async_tests(tmp_path: Path, mark: str) -> None:
-    said = outcome(tmp_path, ASYNC.format(mark=mark))
-    assert " passed" in said, said
-    assert "failed" not in said, said
-    assert "error" not in said, said
+    output = outcome(tmp_path, ASYNC.format(mark=mark))
+    assert " passed" in output, output
+    assert "failed" not in output, output
+    assert "error" not in output, output
 
 
 def test_fixtures_work_in_blocking_tests(tmp_path: Path) -> None:
-    said = outcome(tmp_path, BLOCKING)
-    assert "1 passed" in said, said
+    output = outcome(tmp_path, BLOCKING)
+    assert "1 passed" in output, output

@@ -43,9 +43,9 @@ def test_startup_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no listener")
 
     monkeypatch.setattr("simplebus.testing.server.serve", broken)
-    with pytest.raises(ExceptionGroup) as told:
+    with pytest.raises(ExceptionGroup) as raised:
         BusServer()
-    assert told.group_contains(OSError, match="no listener")
+    assert raised.group_contains(OSError, match="no listener")
 
 
 def test_until_times_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -323,11 +323,12 @@ def test_reply_outside_the_reply_class_raises(run: Run, server: BusServer) -> No
 def test_request_times_out_and_expires(run: Run, server: BusServer) -> None:
     async def main() -> None:
         async with simplebus.connect(server.address) as bus, bus.subscribe(24) as requests:
+            # On a busy machine, the request expires before it is sent.
             for seconds in (
                 0.05,
                 0.5,
                 5.0,
-            ):  # On a busy machine, the request expires before it is sent.
+            ):
                 expected_error = rf"no reply to .* class 24 came within {seconds:g} s"
                 with pytest.raises(TimeoutError, match=expected_error):
                     await bus.request(b"?", class_id=24, timeout=seconds)

@@ -354,9 +354,8 @@ def test_counts_confirmed_messages_that_the_server_lost(identity: str, forgotten
     pair.exchange()
     pair.disconnect()
     pair.broker = Broker(identity=identity)
-    bytes_before = ClientAndBroker(
-        broker=pair.broker
-    )  # The same name: the state that was written before the crash.
+    # The same name: the state that was written before the crash.
+    bytes_before = ClientAndBroker(broker=pair.broker)
     bytes_before.core.publish(b"stays", 1)
     bytes_before.exchange()
     bytes_before.disconnect()

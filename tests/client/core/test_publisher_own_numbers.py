@@ -82,7 +82,7 @@ def test_stores_numbers_ahead_and_drops_numbers_behind(
 
 
 def test_first_number_of_a_session_replaces_stored_state() -> None:
-    """A server that was restored from an old copy may know another message under the number."""
+    """A server that was restored from an old copy may have another message with the number."""
     bus = create_stateless_server()
     for _ in range(2):
         peer = Version2Peer(bus, bus.broker.open_session())

@@ -98,7 +98,7 @@ async def test_uplink_sends_once_after_outage(tmp_path: Path) -> None:
 async def test_renamed_uplink_sends_stored_messages(
     name: str, settings: dict[str, str], met: bool, tmp_path: Path
 ) -> None:
-    """The target may or may not know the uplink by its first name."""
+    """The target may or may not have a connection of the uplink with its first name."""
     find_backlogs, port, sent_count = {"data_dir": str(tmp_path / "kept")}, free_port(), 0
     target_options = {"data_dir": tmp_path / "far"}
     if met:

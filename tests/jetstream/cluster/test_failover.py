@@ -167,7 +167,7 @@ async def ready(cluster: PartitionedCluster) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(link.run)
         await link.wait_ready()
-        while not await failover._is_jetstream_answering(link):  # noqa: ASYNC110 - nobody says when.
+        while not await failover._is_jetstream_answering(link):  # noqa: ASYNC110 - no event.
             await trio.sleep(0.1)
         nursery.cancel_scope.cancel()
 
@@ -197,14 +197,12 @@ async def test_leaves_server_cut_off_from_cluster(
                     cluster.reconnect()
                     await bus.publish_many([b"%d" % n for n in range(200, 300)], class_id=7)
                     received = list[int]()
-                    while (
-                        len(set(received)) < 300
-                    ):  # Messages in flight from its consumer arrive later.
+                    # Messages in flight from its consumer arrive later.
+                    while len(set(received)) < 300:
                         received.append(int((await messages.get()).payload))
                     assert set(received) == set(range(300))
-                assert (
-                    link.connection_count <= 3
-                )  # The former leader may have answered for a while.
+                # The former leader may have answered for a while.
+                assert link.connection_count <= 3
     assert "JetStream does not answer there, and does at" in caplog.text
 
 

@@ -56,7 +56,7 @@ async def test_skips_nats_server_with_smaller_payload(
     """Each long message would end the connection and block all classes."""
     with nats_server(tmp_path, "max_payload: 65536") as server:
         config = tmp_path / "alone.conf"
-        had = config.read_text()
+        old_text = config.read_text()
         cluster = replace(options(server.url), storage="file")
         async with (
             stateless_server(cluster) as stateless,
@@ -67,13 +67,13 @@ async def test_skips_nats_server_with_smaller_payload(
             with trio.fail_after(PATIENCE_SECONDS):
                 await bus.publish(b"short", class_id=1)
                 server.stop()
-                config.write_text(had.replace("65536", "32768"))
+                config.write_text(old_text.replace("65536", "32768"))
                 server.start()
                 nursery.start_soon(partial(bus.publish, bytes(40_000), class_id=1))
                 await until(lambda: "32768" in link.problem)
                 assert not link.is_ready
                 server.stop()
-                config.write_text(had)
+                config.write_text(old_text)
                 server.start()
                 async with bus.subscribe(1, start="earliest") as messages:
                     lengths = [len((await messages.get()).payload) for _ in range(2)]
@@ -148,9 +148,8 @@ async def test_refuses_memory_stream_with_file_storage(
         with pytest.raises(UnusableClusterError, match=expected_error):
             await check_cluster(Settings(), other_options)
         await check_cluster(Settings(), cluster)
-        async with (
-            trio.open_nursery() as nursery
-        ):  # The server that started earlier does not confirm either.
+        # The server that started earlier does not confirm either.
+        async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(bus.publish, b"not kept", class_id=1))
             with trio.fail_after(PATIENCE_SECONDS):
                 while not re.search(expected_error, caplog.text):  # noqa: ASYNC110 - the log has no event.

@@ -184,10 +184,11 @@ async def test_retries_refusing_consumer_with_delay(
         monkeypatch.setattr(cluster, "_tick", beating)
         with trio.fail_after(PATIENCE_SECONDS):
             info = await cluster.link.api_request(f"CONSUMER.INFO.{name}")
+            # Timeout of a request; those of a stateless server take longer.
             for longest in (
                 1_000_000_000,
                 0,
-            ):  # Timeout of a request; those of a stateless server take longer.
+            ):
                 body = {
                     "stream_name": info["stream_name"],
                     "config": {**info["config"], "max_expires": longest},

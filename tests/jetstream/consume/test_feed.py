@@ -199,9 +199,8 @@ def test_drops_repeats_that_a_server_reports_as_new() -> None:
     replies = server.receive_from_consumer(*(message(n, tail="9") for n in (5, 6, 7, 8)))
     assert replies.count(b"+ACK") == 2
     assert server.drain_sent_messages() == [(3, b"8")]
-    server.feed.acked_sequences.raise_floor(
-        8
-    )  # The consumer reports no other acknowledged sequence.
+    # The consumer reports no other acknowledged sequence.
+    server.feed.acked_sequences.raise_floor(8)
     assert server.receive_from_consumer(message(7, tail="10")).startswith(b"PUB $JS.ACK.S.c.1.7.7.")
     assert server.drain_sent_messages() == []
 
@@ -218,11 +217,12 @@ def test_drops_repeats_within_one_read(attempt: int) -> None:
     assert server.feed.statistics().repeated_count == 2
     server.ack(0, 3)
     replies = [m.reply(row) for m in server.feed.pop_acked() for row in range(m.count)]
+    # Acknowledged by its latest subject.
     assert [reply.endswith(b".9") for reply in replies] == [
         True,
         True,
         False,
-    ]  # Acknowledged by its latest subject.
+    ]
 
 
 def test_marks_late_message_as_redelivered() -> None:
@@ -300,19 +300,16 @@ def test_only_dead_lettered_messages_wait_for_their_letter() -> None:
     assert [payload for _, payload in server.drain_sent_messages()] == [b"7"]
     server.ack(0, 3)
     assert server.acked() == [5, 7]
-    assert [sequence_of(m, 0) for m in server.feed.unacked_messages()] == [
-        6
-    ]  # A progress notice is sent for it.
-    assert (
-        server.receive_from_consumer(message(6, attempt=18, tail="7")) == b""
-    )  # The message is not acknowledged yet.
+    # A progress notice is sent for it.
+    assert [sequence_of(m, 0) for m in server.feed.unacked_messages()] == [6]
+    # The message is not acknowledged yet.
+    assert server.receive_from_consumer(message(6, attempt=18, tail="7")) == b""
     assert server.drain_sent_messages() == []
     server.store()
     server.burials.update_feed(server.feed)
     (acked_messages,) = server.feed.pop_acked()
-    assert acked_messages.reply(0).startswith(
-        b"$JS.ACK.S.c.18.6."
-    )  # Acknowledged by its latest subject.
+    # Acknowledged by its latest subject.
+    assert acked_messages.reply(0).startswith(b"$JS.ACK.S.c.18.6.")
     assert server.feed.unacked_messages() == []
 
 
@@ -325,9 +322,8 @@ def test_ack_all_waits_at_pending_dead_letter() -> None:
     assert [payload for _, payload in server.drain_sent_messages()] == [b"4"]
     server.ack(0, 4)
     assert server.acked() == [2]
-    assert (
-        server.feed.restart_sequence == 3
-    )  # Another consumer redelivers the messages from there on.
+    # Another consumer redelivers the messages from there on.
+    assert server.feed.restart_sequence == 3
     server.store()
     assert server.acked() == [4]
     assert server.feed.restart_sequence == 5
@@ -359,9 +355,8 @@ def test_closing_returns_undelivered_messages() -> None:
     server.drain_sent_messages()
     server.ack(0, 1)
     assert server.acked() == [1]
-    server.receive_from_consumer(
-        message(4), message(5)
-    )  # The outbox of the closed session is not read any more.
+    # The outbox of the closed session is not read any more.
+    server.receive_from_consumer(message(4), message(5))
     assert server.feed.position.window.cursor < server.feed.position.ring.head
     unacked = server.feed.unacked_on_exit([])
     assert unacked is not None

@@ -135,9 +135,8 @@ async def test_subscriber_at_another_server_gets_messages_being_released(
                 await first_bus.publish_many(PAYLOADS, class_id=class_id)
                 async with first_bus.subscribe(class_id, auto_ack=False) as messages:
                     await receive_attempts(messages, len(PAYLOADS))
-                await until(
-                    lambda: not cluster_of(first_server).feeds
-                )  # The subscriber disconnects now.
+                # The subscriber disconnects now.
+                await until(lambda: not cluster_of(first_server).feeds)
                 async with second_bus.subscribe(class_id) as messages:
                     redelivered = await receive_attempts(messages, len(PAYLOADS))
                 assert [number for number, _ in redelivered] == list(range(len(PAYLOADS)))

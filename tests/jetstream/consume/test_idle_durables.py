@@ -64,5 +64,5 @@ async def test_unused_durable_expires_and_used_one_stays(
                     await trio.sleep(IDLE_SECONDS / 3)
                     message.ack()
                     assert await kept_for(cluster_of(server)) == IDLE_SECONDS
-            while await kept_for(cluster_of(server)) is not None:  # noqa: ASYNC110 - nobody says it.
+            while await kept_for(cluster_of(server)) is not None:  # noqa: ASYNC110 - no event.
                 await trio.sleep(0.05)

@@ -158,9 +158,8 @@ def test_named_fast_batch_has_ids_on_all_messages() -> None:
     assert len(answers) < 20
     assert list(stream.ids) == [f"pub:p1:{1000 + number:010}" for number in range(100)]
     assert stream.answer(answers, 0.0) is None
-    assert (
-        stream.answer(stream.process_publications(), 0.0) == 1
-    )  # The stream confirms the last message.
+    # The stream confirms the last message.
+    assert stream.answer(stream.process_publications(), 0.0) == 1
     assert stream.payloads() == expected
     assert stream.publisher.statistics().duplicates == 0  # Only the last message was checked.
 
@@ -240,9 +239,9 @@ def test_verifies_last_message_of_fast_batch(reply: bytes) -> None:
     assert stream.publisher.statistics().in_flight_count == 0
     assert stream.publisher.statistics().refused == 100
     stream.publisher.publish_ready(PAUSE_SECONDS)
-    asked = stream.process_publications()
-    assert len(asked) == 100  # Checked one by one.
-    assert stream.answer(asked, PAUSE_SECONDS) == 1
+    requests = stream.process_publications()
+    assert len(requests) == 100  # Checked one by one.
+    assert stream.answer(requests, PAUSE_SECONDS) == 1
     assert stream.payloads() == expected
 
 
@@ -301,9 +300,9 @@ def test_late_completion_answer_counts() -> None:
     stream.answer(stream.process_publications(), 0.0)
     proof = stream.process_publications()[0]  # The ack of the first batch.
     stream.publisher.publish_ready(PATIENCE_SECONDS)
-    asked = stream.process_publications()
-    assert len(asked) == 200
-    assert stream.answer([proof, *asked[1:]], PATIENCE_SECONDS) == 2
+    requests = stream.process_publications()
+    assert len(requests) == 200
+    assert stream.answer([proof, *requests[1:]], PATIENCE_SECONDS) == 2
     assert stream.publisher.is_empty
 
 
@@ -317,9 +316,10 @@ def test_named_messages_are_repeated_singly(name: str) -> None:
     assert stream.process_publications() == []
     stream.loses = lambda: False
     stream.publisher.publish_ready(now)
-    asked = stream.process_publications()
-    assert len(asked) == (100 if name else 4)  # Without a publisher name, milestones are checked.
-    assert stream.answer(asked, now) is None
+    requests = stream.process_publications()
+    # Without a publisher name, milestones are checked.
+    assert len(requests) == (100 if name else 4)
+    assert stream.answer(requests, now) is None
     stream.publisher.publish_ready(now)
     repeated = stream.process_publications()
     assert len(repeated) == 100 if name else len(repeated) < 20
@@ -374,15 +374,15 @@ def test_late_ack_does_not_confirm_rewritten_batch() -> None:
     answers = stream.process_publications()
     stream.answer(answers[-1:], 0.0)
     stream.publisher.publish_ready(PAUSE_SECONDS)
-    asked = stream.process_publications()
-    assert len(asked) == 3
+    requests = stream.process_publications()
+    assert len(requests) == 3
     stream.answer(answers[:-1], PAUSE_SECONDS)  # The stream refuses everything again.
-    stream.answer(asked, PAUSE_SECONDS)
+    stream.answer(requests, PAUSE_SECONDS)
     stream.refuses = lambda: False
     stream.publisher.publish_ready(PAUSE_SECONDS)
     later_answers = stream.process_publications()
     assert len(stream.stored) == 1
-    assert stream.answer(answers[:-1] + asked, PAUSE_SECONDS) is None
+    assert stream.answer(answers[:-1] + requests, PAUSE_SECONDS) is None
     stream.publisher.publish_ready(PAUSE_SECONDS)
     assert stream.process_publications() == []
     stream.answer(later_answers, PAUSE_SECONDS)
@@ -434,11 +434,10 @@ def test_verifies_fast_batch_after_reconnect(accepted_count: int, known_count: i
     stream.publisher.handle_reconnect(1.0)
     stream.publish_numbered(2, 1)
     stream.publisher.publish_ready(1.0)
-    asked = stream.process_publications()
-    assert (
-        stream.payloads() == expected[:accepted_count]
-    )  # A check stores nothing, and no message overtakes another one.
-    durable_batch = stream.answer(asked, 1.0)
+    requests = stream.process_publications()
+    # A check stores nothing, and no message overtakes another one.
+    assert stream.payloads() == expected[:accepted_count]
+    durable_batch = stream.answer(requests, 1.0)
     stream.publisher.publish_ready(1.0)
     assert (stream.answer(stream.process_publications(), 1.0), durable_batch) == (
         2,
@@ -453,12 +452,13 @@ def test_repeats_unanswered_checks() -> None:
     stream.publisher.publish_ready(0.0)
     stream.process_publications()
     stream.publisher.publish_ready(PATIENCE_SECONDS)  # No answer has arrived.
-    asked = stream.process_publications()
+    requests = stream.process_publications()
     assert (
-        stream.answer([asked[0].replace(b'"duplicate": true', b'"duplicate":false')], 5.0) is None
+        stream.answer([requests[0].replace(b'"duplicate": true', b'"duplicate":false')], 5.0)
+        is None
     )
     stream.publisher.publish_ready(5.0 + PAUSE_SECONDS)
-    assert len(stream.process_publications()) == len(asked)
+    assert len(stream.process_publications()) == len(requests)
     stream.publisher.publish_ready(5.0 + PAUSE_SECONDS + 2 * PATIENCE_SECONDS)
     assert stream.answer(stream.process_publications(), 15.0) == 1
     assert stream.payloads() == expected

@@ -157,9 +157,8 @@ def test_writes_nothing_after_refusal() -> None:
     stream.publisher.publish_ready(0.0)
     assert stream.process_publications() == []
     stream.answer(answers[1:], PAUSE_SECONDS / 2)
-    stream.publisher.publish_ready(
-        PAUSE_SECONDS
-    )  # Its answer arrived later, so it is not late yet.
+    # Its answer arrived later, so it is not late yet.
+    stream.publisher.publish_ready(PAUSE_SECONDS)
     assert stream.process_publications() == []
     assert stream.answer_all(2 * PAUSE_SECONDS) == 2
     assert [payload.split()[0] for payload in stream.payloads()] == [b"1"] * 10 + [b"2"] * 10
@@ -178,9 +177,8 @@ def open_refusing_stream() -> tuple[FastBatchStream, list[bytes], list[bytes]]:
 
 def test_duplicates_in_full_stream_do_not_wait() -> None:
     stream, expected, frames_ = open_refusing_stream()
-    for batch_number in range(
-        2, 10
-    ):  # A publisher that reconnected several times repeats everything.
+    # A publisher that reconnected several times repeats everything.
+    for batch_number in range(2, 10):
         stream.publisher.append_batch(WriteBatch(batch_number, [entry(*frames_, name="pub")]))
     stream.refuses = lambda: False
     assert stream.answer_all(PAUSE_SECONDS) == 9
@@ -218,9 +216,8 @@ def test_repeated_waiting_message_is_stored_once() -> None:
 def test_stored_unconfirmed_message_is_not_repeated() -> None:
     stream = create_open_stream()
     stream.never_refuses_duplicates = True
-    expected = stream.publish_numbered(
-        1, 5000, "pub"
-    )  # Two parts of one batch; the first one is stored completely.
+    # Two parts of one batch; the first one is stored completely.
+    expected = stream.publish_numbered(1, 5000, "pub")
     rooms = iter([True] * 4500)
     stream.refuses = lambda: not next(rooms, False)
     assert stream.answer_all(0.0) is None

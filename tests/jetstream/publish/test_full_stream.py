@@ -175,5 +175,5 @@ async def acked_of(cluster: JetStreamBackend, class_id: int) -> int:
 
 
 async def until_acked(cluster: JetStreamBackend, class_id: int, last: int) -> None:
-    while await acked_of(cluster, class_id) < last:  # noqa: ASYNC110 - the server says no more.
+    while await acked_of(cluster, class_id) < last:  # noqa: ASYNC110 - no event exists.
         await trio.sleep(0.05)

@@ -152,9 +152,8 @@ class ReplicatedStreams(FastBatchStream):
         last_number = self.open[chain]
         accepted.chain, accepted.position, accepted.is_end = name, number, kind == b"2"
         accepted.is_known = is_taken or (bool(accepted.id) and accepted.id in self.ids)
-        if number != last_number + 1 or self.happens(
-            0.002
-        ):  # The batch ends after its last message.
+        # The batch ends after its last message.
+        if number != last_number + 1 or self.happens(0.002):
             self.send_reply(message.reply, b'{"type":"gap","last_seq":%d,"seq":1}' % last_number)
             accepted.position, accepted.is_end, accepted.is_known, accepted.id = (
                 last_number,

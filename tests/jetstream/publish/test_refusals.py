@@ -92,17 +92,19 @@ async def test_inquiry_shows_refusal_reason(
             assert "accepts no messages" not in (await second_bus.explain(8)).waits_for
             assert refused_classes(read_snapshot(server)) == 0
     logged = ["refuses messages" in text for text in caplog.messages if "its stream" in text]
-    assert logged == [True, False] * (
-        len(logged) // 2
-    )  # One line at the start, and one at the end.
+    # One line at the start, and one at the end.
+    assert logged == [True, False] * (len(logged) // 2)
 
 
 @pytest.mark.parametrize("change", [{"subjects": ["elsewhere"]}, {"no_ack": True}])
 async def test_stream_without_acks_counts_as_refusing(
     change: dict[str, object], jetstream_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody has changed it. Where somebody else hears its subject, who looks at all that passes
-    by, for one, no server says that nobody is there: publishers waited, and nobody was told why."""
+    """Another program may change a stream so that it stores no messages of the class.
+
+    If a NATS client subscribes to the subject, no server reports missing responders. Publishers
+    then waited without a reported reason.
+    """
     monkeypatch.setattr(refusals, "RECOVERED_SECONDS", 0.3)
     monkeypatch.setattr(stream_publisher, "PATIENCE_SECONDS", 0.3)
     cluster = options(jetstream_server.url)

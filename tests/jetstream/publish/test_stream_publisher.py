@@ -394,9 +394,8 @@ def test_long_full_stream_stores_forgotten_ids_once(name: str) -> None:
             break
         assert stream.publisher.refusal(7) is not None
         now += PAUSE_SECONDS
-        if (
-            now > 4 * PAUSE_SECONDS
-        ):  # All ids have expired each time that there is space for a message.
+        # All ids have expired each time that there is space for a message.
+        if now > 4 * PAUSE_SECONDS:
             stream.ids.clear()
             free_count += 1
     assert sorted(payload for _, payload, _ in stream.stored) == sorted(payloads)

@@ -402,9 +402,8 @@ def test_command_for_an_earlier_attempt_is_ignored(command: bytes, queue: str) -
     harness.tick(11)
     (second_delivery,) = client.messages()
     assert fields(second_delivery)[2] == "3"
-    client.pub(
-        first_delivery.reply, b"+ACK", reply="_INBOX.me.2"
-    )  # The message stays acknowledged.
+    # The message stays acknowledged.
+    client.pub(first_delivery.reply, b"+ACK", reply="_INBOX.me.2")
     assert [m.subject for m in client.messages()] == ["_INBOX.me.2"]
     assert harness.statistics(1).ring.message_count == 0
 

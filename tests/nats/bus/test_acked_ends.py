@@ -140,9 +140,8 @@ def test_drained_client_can_terminate_after_unsub(queue: str) -> None:
     client.pub(first.reply, b"+TERM", reply="_INBOX.me")
     client.pub(second.reply, b"-NAK 0s", reply="_INBOX.me")
     assert [m.subject for m in client.messages()] == ["_INBOX.me"] * 2
-    client.pub(
-        third_message.reply, b"+WPI", reply="_INBOX.me"
-    )  # Too late: the message was returned.
+    # Too late: the message was returned.
+    client.pub(third_message.reply, b"+WPI", reply="_INBOX.me")
     assert [m.headers[:12] for m in client.messages()] == [b"NATS/1.0 503"]
     client.pub(first.reply, b"+TERM")
     ((letter, payload),) = stored(harness, DEAD_1)
@@ -159,9 +158,8 @@ def test_ack_for_an_ended_position_is_refused() -> None:
     client = harness.client(b"SUB $SB.SUB.1.d.in_flight=1 1\r\n")
     (message,) = client.messages()
     client.send(b"UNSUB 1\r\n")
-    client.pub(
-        message.reply.replace(".1.0.1.", ".1.1.1.")
-    )  # That message was never sent to this client.
+    # That message was never sent to this client.
+    client.pub(message.reply.replace(".1.0.1.", ".1.1.1."))
     (position,) = harness.broker.classes[1].positions
     harness.broker.subscription_manager.end_position(position)
     client.pub(message.reply)

@@ -83,8 +83,8 @@ def line(random: Random) -> bytes:
         block = random.choice(BLOCKS)
         sizes = len(block), len(block) + len(payload)
         return b"HPUB %b%b %d %d\r\n%b%b\r\n" % (options, reply, *sizes, block, payload)
-    line_ = b"PUB %b%b %d\r\n%b\r\n" % (options, reply, len(payload), payload)
-    return line_ * random.choice([1, 1, 1, 3, 30])
+    command = b"PUB %b%b %d\r\n%b\r\n" % (options, reply, len(payload), payload)
+    return command * random.choice([1, 1, 1, 3, 30])
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -96,7 +96,7 @@ def test_arbitrary_class_commands_do_not_affect_other_clients(seed: int) -> None
     for bound in ("orders.>", "*.a"):
         harness.broker.store.class_registry.bind_subject(bound, 1)
     harness.broker.store.class_registry.bind_subject(">", 7)
-    line_, two = (
+    nats_peer, reader = (
         harness.peer(connect1(1)),
         connect_version2(harness, subscribe(1, 5, durable="binary")),
     )
@@ -112,14 +112,18 @@ def test_arbitrary_class_commands_do_not_affect_other_clients(seed: int) -> None
                 case 1:
                     harness.wait(3 * random.random())
                 case 2:
-                    line_.send(publish1(1, *[b"p" * random.randint(0, 9)] * random.randint(1, 30)))
+                    nats_peer.send(
+                        publish1(1, *[b"p" * random.randint(0, 9)] * random.randint(1, 30))
+                    )
                 case 3:
                     channel = random.choice(["orders.a", "$JS.ACK.1", "x"])
-                    two.send(publish_envelopes(1, number, *[channel_envelope(channel, b"q")] * 3))
+                    reader.send(
+                        publish_envelopes(1, number, *[channel_envelope(channel, b"q")] * 3)
+                    )
                     number += 3
                 case 4:
-                    for delivery in two.receive_deliveries():
-                        two.send(ack(5, delivery.message_id, delivery.message_id + 1))
+                    for delivery in reader.receive_deliveries():
+                        reader.send(ack(5, delivery.message_id, delivery.message_id + 1))
                 case 5:
                     client.close()
                 case 6 | 7:

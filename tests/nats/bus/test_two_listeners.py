@@ -103,9 +103,8 @@ async def test_trace_headers_pass_between_listeners_unchanged(addresses: Listene
     ):
         nats_messages = await client.subscribe("ask.trace")
         await client.publish("ask.trace", b"from nats", headers=trace)
-        (first,) = await receive_messages(
-            nats_messages, 1
-        )  # The flush may overtake the subscription.
+        # The flush may overtake the subscription.
+        (first,) = await receive_messages(nats_messages, 1)
         await bus.publish(b"from the sdk", class_id="asked", channel="ask.trace", headers=trace)
         assert [dict((await bus_messages.get(60)).headers) for _ in range(2)] == [trace, trace]
         assert [

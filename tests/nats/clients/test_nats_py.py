@@ -76,7 +76,7 @@ async def test_messages_arrive_by_callback_iterator_and_next_msg(
 
         await client.subscribe("ways.*", cb=call)
         iterated = await client.subscribe("ways.>")
-        asked = await client.subscribe("ways.one")
+        subscription = await client.subscribe("ways.one")
         for number in range(3):
             await client.publish("ways.one", b"%d" % number, reply="somewhere")
         found = []
@@ -85,7 +85,7 @@ async def test_messages_arrive_by_callback_iterator_and_next_msg(
             if len(found) == 3:
                 break
         assert found == [("ways.one", "somewhere", b"%d" % number) for number in range(3)]
-        assert await receive_messages(asked, 3) == [b"0", b"1", b"2"]
+        assert await receive_messages(subscription, 3) == [b"0", b"1", b"2"]
         await wait_for(lambda: len(called) == 3)
         assert [message.data for message in called] == [b"0", b"1", b"2"]
 
@@ -300,8 +300,8 @@ async def test_no_responders_fails_at_once_and_silence_times_out(
         unanswered = await client.subscribe("silent")
         with pytest.raises(NatsTimeoutError):
             await client.request("silent", b"?", timeout=0.05)
-        asked = await unanswered.next_msg(timeout=60)
-        assert asked.reply.startswith("_MINE.")
+        request = await unanswered.next_msg(timeout=60)
+        assert request.reply.startswith("_MINE.")
 
 
 @on_asyncio

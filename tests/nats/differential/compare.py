@@ -83,12 +83,12 @@ def items(data: bytes) -> Iterator[Item]:
             offset += size + 2
             yield (*tokens, body)
         elif tokens[0] == "INFO":
-            yield ("INFO", *_told(line.removeprefix("INFO ")))
+            yield ("INFO", *_info_facts(line.removeprefix("INFO ")))
         elif tokens[0] != "PING":
             yield (line,)
 
 
-def _told(info: str) -> list[str]:
+def _info_facts(info: str) -> list[str]:
     fields = json.loads(info)
     return [f"{name}={json.dumps(fields[name])}" for name in sorted(fields.keys() - _OWN)]
 

@@ -100,7 +100,7 @@ class Certificates:
     """Certificates."""
 
     authority: CertificateAuthority
-    own: Certificate
+    certificate: Certificate
     """The servers',"""
     ada: Certificate
     bob: Certificate
@@ -128,8 +128,8 @@ def pairs(
     certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[str, Pair]]:
     """Run all server pairs."""
-    own, config_template = (
-        certificates.own,
+    certificate, config_template = (
+        certificates.certificate,
         {
             "clients": CLIENTS_MAX,
             "ca": certificates.authority.path,
@@ -137,8 +137,10 @@ def pairs(
             "pending": PENDING_BYTES_MAX,
         },
     )
-    conf_tls = f'cert_file: "{own.cert}", key_file: "{own.key}", timeout: {TLS_SECONDS}'
-    toml_tls = f'cert = "{own.cert}"\nkey = "{own.key}"\ntimeout = {TLS_SECONDS}'
+    conf_tls = (
+        f'cert_file: "{certificate.cert}", key_file: "{certificate.key}", timeout: {TLS_SECONDS}'
+    )
+    toml_tls = f'cert = "{certificate.cert}"\nkey = "{certificate.key}"\ntimeout = {TLS_SECONDS}'
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(CONF)) as pool:
 
         def start(case: str) -> Pair:
@@ -149,11 +151,13 @@ def pairs(
         yield dict(zip(CONF, pool.map(start, CONF), strict=True))
 
 
-def tls_context(certificates: Certificates, own: Certificate | None = None) -> ssl.SSLContext:
+def tls_context(
+    certificates: Certificates, certificate: Certificate | None = None
+) -> ssl.SSLContext:
     """Return a client's TLS context, with or without a client certificate."""
     context = ssl.create_default_context(cafile=str(certificates.authority.path))
-    if own is not None:
-        context.load_cert_chain(own.cert, own.key)
+    if certificate is not None:
+        context.load_cert_chain(certificate.cert, certificate.key)
     return context
 
 

@@ -71,18 +71,18 @@ def test_denied_subject_without_class_is_not_delivered(
 def test_denied_class_cannot_be_requested() -> None:
     permissions = NatsPermissions(subscribe_deny=("secret.a", "$SB.SUB.orders.>", "$SB.SUB.x"))
     client, _ = harness_with_users(permissions)
-    for asked in ("secret.a", "$SB.SUB.%6frders.d", "$SB.SUB.x.d", "$SB.SUB.hidden"):
-        client.sub(asked)
+    for subject in ("secret.a", "$SB.SUB.%6frders.d", "$SB.SUB.x.d", "$SB.SUB.hidden"):
+        client.sub(subject)
         (line,) = client.lines()
-        assert b"Permissions Violation for Subscription" in line, asked
+        assert b"Permissions Violation for Subscription" in line, subject
     client.sub("$SB.SUB.other")
     assert client.lines() == []
 
 
 def test_inboxes_of_other_users_are_not_readable() -> None:
     client, unrestricted = harness_with_users(NatsPermissions())
-    for sid, asked in enumerate((">", f"{REPLIES_CLASS}.>", f"{REPLIES_CLASS}.ada", "class.*")):
-        client.sub(asked, str(sid))
+    for sid, subject in enumerate((">", f"{REPLIES_CLASS}.>", f"{REPLIES_CLASS}.ada", "class.*")):
+        client.sub(subject, str(sid))
     names = [f"{REPLIES_CLASS}.ada", f"{REPLIES_CLASS}.bob"]
     frames = publish_envelopes(9, 0, *(channel_envelope(name, b"x") for name in names))
     replies = [{"id": 9, "name": REPLIES_CLASS}]

@@ -35,9 +35,8 @@ def test_fast_publisher_is_paused() -> None:
     assert bus.nats_server.statistics().in_messages == 15
     assert is_paused(bus, client)
     assert 0.5 < bus.nats_server.rate_limits.pause_seconds(client.session) <= 0.7
-    same_user_client = bus.client(
-        b"PUB a 1\r\nx\r\n", auth_token="t"
-    )  # A second connection of the user.
+    # A second connection of the user.
+    same_user_client = bus.client(b"PUB a 1\r\nx\r\n", auth_token="t")
     assert is_paused(bus, same_user_client)
     other_client.send(b"PUB a 1\r\nx\r\n" * 100)
     assert not is_paused(bus, other_client)

@@ -59,11 +59,11 @@ def new_stall_sessions(publisher: NatsSession) -> list[NatsSession]:
     return stall.sessions if stall else []
 
 
-def wait_in_vain(harness: NatsServer, publisher: NatsSession, took: int = 0) -> None:
+def wait_in_vain(harness: NatsServer, publisher: NatsSession, read_bytes: int = 0) -> None:
     """Let a stall last its full time while the slow sessions read this many bytes."""
     assert publisher.stall is not None
     for session in publisher.stall.sessions:
-        read_output(session, took)
+        read_output(session, read_bytes)
     harness.slow_consumer_monitor.stall_timed_out(publisher.stall, publisher)
 
 
@@ -106,7 +106,7 @@ def test_slow_client_does_not_delay_fast_clients() -> None:
     size = publisher.next_read_bytes
     send_bytes(harness, publisher, publish(60))
     assert publisher.stall is not None  # The last stall before it is disconnected.
-    wait_in_vain(harness, publisher, took=KIB)
+    wait_in_vain(harness, publisher, read_bytes=KIB)
     assert publisher.next_read_bytes >= size
     send_bytes(harness, publisher, publish(60))
     assert [session for session, _ in harness.drain_disconnecting()] == [slow]
@@ -195,7 +195,7 @@ def test_stall_timeout_reduces_the_read_size() -> None:
     publisher = client(harness)
     send_bytes(harness, publisher, publish(100))
     size = publisher.next_read_bytes
-    wait_in_vain(harness, publisher, took=KIB)
+    wait_in_vain(harness, publisher, read_bytes=KIB)
     assert publisher.next_read_bytes < size
     for _ in range(10):
         wait_in_vain(harness, publisher)
@@ -287,9 +287,8 @@ def test_incomplete_commands_count_as_pending_bytes() -> None:
         send_bytes(harness, peer_, b"PUB a 1000000\r\n" + bytes(600_000))
     assert not harness.drain_disconnecting()
     for peer_ in peers_[:2]:
-        send_bytes(
-            harness, peer_, bytes(300_000)
-        )  # The check does not wait for a tick, because many messages may arrive within one.
+        # The check does not wait for a tick, because many messages may arrive within one.
+        send_bytes(harness, peer_, bytes(300_000))
     ((session, error),) = harness.drain_disconnecting()
     assert session is peers_[0]
     assert error.reason is Reason.PENDING_LIMIT

@@ -498,9 +498,9 @@ async def test_unusual_class_names(name: str) -> None:
             fields = schemas[route.parameters.__name__].get("properties", {})
             if "class" not in fields:
                 continue
-            given = {key: value for key, value in body.items() if key in fields}
+            arguments = {key: value for key, value in body.items() if key in fields}
             response = (
-                await call(server, route.path, given)
+                await call(server, route.path, arguments)
                 if route.changes
                 else await call(server, f"{route.path}?class={quote(name)}")
             )

@@ -138,8 +138,8 @@ async def test_user_can_authenticate_by_address() -> None:
     ],
 )
 async def test_authenticated_requests_may_use_any_host(header: str, status: int) -> None:
-    here = User("here", addresses=("127.0.0.0/8",))
-    async with server_with_users(ROOT, here) as server:
+    local_user = User("here", addresses=("127.0.0.0/8",))
+    async with server_with_users(ROOT, local_user) as server:
         peer = await open_http_peer(server)
         await peer.send(f"GET /facts HTTP/1.1\r\nHost: evil.example\r\n{header}\r\n\r\n".encode())
         assert (await peer.read_response()).status == status

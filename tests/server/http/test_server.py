@@ -103,10 +103,10 @@ def test_disabled_http_listener_is_not_in_the_ready_line() -> None:
 
 
 def test_http_port_in_use_is_reported_with_its_purpose() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
         status, response, stderr = run_program(
             *("serve", "--port", "0", "--http-port", port, "--http-host", "127.0.0.1")
         )

@@ -57,15 +57,15 @@ class WriterHarness:
         self.reserve = DiskReserve(path, 4096)
         self.writer = JournalWriter(
             self.journal,
-            on_durable=lambda lot, has_space: self.record_event(lot if has_space else -lot),
+            on_durable=lambda batch, has_space: self.record_event(batch if has_space else -batch),
             on_failure=self.record_event,
             on_snapshot_needed=lambda: self.record_event("snapshot"),
             reserve=self.reserve,
         )
         self.writer.start()
 
-    def record_event(self, what: int | WriteFailure | str) -> None:
-        self.events.append(what)
+    def record_event(self, event: int | WriteFailure | str) -> None:
+        self.events.append(event)
         self.event_count.release()
 
     def wait_events(self, count: int) -> list[object]:
@@ -76,9 +76,9 @@ class WriterHarness:
     def put_batch(self, first: int) -> None:
         self.commit_log.append_messages(1, first, 1, b"0" * 13, "", 1.0)
         snapshot = b"" if self.commit_log.last_batch_number else StateChanges().encode()
-        lot = self.commit_log.pop_write_batch(snapshot=snapshot)
-        assert lot is not None
-        self.writer.put(lot)
+        batch = self.commit_log.pop_write_batch(snapshot=snapshot)
+        assert batch is not None
+        self.writer.put(batch)
 
 
 @pytest.fixture
@@ -152,9 +152,8 @@ def test_full_disk_writes_queued_batches_from_the_reserve_then_refuses(
     assert events[1][0] is Reason.DISK_FULL
     assert events[2:] == [-2]
     harness.journal.on_sync = lambda: None
-    harness.writer.put(
-        SegmentFloors({1: 0}, ())
-    )  # Sent at each tick; allows the writer to remove segments.
+    # Sent at each tick; allows the writer to remove segments.
+    harness.writer.put(SegmentFloors({1: 0}, ()))
     harness.put_batch(2)
     harness.journal.may_sync.release()
     assert harness.wait_events(1)[-1] == -3

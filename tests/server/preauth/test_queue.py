@@ -45,11 +45,11 @@ def sockets() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
     with contextlib.ExitStack() as all_:
 
         def pair() -> tuple[socket.socket, socket.socket]:
-            theirs, ours = socket.socketpair()
-            ours.setblocking(False)
-            all_.enter_context(theirs)
-            all_.enter_context(ours)
-            return theirs, ours
+            peer, own_socket = socket.socketpair()
+            own_socket.setblocking(False)
+            all_.enter_context(peer)
+            all_.enter_context(own_socket)
+            return peer, own_socket
 
         yield pair
 
@@ -148,9 +148,9 @@ async def test_readable_connections_run_one_at_a_time(sockets: Sockets) -> None:
     log = StepLog()
     async with running_queue() as (queue_, nursery):
         for _ in range(MANY):
-            theirs, ours = sockets()
-            nursery.start_soon(log.wait_readable, queue_.add(ours, "there"), "connection")
-            theirs.send(b"x")
+            peer, own_socket = sockets()
+            nursery.start_soon(log.wait_readable, queue_.add(own_socket, "there"), "connection")
+            peer.send(b"x")
         nursery.start_soon(log.run_authenticated)
         await log.wait_steps(MANY)
         assert queue_.step_count == MANY
@@ -211,15 +211,15 @@ async def test_origins_take_turns(sockets: Sockets) -> None:
 
 async def test_connection_can_wait_repeatedly(sockets: Sockets) -> None:
     async with running_queue() as (queue_, _):
-        theirs, ours = sockets()
-        with queue_.add(ours, "there") as connection:
+        peer, own_socket = sockets()
+        with queue_.add(own_socket, "there") as connection:
             for sent in (b"one", b"two", b"three"):
-                theirs.send(sent)
+                peer.send(sent)
                 await connection.wait_readable()
-                assert ours.recv(10) == sent
-            theirs.close()
+                assert own_socket.recv(10) == sent
+            peer.close()
             await connection.wait_readable()
-            assert ours.recv(10) == b""
+            assert own_socket.recv(10) == b""
 
 
 async def test_ready_connection_does_not_time_out(
@@ -227,9 +227,9 @@ async def test_ready_connection_does_not_time_out(
 ) -> None:
     log, queue_ = StepLog(), PreAuthQueue()
     async with trio.open_nursery() as nursery:
-        theirs, ours = sockets()
-        theirs.send(b"x")
-        nursery.start_soon(log.wait_readable, queue_.add(ours, "there"), "connection", 1.0)
+        peer, own_socket = sockets()
+        peer.send(b"x")
+        nursery.start_soon(log.wait_readable, queue_.add(own_socket, "there"), "connection", 1.0)
         nursery.start_soon(log.wait_readable, queue_.add(sockets()[1], "there"), "silent", 1.0)
         await poll_until(lambda: queue_.waiting_count == 2)
         mock_clock.jump(2)  # The queue has not run yet.
@@ -268,13 +268,13 @@ async def test_repeated_deadline_is_scheduled_once(
 ) -> None:
     async with running_queue() as (queue_, nursery):
         log = StepLog()
-        theirs, ours = sockets()
-        with queue_.add(ours, "here") as connection:
+        peer, own_socket = sockets()
+        with queue_.add(own_socket, "here") as connection:
             for deadline in (8.0, 7.0, 9.0):
                 for _ in range(100):
-                    theirs.send(b"x")
+                    peer.send(b"x")
                     await connection.wait_readable(deadline)
-                    assert ours.recv(1) == b"x"
+                    assert own_socket.recv(1) == b"x"
             assert len(queue_._deadlines) == 2  # An earlier deadline is a second entry.
             nursery.start_soon(log.wait_readable, connection, "connection", 9.0)
             await poll_until(lambda: queue_.waiting_count == 1)
@@ -290,11 +290,13 @@ async def test_deadlines_of_ready_connections_are_not_rescanned(
     async with trio.open_nursery() as nursery:
         queue_, log = PreAuthQueue(), StepLog()
         pairs = [sockets() for _ in range(200)]
-        for _, ours in pairs:
-            nursery.start_soon(log.wait_readable, queue_.add(ours, "there"), "connection", 1e9)
+        for _, own_socket in pairs:
+            nursery.start_soon(
+                log.wait_readable, queue_.add(own_socket, "there"), "connection", 1e9
+            )
         await poll_until(lambda: queue_.waiting_count == 200)
-        for theirs, _ in pairs:
-            theirs.send(b"x")
+        for peer, _ in pairs:
+            peer.send(b"x")
         for _ in range(10):
             queue_._collect_ready()
         with queue_.add(sockets()[1], "here") as connection:
@@ -310,12 +312,12 @@ async def test_outdated_deadlines_do_not_pile_up(sockets: Sockets) -> None:
     async with running_queue() as (queue_, nursery):
         log = StepLog()
         nursery.start_soon(log.wait_readable, queue_.add(sockets()[1], "there"), "silent", 1e9)
-        theirs, ours = sockets()
-        with queue_.add(ours, "here") as connection:
+        peer, own_socket = sockets()
+        with queue_.add(own_socket, "here") as connection:
             for number in range(1000):
-                theirs.send(b"x")
+                peer.send(b"x")
                 await connection.wait_readable(1e9 + number)
-                assert ours.recv(1) == b"x"
+                assert own_socket.recv(1) == b"x"
         assert len(queue_._deadlines) <= 2 * 2 + 64
         await poll_until(lambda: queue_.waiting_count == 1)
         assert log.names == []
@@ -325,12 +327,14 @@ async def test_cancelled_connections_are_removed(sockets: Sockets) -> None:
     async with running_queue() as (queue_, nursery):
         log, scopes = StepLog(), [trio.CancelScope() for _ in range(3)]
         for scope in scopes:
-            theirs, ours = sockets()
-            nursery.start_soon(log.wait_cancelled, queue_.add(ours, "there"), scope, "connection")
+            peer, own_socket = sockets()
+            nursery.start_soon(
+                log.wait_cancelled, queue_.add(own_socket, "there"), scope, "connection"
+            )
         await poll_until(lambda: queue_.waiting_count == 3)
         for scope in scopes:
             scope.cancel()
-        theirs.send(b"x")
+        peer.send(b"x")
         await poll_until(lambda: len(log.names) == 3)
         assert queue_.waiting_count == 0
         await trio.testing.wait_all_tasks_blocked()

@@ -86,9 +86,8 @@ async def test_expired_certificate_is_reported(
         assert server.nats_listener is not None
         (connection,) = server.nats_listener.connections.values()
         connection.disconnect()
-        assert (
-            await peer.stream.receive_some() == b""
-        )  # A closed TLS session, not a cut connection.
+        # A closed TLS session, not a cut connection.
+        assert await peer.stream.receive_some() == b""
 
 
 async def test_data_larger_than_records_and_socket_buffers_is_exchanged(

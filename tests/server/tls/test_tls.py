@@ -61,8 +61,8 @@ async def test_large_messages_are_exchanged_over_tls(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(partial(bus.publish_many, payloads, class_id=1))
                 for expected in payloads:
-                    got = await messages.get(timeout=60)
-                    assert got.payload == expected
+                    received = await messages.get(timeout=60)
+                    assert received.payload == expected
 
 
 async def test_blocking_client_uses_tls(
@@ -78,8 +78,8 @@ async def test_blocking_client_uses_tls(
                 bus.subscribe(1) as messages,
             ):
                 bus.publish_many(payloads, class_id=1)
-                got = [messages.get(timeout=60).payload for _ in payloads]
-            return [] if got == payloads else got
+                received = [messages.get(timeout=60).payload for _ in payloads]
+            return [] if received == payloads else received
 
         assert await trio.to_thread.run_sync(run_client) == []
 
@@ -107,8 +107,8 @@ async def test_many_small_messages_arrive_once_and_in_order(
         async with trio.open_nursery() as nursery:
             sent = b"".join(message(b"%d" % n) for n in range(count))
             nursery.start_soon(old.send, sent)
-            got = await old.read_messages(count)
-        assert got == [(n, b"%d" % n) for n in range(count)]
+            received = await old.read_messages(count)
+        assert received == [(n, b"%d" % n) for n in range(count)]
 
 
 @pytest.mark.parametrize(
