@@ -57,8 +57,8 @@ class BenchPlan:
     def __post_init__(self) -> None:
         if self.size < PAYLOAD_BYTES_MIN:
             raise ValueError(
-                f"--size must be at least {PAYLOAD_BYTES_MIN}, so that each message can be told "
-                f"from all others; got {self.size}"
+                f"--size must be at least {PAYLOAD_BYTES_MIN}, so that each message is "
+                f"unique; got {self.size}"
             )
 
 
@@ -272,11 +272,14 @@ async def _latencies(plan: BenchPlan, url: str, bar: Progress) -> list[float]:
                 while number == 0 and message.payload != content:  # Left from an earlier run.
                     message = await anext(messages)
             if patience.cancelled_caught:
-                raise WorkerError(f"no latency, because message {number} never came")
+                raise WorkerError(
+                    f"no latency, because message {number} did not arrive within "
+                    f"{_SILENCE_SECONDS:g} s"
+                )
             latencies.append(time.perf_counter() - began)
             if message.payload != content:
                 raise WorkerError(
-                    f"no latency, because {message.payload!r} came where {content!r} was sent"
+                    f"no latency, because {message.payload!r} was received, expected {content!r}"
                 )
             if number % 100 == 0:
                 bar.update(task, completed=number)

@@ -77,7 +77,7 @@ class TrafficCheck:
         received = self._payloads(frames, count)
         if received is None:
             if self.seen_count:
-                raise TrafficError(f"message {self.seen_count} came with a wrong length")
+                raise TrafficError(f"message {self.seen_count} has a wrong length")
             self.leftover_count += count
             return
         if not self.seen_count:
@@ -91,24 +91,22 @@ class TrafficCheck:
         number = (first_id - self._first_message_id) & MESSAGE_ID_MASK
         if redelivered:
             if number + count > self.seen_count:
-                raise TrafficError(f"message {number} came as a redelivery before it was delivered")
+                raise TrafficError(f"message {number} was redelivered before it was delivered")
             self.redelivered_count += count
         elif number != self.seen_count:
-            raise TrafficError(
-                f"the message with number {number} came where {self.seen_count} was due"
-            )
+            raise TrafficError(f"received message number {number}, expected {self.seen_count}")
         else:
             self.seen_count += count
         if self.seen_count > self._count:
             raise TrafficError(
-                f"got {format_count(self.seen_count, 'message')}, expected {self._count:,}"
+                f"received {format_count(self.seen_count, 'message')}, expected {self._count:,}"
             )
         expected = payload_rows(run=self._run, first=number, count=count, size=self._size)
         if not np.array_equal(received, expected):
             at = int((received != expected).any(axis=1).argmax())
             raise TrafficError(
-                f"message {number + at} came as {received[at].tobytes()!r}, "
-                f"sent was {expected[at].tobytes()!r}"
+                f"message {number + at} is {received[at].tobytes()!r}, "
+                f"expected {expected[at].tobytes()!r}"
             )
 
     def _payloads(self, frames: memoryview, count: int) -> Rows | None:

@@ -93,11 +93,11 @@ def damaged() -> list[bytes]:
 @pytest.mark.parametrize(
     ("contents", "expected_error"),
     [
-        (damaged(), "message 17 came as"),
-        ([*sent(count=5), *sent(first=6, count=24)], "message 5 came as"),
-        ([*sent(count=5), *sent(first=4, count=25)], "message 5 came as"),
-        (sent(first=1, count=29), "message 0 came as"),
-        (sent(count=COUNT + 1), "got 31 messages, expected 30"),
+        (damaged(), "message 17 is "),
+        ([*sent(count=5), *sent(first=6, count=24)], "message 5 is "),
+        ([*sent(count=5), *sent(first=4, count=25)], "message 5 is "),
+        (sent(first=1, count=29), "message 0 is "),
+        (sent(count=COUNT + 1), "received 31 messages, expected 30"),
     ],
 )
 def test_check_rejects_wrong_messages(contents: list[bytes], expected_error: str) -> None:
@@ -108,28 +108,28 @@ def test_check_rejects_wrong_messages(contents: list[bytes], expected_error: str
 def test_a_gap_in_the_ids_fails() -> None:
     check = TrafficCheck(run=RUN, count=COUNT, size=SIZE)
     check_frames(check, sent(count=10), first_id=0)
-    with pytest.raises(TrafficError, match="number 11 came where 10 was due"):
+    with pytest.raises(TrafficError, match="number 11, expected 10"):
         check_frames(check, sent(first=11, count=1), first_id=11)
 
 
 def test_check_rejects_unmarked_repetition() -> None:
     check = TrafficCheck(run=RUN, count=COUNT, size=SIZE)
     check_frames(check, sent(count=10), first_id=0)
-    with pytest.raises(TrafficError, match="number 9 came where 10 was due"):
+    with pytest.raises(TrafficError, match="number 9, expected 10"):
         check_frames(check, sent(first=9, count=1), first_id=9)
 
 
 def test_a_redelivery_before_the_delivery_fails() -> None:
     check = TrafficCheck(run=RUN, count=COUNT, size=SIZE)
     check_frames(check, sent(count=10), first_id=0)
-    with pytest.raises(TrafficError, match="message 10 came as a redelivery"):
+    with pytest.raises(TrafficError, match="message 10 was redelivered"):
         check_frames(check, sent(first=10, count=1), first_id=10, redelivered=True)
 
 
 def test_another_length_in_the_middle_fails() -> None:
     check = TrafficCheck(run=RUN, count=COUNT, size=SIZE)
     check_frames(check, sent(count=10), first_id=0)
-    with pytest.raises(TrafficError, match="message 10 came with a wrong length"):
+    with pytest.raises(TrafficError, match="message 10 has a wrong length"):
         check_frames(check, [b"short"], first_id=10)
 
 

@@ -393,7 +393,7 @@ def test_dlq_purge_requires_confirmation(server: BusServer) -> None:
         "1 dead letter purged"
     ]
     missing = run(server, "dlq", "purge", "trash", "--sequence", 2, "--yes", status=1)
-    assert "1 of the 1 sequences were not there" in missing.output
+    assert "1 of the 1 sequences were not found" in missing.output
     done = json_objects(server, "dlq", "purge", "trash", "--all", "--yes")
     assert [one["sequence"] for one in done] == [0, 1, 3]
     assert json_objects(server, "dlq", "show", "trash") == []

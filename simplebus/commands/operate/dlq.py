@@ -275,7 +275,7 @@ def _report(
         fail(printable(problem))
     missing = len(set(sequences)) - count if sequences else 0
     if missing > 0:
-        fail(f"{missing} of the {len(set(sequences or ()))} sequences were not there")
+        fail(f"{missing} of the {len(set(sequences or ()))} sequences were not found")
 
 
 def _letters(count: int) -> str:

@@ -315,7 +315,7 @@ def _position(depth: int, info: PositionInfo, *, of_class: bool = False) -> Iter
         names.append(_format_session(info.session, info.name, info.peer))
         names.append(f"subscription {info.number}")
     if info.owner and (info.durable or info.group):
-        names.append(f"made by user {info.owner!r}")
+        names.append(f"created by user {info.owner!r}")
     if of_class:
         names.insert(0, f"class {info.class_id}")
     yield depth, ", ".join(names) or "a group"
@@ -335,8 +335,8 @@ def _position(depth: int, info: PositionInfo, *, of_class: bool = False) -> Iter
             (info.unsent, "not sent yet"),
             (info.again, "to be sent again"),
             (info.behind, "behind others of their key"),
-            (info.put_off, f"put off, the first for {format_duration(info.put_off_seconds)}"),
-            (info.unburied, "given up, without room among the dead letters"),
+            (info.put_off, f"delayed, the first for {format_duration(info.put_off_seconds)}"),
+            (info.unburied, "waiting for room in the class of the dead letters"),
         )
         if count
     ]
@@ -381,7 +381,7 @@ def _channel(info: ChannelInfo) -> Iterator[Line]:
         for match in cls.near:
             yield 2, f"does not go to {_match(match)}: {match.why_not}"
         if cls.left_out:
-            yield 2, f"and {format_count(cls.left_out, 'subscription')} more may get it"
+            yield 2, f"and {format_count(cls.left_out, 'subscription')} more may receive it"
     if info.classes_left_out:
         yield 1, f"and {format_count(info.classes_left_out, 'class')} more"
     for listener in info.listeners:
@@ -394,7 +394,7 @@ def _channel(info: ChannelInfo) -> Iterator[Line]:
 def _match(match: MatchInfo) -> str:
     if match.pattern:
         return f"{match.who}, by {match.pattern}"
-    return f"{match.who}, which gets every message" if not match.why_not else match.who
+    return f"{match.who}, which receives every message" if not match.why_not else match.who
 
 
 def _session(info: SessionInfo) -> Iterator[Line]:
@@ -411,11 +411,11 @@ def _session(info: SessionInfo) -> Iterator[Line]:
     )
     if info.waits_for:
         yield 1, info.waits_for
-    most = "at most " if info.leaves_out and info.unconfirmed else ""
+    limit = "at most " if info.leaves_out and info.unconfirmed else ""
     waits = f", {info.parked:,} of them waiting for room" if info.parked else ""
-    yield 1, f"{most}{format_message_count(info.unconfirmed)} unconfirmed{waits}"
+    yield 1, f"{limit}{format_message_count(info.unconfirmed)} unconfirmed{waits}"
     if info.pending_bytes:
-        yield 1, f"{format_bytes(info.pending_bytes)} are kept for it"
+        yield 1, f"{format_bytes(info.pending_bytes)} are waiting to be sent to it"
     if info.heartbeat:
         yield 1, f"a heartbeat every {format_duration(info.heartbeat)}"
     if info.refused:
