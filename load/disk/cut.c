@@ -1,16 +1,16 @@
-/* Copy of a directory as a power cut would leave it, kept beside it while it is written.
+/* Copy of a directory as a power cut would leave it, updated beside it at each sync.
  *
- * A file keeps what was in it when it was synced last, and a folder the names that were in it when
- * it was synced last: nothing else survives. The directory itself does, with whatever it held when
- * the process began.
+ * Only two things survive a power cut: the content of a file at its last sync, and the names in a
+ * folder at its last sync. The directory itself survives, with its content at the start of the
+ * process.
  *
- *   SHADOW/ready             there once all of this holds
+ *   SHADOW/ready             exists when the copy is complete
  *   SHADOW/files/KEY         a file, as of its last sync
  *   SHADOW/folders/PATH      a folder, as of its last sync: a line for each name in it, "KEY NAME" of
  *                            a file, "/ NAME" of a folder; PATH has '%' for '/', and begins with one
  *
- * A key is a file's inode number and time of birth, for numbers are used again. A file that is in no
- * folder is nobody's; one that a folder names and that is not there was never synced, and is empty.
+ * A key is a file's inode number and time of birth, because inode numbers are reused. A file in no
+ * folder is ignored; a file that a folder names but that is missing was never synced, and is empty.
  */
 #include "disk.h"
 
@@ -134,7 +134,7 @@ static void copy(const char *key, int file, off_t first, off_t last) {
     close(target);
 }
 
-/* Write down the names in a folder: all of it or nothing. */
+/* Write the names in a folder, all of them or none. */
 static void list(const char *place, const char *path) {
     char target[2 * PATH_MAX], draft[2 * PATH_MAX + 8], key[KEY_BYTES];
     int at = snprintf(target, sizeof target, "%s/folders/%%", shadow);
@@ -214,7 +214,7 @@ __attribute__((constructor)) static void begin(void) {
     snprintf(directory, sizeof directory, "%s", watched);
     snprintf(shadow, sizeof shadow, "%s", kept);
     snprintf(ready, sizeof ready, "%s/ready", shadow);
-    if (!access(ready, F_OK)) return; /* It was killed, and the power stayed on. */
+    if (!access(ready, F_OK)) return; /* The process was killed without a power cut. */
     make("");
     make("/files");
     make("/folders");

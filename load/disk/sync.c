@@ -1,13 +1,12 @@
-/* A disk as others have it, preloaded into a server.
+/* A library, preloaded into a server, that slows disk syncs or simulates power cuts.
  *
- * Rule 1: without a variable of these in its environment, it changes nothing.
- * Rule 2: it never says that something is safe that is not: what it keeps for a power cut is written
- * before the sync returns, and only what that sync was to make safe.
+ * Without these environment variables it changes nothing. The copy for a power cut is written before
+ * the sync returns, and contains exactly the data that this sync makes safe.
  *
- *   SLOW_SYNC_US    microseconds that every sync takes longer. Machines whose disk is a cache of
- *                   another one answer within a few, which tells little of those that have a disk.
- *   CUT_DIRECTORY   the directory whose power is to be cut, an absolute path without symbolic links,
- *   CUT_SHADOW      and where to keep what a power cut would leave of it: see cut.c.
+ *   SLOW_SYNC_US    delay of every sync in microseconds. A disk with a write cache syncs within a
+ *                   few microseconds, unlike a disk without one.
+ *   CUT_DIRECTORY   the directory of the power cut, an absolute path without symbolic links,
+ *   CUT_SHADOW      and the directory for the copy of its synced data: see cut.c.
  */
 #include "disk.h"
 

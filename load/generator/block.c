@@ -1,9 +1,8 @@
-/* The block: the payloads that both sides make from the same seed.
+/* The block: the payloads that publisher and subscriber generate from the same seed.
  *
- * Rule 1: the publisher and the subscriber never talk about content; each builds the block, and
- * message n carries payload n modulo the block's length.
- * Rule 2: content is printable and random, so that a lost, moved or damaged message cannot pass for
- * another. It holds no '<' unless asked for, then exactly one a payload.
+ * Message n has payload n modulo the block's length. Payloads are printable and random, so that a
+ * lost, moved or damaged message differs from every other one. They contain no '<', or exactly one
+ * with the option `angle`.
  */
 #include "load.h"
 
@@ -28,7 +27,7 @@ static size_t frames_for(const Options *options) {
     size_t frames = BLOCK_BYTES_MAX / average;
     if (frames > BLOCK_FRAMES_MAX || options->subjects > 0) frames = BLOCK_FRAMES_MAX;
     if (frames < BLOCK_FRAMES_MIN) frames = BLOCK_FRAMES_MIN;
-    return frames - frames % options->class_count; /* Message n is of class n % classes for ever. */
+    return frames - frames % options->class_count; /* Message n always belongs to class n % classes. */
 }
 
 void block_build(Pieces *block, const Options *options) {

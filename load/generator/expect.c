@@ -1,7 +1,7 @@
 /* Messages without a number: each must equal the next expected one, byte for byte.
  *
- * Rule 1: the expected bytes are made before the clock starts, and compared by the stretch.
- * Rule 2: what differs is refused as soon as it differs, not when its end has come.
+ * The expected bytes are generated before the clock starts, and compared in large pieces. A message
+ * that differs is reported at its first wrong byte, before its end has arrived.
  */
 #include "load.h"
 

@@ -1,9 +1,9 @@
-/* The measurements: publish, subscribe, latency. The same code for every protocol.
+/* The measurements: publish, subscribe, latency. The code is the same for every protocol.
  *
- * Rule 1: a rate counts verified messages only. A subscriber that saw anything but every message,
- * once and in order (or marked as come again), ends with a sentence and no figure.
- * Rule 2: the publisher's cost is the send call: the bytes are made before the clock starts.
- * Rule 3: nobody here can deadlock. Whoever waits to write also reads, and acks wait in a buffer.
+ * A rate counts verified messages only. A subscriber must receive every message once and in order,
+ * except marked redeliveries; otherwise it ends with an error and without figures. The publisher's
+ * bytes are generated before the clock starts, so that only its send calls take time. A process that
+ * waits to write also reads, and acks wait in a buffer, so that no deadlock is possible.
  */
 #include "load.h"
 
@@ -64,7 +64,7 @@ static uint64_t whole_before(const Pieces *wire, uint64_t at) {
     return at / period * wire->count + low;
 }
 
-/* The first frame boundary at or after this stream position: where an answer may be put between. */
+/* The first frame boundary at or after this stream position, where an answer may be inserted. */
 static uint64_t boundary(const Pieces *wire, uint64_t at) {
     uint64_t whole = whole_before(wire, at);
     return position(wire, whole) < at ? position(wire, whole + 1) : at;
@@ -78,7 +78,7 @@ static uint64_t allowed(const Peer *peer, const Pieces *wire) {
         most = confirmed + options->window;
     if (peer->credit_bytes > 0) {
         uint64_t within = whole_before(wire, position(wire, confirmed) + peer->credit_bytes);
-        if (within == confirmed) within += 1; /* One may always be under way. */
+        if (within == confirmed) within += 1; /* One message may always be in flight. */
         if (most > within) most = within;
     }
     if (options->pace > 0) {
@@ -88,7 +88,7 @@ static uint64_t allowed(const Peer *peer, const Pieces *wire) {
     return most;
 }
 
-/* Marks the messages that come next, as far as the wire has room beside those being sent. */
+/* Numbers the next messages, as far as the wire buffer has room beside those being sent. */
 static uint64_t number_ahead(Peer *peer, Pieces *wire, uint64_t sent, uint64_t most) {
     uint64_t room = whole_before(wire, sent) + wire->count;
     if (most > room) most = room;
@@ -99,7 +99,7 @@ static uint64_t number_ahead(Peer *peer, Pieces *wire, uint64_t sent, uint64_t m
     return most;
 }
 
-/* Offers the stream from `at` up to `end` to the socket; returns the bytes it took, 0 if none. */
+/* Writes the stream from `at` up to `end`; returns the bytes that the socket accepted, 0 if none. */
 static uint64_t send_stream(const Peer *peer, const Pieces *wire, uint64_t at, uint64_t end) {
     struct iovec parts[16];
     struct msghdr message = {.msg_iov = parts};
@@ -135,8 +135,8 @@ static void handle_replies(Peer *peer, bool all_sent) {
     note_confirmed(peer);
 }
 
-/* One write and one read, or a wait when neither moved anything. An answer that is due (PONG) goes
- * out between two frames: until it has, the stream's end is the next frame boundary. */
+/* One write and one read, or a wait if neither transferred bytes. An answer that is due (PONG) is
+ * written between two frames: until then, the stream ends at the next frame boundary. */
 static uint64_t publish_once(Peer *peer, Pieces *wire, uint64_t sent) {
     uint64_t most = allowed(peer, wire), confirmed = peer->confirmed;
     if (peer->protocol->number) most = number_ahead(peer, wire, sent, most);
@@ -193,7 +193,7 @@ static bool send_acks(Peer *peer) {
     return sent;
 }
 
-/* One read, verified. Reading goes on while acks wait to be written: that is why it cannot deadlock. */
+/* One read, verified. Reading continues while acks wait to be written, so that it cannot deadlock. */
 static void subscribe_once(Peer *peer, Timeline *timeline) {
     const Protocol *protocol = peer->protocol;
     bool unsent = !send_acks(peer), held = protocol->holds && protocol->holds(peer);
@@ -258,7 +258,7 @@ void run_subscribe(const Options *options, const Protocol *protocol) {
     trace_progress(&peer, DELIVERED, clock_ns());
     while (!all_received(&peer)) subscribe_once(&peer, &timeline);
     subscribe_end(&peer);
-    uint64_t settled = clock_ns(); /* The broker closed after it read to the end: the acks are in. */
+    uint64_t settled = clock_ns(); /* The broker closed after it had read all acks. */
     timeline.settled = (double)settled * 1e-9;
     if (peer.acks > 0) trace_flow(options, CONFIRMED, settled, options->count);
     print_subscribed(&peer, &timeline);

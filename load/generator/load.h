@@ -1,7 +1,7 @@
 /* Shared by all files of the load generator: options, block, connection, protocol.
  *
- * Rule 1: nothing here knows a wire format; a format lives in its own file, behind `Protocol`.
- * Rule 2: nothing here decides what is measured; that is flow.c alone, the same for every protocol.
+ * Each wire format has its own file and implements `Protocol`. flow.c alone decides what is measured,
+ * for every protocol.
  */
 #ifndef LOAD_H
 #define LOAD_H
@@ -13,14 +13,14 @@
 #include <stdint.h>
 
 enum {
-    BLOCK_FRAMES_MAX = 4096,    /* Frames that differ; after them the block starts again. */
+    BLOCK_FRAMES_MAX = 4096,    /* Different frames, after which the block is repeated. */
     BLOCK_BYTES_MAX = 1 << 18,  /* Payload bytes of a block: it should stay in the cache. */
     BLOCK_FRAMES_MIN = 64,
     CLASSES_MAX = 16,
     READ_BYTES = 1 << 18,       /* Asked for by one read. */
     WRITE_BYTES = 1 << 18,      /* Offered by one write. */
     PACE_MS = 1,                /* Interval at which a paced publisher checks for due messages. */
-    HELD_FLUSH_MS = 100,        /* Acks held for shuffling leave when nothing has come for so long. */
+    HELD_FLUSH_MS = 100,        /* Silence after which acks held for shuffling are sent. */
 };
 
 enum { EXIT_DEVIATION = 1, EXIT_USAGE = 2, EXIT_TIMEOUT = 3, EXIT_CONNECTION = 4 };
@@ -40,19 +40,19 @@ typedef struct {
     unsigned classes[CLASSES_MAX];
     size_t class_count;
     unsigned subjects;     /* NATS: number of random subjects; 0 = the subject of the class. */
-    unsigned echo_class;   /* A class of this subscriber alone, to know it is subscribed; 0 = do not. */
+    unsigned echo_class;   /* Class of this subscriber alone, to detect its subscription; 0 = none. */
     AckMode acks;
     size_t shuffle;        /* Window of ACK_RANDOM, in messages. */
     uint64_t ack_every;    /* JetStream: messages per ack. */
     uint64_t pace;         /* Publisher: messages per second at an even pace; 0 = no limit. */
-    uint64_t window;       /* JetStream: unconfirmed messages a publisher may have out. */
+    uint64_t window;       /* JetStream: limit of unconfirmed messages of a publisher. */
     const char *deliver;   /* JetStream: the push consumer's deliver subject. */
     const char *channel;   /* simplebus-2: messages are Envelopes with this channel; NULL = plain. */
     const char *header;    /* simplebus-2, nats: each has this header, NAME=VALUE; NULL = none. */
-    const char *name;      /* simplebus-2, JetStream: by which messages are known; NULL = none. */
+    const char *name;      /* simplebus-2, JetStream: publisher name, for deduplication; NULL = none. */
     const char *binding;   /* simplebus-2: the subscriber's pattern of channels; NULL = all. */
-    const char *trace;     /* The file that the trace is written to; NULL = none is kept. */
-    size_t trace_records;  /* How many it may have. */
+    const char *trace;     /* File for the trace; NULL = no trace. */
+    size_t trace_records;  /* Maximum number of its records. */
     double timeout_s;
 } Options;
 
@@ -79,8 +79,8 @@ typedef struct {
     Pieces expected;       /* Expected bytes of a subscriber, made by the protocol from the block. */
     int socket;
     Bytes in, out;
-    uint64_t verified;     /* Messages that came once, in order, byte for byte as published. */
-    uint64_t duplicates;   /* Messages that came again. */
+    uint64_t verified;     /* Messages received once, in order, byte for byte as published. */
+    uint64_t duplicates;   /* Redelivered messages. */
     uint64_t begun;        /* Publisher: when it began, in ns, */
     uint64_t numbered;     /* messages marked with a number, */
     uint64_t sent;         /* whole ones that the socket has taken, */
@@ -91,7 +91,7 @@ typedef struct {
     void *state;           /* The protocol's own. */
 } Peer;
 
-/* Whether every message is verified: nothing new may come. */
+/* Whether every message is verified; further new messages are errors. */
 static inline bool all_received(const Peer *peer) { return peer->verified >= peer->options->count; }
 
 /* A wire format. `handle_*` consume complete units from the front of the data and return the bytes. */

@@ -2,12 +2,12 @@
  *
  *     generator MODE PROTOCOL --port N --count N [options]
  *
- * Law: no figure without proof. The subscriber compares every message, whole, with what must come
- * next; the first deviation ends it with a sentence that says which message, what came and what was
- * expected. It is written in C so that it is never what is being measured. It prints `ready` when it
- * is subscribed, and one JSON line at the end.
+ * The subscriber compares every whole message with the next expected one. At the first difference it
+ * ends with an error that names the message, its content and the expected content. The generator is
+ * written in C so that it is faster than the measured broker. It prints `ready` when it is
+ * subscribed, and one JSON line at the end.
  *
- * Exit status: 1 a deviation, 2 wrong usage, 3 out of time, 4 a broken connection.
+ * Exit status: 1 a wrong message, 2 wrong usage, 3 a timeout, 4 a broken connection.
  */
 #include "load.h"
 

@@ -1,9 +1,8 @@
 /* NATS: core publish and subscribe (nothing acknowledged), and JetStream with a push consumer.
  *
- * Rule 1: core delivers without a number, so a whole `MSG` is compared, byte for byte, with the one
- * that must come next; with --header a whole `HMSG`.
- * Rule 2: JetStream's reply subject carries the stream's sequence; it must follow like a message id.
- * Rule 3: streams and consumers are made and removed by the run, not here.
+ * Core messages have no number, so each whole `MSG`, or `HMSG` with --header, is compared byte for
+ * byte with the next expected one. JetStream's reply subject contains the stream's sequence, which
+ * must increase by one. load/jetstream.py creates and removes streams and consumers.
  */
 #include "load.h"
 

@@ -1,7 +1,7 @@
-/* Sockets, buffers, the clock and the last words.
+/* Sockets, buffers, the clock and error messages.
  *
- * Rule 1: every wait is bounded by one deadline for the whole process; running into it is a sentence.
- * Rule 2: sockets stay blocking; whoever must not block says so in the call (MSG_DONTWAIT).
+ * One deadline of the whole process bounds every wait, and ends it with an error. Sockets are
+ * blocking; a call that must not block uses MSG_DONTWAIT.
  */
 #include "load.h"
 
@@ -33,7 +33,7 @@ void fail(int status, const char *format, ...) {
 }
 
 const char *shown(const uint8_t *data, size_t size) {
-    static char texts[4][256]; /* Room for four in one sentence. */
+    static char texts[4][256]; /* Room for four texts in one message. */
     static unsigned turn;
     char *text = texts[turn++ % 4];
     size_t at = 0;
@@ -57,7 +57,7 @@ uint64_t clock_ns(void) {
 
 double clock_s(void) { return (double)clock_ns() * 1e-9; }
 
-/* The last resort, for a process that is kept busy without getting anywhere. */
+/* Ends a process that is busy without progress after its deadline. */
 static void out_of_time(int number) {
     static const char words[] = "generator: out of time, and still busy\n";
     (void)number;
@@ -178,7 +178,7 @@ void wait_until_ready(Peer *peer, bool to_write, int at_most_ms) {
     if (to_write) wish.events |= POLLOUT;
     int left = deadline_ms(at_most_ms > 0 ? at_most_ms : -1);
     if (left > 0 && poll(&wish, 1, left) != 0) return;
-    if (deadline_ms(-1) > 0) return; /* Only the caller's own patience ended. */
+    if (deadline_ms(-1) > 0) return; /* Only the caller's shorter timeout is over. */
     const Options *options = peer->options;
     fail(EXIT_TIMEOUT, "timed out after %g s: %llu of %llu messages verified, %llu confirmed",
          options->timeout_s, (unsigned long long)peer->verified, (unsigned long long)options->count,

@@ -1,7 +1,8 @@
-/* No protocol: payloads back to back, through a relay that knows nothing of messages.
+/* No protocol: payloads back to back, through a relay without message boundaries.
  *
- * Rule 1: this is the physical limit of the machine and the proof that the generator is not what is
- * measured. The subscriber connects first; the relay sends it whatever the second one sends.
+ * The rate is the physical limit of the machine, and shows that the generator is faster than the
+ * measured brokers. The subscriber connects first; the relay sends it all bytes of the second
+ * connection.
  */
 #include "load.h"
 

@@ -1,7 +1,7 @@
 /* Redis: PUBLISH and SUBSCRIBE (nothing acknowledged), and streams with XREADGROUP and XACK.
  *
- * Rule 1: commands are pipelined and every reply is read; an error reply ends the run.
- * Rule 2: a stream's entries carry no number we chose, so order is proved by content alone.
+ * Commands are pipelined and every reply is read; an error reply ends the run. The ids of stream
+ * entries are assigned by Redis, so the order is verified by content only.
  */
 #include "load.h"
 
@@ -126,9 +126,9 @@ const Protocol redis_protocol = {
 /* ---- streams ---- */
 
 typedef struct {
-    long entries;     /* Entries of the current reply still to come. */
+    long entries;     /* Entries of the current reply that have not arrived. */
     long acked;       /* Entries acknowledged by the XACK whose reply is due; 0 = none is due. */
-    Bytes ids;        /* Their ids, as bulk strings, for the XACK to come. */
+    Bytes ids;        /* Their ids, as bulk strings, for the next XACK. */
     long ids_count;
     bool reading;     /* Whether an XREADGROUP waits for its reply. */
 } StreamState;
@@ -231,7 +231,7 @@ static size_t handle_front(Peer *peer, const uint8_t *data, size_t size) {
         state->acked = 0;
         return outer.taken;
     }
-    if (outer.value < 1) { /* Nothing within BLOCK_MS. */
+    if (outer.value < 1) { /* No entry within BLOCK_MS. */
         state->reading = false;
         return outer.taken;
     }

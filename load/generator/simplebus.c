@@ -1,9 +1,8 @@
-/* simplebus: how a message is verified and acknowledged, in both versions.
+/* simplebus: verification and acknowledgement of messages, in both versions of the protocol.
  *
- * Rule 1: a subscriber believes nothing. Type, class, id, length and content of every message are
- * compared with what must come; ids follow each other modulo 2^31 in each class.
- * Rule 2: an ack names ids that came: `first-last`, half-open; in version 1 with the timer index
- * that they came with.
+ * Type, class, id, length and content of every message are compared with the expected ones; ids
+ * increase by one modulo 2^31 in each class. An ack contains received ids: `first-last`, half-open;
+ * in version 1 with the timer index of these messages.
  */
 #include "simplebus.h"
 
@@ -148,7 +147,7 @@ void fail_type(const Peer *peer, const uint8_t *frame) {
          (unsigned long long)peer->verified, shown(frame, 1));
 }
 
-/* Which of the class's messages this id is; fails when it is none that may come now. */
+/* The number of the message in its class; fails if the id is neither expected nor a repetition. */
 static uint64_t number_of(const Peer *peer, ClassState *class, unsigned class_id, uint32_t id) {
     if (!class->started) {
         class->started = true;

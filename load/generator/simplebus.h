@@ -3,8 +3,8 @@
  *     type    class      message id   timer index   content   delimiter
  *     1 byte  u16 BE     i32 BE       u16 BE        ...       < CR LF >
  *
- * Rule 1: a version opens a connection, and hears the frames that are no messages; how a message is
- * verified and acknowledged is the same for both, and lives in simplebus.c.
+ * version1.c and version2.c open a connection and handle the frames that are not messages;
+ * simplebus.c verifies and acknowledges messages for both.
  */
 #ifndef SIMPLEBUS_H
 #define SIMPLEBUS_H
@@ -24,7 +24,7 @@ typedef struct {
 
 typedef struct {
     unsigned ack_key; /* Key of an ack: the class, or the subscription number. */
-    bool started;     /* Whether a first message has fixed where the ids begin. */
+    bool started;     /* Whether the first message has determined the first id. */
     uint32_t next_id; /* The id the next new message must have. */
     uint64_t count;   /* New messages verified, */
     uint64_t released; /* and ACK_RANDOM: those of them that are not held any more. */
@@ -39,7 +39,7 @@ typedef struct {
 } Held;
 
 typedef struct {
-    uint8_t index_of[1 << 16]; /* Class id to index; NO_CLASS = not ours. */
+    uint8_t index_of[1 << 16]; /* Class id to index; NO_CLASS = not subscribed. */
     ClassState classes[CLASSES_MAX];
     uint8_t type;              /* Of the frames that carry messages. */
     size_t (*handle_other)(Peer *peer, const uint8_t *frame, size_t whole); /* A frame of another. */

@@ -3,12 +3,12 @@
  *     "sbtrace1"   records   | at        first     last      class   kind   nothing |  ...
  *     8 bytes      u64       | u64 ns    u64       u64       u16     u8     5 bytes |  all LE
  *
- * Rule 1: one record for a call (a write, a read, an ack), never one for a message: what it costs is
- * lost in what the call costs. `first` and `last` are numbers of messages within a class, half-open.
- * Rule 2: the memory is there before the clock starts and the file is written after it has stopped.
- * A trace that is full ends the run with a sentence: one that lacks its end would look like a loss.
- * Rule 3: a time never flatters. A message is sent when the write of its last byte begins, and
- * delivered when everything that was read with it is verified.
+ * Each call (a write, a read, an ack) gives one record, so that its cost is small compared with that
+ * of the call. `first` and `last` are numbers of messages within a class, half-open. The memory is
+ * allocated before the clock starts, and the file is written after it has stopped. A full trace ends
+ * the run with an error, because a missing end would look like lost messages. A message counts as
+ * sent when the write of its last byte begins, and as delivered when all data of the same read is
+ * verified, so that latencies are never too short.
  */
 #include "load.h"
 
@@ -24,7 +24,7 @@ typedef struct {
 
 _Static_assert(sizeof(Record) == 32, "the file's layout");
 
-static Record *records; /* NULL: nothing is traced. */
+static Record *records; /* NULL without a trace. */
 static size_t used, room;
 static bool open_again; /* True if the last record may be extended by a duplicate after it. */
 static uint64_t seen[REDELIVERED + 1][CLASSES_MAX]; /* Of each kind: messages up to here are noted. */
@@ -33,7 +33,7 @@ void trace_start(const Options *options) {
     if (!options->trace) return;
     room = options->trace_records;
     records = allocate(room * sizeof *records);
-    memset(records, 1, room * sizeof *records); /* The kernel gives the pages now. */
+    memset(records, 1, room * sizeof *records); /* The kernel allocates the pages now. */
 }
 
 static void add(TraceKind kind, unsigned class_id, uint64_t at, uint64_t first, uint64_t last) {

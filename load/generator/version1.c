@@ -1,7 +1,7 @@
 /* simplebus, protocol version 1: Connect names classes; nothing else is negotiated.
  *
- * Rule 1: version 1 answers neither Subscribe nor a message. That a subscription is there is shown
- * by a message to a class of our own, that all was taken by the broker's orderly close.
+ * Version 1 has no reply to a Subscribe or a message. The subscription is active when a message to a
+ * class of this subscriber returns. All messages are accepted when the broker closes the connection.
  */
 #include "simplebus.h"
 
@@ -89,7 +89,7 @@ const Protocol simplebus_protocol = {
     .eof_confirms = true,
 };
 
-/* Shows that nothing is left in flight: the first message of each class is the one published here. */
+/* Checks that no message is in flight: the first message of each class is the one published here. */
 void run_probe(const Options *options) {
     static Peer peer;
     peer = (Peer){.options = options, .protocol = &simplebus_protocol, .socket = connect_to(options)};

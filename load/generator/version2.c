@@ -1,9 +1,8 @@
 /* simplebus, protocol version 2: messages carry the publisher's numbers, and are confirmed.
  *
- * Rule 1: a publisher keeps to its credit, and believes a Confirm only of what it has sent.
- * Rule 2: a subscriber believes a Deliver only of a subscription that it has; the messages behind it
- * must be of its class, and new exactly when it says so.
- * Rule 3: an Error is the end of a measurement, whatever it is about.
+ * A publisher stays within its credit, and rejects a Confirm of unsent messages. A subscriber rejects
+ * a Deliver of an unknown subscription; the messages after it must belong to the class of the
+ * Deliver, and be new exactly if its attempt is 1. Every Error ends the measurement.
  */
 #include "simplebus.h"
 
@@ -11,7 +10,7 @@
 #include <string.h>
 
 enum {
-    FIRST_SUBSCRIPTION = 101, /* Of the first class: no number means both a class and this. */
+    FIRST_SUBSCRIPTION = 101, /* Of the first class; distinct from all class ids. */
     CHANNEL_FIELD = 0x08,     /* Of an Envelope's fields. */
     HEADERS_FIELD = 0x20,
 };
@@ -161,14 +160,14 @@ static void open_peer(Peer *peer, Role role) {
     send_connect(peer, options, role);
     if (role == PUBLISHER) return;
     state->is_fed = true;
-    state->fed_class = UINT32_MAX; /* None: a message before the first Deliver belongs to no subscription. */
+    state->fed_class = UINT32_MAX; /* No class: a message before the first Deliver belongs to no subscription. */
     Bytes before = {0};
     put_head(&before, options);
     expect_content(peer, before.data, before.end);
     free(before.data);
     for (size_t i = 0; i < options->class_count; i++) subscribe(peer, i);
     send_all(peer);
-    while (state->granted < options->class_count) { /* Messages may come between the answers. */
+    while (state->granted < options->class_count) { /* Messages may arrive between the replies. */
         Bytes *in = &peer->in;
         in->start += handle_message(peer, in->data + in->start, in->end - in->start);
         if (state->granted < options->class_count && receive_some(peer, true) == 0)

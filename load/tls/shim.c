@@ -1,7 +1,7 @@
-/* Preloaded, makes the one connection of a load generator speak TLS 1.3 (python load/run.py tls).
+/* Preloaded library that makes the connection of a load generator use TLS 1.3 (load/run.py tls).
  *
- * Rule 1: the verbs mean what they meant: what would block says EAGAIN, what was taken is sent.
- * Rule 2: whom to trust is the file in LOAD_TLS_CA; without it nothing is different.
+ * The system calls keep their meaning: a call that would block fails with EAGAIN, and accepted data
+ * is sent. LOAD_TLS_CA is the file of the trusted authorities; without it nothing changes.
  */
 #define _GNU_SOURCE
 

@@ -18,7 +18,7 @@ from tests.support.strategies import ack_frame
 
 CLASSES = (1, 256, 0x3C0D)
 class_ids = st.sampled_from(CLASSES)
-anybody = st.integers(0, 5)
+peer_numbers = st.integers(0, 5)
 randoms = st.randoms(use_true_random=False)
 
 runs = st.tuples(
@@ -93,7 +93,8 @@ class Version1Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.has_peers)
     @rule(
-        who=anybody, reason=st.one_of(st.none(), st.none(), st.sampled_from(list(INVALID_FRAMES)))
+        who=peer_numbers,
+        reason=st.one_of(st.none(), st.none(), st.sampled_from(list(INVALID_FRAMES))),
     )
     def somebody_goes(self, who: int, reason: Reason | None) -> None:
         if reason is None:
@@ -102,50 +103,50 @@ class Version1Machine(RuleBasedStateMachine):
             self.model.send_invalid_frame(self.peer(who), INVALID_FRAMES[reason], reason)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody, named=st.lists(class_ids, max_size=3))
+    @rule(who=peer_numbers, named=st.lists(class_ids, max_size=3))
     def connect(self, who: int, named: list[int]) -> None:
         self.model.connect(self.peer(who), *named)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody, class_id=class_ids)
+    @rule(who=peer_numbers, class_id=class_ids)
     def subscribe(self, who: int, class_id: int) -> None:
         self.model.subscribe(self.peer(who), class_id)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody, published=st.lists(runs, min_size=1, max_size=2), hold=holds)
+    @rule(who=peer_numbers, published=st.lists(runs, min_size=1, max_size=2), hold=holds)
     def publish(self, who: int, published: list[tuple[int, int, int]], hold: int) -> None:
         self.model.publish(self.peer(who), *self.known(published), hold=hold)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody, run=long_runs, hold=holds)
+    @rule(who=peer_numbers, run=long_runs, hold=holds)
     def publish_long_ones(self, who: int, run: tuple[int, int, int], hold: int) -> None:
         self.model.publish(self.peer(who), *self.known([run]), hold=hold)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody, count=st.integers(20, 120), random=randoms, hold=holds)
+    @rule(who=peer_numbers, count=st.integers(20, 120), random=randoms, hold=holds)
     def publish_to_all_classes_in_turn(
         self, who: int, count: int, random: Random, hold: int
     ) -> None:
         self.model.send_mixed(self.peer(who), count, random, hold=hold)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody, most=st.one_of(st.integers(1, 60), st.integers(1, 5000)))
+    @rule(who=peer_numbers, most=st.one_of(st.integers(1, 60), st.integers(1, 5000)))
     def take_some_bytes(self, who: int, most: int) -> None:
         self.model.read_bytes(self.peer(who), most)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody)
+    @rule(who=peer_numbers)
     def take_everything(self, who: int) -> None:
         self.model.read_bytes(self.peer(who), 1 << 40)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody, class_id=class_ids, random=randoms)
+    @rule(who=peer_numbers, class_id=class_ids, random=randoms)
     def acknowledge(self, who: int, class_id: int, random: Random) -> None:
         self.model.ack(self.peer(who), class_id, random)
 
     @precondition(lambda self: self.has_peers)
     @rule(
-        who=anybody,
+        who=peer_numbers,
         class_id=class_ids,
         ranges=st.lists(st.tuples(st.integers(-90, 90), st.integers(1, 200)), max_size=3),
         times=st.sampled_from([1, 1, 60]),
@@ -156,7 +157,7 @@ class Version1Machine(RuleBasedStateMachine):
         self.model.ack_invalid_ids(self.peer(who), class_id, *(ranges * times))
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody, run=runs, ticks=st.sampled_from([1, 6, 20]), random=randoms)
+    @rule(who=peer_numbers, run=runs, ticks=st.sampled_from([1, 6, 20]), random=randoms)
     def publish_and_everybody_listens_for_a_while(
         self, who: int, run: tuple[int, int, int], ticks: int, random: Random
     ) -> None:
@@ -171,7 +172,7 @@ class Version1Machine(RuleBasedStateMachine):
             model.tick()
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody)
+    @rule(who=peer_numbers)
     def take_and_acknowledge_everything(self, who: int) -> None:
         model_peer = self.peer(who)
         self.model.read_bytes(model_peer, 1 << 40)

@@ -43,11 +43,11 @@ def loses_a_message(patch: Patch) -> None:
     patch.setattr(Ring, "append", append_less)
 
 
-def loses_what_waits_for_room(patch: Patch) -> None:
+def loses_waiting_messages(patch: Patch) -> None:
     patch.setattr(PublishQueue, "park", lambda self, session, cls, batch: None)
 
 
-def sends_an_acknowledged_one_again(patch: Patch) -> None:
+def redelivers_acknowledged_messages(patch: Patch) -> None:
     def everything(self: AckWindow, first: int, last: int) -> list[tuple[int, int]]:
         first, last = max(first, self.floor), min(last, self.cursor)
         return [(first, last)] if first < last else []
@@ -83,7 +83,7 @@ def stores_in_another_order(patch: Patch) -> None:
     patch.setattr(Session, "add_parked", add_parked)
 
 
-def never_waits_longer(patch: Patch) -> None:
+def never_increases_the_delay(patch: Patch) -> None:
     expect = UnackedMessages.start_ack_timeout
 
     def expect_soon(self: UnackedMessages, first: int, last: int, attempts: int, tick: int) -> None:
@@ -92,7 +92,7 @@ def never_waits_longer(patch: Patch) -> None:
     patch.setattr(UnackedMessages, "start_ack_timeout", expect_soon)
 
 
-def forgets_what_is_overdue(patch: Patch) -> None:
+def loses_overdue_messages(patch: Patch) -> None:
     pop = TimerWheel.pop_due_sets
 
     def pop_forgetting(self: TimerWheel, tick: int) -> list[tuple[int, SequenceSet]]:
@@ -102,7 +102,7 @@ def forgets_what_is_overdue(patch: Patch) -> None:
     patch.setattr(TimerWheel, "pop_due_sets", pop_forgetting)
 
 
-def tells_one_subscriber_only(patch: Patch) -> None:
+def wakes_one_subscriber_only(patch: Patch) -> None:
     def wake(self: Store, cls: MessageClass) -> None:
         for subscription in list(cls.subscriptions.values())[:1]:
             subscription.outbox.enqueue(subscription)
@@ -116,14 +116,14 @@ def keeps_the_first_timer_index(patch: Patch) -> None:
 
 BREAKS: list[Callable[[Patch], None]] = [
     loses_a_message,
-    loses_what_waits_for_room,
-    sends_an_acknowledged_one_again,
+    loses_waiting_messages,
+    redelivers_acknowledged_messages,
     acknowledges_one_too_many,
     numbers_wrongly,
     stores_in_another_order,
-    never_waits_longer,
-    forgets_what_is_overdue,
-    tells_one_subscriber_only,
+    never_increases_the_delay,
+    loses_overdue_messages,
+    wakes_one_subscriber_only,
     keeps_the_first_timer_index,
 ]
 

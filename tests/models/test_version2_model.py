@@ -19,7 +19,7 @@ from tests.models.version2_model import Version2Model
 from tests.models.version2_state import CLASSES, ModelMessage, ModelPublisher, Version2ModelPeer
 from tests.support.oracles import ID_COUNT
 
-anybody = st.integers(0, 5)
+peer_numbers = st.integers(0, 5)
 class_ids = st.sampled_from(CLASSES)
 randoms = st.randoms(use_true_random=False)
 kinds = st.sampled_from(
@@ -102,29 +102,29 @@ class Version2Machine(RuleBasedStateMachine):
         self.model.open()
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody)
+    @rule(who=peer_numbers)
     def somebody_goes(self, who: int) -> None:
         self.model.leave(self.peer(who))
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody, class_id=class_ids, number=st.integers(1, 3), request=subscriptions())
+    @rule(who=peer_numbers, class_id=class_ids, number=st.integers(1, 3), request=subscriptions())
     def subscribe(self, who: int, class_id: int, number: int, request: SubscribeRequest) -> None:
         self.model.subscribe(self.peer(who), class_id, number, request)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody, number=st.integers(1, 3), forget=st.booleans())
+    @rule(who=peer_numbers, number=st.integers(1, 3), forget=st.booleans())
     def unsubscribe(self, who: int, number: int, forget: bool) -> None:
         self.model.unsubscribe(self.peer(who), number, forget=forget)
 
-    @rule(who=anybody, published=st.lists(st.tuples(class_ids, kinds), min_size=1, max_size=6))
+    @rule(who=peer_numbers, published=st.lists(st.tuples(class_ids, kinds), min_size=1, max_size=6))
     def publish(self, who: int, published: list[tuple[int, dict[str, object]]]) -> None:
         self.publish_kinds(who, published)
 
-    @rule(who=anybody, class_id=class_ids, kind=kinds, count=st.sampled_from([2, 8, 60]))
+    @rule(who=peer_numbers, class_id=class_ids, kind=kinds, count=st.sampled_from([2, 8, 60]))
     def publish_a_run(self, who: int, class_id: int, kind: dict[str, object], count: int) -> None:
         self.publish_kinds(who, [(class_id, kind)] * count)
 
-    @rule(who=anybody, kind=kinds, count=st.sampled_from([30, 70]))
+    @rule(who=peer_numbers, kind=kinds, count=st.sampled_from([30, 70]))
     def publish_to_both_classes_in_turn(
         self, who: int, kind: dict[str, object], count: int
     ) -> None:
@@ -137,11 +137,11 @@ class Version2Machine(RuleBasedStateMachine):
             messages.append(self.model.message(author, class_id, **kind))
         self.model.publish(author, *messages)
 
-    @rule(who=anybody)
+    @rule(who=peer_numbers)
     def an_author_comes_again(self, who: int) -> None:
         self.model.connect(self.publisher(who))
 
-    @rule(who=anybody, lost=st.booleans())
+    @rule(who=peer_numbers, lost=st.booleans())
     def an_author_loses_the_connection(self, who: int, lost: bool) -> None:
         author = self.publisher(who)
         if author.peer is not None:
@@ -149,24 +149,24 @@ class Version2Machine(RuleBasedStateMachine):
             if not lost:
                 self.model.connect(author)
 
-    @rule(who=anybody, count=st.integers(0, 9), first=st.booleans())
+    @rule(who=peer_numbers, count=st.integers(0, 9), first=st.booleans())
     def another_program_takes_its_name(self, who: int, count: int, first: bool) -> None:
         author = self.publisher(who)
         if first and author.peer is not None:
             self.model.leave(author.peer)
         self.model.use_name_elsewhere(author, count)
 
-    @rule(who=anybody, count=st.integers(1, 9))
+    @rule(who=peer_numbers, count=st.integers(1, 9))
     def an_author_repeats_itself(self, who: int, count: int) -> None:
         self.model.repeat(self.publisher(who), count)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody, most=st.sampled_from([1, 7, 40, 300]))
+    @rule(who=peer_numbers, most=st.sampled_from([1, 7, 40, 300]))
     def take_some_bytes(self, who: int, most: int) -> None:
         self.model.read_bytes(self.peer(who), most)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody)
+    @rule(who=peer_numbers)
     def take_everything(self, who: int) -> None:
         self.model.read_bytes(self.peer(who), 1 << 40)
 
@@ -177,8 +177,8 @@ class Version2Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.has_peers)
     @rule(
-        who=anybody,
-        which=anybody,
+        who=peer_numbers,
+        which=peer_numbers,
         first=st.integers(0, 3),
         count=st.sampled_from([1, 2, 1000]),
         spanning=st.booleans(),
@@ -191,8 +191,8 @@ class Version2Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.has_peers)
     @rule(
-        who=anybody,
-        which=anybody,
+        who=peer_numbers,
+        which=peer_numbers,
         first=st.integers(0, 3),
         count=st.sampled_from([1, 2, 1000]),
         delay_ms=st.sampled_from([None, 0, 700, 3000]),
@@ -203,13 +203,15 @@ class Version2Machine(RuleBasedStateMachine):
             self.model.nack(model_peer, self.number(model_peer, which), first, count, delay_ms)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody, which=anybody, first=st.integers(0, 3), count=st.sampled_from([1, 2]))
+    @rule(
+        who=peer_numbers, which=peer_numbers, first=st.integers(0, 3), count=st.sampled_from([1, 2])
+    )
     def terminate(self, who: int, which: int, first: int, count: int) -> None:
         model_peer = self.peer(who)
         if model_peer.subscriptions:
             self.model.terminate(model_peer, self.number(model_peer, which), first, count)
 
-    @rule(who=anybody, kind=kinds, count=st.integers(1, 9), random=randoms)
+    @rule(who=peer_numbers, kind=kinds, count=st.integers(1, 9), random=randoms)
     def publish_and_everybody_decides(
         self, who: int, kind: dict[str, object], count: int, random: Random
     ) -> None:
@@ -229,7 +231,7 @@ class Version2Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.model.peers) < 5)
     @rule(
-        who=anybody,
+        who=peer_numbers,
         class_id=class_ids,
         count=st.integers(2, 9),
         most=st.sampled_from([None, 1, 3]),
@@ -259,7 +261,7 @@ class Version2Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.model.peers) < 6)
     @rule(
-        who=anybody,
+        who=peer_numbers,
         class_id=class_ids,
         count=st.integers(0, 4),
         idle_seconds=st.sampled_from([0.5, 4.0]),
@@ -279,7 +281,7 @@ class Version2Machine(RuleBasedStateMachine):
         self.model.tick()
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=anybody, which=anybody)
+    @rule(who=peer_numbers, which=peer_numbers)
     def ask_for_time(self, who: int, which: int) -> None:
         model_peer = self.peer(who)
         if model_peer.subscriptions:

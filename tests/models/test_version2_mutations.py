@@ -43,27 +43,27 @@ class TrustingMachine(Version2Machine):
     @precondition(lambda self: len(self.model.peers) < 6)
     @rule(class_id=class_ids)
     def somebody_says_nothing_of_a_message(self, class_id: int) -> None:
-        talker = self.model.open()
-        self.model.subscribe(talker, class_id, 1, SubscribeRequest(start="new", max_deliveries=2))
-        self.say(0, [(class_id, {})])
+        reader = self.model.open()
+        self.model.subscribe(reader, class_id, 1, SubscribeRequest(start="new", max_deliveries=2))
+        self.publish_kinds(0, [(class_id, {})])
         for ticks in (8, 16):
-            self.model.read_bytes(talker, 1 << 40)
+            self.model.read_bytes(reader, 1 << 40)
             self.model.tick(ticks)
-        self.model.read_bytes(talker, 1 << 40)
+        self.model.read_bytes(reader, 1 << 40)
 
     @precondition(lambda self: len(self.model.peers) < 6)
     @rule(class_id=class_ids)
     def somebody_goes_with_a_message_and_comes_again(self, class_id: int) -> None:
         durable = SubscribeRequest(durable="d")
         for _ in range(2):
-            talker = self.model.open()
-            self.model.subscribe(talker, class_id, 1, durable)
-            self.say(0, [(class_id, {})])
-            self.model.read_bytes(talker, 1 << 40)
-            self.model.leave(talker)
+            reader = self.model.open()
+            self.model.subscribe(reader, class_id, 1, durable)
+            self.publish_kinds(0, [(class_id, {})])
+            self.model.read_bytes(reader, 1 << 40)
+            self.model.leave(reader)
 
 
-def stores_what_was_stored_before(patch: Patch) -> None:
+def stores_duplicates(patch: Patch) -> None:
     sort_out = Version2Decoder._select_fresh
 
     def all_fresh(
@@ -75,11 +75,11 @@ def stores_what_was_stored_before(patch: Patch) -> None:
     patch.setattr(Version2Decoder, "_select_fresh", all_fresh)
 
 
-def confirms_what_waits_for_room(patch: Patch) -> None:
+def confirms_waiting_messages(patch: Patch) -> None:
     patch.setattr(Version2Decoder, "stored_before", property(lambda self: self.next_number))
 
 
-def acknowledges_what_was_not_sent(patch: Patch) -> None:
+def acknowledges_unsent_messages(patch: Patch) -> None:
     def ack(self: UnackedMessages, first: int, last: int) -> None:
         self.remove_waiting(first, last)
         self._window.ack_range(first, last)
@@ -87,7 +87,7 @@ def acknowledges_what_was_not_sent(patch: Patch) -> None:
     patch.setattr(UnackedMessages, "ack", ack)
 
 
-def looks_at_a_clock_that_is_fast(patch: Patch) -> None:
+def uses_a_fast_clock(patch: Patch) -> None:
     pick = selection.select_messages
 
     def pick_late(
@@ -98,7 +98,7 @@ def looks_at_a_clock_that_is_fast(patch: Patch) -> None:
     patch.setattr(selection, "select_messages", pick_late)
 
 
-def lets_every_member_decide(patch: Patch) -> None:
+def applies_acks_to_all_members(patch: Patch) -> None:
     lose = GroupMember.remove_in_flight
 
     def lose_all(self: GroupMember, first: int, last: int, attempt: int = 0) -> list[Span]:
@@ -114,7 +114,7 @@ def lets_every_member_decide(patch: Patch) -> None:
     patch.setattr(Group, "remove_member", leave_for_all)
 
 
-def forgets_what_a_member_was_handed(patch: Patch) -> None:
+def loses_unsent_messages_of_a_member(patch: Patch) -> None:
     give_back = GroupMember.pop_unsent
 
     def keep_nothing(self: GroupMember) -> list[Span]:
@@ -123,7 +123,7 @@ def forgets_what_a_member_was_handed(patch: Patch) -> None:
     patch.setattr(GroupMember, "pop_unsent", keep_nothing)
 
 
-def forgets_what_a_durable_had_in_flight(patch: Patch) -> None:
+def loses_in_flight_messages_of_a_durable(patch: Patch) -> None:
     detach = Position.detach
 
     def lose(self: Position) -> None:
@@ -133,7 +133,7 @@ def forgets_what_a_durable_had_in_flight(patch: Patch) -> None:
     patch.setattr(Position, "detach", lose)
 
 
-def forgets_a_durable_that_was_used_lately(patch: Patch) -> None:
+def expires_a_recently_used_durable(patch: Patch) -> None:
     leave_alone = SubscriptionManager._mark_if_unattended
 
     def leave_long_ago(self: SubscriptionManager, position: Position) -> None:
@@ -143,22 +143,22 @@ def forgets_a_durable_that_was_used_lately(patch: Patch) -> None:
     patch.setattr(SubscriptionManager, "_mark_if_unattended", leave_long_ago)
 
 
-def leaves_what_it_kept_to_the_next_one(patch: Patch) -> None:
+def leaves_dropped_messages_to_the_next_position(patch: Patch) -> None:
     patch.setattr(Position, "drop_all", lambda self, reason: None)
 
 
-def refuses_more_than_it_is_told(patch: Patch) -> None:
+def rejects_more_than_the_nacked_messages(patch: Patch) -> None:
     cut = TimerWheel.remove
     patch.setattr(
         TimerWheel, "remove", lambda self, first, last, *of: cut(self, first, last + 1, *of)
     )
 
 
-def forgets_to_pause(patch: Patch) -> None:
+def ignores_the_backoff(patch: Patch) -> None:
     patch.setattr(DeliveryPolicy, "nack_delay_ticks", lambda self, attempts: 1)
 
 
-def sends_without_end(patch: Patch) -> None:
+def ignores_max_deliveries(patch: Patch) -> None:
     set_terms = SubscriptionManager._set_delivery_policy
 
     def endless(
@@ -172,16 +172,16 @@ def sends_without_end(patch: Patch) -> None:
     patch.setattr(SubscriptionManager, "_set_delivery_policy", endless)
 
 
-def forgets_what_was_said(patch: Patch) -> None:
-    patch.setattr(FailureReasons, "record", lambda *said: None)
+def loses_failure_reasons(patch: Patch) -> None:
+    patch.setattr(FailureReasons, "record", lambda *args: None)
 
 
-def sends_more_than_may_be_in_flight(patch: Patch) -> None:
+def exceeds_max_in_flight(patch: Patch) -> None:
     room = Position._in_flight_capacity
     patch.setattr(Position, "_in_flight_capacity", lambda self: room(self) + 1)
 
 
-def takes_another_program_s_numbers_for_its_own(patch: Patch) -> None:
+def accepts_numbers_of_another_instance(patch: Patch) -> None:
     begin = ProducerStates.resume
 
     def believed(
@@ -194,21 +194,21 @@ def takes_another_program_s_numbers_for_its_own(patch: Patch) -> None:
 
 
 BREAKS: list[Callable[[Patch], None]] = [
-    stores_what_was_stored_before,
-    confirms_what_waits_for_room,
-    acknowledges_what_was_not_sent,
-    looks_at_a_clock_that_is_fast,
-    lets_every_member_decide,
-    forgets_what_a_member_was_handed,
-    forgets_what_a_durable_had_in_flight,
-    forgets_a_durable_that_was_used_lately,
-    leaves_what_it_kept_to_the_next_one,
-    refuses_more_than_it_is_told,
-    forgets_to_pause,
-    sends_without_end,
-    forgets_what_was_said,
-    sends_more_than_may_be_in_flight,
-    takes_another_program_s_numbers_for_its_own,
+    stores_duplicates,
+    confirms_waiting_messages,
+    acknowledges_unsent_messages,
+    uses_a_fast_clock,
+    applies_acks_to_all_members,
+    loses_unsent_messages_of_a_member,
+    loses_in_flight_messages_of_a_durable,
+    expires_a_recently_used_durable,
+    leaves_dropped_messages_to_the_next_position,
+    rejects_more_than_the_nacked_messages,
+    ignores_the_backoff,
+    ignores_max_deliveries,
+    loses_failure_reasons,
+    exceeds_max_in_flight,
+    accepts_numbers_of_another_instance,
 ]
 
 
