@@ -51,8 +51,8 @@ from simplebus.jetstream.consume.feed import (
     ConsumerFeed,
     OpenedConsumer,
 )
-from simplebus.jetstream.consume.give_back import ReturnedMessages
 from simplebus.jetstream.consume.inboxes import ConsumerInboxes
+from simplebus.jetstream.consume.returned_messages import ReturnedMessages
 from simplebus.jetstream.fetch import StreamReader, query_when_stored
 from simplebus.jetstream.names import consumer_name
 from simplebus.jetstream.publish.codec import HEADERS_BYTES_MAX

@@ -8,7 +8,7 @@
     iterators     `for` over messages and batches
     handlers      calls a handler for each message of its subscription
     connection    reconnecting connection of a client core
-    dial          connects a socket, in steps that do not block
+    socket_steps  connects a socket, in steps that do not block
 
 Methods, arguments and errors are those of the async client.
 

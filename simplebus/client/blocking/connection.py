@@ -19,7 +19,13 @@ from time import monotonic
 from simplebus.client import addresses as client_addresses
 from simplebus.client import fork_safety
 from simplebus.client.addresses import Address
-from simplebus.client.blocking.dial import Step, dial, start_tls, wait, wait_ready
+from simplebus.client.blocking.socket_steps import (
+    Step,
+    connect_socket,
+    start_tls,
+    wait,
+    wait_ready,
+)
 from simplebus.client.core.client import ClientCore
 from simplebus.client.core.inbox import Inbox
 from simplebus.client.core.open_requests import OpenRequest
@@ -152,7 +158,7 @@ class BlockingClientConnection:
         until = monotonic() + attempt.timeout_seconds
         try:
             known = self.core.publish_buffer.forgotten_count
-            sock = yield from dial(self._address, until, attempt.timeout_seconds)
+            sock = yield from connect_socket(self._address, until, attempt.timeout_seconds)
             try:
                 stream = yield from start_tls(
                     sock, self._address, self._access, until, attempt.timeout_seconds

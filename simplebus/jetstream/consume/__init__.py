@@ -3,7 +3,7 @@
     acked_sequences    acknowledged stream sequences, to recognize redelivered messages
     ack_all            consumer of one server, acknowledged up to a message
     dead_letters       messages whose dead letters are not stored yet
-    give_back          return of unacknowledged messages to a consumer
+    returned_messages  return of unacknowledged messages to a consumer
     feed               messages of one position: request, receive, acknowledge
     handover           plain consumers that this server is about to release
     durable_check      access and delivery policy of durables and groups

@@ -19,8 +19,8 @@ from simplebus.core.subscription.position import Position
 from simplebus.jetstream.class_jobs import ClassJobs
 from simplebus.jetstream.consume.consumers import ConsumerManager
 from simplebus.jetstream.consume.dead_letters import DeadLetterMark
-from simplebus.jetstream.consume.give_back import ReturnedMessages, UnackedOnExit
 from simplebus.jetstream.consume.handover import TAKEOVER_SECONDS
+from simplebus.jetstream.consume.returned_messages import ReturnedMessages, UnackedOnExit
 from simplebus.jetstream.remote_class import RemoteClass
 from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.client.jetstream_codec import JetStreamError

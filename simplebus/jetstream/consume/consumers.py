@@ -31,7 +31,8 @@ from simplebus.jetstream.cluster.peers import Peers
 from simplebus.jetstream.cluster.stream_update import check_and_upgrade_stream
 from simplebus.jetstream.consume.durable_check import DurableCheck, check_same_channels
 from simplebus.jetstream.consume.feed import ConsumerFeed, OpenedConsumer
-from simplebus.jetstream.consume.give_back import (
+from simplebus.jetstream.consume.handover import ReleasingConsumers
+from simplebus.jetstream.consume.returned_messages import (
     ReturnedMessages,
     UnackedOnExit,
     return_again,
@@ -39,7 +40,6 @@ from simplebus.jetstream.consume.give_back import (
     transfer_messages,
     with_return_note,
 )
-from simplebus.jetstream.consume.handover import ReleasingConsumers
 from simplebus.jetstream.names import (
     BACKLOG_CONSUMER,
     belongs_to_durable,

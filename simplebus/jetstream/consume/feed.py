@@ -30,7 +30,7 @@ from simplebus.jetstream import api
 from simplebus.jetstream.consume.ack_all import AckAllConsumer
 from simplebus.jetstream.consume.acked_sequences import AckedSequences
 from simplebus.jetstream.consume.dead_letters import FeedDeadLetters
-from simplebus.jetstream.consume.give_back import (
+from simplebus.jetstream.consume.returned_messages import (
     DEAD_LETTER_PENDING,
     ExpectedRedeliveries,
     UnackedOnExit,

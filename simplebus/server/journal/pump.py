@@ -1,7 +1,6 @@
 """Moves commit log entries to the journal's writer thread, and recovers a broker at the start.
 
-
-`load` is the entry of recovery: it calls `storage.recovery` before the pump starts.
+`load` recovers the broker by `storage.recovery`, before the pump starts.
 
 The writer has at most two write batches: it writes one, and the other waits. Entries that arrive
 meanwhile form the next batch, so a slow disk gets larger batches.

@@ -11,7 +11,7 @@ import trio
 from simplebus.core.protocol import frames
 from simplebus.jetstream.consume.consumers import ConsumerManager
 from simplebus.jetstream.consume.feed import OpenedConsumer
-from simplebus.jetstream.consume.give_back import ExpectedRedeliveries
+from simplebus.jetstream.consume.returned_messages import ExpectedRedeliveries
 from tests.jetstream.nats_servers import NatsServer
 from tests.jetstream.stateless_servers import (
     PATIENCE_SECONDS,

@@ -17,7 +17,7 @@ from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.users.nkeys import verify_signature
 from simplebus.jetstream import api, backlog
 from simplebus.jetstream.cluster import stream_update
-from simplebus.jetstream.consume.give_back import with_return_note
+from simplebus.jetstream.consume.returned_messages import with_return_note
 from simplebus.jetstream.settings import JetStreamOptions
 from simplebus.nats.client import encode, jetstream_codec
 from simplebus.nats.client.client import NatsClientCore, RequestReplies, ServerReady

@@ -13,7 +13,7 @@ import trio
 
 import simplebus
 from simplebus.core.protocol import frames
-from simplebus.jetstream.consume.give_back import (
+from simplebus.jetstream.consume.returned_messages import (
     RETURNED_MESSAGES_MAX,
     ReturnedMessages,
     return_messages,

@@ -43,7 +43,9 @@ def wait_ready(sock: socket.socket, events: int, until: float) -> Generator[Step
     return True
 
 
-def dial(address: Address, until: float, seconds: float) -> Generator[Step, None, socket.socket]:
+def connect_socket(
+    address: Address, until: float, seconds: float
+) -> Generator[Step, None, socket.socket]:
     """Yield steps until a socket is connected. Raises BusConnectionError at `until` or before."""
     last_error: OSError | None = None
     try:

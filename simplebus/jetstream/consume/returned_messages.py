@@ -1,11 +1,11 @@
 """Return of unacknowledged messages to a consumer, for the next subscription.
 
 Returned messages are redelivered first and in order. Messages that were delivered to a request of a
-departed server are returned as well. NATS servers forget returned messages when earlier messages
-are purged, and redeliver them only after the ack wait. Therefore the consumer's metadata list the
-returned messages and the number of deliveries so far; a server that finds the same number of
-deliveries returns the same messages again. The messages of a dead server are returned if no server
-holds the consumer.
+disconnected server are returned as well. NATS servers discard the returns when earlier messages are
+purged, and redeliver the messages only after the ack wait. Therefore the consumer's metadata list
+the returned messages and the number of deliveries so far; a server that finds the same number of
+deliveries returns the same messages again. The messages of a failed server are returned if no
+server holds the consumer.
 
     simplebus-left    7 4-5 9-9    7 deliveries so far; sequences 4, 5 and 9 were returned
     simplebus-pause   6-8          sequences 6 to 8 were returned with a delay
