@@ -4,7 +4,7 @@
 
 Three nats-servers store each message, and two stateless servers serve it. Each round kills one
 server of each kind by SIGKILL and restarts it, then restarts all servers in turn. Publishers resend
-only unconfirmed messages, so a confirmed message that is gone counts as lost. NATS clients take
+only unconfirmed messages, so a missing confirmed message counts as lost. NATS clients take
 part (`engine_kills_nats`). One durable reads only at the end: its deliveries show repeated and
 out-of-order messages in the store.
 """

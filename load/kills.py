@@ -4,7 +4,7 @@
 
 A server is killed by SIGKILL at a random moment, while publishers and subscribers of both protocol
 versions work; the next server starts from the same directory. Publishers resend only unconfirmed
-messages, so a confirmed message that is gone counts as lost. Servers alternate between default
+messages, so a missing confirmed message counts as lost. Servers alternate between default
 sizes, small segments and snapshots, and little memory, so that classes spill. The seed repeats the
 kill times as far as the machine's speed does.
 """

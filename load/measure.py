@@ -18,7 +18,7 @@ from load.jetstream import DELIVER, stream
 from load.traces import Tracer
 
 WARM_UP_S = 0.3
-ECHO_CLASS = 60_000  # And up: one for each subscriber, to know that it is subscribed.
+ECHO_CLASS = 60_000  # First of one class for each subscriber, to detect its subscription.
 TIMEOUT_S = 60
 
 

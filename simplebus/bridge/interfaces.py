@@ -174,7 +174,7 @@ class MessageSource(Protocol):
         """Return messages from `sequence` on; the batch is empty if there are none yet."""
 
     async def read_fingerprint(self, sequence: int) -> MessageFingerprint | None:
-        """Return the fingerprint of a message, or None if it is gone."""
+        """Return the fingerprint of a message, or None if it was removed."""
 
     async def wait_for_message(self, sequence: int) -> int:
         """Wait for a message at or after `sequence`. Returns the sequence from which to read."""

@@ -194,7 +194,7 @@ def _exit_after_timeout() -> None:
 
 
 def _announce_change(file: Path, running: Gateway) -> None:
-    """Tell the gateway the new file, so that a change does not wait for a removed module."""
+    """Pass the new file to the gateway, so that a change does not wait for a removed module."""
     from simplebus.gateway import config as plans
 
     with contextlib.suppress(ConfigError):  # `_reload` logs the error.

@@ -101,7 +101,7 @@ class JetStreamNames:
 
     @property
     def names_query_subject(self) -> str:
-        """Subject at which every server answers with the class names it knows."""
+        """Subject at which every server answers with its class names."""
         return self.server_subject("names")
 
     def consumer_holder_subject(self, class_id: int, consumer: str) -> str:

@@ -45,7 +45,7 @@ class EventLogger:
         exc_info: BaseException | bool | None = None,
         **values: object,
     ) -> None:
-        """Log an event that an operator should know; see `log`."""
+        """Log an event that concerns an operator; see `log`."""
         if self._logger.isEnabledFor(logging.WARNING):
             self._emit(logging.WARNING, event, sentence, exc_info, values)
 

@@ -172,7 +172,7 @@ class Listener(Protocol[SessionT]):
     def send_fatal_error(self, session: SessionT, error: RemoteProtocolError) -> None: ...
     def flush_ready(self) -> None: ...
     def end_some_subscriptions(self, session: SessionT) -> bool:
-        """End some subscriptions of a client that is gone. Returns True if there are more."""
+        """End some subscriptions of a disconnected client. Returns True if there are more."""
 
     def on_closed(
         self, connection: Connection[SessionT], reason: str | RemoteProtocolError

@@ -52,7 +52,7 @@ from simplebus.server.wrong_port import WrongPortCheck
 
 log = EventLogger("simplebus.server")
 
-# A host that does not acknowledge TCP data for this long is gone.
+# A host that does not acknowledge TCP data for this long is unreachable.
 _UNACKED_SECONDS_MAX = 30.0
 _UNACKED_CHECK_TICKS = 5
 _UNACKED_CHECKS_PER_TURN = 128
@@ -634,7 +634,7 @@ class Server:
         return found
 
     def end_some_subscriptions(self, session: Session) -> bool:
-        """End some subscriptions of a client that is gone. Returns True if there are more."""
+        """End some subscriptions of a disconnected client. Returns True if there are more."""
         has_more = self.broker.end_some_subscriptions(session)
         self.flush_ready()
         return has_more

@@ -130,7 +130,7 @@ async def stop_publishers(server: Server) -> None:
 
 
 def announce_draining(server: Server, nats_listener: NatsListener | None) -> None:
-    """Tell version 2 clients and NATS clients that the server is about to end."""
+    """Notify version 2 clients and NATS clients that the server is about to end."""
     reply = ErrorReply(
         code=Reason.DRAINING,
         message="the server is stopping",

@@ -505,7 +505,7 @@ class SegmentChain:
         self._found.ignored_files += paths
 
     def _add_torn_end(self, path: Path, begin: int, end: int) -> None:
-        """Record damage at the end of the class. Messages that the state knows become a gap."""
+        """Record damage at the end of the class. Messages that the state contains become a gap."""
         count, gap = self._known_head - self.head, b""
         if 0 < count <= records.GAP_MESSAGES_MAX:
             number = self._found.last_batch_number

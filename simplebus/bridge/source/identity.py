@@ -59,7 +59,7 @@ class SourceIdentity:
         sequence, fingerprint = self._last_sent
         if sequence < source.head:
             current = await source.read_fingerprint(sequence)
-            # A message that is gone cannot be compared.
+            # A removed message cannot be compared.
             if current is None or fingerprint.may_match(current):
                 return 0
         log.warning(

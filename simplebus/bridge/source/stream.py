@@ -1,6 +1,6 @@
 """Source for a JetStream stream.
 
-The target knows the position of the copier. To read again from an earlier sequence, the copier
+The target stores the position of the copier. To read again from an earlier sequence, the copier
 deletes and re-creates its consumer, because messages that the old one delivered would arrive late.
 
 A stream with retention `interest` must never be without a consumer: it would drop its messages.

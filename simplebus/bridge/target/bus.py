@@ -2,8 +2,8 @@
 
 A bus stores the bridge record of the copier (see `checkpoint`). A new connection compares the
 record with the bus's `next` number, and first sends the messages that the bus lacks, under the same
-numbers. A number is never used for another message than the announced one; if that is gone, the
-record is sent again in its place, which changes nothing.
+numbers. A number is never used for another message than the announced one. If that message no
+longer exists, the record is sent again in its place, which changes nothing.
 
 A stateless server stores no records. There the number of a message is derived from its sequence,
 and the cluster drops duplicates.
@@ -230,7 +230,7 @@ class BusTarget:
     ) -> int | None:
         """Return the sequence of a message that differs from the record, or None if there is none.
 
-        Messages below `committed` may be gone, so they are not compared.
+        Messages below `committed` may have been removed, so they are not compared.
         """
         for batch in reversed(record.batches):
             if batch.fingerprint is not None and batch.last_sequence >= committed:

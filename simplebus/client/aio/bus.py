@@ -154,7 +154,7 @@ class Bus(Publisher):
             channels: Patterns of channels, such as "orders.*" or "orders.#". Default: all messages.
             auto_ack: Acknowledge messages as described above. If False, call `message.ack()` or
                 `subscription.ack_batch(batch)` yourself.
-            durable: Name under which the bus keeps the position when the program is gone. The next
+            durable: Name under which the bus keeps the position without a connection. The next
                 subscription with the name continues there.
             durable_seconds: Seconds that the bus keeps a durable without a connected subscription.
                 None keeps the current setting, by default forever.
@@ -270,7 +270,7 @@ class Bus(Publisher):
                 value that it returns is the reply.
             channels: Patterns of channels, such as "orders.*" or "orders.#". Default: all messages.
             concurrency: Maximum number of messages that are handled at the same time.
-            durable: Name under which the bus keeps the position when the program is gone. The next
+            durable: Name under which the bus keeps the position without a connection. The next
                 subscription with the name continues there.
             durable_seconds: Seconds that the bus keeps a durable without a connected subscription.
                 None keeps the current setting, by default forever.

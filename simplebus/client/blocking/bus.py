@@ -140,7 +140,7 @@ class BlockingBus(BlockingPublisher):
                 `subscription.ack_batch(batch)` yourself.
             idle_seconds: A loop ends if no message has arrived for this many seconds. None never
                 ends a loop.
-            durable: Name under which the bus keeps the position when the program is gone. The next
+            durable: Name under which the bus keeps the position without a connection. The next
                 subscription with the name continues there.
             durable_seconds: Seconds that the bus keeps a durable without a connected subscription.
                 None keeps the current setting, by default forever.
@@ -245,7 +245,7 @@ class BlockingBus(BlockingPublisher):
             handler: Function of one argument, not async. If the message is a request, the value
                 that it returns is the reply.
             channels: Patterns of channels, such as "orders.*" or "orders.#". Default: all messages.
-            durable: Name under which the bus keeps the position when the program is gone. The next
+            durable: Name under which the bus keeps the position without a connection. The next
                 subscription with the name continues there.
             durable_seconds: Seconds that the bus keeps a durable without a connected subscription.
                 None keeps the current setting, by default forever.

@@ -3,7 +3,7 @@
 Closing is retried until it succeeds: an orphaned consumer would hold back its stream, and lose its
 messages when JetStream expires it. Retries do not block the class's other jobs, and stop if the
 consumer's name is in use again. A durable or group returns its messages once; after a failure they
-are redelivered after the ack wait, like those of a dead server.
+are redelivered after the ack wait, like those of a failed server.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class ClassPublishQueue:
     full.
     """
     checks_mark: int = 0
-    """Mark of the connection that tells if the server has received the last checks; 0 after a
+    """Mark of the connection that shows whether the server has received the last checks; 0 after a
     reconnect.
     """
     unanswered_checks: int = 0

@@ -5,9 +5,9 @@ and each class separately, so that a class never waits for another one.
 
 If a PubAck is late, a message is refused or the connection is lost, the stream is asked which of
 the written message ids it has. The rest is published again in order, and nothing else is written
-meanwhile. The stream is asked at once, because it forgets ids after a while, and again only after
-the server has received the first question. A message id consists of the publisher's name, instance
-and message number; for publishers without a name, of this server's run id and a counter.
+meanwhile. The query is sent at once, because the stream keeps ids for a limited time, and repeated
+only after the server has received the first one. A message id consists of the publisher's name,
+instance and message number; for publishers without a name, of this server's run id and a counter.
 
 Messages that are written together share one reply subject, and their PubAcks are counted by stream
 sequence: two servers may answer while both believe to be the leader. When a stream is full, a few

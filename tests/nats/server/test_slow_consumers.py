@@ -59,7 +59,7 @@ def new_stall_sessions(publisher: NatsSession) -> list[NatsSession]:
     return stall.sessions if stall else []
 
 
-def wait_in_vain(harness: NatsServer, publisher: NatsSession, read_bytes: int = 0) -> None:
+def let_stall_time_out(harness: NatsServer, publisher: NatsSession, read_bytes: int = 0) -> None:
     """Let a stall last its full time while the slow sessions read this many bytes."""
     assert publisher.stall is not None
     for session in publisher.stall.sessions:
@@ -106,7 +106,7 @@ def test_slow_client_does_not_delay_fast_clients() -> None:
     size = publisher.next_read_bytes
     send_bytes(harness, publisher, publish(60))
     assert publisher.stall is not None  # The last stall before it is disconnected.
-    wait_in_vain(harness, publisher, read_bytes=KIB)
+    let_stall_time_out(harness, publisher, read_bytes=KIB)
     assert publisher.next_read_bytes >= size
     send_bytes(harness, publisher, publish(60))
     assert [session for session, _ in harness.drain_disconnecting()] == [slow]
@@ -169,7 +169,7 @@ def test_client_with_slow_progress_is_not_disconnected() -> None:
     for _ in range(500):
         send_bytes(harness, publisher, publish(max(1, publisher.next_read_bytes // KIB)))
         if publisher.stall is not None:
-            wait_in_vain(harness, publisher)
+            let_stall_time_out(harness, publisher)
             harness.now += publisher.stall.max_seconds
         if int(harness.now) % 2:
             read_output(slow, min(20 * KIB, slow.outbox.pending_bytes))
@@ -180,7 +180,7 @@ def test_stuck_client_is_waited_for_again_after_progress() -> None:
     harness = nats_server()
     stuck, publisher = client(harness, b"SUB a 1\r\n"), client(harness)
     send_bytes(harness, publisher, publish(100))
-    wait_in_vain(harness, publisher)
+    let_stall_time_out(harness, publisher)
     harness.now = 1.0 + STUCK_SECONDS
     send_bytes(harness, publisher, publish(10))
     assert new_stall_sessions(publisher) == []
@@ -195,10 +195,10 @@ def test_stall_timeout_reduces_the_read_size() -> None:
     publisher = client(harness)
     send_bytes(harness, publisher, publish(100))
     size = publisher.next_read_bytes
-    wait_in_vain(harness, publisher, read_bytes=KIB)
+    let_stall_time_out(harness, publisher, read_bytes=KIB)
     assert publisher.next_read_bytes < size
     for _ in range(10):
-        wait_in_vain(harness, publisher)
+        let_stall_time_out(harness, publisher)
     assert publisher.next_read_bytes == READ_BYTES_MIN
 
 
@@ -206,11 +206,11 @@ def test_stuck_client_stalls_publishers_only_at_its_last_chance() -> None:
     harness = nats_server()
     stuck, publisher = client(harness, b"SUB a 1\r\n"), client(harness)
     send_bytes(harness, publisher, publish(100))
-    wait_in_vain(harness, publisher)
+    let_stall_time_out(harness, publisher)
     harness.now = 1.0 + STUCK_SECONDS
     send_bytes(harness, publisher, publish(110))
     size = publisher.next_read_bytes
-    wait_in_vain(harness, publisher)
+    let_stall_time_out(harness, publisher)
     assert new_stall_sessions(publisher) == [stuck]
     assert publisher.next_read_bytes == size
 
