@@ -243,7 +243,7 @@ def tiny_turns() -> Iterator[None]:
 def test_connects_in_turns_end_as_those_at_once(
     requests: list[tuple[int, list[object]]], data: st.DataObject
 ) -> None:
-    """The order is that of the checks, whichever order the other parts are processed in."""
+    """The checks determine the order; that of the other parts does not matter."""
     with tiny_turns():
         split = BrokerHarness(classes=4)
         peers = [connect_version2(split, classes=[]) for _ in range(3)]

@@ -36,8 +36,7 @@ async def test_takeover_continues_after_previous_copier(
     """Continue after the previous bridge if the target is ahead of the position at opening.
 
     While a bridge is being replaced, both run for a moment. The target may then have a later
-    position
-    than the stream had when the new bridge opened it.
+    position than the stream had when the new bridge opened it.
     """
     bridge = BridgeSettings("twin", nats.url, server.address, (CopiedClass("twin", stream="TWIN"),))
     (previous,), (replacement,) = create_copiers([bridge]), create_copiers([bridge])
@@ -48,7 +47,7 @@ async def test_takeover_continues_after_previous_copier(
         is_logged = False
 
         async def log_positions(first: int, last: int) -> None:
-            """And wait until it is there, whichever of them has brought it."""
+            """Publish numbers, and wait until one of the bridges has copied them."""
             for number in range(first, last):
                 connection.core.publish("twin", b"%d" % number)
             connection.nats.flush()

@@ -85,7 +85,7 @@ def test_systemd_accepts_socket_unit(tmp_path: Path) -> None:
 
 
 def test_systemd_rates_service_as_protected(tmp_path: Path) -> None:
-    """Exposure of 2.0 at most, of 10; what it calls OK ends at 4.9."""
+    """The exposure is at most 2.0 of 10; systemd-analyze calls up to 4.9 OK."""
     require_program("systemd-analyze")
     path = tmp_path / "simplebus.service"
     path.write_text(

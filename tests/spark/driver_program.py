@@ -45,8 +45,11 @@ class Place:
 
 
 def source(spark: Any, servers: str, class_: str, *, held: bool, **more: str) -> Any:
-    """A stream of a class, in two tasks. Where something is held, all is of one kind: each kind has
-    Python processes of its own."""
+    """Return a stream of a class, in two tasks.
+
+    If queries are held, all of them use the same format, because each format has its own Python
+    processes.
+    """
     rows = spark.readStream.format("held" if held else "simplebus").option("servers", servers)
     rows = rows.option("subscribe", class_).option("startingOffsets", "earliest")
     return rows.option("minPartitions", 2).options(**(more if held else {})).load()
@@ -99,8 +102,11 @@ def tests_without_simplebus(folder: Path) -> Path:
 
 
 def cluster(folder: Path) -> Any:
-    """A session whose executor is a process of its own, and is sent this package; more of them do
-    the same, and each takes as long to start."""
+    """Return a session with one executor in a separate process, which the driver sends this
+    package.
+
+    Further executors would behave the same, and each takes as long to start.
+    """
     from simplebus.spark.jobs.session import session
 
     os.environ["SPARK_LOCAL_DIRS"] = os.environ["SPARK_WORKER_DIR"] = str(folder / "spark")

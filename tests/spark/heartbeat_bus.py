@@ -17,7 +17,7 @@ _BEAT_SECONDS = 0.4
 """Heartbeat interval requested of clients. The server's own timer is stopped."""
 
 
-class Beaten:
+class HeartbeatServer:
     """Bus server with a manually advanced heartbeat timer."""
 
     def __init__(self, server: BusServer) -> None:
@@ -30,7 +30,7 @@ class Beaten:
         for _ in range(count):
             self.server.ask(lambda up: self._tick())
 
-    def beats_when_heard(self, count: int) -> None:
+    def advance_after_data(self, count: int) -> None:
         """Advance the timer by `count` beats, waiting before each for data from every client."""
         before: dict[int, int] = {}
 
@@ -51,12 +51,12 @@ class Beaten:
         for _ in range(count):
             until(lambda: self.server.ask(beat))
 
-    def taken_for_dead(self) -> int:
+    def count_closed(self) -> int:
         """Return the number of connections that the server has closed."""
         return self.server.ask(lambda up: up.server.disconnect_counts.total())
 
 
 @contextmanager
-def beaten_bus() -> Iterator[Beaten]:
+def heartbeat_bus() -> Iterator[HeartbeatServer]:
     with bus_server(Settings(heartbeat_seconds=_BEAT_SECONDS, tick_seconds=_BEAT_SECONDS)) as it:
-        yield Beaten(it)
+        yield HeartbeatServer(it)

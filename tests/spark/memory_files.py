@@ -72,7 +72,7 @@ class Folders:
                 self._step()
 
     def seen(self) -> list[object]:
-        """The messages that any program finds, sorted."""
+        """Return the messages that a program would find, sorted."""
         visible = [
             rows
             for path, rows in self.data.items()

@@ -52,7 +52,9 @@ class SimulatedQuery:
     stop = die
 
     def run(self, at: Callable[[str], None] = lambda point: None) -> list[dict[str, Any]] | None:
-        """One batch; `at` is called at each point. Returns its rows; None if there was no batch."""
+        """Run one batch; `at` is called at each point. Returns its rows; None if there was no
+        batch.
+        """
         reader = self.reader
         start = self.ends[self.done - 1] if self.done else self._resolve_start
         if len(self.ends) == self.done:
@@ -80,7 +82,7 @@ class SimulatedQuery:
         return found
 
     def catch_up(self, at: Callable[[str], None] = lambda point: None) -> None:
-        """Batches until there is nothing left to read."""
+        """Run batches until nothing is left to read."""
         while self.run(at) is not None:
             pass
 

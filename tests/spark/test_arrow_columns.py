@@ -65,7 +65,7 @@ def concatenate(
 def oracle(
     given: FetchedFrames, shape: ColumnOptions, times: tuple[tuple[int, float], ...]
 ) -> list[dict[str, Any]]:
-    """Row by row."""
+    """Return the expected rows, computed row by row."""
     rows = []
     for index, (begin, end) in enumerate(zip(given.bounds, given.bounds[1:], strict=False)):
         frame = given.raw[begin:end]

@@ -38,7 +38,7 @@ def place(server: BusServer) -> str:
 
 
 def reading(reader: Any, kind: str, server: BusServer, **options: object) -> Any:
-    """A frame of a source; `reader` is spark.read or spark.readStream."""
+    """Return a frame of a source; `reader` is spark.read or spark.readStream."""
     given = {"servers": server.address, "subscribe": "1", **options}
     return reader.format(kind).options(**{name: str(value) for name, value in given.items()}).load()
 

@@ -21,7 +21,7 @@ from simplebus.spark.read.planner import MessageRange
 from simplebus.testing.server import BusServer, bus_server
 from tests.client.faulty_server import faulty_proxy
 from tests.spark.bus_messages import publish_numbers, stored_payloads
-from tests.spark.heartbeat_bus import beaten_bus
+from tests.spark.heartbeat_bus import heartbeat_bus
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -433,14 +433,14 @@ def test_refused_messages_fail_the_task(spark: Any) -> None:
 
 
 def test_task_waits_for_slow_rows(spark: Any) -> None:
-    with beaten_bus() as bus:
+    with heartbeat_bus() as bus:
         task = Task(spark, bus.server.address)
         task.publish(ROWS[:70])
-        bus.beats_when_heard(8)
+        bus.advance_after_data(8)
         task.publish(ROWS[70:])
         assert task.flush() == (600, 0)
         task.close()
-        assert bus.taken_for_dead() == 0
+        assert bus.count_closed() == 0
         assert stored_payloads(bus.server) == ROWS
 
 

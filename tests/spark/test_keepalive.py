@@ -8,23 +8,23 @@ from simplebus.spark.connections import SourceConnections
 from simplebus.spark.keepalive import ConnectionKeepalive
 from simplebus.spark.options import SourceOptions
 from simplebus.testing.server import bus_server, until
-from tests.spark.heartbeat_bus import beaten_bus
+from tests.spark.heartbeat_bus import heartbeat_bus
 
 
 @pytest.mark.parametrize("awake", [True, False])
 def test_idle_connection_stays_open(awake: bool) -> None:
-    with beaten_bus() as bus:
+    with heartbeat_bus() as bus:
         place = bus.server.address.removeprefix("simplebus://")
         with SourceConnections(SourceOptions((place,), ("1",), timeout=60)) as buses:
             buses[place].get_extent(["1"], make=True)
             keeper = ConnectionKeepalive(buses.client_connections, interval_seconds=0.02)
             if awake:
                 keeper.start()
-                bus.beats_when_heard(8)
+                bus.advance_after_data(8)
             else:
                 bus.beats(8)
             keeper.stop()
-            assert bus.taken_for_dead() == (not awake)
+            assert bus.count_closed() == (not awake)
 
 
 def test_lost_idle_connection_is_replaced() -> None:

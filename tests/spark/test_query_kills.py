@@ -301,7 +301,7 @@ def test_network_outage_does_not_duplicate_writes(server: BusServer, proxy: Faul
 
 
 def test_attempt_that_reconnects_after_a_later_one_publishes_nothing(server: BusServer) -> None:
-    """The earlier attempt does not know that the later one has stored rows that it still has."""
+    """The later attempt has stored rows that the earlier one still has to publish."""
     with faulty_proxy(server.address) as proxy:
         options = SinkOptions(proxy.address, class_="1", timeout=60)
 

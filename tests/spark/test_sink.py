@@ -15,7 +15,7 @@ from simplebus.spark.options import SinkOptions
 from simplebus.spark.sink import TaskWriteResult, write_task
 from simplebus.testing.server import BusServer
 from tests.spark.bus_messages import stored_payloads
-from tests.spark.heartbeat_bus import beaten_bus
+from tests.spark.heartbeat_bus import heartbeat_bus
 
 ROWS = [b"%d" % n for n in range(1000)]
 
@@ -102,15 +102,15 @@ def test_digits_of_other_scripts_form_a_name(server: BusServer) -> None:
 
 def test_task_waits_for_slow_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keepalive, "_INTERVAL_SECONDS", 0.02)
-    with beaten_bus() as bus:
+    with heartbeat_bus() as bus:
 
         def slowly() -> Iterator[Any]:
             for at, batch in enumerate(rows(until=140)):
                 yield batch
                 if at == 0:
-                    bus.beats_when_heard(8)
+                    bus.advance_after_data(8)
 
         options = SinkOptions(bus.server.address, class_="1", timeout=60)
         assert write_task(slowly(), options, "task") == TaskWriteResult(140, 0)
-        assert bus.taken_for_dead() == 0
+        assert bus.count_closed() == 0
         assert stored_payloads(bus.server) == ROWS[:140]

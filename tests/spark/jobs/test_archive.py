@@ -30,8 +30,7 @@ TODAY = datetime.now(UTC)
 
 @pytest.fixture
 def retaining_server() -> Iterator[BusServer]:
-    """A bus that holds messages though they are processed: what a batch whose end was never written
-    down would have kept there."""
+    """Yield a bus that keeps processed messages, as after a batch whose end was not recorded."""
     with bus_server(Settings(keep=Retention(messages=10_000))) as up:
         yield up
 

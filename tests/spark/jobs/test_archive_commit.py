@@ -36,7 +36,7 @@ class World:
         return [(n % CLASSES, n) for n in range(batch * 7, batch * 7 + batch % 4 * 3)]
 
     def archive(self, batches: int) -> None:
-        """A run of the query, from where its checkpoint says."""
+        """Run the query from the position of its checkpoint."""
         self.runs += 1
         archive_commit.recover_swaps(self.files)
         for turn in range(batches):
@@ -58,7 +58,7 @@ class World:
             self.next_batch = batch + 1
 
     def compact(self) -> None:
-        """A compaction, as the job does it."""
+        """Compact the archive as the job does."""
         archive_commit.recover_swaps(self.files)
         self.runs += 1
         run = str(self.runs)

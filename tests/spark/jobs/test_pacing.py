@@ -43,7 +43,7 @@ def batches(pieces: list[list[int]]) -> Iterator[Any]:
 def played(
     pieces: list[list[int]], pace: ReplaySchedule
 ) -> tuple[list[tuple[int, float]], list[float], Clock]:
-    """Each row with the time at which it came, and the times of batches without rows."""
+    """Return each row with its arrival time, and the times of batches without rows."""
     clock = Clock()
     found, lives = [], []
     for batch in pace_batches(batches(pieces), pace, now=clock.now, sleep=clock.sleep):

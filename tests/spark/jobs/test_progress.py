@@ -79,7 +79,7 @@ SOURCE = {
 
 
 class EndlessQuery:
-    """Query that finishes a batch each time it is asked, until it is stopped."""
+    """Query that finishes a batch at each request, until it is stopped."""
 
     def __init__(self, number: int) -> None:
         self.signal = number

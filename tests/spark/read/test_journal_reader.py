@@ -59,7 +59,7 @@ class JournaledBus:
         self.sent = self.number = 0
 
     def publish(self, count: int = EACH) -> None:
-        """It is accepted, and not written yet."""
+        """Publish messages, which are accepted and not written yet."""
         self.peer.send(publish(1, self.number, *payloads_of(self.sent, self.sent + count)))
         self.number += count
         self.sent += count

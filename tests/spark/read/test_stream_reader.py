@@ -35,8 +35,7 @@ def query(server: BusServer, **options: object) -> SimulatedQuery:
 
 
 def run(one: SimulatedQuery, **options: object) -> list[int]:
-    """Start it with further options, and stop it when it has caught up. Returns the offsets of what
-    has come."""
+    """Run a query with further options until it has caught up. Returns the offsets of new rows."""
     return [offset for _, _, offset in run_all(one, **options)]
 
 
