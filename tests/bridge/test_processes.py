@@ -72,7 +72,7 @@ async def publish(address: str, is_published: trio.Event) -> None:
 
 
 async def collect_messages(bus: Bus, received: list[int]) -> None:
-    """Append received messages to `got` until there are COUNT."""
+    """Append received numbers to `received` until there are COUNT."""
     async with bus.subscribe("a", durable="test", start="earliest") as messages:
         while len(received) < COUNT:
             received += [int(each.payload) for each in await messages.take(1000)]

@@ -27,7 +27,7 @@ PIPE_BYTES = 4096
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
-    """A small one: to read from, to write to."""
+    """Yield the ends of a small pipe: to read from, to write to."""
     read_end, write_end = os.pipe()
     fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     yield read_end, write_end

@@ -43,7 +43,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-async def test_a_worker_hears_and_is_heard_until_its_input_ends(tmp_path: Path, echo: str) -> None:
+async def test_worker_exchanges_lines_until_its_input_ends(tmp_path: Path, echo: str) -> None:
     with trio.fail_after(PATIENCE_SECONDS):
         async with open_workers(tmp_path) as workers:
             worker = await workers.start("echo", echo)

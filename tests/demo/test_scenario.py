@@ -16,13 +16,13 @@ from tests.support.programs import running_program
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
+    """Return the processes that a process has started."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")  # Of every thread that started some.
     return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 def counts(pattern: str, text: str) -> list[int]:
-    """The numbers that a pattern finds."""
+    """Return the numbers that a pattern finds."""
     return [int(digits.replace(",", "")) for digits in re.findall(pattern, text, re.MULTILINE)]
 
 

@@ -393,8 +393,9 @@ def test_late_ack_does_not_confirm_rewritten_batch() -> None:
 
 @given(seed=st.integers(0, 10**6), refused=st.integers(0, 40))
 def test_few_messages_overtake_in_full_stream(seed: int, refused: int) -> None:
-    """Chains of a program with a name, of which the first is not taken at all; then there is room
-    now and then."""
+    """Batches of a named publisher, of which the first is refused; later, the stream has room at
+    times.
+    """
     rng = random.Random(seed)
     stream = create_open_stream()
     expected = [*stream.publish_numbered(1, 300, "pub"), *stream.publish_numbered(2, 100, "pub")]

@@ -68,7 +68,7 @@ class Shop:
         await self._running
 
 
-async def is_heard(client: NatsBroker, name: str) -> None:
+async def wait_subscribed(client: NatsBroker, name: str) -> None:
     """Wait until the server knows all subscriptions of an instance."""
     for _ in range(1_000):
         with contextlib.suppress(NoRespondersError):
@@ -93,8 +93,8 @@ async def test_two_faststream_instances_share_work(shared_server: NatsTestServer
         Shop(shared_server, "other") as second_shop,
     ):
         await client.start()
-        await is_heard(client, "one")
-        await is_heard(client, "other")
+        await wait_subscribed(client, "one")
+        await wait_subscribed(client, "other")
         for number in range(ORDERS):
             await client.publish(Order(id=number, price=number / 4), "shop.orders.eu")
         await wait_for(lambda: len(bills) == ORDERS)

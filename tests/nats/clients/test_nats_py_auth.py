@@ -131,7 +131,7 @@ async def connected(server: NatsTestServer, **options: Any) -> tuple[Client, lis
 
 
 @pytest.fixture
-def forgetful() -> Iterator[None]:
+def collect_garbage() -> Iterator[None]:
     """Collect garbage after the test.
 
     nats-py drops failed connections without closing them; Python's warning must not appear in
@@ -181,7 +181,7 @@ async def test_valid_credentials_are_accepted(
     ],
 )
 @forgets
-@pytest.mark.usefixtures("forgetful")
+@pytest.mark.usefixtures("collect_garbage")
 @on_asyncio
 async def test_invalid_credentials_are_refused(
     users: NatsTestServer, options: dict[str, str]
@@ -191,7 +191,7 @@ async def test_invalid_credentials_are_refused(
 
 
 @forgets
-@pytest.mark.usefixtures("forgetful")
+@pytest.mark.usefixtures("collect_garbage")
 @on_asyncio
 async def test_client_reports_an_invalid_nkey_seed(users: NatsTestServer) -> None:
     with pytest.raises(nkeys.ErrInvalidSeed):
@@ -200,7 +200,7 @@ async def test_client_reports_an_invalid_nkey_seed(users: NatsTestServer) -> Non
 
 
 @forgets
-@pytest.mark.usefixtures("forgetful")
+@pytest.mark.usefixtures("collect_garbage")
 @on_asyncio
 async def test_certificate_and_token_are_accepted(token: Certified) -> None:
     await is_served(token.server, tls=token.context(), token="sesame")
@@ -209,7 +209,7 @@ async def test_certificate_and_token_are_accepted(token: Certified) -> None:
 
 
 @forgets
-@pytest.mark.usefixtures("forgetful")
+@pytest.mark.usefixtures("collect_garbage")
 @on_asyncio
 async def test_missing_certificate_is_refused(token: Certified) -> None:
     with pytest.raises((Error, ssl.SSLError, OSError)):
@@ -217,7 +217,7 @@ async def test_missing_certificate_is_refused(token: Certified) -> None:
 
 
 @forgets
-@pytest.mark.usefixtures("forgetful")
+@pytest.mark.usefixtures("collect_garbage")
 @on_asyncio
 async def test_client_refuses_an_untrusted_server_certificate(token: Certified) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):

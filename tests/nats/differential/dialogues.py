@@ -21,7 +21,7 @@ def alone(*data: bytes, **options: int) -> Script:
     return tuple(Step("a", data_part, **options) for data_part in data)
 
 
-def heard_by_b(said_by_a: bytes, *, b: bytes = QUIET + b"SUB > 1\r\n") -> Script:
+def received_by_b(said_by_a: bytes, *, b: bytes = QUIET + b"SUB > 1\r\n") -> Script:
     """Return a script in which client b receives everything that client a publishes."""
     return (Step("b", b), Step("a", said_by_a))
 
@@ -129,14 +129,14 @@ LEXING: dict[str, Script] = {
     "a payload that ends with a bare newline": alone(QUIET + b"PUB foo 1\r\nx\n"),
     "a payload that ends with a newline and a return": alone(QUIET + b"PUB foo 1\r\nx\n\r"),
     "a payload that ends with two returns": alone(QUIET + b"PUB foo 1\r\nx\r\r\n"),
-    "a payload that is too long": heard_by_b(QUIET + b"PUB foo 2\r\nxyz\r\n"),
+    "a payload that is too long": received_by_b(QUIET + b"PUB foo 2\r\nxyz\r\n"),
     "a payload that is too short swallows what follows": (
         Step("b", QUIET + b"SUB > 1\r\n"),
         Step("a", QUIET + b"PUB foo 10\r\nxyz\r\nPING\r\n\r\n", pings=0),
     ),
-    "leading zeros of a size are kept": heard_by_b(QUIET + b"PUB foo 002\r\nxy\r\n"),
-    "nine digits of a size": heard_by_b(QUIET + b"PUB foo 000000002\r\nxy\r\n"),
-    "ten digits of a size": heard_by_b(QUIET + b"PUB foo 0000000002\r\nxy\r\n"),
+    "leading zeros of a size are kept": received_by_b(QUIET + b"PUB foo 002\r\nxy\r\n"),
+    "nine digits of a size": received_by_b(QUIET + b"PUB foo 000000002\r\nxy\r\n"),
+    "ten digits of a size": received_by_b(QUIET + b"PUB foo 0000000002\r\nxy\r\n"),
     "junk behind a ping": alone(QUIET + b"PINGx\r\nPING x\r\nPINGPING\r\n"),
     "junk behind a pong": alone(QUIET + b"PONGx\r\nPONG x\r\nPONG\r\nPING\r\n"),
     "a return in the middle of a ping": alone(QUIET + b"PING\rx\r\nPING\r\n"),
@@ -164,18 +164,18 @@ LEXING: dict[str, Script] = {
 }
 
 PUBLISHING: dict[str, Script] = {
-    "a message": heard_by_b(QUIET + b"PUB foo 3\r\nabc\r\n"),
-    "a message without a payload": heard_by_b(QUIET + b"PUB foo 0\r\n\r\n"),
-    "a message with a reply": heard_by_b(QUIET + b"PUB foo bar.1 3\r\nabc\r\n"),
-    "a payload with line ends in it": heard_by_b(
+    "a message": received_by_b(QUIET + b"PUB foo 3\r\nabc\r\n"),
+    "a message without a payload": received_by_b(QUIET + b"PUB foo 0\r\n\r\n"),
+    "a message with a reply": received_by_b(QUIET + b"PUB foo bar.1 3\r\nabc\r\n"),
+    "a payload with line ends in it": received_by_b(
         QUIET + b"PUB foo 16\r\n\r\nPUB x 1\r\ny\r\n\x00\xff\r\n"
     ),
-    "a payload of returns": heard_by_b(QUIET + b"PUB foo 4\r\n\r\r\n\r\r\n"),
-    "many messages": heard_by_b(QUIET + b"PUB foo 3\r\nabc\r\n" * 100),
-    "many messages of many subjects": heard_by_b(
+    "a payload of returns": received_by_b(QUIET + b"PUB foo 4\r\n\r\r\n\r\r\n"),
+    "many messages": received_by_b(QUIET + b"PUB foo 3\r\nabc\r\n" * 100),
+    "many messages of many subjects": received_by_b(
         QUIET + b"".join(b"PUB foo.%d %d\r\n%s\r\n" % (i % 7, i, b"x" * i) for i in range(100))
     ),
-    "a verbose client is told of each": heard_by_b(LOUD + b"PUB foo 1\r\nx\r\n" * 3),
+    "a verbose client is told of each": received_by_b(LOUD + b"PUB foo 1\r\nx\r\n" * 3),
     "a verbose client is told of each of many": alone(
         LOUD + b"SUB foo 1\r\n" + b"PUB foo 1\r\nx\r\n" * 60
     ),
@@ -238,18 +238,18 @@ PUBLISHING: dict[str, Script] = {
         QUIET + b"SUB a.\xff\xc3 1\r\nSUB \xe4\xbd\xa0.* 2\r\nPUB a.\xff\xc3 1\r\nx\r\n"
         b"PUB \xe4\xbd\xa0.\x01 1\r\nx\r\nPUB \xe4.\x7f 0\r\n\r\n"
     ),
-    "a reply that is a wildcard": heard_by_b(STRICT + b"PUB foo a.* 1\r\nx\r\n"),
-    "a reply with empty words": heard_by_b(STRICT + b"PUB foo a..b 1\r\nx\r\n"),
-    "a reply that the server keeps for itself": heard_by_b(
+    "a reply that is a wildcard": received_by_b(STRICT + b"PUB foo a.* 1\r\nx\r\n"),
+    "a reply with empty words": received_by_b(STRICT + b"PUB foo a..b 1\r\nx\r\n"),
+    "a reply that the server keeps for itself": received_by_b(
         QUIET + b"PUB foo _R_.x 1\r\nx\r\nPUB foo _R_. 1\r\nx\r\nPUB foo _R_ 1\r\nx\r\n"
         b"PUB foo _GR_.x 1\r\nx\r\nPUB foo $GNR.x 1\r\nx\r\nPUB foo _R_x.y 1\r\nx\r\n"
         b"PUB foo $JS.ACK.a.b 1\r\nx\r\nPUB foo $JS.ACK.a.b.1.2.3.4.5 1\r\nx\r\n"
         b"PUB foo $JS.ACK 1\r\nx\r\nPUB foo $JS.API.x 1\r\nx\r\n"
     ),
-    "a verbose client and a reply that the server keeps": heard_by_b(
+    "a verbose client and a reply that the server keeps": received_by_b(
         LOUD + b"PUB foo _R_.x 1\r\nx\r\nPUB foo 1\r\nx\r\n"
     ),
-    "case counts": heard_by_b(QUIET + b"PUB FOO 1\r\nx\r\n", b=QUIET + b"SUB foo 1\r\n"),
+    "case counts": received_by_b(QUIET + b"PUB FOO 1\r\nx\r\n", b=QUIET + b"SUB foo 1\r\n"),
     "nobody listens": alone(QUIET + b"PUB foo 1\r\nx\r\nPING\r\n"),
     "the order of one publisher is kept": (
         Step("b", QUIET + b"SUB a.* 1\r\nSUB b 2\r\n"),
