@@ -8,8 +8,9 @@ examined. Complete scans become rarer as the state grows, and each is cut into p
 they do not occupy the event loop.
 
 A snapshot is collected during a scan. It contains a class or durable as of its portion, together
-with the changes that were recorded since: the state that the changes so far lead to. Publishers,
-purges and ids of messages are those of the last portion, whose batch contains the snapshot.
+with the changes that were recorded since: the state that the changes so far lead to. A publisher is
+contained as of its portion, too; recovery adds the message numbers of later batches. Purges and ids
+of messages are those of the last portion, whose batch contains the snapshot.
 
 A checkpoint changes nothing in the broker but its commit log, whose lists of changes it clears.
 """
@@ -27,8 +28,10 @@ from simplebus.core.limits import (
     CHECKPOINT_PAUSE_SECONDS,
     CHECKPOINT_POSITIONS,
     CHECKPOINT_POSITIONS_PER_TURN,
+    CHECKPOINT_PRODUCERS_PER_TURN,
     CHECKPOINT_ROWS_PER_TURN,
     CHECKPOINT_SECONDS,
+    CHECKPOINT_UNCONFIRMED_COST,
     CHECKPOINT_UNION_MAX,
     PROGRESS_POSITIONS_PER_TURN,
     PROGRESS_ROWS_MAX,
@@ -38,10 +41,12 @@ from simplebus.core.limits import (
     SNAPSHOT_MESSAGE_BYTES,
 )
 from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.producer_state import ProducerState
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.handover import DelayRanges, PositionHandover, merge_adjacent
 from simplebus.core.snapshot import (
     ClassSnapshot,
+    EncodedProducers,
     PositionSnapshot,
     ProducerSnapshot,
     ProgressSnapshot,
@@ -89,6 +94,14 @@ class Checkpointer:
         """Classes that the current scan has not examined."""
         self._unscanned_durables: list[Position] = []
         """Durables of the last examined class that it has not examined."""
+        self._producers = EncodedProducers()
+        """Publishers that the current scan has collected for the next snapshot."""
+        self._unscanned_producers: list[ProducerState] = []
+        """Publishers that the next snapshot does not contain yet."""
+        self._log_position = 0
+        """Write batch that contains all changes before the current call of `build_write_batch`."""
+        self._numbers_batch = 0
+        """Write batch up to which the next snapshot contains the numbers of all publishers."""
         self._scanned_count = 0
         """Classes and durables that it has examined."""
         self._scanned_row_count = 0
@@ -135,6 +148,7 @@ class Checkpointer:
         )
         if not (is_scan_due or has_entries or is_progress_due):
             return None
+        self._log_position = commit_log.log_position
         changes = self._collect_changes(
             now, is_scan_due=is_scan_due, in_portions=bool(self._snapshot_bytes) and not is_last
         )
@@ -145,11 +159,14 @@ class Checkpointer:
         refused, purged = commit_log.pop_refusals(), commit_log.pop_purged_ranges()
         if self._next_snapshot is not None:
             self._next_snapshot.apply_changes(changes, batch_number=0)
+            started = [each.name for each in producer_starts]
+            for name in dict.fromkeys([*started, *(name for name, _ in refused)]):
+                self._collect_producer(name)
         if self._next_snapshot is not None and not self._is_scanning:
-            snapshot = self._build_snapshot(self._next_snapshot).encode()
+            snapshot = self._build_snapshot(self._next_snapshot).encode(self._producers)
             self.is_snapshot_due, self._next_snapshot = False, None
             self._change_bytes, self._snapshot_bytes, self._message_bytes = 0, len(snapshot), 0
-            return commit_log.pop_write_batch(snapshot=snapshot)
+            return commit_log.pop_write_batch(snapshot=snapshot, numbers_batch=self._numbers_batch)
         changes = StateChanges(
             changes.classes,
             changes.positions,
@@ -225,6 +242,12 @@ class Checkpointer:
             self._scanned_count = self._scanned_row_count = 0
             self._row_counts.clear()
             self._next_snapshot = RecoveredState() if self.is_snapshot_due else None
+            self._unscanned_producers = (
+                list(self._broker.subscription_manager.producer_states)
+                if self.is_snapshot_due
+                else []
+            )
+            self._producers, self._numbers_batch = EncodedProducers(), self._log_position
         count_before, row_count_before = self._scanned_count, self._scanned_row_count
         while (self._unscanned or self._unscanned_durables) and not (
             in_portions
@@ -238,11 +261,17 @@ class Checkpointer:
                 self._scan_durable(self._unscanned_durables.pop(), changes)
             else:
                 self._scan_class(self._unscanned.pop(), changes)
+        are_producers_scanned = bool(self._unscanned_producers)
+        self._scan_producers(CHECKPOINT_PRODUCERS_PER_TURN if in_portions else None)
         self._scanned_at = now
         is_whole = is_new or not in_portions
         # The rest of a snapshot is a portion of its own.
-        self._is_scanning = bool(self._unscanned or self._unscanned_durables) or (
-            not is_whole and self._next_snapshot is not None and self._scanned_count > count_before
+        self._is_scanning = bool(
+            self._unscanned or self._unscanned_durables or self._unscanned_producers
+        ) or (
+            not is_whole
+            and self._next_snapshot is not None
+            and (are_producers_scanned or self._scanned_count > count_before)
         )
         if self._is_scanning:
             self.next_full_scan = now + CHECKPOINT_PAUSE_SECONDS
@@ -284,6 +313,12 @@ class Checkpointer:
         if self._next_snapshot is not None and not is_changed:
             snapshot = self._snapshot_position(position)
             self._next_snapshot.positions[snapshot.key] = snapshot
+
+    def _scan_producers(self, cost_max: int | None) -> None:
+        """Collect the next publishers for the next snapshot."""
+        cost = 0
+        while self._unscanned_producers and (cost_max is None or cost < cost_max):
+            cost += self._collect_producer(self._unscanned_producers.pop().key)
 
     def _pop_progress(self, position: Position) -> bool:
         """Return True if a position has progressed since its last record, and forget that.
@@ -398,12 +433,11 @@ class Checkpointer:
         return True
 
     def _build_snapshot(self, collected: RecoveredState) -> StateChanges:
-        """Return a snapshot with the collected classes and durables."""
+        """Return a snapshot with the collected classes and durables, without publishers."""
         broker = self._broker
         return StateChanges(
             [self._with_present_head(each) for each in collected.classes.values()],
             list(collected.positions.values()),
-            producers=self._snapshot_producers(),
             purged_ranges=[
                 (class_id, first, last)
                 for class_id, cls in broker.classes.items()
@@ -429,29 +463,38 @@ class Checkpointer:
             return collected
         return structs.replace(collected, head=cls.ring.head)
 
-    def _snapshot_producers(self) -> list[ProducerSnapshot]:
-        producers = []
-        for producer in self._broker.subscription_manager.producer_states:
-            next_number, ahead = producer.next_number, producer.stored_ahead
-            if producer.session_id is not None:
-                session = self._broker.sessions[producer.session_id]
-                decoder = session.version2
-                assert decoder is not None
-                next_number = decoder.stored_before
+    def _collect_producer(self, key: str) -> int:
+        """Collect the present state of a publisher for the next snapshot, unless it was removed.
+
+        Returns:
+            The cost, in publishers that are not connected.
+        """
+        producer = self._broker.subscription_manager.producer_states.get(key)
+        if producer is None:
+            return 1
+        next_number, ahead, cost = producer.next_number, producer.stored_ahead, 1
+        if producer.session_id is not None:
+            session = self._broker.sessions[producer.session_id]
+            decoder = session.version2
+            assert decoder is not None
+            next_number = decoder.stored_before
+            if ahead is not None or next_number != decoder.next_number:
                 ahead = decoder.build_unconfirmed_range(
                     next_number, [batch for _, batch in session.parked_messages]
                 )
-            producers.append(
-                ProducerSnapshot(
-                    producer.key,
-                    next_number,
-                    ahead.ranges() if ahead else [],
-                    producer.instance,
-                    [RefusalSnapshot.from_refusal(each) for each in producer.refusals],
-                    producer.is_uncertain,
-                )
+                cost += CHECKPOINT_UNCONFIRMED_COST
+        self._producers.append(
+            ProducerSnapshot(
+                key,
+                next_number,
+                ahead.ranges() if ahead else [],
+                producer.instance,
+                [RefusalSnapshot.from_refusal(each) for each in producer.refusals],
+                producer.is_uncertain,
+                self._log_position + 1,
             )
-        return producers
+        )
+        return cost
 
     def _snapshot_class(self, cls: MessageClass) -> ClassSnapshot:
         window, handover = _handover_if_all_ended(cls)

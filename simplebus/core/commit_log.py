@@ -65,6 +65,8 @@ class WriteBatch:
     """Encoded `StateChanges`; empty if only messages were appended."""
     snapshot: bytes = b""
     """Encoded complete state, which replaces all earlier changes; empty if not due."""
+    numbers_batch: int = 0
+    """Write batch up to which the snapshot contains the numbers of all publishers."""
 
 
 @dataclass(slots=True)
@@ -289,13 +291,19 @@ class CommitLog:
         return starts
 
     def pop_write_batch(
-        self, changes: bytes = b"", snapshot: bytes = b"", *, allow_empty: bool = False
+        self,
+        changes: bytes = b"",
+        snapshot: bytes = b"",
+        *,
+        numbers_batch: int = 0,
+        allow_empty: bool = False,
     ) -> WriteBatch | None:
         """Remove the appended messages and return them as the next write batch.
 
         Args:
             changes: Encoded state changes to write with the messages.
             snapshot: Encoded complete state to write instead of changes.
+            numbers_batch: Write batch up to which it contains the numbers of all publishers.
             allow_empty: Return a batch even if nothing is left to write, because its number was
                 already given out as a log position.
 
@@ -305,7 +313,7 @@ class CommitLog:
         if self.is_empty and not (changes or snapshot or allow_empty):
             return None
         self.last_batch_number += 1
-        batch = WriteBatch(self.last_batch_number, self._entries, changes, snapshot)
+        batch = WriteBatch(self.last_batch_number, self._entries, changes, snapshot, numbers_batch)
         self._entries, self._next_batch_bytes = [], 0
         self._open_entries.clear()
         return batch

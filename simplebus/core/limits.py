@@ -362,6 +362,10 @@ CHECKPOINT_POSITIONS = 1000
 CHECKPOINT_POSITIONS_PER_TURN = 64
 CHECKPOINT_ROWS_PER_TURN = 1024
 CHECKPOINT_PAUSE_SECONDS = 0.005
+# Publisher names that a snapshot collects in one turn. A connected publisher whose numbers are not
+# all confirmed counts for more.
+CHECKPOINT_PRODUCERS_PER_TURN = 1024
+CHECKPOINT_UNCONFIRMED_COST = 32
 # Without messages to write, sent and acknowledged messages are recorded at most so often, and those
 # of at most so many positions in a batch. Positions whose record needs more rows or bytes than this
 # are left to the complete scan.

@@ -251,6 +251,10 @@ class ProducerStates:
             self.restart_at(producer, unconfirmed)
         return 0
 
+    def get(self, key: str) -> ProducerState | None:
+        """Return the state with a key, or None if there is none."""
+        return self._by_key.get(key)
+
     def last_instance(self, key: str) -> str | None:
         """Return the instance that used a name last: "" if unknown, None for a new name."""
         producer = self._by_key.get(key)

@@ -176,6 +176,9 @@ class ProducerSnapshot(_SnapshotRecord, frozen=True):
     """Refusals that the publisher may not have received."""
     is_uncertain: bool = False
     """See `ProducerState.is_uncertain`."""
+    numbers_batch: int = 0
+    """In a snapshot, the first write batch whose message numbers it does not contain; 0 for the one
+    after the snapshot."""
 
 
 class MessageIdsSnapshot(_SnapshotRecord, frozen=True):
@@ -216,8 +219,32 @@ class StateChanges(_SnapshotRecord, frozen=True):
     removed_classes: list[RemovedClass] = []
     """Classes that were removed; in a snapshot, those whose next sequence is not 0."""
 
-    def encode(self) -> bytes:
-        return msgspec.msgpack.encode(self)
+    def encode(self, producers: EncodedProducers | None = None) -> bytes:
+        """Encode the changes, with `producers` in place of `self.producers` if they are given."""
+        if producers is None:
+            return msgspec.msgpack.encode(self)
+        fields = structs.asdict(self)
+        fields["producers"] = producers.to_raw()
+        return msgspec.msgpack.encode(list(fields.values()))
+
+
+class EncodedProducers:
+    """Encoded list of `ProducerSnapshot` that is filled in portions.
+
+    Of several with the same name, the last one is valid.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._encoded = bytearray()
+
+    def append(self, producer: ProducerSnapshot) -> None:
+        self._count += 1
+        self._encoded += msgspec.msgpack.encode(producer)
+
+    def to_raw(self) -> msgspec.Raw:
+        """Return the list, as an array of MessagePack with a 32-bit length."""
+        return msgspec.Raw(b"\xdd" + self._count.to_bytes(4, "big") + self._encoded)
 
 
 _decoder = msgspec.msgpack.Decoder(StateChanges)

@@ -70,9 +70,9 @@ class Journal:
         self._classes: dict[int, _ClassFiles] = {}
         self._state: AppendFile | None = None
         self._state_number = max(_numbers(directory.path / STATE), default=0)
-        self._snapshot_batch_number = 0
-        """Write batches up to this one are contained in a synced snapshot or in segments."""
-        self._new_snapshot_batch_number = 0
+        self._numbers_batch = 0
+        """Message numbers of write batches up to this one are contained in a synced snapshot."""
+        self._new_snapshot_batch_number = self._new_numbers_batch = 0
         self._has_unsynced_dead_letters = False
         self._is_snapshot_new = False
         self.written_bytes = 0
@@ -95,7 +95,7 @@ class Journal:
             # messages not before its dead letters.
             self._sync_files()
         if batch.snapshot and batch.number != self._new_snapshot_batch_number:
-            self._begin_state(batch.number)
+            self._begin_state(batch)
         changes, state = batch.snapshot or batch.changes, self._state
         if changes:
             assert state is not None, "changes before the first snapshot"
@@ -113,7 +113,7 @@ class Journal:
         self._sync_files()
         if self._is_snapshot_new:
             self._is_snapshot_new = False
-            self._snapshot_batch_number = self._new_snapshot_batch_number
+            self._numbers_batch = self._new_numbers_batch
             self._remove_old_states()
 
     def _sync_files(self) -> None:
@@ -201,16 +201,17 @@ class Journal:
         cls.file = file
         return file
 
-    def _begin_state(self, batch: int) -> None:
+    def _begin_state(self, batch: WriteBatch) -> None:
         """Create a state file that begins with a snapshot."""
         folder = self.directory.path / STATE
-        state = AppendFile(folder / file_name(self._state_number + 1), end_mark=batch - 1)
+        state = AppendFile(folder / file_name(self._state_number + 1), end_mark=batch.number - 1)
         self._state_number += 1
         if self._state is not None:
             self._state.close()
         self._state = state
         self._directories_to_sync[folder] = None
-        self._new_snapshot_batch_number, self._is_snapshot_new = batch, True
+        self._new_snapshot_batch_number, self._is_snapshot_new = batch.number, True
+        self._new_numbers_batch = batch.numbers_batch
 
     # Removing ------------------------------------------------------------------------------------
 
@@ -229,10 +230,7 @@ class Journal:
                 self._end_segment(cls, floor)
             for first in removable_segments(cls.segments, floor):
                 # The snapshot before recovery may not contain the numbers of this segment.
-                if (
-                    not self._snapshot_batch_number
-                    or cls.segments[first] > self._snapshot_batch_number
-                ):
+                if not self._numbers_batch or cls.segments[first] > self._numbers_batch:
                     is_waiting = True
                     continue
                 (cls.folder / file_name(first)).unlink(missing_ok=True)

@@ -140,6 +140,8 @@ class _JournalLoader:
         self._state = state
         self._news_since = news_since
         """First write batch with new message numbers, by publisher name; see `read_state`."""
+        self._numbers_batch = min(news_since.values())
+        """The lowest of these."""
         self._numbers: dict[str, StoredNumbers] = {}
         """Message numbers of publishers, as found in records."""
         self._message_ids: list[tuple[int, bytes, int, float]] = []
@@ -273,7 +275,7 @@ class _JournalLoader:
                 fits
                 or header is None
                 or self._is_after_state(header)
-                or header.batch_number >= self._news_since[OTHER_PUBLISHERS]
+                or header.batch_number >= self._numbers_batch
             ):
                 continue
             for first, each in zip(segments.firsts[:at], starts[:at], strict=True):
@@ -299,7 +301,7 @@ class _JournalLoader:
 
     def _has_new_numbers(self, record: Record) -> bool:
         """Return True if a record may contain message numbers that the state does not contain."""
-        return record.meta_bytes > 0 and record.batch_number >= self._news_since[OTHER_PUBLISHERS]
+        return record.meta_bytes > 0 and record.batch_number >= self._numbers_batch
 
     def _may_have_new_ids(self, record: Record) -> bool:
         """Return True if a record may contain ids that the snapshot does not contain."""

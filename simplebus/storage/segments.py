@@ -186,8 +186,11 @@ def read_state(
             state.apply_changes(changes, record.batch_number)
             if record.kind == RecordKind.SNAPSHOT:
                 found.snapshot_heads = {number: each.head for number, each in state.classes.items()}
-            if record.kind == RecordKind.CHANGES:
-                news_since.update((each.name, record.batch_number) for each in changes.producers)
+            is_snapshot = record.kind == RecordKind.SNAPSHOT
+            contained_in = record.batch_number + 1 if is_snapshot else record.batch_number
+            news_since.update(
+                (each.name, each.numbers_batch or contained_in) for each in changes.producers
+            )
             record = records.read_record(data, record.end, salt=salt)
             if isinstance(record, EndOfRecords) and record.problem:
                 stored = stored_batches(state, snapshot_batch, Durability.MEMORY, boot_id)

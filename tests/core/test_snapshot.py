@@ -1,4 +1,4 @@
-"""Snapshots can encode every value that a Subscribe request may contain."""
+"""Encoding of snapshots."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ import pytest
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.protocol import requests
 from simplebus.core.protocol.requests import SubscribeRequest
+from simplebus.core.snapshot import (
+    EncodedProducers,
+    ProducerSnapshot,
+    StateChanges,
+    decode_changes,
+)
 
 FIELDS = tuple(SubscribeRequest.__struct_fields__)
 EXTREMES = (2**63 - 1, 2**64, 10**40, -(10**40), 1e308, -1e308, 5e-324, "\ud800", "\0")
@@ -27,3 +33,14 @@ def test_accepted_request_values_can_be_encoded(field: str) -> None:
         except RemoteProtocolError:
             continue
         msgspec.msgpack.encode(msgspec.structs.astuple(request))
+
+
+@pytest.mark.parametrize("count", [0, 1, 20, 70_000])
+def test_publishers_encoded_one_by_one_are_a_list(count: int) -> None:
+    producers = [ProducerSnapshot(f"publisher {n}", n) for n in range(count)]
+    encoded = EncodedProducers()
+    for each in producers:
+        encoded.append(each)
+    state = StateChanges(purged_ranges=[(1, 2, 3)], boot_id="boot")
+    expected = msgspec.structs.replace(state, producers=producers)
+    assert decode_changes(state.encode(encoded)) == expected

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from simplebus.core.limits import PRODUCER_TAKEOVER_STEP
+from simplebus.core import checkpoint
+from simplebus.core.checkpoint import Checkpointer
+from simplebus.core.limits import CHECKPOINT_PAUSE_SECONDS, PRODUCER_TAKEOVER_STEP
 from simplebus.core.protocol.durability import Durability
+from simplebus.core.restore import StoredNumbers, find_next_number
+from simplebus.core.snapshot import ProducerSnapshot, decode_changes
 from tests.behaviour.wire_peer_v2 import Version2Peer, connect_request, connect_version2, publish
 from tests.storage.journaled_broker import KeptBus
 from tests.storage.test_journal import payloads
@@ -249,3 +259,102 @@ def test_unreceived_refusal_is_sent_after_crash(tmp_path: Path) -> None:
         assert (error.content["code"], error.message_id) == ("unknown_class", 1)
         assert error.content["count"] == 2
         assert (confirm.kind, confirm.message_id) == ("confirm", 4)
+
+
+NAMES = st.sampled_from(["ann", "bob", "cid"])
+ACTIONS = st.one_of(
+    st.tuples(st.just("connect"), NAMES, st.sampled_from(["one", "two"])),
+    st.tuples(st.sampled_from(["publish", "publish", "refuse", "disconnect"]), NAMES),
+    st.tuples(st.sampled_from(["snapshot", "sync", "sync", "remove"])),
+)
+
+
+def present_producers(bus: KeptBus) -> dict[str, tuple[object, ...]]:
+    """Return the states of all publishers, from a snapshot that is not divided."""
+    batch = Checkpointer(bus.broker).build_write_batch()
+    assert batch is not None
+    states: dict[str, tuple[object, ...]] = {}
+    for each in decode_changes(batch.snapshot).producers:
+        stored = StoredNumbers()
+        for first, count in each.stored_ranges:
+            stored.add_range(first, count)
+        next_number, ahead = find_next_number(each.next_number, stored)
+        assert ahead is None
+        refused = [
+            number
+            for refusal in each.refusals
+            for number in range(refusal.first_number, refusal.first_number + refusal.count)
+        ]
+        states[each.name] = next_number, each.instance, refused
+    return states
+
+
+@settings(max_examples=100)
+@given(st.lists(ACTIONS, min_size=10, max_size=40))
+def test_snapshot_of_publishers_in_portions_and_later_numbers_equal_the_state(
+    actions: list[Sequence[str]],
+) -> None:
+    with (
+        TemporaryDirectory() as directory,
+        mock.patch.object(checkpoint, "CHECKPOINT_PRODUCERS_PER_TURN", 1),
+    ):
+        bus = KeptBus(Path(directory), segment_bytes=1)
+        peers: dict[str, Version2Peer] = {}
+        for action, *names in [*actions, ("sync",)]:
+            peer = peers.get(names[0]) if names else None
+            match action:
+                case "connect":
+                    instance = names[1]
+                    if peer is not None:
+                        peer.disconnect()
+                    bus.sync()  # A batch does not tell refusals before and after a new instance.
+                    peer = peers[names[0]] = Version2Peer(bus, bus.broker.open_session())
+                    peer.send(connect_request(1, 2, name=names[0], instance=instance))
+                case "publish" | "refuse" if peer is not None:
+                    decoder = peer.session.version2
+                    assert decoder is not None
+                    class_id = 9 if action == "refuse" else 1
+                    peer.send(publish(class_id, decoder.next_number, b"x", b"y"))
+                case "disconnect" if peer is not None:
+                    peers.pop(names[0]).disconnect()
+                case "snapshot":
+                    bus.keeper.is_snapshot_due = True
+                case "sync" | "remove":
+                    bus.broker.clock.now += CHECKPOINT_PAUSE_SECONDS
+                    if action == "sync":
+                        bus.sync()
+                    else:
+                        bus.remove()
+        expected = present_producers(bus)
+        bus.crash()
+        bus = KeptBus(Path(directory))
+        assert present_producers(bus) == expected
+        bus.crash()
+
+
+def test_snapshot_collects_publishers_in_bounded_portions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    portion, count = 10, 35
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_PRODUCERS_PER_TURN", portion)
+    bus = KeptBus(tmp_path)
+    for number in range(count):
+        connect_version2(bus, name=f"publisher {number}").disconnect()
+    bus.sync()
+    bus.keeper.is_snapshot_due = True
+    added: list[str] = []
+
+    def add_producer(name: str, *values: Any) -> ProducerSnapshot:
+        added.append(name)
+        return ProducerSnapshot(name, *values)
+
+    monkeypatch.setattr(checkpoint, "ProducerSnapshot", add_producer)
+    turn_count = 0
+    while (batch := bus.keeper.build_write_batch()) is None:
+        assert len(added) <= portion
+        added.clear()
+        bus.broker.clock.now += CHECKPOINT_PAUSE_SECONDS
+        turn_count += 1
+    assert turn_count == -(-count // portion)
+    assert len(decode_changes(batch.snapshot).producers) == count
+    bus.crash()
