@@ -29,6 +29,7 @@ from simplebus.core.limits import (
     CHECKPOINT_POSITIONS,
     CHECKPOINT_POSITIONS_PER_TURN,
     CHECKPOINT_PRODUCERS_PER_TURN,
+    CHECKPOINT_RANGES_MAX,
     CHECKPOINT_ROWS_PER_TURN,
     CHECKPOINT_SECONDS,
     CHECKPOINT_UNCONFIRMED_COST,
@@ -98,6 +99,8 @@ class Checkpointer:
         """Publishers that the current scan has collected for the next snapshot."""
         self._unscanned_producers: list[ProducerState] = []
         """Publishers that the next snapshot does not contain yet."""
+        self._range_max: int | None = None
+        """Ranges whose attempts and delays the next record of a durable contains; None for all."""
         self._log_position = 0
         """Write batch that contains all changes before the current call of `build_write_batch`."""
         self._numbers_batch = 0
@@ -149,9 +152,9 @@ class Checkpointer:
         if not (is_scan_due or has_entries or is_progress_due):
             return None
         self._log_position = commit_log.log_position
-        changes = self._collect_changes(
-            now, is_scan_due=is_scan_due, in_portions=bool(self._snapshot_bytes) and not is_last
-        )
+        in_portions = bool(self._snapshot_bytes) and not is_last
+        self._range_max = CHECKPOINT_RANGES_MAX if in_portions else None
+        changes = self._collect_changes(now, is_scan_due=is_scan_due, in_portions=in_portions)
         producer_starts = [
             ProducerSnapshot(name, number, [], instance)
             for name, number, instance in commit_log.pop_producer_starts()
@@ -516,7 +519,8 @@ class Checkpointer:
         )
 
     def _snapshot_position(self, position: Position) -> PositionSnapshot:
-        policy, attempts = position.delivery_policy, position.unacked.list_attempts()
+        policy = position.delivery_policy
+        attempts = position.unacked.list_attempts(self._range_max)
         tick_seconds = self._broker.settings.tick_seconds
         pending_dead_letters = position.unacked.pending_dead_letters.to_rows()
         self._scanned_row_count += len(attempts) + len(pending_dead_letters)
@@ -535,7 +539,7 @@ class Checkpointer:
             position.idle_seconds,
             position.is_key_ordered,
             policy.backoff_ticks,
-            self._snapshot_delays(position.list_delays(tick_seconds)),
+            self._snapshot_delays(position.list_delays(tick_seconds, self._range_max)),
             self._broker.clock.now,
             pending_dead_letters,
             position.owner,

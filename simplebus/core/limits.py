@@ -358,9 +358,11 @@ COMMIT_LOG_BYTES_MAX = 64 * 1024 * 1024
 CHECKPOINT_SECONDS = 0.1
 CHECKPOINT_POSITIONS = 1000
 # A scan examines so many classes and durables, with so many rows, then pauses, so that others have
-# their turn. A durable is not divided.
+# their turn. A durable is not divided: the attempts and delays of so many ranges are recorded. All
+# of them are recorded when the server stops.
 CHECKPOINT_POSITIONS_PER_TURN = 64
 CHECKPOINT_ROWS_PER_TURN = 1024
+CHECKPOINT_RANGES_MAX = 8192
 CHECKPOINT_PAUSE_SECONDS = 0.005
 # Publisher names that a snapshot collects in one turn. A connected publisher whose numbers are not
 # all confirmed counts for more.

@@ -93,6 +93,40 @@ def test_individual_delays_are_merged_and_scanned_rarely(
     assert checkpointer.next_full_scan - bus.broker.clock.now >= CHECKPOINT_SECONDS * count / few
 
 
+@pytest.mark.parametrize("delay_ms", [60_000, None])
+def test_record_of_a_durable_has_bounded_attempts_and_delays(
+    monkeypatch: pytest.MonkeyPatch, delay_ms: int | None
+) -> None:
+    count, bound = 70, 20
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_RANGES_MAX", bound)
+    bus = BrokerHarness()
+    bus.broker = Broker(bus.broker.settings, commit_log=CommitLog(Durability.MEMORY))
+    checkpointer = Checkpointer(bus.broker)
+    checkpointer.build_write_batch()
+    peer = connect_version2(bus)
+    peer.send(subscribe(1, 1, durable="d", max_in_flight=count))
+    peer.send(publish(1, 0, *[b"x"] * count))
+    for delay in (0, delay_ms):
+        assert len(peer.receive_message_ids()) == (count if delay == 0 else count // 2)
+        peer.send(*[nack(1, each, each + 1, delay) for each in range(0, count, 2)])
+    (position,) = bus.broker.classes[1].positions
+    attempts, delays = position.unacked.list_attempts(), position.list_delays(1.0)
+    assert len(attempts) == len(delays) == count // 2
+    bus.broker.clock.now += CHECKPOINT_SECONDS
+    batch = checkpointer.build_write_batch()
+    assert batch is not None
+    (kept,) = decode_changes(batch.changes).positions
+    assert len(kept.attempts) == len(kept.delays) == bound
+    assert set(kept.attempts) < set(attempts)
+    ranges = {each[:2] for each in delays}
+    assert {each[:2] for each in kept.delays} < ranges
+    last = checkpointer.build_write_batch(is_last=True)
+    assert last is not None
+    (kept,) = decode_changes(last.snapshot).positions
+    assert kept.attempts == attempts
+    assert {each[:2] for each in kept.delays} == ranges
+
+
 ACTIONS = st.sampled_from(
     [
         *(("publish", 1), ("publish", 2), ("subscribe", 1), ("durable", 1), ("group", 2)),

@@ -1151,13 +1151,16 @@ class Position:
         ticks = sorted(handover.not_before_ticks + self.inherited_delays)
         return replace(handover, not_before_ticks=ticks).restrict_to(floor, cursor)
 
-    def list_delays(self, tick_seconds: float) -> DelayRanges:
-        """Return ascending (first, last, seconds from now) of all delayed redeliveries."""
+    def list_delays(self, tick_seconds: float, range_max: int | None = None) -> DelayRanges:
+        """Return ascending (first, last, seconds from now) of all delayed redeliveries.
+
+        `range_max` as in `UnackedMessages.list_delays`.
+        """
         inherited = [
             (first, last, (due - self._clock.tick) * tick_seconds)
             for first, last, due in self.inherited_delays
         ]
-        delays = sorted(self.unacked.list_delays(tick_seconds) + inherited)
+        delays = sorted(self.unacked.list_delays(tick_seconds, range_max) + inherited)
         return restrict_rows(delays, self.window.floor, self.window.cursor)
 
     def end(self) -> None:

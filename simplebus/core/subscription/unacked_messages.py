@@ -193,36 +193,53 @@ class UnackedMessages:
             pending_dead_letter_count=len(self.pending_dead_letters),
         )
 
-    def list_attempts(self) -> list[tuple[int, int, int]]:
-        """Return ascending (first, last, attempts) of all messages, except those sent once."""
+    def list_attempts(self, range_max: int | None = None) -> list[tuple[int, int, int]]:
+        """Return ascending (first, last, attempts) of all messages, except those sent once.
+
+        With `range_max`, at most so many spans and so many ranges of sets are examined.
+        """
         floor, delayed = self._window.floor, (span for _, _, span in self._delayed_spans)
         held = chain.from_iterable(holder.iter_spans() for holder in self._holders)
         spans = chain(self.queue, self._spilled_spans, delayed, held, self.pending_dead_letters)
-        rows = [(span.first, span.last, span.attempts) for span in spans if span.attempts != 1]
-        for timer in (self._ack_timer, self._nack_timer):
-            for _, attempts, sequences in timer.scheduled_sets():
-                if attempts != 1:  # Most sets have one attempt.
-                    rows += [(first, last, attempts) for first, last in sequences]
+        rows = [
+            (span.first, span.last, span.attempts)
+            for span in islice(spans, range_max)
+            if span.attempts != 1
+        ]
+        sets = chain(self._ack_timer.scheduled_sets(), self._nack_timer.scheduled_sets())
+        ranges = (
+            (first, last, attempts)
+            for _, attempts, sequences in sets
+            if attempts != 1  # Most sets have one attempt.
+            for first, last in sequences
+        )
+        rows += islice(ranges, range_max)
         return sorted(
             (max(first, floor), last, attempts)
             for first, last, attempts in rows
             if last > floor and first < last
         )
 
-    def list_delays(self, tick_seconds: float) -> DelayRanges:
-        """Return (first, last, seconds from now) of all delayed redeliveries, in any order."""
+    def list_delays(self, tick_seconds: float, range_max: int | None = None) -> DelayRanges:
+        """Return (first, last, seconds from now) of all delayed redeliveries, in any order.
+
+        With `range_max`, at most so many of each kind are examined.
+        """
         now, tick = self._clock.now, self._clock.tick
         delays = [
             (span.first, span.last, due - now)
-            for due, _, span in self._delayed_spans
+            for due, _, span in islice(self._delayed_spans, range_max)
             if span.attempts > 0
         ]
-        for due, _, sequences in self._nack_timer.scheduled_sets():
-            seconds = (due - tick) * tick_seconds
-            delays += [(first, last, seconds) for first, last in sequences]
+        rejected = (
+            (first, last, (due - tick) * tick_seconds)
+            for due, _, sequences in self._nack_timer.scheduled_sets()
+            for first, last in sequences
+        )
+        delays += islice(rejected, range_max)
         delays += [
             (span.first, span.last, (due - tick) * tick_seconds)
-            for due, span in self._iter_redelivered()
+            for due, span in self._iter_redelivered(range_max)
         ]
         return delays
 
@@ -578,14 +595,20 @@ class UnackedMessages:
         self._delayed_spans = []
         return delayed
 
-    def _iter_redelivered(self) -> Iterator[tuple[int, Span]]:
-        """Yield the spans in flight that were sent more than once, each with its due tick."""
-        for due, attempts, sequences in self._ack_timer.scheduled_sets():
-            if attempts > 1:
-                for first, last in sequences:
-                    yield due, Span(first, last, attempts)
-        for holder in self._holders:
-            yield from ((due, span) for due, span in holder.iter_in_flight() if span.attempts > 1)
+    def _iter_redelivered(self, range_max: int | None = None) -> Iterator[tuple[int, Span]]:
+        """Yield the spans in flight that were sent more than once, each with its due tick.
+
+        With `range_max`, at most so many ranges and so many spans of holders are examined.
+        """
+        ranges = (
+            (due, Span(first, last, attempts))
+            for due, attempts, sequences in self._ack_timer.scheduled_sets()
+            if attempts > 1
+            for first, last in sequences
+        )
+        yield from islice(ranges, range_max)
+        held = chain.from_iterable(holder.iter_in_flight() for holder in self._holders)
+        yield from ((due, span) for due, span in islice(held, range_max) if span.attempts > 1)
 
     # Waiting messages ----------------------------------------------------------------------------
 
