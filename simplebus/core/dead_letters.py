@@ -1,9 +1,9 @@
-"""Dead letters: the messages that a position gave up, as messages of a class of their own.
+"""Dead letters: messages that a position does not deliver any more, in a class of their own.
 
 A dead letter is an ordinary message, so subscribing, fetching and archiving work as usual. This
 module builds the messages; the store appends them.
 
-    orders       7: channel, key, headers, payload               given up by the durable "billing"
+    orders       7: channel, key, headers, payload               rejected by the durable "billing"
     dead.orders  0: channel, key, headers + reasons, payload     stored until it is consumed
 """
 

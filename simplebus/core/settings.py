@@ -72,7 +72,7 @@ class ClassSettings:
     ack_seconds: float | None = None
     """Ack timeout of the first delivery in seconds."""
     deliveries_max: int | None = None
-    """Deliveries after which a message is given up; 0 for no limit."""
+    """Deliveries after which a message becomes a dead letter; 0 for no limit."""
     backoff_seconds: tuple[float, ...] | None = None
     """Delays before the second delivery, the third and so on. The last one is used for all later
     ones.
@@ -138,7 +138,7 @@ class Settings:
     classes: Mapping[int | str, ClassSettings] = field(default_factory=dict)
     """Settings of single classes, by id or by name."""
     deliveries_max: int = DEFAULT_DELIVERIES_MAX
-    """Deliveries after which a message is given up; 0 for no limit."""
+    """Deliveries after which a message becomes a dead letter; 0 for no limit."""
     declare_only: bool = False
     """True if clients cannot create classes, except users with the right to configure them."""
     idle_class_seconds: float = 3600.0

@@ -265,7 +265,7 @@ def test_dlq_lists_and_shows_dead_letters(server: BusServer) -> None:
     [pile] = json_objects(server, "dlq", "ls", "orders")
     assert (pile["letters"], pile["reasons"]) == (3, {"max_deliveries": 3})
     shown = output_lines(server, "dlq", "show", "orders", "--limit", 1)
-    assert shown[0].startswith("#0  max_deliveries after 1 attempt, given up by billing, 20")
+    assert shown[0].startswith("#0  max_deliveries after 1 delivery to billing, 20")
     assert shown[1:] == [
         "    was orders#0  eu  key=\\xffk",
         "    by=ada",

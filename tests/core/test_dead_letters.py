@@ -54,7 +54,7 @@ def dead_headers(letter: Envelope, *names: str) -> Any:
 
 
 def give_up(bus: BrokerHarness, *frames: bytes, count: int, **options: object) -> Version2Peer:
-    """Nack every delivery until the messages are given up."""
+    """Nack every delivery until the messages are dead letters."""
     options = {"max_deliveries": 2, **options}
     peer = connect_version2(bus, subscribe(1, 5, **options), *frames)
     for _ in range(int(options["max_deliveries"])):  # type: ignore[call-overload]

@@ -284,14 +284,17 @@ def _letters(count: int) -> str:
 
 def _lines(letter: DeadLetter) -> list[str]:
     """Return a dead letter as lines of text."""
-    by = letter.subscription or (
+    subscription = letter.subscription or (
         f"session {letter.session}" if letter.session else "an unnamed subscription"
     )
-    attempts = "" if letter.attempts == "0" else f" after {letter.attempts} attempts"
-    attempts = attempts.replace(" 1 attempts", " 1 attempt")
+    if letter.attempts == "0":
+        history = f" for {subscription}"
+    else:
+        plural = "y" if letter.attempts == "1" else "ies"
+        history = f" after {letter.attempts} deliver{plural} to {subscription}"
     time = f", {_moment(letter.time)}" if letter.time else ""
     lines = [
-        f"#{letter.sequence}  {letter.reason or 'no reason'}{attempts}, given up by {by}{time}",
+        f"#{letter.sequence}  {letter.reason or 'no reason'}{history}{time}",
         f"    was {letter.source_class}#{letter.source_sequence}"
         + (f"  {letter.channel}" if letter.channel else "")
         + format_key(letter.key),

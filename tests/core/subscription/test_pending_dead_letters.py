@@ -1,4 +1,4 @@
-"""Messages given up that wait for space in the dead letters."""
+"""Messages to dead-letter that wait for space in the class of dead letters."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_pending_dead_letter_waits_for_space_without_redelivery(
     assert bus.statistics(1).dropped == {reason: 6}
     said = position_report(bus)
     assert (said.waits, said.unburied, said.in_flight, said.dead_letters) == ("room", 4, 0, 2)
-    assert said.waits_for == "space in 'dead.1': 4 messages were given up"
+    assert said.waits_for == "space in 'dead.1' for 4 dead letters"
     peer.send(publish(1, 7, b"new"))
     assert tick_and_receive(bus, peer) == [7], "nobody else waits for that"
     peer.send(ack(5, 7, 8))
