@@ -34,7 +34,7 @@ from simplebus.core.broker.wait_reasons import (
     format_message_count,
     format_waiting_count,
 )
-from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.errors import DEAD_LETTER_REASONS, Reason, RemoteProtocolError
 from simplebus.core.limits import (
     INQUIRY_CLASSES_MAX,
     INQUIRY_MEMBERS_MAX,
@@ -314,7 +314,8 @@ class InquiryHandler:
             stored=cls.ring.head - cls.first_sequence,
             positions=len(cls.positions),
             publishers=len(cls.blocked_sessions),
-            dropped=sum(cls.dropped_counts.values()),
+            dropped=sum(cls.dropped_counts.values())
+            - sum(cls.dropped_counts.get(reason, 0) for reason in DEAD_LETTER_REASONS),
             is_elsewhere=cls.is_remote,
             warning="" if warning is None else warning.sentence,
         )

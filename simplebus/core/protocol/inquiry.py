@@ -189,6 +189,7 @@ class ClassOverview(_Info, frozen=True):
     publishers: int = 0
     """Sessions that wait for room."""
     dropped: int = 0
+    """Messages dropped without becoming dead letters."""
     is_elsewhere: bool = False
     """True if a cluster stores the class; then its messages are only counted in `ClassInfo`."""
     warning: str = ""

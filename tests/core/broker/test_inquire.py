@@ -42,6 +42,7 @@ from tests.behaviour.wire_peer_v2 import (
     publish_envelopes,
     subscribe,
     timed_envelope,
+    unsubscribe,
 )
 from tests.models.test_version2_model import Version2Machine
 
@@ -351,6 +352,17 @@ def test_bus_report() -> None:
         (0, "till", 2),
         (1, "", 1),
     ]
+
+
+def test_bus_report_counts_no_dead_letters_as_dropped() -> None:
+    bus = BrokerHarness()
+    peer = connect_version2(bus, subscribe(1, 5, group="g"), publish(1, 0, b"a"))
+    assert peer.receive_message_ids() == [0]
+    peer.send(nack(5, 0, 1, "terminate"), unsubscribe(5))
+    report = bus.broker.inquiry_handler.build_report(BusInquiry())
+    assert isinstance(report, BusInfo)
+    assert [each.dropped for each in report.classes] == [0, 0]  # Also of the class of dead letters.
+    assert bus.broker.classes[1].dropped_counts == {Reason.TERMINATED: 1}
 
 
 @pytest.mark.parametrize("inquiry", [BusInquiry(), ChannelInquiry("orders.new")])
