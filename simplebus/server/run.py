@@ -255,47 +255,48 @@ async def _run_server(
         process.grow_descriptor_table(connections_max)
     # Signals are handled before the ready line: its reader may stop the server at once.
     watchdog = LoopWatchdog()
-    with watchdog.watch_in_thread() if options.owns_process else contextlib.nullcontext():
-        signal_receiver = open_signal_receiver(ignore_afterwards=options.owns_process)
-        async with signal_receiver as signals, trio.open_nursery() as nursery:
-            nursery.start_soon(watchdog.run)
-            await nursery.start(server.run)
-            if server.jetstream is not None:
-                async with trio.open_nursery() as waiting:
-                    waiting.start_soon(_cancel_on_stop_signal, signals, nursery.cancel_scope)
-                    await nursery.start(server.jetstream.run)
-                    waiting.cancel_scope.cancel()
-            if nats_listener is not None:
-                nursery.start_soon(nats_listener.run)
-            monitor = None
-            if options.http_port is not None:
-                (client_socket, *_) = nats_sockets or sockets
-                http_names = (*options.http_hosts, *options.http_names)
-                monitor = await _start_http_server(
-                    server,
-                    nats_listener,
-                    client_socket,
-                    http_sockets,
-                    http_names,
-                    options.span_recorder,
-                    nursery,
-                )
-                monitor.collector.watchdog = watchdog
-            running = RunningServer(
+    signal_receiver = open_signal_receiver(ignore_afterwards=options.owns_process)
+    async with signal_receiver as signals, trio.open_nursery() as nursery:
+        nursery.start_soon(watchdog.run)
+        await nursery.start(server.run)
+        if server.jetstream is not None:
+            async with trio.open_nursery() as waiting:
+                waiting.start_soon(_cancel_on_stop_signal, signals, nursery.cancel_scope)
+                await nursery.start(server.jetstream.run)
+                waiting.cancel_scope.cancel()
+        if nats_listener is not None:
+            nursery.start_soon(nats_listener.run)
+        monitor = None
+        if options.http_port is not None:
+            (client_socket, *_) = nats_sockets or sockets
+            http_names = (*options.http_hosts, *options.http_names)
+            monitor = await _start_http_server(
                 server,
-                _format_addresses(sockets),
-                _format_addresses(nats_sockets),
                 nats_listener,
-                _format_addresses(http_sockets),
-                monitor,
-                tuple(certificates.values()),
+                client_socket,
+                http_sockets,
+                http_names,
+                options.span_recorder,
+                nursery,
             )
-            nats_server = nats_listener.nats_server if nats_listener is not None else None
-            rates = MessageRates(server.broker, nats_server)
-            watchdog_interval = watchdog_seconds(os.environ)
-            nursery.start_soon(
-                partial(send_notifications, rates.status_line, watchdog_interval=watchdog_interval)
-            )
+            monitor.collector.watchdog = watchdog
+        running = RunningServer(
+            server,
+            _format_addresses(sockets),
+            _format_addresses(nats_sockets),
+            nats_listener,
+            _format_addresses(http_sockets),
+            monitor,
+            tuple(certificates.values()),
+        )
+        nats_server = nats_listener.nats_server if nats_listener is not None else None
+        rates = MessageRates(server.broker, nats_server)
+        watchdog_interval = watchdog_seconds(os.environ)
+        nursery.start_soon(
+            partial(send_notifications, rates.status_line, watchdog_interval=watchdog_interval)
+        )
+        # Only now: the imports of the HTTP server stall the event loop, which nobody uses yet.
+        with watchdog.watch_in_thread() if options.owns_process else contextlib.nullcontext():
             options, is_signaled = await _accept_until_stopped(
                 running, sockets, nats_sockets, options, signals, announce, task_status
             )
@@ -306,7 +307,7 @@ async def _run_server(
                 server, nats_listener, options.drain_seconds, signals, is_signaled=is_signaled
             )
             _log_lost_messages(server)
-            nursery.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
 
 
 async def _cancel_on_stop_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
