@@ -75,8 +75,7 @@ def explain_wait(facts: WaitFacts) -> tuple[WaitReason, str]:
     if not count:
         return word, sentence
     space = (
-        f"space in {facts.dead_letter_class!r} for {count:,} dead "
-        f"letter{'' if count == 1 else 's'}"
+        f"space in {facts.dead_letter_class!r} for {count:,} dead letter{'' if count == 1 else 's'}"
     )
     if word in (WaitReason.NOTHING, WaitReason.OTHERS, WaitReason.MATCH):
         return WaitReason.ROOM, space
