@@ -105,14 +105,16 @@ def test_client_frames_are_accepted_and_server_frames_encoded(vector: Vector) ->
         peer = bus.peer(connect(class_id), subscribe(class_id))
         peer.receive_frames()
         peer.send(vector_bytes(vector))
-        said = peer.receive_frames()
+        received = peer.receive_frames()
         if frame_type == MESSAGE:
-            assert [parse_frame(frame) for frame in said] == [(MESSAGE, class_id, 0, 0, content)]
+            assert [parse_frame(frame) for frame in received] == [
+                (MESSAGE, class_id, 0, 0, content)
+            ]
         elif frame_type == CONNECT:
-            assert said == [build_frame(CONNECT, content=bytes(4))]
+            assert received == [build_frame(CONNECT, content=bytes(4))]
             assert set(bus.broker.classes) == {class_id} | (parse_connect(content) or set())
         else:
-            assert said == []
+            assert received == []
         return
     if frame_type == CONNECT:
         bus.broker._next_session_id = int.from_bytes(content, "little")
@@ -197,12 +199,14 @@ def test_invalid_frames_are_refused_with_their_reason(vector: Vector, bytewise: 
     assert caught.reason is reason
 
 
-def expected_effects(said: list[bytes], count: int) -> tuple[set[int], dict[int, list[bytes]], int]:
+def expected_effects(
+    sent_frames: list[bytes], count: int
+) -> tuple[set[int], dict[int, list[bytes]], int]:
     """Return the classes, messages and replies that the first `count` frames cause."""
     named: set[int] = set()
     stored: dict[int, list[bytes]] = {}
     replies = 0
-    for frame in said[:count]:
+    for frame in sent_frames[:count]:
         frame_type, class_id, _, _, content = parse_frame(frame)
         if frame_type == CONNECT:
             named |= parse_connect(content) or set()
@@ -298,7 +302,7 @@ def test_messages_are_released_when_all_subscriptions_acked(
     for number, verb, *ids in vector["steps"]:
         peer = peers[number]
         assert peer is not None
-        if verb == "go":
+        if verb == "end":
             peer.disconnect()
             peers[number] = None
         else:

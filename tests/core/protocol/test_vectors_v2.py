@@ -75,21 +75,23 @@ def test_a_frame_reads_and_writes_as_its_fields(vector: Vector) -> None:
 
 @vectors("v2-frames", "frames")
 def test_json_bodies_decode_and_encode(vector: Vector) -> None:
-    content, said = vector_bytes(vector, "content_"), vector.get("json")
+    content, expected = vector_bytes(vector, "content_"), vector.get("json")
     if vector["kind"] == "inquire":
         find = inquiry.decode_inquiry if vector["sender"] == "client" else inquiry.decode_reply
         found = msgspec.json.encode(find(content))
-        assert {name: json.loads(found)[name] for name in said} == said == json.loads(content)
+        assert (
+            {name: json.loads(found)[name] for name in expected} == expected == json.loads(content)
+        )
         return
-    if said is None:
+    if expected is None:
         assert content[:1] != b"{"
         return
-    assert json.loads(content) == said
+    assert json.loads(content) == expected
     kind = OBJECTS[vector["sender"], vector["kind"]]
     found = requests.decode(kind, content)
     assert requests.decode(kind, found.encode()) == found
     for name, value in json.loads(found.encode()).items():
-        assert said[name] == value
+        assert expected[name] == value
 
 
 # Envelopes ---------------------------------------------------------------------------------------
@@ -146,7 +148,7 @@ def test_unstuffed_bytes_are_unchanged(vector: Vector) -> None:
     assert envelope_batch.stuff(plain) != stuffed
 
 
-# Dialogues ---------------------------------------------------------------------------------------
+# Sessions ----------------------------------------------------------------------------------------
 
 
 class Frame(NamedTuple):
@@ -167,16 +169,16 @@ Delivery = tuple[int, int, int] | None
 """Class, subscription and attempt of a Deliver frame; None before the first."""
 
 
-class DialoguePeer:
-    """One peer, with the received frames that no line of the dialogue has checked yet."""
+class SessionPeer:
+    """One peer, with the received frames that no line of the session has checked yet."""
 
-    def __init__(self, server: DialogueServer) -> None:
+    def __init__(self, server: SessionServer) -> None:
         self.server = server
-        self.peer = WirePeer(server.bus, server.bus.broker.open_session())
+        self.wire = WirePeer(server.bus, server.bus.broker.open_session())
         self.is_closed = False
         self.confirmed: int | None = None
         """Message number of the last Confirm."""
-        self.was_told: int | None = None
+        self.expected_confirm: int | None = None
         """Message number of the last expected Confirm."""
         self.others: deque[Frame] = deque()
         self.messages: dict[Delivery, deque[tuple[Delivery, Frame]]] = defaultdict(deque)
@@ -184,26 +186,26 @@ class DialoguePeer:
         self.expected: Delivery = None
         """Last expected Deliver."""
 
-    def send(self, *said: bytes) -> None:
+    def send(self, *chunks: bytes) -> None:
         assert not self.is_closed, "the server has closed the connection"
-        for data in said:
+        for data in chunks:
             if not self.is_closed:
                 self._send_bytes(data)
 
     def _send_bytes(self, data: bytes) -> None:
         try:
-            self.peer.send(data)
+            self.wire.send(data)
         except RemoteProtocolError as error:
             self.server.cut(self, error)
         self.server.process()
 
     def disconnect(self) -> None:
-        self.peer.disconnect()
+        self.wire.disconnect()
         self.is_closed = True
         self.server.process()
 
     def receive(self) -> None:
-        for whole in self.peer.receive_frames():
+        for whole in self.wire.receive_frames():
             frame = Frame(*parse_frame(whole))
             if frame.type == CONFIRM:
                 self.confirmed = frame.b
@@ -215,57 +217,57 @@ class DialoguePeer:
             elif frame.type != HEARTBEAT:
                 self.others.append(frame)
 
-    def expect(self, data: bytes, said: Vector | None) -> None:
+    def expect(self, data: bytes, expected_json: Vector | None) -> None:
         self.receive()
-        frame = Frame(*parse_frame(data if said is None else data + frames.DELIMITER))
+        frame = Frame(*parse_frame(data if expected_json is None else data + frames.DELIMITER))
         if frame.type == CONFIRM:
-            self.was_told = frame.b
+            self.expected_confirm = frame.b
             assert self.confirmed == frame.b
         elif frame.type == DELIVER:
             self.expected = (frame.a, frame.c, frame.b)
         elif frame.is_message:
             waiting = self.messages[self.expected and self.expected[:2]]
-            assert waiting, f"no message comes; {self.take_all()}"
+            assert waiting, f"no message received; other frames: {self.pending_frames()}"
             delivery, found = waiting.popleft()
             assert (delivery, found._replace(c=0)) == (self.expected, frame._replace(c=0))
         else:
-            assert self.others, f"nothing comes; {self.take_all()}"
+            assert self.others, f"no frame received; messages: {self.pending_frames()}"
             found = self.others.popleft()
             assert found[:4] == frame[:4], found
-            if said is None:
+            if expected_json is None:
                 assert found == frame
                 return
-            told = json.loads(found.content)
-            assert {name: told.get(name) for name in said} == said
+            content = json.loads(found.content)
+            assert {key: content.get(key) for key in expected_json} == expected_json
 
     def expect_nothing(self) -> None:
         self.receive()
-        assert not self.take_all()
-        assert self.confirmed == self.was_told
+        assert not self.pending_frames()
+        assert self.confirmed == self.expected_confirm
 
-    def take_all(self) -> list[Any]:
-        return [*self.others, *(one for waiting in self.messages.values() for one in waiting)]
+    def pending_frames(self) -> list[Any]:
+        return [*self.others, *(message for queue in self.messages.values() for message in queue)]
 
 
-class DialogueServer:
+class SessionServer:
     """A bus and its peers by name. Its clock advances with its ticks."""
 
     def __init__(self, limits: dict[str, Any]) -> None:
         self.bus = BrokerHarness(Settings(limits=Limits(**limits)))
-        self.peers: dict[str, DialoguePeer] = {}
+        self.peers: dict[str, SessionPeer] = {}
 
-    def get_peer(self, name: str) -> DialoguePeer:
+    def get_peer(self, name: str) -> SessionPeer:
         if name not in self.peers:
-            self.peers[name] = DialoguePeer(self)
+            self.peers[name] = SessionPeer(self)
         return self.peers[name]
 
-    def cut(self, listener: DialoguePeer, error: RemoteProtocolError) -> None:
+    def cut(self, peer: SessionPeer, error: RemoteProtocolError) -> None:
         """Send the error, then close the session, as the server does."""
-        broker, session = self.bus.broker, listener.peer.session
+        broker, session = self.bus.broker, peer.wire.session
         broker.send_fatal_error(session, error)
-        listener.receive()
+        peer.receive()
         broker.close_session(session)
-        listener.is_closed = True
+        peer.is_closed = True
 
     def process(self) -> None:
         broker = self.bus.broker
@@ -274,8 +276,8 @@ class DialogueServer:
                 self.peer_of(session).receive()
                 self.peer_of(session).is_closed = True
 
-    def peer_of(self, session: object) -> DialoguePeer:
-        (found,) = [one for one in self.peers.values() if one.peer.session is session]
+    def peer_of(self, session: object) -> SessionPeer:
+        (found,) = [peer for peer in self.peers.values() if peer.wire.session is session]
         return found
 
     def tick(self, times: int) -> None:
@@ -286,78 +288,78 @@ class DialogueServer:
                 self.cut(self.peer_of(session), error)
             broker.run_due_wakeups()
             self.process()
-            for listener in self.peers.values():
-                if not listener.is_closed:
-                    listener.receive()
+            for peer in self.peers.values():
+                if not peer.is_closed:
+                    peer.receive()
 
 
 @pytest.mark.parametrize("in_one", [True, False], ids=["in one", "in pieces"])
 @vectors("v2-sessions", "sessions")
-def test_dialogue_vectors(vector: Vector, in_one: bool) -> None:
+def test_session_vectors(vector: Vector, in_one: bool) -> None:
     """The bytes of a line arrive in one read, or each frame in a read of its own."""
-    server = DialogueServer(vector["limits"])
-    for number, (who, verb, *rest) in enumerate(vector["lines"]):
-        where = f"line {number}: {who} {verb} {rest}"
-        if who == "server":
+    server = SessionServer(vector["limits"])
+    for number, (name, verb, *rest) in enumerate(vector["lines"]):
+        where = f"line {number}: {name} {verb} {rest}"
+        if name == "server":
             assert verb == "ticks"
             server.tick(*rest)
             continue
-        listener = server.get_peer(who)
+        peer = server.get_peer(name)
         try:
             match verb:
                 case "sends":
-                    said = [bytes.fromhex(data) for data in rest]
-                    listener.send(*([b"".join(said)] if in_one else said))
+                    chunks = [bytes.fromhex(data) for data in rest]
+                    peer.send(*([b"".join(chunks)] if in_one else chunks))
                 case "gets":
-                    listener.expect(bytes.fromhex(rest[0]), rest[1] if rest[1:] else None)
+                    peer.expect(bytes.fromhex(rest[0]), rest[1] if rest[1:] else None)
                 case "gets nothing":
-                    listener.expect_nothing()
+                    peer.expect_nothing()
                 case "is closed":
-                    assert listener.is_closed
-                    listener.expect_nothing()
-                case "leaves":
-                    listener.disconnect()
+                    assert peer.is_closed
+                    peer.expect_nothing()
+                case "closes":
+                    peer.disconnect()
                 case _:
-                    raise AssertionError("what is this line?")
+                    raise AssertionError(f"unknown step {verb!r}")
         except AssertionError as error:
             raise AssertionError(f"{where}\n{error}") from error
 
 
-# Bad input ---------------------------------------------------------------------------------------
+# Invalid input -----------------------------------------------------------------------------------
 
 
-def check_error(server: DialogueServer, listener: DialoguePeer, vector: Vector) -> None:
+def check_error(server: SessionServer, peer: SessionPeer, vector: Vector) -> None:
     server.tick(vector["silence_seconds"])
-    listener.receive()
-    frame = listener.others.popleft()
+    peer.receive()
+    frame = peer.others.popleft()
     assert frame[:4] == (ERROR, vector["a"], vector["b"], vector["c"])
-    told = json.loads(frame.content)
-    assert (told["code"], told["fatal"]) == (vector["code"], vector["fatal"])
-    assert told["count"] == vector["count"]
-    assert told["message"]
-    assert listener.is_closed is vector["fatal"]
-    assert not listener.take_all()
+    reply = json.loads(frame.content)
+    assert (reply["code"], reply["fatal"]) == (vector["code"], vector["fatal"])
+    assert reply["count"] == vector["count"]
+    assert reply["message"]
+    assert peer.is_closed is vector["fatal"]
+    assert not peer.pending_frames()
     if not vector["fatal"]:
-        listener.send(build_frame(frames.CONNECT, message_id=99, content=b"{}"))
-        listener.receive()
-        assert [(one.type, one.b) for one in listener.others] == [(frames.CONNECT, 99)]
+        peer.send(build_frame(frames.CONNECT, message_id=99, content=b"{}"))
+        peer.receive()
+        assert [(frame.type, frame.b) for frame in peer.others] == [(frames.CONNECT, 99)]
 
 
 @vectors("v2-invalid", "connects")
 def test_refused_first_connect_ends_the_session(vector: Vector) -> None:
-    server = DialogueServer(vector["limits"])
-    listener = server.get_peer("a")
-    listener.send(vector_bytes(vector))
-    check_error(server, listener, vector)
+    server = SessionServer(vector["limits"])
+    peer = server.get_peer("a")
+    peer.send(vector_bytes(vector))
+    check_error(server, peer, vector)
     assert server.bus.broker.classes == {}
 
 
 @vectors("v2-invalid", "frames")
 def test_malformed_frame_gets_an_error(vector: Vector) -> None:
-    server = DialogueServer(vector["limits"])
-    listener = server.get_peer("a")
-    listener.send(build_frame(frames.CONNECT, message_id=1, content=b'{"classes":[1]}'))
-    listener.receive()
-    assert listener.others.popleft().type == frames.CONNECT
-    listener.send(vector_bytes(vector))
-    check_error(server, listener, vector)
+    server = SessionServer(vector["limits"])
+    peer = server.get_peer("a")
+    peer.send(build_frame(frames.CONNECT, message_id=1, content=b'{"classes":[1]}'))
+    peer.receive()
+    assert peer.others.popleft().type == frames.CONNECT
+    peer.send(vector_bytes(vector))
+    check_error(server, peer, vector)
