@@ -47,6 +47,23 @@ def test_ending_a_subscription_costs_the_same_for_any_number_of_gaps() -> None:
     assert counts[0] == counts[1]
 
 
+def test_the_end_of_a_subscription_keeps_no_range_for_each_acknowledged_message() -> None:
+    counts = []
+    for gap_count in (100, 2000):
+        bus = BrokerHarness()
+        connect_version2(bus, publish(1, 0, *[b"x"] * (2 * gap_count)), classes=[1])
+        peer = connect_subscriber(bus)
+        peer.receive_deliveries()
+        peer.send(b"".join(ack(1, n, n + 1) for n in range(0, 2 * gap_count, 2)))
+        peer.disconnect()
+        (position,) = bus.broker.classes[1].positions
+        waiting = position.build_delivery_state().waiting_sequences
+        counts.append(sum(each.range_count for each in waiting))
+        assert position.unacked.count_in_flight() == 0
+        assert len(connect_subscriber(bus).receive_deliveries()) == gap_count
+    assert counts == [1, 1]
+
+
 def test_an_ack_timeout_costs_the_same_for_any_number_of_gaps() -> None:
     counts = []
     for gap_count in (100, 2000):

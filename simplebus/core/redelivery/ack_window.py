@@ -20,6 +20,8 @@ _FLAGS_MIN = 1024
 
 # Longer ranges, on average, are flagged one by one: an index per message would cost memory.
 _RANGE_MEAN_MAX = 64
+# The messages of up to this many ranges are counted range by range, of more with one array.
+_COUNTED_ONE_BY_ONE_MAX = 16
 
 
 def nearest_sequence(message_id: int, floor: int) -> int:
@@ -184,12 +186,27 @@ class AckWindow:
             is_wanted = np.ones(last - first + 2, np.bool_)
             is_wanted[0] = is_wanted[-1] = False
             return SequenceSet.from_arrays(*self._find_unacked(first, is_wanted))
-        steps = np.zeros(last - first + 2, np.int8)
-        begins, ends = (np.array(bounds).clip(first, last) for bounds in sequences.bounds)
-        np.add.at(steps, begins - first + 1, 1)
-        np.subtract.at(steps, ends - first + 1, 1)
-        is_wanted = np.cumsum(steps, dtype=np.int8).view(np.bool_)
+        is_wanted = _flag_members(sequences, first, last)
         return SequenceSet.from_arrays(*self._find_unacked(first, is_wanted))
+
+    def count_unacked(self, first: int, last: int) -> int:
+        """Return how many of first..last-1 were sent and not acknowledged."""
+        first, last = max(first, self.floor), min(last, self.cursor)
+        if first >= last:
+            return 0
+        return last - first - self._count_flags(first, min(last, self._flags_end))
+
+    def count_unacked_set(self, sequences: SequenceSet) -> int:
+        """Return how many messages of a set were sent and not acknowledged."""
+        if sequences.range_count <= _COUNTED_ONE_BY_ONE_MAX:
+            return sum(self.count_unacked(first, last) for first, last in sequences)
+        firsts, lasts = sequences.bounds
+        first, last = max(firsts[0], self.floor), min(lasts[-1], self.cursor)
+        if first >= last:
+            return 0
+        is_wanted = _flag_members(sequences, first, last)
+        self._clear_acked(first, is_wanted[1:-1])
+        return int(np.count_nonzero(is_wanted))
 
     def _find_unacked(self, first: int, is_wanted: Flags) -> tuple[Integers, Integers]:
         """Return the bounds of the ranges of messages that are wanted and not acknowledged.
@@ -199,13 +216,17 @@ class AckWindow:
             is_wanted: Flags of the messages from `first` on, between two that are False. They are
                 changed.
         """
-        body, done = is_wanted[1:-1], 0
-        for start, stop in self._index_ranges(first, min(first + body.size, self._flags_end)):
-            part = body[done : done + stop - start]
-            np.greater(part, self._flags[start:stop], out=part)
-            done += stop - start
+        self._clear_acked(first, is_wanted[1:-1])
         edges = np.flatnonzero(is_wanted[1:] != is_wanted[:-1]) + first
         return edges[::2], edges[1::2]
+
+    def _clear_acked(self, first: int, is_wanted: Flags) -> None:
+        """Clear the flags of acknowledged messages, of those from `first` on."""
+        done = 0
+        for start, stop in self._index_ranges(first, min(first + is_wanted.size, self._flags_end)):
+            part = is_wanted[done : done + stop - start]
+            np.greater(part, self._flags[start:stop], out=part)
+            done += stop - start
 
     def unacked_flags(self) -> Flags:
         """Return flags of the unacknowledged messages from the floor to the last acknowledged."""
@@ -351,6 +372,16 @@ class AckWindow:
         if self._flag_count is not None:
             self._flag_count -= floor - self.floor
         self.floor = floor
+
+
+def _flag_members(sequences: SequenceSet, first: int, last: int) -> Flags:
+    """Return True for each of first..last-1 that is in the set, between two that are False."""
+    steps = np.zeros(last - first + 2, np.int8)
+    begins, ends = (np.array(bounds).clip(first, last) for bounds in sequences.bounds)
+    np.add.at(steps, begins - first + 1, 1)
+    np.subtract.at(steps, ends - first + 1, 1)
+    flags: Flags = np.cumsum(steps, dtype=np.int8).view(np.bool_)
+    return flags
 
 
 def _merge_ranges(firsts: Integers, lasts: Integers) -> tuple[Integers, Integers]:

@@ -34,7 +34,8 @@ class DeliveryState(NamedTuple):
     redelivery_queue: Iterable[Span]
     """Messages to be handled now: sent again, sent for the first time (attempts 0), or given up."""
     waiting_sequences: Sequence[SequenceSet]
-    """All messages that wait to be sent, as far as the position keeps them; else empty."""
+    """All messages that wait to be sent, as far as the position keeps them; else empty. May include
+    acknowledged ones."""
     blocked_by_key_count: int = 0
     """Messages that wait for an earlier message of their key."""
     pending_dead_letter_count: int = 0
@@ -115,8 +116,9 @@ def count_unacked(spans: Iterable[Span], state: DeliveryState, window: AckWindow
         if first >= last:
             continue
         if state.waiting_sequences:
-            parts = (sequences.ranges_within(first, last) for sequences in state.waiting_sequences)
-            total += sum(b - a for part in parts for a, b in part)
+            for sequences in state.waiting_sequences:
+                waiting = sequences.ranges_within(first, last)
+                total += sum(window.count_unacked(a, b) for a, b in waiting)
         else:
             last = min(last, first + INQUIRY_MESSAGES_MAX)
             total += sum(b - a for a, b in window.unacked_ranges(first, last))

@@ -747,9 +747,9 @@ class Position:
         unsent = max(0, floor - self.window.cursor)
         if unsent:
             self._advance_cursor(floor)
+        self.unacked.discard_below(floor)
         skipped_count = self.window.skip_to(floor)
         self._skipped_count += skipped_count
-        self.unacked.discard_below(floor)
         return skipped_count - unsent
 
     def count_pending(self) -> int:

@@ -106,7 +106,10 @@ class UnackedMessages:
         self._unsent_sequences = SequenceSet()
         """Messages behind the cursor that were never sent."""
         self._resend_sequences = SequenceSet()
-        """Messages that wait to be redelivered; kept only if messages in flight are limited."""
+        """Messages that wait to be redelivered, except settled ones, which it may contain, too. It
+        is kept only if messages in flight are limited."""
+        self._resend_count = 0
+        """Number of messages in it that are not settled."""
         self.pending_dead_letters = PendingDeadLetters()
         """Messages given up that wait for space in the dead letters."""
         self._finished_sequences: SequenceSet | None = None
@@ -147,11 +150,7 @@ class UnackedMessages:
         """Return the number of messages in flight, without those that wait for redelivery."""
         if not self.has_waiting:
             return self._window.in_flight_count
-        waiting = (
-            len(self._unsent_sequences)
-            + len(self._resend_sequences)
-            + len(self.pending_dead_letters)
-        )
+        waiting = len(self._unsent_sequences) + self._resend_count + len(self.pending_dead_letters)
         return self._window.in_flight_count - waiting
 
     def unsettled_ranges(self, first: int, last: int) -> Ranges:
@@ -331,19 +330,19 @@ class UnackedMessages:
         for begin, end in self._unsent_sequences.missing_ranges(
             max(first, self._window.floor), last
         ):
-            self._resend_sequences.remove(begin, end)
+            self._remove_resend(begin, end)
             self.pending_dead_letters.remove(begin, end)
             self._window.ack_range(begin, end)
 
     def mark_done(self, first: int, last: int) -> None:
         """Acknowledge first..last-1, and remove them from everything that waits."""
+        self.remove_waiting(first, last)
         self._window.ack_range(first, last)
         self.pending_dead_letters.remove(first, last)
-        self.remove_waiting(first, last)
         self.add_finished(first, last)
 
     def discard_below(self, floor: int) -> None:
-        """Remove everything below `floor`, which is skipped, from everything that waits."""
+        """Remove everything below `floor`, which is skipped next, from everything that waits."""
         self.remove_waiting(0, floor)
         self.pending_dead_letters.remove(0, floor)
 
@@ -363,7 +362,7 @@ class UnackedMessages:
         """
         spans = []
         for begin, end in self._find_waiting(first, last, attempt):
-            self._resend_sequences.remove(begin, end)
+            self._remove_resend(begin, end)
             spans.append(Span(begin, end, attempt or self._find_attempts(begin)))
         return spans
 
@@ -459,6 +458,7 @@ class UnackedMessages:
 
     def tick(self, tick: int) -> None:
         """Queue everything that is overdue at `tick`."""
+        self._resend_sequences.remove(0, self._window.floor)
         for holder in self._holders:
             for span in holder.pop_overdue(tick):  # The timer merges and sorts the spans of all.
                 self._ack_timer.schedule(tick, span.first, span.last, span.attempts)
@@ -619,15 +619,23 @@ class UnackedMessages:
         """
         if self._is_shared:
             return
-        waiting = self._unsent_sequences if _is_unsent(span) else self._resend_sequences
-        if waiting is self._unsent_sequences or self._delivery_policy.in_flight_max is not None:
+        if _is_unsent(span):
             for first, last in self.unsettled_ranges(span.first, span.last):
-                waiting.add(first, last)
+                self._unsent_sequences.add(first, last)
+        else:
+            resent = SequenceSet()
+            resent.add(span.first, span.last)
+            self._mark_sets_waiting([(span.attempts, resent)])
 
     def remove_waiting(self, first: int, last: int) -> None:
-        """Record that first..last-1 do not wait to be sent any more."""
+        """Record that first..last-1 do not wait to be sent any more, before they are settled."""
         self._unsent_sequences.remove(first, last)
-        self._resend_sequences.remove(first, last)
+        self._remove_resend(first, last)
+
+    def _remove_resend(self, first: int, last: int) -> None:
+        """Record that first..last-1 do not wait to be redelivered, before they are settled."""
+        for begin, end in self._resend_sequences.pop_ranges(first, last):
+            self._resend_count -= self._window.count_unacked(begin, end)
 
     def _queue_inherited(self, spans: list[Span]) -> None:
         """Queue the spans of a predecessor."""
@@ -648,26 +656,24 @@ class UnackedMessages:
         if self._is_shared or self._delivery_policy.in_flight_max is None:
             return
         for _, sequences in sets:
-            if sequences.range_count <= _MARKED_ONE_BY_ONE_MAX:
-                for first, last in sequences:
-                    self._resend_sequences.update(self.unsettled_ranges(first, last))
-            else:
-                self._resend_sequences.unite(self._unsettled_set(sequences))
+            self._resend_sequences.unite(sequences)
+            self._resend_count += self._window.count_unacked_set(sequences)
+            for span in self.pending_dead_letters:
+                self._resend_sequences.remove(span.first, span.last)
+                given_up = sequences.ranges_within(span.first, span.last)
+                self._resend_count -= sum(last - first for first, last in given_up)
 
     def _mark_all_waiting(self) -> None:
         """Record that nothing is in flight: all unsettled messages wait to be sent."""
         if self._is_shared or self._delivery_policy.in_flight_max is None:
             return
         window = self._window
-        sent = self._unsent_sequences.complement(window.floor, window.cursor)
-        self._resend_sequences = self._unsettled_set(sent)
-
-    def _unsettled_set(self, sequences: SequenceSet) -> SequenceSet:
-        """Return the messages of a set that are neither acknowledged nor given up."""
-        unsettled = self._window.unacked_set(sequences)
+        self._resend_sequences = self._unsent_sequences.complement(window.floor, window.cursor)
         for span in self.pending_dead_letters:
-            unsettled.remove(span.first, span.last)
-        return unsettled
+            self._resend_sequences.remove(span.first, span.last)
+        self._resend_count = (
+            window.in_flight_count - len(self._unsent_sequences) - len(self.pending_dead_letters)
+        )
 
     def _find_sent_ranges(self, first: int, last: int) -> Ranges:
         """Return the messages of first..last-1 that were sent and are not acknowledged."""
@@ -685,7 +691,7 @@ class UnackedMessages:
         """
         waiting = self._resend_sequences
         if not attempt:
-            return waiting.ranges_within(first, last)
+            return self._waiting_ranges(first, last)
         ranges = [
             r
             for _, _, sequences in self._nack_timer.scheduled_sets(attempt)
@@ -695,7 +701,12 @@ class UnackedMessages:
         for span in islice(chain(self.queue, self._spilled_spans, delayed), SCAN_SPANS_MAX):
             if span.attempts == attempt:
                 ranges += waiting.ranges_within(max(first, span.first), min(last, span.last))
-        return [r for begin, end in ranges for r in waiting.ranges_within(begin, end)]
+        return [r for begin, end in ranges for r in self._waiting_ranges(begin, end)]
+
+    def _waiting_ranges(self, first: int, last: int) -> Ranges:
+        """Return the ranges of first..last-1 that wait for redelivery and are not settled."""
+        waiting = self._resend_sequences.ranges_within(first, last)
+        return [part for each in waiting for part in self._window.unacked_ranges(*each)]
 
     def _find_attempts(self, sequence: int) -> int:
         """Return the attempts of a waiting message, or 1 if a limited search does not find it."""
@@ -739,10 +750,9 @@ class UnackedMessages:
             list(unsent),
         )
         if self._delivery_policy.in_flight_max is not None:
-            assert list(self._resend_sequences) == list(resend), (
-                list(self._resend_sequences),
-                list(resend),
-            )
+            waiting = self._waiting_ranges(self._window.floor, self._window.cursor)
+            assert waiting == list(resend), (waiting, list(resend))
+            assert self._resend_count == len(resend), (self._resend_count, len(resend))
 
 
 def _is_unsent(span: Span) -> bool:

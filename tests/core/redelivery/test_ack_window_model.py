@@ -84,6 +84,7 @@ class AckWindowMachine(RuleBasedStateMachine):
         found = self.window.unacked_set(sequences)
         found.check()
         assert {s for a, b in found for s in range(a, b)} == self.unacked & numbers
+        assert self.window.count_unacked_set(sequences) == len(found)
 
     @rule()
     def release_memory(self) -> None:
