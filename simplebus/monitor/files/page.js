@@ -188,7 +188,7 @@ function showSpans() {
   });
 }
 
-// Request the rates of a longer time again when there may be a new step.
+// Request the rates of a longer time again if a step has passed since the last request.
 async function refreshHistory() {
   const { step } = state.span;
   const now = performance.now() / 1000;
@@ -273,7 +273,7 @@ function showChart() {
         open = false;
         return;
       }
-      path += `${open ? "L" : "M"}${px.toFixed(1)} ${y(value).toFixed(1)}${open ? "" : "h0"}`;  // A dot.
+      path += `${open ? "L" : "M"}${px.toFixed(1)} ${y(value).toFixed(1)}${open ? "" : "h0"}`;  // h0 draws a dot for a single value.
       if (!open) {
         area += `M${px.toFixed(1)} ${y(0)}`;
         start = px.toFixed(1);
@@ -815,7 +815,7 @@ function openPage() {
   let name = encoded;
   try {
     name = decodeURIComponent(encoded);
-  } catch { /* Not encoded: the server says that it is unknown. */ }
+  } catch { /* The name is not encoded: the server replies that it is unknown. */ }
   state.details = isKnown ? { kind, name, tables: null, hasLetters: false } : null;
   state.letterClass = null;
   for (const key of ["positions", "publishers"]) state.before.delete(key);
