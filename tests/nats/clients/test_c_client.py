@@ -16,26 +16,30 @@ def test_nats_c_publish_subscribe_and_request(
     shared_server: NatsTestServer, tmp_path: Path
 ) -> None:
     assert outcomes(compiled(tmp_path), "all", shared_server.url) == {
-        "plain": {
-            "came": 256,
-            "wrong": 0,
-            "long": 1 << 20,
+        "publish": {
+            "received": 256,
+            "invalid": 0,
+            "longest": 1 << 20,
             "too_long": "Maximum Payload Exceeded",
         },
-        "limited": "Maximum Messages Delivered",
-        "queue": {"taken": 300, "sum": sum(range(300)), "everybody": True},
+        "auto_unsubscribe": "Maximum Messages Delivered",
+        "queue_group": {"received": 300, "sum": sum(range(300)), "have_all_received": True},
         "requests": {
             "size": 2,
-            "answered": "a:b",
-            "nobody": "No responders available for request",
-            "late": "Timeout",
+            "header": "a:b",
+            "no_responders": "No responders available for request",
+            "timeout": "Timeout",
         },
     }
 
 
 @pytest.mark.skipif(IS_REFERENCE, reason="the reference server has no classes")
 def test_nats_c_gets_pub_acks(shared_server: NatsTestServer, tmp_path: Path) -> None:
-    assert outcomes(compiled(tmp_path), "confirmed", shared_server.url) == {
-        "found": [["confirmed_c", 0, False], ["confirmed_c", 1, False], ["confirmed_c", 0, True]],
+    assert outcomes(compiled(tmp_path), "pubacks", shared_server.url) == {
+        "pub_acks": [
+            ["confirmed_c", 0, False],
+            ["confirmed_c", 1, False],
+            ["confirmed_c", 0, True],
+        ],
         "code": 10060,
     }

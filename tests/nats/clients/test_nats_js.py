@@ -12,41 +12,46 @@ pytestmark = pytest.mark.xdist_group("nats clients")
 
 def test_nats_js_publish_subscribe_and_request(shared_server: NatsTestServer) -> None:
     assert outcomes(javascript(), "all", shared_server.url) == {
-        "plain": {
+        "publish": {
             "proto": 1,
             "headers": True,
             "max_payload": 1 << 20,
             "equal": [True] * 5,
             "subject": "js.plain.it",
             "reply": "js.reply",
-            "closed": True,
-            "rtt": True,
+            "isClosed": True,
+            "hasRtt": True,
         },
         "options": [["own", "other"], ["own", "other"], ["other"]],
-        "queue": {"different": 300, "total": 300, "everybody": True, "ordered": True},
+        "queueGroup": {
+            "different": 300,
+            "total": 300,
+            "haveAllReceived": True,
+            "areOrdered": True,
+        },
         "requests": {
             "reply": "abab",
             "headers": ["2", "a:b"],
-            "own": "cc",
-            "nobody": "RequestError no responders",
-            "silent": "TimeoutError",
+            "withInbox": "cc",
+            "noResponders": "RequestError no responders",
+            "timeout": "TimeoutError",
         },
-        "draining": {"inOrder": True, "closed": True},
+        "drain": {"areOrdered": True, "isClosed": True},
         "services": {
             "sum": 6,
             "refused": "nothing to add",
             "name": "adding",
-            "same": True,
+            "haveSameId": True,
             "endpoint": "math.add",
-            "asked": 2,
+            "requestCount": 2,
         },
     }
 
 
 @pytest.mark.skipif(IS_REFERENCE, reason="the reference server has no classes")
 def test_nats_js_gets_pub_acks(shared_server: NatsTestServer) -> None:
-    assert outcomes(javascript(), "confirmed", shared_server.url) == {
-        "found": [
+    assert outcomes(javascript(), "pubacks", shared_server.url) == {
+        "pubAcks": [
             ["confirmed_js", 0, False],
             ["confirmed_js", 1, False],
             ["confirmed_js", 0, True],
@@ -58,9 +63,9 @@ def test_nats_js_gets_pub_acks(shared_server: NatsTestServer) -> None:
 
 @pytest.mark.skipif(IS_REFERENCE, reason="the reference server has no classes")
 def test_nats_js_ack_methods_work(shared_server: NatsTestServer) -> None:
-    found = [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1), (3, 2)]
-    assert outcomes(javascript(), "acked", shared_server.url) == {
-        "found": [[f"{n}", "js", "reader", attempt, n] for n, attempt in found],
-        "confirmed": 2,
+    received = [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1), (3, 2)]
+    assert outcomes(javascript(), "acks", shared_server.url) == {
+        "received": [[f"{n}", "js", "reader", attempt, n] for n, attempt in received],
+        "confirmedCount": 2,
         "next": "next",
     }

@@ -227,8 +227,8 @@ async def test_client_refuses_an_untrusted_server_certificate(token: Certified) 
 def test_nats_js_upgrades_to_tls(token: Certified) -> None:
     client_pair = token.authority.issue("client")
     paths = [str(path) for path in (token.authority.path, client_pair.cert, client_pair.key)]
-    found = outcomes(javascript(), "certified", token.server.url, "sesame", *paths)
-    assert found == {"length": PAYLOAD_MAX, "required": True}
+    found = outcomes(javascript(), "tls", token.server.url, "sesame", *paths)
+    assert found == {"length": PAYLOAD_MAX, "isRequired": True}
 
 
 # Permissions --------------------------------------------------------------------------------------
@@ -267,10 +267,10 @@ async def test_denied_operations_are_reported_and_others_continue(users: NatsTes
 
 def test_nats_js_receives_permission_errors(users: NatsTestServer) -> None:
     assert outcomes(javascript(), "denied", users.url, "narrow", "right") == {
-        "wrong": "AuthorizationError",
-        "heard": "PermissionViolationError",
-        "told": 'Permissions Violation for Publish to "not.yours"',
-        "open": True,
+        "connectError": "AuthorizationError",
+        "subscribeError": "PermissionViolationError",
+        "publishError": 'Permissions Violation for Publish to "not.yours"',
+        "isOpen": True,
     }
 
 

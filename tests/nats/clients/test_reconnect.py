@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("nats clients")
 async def test_client_reconnects_to_a_server_that_it_learned() -> None:
     reconnected = asyncio.Event()
 
-    async def note_found() -> None:
+    async def on_reconnected() -> None:
         reconnected.set()
 
     async def ignore(error: Exception) -> None:
@@ -37,7 +37,7 @@ async def test_client_reconnects_to_a_server_that_it_learned() -> None:
             client = await nats.connect(
                 first.url,
                 **PATIENT,
-                reconnected_cb=note_found,
+                reconnected_cb=on_reconnected,
                 error_cb=ignore,
                 reconnect_time_wait=0.05,
             )
@@ -58,31 +58,31 @@ async def test_clients_reconnect_after_a_server_restart(tmp_path: Path) -> None:
         asyncio.Event(),
     )
 
-    async def note_lost() -> None:
+    async def on_disconnected() -> None:
         disconnected.set()
 
-    async def note_found() -> None:
+    async def on_reconnected() -> None:
         reconnected.set()
 
-    async def note_asked() -> None:
+    async def on_lame_duck() -> None:
         lame_duck_received.set()
 
-    async def note(error: Exception) -> None:
+    async def ignore(error: Exception) -> None:
         pass
 
     with contextlib.ExitStack() as stack:
         with start_server(port=port) as first:
             programs = {
-                name: stack.enter_context(running(command, "again", first.url))
+                name: stack.enter_context(running(command, "reconnect", first.url))
                 for name, command in (("js", javascript()), ("c", compiled(tmp_path)))
             }
             client = await nats.connect(
                 first.url,
                 **PATIENT,
-                disconnected_cb=note_lost,
-                reconnected_cb=note_found,
-                lame_duck_mode_cb=note_asked,
-                error_cb=note,
+                disconnected_cb=on_disconnected,
+                reconnected_cb=on_reconnected,
+                lame_duck_mode_cb=on_lame_duck,
+                error_cb=ignore,
                 reconnect_time_wait=0.02,
                 max_reconnect_attempts=-1,
             )
@@ -97,8 +97,13 @@ async def test_clients_reconnect_after_a_server_restart(tmp_path: Path) -> None:
             await client.publish("again.after", b"3")
             received = [(await subscription.next_msg(timeout=60)).data for _ in range(2)]
             assert received == [b"2", b"3"]
-            assert read_final_output(programs["js"]) == {"found": ["after"], "told": True}
-            assert read_final_output(programs["c"]) == {"found": ["meanwhile", "after"]}
+            assert read_final_output(programs["js"]) == {
+                "received": ["after reconnect"],
+                "hasEvents": True,
+            }
+            assert read_final_output(programs["c"]) == {
+                "received": ["before reconnect", "after reconnect"]
+            }
             second.process.send_signal(signal.SIGUSR2)
             await asyncio.wait_for(lame_duck_received.wait(), PATIENCE_SECONDS)
             await client.close()

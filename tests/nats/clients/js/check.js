@@ -1,86 +1,86 @@
-// nats.js as its users use it. Prints one line of JSON: what came of each thing that it tried.
+// Test program of the client library nats.js. Prints its results as one line of JSON, which the
+// Python test compares with the expected results.
 //
-//     node check.js all URL                  everything on an open server
-//     node check.js acked URL                what a class keeps until it is acknowledged
-//     node check.js confirmed URL            PubAcks of a class
-//     node check.js again URL                says "ready", waits for a restart, and goes on
-//     node check.js denied URL USER PASSWORD what it may not
-//     node check.js certified URL TOKEN AUTHORITY CERTIFICATE KEY    with TLS, of these files
-//
-// Rule 1: nothing is judged here. What comes out is compared by the test that runs it.
+//     node check.js all URL                    functions that need no user and no class
+//     node check.js acks URL                   acknowledgements of the messages of a class
+//     node check.js pubacks URL                PubAcks of a class
+//     node check.js reconnect URL              prints "ready", waits for a restart, and continues
+//     node check.js denied URL USER PASSWORD   operations without permission
+//     node check.js tls URL TOKEN AUTHORITY CERTIFICATE KEY    TLS with these files
 
 import { jetstream } from "@nats-io/jetstream";
 import { Svcm } from "@nats-io/services";
 import { connect, createInbox, headers } from "@nats-io/transport-node";
 
-const PATIENCE = 60_000;
+const TIMEOUT_MS = 60_000;
 
-async function take(subscription, count) {
-  const found = [];
-  if (count === 0) return found;
+async function receive(subscription, count) {
+  const messages = [];
+  if (count === 0) return messages;
   for await (const message of subscription) {
-    found.push(message);
-    if (found.length === count) break;
+    messages.push(message);
+    if (messages.length === count) break;
   }
-  return found;
+  return messages;
 }
 
-function failure(promise) {
+function errorName(promise) {
   return promise.then(
-    () => "nothing",
+    () => "no error",
     (error) => error.name + (error.isNoResponders?.() ? " no responders" : ""),
   );
 }
 
-async function plain(url) {
+async function publish(url) {
   const nc = await connect({ servers: url, name: "check" });
   const payloads = ["", "\r\n", "PUB x 1\r\n", "é", "x".repeat(1 << 20)];
   const subscription = nc.subscribe("js.plain.*", { max: payloads.length });
   for (const payload of payloads) nc.publish("js.plain.it", payload, { reply: "js.reply" });
-  const found = [];
-  for await (const message of subscription) found.push(message);
-  const mine = {
+  const messages = [];
+  for await (const message of subscription) messages.push(message);
+  const result = {
     proto: nc.info.proto,
     headers: nc.info.headers,
     max_payload: nc.info.max_payload,
-    equal: found.map((message, at) => message.string() === payloads[at]),
-    subject: found[0].subject,
-    reply: found[0].reply,
-    closed: subscription.isClosed(),
-    rtt: (await nc.rtt()) < PATIENCE,
+    equal: messages.map((message, index) => message.string() === payloads[index]),
+    subject: messages[0].subject,
+    reply: messages[0].reply,
+    isClosed: subscription.isClosed(),
+    hasRtt: (await nc.rtt()) < TIMEOUT_MS,
   };
   await nc.close();
-  return mine;
+  return result;
 }
 
 async function options(url) {
-  const found = [];
-  for (const each of [{ verbose: true }, { pedantic: true }, { noEcho: true }]) {
-    const nc = await connect({ servers: url, ...each });
+  const payloads = [];
+  for (const option of [{ verbose: true }, { pedantic: true }, { noEcho: true }]) {
+    const nc = await connect({ servers: url, ...option });
     const other = await connect({ servers: url });
     const subscription = nc.subscribe("js.options");
     await nc.flush();
     nc.publish("js.options", "own");
     await nc.flush();
     other.publish("js.options", "other");
-    found.push((await take(subscription, each.noEcho ? 1 : 2)).map((message) => message.string()));
+    const messages = await receive(subscription, option.noEcho ? 1 : 2);
+    payloads.push(messages.map((message) => message.string()));
     await nc.close();
     await other.close();
   }
-  return found;
+  return payloads;
 }
 
-async function queue(url) {
+async function queueGroup(url) {
   const count = 300;
   const members = await Promise.all([1, 2, 3].map(() => connect({ servers: url })));
-  const got = members.map(() => []);
+  const received = members.map(() => []);
   let total = 0;
-  const all = new Promise((resolve) => {
-    members.forEach((member, at) => {
+  const allReceived = new Promise((resolve) => {
+    members.forEach((member, index) => {
       member.subscribe("js.queue", {
         queue: "workers",
         callback: (_, message) => {
-          got[at].push(Number(message.string()));
+          received[index].push(Number(message.string()));
           if (++total === count) resolve();
         },
       });
@@ -88,13 +88,15 @@ async function queue(url) {
   });
   await Promise.all(members.map((member) => member.flush()));
   for (let n = 0; n < count; n++) members[0].publish("js.queue", String(n));
-  await all;
+  await allReceived;
   await Promise.all(members.map((member) => member.drain()));
   return {
-    different: new Set(got.flat()).size,
+    different: new Set(received.flat()).size,
     total,
-    everybody: got.every((mine) => mine.length > 0),
-    ordered: got.every((mine) => mine.every((n, at) => at === 0 || mine[at - 1] < n)),
+    haveAllReceived: received.every((numbers) => numbers.length > 0),
+    areOrdered: received.every((numbers) =>
+      numbers.every((n, index) => index === 0 || numbers[index - 1] < n),
+    ),
   };
 }
 
@@ -102,29 +104,30 @@ async function requests(url) {
   const nc = await connect({ servers: url });
   nc.subscribe("js.double", {
     callback: (_, message) => {
-      const more = headers();
-      more.append("Times", "2");
-      more.append("Asked", message.headers?.get("Asked") ?? "");
-      message.respond(message.string() + message.string(), { headers: more });
+      const replyHeaders = headers();
+      replyHeaders.append("Times", "2");
+      replyHeaders.append("Request-Header", message.headers?.get("Request-Header") ?? "");
+      message.respond(message.string() + message.string(), { headers: replyHeaders });
     },
   });
   nc.subscribe("js.silent");
-  const asked = headers();
-  asked.append("Asked", "a:b");
-  const one = await nc.request("js.double", "ab", { timeout: PATIENCE, headers: asked });
-  const own = { timeout: PATIENCE, noMux: true, reply: createInbox("_OWN") };
-  const mine = {
-    reply: one.string(),
-    headers: [one.headers.get("Times"), one.headers.get("Asked")],
-    own: (await nc.request("js.double", "c", own)).string(),
-    nobody: await failure(nc.request("js.nobody", "", { timeout: PATIENCE })),
-    silent: await failure(nc.request("js.silent", "", { timeout: 50 })),
+  const requestHeaders = headers();
+  requestHeaders.append("Request-Header", "a:b");
+  const requestOptions = { timeout: TIMEOUT_MS, headers: requestHeaders };
+  const reply = await nc.request("js.double", "ab", requestOptions);
+  const withInbox = { timeout: TIMEOUT_MS, noMux: true, reply: createInbox("_OWN") };
+  const result = {
+    reply: reply.string(),
+    headers: [reply.headers.get("Times"), reply.headers.get("Request-Header")],
+    withInbox: (await nc.request("js.double", "c", withInbox)).string(),
+    noResponders: await errorName(nc.request("js.nobody", "", { timeout: TIMEOUT_MS })),
+    timeout: await errorName(nc.request("js.silent", "", { timeout: 50 })),
   };
   await nc.close();
-  return mine;
+  return result;
 }
 
-async function draining(url) {
+async function drain(url) {
   const nc = await connect({ servers: url });
   const other = await connect({ servers: url });
   const results = other.subscribe("js.results");
@@ -134,9 +137,9 @@ async function draining(url) {
   for (let n = 0; n < 50; n++) other.publish("js.work", String(n));
   await other.flush();
   await nc.drain();
-  const found = (await take(results, 50)).map((message) => Number(message.string()));
+  const numbers = (await receive(results, 50)).map((message) => Number(message.string()));
   await other.close();
-  return { inOrder: found.every((n, at) => n === at), closed: nc.isClosed() };
+  return { areOrdered: numbers.every((n, index) => n === index), isClosed: nc.isClosed() };
 }
 
 async function services(url) {
@@ -148,11 +151,11 @@ async function services(url) {
     else message.respond(JSON.stringify(numbers.reduce((a, b) => a + b)));
   });
   await nc.flush();
-  const ask = (numbers) => nc.request("math.add", JSON.stringify(numbers), { timeout: PATIENCE });
-  const sum = (await ask([1, 2, 3])).json();
-  const refused = await ask([]);
-  const client = new Svcm(nc).client({ strategy: "stall", maxMessages: 1, maxWait: PATIENCE });
-  const first = async (found) => (await take(await found, 1))[0];
+  const add = (numbers) => nc.request("math.add", JSON.stringify(numbers), { timeout: TIMEOUT_MS });
+  const sum = (await add([1, 2, 3])).json();
+  const refused = await add([]);
+  const client = new Svcm(nc).client({ strategy: "stall", maxMessages: 1, maxWait: TIMEOUT_MS });
+  const first = async (replies) => (await receive(await replies, 1))[0];
   const ping = await first(client.ping("adding"));
   const info = await first(client.info("adding"));
   const stats = await first(client.stats("adding"));
@@ -162,31 +165,31 @@ async function services(url) {
     sum,
     refused: refused.headers.get("Nats-Service-Error"),
     name: ping.name,
-    same: ping.id === info.id && info.id === stats.id,
+    haveSameId: ping.id === info.id && info.id === stats.id,
     endpoint: info.endpoints[0].subject,
-    asked: stats.endpoints[0].num_requests,
+    requestCount: stats.endpoints[0].num_requests,
   };
 }
 
 async function all(url) {
-  const found = {};
-  for (const each of [plain, options, queue, requests, draining, services])
-    found[each.name] = await each(url);
-  return found;
+  const results = {};
+  for (const check of [publish, options, queueGroup, requests, drain, services])
+    results[check.name] = await check(url);
+  return results;
 }
 
-async function acked(url) {
+async function acks(url) {
   const nc = await connect({ servers: url });
   for (let n = 0; n < 4; n++) nc.publish("kept.js.it", String(n));
   const subscription = nc.subscribe("$SB.SUB.js.reader");
-  const found = [];
-  let confirmed = 0;
+  const received = [];
+  let confirmedCount = 0;
   for await (const message of subscription) {
     const [, , stream, consumer, attempt, sequence] = message.reply.split(".");
-    found.push([message.string(), stream, consumer, Number(attempt), Number(sequence)]);
+    received.push([message.string(), stream, consumer, Number(attempt), Number(sequence)]);
     if (attempt !== "1") {
-      const answer = await nc.request(message.reply, "+ACK", { timeout: PATIENCE });
-      confirmed += answer.data.length === 0;
+      const confirm = await nc.request(message.reply, "+ACK", { timeout: TIMEOUT_MS });
+      confirmedCount += confirm.data.length === 0;
     } else if (message.string() === "0") message.respond();
     else if (message.string() === "1") message.respond("-NAK 0s");
     else if (message.string() === "2") message.respond("+TERM");
@@ -194,80 +197,82 @@ async function acked(url) {
       message.respond("+WPI");
       message.respond('-NAK {"delay": 50000000}');
     }
-    if (found.length === 6) break;
+    if (received.length === 6) break;
   }
-  const rest = nc.subscribe("$SB.SUB.js.reader");
+  const resumed = nc.subscribe("$SB.SUB.js.reader");
   nc.publish("kept.js.it", "next");
-  const [next] = await take(rest, 1);
+  const [next] = await receive(resumed, 1);
   await nc.close();
-  return { found: found.sort(), confirmed, next: next.string() };
+  return { received: received.sort(), confirmedCount, next: next.string() };
 }
 
-async function again(url) {
+async function reconnect(url) {
   const nc = await connect({ servers: url, reconnectTimeWait: 20, maxReconnectAttempts: -1 });
-  const subscription = nc.subscribe("js.again");
+  const subscription = nc.subscribe("js.reconnect");
   await nc.flush();
-  const kinds = [];
-  const back = new Promise((resolve) => {
+  const events = [];
+  const reconnected = new Promise((resolve) => {
     (async () => {
       for await (const status of nc.status()) {
-        kinds.push(status.type);
+        events.push(status.type);
         if (status.type === "reconnect") resolve();
       }
     })();
   });
   console.log("ready");
-  await back;
-  nc.publish("js.again", "after"); // What it publishes before, it forgets.
-  const found = (await take(subscription, 1)).map((message) => message.string());
+  await reconnected;
+  nc.publish("js.reconnect", "after reconnect"); // Earlier messages are not resent.
+  const received = (await receive(subscription, 1)).map((message) => message.string());
   await nc.close();
-  return { found, told: ["disconnect", "reconnect"].every((kind) => kinds.includes(kind)) };
+  const hasEvents = ["disconnect", "reconnect"].every((event) => events.includes(event));
+  return { received, hasEvents };
 }
 
-async function confirmed(url) {
+async function pubacks(url) {
   const nc = await connect({ servers: url });
-  const js = jetstream(nc, { timeout: PATIENCE });
-  const found = [];
+  const js = jetstream(nc, { timeout: TIMEOUT_MS });
+  const pubAcks = [];
   for (const msgID of ["first", "second", "first"]) {
     const ack = await js.publish("kept.confirmed.js", "x", { msgID });
-    found.push([ack.stream, ack.seq, ack.duplicate]);
+    pubAcks.push([ack.stream, ack.seq, ack.duplicate]);
   }
-  const wrong = { expect: { streamName: "others" } };
-  const error = await js.publish("kept.confirmed.js", "x", wrong).catch((error) => error);
+  const otherStream = { expect: { streamName: "others" } };
+  const error = await js.publish("kept.confirmed.js", "x", otherStream).catch((error) => error);
   await nc.close();
-  return { found, code: error.code, refused: error.message.split(":")[0] };
+  return { pubAcks, code: error.code, refused: error.message.split(":")[0] };
 }
 
 async function denied(url, user, pass) {
-  const wrong = await failure(connect({ servers: url, user, pass: "wrong" }));
+  const connectError = await errorName(connect({ servers: url, user, pass: "wrong" }));
   const nc = await connect({ servers: url, user, pass });
   const subscription = nc.subscribe("not.yours");
-  const heard = await failure(take(subscription, 1));
-  const kinds = [];
-  const told = new Promise((resolve) => {
+  const subscribeError = await errorName(receive(subscription, 1));
+  const events = [];
+  const reported = new Promise((resolve) => {
     (async () => {
       for await (const status of nc.status()) {
-        kinds.push(status.error?.message ?? status.type);
+        events.push(status.error?.message ?? status.type);
         resolve();
       }
     })();
   });
   nc.publish("not.yours", "x");
-  await told;
-  const open = !nc.isClosed();
+  await reported;
+  const isOpen = !nc.isClosed();
   await nc.close();
-  return { wrong, heard, told: kinds[0], open };
+  return { connectError, subscribeError, publishError: events[0], isOpen };
 }
 
-async function certified(url, token, caFile, certFile, keyFile) {
+async function tls(url, token, caFile, certFile, keyFile) {
   const nc = await connect({ servers: url, token, tls: { caFile, certFile, keyFile } });
   const subscription = nc.subscribe("js.certified");
   nc.publish("js.certified", new Uint8Array(65536));
-  const [message] = await take(subscription, 1);
-  const required = nc.info.tls_required;
+  const [message] = await receive(subscription, 1);
+  const isRequired = nc.info.tls_required;
   await nc.close();
-  return { length: message.data.length, required };
+  return { length: message.data.length, isRequired };
 }
 
-const [mode, ...rest] = process.argv.slice(2);
-console.log(JSON.stringify(await { acked, all, again, certified, confirmed, denied }[mode](...rest)));
+const [mode, ...args] = process.argv.slice(2);
+const modes = { acks, all, denied, pubacks, reconnect, tls };
+console.log(JSON.stringify(await modes[mode](...args)));
