@@ -54,22 +54,22 @@ FAULTS = {
     "cut": f"message number {FAULTY_NUMBER} (id",
     "grow": f"message number {FAULTY_NUMBER} (id",
     "renumber": f"message number {FAULTY_NUMBER} has id",
-    "foreign": f"after {FAULTY_NUMBER} messages one of class 8 came",
-    "garbage": f"after {FAULTY_NUMBER} messages a frame of type",
+    "foreign": f"class 8 without a subscription, after {FAULTY_NUMBER} messages",
+    "garbage": f"after {FAULTY_NUMBER} messages, expected a message",
     "hang up": f"closed the connection: {FAULTY_NUMBER} of {COUNT} messages verified",
     "silence": f" s: {FAULTY_NUMBER} of {COUNT} messages verified",
-    "invent": "came after the last",
+    "invent": "after the last message",
 }
 """Error that the generator must report for each fault."""
 
 FAULTS_OF_2 = FAULTS | {
-    "mark again": f"message number {FAULTY_NUMBER} came for the first time",
-    "repeat unmarked": f"message number {FAULTY_NUMBER} came again",
-    "misdeliver": f"after {FAULTY_NUMBER} messages a Deliver of class",
+    "mark again": f"received message number {FAULTY_NUMBER} for the first time",
+    "repeat unmarked": f"received message number {FAULTY_NUMBER} again",
+    "misdeliver": f"for subscription 102 after {FAULTY_NUMBER} messages",
     "move": f"message number {FAULTY_NUMBER} (id",
     "refuse": "the broker sent an Error",
     "leave unconfirmed": f"{FAULTY_NUMBER} confirmed",
-    "confirm unsent": "came as confirmed",
+    "confirm unsent": "received a Confirm of number",
 }
 """Errors for version 2, with faulty Deliver, Confirm and Error frames."""
 

@@ -27,16 +27,16 @@ from load.processes import LoadError
 SHAPES: dict[str, dict[str, Any]] = {"one subject": {}, "many": {"subjects": 50, "mixed": True}}
 """Kinds of flows, as options of the generator."""
 FAULTS = {
-    "lose": f"message number {FAULTY_NUMBER} came as",
-    "swap": f"message number {FAULTY_NUMBER} came as",
-    "repeat": f"message number {FAULTY_NUMBER + 1} came as",
-    "damage": f"message number {FAULTY_NUMBER} came as",
-    "cut": f"message number {FAULTY_NUMBER} came as",
-    "move": f"message number {FAULTY_NUMBER} came as",
+    "lose": f"received message number {FAULTY_NUMBER} as",
+    "swap": f"received message number {FAULTY_NUMBER} as",
+    "repeat": f"received message number {FAULTY_NUMBER + 1} as",
+    "damage": f"received message number {FAULTY_NUMBER} as",
+    "cut": f"received message number {FAULTY_NUMBER} as",
+    "move": f"received message number {FAULTY_NUMBER} as",
     "refuse": f"after {FAULTY_NUMBER} messages",
     "hang up": f"closed the connection: {FAULTY_NUMBER} of {COUNT} messages verified",
     "silence": f"timed out after {SILENCE_S[0]} s: {FAULTY_NUMBER} of {COUNT} messages verified",
-    "invent": f"message number {COUNT} came as",
+    "invent": f"received message number {COUNT} as",
 }
 """Error that the generator must report for each fault."""
 

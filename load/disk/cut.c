@@ -32,7 +32,7 @@ enum { FILES_MAX = 4096, KEY_BYTES = 48, COPY_BYTES = 1 << 16 };
 typedef struct {
     char key[KEY_BYTES];
     off_t first, last; /* Range that may be lost. */
-    int is_known;      /* Whether the shadow holds the rest of it. */
+    int is_known;      /* True if the shadow has the rest of the file. */
     off_t first_asked, last_asked; /* Range that the current sync makes safe. */
 } dirty_file;
 
@@ -55,7 +55,7 @@ static int write_whole(int file, const char *data, size_t size, off_t at) {
     return 0;
 }
 
-/* Key of the file at a path below an open folder; of the folder itself for "". 0, or -1. */
+/* Writes the key of the file at a path below an open folder; "" is the folder. Returns 0 or -1. */
 static int key_at(int folder, const char *path, char *key) {
     struct statx found;
     unsigned wanted = STATX_INO | STATX_BTIME;
@@ -65,10 +65,10 @@ static int key_at(int folder, const char *path, char *key) {
     return 0;
 }
 
-/* The same by name, for the tool that cuts the power. */
+/* The same by path, for the Python program that simulates the power cut. */
 int cut_key(const char *path, char *key) { return key_at(AT_FDCWD, path, key); }
 
-/* Where a descriptor is below the directory: "" or "/..."; NULL for anything else. */
+/* Path of a descriptor below the directory: "" or "/..."; NULL if it is elsewhere. */
 static const char *place_of(int file, char *path) {
     char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", file);
@@ -89,7 +89,7 @@ static int is_ours(int file, mode_t kind) {
 
 static dirty_file *entry_of(int file) {
     char key[KEY_BYTES];
-    if (key_at(file, "", key)) fail("cannot look at", "a file");
+    if (key_at(file, "", key)) fail("cannot get the metadata of", "a file");
     for (int i = 0; i < file_count; i++)
         if (!strcmp(files[i].key, key)) return &files[i];
     if (file_count == FILES_MAX) errno = ENOMEM, fail("too many", "files");
@@ -129,7 +129,7 @@ static void copy(const char *key, int file, off_t first, off_t last) {
         if (write_whole(target, buffer, (size_t)count, first)) fail("cannot write", path);
         first += count;
     }
-    if (syscall(SYS_ftruncate, target, found.st_size)) fail("cannot cut", path);
+    if (syscall(SYS_ftruncate, target, found.st_size)) fail("cannot truncate", path);
     close(source);
     close(target);
 }
@@ -186,7 +186,7 @@ void cut_after_sync(int file) {
     }
 }
 
-/* Earlier content is safe. */
+/* Copies a file or folder that exists at the start, whose content counts as synced. */
 static int seed(const char *path, const struct stat *found, int kind, struct FTW *where) {
     (void)where;
     if (kind == FTW_D) list(path + strlen(directory), path);
@@ -204,7 +204,7 @@ static int seed(const char *path, const struct stat *found, int kind, struct FTW
 static void make(const char *name) {
     char path[2 * PATH_MAX];
     snprintf(path, sizeof path, "%s%s", shadow, name);
-    if (mkdir(path, 0700) && errno != EEXIST) fail("cannot make", path);
+    if (mkdir(path, 0700) && errno != EEXIST) fail("cannot create", path);
 }
 
 __attribute__((constructor)) static void begin(void) {

@@ -18,9 +18,9 @@ static size_t pieces_within(const Pieces *pieces, size_t first, size_t size) {
     return low - first;
 }
 
-/* Consumes all expected messages up to the end of the block at once; 0 if one deviates or no
- * message is complete. */
-static size_t take_stretch(Peer *peer, const uint8_t *data, size_t size) {
+/* Consumes all expected messages up to the end of the block at once. Returns the number of bytes; 0
+ * if a message deviates or none is complete. */
+static size_t take_block(Peer *peer, const uint8_t *data, size_t size) {
     const Pieces *expected = &peer->expected;
     size_t first = peer->verified % expected->count;
     size_t left = expected->bytes.end - expected->offset[first], have = size < left ? size : left;
@@ -32,19 +32,20 @@ static size_t take_stretch(Peer *peer, const uint8_t *data, size_t size) {
     return taken;
 }
 
-/* Consumes the complete messages that are as expected. `deviates`: the next bytes are not. */
+/* Consumes the complete messages that are as expected. Sets `deviates` if the next bytes differ. */
 size_t take_expected(Peer *peer, const uint8_t *data, size_t size, bool *deviates) {
     const Pieces *expected = &peer->expected;
     size_t at = 0, taken;
     *deviates = false;
-    while ((taken = take_stretch(peer, data + at, size - at)) > 0) at += taken;
+    while ((taken = take_block(peer, data + at, size - at)) > 0) at += taken;
     while (at < size) {
         size_t i = peer->verified % expected->count;
         size_t need = piece_size(expected, i), have = size - at < need ? size - at : need;
         *deviates = memcmp(data + at, piece(expected, i), have) != 0;
         if (*deviates || have < need) break;
         if (all_received(peer))
-            fail(EXIT_DEVIATION, "a message %s came after the last", shown(data + at, need));
+            fail(EXIT_DEVIATION, "received an extra message %s after the last one",
+                 shown(data + at, need));
         at += need;
         peer->verified += 1;
     }
@@ -53,7 +54,7 @@ size_t take_expected(Peer *peer, const uint8_t *data, size_t size, bool *deviate
 
 void fail_expected(const Peer *peer, const uint8_t *data, size_t size) {
     size_t i = peer->verified % peer->expected.count, need = piece_size(&peer->expected, i);
-    fail(EXIT_DEVIATION, "message number %llu came as %s, expected %s",
+    fail(EXIT_DEVIATION, "received message number %llu as %s, expected %s",
          (unsigned long long)peer->verified, shown(data, size < need ? size : need),
          shown(piece(&peer->expected, i), need));
 }

@@ -37,12 +37,12 @@ static void handle_input(Peer *peer, size_t (*listener)(Peer *, const uint8_t *,
     in->start += listener(peer, in->data + in->start, in->end - in->start);
 }
 
-/* The payloads themselves, for a client in another language that publishes or verifies them. */
+/* Prints the payloads, for a client in another language that publishes or verifies them. */
 void run_block(const Options *options) {
     static Pieces block;
     block_build(&block, options);
     if (fwrite(block.bytes.data, 1, block.bytes.end, stdout) != block.bytes.end || fflush(stdout))
-        fail(EXIT_CONNECTION, "the block could not be written");
+        fail(EXIT_CONNECTION, "cannot write the block to standard output");
 }
 
 /* ---- publish ---- */
@@ -52,7 +52,7 @@ static uint64_t position(const Pieces *wire, uint64_t n) {
     return n / wire->count * wire->bytes.end + wire->offset[n % wire->count];
 }
 
-/* How many whole messages lie before this stream position. */
+/* Number of complete messages before this stream position. */
 static uint64_t whole_before(const Pieces *wire, uint64_t at) {
     uint64_t period = wire->bytes.end, within = at % period;
     size_t low = 0, high = wire->count; /* offset[low] <= within < offset[high], or high at the end. */
@@ -64,13 +64,13 @@ static uint64_t whole_before(const Pieces *wire, uint64_t at) {
     return at / period * wire->count + low;
 }
 
-/* The first frame boundary at or after this stream position, where an answer may be inserted. */
+/* The first frame boundary at or after this stream position, where a reply may be inserted. */
 static uint64_t boundary(const Pieces *wire, uint64_t at) {
     uint64_t whole = whole_before(wire, at);
     return position(wire, whole) < at ? position(wire, whole + 1) : at;
 }
 
-/* How many messages may be sent before more of them are confirmed, or due. */
+/* Number of messages that may be sent before more of them are confirmed, or due. */
 static uint64_t allowed(const Peer *peer, const Pieces *wire) {
     const Options *options = peer->options;
     uint64_t most = options->count, confirmed = peer->confirmed;
@@ -88,7 +88,7 @@ static uint64_t allowed(const Peer *peer, const Pieces *wire) {
     return most;
 }
 
-/* Numbers the next messages, as far as the wire buffer has room beside those being sent. */
+/* Writes the numbers of the next messages, up to the free space of the wire buffer. */
 static uint64_t number_ahead(Peer *peer, Pieces *wire, uint64_t sent, uint64_t most) {
     uint64_t room = whole_before(wire, sent) + wire->count;
     if (most > room) most = room;
@@ -135,7 +135,7 @@ static void handle_replies(Peer *peer, bool all_sent) {
     note_confirmed(peer);
 }
 
-/* One write and one read, or a wait if neither transferred bytes. An answer that is due (PONG) is
+/* One write and one read, or a wait if neither transferred bytes. A reply that is due (PONG) is
  * written between two frames: until then, the stream ends at the next frame boundary. */
 static uint64_t publish_once(Peer *peer, Pieces *wire, uint64_t sent) {
     uint64_t most = allowed(peer, wire), confirmed = peer->confirmed;
@@ -182,7 +182,7 @@ void run_publish(const Options *options, const Protocol *protocol) {
 /* ---- subscribe ---- */
 
 typedef struct {
-    double first, last, settled; /* First byte, last message verified, last ack taken. */
+    double first, last, settled; /* First byte, last message verified, last ack accepted. */
     uint64_t reads, bytes;
 } Timeline;
 
@@ -201,7 +201,7 @@ static void subscribe_once(Peer *peer, Timeline *timeline) {
     if (got < 0) {
         wait_until_ready(peer, unsent, held ? HELD_FLUSH_MS : -1);
         got = receive_some(peer, false);
-        if (got < 0 && held && !unsent) protocol->settle(peer, true);
+        if (got < 0 && held && !unsent) protocol->queue_acks(peer, true);
         if (got < 0) return;
     }
     if (got == 0)
@@ -214,12 +214,12 @@ static void subscribe_once(Peer *peer, Timeline *timeline) {
     uint64_t now = clock_ns();
     if (peer->verified > before) timeline->last = (double)now * 1e-9;
     trace_progress(peer, DELIVERED, now);
-    protocol->settle(peer, false);
+    protocol->queue_acks(peer, false);
 }
 
 /* Sends the last acks and closes the connection; data that still arrives is verified, too. */
 static void subscribe_end(Peer *peer) {
-    peer->protocol->settle(peer, true);
+    peer->protocol->queue_acks(peer, true);
     while (!send_acks(peer)) {
         wait_until_ready(peer, true, -1);
         if (receive_some(peer, false) > 0) handle_input(peer, peer->protocol->handle_message);
@@ -299,8 +299,8 @@ void run_latency(const Options *options, const Protocol *protocol) {
         trips[n] = (double)(now - begun) * 1e-9;
         trace_flow(options, SENT, begun, n + 1);
         trace_progress(&subscriber, DELIVERED, now);
-        protocol->settle(&subscriber, n + 1 == options->count);
-        while (!send_acks(&subscriber)) /* The ack leaves before the next message does. */
+        protocol->queue_acks(&subscriber, n + 1 == options->count);
+        while (!send_acks(&subscriber)) /* The ack is written before the next message. */
             wait_until_ready(&subscriber, true, -1);
         handle_replies(&publisher, false);
         send_all(&publisher);

@@ -17,8 +17,8 @@ enum {
     BLOCK_BYTES_MAX = 1 << 18,  /* Payload bytes of a block: it should stay in the cache. */
     BLOCK_FRAMES_MIN = 64,
     CLASSES_MAX = 16,
-    READ_BYTES = 1 << 18,       /* Asked for by one read. */
-    WRITE_BYTES = 1 << 18,      /* Offered by one write. */
+    READ_BYTES = 1 << 18,       /* Size of one read. */
+    WRITE_BYTES = 1 << 18,      /* Maximum size of one write. */
     PACE_MS = 1,                /* Interval at which a paced publisher checks for due messages. */
     HELD_FLUSH_MS = 100,        /* Silence after which acks held for shuffling are sent. */
 };
@@ -81,17 +81,17 @@ typedef struct {
     Bytes in, out;
     uint64_t verified;     /* Messages received once, in order, byte for byte as published. */
     uint64_t duplicates;   /* Redelivered messages. */
-    uint64_t begun;        /* Publisher: when it began, in ns, */
-    uint64_t numbered;     /* messages marked with a number, */
-    uint64_t sent;         /* whole ones that the socket has taken, */
-    uint64_t confirmed;    /* and those that the broker has confirmed. */
+    uint64_t begun;        /* Publisher: start time in nanoseconds. */
+    uint64_t numbered;     /* Publisher: messages marked with a number. */
+    uint64_t sent;         /* Publisher: messages that the socket has accepted completely. */
+    uint64_t confirmed;    /* Publisher: messages that the broker has confirmed. */
     uint64_t credit_bytes; /* Publisher: limit of unconfirmed bytes; 0 = none. */
-    uint64_t acks;         /* Ack frames or commands written, */
-    uint64_t acked;        /* and the messages that they acknowledge, for `progress` NULL. */
-    void *state;           /* The protocol's own. */
+    uint64_t acks;         /* Ack frames or commands written. */
+    uint64_t acked;        /* Messages in these acks, if `progress` is NULL. */
+    void *state;           /* State of the protocol. */
 } Peer;
 
-/* Whether every message is verified; further new messages are errors. */
+/* True if all messages are verified. Further new messages are errors. */
 static inline bool all_received(const Peer *peer) { return peer->verified >= peer->options->count; }
 
 /* A wire format. `handle_*` consume complete units from the front of the data and return the bytes. */
@@ -103,12 +103,12 @@ struct Protocol {
     void (*number)(const Peer *peer, uint8_t *frame, uint64_t n); /* Marks message n; NULL = no. */
     size_t (*handle_reply)(Peer *peer, const uint8_t *data, size_t size);
     size_t (*handle_message)(Peer *peer, const uint8_t *data, size_t size);
-    void (*settle)(Peer *peer, bool last);  /* Queues the acks that are due; all of them if `last`. */
+    void (*queue_acks)(Peer *peer, bool last);  /* Queues the acks that are due; all of them if `last`. */
     bool (*holds)(const Peer *peer);        /* Whether acks wait for more messages; NULL = never. */
     void (*finish)(Peer *peer);           /* Publisher, all sent: ask for the last confirmation. */
     uint64_t (*progress)(const Peer *peer, TraceKind kind, size_t index); /* Messages of a class
-                                               DELIVERED or ACKED; NULL = they come in flow order. */
-    bool windowed;                          /* The publisher keeps to options->window. */
+                                               DELIVERED or ACKED; NULL = they arrive in flow order. */
+    bool windowed;                          /* The publisher has the limit options->window. */
     bool eof_confirms;                      /* The broker's orderly close confirms a publisher. */
 };
 
@@ -127,7 +127,7 @@ static inline size_t piece_size(const Pieces *p, size_t i) { return p->offset[i 
 _Noreturn void fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 uint64_t clock_ns(void);
 double clock_s(void);
-const char *shown(const uint8_t *data, size_t size); /* Bytes as printable text, for a sentence. */
+const char *shown(const uint8_t *data, size_t size); /* Bytes as printable text, for error messages. */
 void deadline_start(double seconds);
 int deadline_ms(int at_most); /* Remaining time for poll(); fails if none is left. -1 = no cap. */
 void *allocate(size_t bytes);
@@ -148,12 +148,12 @@ void run_subscribe(const Options *options, const Protocol *protocol);
 void run_latency(const Options *options, const Protocol *protocol);
 void run_confirm(const Options *options, const Protocol *protocol);
 
-/* trace.c: nothing happens unless a trace is asked for. `upto`: all messages below it. */
+/* trace.c: has no effect without the option `trace`. `upto`: all messages below this number. */
 void trace_start(const Options *options);
 void trace_flow(const Options *options, TraceKind kind, uint64_t at, uint64_t upto);
 void trace_class(const Options *options, TraceKind kind, uint64_t at, size_t index, uint64_t upto);
 void trace_progress(const Peer *peer, TraceKind kind, uint64_t at); /* DELIVERED or ACKED. */
-void trace_again(const Options *options, size_t index, uint64_t n); /* Message n of the class came again. */
+void trace_redelivery(const Options *options, size_t index, uint64_t n); /* Message n of the class. */
 void trace_end(const Options *options);
 
 /* expect.c: for protocols whose messages have no message number. */

@@ -7,7 +7,7 @@
  * written in C so that it is faster than the measured broker. It prints `ready` when it is
  * subscribed, and one JSON line at the end.
  *
- * Exit status: 1 a wrong message, 2 wrong usage, 3 a timeout, 4 a broken connection.
+ * Exit status: 1 unexpected message, 2 invalid arguments, 3 timeout, 4 lost connection.
  */
 #include "load.h"
 
@@ -19,29 +19,29 @@
 static const char usage[] =
     "usage: generator MODE PROTOCOL --port N --count N [options]\n"
     "  MODE      publish | subscribe | latency | confirm | block (the payloads, to stdout)\n"
-    "            | probe (simplebus: is anything left in flight?)\n"
+    "            | probe (simplebus: checks that no message is in flight)\n"
     "  PROTOCOL  simplebus | simplebus-2 | nats | nats-jetstream | redis | redis-stream | raw\n"
     "  --host A        127.0.0.1\n"
     "  --size N        payload bytes (16)\n"
     "  --mixed         payloads of 1 to 300 bytes instead\n"
     "  --angle         one '<' in every payload\n"
-    "  --seed N        of the content; both sides need the same (1)\n"
-    "  --classes A,B   frame by frame in turn (1)\n"
-    "  --subjects N    nats: each message's subject is one of so many, at random; a subscriber of `>`\n"
-    "  --echo-class N  simplebus: a class no one else uses, to know that it is subscribed\n"
+    "  --seed N        seed of the payloads; the same for publisher and subscriber (1)\n"
+    "  --classes A,B   classes, which messages use in turn (1)\n"
+    "  --subjects N    nats: number of random subjects; the subscriber subscribes to `>`\n"
+    "  --echo-class N  simplebus: an unused class, to detect that the subscription is active\n"
     "  --channel NAME  simplebus-2: messages are Envelopes with this channel\n"
     "  --header N=V    simplebus-2, nats: messages have this header\n"
-    "  --name NAME     simplebus-2: the publisher's name; JetStream: what its messages' ids begin with\n"
-    "  --binding P     simplebus-2: subscribe to channels that match, not to all\n"
-    "  --acks WAY      simplebus: ranges | single | random | none\n"
+    "  --name NAME     simplebus-2: publisher name; JetStream: prefix of message ids\n"
+    "  --binding P     simplebus-2: pattern of the subscribed channels (all)\n"
+    "  --acks MODE     simplebus: ranges | single | random | none\n"
     "  --shuffle N     messages whose acks are shuffled together (4096)\n"
-    "  --ack-every N   JetStream: one ack for so many messages (1)\n"
-    "  --pace N        messages a second; 0 = as fast as it goes (0)\n"
-    "  --window N      JetStream: publishes that may be unconfirmed (4096)\n"
+    "  --ack-every N   JetStream: number of messages per ack (1)\n"
+    "  --pace N        messages a second; 0 = no limit (0)\n"
+    "  --window N      JetStream: maximum number of unconfirmed messages (4096)\n"
     "  --deliver S     JetStream: the consumer's deliver subject (load.deliver)\n"
-    "  --trace FILE    write down when which messages were sent, delivered and acked (trace.c)\n"
-    "  --trace-records N  how many records it may have (1048576)\n"
-    "  --timeout S     the whole run (60)\n";
+    "  --trace FILE    record the times of sent, delivered and acked messages (trace.c)\n"
+    "  --trace-records N  maximum number of records (1048576)\n"
+    "  --timeout S     timeout of the run, in seconds (60)\n";
 
 static _Noreturn void misuse(const char *what, const char *value) {
     fprintf(stderr, "generator: %s %s\n%s", what, value, usage);
@@ -81,7 +81,7 @@ static bool parse_flag(Options *options, const char *name) {
 }
 
 static void parse_option(Options *options, const char *name, const char *value) {
-    if (!value) misuse("a value must follow", name);
+    if (!value) misuse("missing value after", name);
     if (!strcmp(name, "--host")) options->host = value;
     else if (!strcmp(name, "--port")) options->port = (int)number(name, value, 1, 65535);
     else if (!strcmp(name, "--count")) options->count = number(name, value, 1, 1ull << 40);
@@ -121,7 +121,7 @@ int main(int count, char **words) {
         .shuffle = 4096, .window = 4096, .ack_every = 1, .deliver = "load.deliver", .trace_records = 1 << 20,
         .timeout_s = 60,
     };
-    if (count < 3) misuse("too few arguments:", "MODE and PROTOCOL are needed");
+    if (count < 3) misuse("too few arguments:", "expected MODE and PROTOCOL");
     const char *mode = words[1];
     const Protocol *protocol = find_protocol(words[2]);
     for (int i = 3; i < count; i++) {

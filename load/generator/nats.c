@@ -18,7 +18,7 @@ static void put_connect(Peer *peer) {
 }
 
 /* Sends queued data and a PING, and reads until the PONG: all earlier commands are processed. */
-static void settle_handshake(Peer *peer) {
+static void finish_handshake(Peer *peer) {
     Bytes line = {0};
     bytes_append(&peer->out, "PING\r\n", 6);
     send_all(peer);
@@ -27,7 +27,7 @@ static void settle_handshake(Peer *peer) {
             fail(EXIT_CONNECTION, "the broker closed the connection during the handshake");
         if (strcmp((char *)line.data, "PONG") == 0) break;
         if (strncmp((char *)line.data, "INFO", 4) != 0 && strcmp((char *)line.data, "+OK") != 0)
-            fail(EXIT_DEVIATION, "the handshake was answered with %s", shown(line.data, line.end));
+            fail(EXIT_DEVIATION, "received %s in the handshake", shown(line.data, line.end));
     }
     free(line.data);
 }
@@ -42,8 +42,8 @@ static size_t handle_line(Peer *peer, const uint8_t *data, size_t size, bool *po
     else if (taken == 6 && memcmp(data, "PONG\r\n", 6) == 0)
         *pong = true;
     else if (memcmp(data, "INFO", taken < 4 ? taken : 4) != 0)
-        fail(EXIT_DEVIATION, "after %llu messages %s came", (unsigned long long)peer->verified,
-             shown(data, taken));
+        fail(EXIT_DEVIATION, "received %s after %llu messages", shown(data, taken),
+             (unsigned long long)peer->verified);
     return taken;
 }
 
@@ -59,7 +59,7 @@ static void put_message(Bytes *out, const Options *options, const char *verb, si
     if (options->subjects > 0)
         bytes_format(out, ".%u", (unsigned)(next_random(draws) % options->subjects));
     if (header) {
-        size_t block = strlen("NATS/1.0\r\n: \r\n\r\n") + strlen(header) - 1; /* No sign. */
+        size_t block = strlen("NATS/1.0\r\n: \r\n\r\n") + strlen(header) - 1; /* Without the '='. */
         bytes_format(out, "%s %zu %zu\r\nNATS/1.0\r\n%.*s: %s\r\n\r\n", more, block, block + size,
                      (int)(value - header), header, value + 1);
     } else {
@@ -100,7 +100,7 @@ static void open_peer(Peer *peer, Role role) {
             bytes_format(&peer->out, "SUB load.%u %zu\r\n", options->classes[i], i + 1);
         expect(peer);
     }
-    settle_handshake(peer);
+    finish_handshake(peer);
 }
 
 static size_t handle_reply(Peer *peer, const uint8_t *data, size_t size) {
@@ -123,7 +123,7 @@ static size_t handle_message(Peer *peer, const uint8_t *data, size_t size) {
     }
 }
 
-static void settle(Peer *peer, bool last) { (void)peer, (void)last; }
+static void queue_acks(Peer *peer, bool last) { (void)peer, (void)last; }
 
 static void finish(Peer *peer) { bytes_append(&peer->out, "PING\r\n", 6); }
 
@@ -133,7 +133,7 @@ const Protocol nats_protocol = {
     .open = open_peer,
     .handle_reply = handle_reply,
     .handle_message = handle_message,
-    .settle = settle,
+    .queue_acks = queue_acks,
     .finish = finish,
 };
 
@@ -163,7 +163,7 @@ static void jet_encode(Bytes *out, const Options *options, size_t index, const u
     bytes_append(out, "\r\n", 2);
 }
 
-/* The number at the end of a message's id, if it has one. */
+/* Writes the number of a message at the end of its id, if it has an id. */
 static void jet_number_frame(const Peer *peer, uint8_t *frame, uint64_t n) {
     const char *name = peer->options->name;
     if (!name) return;
@@ -181,11 +181,11 @@ static void jet_open(Peer *peer, Role role) {
         bytes_format(&peer->out, "SUB _INBOX.load.* 1\r\n");
     else
         bytes_format(&peer->out, "SUB %s 1\r\n", options->deliver);
-    settle_handshake(peer);
+    finish_handshake(peer);
 }
 
 /* `MSG subject sid [reply] size`, then the payload; or `HMSG subject sid reply headers size`, then
- * headers and payload. All NULL and 0 when it is not whole yet. */
+ * headers and payload. All fields are NULL or 0 if it is incomplete. */
 typedef struct {
     const uint8_t *reply, *payload;
     size_t reply_size, size, taken;
@@ -210,7 +210,7 @@ static Message parse_message(const uint8_t *data, size_t size) {
     }
     bool has_headers = words == 6 && memcmp(data, "HMSG ", 5) == 0;
     if (!has_headers && ((words != 4 && words != 5) || memcmp(data, "MSG ", 4) != 0))
-        fail(EXIT_DEVIATION, "%s came, expected a MSG", shown(data, line));
+        fail(EXIT_DEVIATION, "received %s, expected a MSG", shown(data, line));
     size_t headers = has_headers ? size_in(word[4], length[4]) : 0;
     message.size = size_in(word[words - 1], length[words - 1]);
     message.taken = line + 2 + message.size + 2;
@@ -232,7 +232,7 @@ static size_t jet_handle_reply(Peer *peer, const uint8_t *data, size_t size) {
             taken = message.taken;
             if (taken == 0) break;
             if (message.size < 10 || memcmp(message.payload, "{\"stream\"", 9) != 0)
-                fail(EXIT_DEVIATION, "publish number %llu was answered with %s",
+                fail(EXIT_DEVIATION, "received the reply to publish number %llu as %s",
                      (unsigned long long)peer->confirmed, shown(message.payload, message.size));
             peer->confirmed += 1;
         } else {
@@ -263,7 +263,7 @@ static void jet_ack(Peer *peer, const char *reply, size_t size) {
     peer->acks += 1;
 }
 
-static void jet_settle(Peer *peer, bool last) {
+static void jet_queue_acks(Peer *peer, bool last) {
     JetState *state = peer->state;
     if (state->waiting == 0 || (!last && state->waiting < peer->options->ack_every)) return;
     jet_ack(peer, state->reply, state->reply_size);
@@ -271,10 +271,10 @@ static void jet_settle(Peer *peer, bool last) {
     state->waiting = 0;
 }
 
-static void note_again(Peer *peer, uint64_t n) {
+static void count_redelivery(Peer *peer, uint64_t n) {
     size_t stride = peer->options->class_count;
     peer->duplicates += 1;
-    trace_again(peer->options, n % stride, n / stride);
+    trace_redelivery(peer->options, n % stride, n / stride);
 }
 
 static size_t jet_handle_message(Peer *peer, const uint8_t *data, size_t size) {
@@ -301,17 +301,17 @@ static size_t jet_handle_message(Peer *peer, const uint8_t *data, size_t size) {
                  (unsigned long long)expected_n + 1);
         if (message.size != piece_size(peer->block, i) ||
             memcmp(message.payload, piece(peer->block, i), message.size) != 0)
-            fail(EXIT_DEVIATION, "message number %llu came as %s, expected %s", (unsigned long long)n,
+            fail(EXIT_DEVIATION, "received message number %llu as %s, expected %s", (unsigned long long)n,
                  shown(message.payload, message.size),
                  shown(piece(peer->block, i), piece_size(peer->block, i)));
         if (n < expected_n)
-            note_again(peer, n);
+            count_redelivery(peer, n);
         else
             peer->verified += 1;
         memcpy(state->reply, message.reply, message.reply_size);
         state->reply_size = message.reply_size;
         state->waiting += 1;
-        jet_settle(peer, false);
+        jet_queue_acks(peer, false);
     }
     return at;
 }
@@ -325,7 +325,7 @@ const Protocol jetstream_protocol = {
     .open = jet_open,
     .handle_reply = jet_handle_reply,
     .handle_message = jet_handle_message,
-    .settle = jet_settle,
+    .queue_acks = jet_queue_acks,
     .finish = jet_finish,
     .windowed = true,
 };

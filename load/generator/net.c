@@ -57,17 +57,17 @@ uint64_t clock_ns(void) {
 
 double clock_s(void) { return (double)clock_ns() * 1e-9; }
 
-/* Ends a process that is busy without progress after its deadline. */
-static void out_of_time(int number) {
-    static const char words[] = "generator: out of time, and still busy\n";
+/* Ends a process that is busy after its deadline, without a wait that could end it. */
+static void handle_alarm(int number) {
+    static const char text[] = "generator: timed out while busy\n";
     (void)number;
-    if (write(STDERR_FILENO, words, sizeof words - 1) < 0) _exit(EXIT_CONNECTION);
+    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(EXIT_CONNECTION);
     _exit(EXIT_TIMEOUT);
 }
 
 void deadline_start(double seconds) {
     deadline = clock_s() + seconds;
-    signal(SIGALRM, out_of_time);
+    signal(SIGALRM, handle_alarm);
     alarm((unsigned)seconds + 3);
 }
 
@@ -79,14 +79,14 @@ int deadline_ms(int at_most) {
 
 void *allocate(size_t bytes) {
     void *memory = calloc(1, bytes);
-    if (!memory) fail(EXIT_CONNECTION, "no memory for %zu bytes", bytes);
+    if (!memory) fail(EXIT_CONNECTION, "cannot allocate %zu bytes", bytes);
     return memory;
 }
 
 void bytes_reserve(Bytes *bytes, size_t more) {
     if (bytes->start > 0 && bytes->start == bytes->end) bytes->start = bytes->end = 0;
     if (bytes->capacity - bytes->end >= more) return;
-    if (bytes->start > 0) { /* The read part makes room. */
+    if (bytes->start > 0) { /* Move unread bytes to the start. */
         memmove(bytes->data, bytes->data + bytes->start, bytes->end - bytes->start);
         bytes->end -= bytes->start;
         bytes->start = 0;
@@ -94,7 +94,7 @@ void bytes_reserve(Bytes *bytes, size_t more) {
     }
     bytes->capacity = (bytes->end + more) * 2;
     bytes->data = realloc(bytes->data, bytes->capacity);
-    if (!bytes->data) fail(EXIT_CONNECTION, "no memory for a buffer of %zu bytes", bytes->capacity);
+    if (!bytes->data) fail(EXIT_CONNECTION, "cannot allocate a buffer of %zu bytes", bytes->capacity);
 }
 
 void bytes_append(Bytes *bytes, const void *data, size_t size) {
@@ -135,7 +135,7 @@ static _Noreturn void fail_broken(const Peer *peer) {
     if (errno == EPIPE || errno == ECONNRESET)
         fail(EXIT_CONNECTION, "the broker closed the connection: %llu of %llu messages verified",
              verified, count);
-    fail(EXIT_CONNECTION, "the connection broke after %llu of %llu verified messages: %s", verified,
+    fail(EXIT_CONNECTION, "the connection was lost after %llu of %llu verified messages: %s", verified,
          count, strerror(errno));
 }
 

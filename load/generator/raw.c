@@ -24,7 +24,7 @@ static size_t handle_reply(Peer *peer, const uint8_t *data, size_t size) {
     return size;
 }
 
-static void settle(Peer *peer, bool last) { (void)peer, (void)last; }
+static void queue_acks(Peer *peer, bool last) { (void)peer, (void)last; }
 
 static void finish(Peer *peer) { shutdown(peer->socket, SHUT_WR); }
 
@@ -34,7 +34,7 @@ const Protocol raw_protocol = {
     .open = open_peer,
     .handle_reply = handle_reply,
     .handle_message = handle_expected,
-    .settle = settle,
+    .queue_acks = queue_acks,
     .finish = finish,
     .eof_confirms = true,
 };

@@ -25,7 +25,7 @@ static void put_key(Bytes *out, const Options *options, size_t index) {
     put_word(out, key);
 }
 
-/* The number of a line such as `*3` or `$16` and its size with CR LF; size 0: not whole yet. */
+/* Number of a line such as `*3` or `$16`, and its size with CR LF; size 0 if it is incomplete. */
 typedef struct {
     char kind;
     long value;
@@ -38,12 +38,12 @@ static Line parse_line(const uint8_t *data, size_t size) {
     if (!end) return line;
     line.taken = (size_t)(end - data) + 1;
     line.kind = (char)data[0];
-    if (line.kind == '-') fail(EXIT_DEVIATION, "redis answered %s", shown(data, line.taken - 2));
+    if (line.kind == '-') fail(EXIT_DEVIATION, "redis replied %s", shown(data, line.taken - 2));
     if (line.kind != '+') line.value = strtol((const char *)data + 1, NULL, 10);
     return line;
 }
 
-/* A bulk string; taken 0: not whole yet. */
+/* A bulk string; `taken` is 0 if it is incomplete. */
 typedef struct {
     const uint8_t *data;
     size_t size, taken;
@@ -54,16 +54,16 @@ static Bulk parse_bulk(const uint8_t *data, size_t size) {
     Line line = parse_line(data, size);
     if (line.taken == 0) return none;
     if (line.kind != '$' || line.value < 0)
-        fail(EXIT_DEVIATION, "%s came, expected a string", shown(data, line.taken));
+        fail(EXIT_DEVIATION, "received %s, expected a string", shown(data, line.taken));
     Bulk bulk = {data + line.taken, (size_t)line.value, line.taken + (size_t)line.value + 2};
     return size < bulk.taken ? none : bulk;
 }
 
-static void ask(Peer *peer, Bytes *answer) { /* One command, one line back. */
+static void ask(Peer *peer, Bytes *answer) { /* Sends the commands in `out`, and reads one line. */
     send_all(peer);
     if (!read_line(peer, answer)) fail(EXIT_CONNECTION, "redis closed the connection");
     if (answer->end > 0 && answer->data[0] == '-')
-        fail(EXIT_DEVIATION, "redis answered %s", shown(answer->data, answer->end));
+        fail(EXIT_DEVIATION, "redis replied %s", shown(answer->data, answer->end));
 }
 
 static void finish_nothing(Peer *peer) { (void)peer; }
@@ -104,14 +104,14 @@ static size_t handle_reply(Peer *peer, const uint8_t *data, size_t size) {
     size_t at = 0;
     for (Line line; (line = parse_line(data + at, size - at)).taken > 0; at += line.taken) {
         if (line.kind != ':' || line.value < 1)
-            fail(EXIT_DEVIATION, "PUBLISH number %llu was answered with %s",
+            fail(EXIT_DEVIATION, "received the reply to PUBLISH number %llu as %s",
                  (unsigned long long)peer->confirmed, shown(data + at, line.taken));
         peer->confirmed += 1;
     }
     return at;
 }
 
-static void settle(Peer *peer, bool last) { (void)peer, (void)last; }
+static void queue_acks(Peer *peer, bool last) { (void)peer, (void)last; }
 
 const Protocol redis_protocol = {
     .name = "redis",
@@ -119,7 +119,7 @@ const Protocol redis_protocol = {
     .open = open_peer,
     .handle_reply = handle_reply,
     .handle_message = handle_expected,
-    .settle = settle,
+    .queue_acks = queue_acks,
     .finish = finish_nothing,
 };
 
@@ -161,7 +161,7 @@ static void ask_for_more(Peer *peer) {
 }
 
 static void stream_open(Peer *peer, Role role) {
-    if (peer->options->class_count != 1) fail(EXIT_USAGE, "redis-stream takes one class");
+    if (peer->options->class_count != 1) fail(EXIT_USAGE, "redis-stream supports one class only");
     if (role == PUBLISHER) return;
     peer->state = allocate(sizeof(StreamState));
     Bytes answer = {0};
@@ -189,7 +189,7 @@ static size_t stream_handle_reply(Peer *peer, const uint8_t *data, size_t size) 
     return at;
 }
 
-/* One entry: `*2`, its id, `*2`, "d", the payload. Returns the bytes taken, 0: not whole yet. */
+/* One entry: `*2`, its id, `*2`, "d", the payload. Returns its bytes; 0 if it is incomplete. */
 static size_t handle_entry(Peer *peer, const uint8_t *data, size_t size) {
     StreamState *state = peer->state;
     Line pair = parse_line(data, size);
@@ -208,10 +208,10 @@ static size_t handle_entry(Peer *peer, const uint8_t *data, size_t size) {
     Bulk payload = parse_bulk(data + at, size - at);
     if (payload.taken == 0) return 0;
     size_t i = peer->verified % peer->block->count;
-    if (all_received(peer)) fail(EXIT_DEVIATION, "a message came after the last");
+    if (all_received(peer)) fail(EXIT_DEVIATION, "received an extra message after the last one");
     if (payload.size != piece_size(peer->block, i) ||
         memcmp(payload.data, piece(peer->block, i), payload.size) != 0)
-        fail(EXIT_DEVIATION, "message number %llu came as %s, expected %s",
+        fail(EXIT_DEVIATION, "received message number %llu as %s, expected %s",
              (unsigned long long)peer->verified, shown(payload.data, payload.size),
              shown(piece(peer->block, i), piece_size(peer->block, i)));
     bytes_append(&state->ids, id_text, id.taken);
@@ -220,14 +220,14 @@ static size_t handle_entry(Peer *peer, const uint8_t *data, size_t size) {
     return at + payload.taken;
 }
 
-/* The front of a reply: `*-1` or `*1 *2 $key *n`. Returns the bytes taken, 0: not whole yet. */
+/* The start of a reply: `*-1` or `*1 *2 $key *n`. Returns its bytes; 0 if it is incomplete. */
 static size_t handle_front(Peer *peer, const uint8_t *data, size_t size) {
     StreamState *state = peer->state;
     Line outer = parse_line(data, size);
     if (outer.taken == 0) return 0;
-    if (outer.kind == ':') { /* The XACK's reply comes before the next entries. */
+    if (outer.kind == ':') { /* The reply to XACK precedes the next entries. */
         if (outer.value != state->acked)
-            fail(EXIT_DEVIATION, "XACK of %ld entries was answered with %ld", state->acked, outer.value);
+            fail(EXIT_DEVIATION, "the reply to XACK of %ld entries is %ld", state->acked, outer.value);
         state->acked = 0;
         return outer.taken;
     }
@@ -264,7 +264,7 @@ static size_t stream_handle_message(Peer *peer, const uint8_t *data, size_t size
     return at;
 }
 
-static void stream_settle(Peer *peer, bool last) {
+static void stream_queue_acks(Peer *peer, bool last) {
     StreamState *state = peer->state;
     if (state->reading) return; /* The whole reply is acknowledged at once. */
     if (state->ids_count > 0) {
@@ -288,6 +288,6 @@ const Protocol redis_stream_protocol = {
     .open = stream_open,
     .handle_reply = stream_handle_reply,
     .handle_message = stream_handle_message,
-    .settle = stream_settle,
+    .queue_acks = stream_queue_acks,
     .finish = finish_nothing,
 };

@@ -82,7 +82,7 @@ static void release_held(Peer *peer, State *state) {
         state->classes[i].released = state->classes[i].count;
 }
 
-static inline void came(Peer *peer, State *state, ClassState *class, uint32_t id, uint16_t timer) {
+static inline void acknowledge(Peer *peer, State *state, ClassState *class, uint32_t id, uint16_t timer) {
     unsigned key = class->ack_key;
     switch (peer->options->acks) {
     case ACK_RANGES:
@@ -104,14 +104,14 @@ static inline void came(Peer *peer, State *state, ClassState *class, uint32_t id
     }
 }
 
-void settle(Peer *peer, bool last) {
+void queue_acks(Peer *peer, bool last) {
     State *state = peer->state;
     for (size_t i = 0; i < peer->options->class_count; i++)
         end_run(peer, state->classes[i].ack_key, &state->classes[i].run);
     if (last) release_held(peer, state);
 }
 
-/* After settle() all received messages are acknowledged, except those to be shuffled. */
+/* After queue_acks() all received messages are acknowledged, except those to be shuffled. */
 uint64_t progress(const Peer *peer, TraceKind kind, size_t index) {
     const ClassState *class = &((const State *)peer->state)->classes[index];
     if (kind == DELIVERED) return class->count;
@@ -143,8 +143,8 @@ const uint8_t *next_frame(Peer *peer, size_t *size) {
 }
 
 void fail_type(const Peer *peer, const uint8_t *frame) {
-    fail(EXIT_DEVIATION, "after %llu messages a frame of type %s came, expected a message",
-         (unsigned long long)peer->verified, shown(frame, 1));
+    fail(EXIT_DEVIATION, "received a frame of type %s after %llu messages, expected a message",
+         shown(frame, 1), (unsigned long long)peer->verified);
 }
 
 /* The number of the message in its class; fails if the id is neither expected nor a repetition. */
@@ -155,7 +155,7 @@ static uint64_t number_of(const Peer *peer, ClassState *class, unsigned class_id
     }
     uint64_t behind = (class->next_id - id) & (IDS - 1);
     if (behind == 0 && all_received(peer))
-        fail(EXIT_DEVIATION, "class %u: a message %u came after the last, which was number %llu",
+        fail(EXIT_DEVIATION, "class %u: received message id %u after the last message, number %llu",
              class_id, id, (unsigned long long)class->count);
     if (behind > class->count)
         fail(EXIT_DEVIATION, "class %u: message number %llu has id %u, expected id %u: a gap",
@@ -166,17 +166,17 @@ static uint64_t number_of(const Peer *peer, ClassState *class, unsigned class_id
 /* Version 2: true if the last Deliver frame matches this message. */
 static void check_feed(const State *state, unsigned class_id, uint64_t n, bool again) {
     if (class_id != state->fed_class)
-        fail(EXIT_DEVIATION, "message number %llu is of class %u, and Deliver said class %u",
+        fail(EXIT_DEVIATION, "message number %llu has class %u, but its Deliver has class %u",
              (unsigned long long)n, class_id, state->fed_class);
     if (again == (state->attempt == 1))
-        fail(EXIT_DEVIATION, "class %u: message number %llu came %s, and Deliver said attempt %u",
+        fail(EXIT_DEVIATION, "class %u: received message number %llu %s, but its Deliver has attempt %u",
              class_id, (unsigned long long)n, again ? "again" : "for the first time", state->attempt);
 }
 
 static _Noreturn void fail_content(const uint8_t *data, size_t size, unsigned class_id, uint64_t n,
                                    const uint8_t *expected, size_t expected_size) {
     size_t whole = whole_frame(data, size);
-    fail(EXIT_DEVIATION, "class %u: message number %llu (id %u) came as %s, expected %s", class_id,
+    fail(EXIT_DEVIATION, "class %u: received message number %llu (id %u) as %s, expected %s", class_id,
          (unsigned long long)n, read_u32(data + 3),
          shown(data + HEADER, (whole ? whole : size) - HEADER), shown(expected, expected_size));
 }
@@ -197,8 +197,8 @@ size_t handle_message(Peer *peer, const uint8_t *data, size_t size) {
         uint32_t id = read_u32(frame + 3);
         size_t index = state->index_of[class_id];
         if (index == NO_CLASS)
-            fail(EXIT_DEVIATION, "after %llu messages one of class %u came, which nobody asked for",
-                 (unsigned long long)peer->verified, class_id);
+            fail(EXIT_DEVIATION, "received a message of class %u without a subscription, after %llu messages",
+                 class_id, (unsigned long long)peer->verified);
         ClassState *class = &state->classes[index];
         bool new = class->started && id == class->next_id && !all_received(peer);
         uint64_t n = new ? class->count : number_of(peer, class, class_id, id);
@@ -212,8 +212,8 @@ size_t handle_message(Peer *peer, const uint8_t *data, size_t size) {
         at += need;
         if (n < class->count) {
             peer->duplicates += 1;
-            trace_again(peer->options, index, n);
-            came(peer, state, class, id, timer);
+            trace_redelivery(peer->options, index, n);
+            acknowledge(peer, state, class, id, timer);
             continue;
         }
         class->next_id = (uint32_t)((id + 1) & (IDS - 1));
@@ -221,7 +221,7 @@ size_t handle_message(Peer *peer, const uint8_t *data, size_t size) {
         class->frame += stride;
         if (class->frame >= expected->count) class->frame -= expected->count;
         peer->verified += 1;
-        came(peer, state, class, id, timer);
+        acknowledge(peer, state, class, id, timer);
     }
     return at;
 }

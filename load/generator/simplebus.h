@@ -26,9 +26,9 @@ typedef struct {
     unsigned ack_key; /* Key of an ack: the class, or the subscription number. */
     bool started;     /* Whether the first message has determined the first id. */
     uint32_t next_id; /* The id the next new message must have. */
-    uint64_t count;   /* New messages verified, */
-    uint64_t released; /* and ACK_RANDOM: those of them that are not held any more. */
-    size_t frame;     /* Their content: the block's frame of the next one. */
+    uint64_t count;   /* New messages verified. */
+    uint64_t released; /* ACK_RANDOM: verified messages whose acks were written. */
+    size_t frame;     /* Index in the block of the next message. */
     Run run;          /* Messages received since the last range ack. */
 } ClassState;
 
@@ -42,11 +42,11 @@ typedef struct {
     uint8_t index_of[1 << 16]; /* Class id to index; NO_CLASS = not subscribed. */
     ClassState classes[CLASSES_MAX];
     uint8_t type;              /* Of the frames that carry messages. */
-    size_t (*handle_other)(Peer *peer, const uint8_t *frame, size_t whole); /* A frame of another. */
+    size_t (*handle_other)(Peer *peer, const uint8_t *frame, size_t whole); /* A frame of another type. */
     bool is_fed;               /* Version 2: Deliver frames name the class of the messages after them. */
     unsigned fed_class;        /* Class of the last Deliver frame. */
     unsigned attempt;
-    size_t granted;            /* Version 2: subscriptions that were answered. */
+    size_t granted;            /* Version 2: subscriptions whose reply was received. */
     uint32_t first_number;     /* Version 2: of the publisher's first message. */
     Held *held;                /* ACK_RANDOM: acks that wait for the window to fill. */
     size_t held_count;
@@ -61,14 +61,14 @@ void put_header(Bytes *out, char type, unsigned key, uint32_t id, unsigned last)
 void put_frame(Bytes *out, char type, unsigned key, uint32_t id, unsigned last,
                const void *content, size_t size);
 void put_ack(Peer *peer, unsigned key, unsigned timer, uint64_t first, uint64_t last);
-size_t whole_frame(const uint8_t *data, size_t size); /* At the front; 0 = its end is to come. */
+size_t whole_frame(const uint8_t *data, size_t size); /* Size of the first frame; 0 if it is incomplete. */
 const uint8_t *next_frame(Peer *peer, size_t *size);  /* Handshakes; valid until the next read. */
 _Noreturn void fail_type(const Peer *peer, const uint8_t *frame);
 
 /* Shared by both versions; their state holds the differences. */
 void expect_content(Peer *peer, const void *before, size_t size); /* Bytes before each payload. */
 size_t handle_message(Peer *peer, const uint8_t *data, size_t size);
-void settle(Peer *peer, bool last);
+void queue_acks(Peer *peer, bool last);
 bool holds(const Peer *peer);
 uint64_t progress(const Peer *peer, TraceKind kind, size_t index);
 

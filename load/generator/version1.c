@@ -16,7 +16,7 @@ static void encode(Bytes *out, const Options *options, size_t index, const uint8
 }
 
 static size_t handle_other(Peer *peer, const uint8_t *frame, size_t whole) {
-    if (frame[0] != '0') fail_type(peer, frame); /* A heartbeat. */
+    if (frame[0] != '0') fail_type(peer, frame); /* '0' is a Heartbeat. */
     return whole;
 }
 
@@ -25,7 +25,7 @@ static size_t handle_reply(Peer *peer, const uint8_t *data, size_t size) {
     size_t whole, at = 0;
     while ((whole = whole_frame(data + at, size - at)) > 0) {
         if (data[at] != '0')
-            fail(EXIT_DEVIATION, "the publisher was sent %s, expected nothing", shown(data + at, whole));
+            fail(EXIT_DEVIATION, "the publisher received %s, expected nothing", shown(data + at, whole));
         at += whole;
     }
     return at;
@@ -42,7 +42,7 @@ static void send_connect(Peer *peer, const Options *options, unsigned extra_clas
     size_t size;
     const uint8_t *reply = next_frame(peer, &size);
     if (reply[0] != '4' || size != HEADER + 4 + DELIMITER)
-        fail(EXIT_DEVIATION, "Connect was answered with %s, expected type 4 and 4 bytes",
+        fail(EXIT_DEVIATION, "received the reply to Connect as %s, expected type 4 and 4 bytes",
              shown(reply, size));
     free(list.data);
 }
@@ -54,7 +54,7 @@ static void handle_own_echo(Peer *peer, unsigned class_id) {
     size_t size;
     const uint8_t *frame = next_frame(peer, &size);
     if (frame[0] != '1' || read_u16(frame + 1) != class_id)
-        fail(EXIT_DEVIATION, "before anything was published %s came: another run left it unacknowledged",
+        fail(EXIT_DEVIATION, "received %s before anything was published: an earlier run did not acknowledge it",
              shown(frame, size));
     put_ack(peer, class_id, read_u16(frame + 7), read_u32(frame + 3), (uint64_t)read_u32(frame + 3) + 1);
     send_all(peer);
@@ -82,7 +82,7 @@ const Protocol simplebus_protocol = {
     .open = open_peer,
     .handle_reply = handle_reply,
     .handle_message = handle_message,
-    .settle = settle,
+    .queue_acks = queue_acks,
     .holds = holds,
     .progress = progress,
     .finish = finish,
@@ -102,7 +102,7 @@ void run_probe(const Options *options) {
         size_t size;
         const uint8_t *frame = next_frame(&peer, &size);
         if (size != HEADER + 5 + DELIMITER || memcmp(frame + HEADER, "probe", 5) != 0)
-            fail(EXIT_DEVIATION, "class %u still held a message that nobody acknowledged: %s", class_id,
+            fail(EXIT_DEVIATION, "class %u has an unacknowledged message: %s", class_id,
                  shown(frame, size));
         uint32_t id = read_u32(frame + 3);
         put_ack(&peer, class_id, read_u16(frame + 7), id, (uint64_t)id + 1);

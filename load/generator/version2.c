@@ -32,14 +32,14 @@ static void put_head(Bytes *out, const Options *options) {
     if (options->channel) put_text(out, options->channel, strlen(options->channel));
     if (!header) return;
     if (!value) fail(EXIT_USAGE, "the header %s is not NAME=VALUE", header);
-    size_t size = strlen(header) - 1 + 4; /* Two lengths, and no sign. */
+    size_t size = strlen(header) - 1 + 4; /* Two lengths, without the '='. */
     uint8_t length[2] = {(uint8_t)(size >> 8), (uint8_t)size};
     bytes_append(out, length, sizeof length);
     put_text(out, header, (size_t)(value - header));
     put_text(out, value + 1, strlen(value + 1));
 }
 
-/* The block is printable, so that no content holds a delimiter: nothing is to be stuffed. */
+/* The block is printable, so no content contains the delimiter, and stuffing is not necessary. */
 static void encode(Bytes *out, const Options *options, size_t index, const uint8_t *payload,
                    size_t size) {
     Bytes content = {0};
@@ -67,7 +67,7 @@ static void handle_confirm(Peer *peer, const uint8_t *frame) {
     const State *state = peer->state;
     uint64_t more = (read_u32(frame + 3) - state->first_number - peer->confirmed) & (IDS - 1);
     if (more > peer->sent - peer->confirmed)
-        fail(EXIT_DEVIATION, "%llu messages were sent, %llu confirmed, and number %u came as confirmed",
+        fail(EXIT_DEVIATION, "%llu messages sent, %llu confirmed; received a Confirm of number %u",
              (unsigned long long)peer->sent, (unsigned long long)peer->confirmed,
              read_u32(frame + 3));
     peer->confirmed += more;
@@ -80,7 +80,7 @@ static size_t handle_reply(Peer *peer, const uint8_t *data, size_t size) {
         if (frame[0] == 'E') fail_error(frame, whole);
         if (frame[0] == '6') handle_confirm(peer, frame);
         else if (frame[0] != '0')
-            fail(EXIT_DEVIATION, "the publisher was sent %s, expected Confirms", shown(frame, whole));
+            fail(EXIT_DEVIATION, "the publisher received %s, expected Confirms", shown(frame, whole));
         at += whole;
     }
     return at;
@@ -92,8 +92,8 @@ static void handle_deliver(Peer *peer, const uint8_t *frame, size_t whole) {
     size_t index = state->index_of[class_id];
     if (index == NO_CLASS || state->classes[index].ack_key != subscription ||
         whole != HEADER + DELIMITER)
-        fail(EXIT_DEVIATION, "after %llu messages a Deliver of class %u for subscription %u came",
-             (unsigned long long)peer->verified, class_id, subscription);
+        fail(EXIT_DEVIATION, "received a Deliver of class %u for subscription %u after %llu messages", class_id,
+             subscription, (unsigned long long)peer->verified);
     state->fed_class = class_id;
     state->attempt = read_u32(frame + 3);
 }
@@ -109,10 +109,10 @@ static size_t handle_other(Peer *peer, const uint8_t *frame, size_t whole) {
 
 /* ---- opening ---- */
 
-/* The whole number behind `"key":` in a reply. */
+/* The integer after `"key":` in a reply. */
 static uint64_t reply_number(const uint8_t *reply, size_t size, const char *key) {
     const uint8_t *found = memmem(reply, size, key, strlen(key));
-    if (!found) fail(EXIT_DEVIATION, "the answer has no %s: %s", key, shown(reply, size));
+    if (!found) fail(EXIT_DEVIATION, "the reply has no %s: %s", key, shown(reply, size));
     uint64_t value = 0;
     for (found += strlen(key); found < reply + size && *found >= '0' && *found <= '9'; found++)
         value = value * 10 + (uint64_t)(*found - '0');
@@ -133,7 +133,7 @@ static void send_connect(Peer *peer, const Options *options, Role role) {
     size_t size;
     const uint8_t *reply = next_frame(peer, &size);
     if (reply[0] != '4' || read_u32(reply + 3) != 1)
-        fail(EXIT_DEVIATION, "Connect was answered with %s, expected type 4 and its request number",
+        fail(EXIT_DEVIATION, "received the reply to Connect as %s, expected type 4 and its request number",
              shown(reply, size));
     State *state = peer->state;
     state->first_number = (uint32_t)reply_number(reply, size, "\"next\":");
@@ -184,7 +184,7 @@ const Protocol version2_protocol = {
     .number = number,
     .handle_reply = handle_reply,
     .handle_message = handle_message,
-    .settle = settle,
+    .queue_acks = queue_acks,
     .holds = holds,
     .progress = progress,
     .finish = finish,
