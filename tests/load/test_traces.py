@@ -130,7 +130,7 @@ def test_a_trace_that_is_full_ends_the_run() -> None:
         Generator(
             "publish", "simplebus", broker.port, timeout_s=20, trace="/nowhere", **options
         ) as publisher,
-        pytest.raises(LoadError, match="the trace is full after 1 records; increase --trace-records"),
+        pytest.raises(LoadError, match="full after 1 records; increase --trace-records"),
     ):
         publisher.result()
 
