@@ -189,7 +189,7 @@ SCAN_COST_OF_PIECE = 64
 SCAN_SPANS_MAX = 1024
 # Ranges of messages whose attempts and delays a subscription without a durable passes on to one of
 # another kind, at the cost of microseconds each.
-HANDOVER_RANGES_MAX = 4096
+HANDOVER_RANGES_MAX = 1024
 
 # The first scan for expired messages covers this many, and grows while all of them are expired.
 EXPIRY_SCAN_INITIAL_MESSAGES = 8
