@@ -237,7 +237,8 @@ class ProducerStates:
             The number of confirmed messages that are known not to be stored.
         """
         producer = claim.producer
-        if is_other_bus or (claim.is_other_instance and unconfirmed is None):
+        is_other_run = claim.is_other_instance or not producer.instance
+        if is_other_bus or (is_other_run and unconfirmed is None):
             self.skip_known_numbers(producer)
         elif unconfirmed is None:
             self.resume_without_confirmed(producer)

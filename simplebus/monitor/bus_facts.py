@@ -127,7 +127,7 @@ class PositionFacts(msgspec.Struct, frozen=True):
     @property
     def due_count(self) -> int:
         """Messages that will be sent again."""
-        return self.info.again + self.info.put_off
+        return self.info.to_redeliver + self.info.delayed
 
     @property
     def oldest_seconds(self) -> float | None:

@@ -12,7 +12,7 @@ from simplebus.monitor.snapshot import Column, Note, Table
 
 _SLOW_ACK_SECONDS = 5.0
 """Messages in flight for longer get a note."""
-_BAD_WAIT_REASONS = (WaitReason.BYTES, WaitReason.ROOM)
+_BAD_WAIT_REASONS = (WaitReason.BYTES, WaitReason.SPACE)
 _CLASS_COLUMNS = {
     "label": Column("Class", details="class"),
     "published": Column("Published", "count", "Messages accepted.", is_flow=True),

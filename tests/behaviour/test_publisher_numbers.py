@@ -200,12 +200,12 @@ def test_interleaved_messages_are_kept_when_errors_close_session(unknown: int) -
     """Messages are handled class by class, so errors of the lower or higher class close it."""
     bus = BrokerHarness(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
     bus.skips_checks = True
-    peer = connect_version2(bus, classes=(2,), name="a")
+    peer = connect_version2(bus, classes=(2,), name="a", instance="one")
     messages = interleaved_messages(60_000, classes=(unknown, 2))
     assert peer.send_refused(messages) is Reason.PENDING_LIMIT
     assert len(stored_numbers(bus, 2)) < 30_000 or unknown == 3
     successor = Version2Peer(bus, bus.broker.open_session())
-    successor.send(connect_request(1, 2, 3, name="a"))
+    successor.send(connect_request(1, 2, 3, name="a", instance="one"))
     first = successor.receive_replies()[0].content["next"]
     assert first < 60_000
     successor.send(interleaved_messages(60_000 - first, first=first, classes=(unknown, 2)))
@@ -313,19 +313,19 @@ def test_out_of_order_producer_state_is_limited_per_publisher(
     monkeypatch.setattr(NumberBitmap, "contains", counted)
     bus = create_small_bus(FullPolicy.BLOCK, class_messages=300_000)
     bus.skips_checks = True
-    connect_version2(bus, publish(1, 0, b"x"), name="early").disconnect()
+    connect_version2(bus, publish(1, 0, b"x"), name="early", instance="one").disconnect()
     connect_version2(
         bus, *[publish(2, at, *[b""] * 100_000) for at in range(0, 300_000, 100_000)], classes=(2,)
     )
     for number in range(5):
-        peer = connect_version2(bus, classes=(1, 2), name=f"{number}")
+        peer = connect_version2(bus, classes=(1, 2), name=f"{number}", instance="one")
         peer.send(interleaved_messages(110_000, classes=(2, 1)))
         peer.disconnect()
     bus.tick()
     successor = Version2Peer(bus, bus.broker.open_session())
-    successor.send(connect_request(name="early"))
+    successor.send(connect_request(name="early", instance="one"))
     assert successor.receive_replies()[0].content["next"] == 1
-    behind = connect_version2(bus, name="4")
+    behind = connect_version2(bus, name="4", instance="one")
     asked_about.clear()
     for _ in range(10):
         behind.send(publish(1, ID_COUNT - 1, b""))

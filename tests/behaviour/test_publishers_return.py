@@ -161,9 +161,9 @@ def test_received_error_is_not_repeated() -> None:
 
 def test_errors_are_not_repeated_without_unconfirmed_field() -> None:
     bus = BrokerHarness(drop_newest_settings())
-    connect_version2(bus, publish(1, 0, *[b"x"] * 18), name="a").disconnect()
+    connect_version2(bus, publish(1, 0, *[b"x"] * 18), name="a", instance="one").disconnect()
     peer = Version2Peer(bus, bus.broker.open_session())
-    peer.send(connect_request(1, name="a"))
+    peer.send(connect_request(1, name="a", instance="one"))
     assert peer.receive_replies()[0].content["next"] == 18
     peer.send(publish(1, 15, *[b"x"] * 3))
     error, confirm = peer.receive_replies()

@@ -78,7 +78,7 @@ async def test_every_server_reports_unclaimed_backlog(
         class_info = await publisher.explain(7)
         assert (class_info.stored, class_info.backlog) == (3, 3)
         [line] = (await publisher.explain()).classes
-        assert line.is_elsewhere
+        assert line.is_remote
 
 
 async def test_disconnected_durable_is_not_unclaimed_backlog(

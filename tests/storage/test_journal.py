@@ -282,7 +282,7 @@ def test_producer_state_survives_crash(tmp_path: Path) -> None:
 
 def test_lost_messages_of_one_class_are_stored_once(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
-    peer = connect_version2(bus, classes=(1, 2), name="till")
+    peer = connect_version2(bus, classes=(1, 2), name="till", instance="one")
     bus.sync()
     for number in range(6):
         peer.send(publish(1 + number % 2, number, b"%d" % number))
@@ -297,6 +297,7 @@ def test_lost_messages_of_one_class_are_stored_once(tmp_path: Path) -> None:
         *(publish(1 + number % 2, number, b"%d" % number) for number in range(7)),
         classes=(1, 2),
         name="till",
+        instance="one",
     )
     assert payloads(bus, 1) == [b"0", b"2", b"4", b"6"]
     assert payloads(bus, 2) == [b"1", b"3", b"5"]

@@ -144,19 +144,21 @@ def test_power_failure_frees_unsynced_numbers(
     """At level `os`, confirmed messages are stored; the publisher reuses the numbers after them."""
     bus = KeptBus(tmp_path, level=level, boot="before")
     bus.sync()
-    connect_version2(bus, publish(1, 0, b"a"), publish(2, 1, b"b"), classes=(1, 2), name="till")
+    connect_version2(
+        bus, publish(1, 0, b"a"), publish(2, 1, b"b"), classes=(1, 2), name="till", instance="one"
+    )
     bus.sync()
     bus.crash()
     for segment in (tmp_path / "classes" / "00001").iterdir():
         segment.unlink()
     bus = KeptBus(tmp_path, level=level, boot="before")
-    peer = connect_publisher(bus)
+    peer = connect_publisher(bus, instance="one")
     assert peer.receive_replies()[0].content["next"] == 0
     if is_snapshot:  # From a process that knows that the second message is stored.
         bus.sync()
     bus.crash()
     bus = KeptBus(tmp_path, level=level, boot=boot)
-    peer = connect_publisher(bus)
+    peer = connect_publisher(bus, instance="one")
     assert peer.receive_replies()[0].content["next"] == 0
     peer.send(publish(1, 0, b"c"), publish(2, 1, b"d"))
     bus.sync()
@@ -358,3 +360,17 @@ def test_snapshot_collects_publishers_in_bounded_portions(
     assert turn_count == -(-count // portion)
     assert len(decode_changes(batch.snapshot).producers) == count
     bus.crash()
+
+
+@pytest.mark.parametrize("instance", [None, "two"])
+def test_new_run_of_a_publisher_loses_no_message(tmp_path: Path, instance: str | None) -> None:
+    """A former run ended before the journal had stored its messages, so none was confirmed."""
+    bus = KeptBus(tmp_path)
+    connect_version2(bus, publish(1, 0, b"a", b"b"), name="till").disconnect()
+    bus.sync()
+    run = {} if instance is None else {"instance": instance}
+    peer = connect_publisher(bus, **run)
+    assert peer.receive_replies()[0].content["next"] == 2
+    peer.send(publish(1, 2, b"c"))
+    bus.sync()
+    assert payloads(bus) == [b"a", b"b", b"c"]

@@ -212,11 +212,11 @@ def _bus(info: BusInfo) -> Iterator[Line]:
         yield 1, f"refused: {_counts(info.refused)}"
     yield from _heading(1, "classes", info.classes, info.classes_left_out)
     for line in info.classes:
-        stored = [] if line.is_elsewhere else [format_message_count(line.stored)]
+        stored = [] if line.is_remote else [format_message_count(line.stored)]
         text = f"{_class_name(line.class_id, line.name)}: "
         text += ", ".join([*stored, format_count(line.positions, "subscription")])
         if line.publishers:
-            text += f", {format_count(line.publishers, 'publisher')} waiting for room"
+            text += f", {format_count(line.publishers, 'publisher')} waiting for space"
         yield 2, text + (f", {line.dropped:,} dropped" if line.dropped else "")
     yield from _heading(1, "sessions", info.sessions, info.sessions_left_out)
     for session in info.sessions:
@@ -255,12 +255,15 @@ def _class(info: ClassInfo) -> Iterator[Line]:
         yield 1, f"not yet confirmed by the cluster: {format_message_count(info.on_way)}"
     if info.backlog:
         yield 1, f"waiting for a first subscription: {format_message_count(info.backlog)}"
-    if info.keeps:
-        yield 1, f"retention after acknowledgement: {info.keeps}"
+    if info.retention:
+        yield 1, f"retention after acknowledgement: {info.retention}"
     if info.subjects:
         yield 1, f"NATS subjects: {' '.join(info.subjects)}"
-    if info.safe < info.head:
-        yield 1, f"not durable ({info.level}) yet: {format_message_count(info.head - info.safe)}"
+    if info.durable_before < info.head:
+        yield (
+            1,
+            f"not durable ({info.level}) yet: {format_message_count(info.head - info.durable_before)}",
+        )
     if info.purged:
         yield 1, f"purged but not yet released: {format_message_count(info.purged)}"
     yield (
@@ -283,7 +286,7 @@ def _class(info: ClassInfo) -> Iterator[Line]:
         yield from _position(2, position)
     if info.publishers:
         yield from _heading(
-            1, "publishers that wait for room", info.publishers, info.publishers_left_out
+            1, "publishers that wait for space", info.publishers, info.publishers_left_out
         )
     for publisher in info.publishers:
         state = ", gone" if publisher.is_gone else ""
@@ -333,10 +336,10 @@ def _position(depth: int, info: PositionInfo, *, of_class: bool = False) -> Iter
         f"{count:,} {state}"
         for count, state in (
             (info.unsent, "not sent yet"),
-            (info.again, "to be sent again"),
-            (info.behind, "behind others of their key"),
-            (info.put_off, f"delayed, the first for {format_duration(info.put_off_seconds)}"),
-            (info.unburied, "waiting for room in the class of the dead letters"),
+            (info.to_redeliver, "to be sent again"),
+            (info.blocked_by_key, "waiting for an earlier message of their key"),
+            (info.delayed, f"delayed, the first for {format_duration(info.delayed_seconds)}"),
+            (info.waiting_dead_letters, "waiting for space in the class of dead letters"),
         )
         if count
     ]
@@ -412,7 +415,7 @@ def _session(info: SessionInfo) -> Iterator[Line]:
     if info.waits_for:
         yield 1, info.waits_for
     limit = "at most " if info.leaves_out and info.unconfirmed else ""
-    waits = f", {info.parked:,} of them waiting for room" if info.parked else ""
+    waits = f", {info.parked:,} of them waiting for space" if info.parked else ""
     yield 1, f"{limit}{format_message_count(info.unconfirmed)} unconfirmed{waits}"
     if info.pending_bytes:
         yield 1, f"{format_bytes(info.pending_bytes)} are waiting to be sent to it"

@@ -316,7 +316,7 @@ class InquiryHandler:
             publishers=len(cls.blocked_sessions),
             dropped=sum(cls.dropped_counts.values())
             - sum(cls.dropped_counts.get(reason, 0) for reason in DEAD_LETTER_REASONS),
-            is_elsewhere=cls.is_remote,
+            is_remote=cls.is_remote,
             warning="" if warning is None else warning.sentence,
         )
         is_growing = warning is not None and warning.is_growing
@@ -389,12 +389,12 @@ class InquiryHandler:
             if stored
             else None,
             policy=cls.full_policy.value,
-            keeps=_describe_retention(cls.retention),
+            retention=_describe_retention(cls.retention),
             subjects=[
                 truncate_text(each) for each in store.subject_bindings.subjects_of(cls.class_id)
             ][:INQUIRY_PATTERNS_MAX],
             level=self._durability_name,
-            safe=ring.head
+            durable_before=ring.head
             if commit_log is None
             else commit_log.durable_head(cls.class_id, ring.head),
             backlog=count_backlog(cls),
@@ -420,14 +420,16 @@ class InquiryHandler:
         """Replace the local counts of a class by those of its remote storage."""
         found = remote_counts.get(cls.class_id, "it was not counted for this")
         dead = remote_counts.get(report.dead_class) if report.dead_class is not None else None
-        there = dict.fromkeys(("floor", "head", "safe", "stored", "stored_max", "stored_bytes"), 0)
+        there = dict.fromkeys(
+            ("floor", "head", "durable_before", "stored", "stored_max", "stored_bytes"), 0
+        )
         there |= dict.fromkeys(("memory_max", "backlog", "purged"), 0)
         if isinstance(found, RemoteInventory):
             unknown, waits_for = "", self._explain_remote_floor(cls, found)
             there |= {
                 "floor": found.floor,
                 "head": found.head,
-                "safe": found.head,
+                "durable_before": found.head,
                 "stored": found.message_count,
                 "stored_max": found.messages_max,
                 "stored_bytes": found.stored_bytes,
@@ -441,7 +443,7 @@ class InquiryHandler:
             report,
             **there,
             unknown=unknown,
-            on_way=cls.ring.head - report.safe,
+            on_way=cls.ring.head - report.durable_before,
             newest_seconds=None,
             oldest_seconds=None,
             dead_letters=dead.message_count if isinstance(dead, RemoteInventory) else 0,

@@ -50,7 +50,7 @@ class PositionReporter:
         state = cls.group_or_position(position).build_delivery_state()
         group = cls.groups.get(position)
         members = list(group.members) if group is not None else []
-        put_off = delivery_state.count_delayed(state, window)
+        delayed = delivery_state.count_delayed(state, window)
         member_reports: list[MemberSaid] = []
         if group is not None:
             in_flight = sum(member.assigned_count for member in members)
@@ -59,7 +59,7 @@ class PositionReporter:
             again = (
                 window.in_flight_count
                 - in_flight
-                - put_off
+                - delayed
                 - state.blocked_by_key_count
                 - state.pending_dead_letter_count
             )
@@ -79,7 +79,7 @@ class PositionReporter:
             in_flight = state.in_flight_count
             if policy.in_flight_max is None:  # Redeliveries are not counted otherwise.
                 in_flight = (
-                    window.in_flight_count - again - put_off - state.pending_dead_letter_count
+                    window.in_flight_count - again - delayed - state.pending_dead_letter_count
                 )
             covered = max(1, window.cursor - window.floor)
             read = position.ring  # Sent messages may not be read back completely.
@@ -107,14 +107,14 @@ class PositionReporter:
         unattended_seconds = (
             0.0 if is_served else max(0.0, self._store.clock.now - position.unattended_since)
         )
-        put_off_seconds = max(
+        delayed_seconds = max(
             0.0, min([*([later] if state.delayed_spans else []), *pauses], default=0.0)
         )
         ready, kept_back = unsent + again, 0
         if position.inherited_delays:  # Everything waits for the longest delay.
-            put_off, again, kept_back, ready = put_off + again, 0, unsent, 0
+            delayed, again, kept_back, ready = delayed + again, 0, unsent, 0
             last = max(due for _, _, due in position.inherited_delays)
-            put_off_seconds = max(0.0, self.ticks_to_seconds(last - self._store.clock.tick))
+            delayed_seconds = max(0.0, self.ticks_to_seconds(last - self._store.clock.tick))
         wait_reason, wait_sentence = explain_wait(
             WaitFacts(
                 holder_label=holder,
@@ -126,8 +126,8 @@ class PositionReporter:
                 oldest=oldest,
                 is_at_in_flight_limit=is_full,
                 key_blocked_count=state.blocked_by_key_count,
-                delayed_count=put_off + kept_back,
-                next_delay_seconds=put_off_seconds,
+                delayed_count=delayed + kept_back,
+                next_delay_seconds=delayed_seconds,
                 has_consumer=is_served,
                 unattended_seconds=unattended_seconds,
                 send_blocked_seconds=full_seconds,
@@ -152,14 +152,14 @@ class PositionReporter:
             floor=window.floor,
             lag=ring.head - window.floor,
             unsent=unsent,
-            again=again,
-            behind=state.blocked_by_key_count,
+            to_redeliver=again,
+            blocked_by_key=state.blocked_by_key_count,
             in_flight=in_flight,
             in_flight_max=limit,
             in_flight_bytes=in_flight_bytes,
             oldest=oldest,
-            put_off=put_off,
-            put_off_seconds=put_off_seconds,
+            delayed=delayed,
+            delayed_seconds=delayed_seconds,
             delivered=position.delivered_count,
             redelivered=position.redelivered_count,
             acknowledged=position.acknowledged_count,
@@ -169,12 +169,12 @@ class PositionReporter:
                 position.undelivered_counts.get(reason, 0) for reason in DEAD_LETTER_REASONS
             )
             - state.pending_dead_letter_count,
-            alone_seconds=unattended_seconds,
+            idle_seconds=unattended_seconds,
             members=member_reports,
             members_left_out=len(members) - len(member_reports),
             waits=wait_reason,
             waits_for=wait_sentence,
-            unburied=state.pending_dead_letter_count,
+            waiting_dead_letters=state.pending_dead_letter_count,
         )
 
     def _describe_member(self, member: GroupMember) -> MemberSaid:

@@ -30,7 +30,7 @@ class WaitReason(enum.StrEnum):
     """A message that matches a pattern: none has so far."""
     TURN = "turn"
     """Its turn: messages are being sent."""
-    ROOM = "room"
+    SPACE = "space"
     """Space for dead letters of all remaining messages."""
 
 
@@ -78,7 +78,7 @@ def explain_wait(facts: WaitFacts) -> tuple[WaitReason, str]:
         f"space in {facts.dead_letter_class!r} for {count:,} dead letter{'' if count == 1 else 's'}"
     )
     if word in (WaitReason.NOTHING, WaitReason.OTHERS, WaitReason.MATCH):
-        return WaitReason.ROOM, space
+        return WaitReason.SPACE, space
     return word, f"{sentence}; and for {space}"
 
 

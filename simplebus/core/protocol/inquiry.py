@@ -109,18 +109,18 @@ class PositionInfo(_Info, frozen=True):
     """Stored messages from its floor on, matching or not."""
     unsent: int = 0
     """Stored messages from its cursor on, matching or not."""
-    again: int = 0
+    to_redeliver: int = 0
     """Messages to be sent again now."""
-    behind: int = 0
+    blocked_by_key: int = 0
     """Messages of a key-ordered group that wait for an earlier message of their key."""
     in_flight: int = 0
     in_flight_max: int = 0
     """0 for unlimited."""
     in_flight_bytes: int = 0
     oldest: InFlightInfo | None = None
-    put_off: int = 0
+    delayed: int = 0
     """Messages that are delayed."""
-    put_off_seconds: float = 0.0
+    delayed_seconds: float = 0.0
     """Seconds until the first of them is due."""
     delivered: int = 0
     redelivered: int = 0
@@ -130,7 +130,7 @@ class PositionInfo(_Info, frozen=True):
     """Messages that were never sent, or not sent again, by reason."""
     dead_letters: int = 0
     """Number of them that are dead letters, except for dead letters that were lost."""
-    alone_seconds: float = 0.0
+    idle_seconds: float = 0.0
     """Seconds without an attached session."""
     members: list[MemberInfo] = []
     members_left_out: int = 0
@@ -138,12 +138,12 @@ class PositionInfo(_Info, frozen=True):
     """Keyword for what it waits for."""
     waits_for: str = ""
     """Sentence about what it waits for."""
-    unburied: int = 0
-    """Messages that were given up and wait for room in the dead letters."""
+    waiting_dead_letters: int = 0
+    """Messages that wait for space in the class of dead letters."""
 
 
 class PublisherInfo(_Info, frozen=True):
-    """Session with messages that wait for room in a class."""
+    """Session with messages that wait for space in a class."""
 
     session: int = -1
     name: str = ""
@@ -187,10 +187,10 @@ class ClassOverview(_Info, frozen=True):
     stored: int = 0
     positions: int = 0
     publishers: int = 0
-    """Sessions that wait for room."""
+    """Sessions that wait for space."""
     dropped: int = 0
     """Messages dropped without becoming dead letters."""
-    is_elsewhere: bool = False
+    is_remote: bool = False
     """True if a cluster stores the class; then its messages are only counted in `ClassInfo`."""
     warning: str = ""
     """Sentence about a class that has only publishers or only subscribers."""
@@ -228,12 +228,12 @@ class ClassInfo(_Info, frozen=True, tag_field="about", tag="class"):
     oldest_seconds: float | None = None
     policy: str = ""
     """Full-class policy."""
-    keeps: str = ""
+    retention: str = ""
     """Retention; empty for none."""
     subjects: list[str] = []
     """Bound NATS subjects."""
     level: str = "memory"
-    safe: int = 0
+    durable_before: int = 0
     """All sequences below it have reached the durability `level`."""
     backlog: int = 0
     """Messages that wait for a first subscription."""
@@ -253,7 +253,7 @@ class ClassInfo(_Info, frozen=True, tag_field="about", tag="class"):
     """Positions with the largest lag."""
     positions_left_out: int = 0
     publishers: list[PublisherInfo] = []
-    """Publishers that wait for room, longest wait first."""
+    """Publishers that wait for space, longest wait first."""
     publishers_left_out: int = 0
     waits_for: str = ""
     """Position that holds the floor, and publishers that wait for it."""
@@ -337,7 +337,7 @@ class SessionInfo(_Info, frozen=True, tag_field="about", tag="session"):
     leaves_out: bool = False
     """True if `unconfirmed` is an upper bound because the client may leave out numbers."""
     parked: int = 0
-    """Unconfirmed messages that wait for room in a class."""
+    """Unconfirmed messages that wait for space in a class."""
     parked_bytes: int = 0
     parked_class: int | None = None
     """Class that the first of them waits for."""

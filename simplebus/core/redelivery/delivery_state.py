@@ -39,7 +39,7 @@ class DeliveryState(NamedTuple):
     blocked_by_key_count: int = 0
     """Messages that wait for an earlier message of their key."""
     pending_dead_letter_count: int = 0
-    """Messages that were given up and wait for room in the dead letters."""
+    """Messages that wait for space in the class of dead letters."""
 
 
 class OldestInFlight(NamedTuple):

@@ -683,7 +683,7 @@ const PAGES = {
       ["head", "Next sequence", "count"], ["delivered", "Delivered", "count"],
       ["redelivered", "Redelivered", "count"], ["acknowledged", "Acknowledged", "count"],
       ["dead_letters", "Dead letters", "count"], ["channels", "Channels", "count"],
-      ["policy", "If the class is full", "text"], ["keeps", "Retention", "text"],
+      ["policy", "If the class is full", "text"], ["retention", "Retention", "text"],
       ["subjects", "NATS subjects", "text"], ["dropped", "Dropped", "text"],
     ],
   },

@@ -145,7 +145,7 @@ def test_idle_durable_is_reported_with_its_duration() -> None:
     reader.disconnect()
     tick(bus, 200)
     said = position_report(bus)
-    assert (said.session, said.durable, said.alone_seconds) == (-1, "billing", 200)
+    assert (said.session, said.durable, said.idle_seconds) == (-1, "billing", 200)
     assert said.waits_for == "no subscription has been connected for 3 min; 2 messages wait"
     assert class_report(bus).waits_for == (
         "the oldest stored message is held by the durable 'billing'; " + said.waits_for
@@ -163,7 +163,7 @@ def test_delayed_messages_are_not_in_flight() -> None:
     assert reader.receive_message_ids() == [0]
     reader.send(nack(5, 0, 1, 4000))
     said = position_report(bus)
-    assert (said.in_flight, said.put_off, said.put_off_seconds) == (0, 2, 4)
+    assert (said.in_flight, said.delayed, said.delayed_seconds) == (0, 2, 4)
     assert said.waits_for == "a delay: 2 messages are delayed, the first for another 4.0 s"
 
 
@@ -212,7 +212,7 @@ def test_key_ordered_group_reports_messages_blocked_by_their_key() -> None:
     assert reader.receive_message_ids() == [0]
     tick(bus, 2)
     said = position_report(bus)
-    assert (said.in_flight, said.behind, said.again, said.waits) == (1, 3, 0, "acks")
+    assert (said.in_flight, said.blocked_by_key, said.to_redeliver, said.waits) == (1, 3, 0, "acks")
     assert said.waits_for.endswith("; 3 messages wait for earlier messages with the same key")
     assert said.oldest is not None
     assert (said.oldest.sequence, said.oldest.sent_seconds) == (0, 2)
@@ -234,8 +234,8 @@ def test_nacked_message_of_a_group_is_delayed() -> None:
     reader.receive_message_ids()
     reader.send(nack(5, 0, 1))
     said = position_report(bus)
-    assert (said.in_flight, said.put_off, said.waits) == (0, 1, "time")
-    assert said.put_off_seconds == 6
+    assert (said.in_flight, said.delayed, said.waits) == (0, 1, "time")
+    assert said.delayed_seconds == 6
 
 
 def test_undelivered_messages_are_counted_by_reason() -> None:
@@ -297,7 +297,7 @@ def test_class_without_subscriptions_reports_its_backlog() -> None:
     said = class_report(bus, "orders")
     assert (said.class_id, said.name, said.backlog, said.stored) == (1, "orders", 4, 4)
     assert said.waits_for == "4 messages wait for a first subscription"
-    assert said.keeps == "2 messages, 60 s"
+    assert said.retention == "2 messages, 60 s"
     reader = connect_version2(bus, subscribe(1, 5))
     reader.receive_message_ids()
     reader.send(ack(5, 0, 4))
@@ -518,9 +518,9 @@ def check_reports(broker: Broker) -> None:
             key = (position.session, position.number, position.durable, position.group)
             there = known[key]
             assert position.cursor == there.cursor
-            assert position.unsent + position.behind == there.waiting
+            assert position.unsent + position.blocked_by_key == there.waiting
             assert position.in_flight >= 0
-            assert position.in_flight + position.again + position.put_off == there.in_flight
+            assert position.in_flight + position.to_redeliver + position.delayed == there.in_flight
             lost = {why.value: n for why, n in there.undelivered.items() if n}
             assert position.undelivered == lost
             assert position.waits_for

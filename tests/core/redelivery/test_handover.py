@@ -249,9 +249,9 @@ def test_inherited_delay_of_version_1_is_limited_to_its_own_delay(
     writer.send(publish(1, 1, b"b"))
     said, waited = position_report(bus), min(seconds, 6)
     assert said.session == heir.session.session_id
-    assert (said.waits, said.put_off, said.put_off_seconds) == ("time", 1, waited)
+    assert (said.waits, said.delayed, said.delayed_seconds) == ("time", 1, waited)
     assert said.waits_for.startswith("a delay: 2 messages are delayed"), "and what is behind it"
-    assert (said.unsent, said.again, said.alone_seconds) == (1, 0, 0)
+    assert (said.unsent, said.to_redeliver, said.idle_seconds) == (1, 0, 0)
     heard = []
     for tick in range(1, 10):
         advance_tick(bus)

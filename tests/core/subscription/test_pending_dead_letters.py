@@ -83,7 +83,12 @@ def test_pending_dead_letter_waits_for_space_without_redelivery(
     reason = Reason.TERMINATED if how == "terminate" else Reason.MAX_DELIVERIES
     assert bus.statistics(1).dropped == {reason: 6}
     said = position_report(bus)
-    assert (said.waits, said.unburied, said.in_flight, said.dead_letters) == ("room", 4, 0, 2)
+    assert (said.waits, said.waiting_dead_letters, said.in_flight, said.dead_letters) == (
+        "space",
+        4,
+        0,
+        2,
+    )
     assert said.waits_for == "space in 'dead.1' for 4 dead letters"
     peer.send(publish(1, 7, b"new"))
     assert tick_and_receive(bus, peer) == [7], "nobody else waits for that"
@@ -140,12 +145,12 @@ def test_purge_and_drop_remove_pending_dead_letters(kind: dict[str, Any]) -> Non
     peer.receive_message_ids()
     peer.send(nack(5, 0, 6, "terminate"))
     send_and_expect_purge(connect_version2(bus), purge(3, 5))
-    assert position_report(bus).unburied == 2
+    assert position_report(bus).waiting_dead_letters == 2
     [position] = bus.broker.classes[1].positions
     position.skip_to(3)
     bus.broker.store.trim_class(bus.broker.classes[1])
     bus.check_invariants()
-    assert position_report(bus).unburied == 1
+    assert position_report(bus).waiting_dead_letters == 1
     purge_dead_letters(bus)
     assert dead_letter_sequences(bus) == ["5"]
 
@@ -264,10 +269,10 @@ def _expand_ranges(ranges: Ranges) -> list[int]:
 
 
 def test_next_batch_inspects_bounded_number_of_ranges() -> None:
-    unburied = PendingDeadLetters()
-    unburied.add([(at, at + 1) for at in range(0, 4_000, 2)], Reason.TERMINATED, 1)
-    unburied.add([(at, at + 1) for at in range(1, 4_000, 2)], Reason.MAX_DELIVERIES, 2)
-    found = unburied.next_batch(1_001, 4_000)
+    pending = PendingDeadLetters()
+    pending.add([(at, at + 1) for at in range(0, 4_000, 2)], Reason.TERMINATED, 1)
+    pending.add([(at, at + 1) for at in range(1, 4_000, 2)], Reason.MAX_DELIVERIES, 2)
+    found = pending.next_batch(1_001, 4_000)
     expected = [(at, at + 1) for at in range(1_001, 1_001 + 2 * DEAD_LETTER_BATCH_MESSAGES, 2)]
     assert found == (expected, Reason.MAX_DELIVERIES, 2)
-    assert unburied.next_batch(3_998, 3_999) == ([(3_998, 3_999)], Reason.TERMINATED, 1)
+    assert pending.next_batch(3_998, 3_999) == ([(3_998, 3_999)], Reason.TERMINATED, 1)
