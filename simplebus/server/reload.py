@@ -7,7 +7,7 @@ time limit, because a network file system may not answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
@@ -76,8 +76,9 @@ def apply_settings(
     nats: NatsSettings,
     classes: Iterable[NamedClass],
     classes_before: Iterable[NamedClass],
-) -> None:
-    """Apply settings and class declarations to a broker and its NATS listener.
+) -> Iterator[None]:
+    """Apply settings and class declarations to a broker and its NATS listener: the settings of
+    existing classes while the result is iterated.
 
     Raises CannotReloadError, in which case nothing is changed.
     """
@@ -95,11 +96,12 @@ def apply_settings(
     finally:
         table.settings = previous
     broker.settings = new_settings
-    broker.store.apply_settings(new_settings)
+    parts = broker.store.apply_settings(new_settings)
     table.declare_operator_classes(classes)
     _undo_declarations(broker, classes, classes_before)
     if nats_listener is not None:
         nats_listener.apply_settings(nats)
+    return parts
 
 
 def _undo_declarations(

@@ -414,14 +414,15 @@ async def reload(running: RunningServer, options: ServeOptions) -> ServeOptions:
         if options.reload is not None:
             settings, new_options, log_changes = await read_in_thread(options.reload)
             _check_authentication_stays(running, new_options)
-            apply_settings(
+            for _ in apply_settings(
                 running.server.broker,
                 running.nats_listener,
                 settings,
                 new_options.nats,
                 new_options.classes,
                 options.classes,
-            )
+            ):
+                await trio.lowlevel.checkpoint()
             running.server.replace_users(new_options.users)
             running.server.address_limits.set_limits(
                 new_options.per_address, new_options.connection_rate

@@ -37,7 +37,8 @@ INITIAL = Settings(Limits(class_messages=100))
 def apply(server: RunningServer, settings: Settings = INITIAL, **more: Any) -> None:
     """Apply new settings to a server."""
     arguments = {"nats": NatsSettings(), "classes": (), "classes_before": ()} | more
-    apply_settings(server.server.broker, server.nats_listener, settings, **arguments)
+    for _ in apply_settings(server.server.broker, server.nats_listener, settings, **arguments):
+        pass
     server.server.flush_ready()
 
 

@@ -11,7 +11,7 @@ nobody confuses its messages with former ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -20,6 +20,7 @@ from simplebus.core import dead_letters
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
+    CHANGED_CLASSES_PER_TURN,
     CLASS_ID_MAX,
     CREATED_CLASSES_PER_TURN,
     DEAD_LETTERS_MEMORY_DIVISOR,
@@ -113,8 +114,8 @@ def _compute_budgets(settings: Settings) -> _BudgetSizes:
     return _BudgetSizes(rings, spill_reads, rings // DEAD_LETTERS_MEMORY_DIVISOR, reserved)
 
 
-def _find_changed_classes(before: Settings, after: Settings) -> set[int | str] | None:
-    """Return the ids and names of the classes whose settings differ; None if all may differ."""
+def _select_own_settings(before: Settings, after: Settings) -> set[int | str] | None:
+    """Return the ids and names of the classes whose settings may differ; None for all classes."""
 
     def common(settings: Settings) -> object:
         limits = settings.limits
@@ -123,8 +124,7 @@ def _find_changed_classes(before: Settings, after: Settings) -> set[int | str] |
 
     if common(before) != common(after):
         return None
-    keys = before.classes.keys() | after.classes.keys()
-    return {key for key in keys if before.classes.get(key) != after.classes.get(key)}
+    return before.classes.keys() | after.classes.keys()
 
 
 def _too_many_classes_error(
@@ -211,21 +211,32 @@ class ClassRegistry:
         for cls in self.classes.values():
             cls.probe_observer = observer
 
-    def apply_settings(self, settings: Settings) -> None:
-        """Apply new settings to all classes. Messages beyond a lowered limit are not dropped."""
+    def apply_settings(self, settings: Settings) -> Iterator[None]:
+        """Apply new settings: to new classes at once, and to the others while the result is
+        iterated.
+
+        Messages beyond a lowered limit are not dropped.
+        """
         previous, self.settings = self.settings, settings
         sizes = _compute_budgets(settings)
         self.budget.limit_bytes, self.spill_budget.limit_bytes = sizes.rings, sizes.spill_reads
         self.dead_letter_budget.resize(sizes.dead_letters, reserved=sizes.dead_letters_reserved)
-        changed_keys = _find_changed_classes(previous, settings)
-        for cls in self.classes.values():
+        return self._apply_in_parts(_select_own_settings(previous, settings))
+
+    def _apply_in_parts(self, keys: Collection[int | str] | None) -> Iterator[None]:
+        """Apply the settings to the classes with these ids and names, or to all if it is None."""
+        count = 0
+        for cls in list(self.classes.values()):
             if (
-                changed_keys is None
-                or cls.class_id in changed_keys
-                or cls.name in changed_keys
+                keys is None
+                or cls.class_id in keys
+                or cls.name in keys
                 or cls.spill is not None  # It may not spill any more.
             ):
                 self._apply_class_settings(cls)
+                count += 1
+                if count % CHANGED_CLASSES_PER_TURN == 0:
+                    yield
 
     def find_dead_letter_sources(self, text: str) -> list[ClassIdentity]:
         """Return (id, name) of the classes whose dead letters are stored in `dead.<text>`.

@@ -126,10 +126,16 @@ class Store:
         self.positions_with_pending_dead_letters: dict[MessageClass, dict[Position, None]] = {}
         """Positions, by class, whose dead letters found no space."""
 
-    def apply_settings(self, settings: Settings) -> None:
-        """Replace the settings. Blocked publishers are retried, because limits may have grown."""
+    def apply_settings(self, settings: Settings) -> Iterator[None]:
+        """Replace the settings: for existing classes while the result is iterated.
+
+        Then blocked publishers are retried, because limits may have grown.
+        """
         self.settings = settings
-        self.class_registry.apply_settings(settings)
+        return self._retry_blocked_after(self.class_registry.apply_settings(settings))
+
+    def _retry_blocked_after(self, parts: Iterator[None]) -> Iterator[None]:
+        yield from parts
         for cls in list(self.publish_queue.blocked_classes):
             self.publish_queue.retry(cls)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import EXPENSIVE_EVENTS_READ_BYTES, Limits
+from simplebus.core.message_class import class_registry
 from simplebus.core.message_class.class_registry import ClassRegistry
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import NamedClass
@@ -142,7 +143,8 @@ def test_changed_settings_have_the_effect_of_new_ones(history: list[Settings]) -
     changed = ClassRegistry(history[0])
     changed.declare_classes(references)
     for settings in history[1:]:
-        changed.apply_settings(settings)
+        for _ in changed.apply_settings(settings):
+            pass
     new = ClassRegistry(history[-1])
     new.declare_classes(references)
     effects = [
@@ -175,6 +177,24 @@ def test_settings_of_one_class_are_applied_without_those_of_all_others() -> None
     classes = ClassRegistry(Settings())
     classes.declare_classes(list(range(1000)))
     own = CountedSettings({7: ClassSettings(messages_max=7)})
-    classes.apply_settings(Settings(limits=Limits(connections=9), classes=own))
+    assert list(classes.apply_settings(Settings(limits=Limits(connections=9), classes=own))) == []
     assert classes.classes[7].ring.messages_max == 7
     assert own.lookup_count <= 3
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_settings_of_many_classes_are_applied_in_portions(
+    monkeypatch: pytest.MonkeyPatch, has_own: bool
+) -> None:
+    monkeypatch.setattr(class_registry, "CHANGED_CLASSES_PER_TURN", 10)
+    classes = ClassRegistry(Settings())
+    classes.declare_classes(list(range(35)))
+    settings = Settings(limits=Limits(class_messages=7))
+    if has_own:
+        settings = Settings(classes=dict.fromkeys(range(35), ClassSettings(messages_max=7)))
+    changed_counts = []
+    for _ in classes.apply_settings(settings):
+        limits = [each.ring.messages_max for each in classes.classes.values()]
+        changed_counts.append(limits.count(7))
+    assert changed_counts == [10, 20, 30]
+    assert {each.ring.messages_max for each in classes.classes.values()} == {7}
