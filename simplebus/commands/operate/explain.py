@@ -260,10 +260,8 @@ def _class(info: ClassInfo) -> Iterator[Line]:
     if info.subjects:
         yield 1, f"NATS subjects: {' '.join(info.subjects)}"
     if info.durable_before < info.head:
-        yield (
-            1,
-            f"not durable ({info.level}) yet: {format_message_count(info.head - info.durable_before)}",
-        )
+        pending_count = info.head - info.durable_before
+        yield 1, f"not durable ({info.level}) yet: {format_message_count(pending_count)}"
     if info.purged:
         yield 1, f"purged but not yet released: {format_message_count(info.purged)}"
     yield (
