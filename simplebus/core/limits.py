@@ -211,6 +211,9 @@ DELIVERIES_MAX = 0xFFFF
 # Messages of a key-ordered group that may wait behind the cursor, because of their key, before the
 # group stops scanning.
 PARTITION_QUEUE_MESSAGES_MAX = 32_768
+# The same together with the messages in flight. With more, the tables of a group would take
+# milliseconds to grow.
+KEY_ORDERED_MESSAGES_MAX = 65_536
 
 # Dead letters --------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 import pytest
 
 from simplebus.core.errors import Reason
+from simplebus.core.group import key_ordered_group
 from simplebus.core.group.group import GroupMember
 from simplebus.core.group.key_ordered_group import KeyOrderedGroup, KeyOrderedMember
 from simplebus.core.limits import IN_FLIGHT_BYTES, PARTITION_QUEUE_MESSAGES_MAX, Limits
@@ -313,6 +314,24 @@ def test_key_ordered_group_limits_messages_behind_cursor() -> None:
     only.send(ack(5, 0, 1))
     assert only.receive_message_ids() == [1]
     assert position.window.cursor == PARTITION_QUEUE_MESSAGES_MAX + 2
+
+
+def test_key_ordered_group_limits_all_unfinished_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 50
+    monkeypatch.setattr(key_ordered_group, "KEY_ORDERED_MESSAGES_MAX", limit)
+    bus = BrokerHarness()
+    first, second = join_members(bus, 2)
+    publish_keys(bus, *[b"key %d" % (n % 40) for n in range(200)])
+    received: list[int] = []
+    (position,) = bus.broker.classes[1].groups
+    while position.window.floor < 200:
+        bus.broker.run_due_wakeups()
+        assert position.window.in_flight_count <= limit
+        for peer in (first, second):
+            numbers = peer.receive_message_ids()
+            received += numbers
+            peer.send(*[ack(5, each, each + 1) for each in numbers])
+    assert sorted(received) == list(range(200))
 
 
 def test_key_ordered_member_in_flight_bytes_are_limited() -> None:

@@ -8,7 +8,7 @@
 - All partitions share one position: a durable is stored with one ack window, and there are so many
   partitions that different keys rarely wait for each other.
 - The cursor passes each message once. The number of messages that wait behind the cursor is
-  limited; at the limit the group stops scanning.
+  limited, alone and with those in flight; at the limit the group stops scanning.
 
     ring         floor ─ in flight, or waiting in a partition ─ cursor ─ not scanned yet ─ head
     partitions   12 │ 15 19     13 │     first message │ messages waiting behind it
@@ -40,6 +40,7 @@ from simplebus.core.group.partition_queues import PartitionQueues
 from simplebus.core.limits import (
     IN_FLIGHT_BYTES,
     INQUIRY_SPANS_MAX,
+    KEY_ORDERED_MESSAGES_MAX,
     PARTITION_QUEUE_MESSAGES_MAX,
     PLAIN_FRAMES_MAX,
     REDELIVERY_BYTES,
@@ -509,11 +510,11 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
     @property
     def _queue_space(self) -> int:
         """Messages that may still be added behind the cursor; 0 if no member accepts messages."""
-        return (
-            PARTITION_QUEUE_MESSAGES_MAX - len(self._unassigned_sequences)
-            if self._available_members
-            else 0
-        )
+        if not self._available_members:
+            return 0
+        waiting_space = PARTITION_QUEUE_MESSAGES_MAX - len(self._unassigned_sequences)
+        space = KEY_ORDERED_MESSAGES_MAX - len(self._partitions)
+        return space if space < waiting_space else waiting_space
 
     def _can_enqueue_new(self) -> bool:
         """Return True if new messages can be added now, behind all redeliveries."""
