@@ -122,7 +122,11 @@ class SequenceSet:
 
     def unite(self, other: SequenceSet) -> None:
         """Add all sequences of another set."""
-        if other.range_count <= _INSERT_ONE_BY_ONE_MAX:
+        if not self._lasts or (other._firsts and self._lasts[-1] < other._firsts[0]):
+            self._firsts += other._firsts
+            self._lasts += other._lasts
+            self._count += other._count
+        elif other.range_count <= _INSERT_ONE_BY_ONE_MAX:
             self.update(list(other))
         else:
             self._unite(other._firsts, other._lasts)
