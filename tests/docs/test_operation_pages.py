@@ -43,7 +43,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
         f"all binary connections together | {LIMITS.total_pending_bytes // GIB} GiB |",
         f"one NATS client: unread messages | {NATS.max_pending // MIB} MiB |",
         f"all NATS clients together | {LIMITS.total_pending_bytes // GIB} GiB |",
-        f"a version 2 publisher | {LIMITS.credit_bytes // MIB} MiB |",
+        f"a Python publisher | {LIMITS.credit_bytes // MIB} MiB |",
         f"binary connections | {LIMITS.connections:,} |",
         f"NATS connections | {NATS.connections:,} |",
         f"HTTP connections | {http_server.CONNECTIONS_MAX} |",
@@ -52,7 +52,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
         f"segments of {SEGMENT_BYTES // MIB} MiB |",
         f"| {IN_FLIGHT_MESSAGES:,} and about {IN_FLIGHT_BYTES // MIB} MiB; "
         f"a member of a group {GROUP_IN_FLIGHT_MESSAGES} |",
-        f"longest frame | {LIMITS.frame_bytes // MIB} MiB |",
+        f"channel, key and headers | {LIMITS.frame_bytes // MIB} MiB |",
         f"deliveries of a message | {DEFAULT_DELIVERIES_MAX} |",
     ],
 )

@@ -136,7 +136,10 @@ class Message(Generic[T]):
 
     @property
     def sequence(self) -> int:
-        """Number of the message within its class, counted from 0 and never reused."""
+        """Number of the message within its class, counted from 0.
+
+        A server without a data directory begins at 0 again when it restarts.
+        """
         return int(self._ack_token.sequences[self._index])
 
     @property
