@@ -493,6 +493,12 @@ class BlockingBus(BlockingPublisher):
             self._replies = pending_replies, subscription
         return self._replies
 
+    def acknowledge_replies(self) -> None:
+        """Acknowledge the reply to the last request, before the bus is left."""
+        if self._replies is not None:
+            _, replies = self._replies
+            replies.inbox.settle_previous()
+
     @overload
     def fetch(
         self, what: type[T], first: int = 0, count: int = ..., *, time: datetime | None = None

@@ -108,6 +108,7 @@ def connect_blocking(
         yield bus
         seconds = CLOSE_SECONDS
     finally:
+        bus.acknowledge_replies()
         connection.close(seconds)
     raise_errors(
         bus.failures.to_exception_group(),

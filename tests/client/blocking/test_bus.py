@@ -374,6 +374,23 @@ def test_request_and_reply_without_event_loop(server: BusServer) -> None:
     thread.join()
 
 
+def test_leaving_the_bus_acknowledges_the_last_reply(server: BusServer) -> None:
+    def respond() -> None:
+        with simplebus.connect_blocking(server.address) as bus:
+            bus.handle(1, lambda message: message.payload.upper())
+            bus.run(seconds=1)
+
+    thread = threading.Thread(target=respond)
+    thread.start()
+    with simplebus.connect_blocking(server.address) as bus:
+        assert bus.request(b"shout", class_id=1).payload == b"SHOUT"
+    with simplebus.connect_blocking(server.address) as bus:
+        replies = bus.explain("simplebus.replies")
+    assert isinstance(replies, simplebus.ClassInfo)
+    assert replies.backlog == 0
+    thread.join()
+
+
 def test_using_a_left_bus_raises(shared_server: BusServer) -> None:
     with simplebus.connect_blocking(shared_server.address) as bus:
         pass
