@@ -7,7 +7,6 @@ message that was not allowed at that moment is never allowed.
 from __future__ import annotations
 
 from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES
-from simplebus.core.settings import FullPolicy
 from tests.behaviour.wire_peer_v2 import DELIVER, ENVELOPE, MESSAGE
 from tests.simulation.history import (
     PositionHistory,
@@ -184,10 +183,11 @@ class DeliveryChecks(LossChecks):
     def _may_be_dropped(self, class_id: int, sequence: int) -> bool:
         """Return True if last values can have filled 3/4 of the class, by messages or bytes.
 
-        A class with the policy drop_oldest drops last values then instead of copying them.
+        A full class drops last values then instead of copying them: with drop_oldest always, and
+        with other policies if all its messages are acknowledged.
         """
         cls = self.broker.classes[class_id]
-        if cls.full_policy is not FullPolicy.DROP_OLDEST or sequence >= cls.ring.floor:
+        if sequence >= cls.ring.floor:
             return False
         log, messages_max = self.messages[class_id], cls.ring.messages_max
         channels = [channel_from_traits(message_traits(content)) for content in log]
