@@ -290,6 +290,8 @@ SUBSCRIPTIONS_ENDED_PER_TURN = 64
 # They end earlier if group members among them held more messages than this.
 RETURNED_PER_TURN = 1024
 DECLARED_CLASSES_ENDED_PER_TURN = 512
+# Subscriptions and durables of a class to which a Purge is applied in one turn.
+PURGED_POSITIONS_PER_TURN = 128
 # Result cache of a subscription index: names, values of all names, and combined pattern sets.
 CACHE_NAMES_MAX = 4096
 CACHE_VALUES_MAX = 1 << 20

@@ -24,7 +24,7 @@ import msgspec
 from simplebus.core.authorization.durable_owners import DurableOwners
 from simplebus.core.authorization.session_permissions import check_right, mask_unknown_class
 from simplebus.core.broker.acknowledge import AckHandler
-from simplebus.core.broker.fetch import FetchHandler
+from simplebus.core.broker.fetch import FetchHandler, PendingPurge
 from simplebus.core.broker.inquire import InquiryHandler
 from simplebus.core.broker.subscription_manager import SubscriptionManager
 from simplebus.core.clock import BrokerClock
@@ -673,7 +673,9 @@ class Broker:
                     pass
                 case PurgeRequested():
                     last = self.fetch_handler.check_purge(session, request)
-                    session.outbox.defer_reply(partial(self._purge_in_turn, session, request, last))
+                    parts = self._purge_in_parts(session, request, last)
+                    purge = PendingPurge(session, parts, self.delayed_wakeups, self.clock)
+                    session.outbox.defer_reply(purge.try_reply)
                 case InquireRequested(body=AcksInquiry()):
                     self._reply_when_acks_stored(session, request.request_number)
                 case InquireRequested():
@@ -720,15 +722,17 @@ class Broker:
         position = self.request_progress()
         self.publisher_confirms.reply_when_durable(session, reply, position, None)
 
-    def _purge_in_turn(self, session: Session, request: PurgeRequested, end: int) -> None:
+    def _purge_in_parts(
+        self, session: Session, request: PurgeRequested, end: int
+    ) -> Iterator[None]:
         """Purge when earlier replies of the session are sent, because every position is examined.
 
-        Does nothing if the session has ended.
+        Does nothing if the session has ended before.
         """
         if session.is_closed:
             return
         try:
-            self.fetch_handler.purge(session, request, end)
+            yield from self.fetch_handler.purge(session, request, end)
         except RemoteProtocolError as error:
             self._refuse_request(session, request, error)
 

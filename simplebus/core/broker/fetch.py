@@ -6,14 +6,21 @@ session has several Fetch requests, each is answered after the reply before it w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from simplebus.core.authorization.session_permissions import check_fetch, check_right, is_visible
+from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.limits import FETCH_BYTES_MAX, FETCH_PURGED_MAX, FETCH_TIMES_MAX
+from simplebus.core.limits import (
+    FETCH_BYTES_MAX,
+    FETCH_PURGED_MAX,
+    FETCH_TIMES_MAX,
+    PURGED_POSITIONS_PER_TURN,
+    SCAN_MESSAGES_MAX,
+)
 from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.message_class.purge import purge_messages
+from simplebus.core.message_class.purge import purge_in_parts
 from simplebus.core.message_class.remote_storage import RemoteQuery, RemoteStorage
 from simplebus.core.message_class.spill import SpilledRange, SpillRead
 from simplebus.core.protocol import frames
@@ -24,6 +31,7 @@ from simplebus.core.ring.memory_budget import MemoryBudget
 from simplebus.core.ring.ring import Ring
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
+from simplebus.core.subscription.delayed_wakeups import NEVER, DelayedWakeups
 from simplebus.core.users.permissions import AdminRight
 
 PieceT = TypeVar("PieceT")
@@ -168,6 +176,55 @@ class _PendingFetch:
         self._session.outbox.resume_replies()
 
 
+class PendingPurge:
+    """Purge request that is not answered yet.
+
+    It is a `WakeupTarget`, so that a purge that has begun is completed without its session.
+    """
+
+    scanned_count = SCAN_MESSAGES_MAX // 4
+    """Limits how many purges continue in one turn."""
+
+    def __init__(
+        self,
+        session: Session,
+        parts: Iterator[None],
+        delayed_wakeups: DelayedWakeups,
+        clock: BrokerClock,
+    ) -> None:
+        """Create a request. `parts` purge the messages and queue the reply."""
+        self._session = session
+        self._parts = parts
+        self._delayed_wakeups = delayed_wakeups
+        self._clock = clock
+        self._is_begun = self._is_complete = False
+
+    def try_reply(self) -> bool:
+        """Begin to purge. Returns False if the reply is not queued yet."""
+        if not self._is_begun:
+            self._is_begun = True
+            self._process_part()
+        return self._is_complete
+
+    @property
+    def next_wakeup(self) -> float:
+        return NEVER if self._is_complete else self._clock.now
+
+    def handle_wakeup(self) -> bool:
+        self._process_part()
+        if self._is_complete and not self._session.is_closed:
+            self._session.outbox.resume_replies()
+        return True
+
+    def _process_part(self) -> None:
+        """Process the next part; without a connection, all parts."""
+        for _ in self._parts:
+            if self._session.can_split_reads:
+                self._delayed_wakeups.schedule_wakeup(self._clock.now, self)
+                return
+        self._is_complete = True
+
+
 def _requested_range(cls: MessageClass, request: FetchRequest, head: int) -> tuple[int, int]:
     """Return the requested sequences, limited to stored messages."""
     first = (
@@ -283,13 +340,15 @@ class FetchHandler:
         head, last = cls.ring.head, event.body.last
         return head if last is None else min(last, head)
 
-    def purge(self, session: Session, event: PurgeRequested, end: int) -> None:
-        """Purge stored messages up to `end`, for every position."""
+    def purge(self, session: Session, event: PurgeRequested, end: int) -> Iterator[None]:
+        """Purge stored messages up to `end`, for every position, in parts."""
         store, cls = self._store, self._store.require_class(event.class_id)
-        count = purge_messages(cls, event.body.first, end, store.commit_log)
+        count = yield from purge_in_parts(cls, event.body.first, end, store.commit_log)
         store.trim_class(cls)
-        for position in cls.positions:
+        for number, position in enumerate(list(cls.positions), 1):
             cls.enqueue_position(position)
+            if number % PURGED_POSITIONS_PER_TURN == 0:
+                yield
         reply = PurgeReply(purged=count)
         self._send_reply(
             session,

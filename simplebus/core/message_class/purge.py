@@ -5,19 +5,40 @@ is not counted.
 
     ring    floor ─ 3 ─ 4 ─ 5 ─ 6 ─ 7 ─ head
     purged              ■   ■                     freed together with 3
+
+From the beginning of a purge, the class counts its messages as purged, and new positions do not
+receive them. The existing positions are changed in parts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import PURGED_RANGES_MAX
+from simplebus.core.limits import PURGED_POSITIONS_PER_TURN, PURGED_RANGES_MAX
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.subscription.position import Position
 
 
 def purge_messages(cls: MessageClass, first: int, last: int, commit_log: CommitLog | None) -> int:
-    """Purge the stored messages among `first` to `last - 1`. The caller trims the class afterwards.
+    """Purge messages at once. Like `purge_in_parts` otherwise."""
+    parts = purge_in_parts(cls, first, last, commit_log)
+    while True:
+        try:
+            next(parts)
+        except StopIteration as stop:
+            count: int = stop.value
+            return count
+
+
+def purge_in_parts(
+    cls: MessageClass, first: int, last: int, commit_log: CommitLog | None
+) -> Generator[None, None, int]:
+    """Purge the stored messages among `first` to `last - 1`, in parts of bounded work.
+
+    All parts must be processed, whatever happens between them. The caller trims the class
+    afterwards.
 
     Returns:
         The number of messages that were not purged before.
@@ -43,11 +64,14 @@ def purge_messages(cls: MessageClass, first: int, last: int, commit_log: CommitL
     purged.add(first, last)
     if cls.has_last_values:
         cls.last_values.discard_range(first, last)
-    for position in cls.positions:
-        position.purge(first, last)
-    _purge_backlog(cls, first, last)
     count = len(purged) - before
     cls.dropped_counts[Reason.PURGED] += count
+    for number, position in enumerate(list(cls.positions), 1):
+        if position in cls.positions:  # It may have ended between the parts.
+            position.purge(first, last)
+        if number % PURGED_POSITIONS_PER_TURN == 0:
+            yield
+    _purge_backlog(cls, first, last)
     is_oldest_purged = bool(purged.ranges_within(cls.first_sequence, cls.first_sequence + 1))
     if is_oldest_purged:  # Purged messages are not subject to retention.
         [(_, end)] = purged.ranges_within(cls.first_sequence, ring.head)[:1]

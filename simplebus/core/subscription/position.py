@@ -712,6 +712,7 @@ class Position:
                 self.ring, max(first, cursor), last, channel_filter
             )
             self._advance_past(kept, last)
+        self._changes.record_moved(self)
 
     def _advance_past(self, kept_ranges: Ranges, end: int) -> None:
         """Move the cursor to `end`. Only `kept_ranges` of the passed messages are still sent."""

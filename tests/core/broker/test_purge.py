@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from unittest import mock
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -317,9 +320,46 @@ CONTENTS = {
 }
 
 
-@settings(max_examples=60)
-@given(steps)
-def test_exactly_the_purged_messages_are_not_delivered(said: list[tuple]) -> None:  # type: ignore[type-arg]
+@settings(max_examples=120)
+@given(steps, st.none() | st.lists(st.tuples(st.integers(0, 3), wishes), max_size=3))
+def test_exactly_the_purged_messages_are_not_delivered(
+    said: list[tuple],  # type: ignore[type-arg]
+    subscribed_between: list[tuple[int, dict[str, object]]] | None,
+) -> None:
+    """A list of subscriptions divides each purge into parts, between which they begin."""
+    portion = 128 if subscribed_between is None else 1
+    with mock.patch.object(message_class_purge, "PURGED_POSITIONS_PER_TURN", portion):
+        compare_deliveries(said, subscribed_between)
+
+
+def purge_in_portions(
+    bus: BrokerHarness,
+    readers: list[Version2Peer],
+    request: bytes,
+    subscribed_between: list[tuple[int, dict[str, object]]],
+) -> int:
+    """Purge in parts, between which readers receive messages and subscribe again."""
+    peer = connect_version2(bus)
+    peer.receive_replies()
+    peer.session.allow_split_reads()
+    peer.send(request)
+    remaining = iter(subscribed_between)
+    while not (replies := peer.receive_replies()):
+        for reader in readers:
+            reader.receive_message_ids()
+        for number, options in islice(remaining, 1):
+            readers[number].send(unsubscribe(5), subscribe(1, 5, **options))
+        bus.broker.run_due_wakeups()
+    peer.disconnect()
+    [reply] = replies
+    count: int = reply.content["purged"]
+    return count
+
+
+def compare_deliveries(
+    said: list[tuple],  # type: ignore[type-arg]
+    subscribed_between: list[tuple[int, dict[str, object]]] | None,
+) -> None:
     bus = BrokerHarness()
     writer, readers = connect_version2(bus), [connect_version2(bus) for _ in range(4)]
     gone: set[int] = set()
@@ -339,10 +379,13 @@ def test_exactly_the_purged_messages_are_not_delivered(said: list[tuple]) -> Non
             readers[at % 4].send(unsubscribe(5), subscribe(1, 5, **rest[0]))
         elif verb == "purge":
             first, last = sorted(rest)
-            writer.send(purge(first, last))
-            told += sum(
-                one.content["purged"] for one in writer.receive_replies() if one.kind == "purge"
-            )
+            if subscribed_between is not None and published:
+                told += purge_in_portions(bus, readers, purge(first, last), subscribed_between)
+            else:
+                writer.send(purge(first, last))
+                told += sum(
+                    one.content["purged"] for one in writer.receive_replies() if one.kind == "purge"
+                )
             stored = range(max(first, bus.broker.classes[1].ring.floor), last)
             gone.update(n for n in (*stored, *range(first, last)) if n < len(published))
         elif verb == "ack":
@@ -392,6 +435,45 @@ def test_purges_alternate_with_other_sessions() -> None:
         peer.session.outbox.mark_sent(len(peer.session.outbox.peek(0)), 0)
     assert heard == 20
     assert others.receive_message_ids() == [0, *range(21, 30)]
+
+
+def test_purge_changes_a_bounded_number_of_positions_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(message_class_purge, "PURGED_POSITIONS_PER_TURN", 3)
+    bus = BrokerHarness()
+    durables = connect_version2(bus, *[subscribe(1, n, durable=f"d {n}") for n in range(1, 11)])
+    peer = fill(bus)
+    peer.receive_replies()
+    peer.session.allow_split_reads()
+    peer.send(purge())
+    purged_counts = []
+    while not peer.session.outbox.peek(0):
+        floors = [position.window.floor for position in bus.broker.classes[1].positions]
+        purged_counts.append(floors.count(10))
+        bus.broker.run_due_wakeups()
+        bus.check_invariants()
+    assert purged_counts == [3, 6, 9]
+    assert purged_count(peer) == 10
+    assert durables.receive_message_ids() == []
+
+
+def test_purge_that_has_begun_is_completed_without_its_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(message_class_purge, "PURGED_POSITIONS_PER_TURN", 1)
+    bus = BrokerHarness()
+    durables = connect_version2(bus, *[subscribe(1, n, durable=f"d {n}") for n in range(1, 6)])
+    peer = fill(bus)
+    peer.receive_replies()
+    peer.session.allow_split_reads()
+    peer.send(purge())
+    assert peer.receive_replies() == []
+    peer.disconnect()
+    while bus.broker.next_wakeup <= bus.broker.clock.now:
+        bus.broker.run_due_wakeups()
+    assert len(bus.broker.classes[1].ring) == 0
+    assert durables.receive_message_ids() == []
 
 
 def test_requests_of_an_ended_session_are_dropped() -> None:
