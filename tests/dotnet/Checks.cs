@@ -63,7 +63,7 @@ public static class Checks
         bus.Subscribe<ShopCreated>(shop =>
         {
             if ((shop.Id == 5 || shop.Id == 7) && failed.Add(shop.Id))
-                throw new InvalidOperationException("no shop " + shop.Id + " today");
+                throw new InvalidOperationException("the handler rejects shop " + shop.Id);
         });
         bus.Subscribe<ShopCreated>(shop => Console.WriteLine(shop.Id));
     }

@@ -255,7 +255,9 @@ def test_refuses_payloads_that_violate_the_protocol(dotnet: Dotnet) -> None:
     for bad in (DELIMITER, b"a" + DELIMITER, b"<<\r\n>b", b"x" * (long + 1)):
         [answer] = run_checks(dotnet, f"publish 1 {bad.hex()}")
         assert answer.startswith("refused: "), bad
-    assert run_checks(dotnet, "publish 2 00") == ["refused: class 2 is not bound"]
+    assert run_checks(dotnet, "publish 2 00") == [
+        "refused: class 2 is not bound; call Bind before Publish"
+    ]
 
 
 # Against a fake server ---------------------------------------------------------------------------

@@ -60,7 +60,7 @@ namespace SimpleBus.Client
         /// </summary>
         public Action<BusLogLevel, string, Exception?>? Log { get; set; }
 
-        /// <summary>Return a copy that later changes of the program do not reach.</summary>
+        /// <summary>Return a copy, which does not change if the program changes these options later.</summary>
         /// <exception cref="ArgumentException">A value is out of its range.</exception>
         internal BusOptions CopyValid()
         {

@@ -132,7 +132,7 @@ namespace SimpleBus.Client
                 if (batch[index].IsEnvelope)
                     envelope = Envelope.Decode(payload.ToArray(), out payload);
                 else if (typeof(T) == typeof(ReadOnlyMemory<byte>))
-                    payload = payload.ToArray(); // The batch is reused, the value is not.
+                    payload = payload.ToArray(); // The memory of the batch is reused, but the program keeps the value.
                 T value = PayloadCodec.Read<T>(bus.Connection.Serializer, payload);
                 return new Message<T>(bus, inbox, batch, index, envelope, value);
             }

@@ -4,15 +4,15 @@
 // wrap: id 0 does not follow id 2147483647.
 // Ids of different classes or timer indexes are never in one range: the original server searches
 // for an ack in the tick of its timer index.
-// The log belongs to one session. Ids of a lost session are discarded: after a restart of the
-// server they would name other, unprocessed messages.
+// The log belongs to one session. Ids of a lost session are discarded: after a restart, the server may
+// assign them to other messages.
 
 using System;
 using System.Collections.Generic;
 
 namespace SimpleBus.Version1
 {
-    /// <summary>Half-open: First is acknowledged, Last is not.</summary>
+    /// <summary>Half-open range of message ids: First is included, Last is not.</summary>
     public struct AckRange
     {
         public uint First;
@@ -66,7 +66,7 @@ namespace SimpleBus.Version1
 
         public void Clear()
         {
-            // Timer indexes are few and repeat: the lists are reused.
+            // The lists are reused, because a session has few timer indexes.
             foreach (uint key in order)
                 groups[key].Clear();
             order.Clear();

@@ -25,8 +25,8 @@ namespace SimpleBus.Version1
         public const int DelimiterBytes = 4;
         /// <summary>Bytes that a frame adds to its content.</summary>
         public const int Overhead = HeaderBytes + DelimiterBytes;
-        /// <summary>Message ids count from 0 to one less than this, and then from 0
-        /// again.</summary>
+        /// <summary>Number of message ids: after the highest id, ids restart at
+        /// 0.</summary>
         public const uint IdCount = 1u << 31;
 
         /// <summary>Append one frame. The caller checks that its content may be sent.</summary>
@@ -147,7 +147,7 @@ namespace SimpleBus.Version1
         {
             if (start > 0)
             {
-                // // The rest is part of one frame: moving it costs little.
+                // The remaining bytes are part of one frame, so few bytes are moved.
                 Buffer.BlockCopy(buffer, start, buffer, 0, end - start);
                 end -= start;
                 searched -= start;
@@ -174,7 +174,7 @@ namespace SimpleBus.Version1
             int length = at < 0 ? end - start + 1 : at + Frames.DelimiterBytes - start;
             if (length > frameBytesMax)
                 throw new InvalidDataException(
-                    "a frame is longer than " + frameBytesMax + " bytes, the limit");
+                    "received a frame longer than the limit of " + frameBytesMax + " bytes");
             if (at < 0)
             {
                 // The end may contain the beginning of a delimiter: these bytes are searched again.

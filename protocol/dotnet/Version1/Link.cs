@@ -6,8 +6,8 @@
 // acks, then one chunk of messages, and again.
 // All state shared by both threads and publishers is protected by `gate`. No handler runs and no
 // socket is used while it is held.
-// Acks belong to the session of their messages (Acks.cs); unsent messages wait for the next
-// session.
+// Acks are sent only in the session of their messages (see Acks.cs). Unsent messages wait for the
+// next session.
 //
 //   Dial -> Attach -> read … handle … read … handle … -> Detach -> Pause -> Dial
 //              |                                            |
@@ -24,7 +24,7 @@ namespace SimpleBus.Version1
     {
         private const int PauseMinMs = 100;
         private const int PauseMaxMs = 5000;
-        // A session that lasted this long was not refused: the next pause is short again.
+        // A session that lasted this long resets the backoff.
         private const int GoodSessionMs = 1000;
 
         private readonly ClientOptions options;
@@ -103,7 +103,7 @@ namespace SimpleBus.Version1
                         throw new ObjectDisposedException("Version1Client");
                     if (!WaitUntil(deadline))
                         throw new TimeoutException(
-                            "no session with " + options.Host + ":" + options.Port + " within "
+                            "no session with " + options.Host + ":" + options.Port + " was opened within "
                             + patience.TotalSeconds + " s"
                             + (lastError == null ? "" : ": " + lastError.Message), lastError);
                 }
@@ -118,7 +118,7 @@ namespace SimpleBus.Version1
             {
                 change(control);
                 if (socket == null)
-                    control.Count = 0; // The next session begins with everything.
+                    control.Count = 0; // The next session sends all control frames again.
                 else
                     Monitor.PulseAll(gate);
             }
@@ -175,7 +175,7 @@ namespace SimpleBus.Version1
                 unsent = queue.QueuedBytes;
             }
             if (unsent > 0)
-                Log("closed with " + unsent + " bytes of messages not sent");
+                Log("closed before " + unsent + " bytes of messages were sent");
             if (!begun)
                 return;
             try

@@ -91,7 +91,7 @@ namespace SimpleBus.Version1
                 return false;
             ulong tag = Varint();
             if (tag >> 3 == 0 || tag >> 3 > int.MaxValue >> 2)
-                throw new InvalidDataException("a protobuf field has number " + (tag >> 3));
+                throw new InvalidDataException("a protobuf field has the invalid number " + (tag >> 3));
             Field = (int)(tag >> 3);
             kind = (int)(tag & 7);
             return true;
@@ -118,7 +118,7 @@ namespace SimpleBus.Version1
                 case 1: Take(8); break;
                 case 2: Take(Varint()); break;
                 case 5: Take(4); break;
-                default: throw new InvalidDataException("a protobuf field is of kind " + kind);
+                default: throw new InvalidDataException("a protobuf field has the unknown wire type " + kind);
             }
         }
 
@@ -126,14 +126,14 @@ namespace SimpleBus.Version1
         {
             if (kind != expected)
                 throw new InvalidDataException(
-                    "protobuf field " + Field + " is of kind " + kind + ", expected " + expected);
+                    "protobuf field " + Field + " has wire type " + kind + "; expected " + expected);
         }
 
         /// <summary>Skip a number of bytes.</summary>
         private int Take(ulong count)
         {
             if (count > (ulong)(end - at))
-                throw new InvalidDataException("a protobuf field ends behind its message");
+                throw new InvalidDataException("a protobuf field ends after the end of its message");
             at += (int)count;
             return (int)count;
         }
@@ -144,7 +144,7 @@ namespace SimpleBus.Version1
             for (int shift = 0; shift < 70; shift += 7)
             {
                 if (at == end)
-                    throw new InvalidDataException("a protobuf number ends behind its message");
+                    throw new InvalidDataException("a protobuf number ends after the end of its message");
                 byte next = bytes[at++];
                 value |= (ulong)(next & 0x7F) << shift;
                 if (next < 0x80)

@@ -105,7 +105,7 @@ namespace SimpleBus.Version1
             lock (gate)
             {
                 if (bindings.ContainsKey(typeof(T)))
-                    throw new InvalidOperationException(typeof(T) + " is bound already");
+                    throw new InvalidOperationException(typeof(T) + " is already bound to a class");
                 bindings = new Dictionary<Type, Binding>(bindings) { { typeof(T), binding } };
             }
             Bind(classId);
@@ -148,16 +148,16 @@ namespace SimpleBus.Version1
         public void Publish(ushort classId, ArraySegment<byte> payload)
         {
             if (!bound.Contains(classId))
-                throw new InvalidOperationException("class " + classId + " is not bound");
+                throw new InvalidOperationException("class " + classId + " is not bound; call Bind before Publish");
             if (payload.Count > options.FrameBytesMax - Frames.Overhead)
                 throw new ArgumentException(
-                    "a payload has " + payload.Count + " bytes, "
-                    + (options.FrameBytesMax - Frames.Overhead) + " is the limit");
+                    "a payload has " + payload.Count + " bytes; expected at most "
+                    + (options.FrameBytesMax - Frames.Overhead));
             int end = payload.Offset + payload.Count;
             int at = Frames.FindDelimiter(payload.Array, payload.Offset, end);
             if (at >= 0)
                 throw new ArgumentException(
-                    "a payload holds the delimiter, 3C 0D 0A 3E, at " + (at - payload.Offset));
+                    "a payload contains the delimiter 3C 0D 0A 3E at offset " + (at - payload.Offset));
             link.Publish(classId, payload);
         }
 
@@ -247,7 +247,7 @@ namespace SimpleBus.Version1
                     if (options.Log != null)
                         options.Log(
                             "a handler failed on message " + frame.MessageId + " of class "
-                            + frame.ClassId + ", which will come again: " + error.Message);
+                            + frame.ClassId + ", which will be redelivered: " + error.Message);
                 }
             }
             return good;
@@ -259,7 +259,7 @@ namespace SimpleBus.Version1
         {
             Binding binding;
             if (!bindings.TryGetValue(type, out binding))
-                throw new InvalidOperationException(type + " is not bound to a class");
+                throw new InvalidOperationException(type + " is not bound to a class; call Bind first");
             return binding;
         }
 

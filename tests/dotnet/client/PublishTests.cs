@@ -23,7 +23,7 @@ namespace SimpleBus.Client.Tests
         public static async Task PublishesConcurrentlyInOrder()
         {
             await using Bus bus = await Bus.ConnectAsync(Runner.Url);
-            // The first calls find the class unnamed.
+            // The first calls name the class.
             List<Task<Confirm>> confirms = new List<Task<Confirm>>();
             for (int number = 0; number < 20_000; number++)
                 confirms.Add(bus.PublishAsync("publish-order", number).AsTask());
@@ -171,7 +171,7 @@ namespace SimpleBus.Client.Tests
                 ArgumentOutOfRangeException error = await Check.ThrowsAsync<ArgumentOutOfRangeException>(
                     () => Bus.ConnectAsync(Runner.Url, options));
                 Check.Equal(name, error.ParamName);
-                Check.True(error.Message.Contains("expected"), $"{error.Message} tells what was expected");
+                Check.True(error.Message.Contains("expected"), $"{error.Message} contains the expected value");
             }
         }
 

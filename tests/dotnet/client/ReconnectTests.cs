@@ -22,7 +22,7 @@ namespace SimpleBus.Client.Tests
             Check.Equal(Durability.Disk, (await confirms[0]).Durability);
             server.Disconnect();
             string connect = await server.AcceptAsync(next: 3);
-            Check.True(connect.Contains("\"unconfirmed\":1,\"bus\":\"b\""), $"{connect} tells what is unconfirmed");
+            Check.True(connect.Contains("\"unconfirmed\":1,\"bus\":\"b\""), $"{connect} contains the lowest unconfirmed number");
             Check.True(connect.Contains("\"classes\":[1]"), $"{connect} names the class");
             // Numbers 1 and 2 are stored.
             await Task.WhenAll(confirms.Take(3));
@@ -144,7 +144,7 @@ namespace SimpleBus.Client.Tests
             server.Disconnect();
             await server.AcceptAsync();
             await RefuseAsync();
-            server.Disconnect(); // While the client waits, it connects again.
+            server.Disconnect(); // The client reconnects while it waits.
             await server.AcceptAsync();
             await RefuseAsync();
             await RefuseAsync();
@@ -289,18 +289,18 @@ namespace SimpleBus.Client.Tests
             server.Disconnect();
             await server.AcceptAsync();
             await SubscribedAsync(server, "{\"start\":{\"sequence\":6}}", cursor: 6);
-            // The redelivery of what is being processed is dropped.
+            // The redelivery of a message that is being processed is dropped.
             server.Send(FrameType.Deliver, 1, 2, 1);
             server.Send(FrameType.Message, 1, 5, 0, "x");
             server.Send(FrameType.Deliver, 1, 1, 1);
             server.Send(FrameType.Message, 1, 6, 0, "y");
-            await SyncAsync(bus, server); // They were processed before 5 is acknowledged.
+            await SyncAsync(bus, server); // The redeliveries were processed before 5 is acknowledged.
             Check.True(await plain.MoveNextAsync(), "a message arrived");
             Check.Equal(6L, plain.Current.Sequence);
             (byte type, ushort number, _, _, string range) = await server.ReadAsync();
             Check.Equal((FrameType.Ack, (ushort)1, "5-6"), (type, number, range));
             server.Disconnect();
-            // Another process may have given sequence 6 to another message: its ack is not sent.
+            // The ack of sequence 6 is not sent, because a new server process may have assigned 6 to another message.
             await server.AcceptAsync(run: "s");
             await SubscribedAsync(server, "{\"start\":{\"sequence\":7}}", cursor: 6);
             next = plain.MoveNextAsync();
@@ -403,7 +403,7 @@ namespace SimpleBus.Client.Tests
             return numbers;
         }
 
-        /// <summary>Let the client process everything that was sent, and read nothing but its request.</summary>
+        /// <summary>Wait until the client has processed all sent frames. Its only other frame is a request.</summary>
         private static async Task SyncAsync(Bus bus, FakeServer server)
         {
             Task sync = bus.Connection.SyncAcksAsync(default);
@@ -426,7 +426,7 @@ namespace SimpleBus.Client.Tests
             ValueTask closing = bus.DisposeAsync();
             while (!closing.IsCompleted)
             {
-                // The server closes when it has read everything.
+                // The server closes when it has read all bytes.
                 try
                 {
                     await server.ReadAsync();

@@ -39,7 +39,7 @@ namespace SimpleBus.Client.Connection
             lock (_lock)
             {
                 if (_isWaiting)
-                    throw new InvalidOperationException("another call waits already");
+                    throw new InvalidOperationException("another call already waits for the signal; expected one at a time");
                 if (_isSet)
                 {
                     _isSet = false;

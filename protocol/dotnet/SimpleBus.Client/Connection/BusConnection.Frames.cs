@@ -93,7 +93,7 @@ namespace SimpleBus.Client.Connection
             lock (_lock)
             {
                 if (!_requests.TryGetValue(frame.B, out request) || request.Type != frame.Type)
-                    return; // An unknown type.
+                    return; // Frames of unknown types are ignored.
                 _requests.Remove(frame.B);
                 if (frame.Type == FrameType.Subscribe && _inboxes.TryGetValue(frame.C, out inbox)
                     && inbox.SubscribeNumber == frame.B)
@@ -165,7 +165,7 @@ namespace SimpleBus.Client.Connection
             {
                 double seconds = ReconnectSchedule.DelaySeconds(found.RefusedRetryCount++, NextRandom());
                 if (found.RefusedRetryCount == 3) // The old connection should have ended.
-                    Log(BusLogLevel.Warning, $"a lost subscription is retried: {error.Code}: {error.Message}");
+                    Log(BusLogLevel.Warning, $"retrying a lost subscription: {error.Code}: {error.Message}");
                 _ = RetrySubscribeAsync(found, requestNumber, TimeSpan.FromSeconds(seconds));
                 return;
             }

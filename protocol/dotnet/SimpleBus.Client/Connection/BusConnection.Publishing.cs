@@ -105,7 +105,7 @@ namespace SimpleBus.Client.Connection
             int limit = _frameBytesMax - Protocol.Frame.Overhead;
             if (contentBytes > limit)
                 throw new ArgumentException(
-                    $"a message has {contentBytes} bytes with its metadata; the server accepts at most {limit}");
+                    $"a message has {contentBytes} bytes with its metadata; expected at most {limit}");
         }
 
         /// <summary>Return the task, which ends at a cancellation.</summary>

@@ -21,7 +21,7 @@ namespace SimpleBus.Client.Connection
                 _classes.Add(target, (ushort)target.Id!.Value);
             // The reader has added the id of a name.
             return _classes.TryGetId(target, out id)
-                ? id : throw new FormatException($"the server gave class {target} no id");
+                ? id : throw new FormatException($"the ConnectReply has no id of class {target}");
         }
 
         /// <summary>Subscribe to a class, and wait for the reply.</summary>

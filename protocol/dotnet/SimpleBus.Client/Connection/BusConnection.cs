@@ -121,7 +121,7 @@ namespace SimpleBus.Client.Connection
             _running = WithoutContext(() => Task.Run(() => RunAsync(session)));
         }
 
-        /// <summary>Start something that outlives the call, and must not keep the caller's AsyncLocal values.</summary>
+        /// <summary>Start a task that outlives the call, without the AsyncLocal values of the caller.</summary>
         private static T WithoutContext<T>(Func<T> start)
         {
             if (ExecutionContext.IsFlowSuppressed())
@@ -152,8 +152,8 @@ namespace SimpleBus.Client.Connection
             if (session != null)
             {
                 await Task.WhenAny(writerIdle, Task.Delay(ShutdownTimeout)).ConfigureAwait(false);
-                // Closing with unread bytes would make TCP discard what was just written. The server
-                // closes when it has read everything. If it reads nothing, the shutdown of TLS does not end.
+                // Closing with unread bytes would make TCP discard the bytes just written. The server
+                // closes when it has read all bytes. If it reads nothing, the shutdown of TLS does not end.
                 Task shutdown = session.ShutdownAsync();
                 ObserveFailure(shutdown);
                 await Task.WhenAny(shutdown, Task.Delay(ShutdownTimeout)).ConfigureAwait(false);
@@ -242,7 +242,7 @@ namespace SimpleBus.Client.Connection
                     delay = Math.Min(delay, timeoutSeconds / 2);
                 double left = timeoutSeconds - Session.SecondsSince(startedAt);
                 if (left <= delay || (isFirst && attempts > _addresses.Length))
-                    throw failure ?? new BusConnectionException("no server answers in time");
+                    throw failure ?? new BusConnectionException("no server replied within the time limit");
                 await Task.Delay(TimeSpan.FromSeconds(delay), cancellationToken).ConfigureAwait(false);
                 double limit = isFirst
                     ? left / (_addresses.Length - attempts + 1)

@@ -33,7 +33,7 @@ namespace SimpleBus.Client.Connection
                 throw new ArgumentException($"{file} contains no PEM certificate");
         }
 
-        /// <summary>Return whether the chain ends at one of the authorities and nothing else is wrong.</summary>
+        /// <summary>Return true if the chain ends at one of the authorities and has no other error.</summary>
         public bool IsValid(object sender, X509Certificate? certificate, X509Chain? received, SslPolicyErrors errors)
         {
             if (certificate == null || (errors & ~SslPolicyErrors.RemoteCertificateChainErrors) != 0)

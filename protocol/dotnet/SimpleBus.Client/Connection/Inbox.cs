@@ -186,7 +186,7 @@ namespace SimpleBus.Client.Connection
             }
         }
 
-        /// <summary>End the inbox: what was received before can still be read if there is an error.</summary>
+        /// <summary>End the inbox. With an error, messages received before can still be read.</summary>
         public void End(Exception? error)
         {
             lock (_lock)
@@ -344,7 +344,7 @@ namespace SimpleBus.Client.Connection
                     RemoveProcessing(sequence, sequence + 1);
                 if (!acks.IsOpen)
                     return;
-                // A redelivery that was dropped here counts as the last attempt at the server.
+                // For the server, a redelivery that the inbox dropped is the last attempt.
                 acks.Append(type, sequence, sequence + 1, IsAutoAck ? 0 : attempt, option, error);
             }
             _connection.SendAcks();

@@ -94,7 +94,7 @@ namespace SimpleBus.Client.Connection
             if (count > ReleasedPosition - ConfirmedPosition)
             {
                 if (count > Frame.IdMask / 2)
-                    return; // It repeats an earlier Confirm.
+                    return; // The Confirm repeats an earlier one.
                 throw new FormatException($"the server confirmed number {number}, which was not sent");
             }
             ConfirmUntil(ConfirmedPosition + count);

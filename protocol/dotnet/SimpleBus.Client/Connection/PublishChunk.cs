@@ -56,7 +56,7 @@ namespace SimpleBus.Client.Connection
             MessageCount++;
         }
 
-        /// <summary>Return how many messages from <see cref="SentCount"/> on fit into so many bytes.</summary>
+        /// <summary>Return the number of messages from <see cref="SentCount"/> on that fit into a number of bytes.</summary>
         public int CountFitting(long bytes)
         {
             int first = OffsetOf(SentCount);

@@ -71,7 +71,7 @@ namespace SimpleBus.Client.Connection
             {
                 _bus.Connection.CheckOpen();
                 throw new TimeoutException(
-                    $"no reply to the request of class {target} came within {timeout.TotalSeconds:0.###} s");
+                    $"received no reply to the request of class {target} within {timeout.TotalSeconds:0.###} s");
             }
             finally
             {
@@ -188,7 +188,7 @@ namespace SimpleBus.Client.Connection
             }
             catch (FormatException error)
             {
-                _bus.Connection.Log(BusLogLevel.Warning, "a malformed reply was dropped", error);
+                _bus.Connection.Log(BusLogLevel.Warning, "dropped a malformed reply", error);
             }
         }
     }

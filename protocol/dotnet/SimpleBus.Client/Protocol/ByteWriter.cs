@@ -6,7 +6,7 @@ namespace SimpleBus.Client.Protocol
     /// <summary>Growing buffer of bytes, which keeps its memory when it is cleared.</summary>
     internal sealed class ByteWriter : IBufferWriter<byte>
     {
-        // A longer buffer is replaced when it is cleared, so that one long message costs no memory for ever.
+        // A longer buffer is released when it is cleared, so that one long message does not use memory for ever.
         private const int KeptBytesMax = 1 << 20;
 
         private byte[] _bytes = new byte[512];

@@ -1,6 +1,6 @@
 // A program that publishes shops, or prints the shops that others publish.
 //
-//   Shops publish HOST:PORT      for each line with a number on its input: publish that many
+//   Shops publish HOST:PORT      publish N shops for each input line with a number N
 //   Shops subscribe HOST:PORT    print the id of each received shop, until its input ends
 //   Shops count HOST:PORT N      receive N shops, which must be in order, and print their rate
 //
@@ -40,7 +40,7 @@ namespace SimpleBus.Version1.Example
                     case "publish": Publish(bus); return 0;
                     case "subscribe": Subscribe(bus); return 0;
                     case "count": return Count(bus, long.Parse(arguments[2]));
-                    default: Console.Error.WriteLine("no such thing: " + arguments[0]); return 2;
+                    default: Console.Error.WriteLine("unknown mode: " + arguments[0]); return 2;
                 }
             }
         }
