@@ -252,7 +252,7 @@ def pub(
     url: Annotated[str, URL_OPTION] = URL,
 ) -> None:
     if text and count is not None:
-        fail("give texts or --count, not both", status=2)
+        fail("got texts and --count; expected one of them", status=2)
     from functools import partial
 
     import trio

@@ -271,7 +271,7 @@ class Copier:
     def _clear_problem(self) -> None:
         """Log that copying works again, if a problem was logged."""
         if self._logged_problem:
-            log.warning("copier.recovered", "{copier}: works again", copier=self.name)
+            log.warning("copier.recovered", "{copier}: copying again", copier=self.name)
         self._logged_problem = ""
 
     def _note_connection_loss(self, error: Exception) -> None:
@@ -547,8 +547,8 @@ class Copier:
         """
         log.warning(
             "messages.deferred",
-            "{copier}: the target accepts {count} messages only later; resending until it "
-            "does: {reason}",
+            "{copier}: the target does not accept {count} messages yet; resending until "
+            "it accepts them: {reason}",
             copier=self.name,
             count=len(refusals),
             reason=refusals[0].sentence,
@@ -577,7 +577,7 @@ class Copier:
         for refusal in refusals:
             if refusal.code not in _RETRYABLE_REFUSALS:
                 raise RefusedError(
-                    refusal.code, f"the target accepts no bridge record: {refusal.sentence}"
+                    refusal.code, f"the target refused the bridge record: {refusal.sentence}"
                 )
 
 

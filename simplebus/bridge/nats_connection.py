@@ -110,7 +110,7 @@ class BridgeNatsConnection:
         self.check()
         if violation := next(filter(is_relevant, self.server_errors), ""):
             raise BusConnectionError(
-                f"NATS at {self.nats.server} refuses: {normalize_subjects(violation)}"
+                f"NATS at {self.nats.server} refused an operation: {normalize_subjects(violation)}"
             )
 
     def with_server_error(self, error: BusConnectionError) -> BusConnectionError:

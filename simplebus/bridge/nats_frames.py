@@ -89,4 +89,4 @@ def _encode_metadata(subject: bytes, block: bytes) -> tuple[bytes, str]:
             alteration = (
                 f"headers of a message on {subject_text!r} do not fit and were dropped: {error}"
             )
-    raise AssertionError("a channel alone always fits")
+    raise AssertionError("a channel without a payload exceeds the limit of a NATS message")

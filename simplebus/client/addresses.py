@@ -231,7 +231,7 @@ def reconnect_failed_error(
         seconds: Duration of the attempts; None if the last error was permanent.
     """
     within = "" if seconds is None else f" within {_format_seconds(seconds)} s"
-    failed = BusConnectionError(f"{loss}; no other connection was made{within}: {problem}")
+    failed = BusConnectionError(f"{loss}; reconnecting failed{within}: {problem}")
     failed.__cause__ = problem
     return failed
 
@@ -264,7 +264,7 @@ class NoticeLog:
 
 def connection_closed_error(place: object) -> BusConnectionError:
     """Return the error for a connection that this client closed."""
-    return BusConnectionError(f"the connection to {place} was closed: its block was left")
+    return BusConnectionError(f"the connection to {place} was closed at the end of its block")
 
 
 def _format_seconds(seconds: float) -> str:

@@ -108,7 +108,7 @@ class DecodeError(BusError):
     def of_reply(self, reply: Any) -> DecodeError:
         """Return a copy of this error for a reply. A reply is not in the class of its type."""
         error = DecodeError(
-            f"a reply is{str(self).partition(' is')[2]}",
+            f"a reply cannot{str(self).partition(' cannot')[2]}",
             payload=self.payload,
             type_=self.type,
             codec=self.codec,
@@ -246,8 +246,8 @@ def find_codec(type_: type[T], name: CodecName | None = None) -> Codec[T]:
     codec_name = name or default_name
     if codec_name is None:
         raise TypeError(
-            f"{format_type(type_)} has no codec of its own; "
-            f"ask for {_format_choices(_MSGSPEC_CODECS)} by codec=, or {_CUSTOM_CODEC_HINT}"
+            f"{format_type(type_)} has no default codec; "
+            f"select {_format_choices(_MSGSPEC_CODECS)} by codec=, or {_CUSTOM_CODEC_HINT}"
         )
     encode, build_decoder = _CODEC_FACTORIES[codec_name](type_)
     return LibraryCodec(type_, name=codec_name, encode_exact=encode, build=build_decoder)
@@ -291,7 +291,7 @@ def make_decoder(
         except Exception as error:
             expected_type = codec.type if isinstance(codec, LibraryCodec) else type_
             raise DecodeError(
-                f"a message{_format_class(class_id, class_name)} is no "
+                f"a message{_format_class(class_id, class_name)} cannot be decoded as "
                 f"{format_type(expected_type)} by the {codec.name} codec: {_format_error(error)}; "
                 f"its payload is {_format_payload(payload)}",
                 payload=payload,
@@ -313,8 +313,8 @@ def runtime_type(type_: object) -> type:
     class_ = get_origin(type_) or type_
     if not isinstance(class_, type) or class_ in (types.UnionType, Annotated):
         raise TypeError(
-            f"a message's type is a class, got {type_!r}; of a union bind each member, or a class "
-            "with a field for it"
+            f"a message's type is a class, got {type_!r}; for a union, bind each member, or a "
+            "class with a field for it"
         )
     return dict if is_typed_dict(class_) else class_
 

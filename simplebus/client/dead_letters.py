@@ -282,7 +282,7 @@ async def _resolve_source_class(bus: Bus, dead_class: ClassInfo, class_: str) ->
     """
     if not class_:
         raise ValueError(
-            f"it has no {dead_letters.CLASS_HEADER} header, expected its original class"
+            f"the dead letter has no {dead_letters.CLASS_HEADER} header with its original class"
         )
     if dead_letters.dead_letter_class_name(class_) != dead_class.name:
         shown_name = class_[:_NAME_CHARACTERS_SHOWN]

@@ -236,4 +236,4 @@ def decode_reply(reply: Message[bytes], decode: Callable[[bytes], Any] | None) -
 def no_reply_error(message: object, class_id: object, seconds: float) -> TimeoutError:
     """Return the error for a request without a reply in time."""
     target = f"a {type(message).__name__}" if class_id is None else f"class {class_id!r}"
-    return TimeoutError(f"no reply to the request of {target} came within {seconds:g} s")
+    return TimeoutError(f"received no reply to the request of {target} within {seconds:g} s")

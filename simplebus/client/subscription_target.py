@@ -69,7 +69,7 @@ class SubscriptionTarget:
 
 def no_message_error(target: SubscriptionTarget, seconds: float) -> TimeoutError:
     """Return the error for a `get` without a message in time."""
-    return TimeoutError(f"no message of {target} came within {seconds:g} s")
+    return TimeoutError(f"received no message of {target} within {seconds:g} s")
 
 
 def with_message(error: DecodeError, message: Any) -> DecodeError:

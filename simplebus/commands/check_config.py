@@ -49,7 +49,7 @@ def check_config(
         typer.echo(f"simplebus: {warning}", err=True)
     if mistakes:
         fail("\n".join(mistakes), status=CONFIG_STATUS)
-    typer.echo(f"{file} is fine")
+    typer.echo(f"{file} is valid")
 
 
 @app.command(

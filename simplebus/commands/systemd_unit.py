@@ -91,9 +91,9 @@ def render_socket_unit(addresses: Sequence[tuple[str, int]]) -> str:
         try:
             version = ipaddress.ip_address(host).version
         except ValueError:
-            raise ValueError(f"a socket unit needs addresses, {host!r} is a name") from None
+            raise ValueError(f"a socket unit needs IP addresses, got the name {host!r}") from None
         if not port:
-            raise ValueError("a socket unit needs ports, and 0 stands for any")
+            raise ValueError("a socket unit needs fixed ports, got 0")
         lines.append(f"ListenStream={host if version == 4 else f'[{host}]'}:{port}")
     template = (
         resources.files("simplebus.commands")

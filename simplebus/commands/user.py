@@ -372,7 +372,7 @@ def _copy_ownership(file: int, status: os.stat_result) -> None:
     try:
         os.fchown(file, status.st_uid, status.st_gid)
     except PermissionError as error:
-        raise OSError(error.errno, "it belongs to another user or group") from None
+        raise OSError(error.errno, "the file belongs to another user or group") from None
     os.fchmod(file, stat.S_IMODE(status.st_mode) & 0o660)
 
 

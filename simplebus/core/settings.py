@@ -89,7 +89,7 @@ class ClassSettings:
         backoff = self.backoff_seconds
         if backoff is not None and not 1 <= len(backoff) <= BACKOFF_STEPS_MAX:
             raise ValueError(
-                f"backoff_seconds must have from 1 to {BACKOFF_STEPS_MAX} pauses, got "
+                f"backoff_seconds must have from 1 to {BACKOFF_STEPS_MAX} delays, got "
                 f"{len(backoff)}"
             )
         for what, seconds in (
@@ -157,8 +157,8 @@ class Settings:
         for key, own in self.classes.items():
             if own.last_values and self.full_policy_for(own) is FullPolicy.SPILL:
                 raise ValueError(
-                    f"class {key} keeps last values, but its policy is spill, as for all classes: "
-                    "give it another policy (full)"
+                    f"class {key} keeps last values, but its policy is spill: set another policy "
+                    "(full) for this class"
                 )
 
     @property

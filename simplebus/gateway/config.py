@@ -92,7 +92,7 @@ class GatewayPlan:
         names = [check_module_name(each.name) for each in self.modules]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"there are two modules {name!r}")
+                raise ConfigError(f"two modules have the name {name!r}")
         for link in self.links:
             for name in link:
                 if name not in names and (name != EVERYONE or name is link[1]):
@@ -100,7 +100,7 @@ class GatewayPlan:
                         f"a link: {describe_unknown_name(name, names or ['no modules'], '')}"
                     )
             if self.links.count(link) > 1:
-                raise ConfigError(f"{link[1]!r} hears {link[0]!r} already")
+                raise ConfigError(f"{link[1]!r} already receives from {link[0]!r}")
 
 
 class _ModuleTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,7 +142,7 @@ def parse(document: Mapping[str, Any]) -> GatewayPlan:
         if source != EVERYONE and source not in tables:
             raise ConfigError(describe_unknown_name(source, tables, path))
         if links.count((source, sink)) > 1:
-            raise ConfigError(f"{path}: {source!r} is there twice")
+            raise ConfigError(f"{path}: {source!r} is listed twice")
     return GatewayPlan(tuple(modules), tuple(links))
 
 

@@ -284,7 +284,7 @@ class Gateway:
         source_supervisor = None if source == EVERYONE else self._supervisor(source)
         sink_supervisor = self._supervisor(sink)
         if (source, sink) in self._links:
-            raise ConfigError(f"{sink!r} hears {source!r} already")
+            raise ConfigError(f"{sink!r} already receives from {source!r}")
         for supervisor in (source_supervisor, sink_supervisor):
             if supervisor is not None and supervisor.is_stopping:
                 raise ConfigError(
@@ -378,7 +378,7 @@ class Gateway:
     def _add(self, plan: ModulePlan) -> None:
         check_module_name(plan.name)
         if plan.name in self._supervisors:
-            raise ConfigError(f"there is a module {plan.name!r} already")
+            raise ConfigError(f"a module has the name {plan.name!r} already")
         supervisor = ModuleSupervisor(self.bus, plan)
         supervisor.attach()
         self._supervisors[plan.name] = supervisor

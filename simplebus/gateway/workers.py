@@ -227,7 +227,7 @@ def start_loop(mailbox: Mailbox, body: TaskBody) -> None:
     started: LoopStarted = queue.SimpleQueue()
     threading.Thread(target=_in_loop, args=(mailbox, body, started), name=name, daemon=True).start()
     if (error := started.get()) is not None:
-        raise RuntimeError(f"it can have no event loop: {error}") from error
+        raise RuntimeError(f"cannot create an event loop: {error}") from error
 
 
 class ModuleEventLoop:

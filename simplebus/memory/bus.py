@@ -154,7 +154,9 @@ class MemoryBus:
 
     async def __aenter__(self) -> Bus:
         if self._client is not None:
-            raise RuntimeError("this MemoryBus is entered; `connect` gives further clients of it")
+            raise RuntimeError(
+                "this MemoryBus is already entered; call `connect` for another client"
+            )
         self._client = client = self.connect(name=self._name)
         try:
             return await client.__aenter__()

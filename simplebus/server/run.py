@@ -382,7 +382,7 @@ async def _accept_until_stopped(
         async def run_lame_duck() -> None:
             log.info(
                 "lame_duck.started",
-                "SIGUSR2: refusing new NATS clients and asking connected ones to leave",
+                "SIGUSR2: refusing new NATS clients and asking connected ones to disconnect",
             )
             for scope in nats_accept_scopes:
                 scope.cancel()

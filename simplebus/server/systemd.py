@@ -66,7 +66,7 @@ def take_inherited_sockets(
     Removes the variables from `environment`, so that child processes do not use them.
 
     Raises:
-        SocketActivationError: A descriptor is no listening TCP socket.
+        SocketActivationError: A descriptor is not a listening TCP socket.
     """
     pid, count, names, _ = (environment.pop(each, "") for each in _VARIABLES)
     if not (count.isdigit() and pid == str(os.getpid())):
@@ -86,13 +86,13 @@ def _open_listening_socket(fd: int, label: str) -> socket.socket:
         sock = socket.socket(fileno=fd)
     except OSError as error:
         raise SocketActivationError(
-            f"descriptor {fd} ({label!r}) of LISTEN_FDS is no socket: {error.strerror}"
+            f"descriptor {fd} ({label!r}) of LISTEN_FDS is not a socket: {error.strerror}"
         ) from None
     is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
     if not (is_tcp and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
         sock.close()
         raise SocketActivationError(
-            f"descriptor {fd} ({label!r}) of LISTEN_FDS is no listening TCP socket"
+            f"descriptor {fd} ({label!r}) of LISTEN_FDS is not a listening TCP socket"
         )
     sock.setblocking(False)
     return sock

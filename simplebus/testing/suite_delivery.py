@@ -227,7 +227,7 @@ class DeliverySuite(Suite):
     @conformance_test
     async def test_get_raises_after_its_timeout(self) -> None:
         async with self.open_bus() as bus, bus.subscribe(1) as messages:
-            with pytest.raises(TimeoutError, match=r"no message of class 1 came within 0\.01 s"):
+            with pytest.raises(TimeoutError, match=r"no message of class 1 within 0\.01 s"):
                 await messages.get(0.01)
 
     # Redelivery ----------------------------------------------------------------------------------

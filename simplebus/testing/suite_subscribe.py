@@ -46,7 +46,7 @@ class SubscribeSuite(Suite):
                 await bus.publish(b"before", class_id=1)
                 assert await get_payloads(left, 1) == [b"before"]
             await bus.publish(b"after", class_id=1)
-            with pytest.raises(LocalProtocolError, match="left"):
+            with pytest.raises(LocalProtocolError, match="was closed"):
                 await left.get(0.01)
 
     @conformance_test

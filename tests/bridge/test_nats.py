@@ -272,7 +272,7 @@ async def test_logs_missing_stream_once_and_waits(
             await wait_until(lambda: copied.statistics().copied == 1)
         assert await count_stored(connection, "LATE") == 1
         assert caplog.text.count("stream 'LATE' did not answer: JetStream: stream not found") == 1
-        assert caplog.text.count(": works again") == 1
+        assert caplog.text.count(": copying again") == 1
 
 
 async def test_waits_for_stream_while_another_has_its_subject(

@@ -237,7 +237,9 @@ def test_decode_error_of_a_reply_says_reply(run: Run, shared_server: BusServer) 
     async def main() -> None:
         async with MemoryBus(registry=registry) as bus:
             bus.handle(2, lambda message: b"no JSON")
-            with pytest.raises(DecodeError, match=r"^a reply is no .*Item by the json") as caught:
+            with pytest.raises(
+                DecodeError, match=r"^a reply cannot be decoded as .*Item by the json"
+            ) as caught:
                 await bus.request(b"x", class_id=2, as_=Item)
             assert caught.value.payload == b"no JSON"
             assert caught.value.message is not None

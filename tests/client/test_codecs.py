@@ -219,7 +219,9 @@ def test_named_codec_encodes_other_msgspec_types(value: Any, name: CodecName) ->
 def test_decoding_checks_arguments_of_a_builtin_type() -> None:
     codec = find_codec(list[int], "json")
     assert codec.decode(codec.encode([1, 2])) == [1, 2]
-    with pytest.raises(DecodeError, match=r"is no list\[int\] by the json codec.*`\$\[1\]`"):
+    with pytest.raises(
+        DecodeError, match=r"cannot be decoded as list\[int\] by the json codec.*`\$\[1\]`"
+    ):
         codec.decode(b'[1,"2"]')
 
 
@@ -372,7 +374,9 @@ def test_decode_error_contains_the_reason(
     error = caught.value
     text = str(error)
     assert isinstance(error, BusError)
-    assert text.startswith(f"a message is no {type_.__module__}.{type_.__qualname__} by the {name}")
+    assert text.startswith(
+        f"a message cannot be decoded as {type_.__module__}.{type_.__qualname__} by the {name}"
+    )
     assert reason in text
     assert "\n" not in text
     assert "For further information" not in text
@@ -399,9 +403,9 @@ def test_decode_error_truncates_long_reasons() -> None:
 def test_decode_error_names_the_class() -> None:
     codec = find_codec(Struct)
     for class_id, class_name, expected_name in (
-        (7, "shop-created", "a message of class 7 'shop-created' is no "),
-        (7, None, "a message of class 7 is no "),
-        (None, "shop-created", "a message of class 'shop-created' is no "),
+        (7, "shop-created", "a message of class 7 'shop-created' cannot be decoded as "),
+        (7, None, "a message of class 7 cannot be decoded as "),
+        (None, "shop-created", "a message of class 'shop-created' cannot be decoded as "),
     ):
         with pytest.raises(DecodeError) as caught:
             make_decoder(codec, class_id=class_id, class_name=class_name)(b"")
@@ -432,7 +436,9 @@ class ReversedCodec:
 def test_any_error_of_a_custom_codec_becomes_a_decode_error() -> None:
     decode = make_decoder(ReversedCodec(), type_=str, class_id=7)
     assert decode(b"pohs") == "shop"
-    with pytest.raises(DecodeError, match="is no str by the reversed codec: UnicodeDecodeError: "):
+    with pytest.raises(
+        DecodeError, match="cannot be decoded as str by the reversed codec: UnicodeDecodeError: "
+    ):
         decode(b"\xff")
 
 
@@ -470,8 +476,12 @@ class Plain:
             TypeError,
             "no codec takes .*give codec= an object with",
         ),
-        (lambda: find_codec(int), TypeError, "int has no codec of its own; ask for 'json' or"),
-        (lambda: find_codec(Opened | Closed), TypeError, "a class, got .*Closed; of a union bind"),  # type: ignore[arg-type]
+        (lambda: find_codec(int), TypeError, "int has no default codec; select 'json' or"),
+        (
+            lambda: find_codec(Opened | Closed),
+            TypeError,
+            "a class, got .*Closed; for a union, bind",
+        ),  # type: ignore[arg-type]
         (lambda: find_codec("Struct"), TypeError, "a message's type is a class, got 'Struct'"),  # type: ignore[arg-type]
     ],
 )

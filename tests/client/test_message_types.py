@@ -147,7 +147,8 @@ def test_decode_error_of_a_binding_names_the_class(registry: Registry) -> None:
         binding.decode(b'{"id":"x"}')
     error = caught.value
     assert str(error) == (
-        f"a message of class 7 'shop-created' is no {__name__}.ShopCreated by the json codec: "
+        f"a message of class 7 'shop-created' cannot be decoded as {__name__}.ShopCreated "
+        "by the json codec: "
         'ValidationError: Expected `int`, got `str` - at `$.id`; its payload is b\'{"id":"x"}\''
     )
     assert (error.class_id, error.class_name, error.type) == (7, "shop-created", ShopCreated)
@@ -251,7 +252,7 @@ def test_unbound_type_error_is_a_bus_error_and_a_type_error(registry: Registry) 
         ),
         (memoryview, "memoryview needs no binding"),
         (type(ShopCreated), "got a class, expected a value; publish an instance"),
-        (ShopCreated | ShopClosed, "got .*ShopClosed; of a union bind each member"),
+        (ShopCreated | ShopClosed, "got .*ShopClosed; for a union, bind each member"),
         ("ShopCreated", "a message's type is a class, got 'ShopCreated'"),
     ],
 )
@@ -264,7 +265,7 @@ def test_builtin_types_cannot_be_bound(registry: Registry, type_: Any, text: str
 
 
 def test_type_without_default_codec_needs_codec_argument(registry: Registry) -> None:
-    with pytest.raises(TypeError, match="Color has no codec of its own; ask for 'json'"):
+    with pytest.raises(TypeError, match="Color has no default codec; select 'json'"):
         registry.bind(Color, class_id=7)
     binding = registry.bind(Color, class_id=7, codec="json")
     assert binding.decode(binding.encode(Color.RED)) is Color.RED
@@ -283,7 +284,7 @@ def test_generic_type_is_found_with_arguments_and_by_value(registry: Registry) -
     assert registry.binding_of(Page[int]) is binding
     assert registry.bindings[type(Page([1]))] is binding
     assert registry.bind(Page[int], class_id=7) is binding
-    with pytest.raises(DecodeError, match=r"is no .*Page\[int\] by the json codec"):
+    with pytest.raises(DecodeError, match=r"cannot be decoded as .*Page\[int\] by the json codec"):
         binding.decode(b'{"items":["x"]}')
 
 

@@ -151,7 +151,7 @@ def test_does_not_replace_files(tmp_path: Path) -> None:
     (tmp_path / "prometheus.yml").write_text("mine")
     result = CliRunner().invoke(app, ["deploy", "compose", "--directory", str(tmp_path)])
     assert result.exit_code == 1
-    assert "has already prometheus.yml" in result.output
+    assert "already contains prometheus.yml" in result.output
     assert [each.name for each in tmp_path.iterdir()] == ["prometheus.yml"]
 
 

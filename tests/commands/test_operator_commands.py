@@ -120,9 +120,9 @@ def test_explain_describes_class_channel_and_session(server: BusServer) -> None:
         (["shop"], 1, "did you mean shops?"),
         (["nothing.like.it"], 1, "no class is called 'nothing.like.it'"),
         (["a..b"], 1, "'a..b' is no class, and no channel"),
-        (["session", "999"], 1, "no session 999 is open"),
-        (["one", "two"], 2, "one class, channel or session is explained"),
-        (["session", "1", "--session", "2"], 2, "two sessions were given"),
+        (["session", "999"], 1, "session 999 is not open"),
+        (["one", "two"], 2, "expected one class, channel or session"),
+        (["session", "1", "--session", "2"], 2, "expected one session, got 1 and 2"),
     ],
 )
 def test_explain_reports_missing_things(
@@ -421,7 +421,7 @@ def test_dead_letter_without_origin_is_kept(server: BusServer) -> None:
     with_bus(server, work)
     refused = run(server, "dlq", "requeue", "odd", "--all", status=1)
     assert (
-        "dead.odd#0 was refused: it has no dead-class header, expected its original class"
+        "dead.odd#0 was refused: the dead letter has no dead-class header with its original class"
         in refused.output
     )
     assert run(server, "dlq", "requeue", "odd", "--sequence", 2, status=1)
@@ -550,4 +550,4 @@ def test_purge_requires_confirmation(server: BusServer) -> None:
 
 def test_session_id_of_many_digits_is_no_session(server: BusServer) -> None:
     output = run(server, "explain", "session", "9" * 5000, status=2).output
-    assert "one class, channel or session is explained" in output
+    assert "expected one class, channel or session" in output

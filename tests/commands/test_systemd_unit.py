@@ -99,7 +99,7 @@ def test_systemd_rates_service_as_protected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "why"), [(("bus", 8888), "'bus' is a name"), (("::1", 0), "0 stands for any")]
+    ("address", "why"), [(("bus", 8888), "the name 'bus'"), (("::1", 0), "fixed ports, got 0")]
 )
 def test_socket_unit_requires_addresses_and_ports(address: tuple[str, int], why: str) -> None:
     with pytest.raises(ValueError, match=why):

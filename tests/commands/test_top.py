@@ -73,7 +73,7 @@ def test_address_is_an_argument_an_option_or_a_variable(http_address: str) -> No
     assert run_program("top", "http://a:1", "--url", "http://b:1") == (
         2,
         "",
-        "simplebus: two addresses were given: http://a:1 and http://b:1\n",
+        "simplebus: expected one address, got http://a:1 and http://b:1\n",
     )
 
 

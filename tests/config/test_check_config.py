@@ -15,12 +15,15 @@ from tests.support.certificates import CertificateAuthority
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[serve]\nport = 4222", "2: serve.port: nats.port is 4222 already"),
-        ("[nats]\nport = 8888", "2: nats.port: serve.port is 8888 already"),
-        ("[serve]\nport = 9\nhttp-port = 9", "3: serve.http-port: serve.port is 9 already"),
+        ("[serve]\nport = 4222", "2: serve.port: port 4222 is already used by nats.port"),
+        ("[nats]\nport = 8888", "2: nats.port: port 8888 is already used by serve.port"),
+        (
+            "[serve]\nport = 9\nhttp-port = 9",
+            "3: serve.http-port: port 9 is already used by serve.port",
+        ),
         (
             "[serve]\nport = 9\nhost = '10.0.0.1'\nhttp-port = 9\nhttp-host = '0.0.0.0'",
-            "4: serve.http-port: serve.port is 9 already",
+            "4: serve.http-port: port 9 is already used by serve.port",
         ),
     ],
 )
@@ -41,7 +44,7 @@ def test_listeners_need_different_ports(tmp_path: Path, text: str, problem: str)
 def test_listeners_can_share_a_port_on_different_addresses(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bus.toml"
     file.write_text(text)
-    assert check_config(file) == (0, f"{file} is fine\n")
+    assert check_config(file) == (0, f"{file} is valid\n")
 
 
 def find_problems(tmp_path: Path, text: str) -> list[str]:
@@ -126,7 +129,7 @@ def test_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     users.chmod(0o600)
     file = tmp_path / "bus.toml"
     file.write_text("[serve]\nusers = 'users.toml'\n", encoding="utf-8-sig")
-    assert check_config(file) == (0, f"{file} is fine\n")
+    assert check_config(file) == (0, f"{file} is valid\n")
     file.write_text("[serve]\nport = \n", encoding="utf-8-sig")
     assert check_config(file)[1].startswith(f"simplebus: {file}:2: is not TOML")
 
@@ -170,9 +173,9 @@ def test_limit_without_effect_is_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "bus.toml"
     file.write_text("[classes.a]\nmax-disk = '1GiB'\n")
     warning = f"{file}:2: classes.a.max-disk has no effect: the class does not spill"
-    assert check_config(file) == (0, f"simplebus: {warning}\n{file} is fine\n")
+    assert check_config(file) == (0, f"simplebus: {warning}\n{file} is valid\n")
     file.write_text("[serve]\nfull = 'spill'\ndata-dir = 'kept'\n[classes.a]\nmax-disk = '1GiB'\n")
-    assert check_config(file) == (0, f"{file} is fine\n")
+    assert check_config(file) == (0, f"{file} is valid\n")
 
 
 @pytest.mark.parametrize(
@@ -417,9 +420,9 @@ def test_former_names_of_a_bridge_are_warnings_with_lines(tmp_path: Path) -> Non
     text = bridge + "[bridges.{}]\nca = 'a.pem'\n"
     file.write_text(text.format("far"))
     warning = f"{file}:5: bridges[0].far is deprecated: use bridges[0].target"
-    assert check_config(file) == (0, f"simplebus: {warning}\n{file} is fine\n")
+    assert check_config(file) == (0, f"simplebus: {warning}\n{file} is valid\n")
     file.write_text(text.format("target"))
-    assert check_config(file) == (0, f"{file} is fine\n")
+    assert check_config(file) == (0, f"{file} is valid\n")
 
 
 def test_deprecated_variables_are_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

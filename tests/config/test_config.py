@@ -308,7 +308,7 @@ USER = '[[nats.users]]\nuser = "x"\n'
         ("[serve]\nport = 7.5", ": serve.port: "),
         (
             "[classes.orders]\nbackoff = []",
-            ": classes.orders.backoff must have from 1 to 64 pauses, got 0",
+            ": classes.orders.backoff must have from 1 to 64 delays, got 0",
         ),
         ("[classes.orders]\nbackoff = {}", ": classes.orders.backoff: expected a single value"),
         (
@@ -467,11 +467,11 @@ def test_missing_file_prints_one_sentence(file: Path) -> None:
 
 def test_check_config_does_not_start_a_server(file: Path) -> None:
     file.write_text("[nats]\nmax-payload = '2MiB'")
-    assert check_config(file) == (0, f"{file} is fine\n")
+    assert check_config(file) == (0, f"{file} is valid\n")
     file.write_text("[[users]]\nname = 'x'\ntoken = 'x'")
     file.chmod(0o644)
     warning = f"simplebus: {file} holds passwords or tokens, and every user may read it\n"
-    assert check_config(file) == (0, f"{warning}{file} is fine\n")
+    assert check_config(file) == (0, f"{warning}{file} is valid\n")
     file.write_text("[nats]\nmax-pending = '1MiB'\nmax-payload = '2MiB'")
     status, output = check_config(file)
     assert status == 78
@@ -634,11 +634,11 @@ def sample() -> str:
 def test_sample_is_valid_and_shows_defaults(file: Path, tmp_path: Path) -> None:
     text = sample()
     file.write_text(text)
-    assert check_config(file) == (0, f"{file} is fine\n")
+    assert check_config(file) == (0, f"{file} is valid\n")
     uncommented = re.sub(r"^# ([a-z-]+ = )", r"\1", text, flags=re.MULTILINE)
     assert uncommented.count("\nport = ") == 2
     file.write_text(uncommented)
-    assert check_config(file) == (0, f"{file} is fine\n")
+    assert check_config(file) == (0, f"{file} is valid\n")
     missing_file = tmp_path / "nothing.toml"
     missing_file.touch()
     assert load_settings(file) == load_settings(missing_file)
@@ -656,7 +656,7 @@ def test_sample_contains_every_option(file: Path) -> None:
     file.write_text(examples)
     file.chmod(0o600)
     status, output = check_config(file)
-    assert (status, output) == (0, f"{file} is fine\n")
+    assert (status, output) == (0, f"{file} is valid\n")
 
 
 def keys_of(table: type[SettingsTable], path: str) -> Iterator[str]:

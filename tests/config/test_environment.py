@@ -67,7 +67,7 @@ def test_unknown_variables_are_reported_without_values() -> None:
     result = CliRunner().invoke(cli.app, ["check-config", "/dev/null"], env={"SIMPLEBUS_TIK": "1"})
     assert (result.exit_code, result.output) == (
         0,
-        f"simplebus: {expected_warning}\n/dev/null is fine\n",
+        f"simplebus: {expected_warning}\n/dev/null is valid\n",
     )
 
 

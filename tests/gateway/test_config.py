@@ -73,7 +73,7 @@ def parse_single(text: str) -> str:
             "must be a class or a func",
         ),
         (parse_single("hears = ['b']"), 4, "modules.a.hears: 'b' is unknown"),
-        (parse_single("hears = ['a', 'a']"), 4, "modules.a.hears: 'a' is there twice"),
+        (parse_single("hears = ['a', 'a']"), 4, "modules.a.hears: 'a' is listed twice"),
         (parse_single("hears = 'a'"), 4, "modules.a.hears: Expected `array`, got `str`"),
         (parse_single("hears = [1]"), 4, "hears\\[0\\]: Expected `str`, got `int`"),
         (parse_single("places = 0"), 4, "modules.a.places: expected 1 or more, got 0"),

@@ -438,7 +438,7 @@ async def test_replaced_module_receives_queued_messages() -> None:
 @pytest.mark.parametrize(
     ("call", "expected_error"),
     [
-        (lambda gateway: gateway.add(module("a")), "there is a module 'a' already"),
+        (lambda gateway: gateway.add(module("a")), "a module has the name 'a' already"),
         (lambda gateway: gateway.add(ModulePlan("*", "timer")), "stands for all other modules"),
         (lambda gateway: gateway.remove("b"), "'b' is unknown; there are a"),
         (lambda gateway: gateway.replace(module("b")), "'b' is unknown"),

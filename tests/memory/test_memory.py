@@ -173,7 +173,7 @@ def test_can_be_entered_again_and_keeps_messages(run: Run, memory: MemoryBus) ->
     async def main() -> None:
         async with memory as bus:
             await bus.publish(ShopOpened("Ada's"))
-            with pytest.raises(RuntimeError, match="`connect` gives further clients"):
+            with pytest.raises(RuntimeError, match="call `connect` for another client"):
                 await memory.__aenter__()
         async with memory as bus, bus.subscribe(ShopOpened, durable="commit_log") as shops:
             assert await anext(shops) == ShopOpened("Ada's")

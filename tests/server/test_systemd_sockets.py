@@ -79,7 +79,7 @@ def test_inherited_socket_that_does_not_listen_is_reported(
     )
     with pytest.raises(
         SocketActivationError,
-        match=r"descriptor 200 .'tcp'. of LISTEN_FDS is no listening TCP socket",
+        match=r"descriptor 200 .'tcp'. of LISTEN_FDS is not a listening TCP socket",
     ):
         take_inherited_sockets(environment)
 

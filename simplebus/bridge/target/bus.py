@@ -664,11 +664,12 @@ class StatelessServerTarget:
         )
         if first < core.published_position:
             raise BusConnectionError(
-                f"messages to resend come before those that {self.identity} has: reconnecting"
+                f"messages to resend are older than the messages of {self.identity}: reconnecting"
             )
         if last - core.confirmed_position >= _NUMBER_SPAN_MAX:
             raise BusConnectionError(
-                f"{last - core.confirmed_position} messages in a row were not copied: reconnecting"
+                f"a message is {last - core.confirmed_position} sequences after the last confirmed "
+                f"one; expected fewer than {_NUMBER_SPAN_MAX}: reconnecting"
             )
         for (raw, bounds), sequences in zip(frames.frames(), frames.sequences, strict=True):
             edges = [0, *(np.flatnonzero(np.diff(sequences) != 1) + 1).tolist(), sequences.size]

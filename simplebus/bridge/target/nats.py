@@ -371,8 +371,8 @@ class NatsTarget:
         line = commands.index(b"\r\n") - commands.index(b" ") - 1
         if line > _LINE_BYTES_MAX:
             raise ValueError(
-                f"its subject has {len(subject)} bytes, and its line {line}: "
-                f"{_LINE_BYTES_MAX} are accepted there"
+                f"its command line has {line} bytes with a subject of {len(subject)} bytes; "
+                f"expected at most {_LINE_BYTES_MAX} bytes"
             )
         return commands
 
@@ -537,9 +537,7 @@ class NatsTarget:
             return  # The stream has no leader, or does not exist yet.
         self._subjects = stream_subjects(info["config"])
         if not self._config_fits(info["config"]):
-            raise BusConnectionError(
-                f"stream {self._stream!r} has another configuration than before"
-            )
+            raise BusConnectionError(f"stream {self._stream!r} has a new configuration")
 
     async def _refuse_unanswered(self, prepared: TargetBatch) -> None:
         """Refuse messages that an available stream does not accept.
@@ -560,7 +558,7 @@ class NatsTarget:
                 continue
             if self._accepts_subject(subject, subjects):
                 raise BusConnectionError(
-                    f"stream {stream!r} did not answer, and is available again now"
+                    f"stream {stream!r} did not answer in time, but is available again"
                 )
             reason = f"stream {stream!r} does not accept the subject {subject.decode()!r}"
             for sequence in prepared.sequences[unanswered_rows].tolist():

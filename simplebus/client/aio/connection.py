@@ -146,7 +146,7 @@ class ClientConnection(ConnectionWaiters):
         ):
             self._end(addresses.connection_closed_error(self._endpoint) if self._is_last else loss)
             return
-        log.warning("connection.lost", "{error}; trying again", error=loss)
+        log.warning("connection.lost", "{error}; retrying", error=loss)
         self._schedule.mark_lost(anyio.current_time())
         try:
             await self.open()
@@ -158,7 +158,7 @@ class ClientConnection(ConnectionWaiters):
             log.error("connection.abandoned", "{error}", error=end)
             self._end(end)
         else:
-            log.info("connection.restored", "connected again, to {server}", server=self._endpoint)
+            log.info("connection.restored", "reconnected to {server}", server=self._endpoint)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Stop the tasks of the connection; `run` replaces it."""

@@ -23,7 +23,7 @@ async def find_idle_durable(bus: Bus, class_: int | str, durable: str) -> Positi
             continue
         if position.session >= 0 or position.members:
             raise NoIdleDurableError(
-                f"a client is connected to the durable {durable!r}: stop it first"
+                f"a client is connected to the durable {durable!r}: stop that client first"
             )
         if position.patterns_left_out:
             raise NoIdleDurableError(

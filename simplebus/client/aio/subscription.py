@@ -153,7 +153,7 @@ class BaseSubscription(SubscriptionState[T]):
             BusConnectionError: The connection is lost for good.
         """
         if most < 1:
-            raise ValueError(f"take needs a number of messages from 1 on, got {most}")
+            raise ValueError(f"take expects 1 message or more, got {most}")
         with anyio.move_on_after(arguments.check_timeout("timeout", timeout)):
             await self.refill()
         return [] if self.inbox.is_empty else list(self.next_batch(most))

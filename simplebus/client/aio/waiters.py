@@ -70,7 +70,8 @@ class ConnectionWaiters:
             raise LocalProtocolError(
                 "this bus belongs to the event loop in which it was connected, and this is another "
                 "thread; in a thread of anyio.to_thread call "
-                "anyio.from_thread.run(functools.partial(bus.publish, …)), or connect anew"
+                "anyio.from_thread.run(functools.partial(bus.publish, …)), or connect again "
+                "in this thread"
             )
 
     def wake_answered(self) -> None:

@@ -244,7 +244,7 @@ class BlockingClientConnection:
             self._end(
                 client_addresses.connection_closed_error(self._address) if self._is_last else loss
             )
-        log.warning("connection.lost", "{error}; trying again", error=loss)
+        log.warning("connection.lost", "{error}; retrying", error=loss)
         self._schedule.mark_lost(monotonic())
 
     def disown(self, end: BusConnectionError) -> None:

@@ -160,7 +160,7 @@ class BlockingBaseSubscription(SubscriptionState[T]):
             BusConnectionError: The connection is lost for good.
         """
         if most < 1:
-            raise ValueError(f"take needs a number of messages from 1 on, got {most}")
+            raise ValueError(f"take expects 1 message or more, got {most}")
         if not self._refill(arguments.timeout_or_infinity("timeout", timeout)):
             return []
         return list(self.inbox.pop_batch(most) or ())

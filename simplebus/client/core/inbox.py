@@ -168,12 +168,12 @@ class Inbox:
         """True if no message can be handed out.
 
         Raises:
-            LocalProtocolError: If the subscription was left.
+            LocalProtocolError: If the subscription was closed.
             RefusedError: If the server ended the subscription and all received messages were
                 handed out.
         """
         if self.unsubscribe_request is not None:
-            raise LocalProtocolError("the subscription was left; subscribe again")
+            raise LocalProtocolError("the subscription was closed; subscribe again")
         if self._current_batch is not None and self._handed_out_count < len(self._current_batch):
             return False
         if self._queued_batches and not self.auto_ack:

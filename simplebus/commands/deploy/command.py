@@ -71,7 +71,9 @@ def deploy(
         typer.echo(render_file(names[0]), nl=False)
         return
     if existing := [name for name in names if (directory / name).exists()]:
-        fail(f"{directory} has already {', '.join(existing)}; remove them or select another DIR")
+        fail(
+            f"{directory} already contains {', '.join(existing)}; remove them or select another DIR"
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name in names:

@@ -71,10 +71,10 @@ def explain(
     number = parse_digits(words[1], SEQUENCE_MAX) if len(words) == 2 else None
     if words[:1] == ["session"] and number is not None:
         if session not in (None, number):
-            fail(f"two sessions were given: {number} and {session}", status=2)
+            fail(f"expected one session, got {number} and {session}", status=2)
         words, session = [], number
     if len(words) > 1 or (words and session is not None):
-        fail(f"one class, channel or session is explained, got {' '.join(words)!r}", status=2)
+        fail(f"expected one class, channel or session, got {' '.join(words)!r}", status=2)
     from functools import partial
 
     import trio

@@ -119,7 +119,7 @@ def top(
     if address is not None:
         source = context.get_parameter_source("url")
         if source is not None and source.name == "COMMANDLINE" and url != address:
-            fail(f"two addresses were given: {address} and {url}", status=USAGE_STATUS)
+            fail(f"expected one address, got {address} and {url}", status=USAGE_STATUS)
         url = address
     try:
         client = DashboardClient(url)

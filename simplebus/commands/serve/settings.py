@@ -317,4 +317,4 @@ def _check_ports(
         if port and port == other_port and shared_hosts:
             if configuration.sources.get(normalize(other_flag[2:])) is not Source.FILE:
                 flag, other_flag = other_flag, flag  # Report the option that the file sets.
-            raise ValueError(f"{other_flag}: {flag} is {port} already")
+            raise ValueError(f"{other_flag}: port {port} is already used by {flag}")

@@ -201,7 +201,7 @@ class InquiryHandler:
         if session is None:
             raise RemoteProtocolError(
                 Reason.UNKNOWN_SESSION,
-                f"no session {inquiry.session} is open; {len(self._sessions)} are",
+                f"session {inquiry.session} is not open; open sessions: {len(self._sessions)}",
             )
         return self._report_session(session, grants)
 

@@ -436,11 +436,11 @@ class SubscriptionManager:
         limit = self._settings.limits.subscriptions
         if number in session.subscriptions:
             raise RemoteProtocolError(
-                Reason.SUBSCRIPTION_IN_USE, f"this session has a subscription {number} already"
+                Reason.SUBSCRIPTION_IN_USE, f"subscription {number} already exists in this session"
             )
         if len(session.subscriptions) >= limit:
             raise RemoteProtocolError(
-                Reason.TOO_MANY_SUBSCRIPTIONS, f"a session may have {limit} subscriptions"
+                Reason.TOO_MANY_SUBSCRIPTIONS, f"a session may have at most {limit} subscriptions"
             )
         subscribe_options.check_subscribe_request(request)
         cls.check_subscribe_request(request)
@@ -533,23 +533,22 @@ class SubscriptionManager:
         if position.group != group:
             raise RemoteProtocolError(
                 Reason.SUBSCRIPTION_MISMATCH,
-                f"the durable {durable!r} exists with the group {position.group!r}, and was "
-                f"asked for with the group {group!r}",
+                f"the durable {durable!r} exists with the group {position.group!r}, but the "
+                f"request has the group {group!r}",
             )
         patterns = position.channel_filter.patterns if position.channel_filter else ()
         if set(patterns) != set(request.channels):
             raise RemoteProtocolError(
                 Reason.SUBSCRIPTION_MISMATCH,
-                f"{durable or group!r} exists for the channels {list(patterns)}, and was asked for "
-                f"with {list(request.channels)}",
+                f"{durable or group!r} exists for the channels {list(patterns)}, but the request "
+                f"has {list(request.channels)}",
             )
         if position.is_key_ordered != request.by_key:
-            is_by_key = {True: "by key", False: "not by key"}
+            is_by_key = {True: "with by_key", False: "without by_key"}
             raise RemoteProtocolError(
                 Reason.SUBSCRIPTION_MISMATCH,
-                f"the group {group!r} exists {is_by_key[position.is_key_ordered]}, and was asked "
-                "for "
-                f"{is_by_key[request.by_key]}",
+                f"the group {group!r} exists {is_by_key[position.is_key_ordered]}, but the "
+                f"request is {is_by_key[request.by_key]}",
             )
         if position.session_id >= 0:
             raise RemoteProtocolError(

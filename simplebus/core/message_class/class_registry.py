@@ -132,8 +132,8 @@ def _too_many_classes_error(
 ) -> RemoteProtocolError:
     return RemoteProtocolError(
         Reason.TOO_MANY_CLASSES,
-        f"a Connect named {new_count} new classes; {existing_count} exist, "
-        f"{settings.limits.classes} may exist{class_limit_hint(settings, '--max-classes')}",
+        f"a Connect named {new_count} new classes; {existing_count} of at most "
+        f"{settings.limits.classes} classes exist{class_limit_hint(settings, '--max-classes')}",
     )
 
 

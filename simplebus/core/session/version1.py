@@ -166,7 +166,7 @@ class Version1Decoder:
         if key not in self.known_classes:
             raise RemoteProtocolError(
                 Reason.UNKNOWN_CLASS,
-                f"a message for class {key} came before any Connect that names this class",
+                f"received a message of class {key} before a Connect that names the class",
             )
         return (PublishedBatch(key, batch),)
 

@@ -29,7 +29,7 @@ def decode_user_key(nkey: str) -> bytes:
         raise ValueError(f"nkey {nkey!r}: expected a user's public key, U and 55 more characters")
     # CRC-16/XMODEM, little-endian.
     if binascii.crc_hqx(raw[:-2], 0) != int.from_bytes(raw[-2:], "little"):
-        raise ValueError(f"nkey {nkey!r}: its checksum is wrong, was it cut or mistyped?")
+        raise ValueError(f"nkey {nkey!r}: the checksum is wrong; check that the key is complete")
     return raw[1:-2]
 
 

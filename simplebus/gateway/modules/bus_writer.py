@@ -128,7 +128,7 @@ class BusWriter:
         error: RefusedError = to_resend[0].waiter.refusals[0]
         self.problem = str(error)
         self._log.warning(
-            "module_store.full", "no space for received messages, they wait ({error})", error=error
+            "module_store.full", "received messages wait for space ({error})", error=error
         )
         to_resend += await self._wait_all_results()
         count = 1

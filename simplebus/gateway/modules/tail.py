@@ -300,7 +300,8 @@ class FileFollower:
             else:
                 log.warning(
                     "tailed_file.missing",
-                    "{path}: the file that was read last is gone; lines may have been missed",
+                    "{path}: the file that was read last no longer exists; lines may "
+                    "have been missed",
                     path=self._path,
                 )
         self._resume_position, self._at_end = None, False
@@ -348,7 +349,7 @@ def _open_file(path: Path, key: tuple[int, int]) -> _OpenFile:
     opened_file = _OpenFile(path, file)
     if opened_file.key != key or not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise FileNotFoundError(f"{path} is another file now")
+        raise FileNotFoundError(f"{path} was replaced by another file")
     return opened_file
 
 

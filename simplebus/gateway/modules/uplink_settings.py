@@ -140,7 +140,7 @@ def _merge_credentials(table: UplinkTable) -> UplinkTable:
         if name not in _CREDENTIAL_FIELDS:
             raise ValueError(describe_unknown_name(name, _CREDENTIAL_FIELDS, "credentials"))
         if getattr(table, name):
-            raise ValueError(f"{name!r} is in credentials and beside it, expected one of them")
+            raise ValueError(f"{name!r} is set in credentials and outside; expected one of them")
     return msgspec.structs.replace(table, **table.credentials, credentials="")
 
 
@@ -176,7 +176,7 @@ def _check_address(table: UplinkTable) -> bool:
         if has_credentials and any(
             getattr(table, name) for name in (*_CREDENTIAL_FIELDS, "credentials")
         ):
-            raise ValueError("credentials are in the address and beside it, expected one of them")
+            raise ValueError("credentials are in the address and outside; expected one of them")
         return has_credentials
     secure = Address.parse(table.to).is_secure
     for name in ("stream", "under_way", "seed", *(() if secure else _TLS_FIELDS)):

@@ -51,9 +51,9 @@ def _decode_seed(seed: str) -> bytes:
     except (binascii.Error, ValueError):
         raise ValueError("the seed is not base 32") from None
     if len(raw) != 2 + _SEED_BYTES + 2 or tuple(raw[:2]) != _USER_SEED:
-        raise ValueError("the seed is not a user's: expected SU and 56 more characters")
+        raise ValueError("expected the seed of a user: SU and 56 more characters")
     if binascii.crc_hqx(raw[:-2], 0) != int.from_bytes(raw[-2:], "little"):
-        raise ValueError("the seed's checksum is wrong, was it cut or mistyped?")
+        raise ValueError("the checksum of the seed is wrong; check that the seed is complete")
     return raw[2:-2]
 
 

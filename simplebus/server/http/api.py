@@ -150,7 +150,7 @@ class AdminApi:
             with trio.move_on_after(REQUEST_SECONDS_MAX):
                 result: ApiResult = await getattr(operations, route.operation)(parameters)
                 return result
-        raise ApiError(504, f"not finished after {REQUEST_SECONDS_MAX:g} s")
+        raise ApiError(504, f"the request did not finish within {REQUEST_SECONDS_MAX:g} s")
 
 
 def _load_operations() -> ModuleType:

@@ -329,7 +329,7 @@ def test_request_times_out_and_expires(run: Run, server: BusServer) -> None:
                 0.5,
                 5.0,
             ):
-                expected_error = rf"no reply to .* class 24 came within {seconds:g} s"
+                expected_error = rf"no reply to .* class 24 within {seconds:g} s"
                 with pytest.raises(TimeoutError, match=expected_error):
                     await bus.request(b"?", class_id=24, timeout=seconds)
                 await bus.publish(b"behind it", class_id=24)

@@ -460,7 +460,11 @@ def test_session_receives_the_report() -> None:
         ({"about": "class", "class": "orders"}, "unknown_class", "no class 'orders'"),
         ({"about": "channel", "channel": "a..b"}, "bad_channel", "segment 2 of 3 is empty"),
         ({"about": "channel", "channel": "a.*"}, "bad_channel", "wildcard"),
-        ({"about": "session", "session": 9}, "unknown_session", "no session 9 is open; 1 are"),
+        (
+            {"about": "session", "session": 9},
+            "unknown_session",
+            "session 9 is not open; open sessions: 1",
+        ),
     ],
 )
 def test_unknown_objects_are_refused(what: dict[str, object], code: str, says: str) -> None:

@@ -39,8 +39,8 @@ def test_seconds_are_rounded_up_to_ticks(seconds: float, ticks: int) -> None:
     [
         ({"deliveries_max": -1}, "deliveries_max must be from 0 to 65535, got -1"),
         ({"deliveries_max": 65536}, "deliveries_max must be from 0 to 65535"),
-        ({"backoff_seconds": ()}, "backoff_seconds must have from 1 to 64 pauses, got 0"),
-        ({"backoff_seconds": (1.0,) * 65}, "backoff_seconds must have from 1 to 64 pauses, got 65"),
+        ({"backoff_seconds": ()}, "backoff_seconds must have from 1 to 64 delays, got 0"),
+        ({"backoff_seconds": (1.0,) * 65}, "backoff_seconds must have from 1 to 64 delays, got 65"),
         (
             {"backoff_seconds": (1.0, 0.0)},
             "backoff_seconds must be above 0 and up to 86400 seconds, got 0",

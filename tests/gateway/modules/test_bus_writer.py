@@ -66,7 +66,7 @@ async def test_full_bus_stores_messages_later_in_order(
         await writer.flush()
         assert (writer.stored_count, writer.problem) == (len(numbers), "")
     assert received == list(numbers)
-    assert "no space for received messages, they wait (drop_newest" in caplog.text
+    assert "received messages wait for space (drop_newest" in caplog.text
     assert "received messages are stored again" in caplog.text
 
 

@@ -281,7 +281,7 @@ def test_position_of_another_file_is_ignored(path: Path, caplog: pytest.LogCaptu
     append(path, b"new\nnewer\nnewest\n")
     second_follower = FileFollower(path, at_end=True, saved_position=saved_position)
     assert read_lines(second_follower) == [b"new", b"newer", b"newest"]
-    assert "the file that was read last is gone; lines may have been missed" in caplog.text
+    assert "the file that was read last no longer exists; lines may have been missed" in caplog.text
     second_follower.close()
     broken = FileFollower(path, at_end=False, saved_position=b"{not json")
     assert read_lines(broken) == [b"new", b"newer", b"newest"]

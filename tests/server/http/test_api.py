@@ -486,7 +486,7 @@ async def test_slow_request_ends_and_is_logged(
         await peer.send("\r\n".join(lines).encode() + body)
         await started.wait()
     outcomes = [each.outcome for each in caplog.records if hasattr(each, "outcome")]
-    assert outcomes == ["not finished after 0 s", "interrupted"]
+    assert outcomes == ["the request did not finish within 0 s", "interrupted"]
 
 
 @pytest.mark.parametrize("name", ["a b", "#", "\x00", "é", "x" * 256, "-1", "0"])
