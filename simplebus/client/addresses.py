@@ -272,7 +272,7 @@ def _format_seconds(seconds: float) -> str:
 
 
 def unconfirmed_error(count: int, end: BusConnectionError) -> BusConnectionError:
-    """Return the error for messages that were not confirmed before the bus was left."""
+    """Return the error for messages that were not confirmed before the bus was closed."""
     messages = "1 message was" if count == 1 else f"{count:,} messages were"
     unconfirmed = BusConnectionError(f"{messages} not confirmed by the server: {end}")
     unconfirmed.__cause__ = end
