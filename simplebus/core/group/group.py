@@ -172,8 +172,8 @@ class GroupMember:
 
     def iter_in_flight(self) -> Iterator[tuple[int, Span]]:
         """Yield the spans in flight, each with the tick at which it is overdue."""
-        for due, attempts, held in self._ack_timer.scheduled_sets():
-            for first, last in held:
+        for due, attempts, sequences in self._ack_timer.scheduled_sets():
+            for first, last in sequences:
                 yield due, Span(first, last, attempts)
 
     def remove_in_flight(self, first: int, last: int, attempt: int = 0) -> list[Span]:
@@ -189,7 +189,7 @@ class GroupMember:
     def discard_range(self, first: int, last: int) -> None:
         """Remove first..last-1, sent or not."""
         self.remove_in_flight(first, last)
-        kept: list[Span] = []
+        remaining_spans: list[Span] = []
         for span in self._unsent_spans:
             begin, end = max(span.first, first), min(span.last, last)
             if begin < end:
@@ -198,8 +198,8 @@ class GroupMember:
                 begin = end = span.last
             for a, b in ((span.first, begin), (end, span.last)):
                 if a < b:
-                    kept.append(Span(a, b, span.attempts))
-        self._unsent_spans = deque(kept)
+                    remaining_spans.append(Span(a, b, span.attempts))
+        self._unsent_spans = deque(remaining_spans)
 
     def pop_overdue(self, tick: int) -> list[Span]:
         """Remove and return the spans that are overdue at `tick`."""
@@ -576,14 +576,14 @@ class Group(BaseGroup[GroupMember]):
         The result has at least one message, unless `space_bytes` is used up before the first range.
         """
         ring = self.position.ring
-        kept: Ranges = []
+        fitting_ranges: Ranges = []
         for first, end in selected.sendable:
             size = ring.range_bytes(first, end)
             if size > space_bytes:
                 if space_bytes > 0:
-                    kept.append((first, ring.view_frames(first, end, space_bytes)[1]))
-                return replace(selected, sendable=kept), kept[-1][1]
-            kept.append((first, end))
+                    fitting_ranges.append((first, ring.view_frames(first, end, space_bytes)[1]))
+                return replace(selected, sendable=fitting_ranges), fitting_ranges[-1][1]
+            fitting_ranges.append((first, end))
             space_bytes -= size
         return selected, end_sequence
 

@@ -128,11 +128,11 @@ class KeyAssignment(Generic[MemberT]):
         buckets, self._orphans = sorted(self._orphans[:count]), self._orphans[count:]
         seeds = self._seeds[: len(members)]
         for start in range(0, len(buckets), _BUCKETS_WEIGHED):
-            some = buckets[start : start + _BUCKETS_WEIGHED]
-            weights = _rendezvous_weights(_BUCKET_HASHES[some][:, None], seeds[None, :])
+            weighed_buckets = buckets[start : start + _BUCKETS_WEIGHED]
+            weights = _rendezvous_weights(_BUCKET_HASHES[weighed_buckets][:, None], seeds[None, :])
             chosen = weights.argmax(axis=1)
-            self._best_weights[some] = weights[np.arange(len(some)), chosen]
-            for bucket, index in zip(some, chosen.tolist(), strict=True):
+            self._best_weights[weighed_buckets] = weights[np.arange(len(weighed_buckets)), chosen]
+            for bucket, index in zip(weighed_buckets, chosen.tolist(), strict=True):
                 owner = members[index]
                 self._owner_by_bucket[bucket] = owner
                 self._buckets_by_member[owner].add(bucket)

@@ -153,19 +153,19 @@ class KeyOrderedMember(GroupMember):
     def _pop_assigned(self, predicate: Callable[[int], bool]) -> list[int]:
         """Remove and return the unsent messages for which `predicate` is true."""
         removed: list[int] = []
-        removed_bytes, remaining = 0, deque[AssignedBatch]()
+        removed_bytes, remaining_batches = 0, deque[AssignedBatch]()
         for batch in self._assigned_batches:
-            kept = AssignedBatch([], [], batch.attempts)
+            remaining_batch = AssignedBatch([], [], batch.attempts)
             for sequence, message_bytes in zip(batch.sequences, batch.sizes, strict=True):
                 if predicate(sequence):
                     removed.append(sequence)
                     removed_bytes += message_bytes
                 else:
-                    kept.sequences.append(sequence)
-                    kept.sizes.append(message_bytes)
-            if kept.sequences:
-                remaining.append(kept)
-        self._assigned_batches = remaining
+                    remaining_batch.sequences.append(sequence)
+                    remaining_batch.sizes.append(message_bytes)
+            if remaining_batch.sequences:
+                remaining_batches.append(remaining_batch)
+        self._assigned_batches = remaining_batches
         if removed:
             self._adjust_counts(-len(removed), -removed_bytes)
         return removed
@@ -266,9 +266,9 @@ class KeyOrderedMember(GroupMember):
         """Return the frames of the oldest assigned batch, or of its front if the batch is large."""
         group, batch = self._group, self._assigned_batches.popleft()
         if sum(batch.sizes) > REDELIVERY_BYTES:
-            batch, rest = batch.split_at(REDELIVERY_BYTES)
-            if rest.sequences:
-                self._assigned_batches.appendleft(rest)
+            batch, remaining_batch = batch.split_at(REDELIVERY_BYTES)
+            if remaining_batch.sequences:
+                self._assigned_batches.appendleft(remaining_batch)
         sequences, sizes = batch.sequences, batch.sizes
         self.scanned_count += len(sequences)
         expired = group.find_expired(sequences)
@@ -653,9 +653,9 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         batch = AssignedBatch(sequences, self._message_sizes(sequences), 0)
         space_bytes = IN_FLIGHT_BYTES - member.assigned_bytes
         if sum(batch.sizes) > space_bytes:
-            batch, rest = batch.split_at(space_bytes)
-            ready.extendleft(reversed(rest.sequences))
-            self._unassigned_sequences.update(dict.fromkeys(rest.sequences))
+            batch, remaining_batch = batch.split_at(space_bytes)
+            ready.extendleft(reversed(remaining_batch.sequences))
+            self._unassigned_sequences.update(dict.fromkeys(remaining_batch.sequences))
         if not sequences:
             self.update_availability(member)
             return

@@ -150,10 +150,10 @@ class KeyOrderedInFlight:
         removed: list[int] = []
         size, pop = 0, self.held_messages.pop
         for sequence in sequences:
-            held = pop(sequence, None)
-            if held is not None:
+            due_and_size = pop(sequence, None)
+            if due_and_size is not None:
                 removed.append(sequence)
-                size += held[1]
+                size += due_and_size[1]
         self._stale_count += len(removed)
         if self._stale_count > 2 * len(self.held_messages) + _STALE_MIN:
             self._rebuild_buckets()
@@ -194,15 +194,15 @@ class KeyOrderedInFlight:
             due_tick_for: Returns the new due tick for an attempt count.
             attempt: Only messages of this delivery attempt; 0 for any.
         """
-        held = self.held_messages
+        messages = self.held_messages
         if last - first <= _SCALAR_MESSAGES_MAX:
             for sequence in self._iter_held(first, last, attempt):
                 attempts = self._attempts_by_sequence[sequence]
-                (old_due, size), new_due = held[sequence], due_tick_for(attempts)
+                (old_due, size), new_due = messages[sequence], due_tick_for(attempts)
                 if new_due != old_due:
                     self._get_bucket(old_due, attempts).discard(sequence)
                     self._drop_empty(old_due, attempts)
-                    held[sequence] = new_due, size
+                    messages[sequence] = new_due, size
                     self._get_bucket(new_due, attempts).add((sequence,))
             return
         for old_due, attempts, bucket in self._matching_buckets(attempt):
@@ -212,21 +212,23 @@ class KeyOrderedInFlight:
             ):
                 self._get_bucket(new_due, attempts).add(moved)
                 for sequence in moved:
-                    held[sequence] = new_due, held[sequence][1]
+                    messages[sequence] = new_due, messages[sequence][1]
             self._drop_empty(old_due, attempts)
 
     def _iter_held(self, first: int, last: int, attempt: int) -> Iterator[int]:
         """Yield the held messages of first..last-1, or those with this attempt."""
-        held, attempts_of = self.held_messages, self._attempts_by_sequence
+        messages, attempts_of = self.held_messages, self._attempts_by_sequence
         for sequence in range(first, last):
-            if sequence in held and attempt in (0, attempts_of[sequence]):
+            if sequence in messages and attempt in (0, attempts_of[sequence]):
                 yield sequence
 
     def _select_current(self, sequences: Iterable[int], due_tick: int, attempts: int) -> list[int]:
         """Return the sequences that are held with this due tick and attempt count."""
-        held, attempts_of = self.held_messages.get, self._attempts_by_sequence
+        get_message, attempts_of = self.held_messages.get, self._attempts_by_sequence
         return [
-            s for s in sequences if held(s, _NOT_HELD)[0] == due_tick and attempts_of[s] == attempts
+            s
+            for s in sequences
+            if get_message(s, _NOT_HELD)[0] == due_tick and attempts_of[s] == attempts
         ]
 
     def _get_bucket(self, due_tick: int, attempts: int) -> _DueBucket:

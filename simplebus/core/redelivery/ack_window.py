@@ -222,11 +222,11 @@ class AckWindow:
 
     def _clear_acked(self, first: int, is_wanted: Flags) -> None:
         """Clear the flags of acknowledged messages, of those from `first` on."""
-        done = 0
+        cleared_count = 0
         for start, stop in self._index_ranges(first, min(first + is_wanted.size, self._flags_end)):
-            part = is_wanted[done : done + stop - start]
+            part = is_wanted[cleared_count : cleared_count + stop - start]
             np.greater(part, self._flags[start:stop], out=part)
-            done += stop - start
+            cleared_count += stop - start
 
     def unacked_flags(self) -> Flags:
         """Return flags of the unacknowledged messages from the floor to the last acknowledged."""
@@ -263,10 +263,10 @@ class AckWindow:
     def _acked_flags(self) -> Flags:
         """Return flags of the acknowledged messages from the floor to the cursor."""
         acked: Flags = np.zeros(self.cursor - self.floor, np.bool_)
-        done = 0
+        copied_count = 0
         for start, stop in self._index_ranges(self.floor, self._flags_end):
-            acked[done : done + stop - start] = self._flags[start:stop]
-            done += stop - start
+            acked[copied_count : copied_count + stop - start] = self._flags[start:stop]
+            copied_count += stop - start
         return acked
 
     def encode_flags(self) -> bytes:
@@ -288,13 +288,13 @@ class AckWindow:
         """Set the flags of the messages from the floor on, up to the cursor. The window has no
         flags yet.
         """
-        count, done = int(np.count_nonzero(acked)), 0
+        count, restored_count = int(np.count_nonzero(acked)), 0
         if count:
             self._grow_flags()
             self._flags_end = self.floor + acked.size - int(acked[::-1].argmax())
             for start, stop in self._index_ranges(self.floor, self._flags_end):
-                self._flags[start:stop] = acked[done : done + stop - start]
-                done += stop - start
+                self._flags[start:stop] = acked[restored_count : restored_count + stop - start]
+                restored_count += stop - start
             self._flag_count = count
             self._advance_floor()
 

@@ -85,10 +85,10 @@ class FailureReasons:
         assert len(self._texts) <= self._count_max
         assert self._bytes <= self._bytes_max
         assert self._bytes == sum(map(_size, self._texts.values()))
-        known = {
+        expected_keys = {
             (position, s) for position, sequences in self._sequences.items() for s in sequences
         }
-        assert known == set(self._texts)
+        assert expected_keys == set(self._texts)
         assert all(self._sequences.values())
 
 

@@ -96,10 +96,10 @@ class _Measurement:
         self._floor = window.floor
         self._is_unacked = window.unacked_flags()
         """Messages from the floor on. Those behind them are all unacknowledged."""
-        behind = self._floor + self._is_unacked.size
+        flags_end = self._floor + self._is_unacked.size
         self._is_unacked = self._is_unacked[: max(0, self.cursor - self._floor)]
         self._gap_count = int(np.count_nonzero(self._is_unacked))
-        self._behind_bytes = ring.range_bytes(behind, self.cursor)
+        self._behind_bytes = ring.range_bytes(flags_end, self.cursor)
         self._measured_bytes = self._measured_count = 0
 
     def measure_some(self) -> bool:

@@ -92,7 +92,9 @@ class TimerWheel:
 
     def overlaps(self, first: int, last: int, attempt: int = 0) -> bool:
         """Return True if any of first..last-1 is scheduled; `attempt` as for `remove`."""
-        return any(held.overlaps(first, last) for _, _, held in self.scheduled_sets(attempt))
+        return any(
+            sequences.overlaps(first, last) for _, _, sequences in self.scheduled_sets(attempt)
+        )
 
     def scheduled_sets(self, attempt: int = 0) -> list[tuple[int, int, SequenceSet]]:
         """Return (due tick, attempts, messages) of all entries, or of those with `attempt` if it is

@@ -135,9 +135,9 @@ class ChannelFilter:
         matched: Flags = states == _MATCHED
         if np.count_nonzero(matched) == matched.size:
             return matched
-        unknown = np.unique(numbers[states == _UNKNOWN])
-        if unknown.size:
-            for number in unknown.tolist():
+        unevaluated_numbers = np.unique(numbers[states == _UNKNOWN])
+        if unevaluated_numbers.size:
+            for number in unevaluated_numbers.tolist():
                 self._evaluate_channel(number)
             matched = self._match_states.take(numbers) == _MATCHED
         return matched
@@ -148,14 +148,14 @@ class ChannelFilter:
         many patterns counts as comparing more channels.
         """
         self._grow_to(len(self._name_by_number) - 1)
-        unknown = np.flatnonzero(self._match_states.take(numbers) == _UNKNOWN)
-        if unknown.size and self._pattern_set is None:
+        unevaluated_indexes = np.flatnonzero(self._match_states.take(numbers) == _UNKNOWN)
+        if unevaluated_indexes.size and self._pattern_set is None:
             self._index_patterns()
         count, self._uncounted_cost = self._uncounted_cost, 0
-        unknown_max = max(COMPARED_CHANNELS_MAX - count, 1)
-        if unknown.size > unknown_max:
-            return int(unknown[unknown_max]), COMPARED_CHANNELS_MAX
-        return numbers.size, min(unknown.size + count, COMPARED_CHANNELS_MAX)
+        unevaluated_max = max(COMPARED_CHANNELS_MAX - count, 1)
+        if unevaluated_indexes.size > unevaluated_max:
+            return int(unevaluated_indexes[unevaluated_max]), COMPARED_CHANNELS_MAX
+        return numbers.size, min(unevaluated_indexes.size + count, COMPARED_CHANNELS_MAX)
 
     def is_match(self, number: int) -> bool:
         """Return True if this channel matches."""
@@ -265,23 +265,23 @@ class ChannelTable:
         Returns:
             None if there is no memory for new channels.
         """
-        known = self._number_by_name
+        numbers = self._number_by_name
         try:
-            return list(map(known.__getitem__, names))
+            return list(map(numbers.__getitem__, names))
         except KeyError:
             pass  # Some are new.
-        new_names = [name for name in dict.fromkeys(names) if name not in known]
+        new_names = [name for name in dict.fromkeys(names) if name not in numbers]
         if new_names:
-            if len(known) + len(new_names) > self._name_count_max or not self._reserve_memory(
+            if len(numbers) + len(new_names) > self._name_count_max or not self._reserve_memory(
                 new_names
             ):
                 self.forget_unused(max(FORGET_CHANNELS_MIN, 2 * len(new_names)))
-                self._name_count_max = max(CHANNEL_NAMES_MAX, len(known) + FORGET_CHANNELS_MIN)
-                new_names = [name for name in dict.fromkeys(names) if name not in known]
+                self._name_count_max = max(CHANNEL_NAMES_MAX, len(numbers) + FORGET_CHANNELS_MIN)
+                new_names = [name for name in dict.fromkeys(names) if name not in numbers]
                 if not self._reserve_memory(new_names):
                     return None
             self._add_names(new_names)
-        return list(map(known.__getitem__, names))
+        return list(map(numbers.__getitem__, names))
 
     def intern_name(self, name: str) -> int | None:
         """Return the number of a channel like `intern_names`; None if there is no memory for it."""

@@ -707,11 +707,11 @@ class Position:
             channel_filter = (
                 None if self.is_reading_spilled else self.channel_filter
             )  # Spilled messages are filtered when they are read.
-            kept = selection.matching_ranges(self.ring, cursor, first, channel_filter)
+            remaining_ranges = selection.matching_ranges(self.ring, cursor, first, channel_filter)
             self.dropped_count += selection.count_matching(
                 self.ring, max(first, cursor), last, channel_filter
             )
-            self._advance_past(kept, last)
+            self._advance_past(remaining_ranges, last)
         self._changes.record_moved(self)
 
     def _advance_past(self, kept_ranges: Ranges, end: int) -> None:
@@ -842,10 +842,10 @@ class Position:
                 return 0  # The scan budget of this turn is used up.
             self.scanned_count += head - first
         unsent = selection.matching_ranges(self.ring, first, head, self.channel_filter)
-        kept = selection.limit_ranges(unsent, selection.count_sequences(unsent) - count)
-        self._advance_past(kept, head)
+        remaining_ranges = selection.limit_ranges(unsent, selection.count_sequences(unsent) - count)
+        self._advance_past(remaining_ranges, head)
         self._changes.record_moved(self)
-        return selection.count_sequences(unsent) - selection.count_sequences(kept)
+        return selection.count_sequences(unsent) - selection.count_sequences(remaining_ranges)
 
     def skip_compacted(self, first: int, head: int) -> bool:
         """Skip messages first..head-1, which are compacted copies of messages it already received.

@@ -193,13 +193,13 @@ def due_times(ring: Ring, first: int, last: int) -> list[tuple[float, int, int]]
 
 def limit_ranges(ranges: Ranges, max_count: int) -> Ranges:
     """Return the first `max_count` sequences of `ranges`."""
-    kept: Ranges = []
+    leading_ranges: Ranges = []
     for first, last in ranges:
         if max_count <= 0:
             break
-        kept.append((first, min(last, first + max_count)))
-        max_count -= kept[-1][1] - first
-    return kept
+        leading_ranges.append((first, min(last, first + max_count)))
+        max_count -= leading_ranges[-1][1] - first
+    return leading_ranges
 
 
 def count_sequences(ranges: Ranges) -> int:

@@ -53,15 +53,15 @@ class BrokerSubscription:
         return piece
 
     def mark_sent(self, piece: memoryview, sent_bytes: int, tick: int) -> bytes:
-        position, last, rest = self.position, self._peeked_end, b""
+        position, last, frame_remainder = self.position, self._peeked_end, b""
         if sent_bytes < len(piece):
             last, missing = position.ring.locate_cut(self.window.cursor, last, sent_bytes)
             if missing:
-                rest = bytes(piece[sent_bytes : sent_bytes + missing])
+                frame_remainder = bytes(piece[sent_bytes : sent_bytes + missing])
                 last += 1
         if self.window.cursor < last:
             position.mark_sent(last, tick)
-        return rest
+        return frame_remainder
 
     def has_in_flight(
         self, first: int, last: int, attempt: int, *, include_waiting: bool = False

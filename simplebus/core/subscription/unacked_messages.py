@@ -198,8 +198,10 @@ class UnackedMessages:
         With `range_max`, at most so many spans and so many ranges of sets are examined.
         """
         floor, delayed = self._window.floor, (span for _, _, span in self._delayed_spans)
-        held = chain.from_iterable(holder.iter_spans() for holder in self._holders)
-        spans = chain(self.queue, self._spilled_spans, delayed, held, self.pending_dead_letters)
+        member_spans = chain.from_iterable(holder.iter_spans() for holder in self._holders)
+        spans = chain(
+            self.queue, self._spilled_spans, delayed, member_spans, self.pending_dead_letters
+        )
         rows = [
             (span.first, span.last, span.attempts)
             for span in islice(spans, range_max)
@@ -607,8 +609,10 @@ class UnackedMessages:
             for first, last in sequences
         )
         yield from islice(ranges, range_max)
-        held = chain.from_iterable(holder.iter_in_flight() for holder in self._holders)
-        yield from ((due, span) for due, span in islice(held, range_max) if span.attempts > 1)
+        member_spans = chain.from_iterable(holder.iter_in_flight() for holder in self._holders)
+        yield from (
+            (due, span) for due, span in islice(member_spans, range_max) if span.attempts > 1
+        )
 
     # Waiting messages ----------------------------------------------------------------------------
 
