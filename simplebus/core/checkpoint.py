@@ -366,8 +366,8 @@ class Checkpointer:
         for position in list(islice(self._progressed, count_max)):
             cls = self._broker.classes.get(position.class_id)
             key = position.class_id, position.durable, position.group
-            known = self._position_states.get(position.class_id, {})
-            _, recorded = known.get(key, (None, None))
+            recorded_states = self._position_states.get(position.class_id, {})
+            _, recorded = recorded_states.get(key, (None, None))
             if cls is None or (
                 position.durable and (position not in cls.positions or not recorded)
             ):
@@ -382,7 +382,7 @@ class Checkpointer:
                     unnamed_by_class[cls.class_id].append(position)
                     continue
                 before = self._scanned_row_count
-                known[key] = position, _position_state(position)
+                recorded_states[key] = position, _position_state(position)
                 changes.positions.append(self._snapshot_position(position))
                 if self._scanned_row_count - before > PROGRESS_ROWS_MAX:
                     self._row_counts[position] = self._scanned_row_count - before
@@ -421,17 +421,17 @@ class Checkpointer:
         self, cls: MessageClass, durable: str, group: str, changes: StateChanges
     ) -> bool:
         """Record a durable if it was created, changed or removed. Returns True if it was."""
-        known = self._position_states.setdefault(cls.class_id, {})
+        recorded_states = self._position_states.setdefault(cls.class_id, {})
         key, position = (cls.class_id, durable, group), _find_durable(cls, durable, group)
         if position is None:
-            if known.pop(key, None) is None:
+            if recorded_states.pop(key, None) is None:
                 return False
             changes.removed_positions.append(key)
             return True
         current = position, _position_state(position)
-        if known.get(key) == current:
+        if recorded_states.get(key) == current:
             return False
-        known[key] = current
+        recorded_states[key] = current
         changes.positions.append(self._snapshot_position(position))
         return True
 
@@ -632,6 +632,6 @@ def _handover_if_all_ended(cls: MessageClass) -> tuple[AckWindow, PositionHandov
     if cls.backlog_window.floor < cls.backlog_window.cursor:
         windows.append(cls.backlog_window)
     window = windows[0]
-    for other in windows[1:]:
-        window = window.merge_unacked(other)
+    for added_window in windows[1:]:
+        window = window.merge_unacked(added_window)
     return window, handover

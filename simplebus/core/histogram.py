@@ -40,10 +40,10 @@ class HistogramSnapshot:
         Values are assumed to be evenly distributed within a bucket. Values above the last bound
         count as that bound.
         """
-        wanted, before = fraction * self.count, 0
+        target_count, before = fraction * self.count, 0
         for low, high, count in zip((0.0, *self.bounds), self.bounds, self.counts, strict=False):
-            if count and before + count >= wanted:
-                return low + (high - low) * (wanted - before) / count
+            if count and before + count >= target_count:
+                return low + (high - low) * (target_count - before) / count
             before += count
         return self.bounds[-1] if before < self.count else 0.0
 

@@ -282,9 +282,9 @@ class Outbox:
         if self._peeked_source is None:
             self._unsent_bytes = self._unsent_bytes[count:]
             return
-        rest = self._peeked_source.mark_sent(self._peeked, count, tick)
-        if rest:
-            self._unsent_bytes = memoryview(rest)
+        frame_remainder = self._peeked_source.mark_sent(self._peeked, count, tick)
+        if frame_remainder:
+            self._unsent_bytes = memoryview(frame_remainder)
         self._finish_turn(self._peeked_source)
         self._peeked_source = None
         self._peeked = memoryview(b"")

@@ -327,20 +327,20 @@ class ProducerStates:
                 back + max(0, number_distance(producer.next_number, producer.end_number)), np.bool_
             )
             if producer.stored_ahead is not None:
-                behind = np.arange(producer.next_number, producer.next_number + flags.size - back)
-                flags[back:] = producer.stored_ahead.contains(behind & MESSAGE_ID_MASK)
+                numbers = np.arange(producer.next_number, producer.next_number + flags.size - back)
+                flags[back:] = producer.stored_ahead.contains(numbers & MESSAGE_ID_MASK)
             self.set_progress(producer, first, NumberBitmap.from_flags(first, flags))
         return missing
 
     def add_refusal(self, producer: ProducerState, refused: FrameRefused) -> None:
         """Record that messages were refused: their numbers are used."""
-        known = producer.refusals
-        joined = known[-1].merge(refused) if known else None
+        refusals = producer.refusals
+        joined = refusals[-1].merge(refused) if refusals else None
         if joined is not None:
-            known[-1] = joined
+            refusals[-1] = joined
         else:
-            known = [*known[1 - PRODUCER_REFUSALS_MAX :], refused]
-        self._set_refusals(producer, known)
+            refusals = [*refusals[1 - PRODUCER_REFUSALS_MAX :], refused]
+        self._set_refusals(producer, refusals)
 
     def _set_refusals(self, producer: ProducerState, refusals: list[FrameRefused]) -> None:
         """Replace the refusals of a state. If there are too many in total, the least recently
@@ -396,9 +396,9 @@ class ProducerStates:
 
     def _remove_disconnected(self, producer: ProducerState) -> None:
         if self._disconnected.pop(producer.key, None) is not None:
-            others = self._disconnected_by_owner[producer.owner]
-            del others[producer.key]
-            if not others:
+            owned_producers = self._disconnected_by_owner[producer.owner]
+            del owned_producers[producer.key]
+            if not owned_producers:
                 del self._disconnected_by_owner[producer.owner]
 
     def expire(self, now: float) -> None:
@@ -414,8 +414,12 @@ class ProducerStates:
             self._remove(longest)
         excess = len(self._by_key) - PRODUCER_STATES_MAX
         while excess > 0 and self._disconnected:
-            largest, *others = heapq.nlargest(2, self._disconnected_by_owner.values(), key=len)
-            count = min(excess, max(1, len(largest) - len(others[0]) if others else excess))
+            largest, *next_largest = heapq.nlargest(
+                2, self._disconnected_by_owner.values(), key=len
+            )
+            count = min(
+                excess, max(1, len(largest) - len(next_largest[0]) if next_largest else excess)
+            )
             for longest in list(islice(largest.values(), count)):
                 self._remove(longest)
                 excess -= 1

@@ -192,10 +192,10 @@ class BrokerRestorer:
         ring, spill = cls.ring, cls.spill
         stored = ring.append(run, 0, rows)
         while stored < run.count and spill is not None:
-            rest = run.slice(stored, run.count)
-            if not spill.evict_spilled(rest.data.size):
+            remaining_frames = run.slice(stored, run.count)
+            if not spill.evict_spilled(remaining_frames.data.size):
                 break
-            stored += ring.append(rest, 0, _remaining_rows(rows, stored))
+            stored += ring.append(remaining_frames, 0, _remaining_rows(rows, stored))
         if stored < run.count:
             with _raised_ring_limits(ring):
                 stored += ring.append(
@@ -205,7 +205,7 @@ class BrokerRestorer:
             raise MemoryError
 
     def restore_backlog(
-        self, cls: MessageClass, kept: ClassSnapshot | None, known_head: int | None
+        self, cls: MessageClass, snapshot: ClassSnapshot | None, known_head: int | None
     ) -> None:
         """Restore the backlog of a class whose messages are appended.
 
@@ -213,48 +213,50 @@ class BrokerRestorer:
         """
         ring = cls.ring
         cls.backlog_window = AckWindow(floor=cls.first_sequence)
-        if kept is not None:
-            cls.set_creator(kept.creator, kept.creator_address)
+        if snapshot is not None:
+            cls.set_creator(snapshot.creator, snapshot.creator_address)
             self._broker.store.class_registry.count_creator(cls)
             head = ring.head if known_head is None else known_head
-            window = cls.backlog_window = kept.backlog_window.to_window(
+            window = cls.backlog_window = snapshot.backlog_window.to_window(
                 floor=cls.first_sequence, head=head
             )
-            sent = [(window.floor, head, 1)] if kept.attempts is None else kept.attempts
+            sent = [(window.floor, head, 1)] if snapshot.attempts is None else snapshot.attempts
             # The clock may have been set back; delays must not grow because of that.
-            taken_at = min(kept.taken_at, self._broker.clock.now)
-            delays = [(first, last, taken_at + delay) for first, last, delay in kept.delays]
+            taken_at = min(snapshot.taken_at, self._broker.clock.now)
+            delays = [(first, last, taken_at + delay) for first, last, delay in snapshot.delays]
             cls.backlog_state = PositionHandover(sent, not_before_times=delays).restrict_to(
                 window.floor, head
             )
 
-    def restore_position(self, kept: PositionSnapshot, known_head: int | None) -> None:
+    def restore_position(self, snapshot: PositionSnapshot, known_head: int | None) -> None:
         """Restore a durable without a connected subscription. Messages in flight will be
         redelivered.
 
         `known_head` limits the snapshot to messages below it, if it is given.
         """
         broker = self._broker
-        cls = broker.classes[kept.class_id]
+        cls = broker.classes[snapshot.class_id]
         head = cls.ring.head if known_head is None else known_head
-        window = kept.window.to_window(floor=cls.first_sequence, head=head)
+        window = snapshot.window.to_window(floor=cls.first_sequence, head=head)
         policy = DeliveryPolicy(
-            ack_timeout_ticks=kept.ack_timeout_ticks,
-            in_flight_max=kept.in_flight_max,
-            deliveries_max=kept.deliveries_max,
-            pending_max=kept.pending_max,
-            slow_policy=kept.slow_policy,
+            ack_timeout_ticks=snapshot.ack_timeout_ticks,
+            in_flight_max=snapshot.in_flight_max,
+            deliveries_max=snapshot.deliveries_max,
+            pending_max=snapshot.pending_max,
+            slow_policy=snapshot.slow_policy,
             accepts_envelopes=True,
-            backoff_ticks=kept.backoff_ticks,
-            backoff_seconds=kept.backoff_seconds,
+            backoff_ticks=snapshot.backoff_ticks,
+            backoff_seconds=snapshot.backoff_seconds,
         )
-        spans = spans_by_attempts(window.floor, window.cursor, kept.attempts, default=1)
-        position = broker.subscription_manager.restore_position(cls, kept, policy, window, spans)
+        spans = spans_by_attempts(window.floor, window.cursor, snapshot.attempts, default=1)
+        position = broker.subscription_manager.restore_position(
+            cls, snapshot, policy, window, spans
+        )
         if position is None:
             raise RestoreError(
-                f"the durable {kept.durable!r} of class {kept.class_id} has "
-                f"{len(kept.patterns)} patterns, which do not fit into memory; raise the memory "
-                "limit of all classes"
+                f"the durable {snapshot.durable!r} of class {snapshot.class_id} has "
+                f"{len(snapshot.patterns)} patterns, which do not fit into memory; raise the "
+                "memory limit of all classes"
             )
 
     def restore_purge(self, class_id: int, first: int, last: int, known_head: int | None) -> None:
@@ -265,17 +267,17 @@ class BrokerRestorer:
             cls.dropped_counts.pop(Reason.PURGED, None)  # That was counted when it happened.
 
     def restore_message_ids(
-        self, kept: list[MessageIdsSnapshot], stored: Iterable[tuple[int, bytes, int, float]]
+        self, snapshots: list[MessageIdsSnapshot], stored: Iterable[tuple[int, bytes, int, float]]
     ) -> None:
         """Restore the ids of the latest messages, after all messages.
 
         Args:
-            kept: The windows of the snapshot.
+            snapshots: Snapshots of the windows.
             stored: Ids found in messages that are newer than the snapshot, ascending by sequence:
                 (class id, id, sequence, time of acceptance).
         """
         message_ids, now = self._broker.store.message_ids, self._broker.clock.now
-        for window in kept:
+        for window in snapshots:
             if (cls := self._broker.classes.get(window.class_id)) is not None:
                 message_ids.restore(window, head=cls.ring.head, now=now)
         for class_id, message_id, sequence, time in stored:
@@ -296,7 +298,7 @@ class BrokerRestorer:
 
     def restore_producer(
         self,
-        kept: ProducerSnapshot,
+        snapshot: ProducerSnapshot,
         stored: StoredNumbers,
         refusals: list[RefusalSnapshot],
         trust: NumberTrust = NumberTrust.ALL,
@@ -304,12 +306,12 @@ class BrokerRestorer:
         """Restore the state of a publisher.
 
         Args:
-            kept: The snapshot of the state.
+            snapshot: Snapshot of the state.
             stored: Numbers found in the messages' records.
             refusals: Refusals that the publisher may not have received.
             trust: How far numbers are used.
         """
-        next_number, ahead = find_next_number(kept.next_number, stored)
+        next_number, ahead = find_next_number(snapshot.next_number, stored)
         if trust is not NumberTrust.ALL:
             # The publisher may have been told a higher number than was recovered. It then reuses
             # the numbers from `next_number` on: storing one message twice is better than losing
@@ -322,13 +324,13 @@ class BrokerRestorer:
             ]
         reasons = set(Reason)
         self._broker.subscription_manager.producer_states.restore(
-            kept.name,
+            snapshot.name,
             next_number,
             ahead,
             self._broker.clock.now,
-            instance=kept.instance,
+            instance=snapshot.instance,
             refusals=[each.to_refusal() for each in refusals if each.reason in reasons],
-            is_uncertain=kept.is_uncertain or trust is NumberTrust.UNTIL_CONTRADICTED,
+            is_uncertain=snapshot.is_uncertain or trust is NumberTrust.UNTIL_CONTRADICTED,
         )
 
 

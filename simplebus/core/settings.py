@@ -92,13 +92,13 @@ class ClassSettings:
                 f"backoff_seconds must have from 1 to {BACKOFF_STEPS_MAX} delays, got "
                 f"{len(backoff)}"
             )
-        for what, seconds in (
+        for setting, seconds in (
             *(("ack_seconds", s) for s in (self.ack_seconds,) if s is not None),
             *(("backoff_seconds", s) for s in backoff or ()),
         ):
             if not 0 < seconds <= BACKOFF_SECONDS_MAX:
                 raise ValueError(
-                    f"{what} must be above 0 and up to {BACKOFF_SECONDS_MAX:g} seconds, got "
+                    f"{setting} must be above 0 and up to {BACKOFF_SECONDS_MAX:g} seconds, got "
                     f"{seconds:g}"
                 )
         for name, least in (("messages_max", 1), ("bytes_max", 4 * RING_BYTES_MIN)):

@@ -295,9 +295,9 @@ class RecoveredState:
             self.positions.pop(key, None)
         self.positions.update((each.key, each) for each in changes.positions)
         for progress in changes.progress:
-            known = self.positions.get(progress.key)
-            if known is not None:
-                self.positions[progress.key] = structs.replace(known, window=progress.window)
+            snapshot = self.positions.get(progress.key)
+            if snapshot is not None:
+                self.positions[progress.key] = structs.replace(snapshot, window=progress.window)
         self.producers.update((each.name, each) for each in changes.producers)
         self.refused_ranges += changes.refused_ranges
         for each in changes.producers:

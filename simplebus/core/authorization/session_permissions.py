@@ -92,7 +92,7 @@ def check_class_references(
     Raises:
         RemoteProtocolError: unauthorized.
     """
-    grants, known = session.grants, class_registry.classes
+    grants, classes = session.grants, class_registry.classes
     if grants is None:
         return
     for reference in references:
@@ -106,12 +106,12 @@ def check_class_references(
             name = reference
         if class_id < 0:
             class_id = class_registry.class_id_by_name.get(name, -1)
-        if class_id in known:
-            name = known[class_id].name
+        if class_id in classes:
+            name = classes[class_id].name
         if not grants.has_any_access(class_id, name):
             shown = name or class_id
             raise _unauthorized_error(session, f"has no permissions in class {shown!r}")
-        is_new_id = class_id >= 0 and class_id not in known
+        is_new_id = class_id >= 0 and class_id not in classes
         if name and is_new_id and not grants.has_any_access(class_id, ""):
             # Other clients use the class by its id, so a permission for the new name is not enough.
             raise _unauthorized_error(session, f"has no permissions in class {class_id}")

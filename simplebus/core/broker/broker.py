@@ -426,9 +426,11 @@ class Broker:
         channel_count = self.store.new_channel_count - channel_count
         slow_event_count += channel_count / _NEW_CHANNELS_PER_SLOW_EVENT
         session.adapt_read_size(count, event_count, slow_event_count)
-        kept = count if session.parked_messages else min(count, len(session.receiver.tail))
-        if kept:
-            self._count_pending(kept)
+        unhandled_count = (
+            count if session.parked_messages else min(count, len(session.receiver.tail))
+        )
+        if unhandled_count:
+            self._count_pending(unhandled_count)
 
     def _count_pending(self, size_bytes: int) -> None:
         """Count held bytes, and close sessions if all of them together exceed the total limit."""
@@ -913,8 +915,8 @@ class Broker:
             window.floor == cls.floor() < cls.ring.head
             and cls.spill is None
             and (cls.blocked_sessions or is_short_of_memory)
-            for held in session.subscriptions.values()
-            if (cls := self.classes[held.class_id]) and (window := held.window)
+            for subscription in session.subscriptions.values()
+            if (cls := self.classes[subscription.class_id]) and (window := subscription.window)
         )
 
     def check_invariants(self) -> None:
@@ -940,11 +942,11 @@ class Broker:
             for session in cls.blocked_sessions:
                 assert session.parked_messages
                 assert session.parked_messages[0][0] == cls.class_id
-        kept = self.store.publish_queue.orphaned_bytes()
+        orphaned_bytes = self.store.publish_queue.orphaned_bytes()
         assert set(self.store.publish_queue.blocked_classes) == {
             c for c in self.classes.values() if c.blocked_sessions
         }
-        assert memory + kept == self.budget.used_bytes
+        assert memory + orphaned_bytes == self.budget.used_bytes
         exceeds = any(cls.ring.is_over_limit for cls in self.classes.values())
         assert exceeds or self.budget.used_bytes <= self.budget.limit_bytes
 

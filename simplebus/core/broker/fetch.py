@@ -134,7 +134,7 @@ class _PendingFetch:
 
     def try_reply(self) -> bool:
         """Send the reply. Returns False if the messages must be read from disk first."""
-        cls, asked, request = self._cls, self._event, self._event.body
+        cls, event, request = self._cls, self._event, self._event.body
         head = self._fetcher.visible_head(cls)
         first, last = _requested_range(cls, request, head)
         ring = cls.ring
@@ -163,7 +163,7 @@ class _PendingFetch:
         frame = frames.encode(
             frames.FETCH,
             class_id=cls.class_id,
-            message_id=asked.request_number,
+            message_id=event.request_number,
             content=reply.encode(),
         )
         self._session.outbox.queue_fetch_reply(cls.class_id, pieces, frame)

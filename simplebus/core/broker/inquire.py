@@ -420,13 +420,13 @@ class InquiryHandler:
         """Replace the local counts of a class by those of its remote storage."""
         found = remote_counts.get(cls.class_id, "it was not counted for this")
         dead = remote_counts.get(report.dead_class) if report.dead_class is not None else None
-        there = dict.fromkeys(
+        counts = dict.fromkeys(
             ("floor", "head", "durable_before", "stored", "stored_max", "stored_bytes"), 0
         )
-        there |= dict.fromkeys(("memory_max", "backlog", "purged"), 0)
+        counts |= dict.fromkeys(("memory_max", "backlog", "purged"), 0)
         if isinstance(found, RemoteInventory):
-            unknown, waits_for = "", self._explain_remote_floor(cls, found)
-            there |= {
+            unknown_reason, waits_for = "", self._explain_remote_floor(cls, found)
+            counts |= {
                 "floor": found.floor,
                 "head": found.head,
                 "durable_before": found.head,
@@ -437,12 +437,12 @@ class InquiryHandler:
                 "backlog": found.backlog_count,
             }
         else:
-            unknown = found
+            unknown_reason = found
             waits_for = f"the messages in the cluster are unknown: {found}"
         return msgspec.structs.replace(
             report,
-            **there,
-            unknown=unknown,
+            **counts,
+            unknown=unknown_reason,
             on_way=cls.ring.head - report.durable_before,
             newest_seconds=None,
             oldest_seconds=None,
@@ -540,13 +540,13 @@ class InquiryHandler:
     def _report_session(self, session: Session, grants: Grants | None) -> SessionInfo:
         classes = self._store.classes
         subscriptions = {
-            number: held
-            for number, held in session.subscriptions.items()
-            if can_inquire(grants, classes[held.class_id])
+            number: subscription
+            for number, subscription in session.subscriptions.items()
+            if can_inquire(grants, classes[subscription.class_id])
         }
         groups_seen: dict[Position, None] = {}
-        for held in islice(subscriptions.values(), INQUIRY_POSITIONS_MAX):
-            groups_seen[held.position] = None
+        for subscription in islice(subscriptions.values(), INQUIRY_POSITIONS_MAX):
+            groups_seen[subscription.position] = None
         positions = [
             self._describe_position(classes[each.class_id], each, grants) for each in groups_seen
         ]

@@ -56,7 +56,7 @@ class PositionReporter:
             in_flight = sum(member.assigned_count for member in members)
             in_flight_bytes = sum(member.assigned_bytes for member in members)
             limit = sum(member.in_flight_max for member in members)
-            again = (
+            redelivery_count = (
                 window.in_flight_count
                 - in_flight
                 - delayed
@@ -75,11 +75,14 @@ class PositionReporter:
                 (self._send_blocked_seconds(m.outbox.session_id) for m in members), default=0.0
             )
         else:
-            again = delivery_state.count_redeliveries(state, window)
+            redelivery_count = delivery_state.count_redeliveries(state, window)
             in_flight = state.in_flight_count
             if policy.in_flight_max is None:  # Redeliveries are not counted otherwise.
                 in_flight = (
-                    window.in_flight_count - again - delayed - state.pending_dead_letter_count
+                    window.in_flight_count
+                    - redelivery_count
+                    - delayed
+                    - state.pending_dead_letter_count
                 )
             covered = max(1, window.cursor - window.floor)
             read = position.ring  # Sent messages may not be read back completely.
@@ -94,7 +97,7 @@ class PositionReporter:
                 ),
             )
             holder = self.describe_session(position.session_id)
-            is_full = bool(ring.head > window.cursor or again) and not position.has_work
+            is_full = bool(ring.head > window.cursor or redelivery_count) and not position.has_work
             full_seconds = self._send_blocked_seconds(position.session_id)
         later = state.delayed_spans[0][0] - self._store.clock.now if state.delayed_spans else 0.0
         pauses = [
@@ -110,9 +113,9 @@ class PositionReporter:
         delayed_seconds = max(
             0.0, min([*([later] if state.delayed_spans else []), *pauses], default=0.0)
         )
-        ready, kept_back = unsent + again, 0
+        ready, kept_back = unsent + redelivery_count, 0
         if position.inherited_delays:  # Everything waits for the longest delay.
-            delayed, again, kept_back, ready = delayed + again, 0, unsent, 0
+            delayed, redelivery_count, kept_back, ready = delayed + redelivery_count, 0, unsent, 0
             last = max(due for _, _, due in position.inherited_delays)
             delayed_seconds = max(0.0, self.ticks_to_seconds(last - self._store.clock.tick))
         wait_reason, wait_sentence = explain_wait(
@@ -152,7 +155,7 @@ class PositionReporter:
             floor=window.floor,
             lag=ring.head - window.floor,
             unsent=unsent,
-            to_redeliver=again,
+            to_redeliver=redelivery_count,
             blocked_by_key=state.blocked_by_key_count,
             in_flight=in_flight,
             in_flight_max=limit,

@@ -342,17 +342,17 @@ class SubscriptionManager:
 
     def _reply_when_caught_up(self, session: Session, frame: bytes) -> None:
         """Answer an empty Connect behind all messages that are stored remotely for the session."""
-        held = partial(self._remote_positions, session)
-        barrier = CatchUpBarrier(session, held, frame)
+        list_positions = partial(self._remote_positions, session)
+        barrier = CatchUpBarrier(session, list_positions, frame)
         session.outbox.defer_reply(barrier.try_reply)
 
     def _remote_positions(self, session: Session) -> list[tuple[RemoteStorage, Position]]:
         """Return the session's positions in classes with remote storage."""
         found: list[tuple[RemoteStorage, Position]] = []
-        for held in session.subscriptions.values():
-            cls = self._store.classes[held.class_id].remote_storage
+        for subscription in session.subscriptions.values():
+            cls = self._store.classes[subscription.class_id].remote_storage
             if cls is not None:
-                found.append((cls, held.position))
+                found.append((cls, subscription.position))
         return found
 
     def _log_producer(self, producer: ProducerState) -> None:
@@ -502,7 +502,7 @@ class SubscriptionManager:
         if was_there is None:
             return position not in cls.positions  # An ended position was refused already.
         window, request = position.window, event.body
-        held = session.subscriptions[event.subscription_number]
+        subscription = session.subscriptions[event.subscription_number]
         is_new = request.seek or not is_resumed
         reply = SubscribeReply(
             cursor=window.floor if is_new and request.start == "last_values" else window.cursor,
@@ -516,7 +516,9 @@ class SubscriptionManager:
             timer_index=event.subscription_number,  # See `frames.HEADER`.
             content=reply.encode(),
         )
-        self._publisher_confirms.reply_when_durable(session, frame, position.log_position, held)
+        self._publisher_confirms.reply_when_durable(
+            session, frame, position.log_position, subscription
+        )
         return True
 
     def _find_named_position(
@@ -596,16 +598,16 @@ class SubscriptionManager:
     def restore_position(
         self,
         cls: MessageClass,
-        kept: PositionSnapshot,
+        snapshot: PositionSnapshot,
         delivery_policy: DeliveryPolicy,
         window: AckWindow,
         spans: list[Span],
     ) -> Position | None:
         """Create a durable from a snapshot. Returns None if there is no memory for its patterns."""
-        channel_filter = cls.channels.add_filter(kept.patterns) if kept.patterns else None
-        if kept.patterns and channel_filter is None:
+        channel_filter = cls.channels.add_filter(snapshot.patterns) if snapshot.patterns else None
+        if snapshot.patterns and channel_filter is None:
             return None
-        names = (kept.durable, kept.group)
+        names = (snapshot.durable, snapshot.group)
         position = self._create_position(
             cls,
             names,
@@ -613,17 +615,17 @@ class SubscriptionManager:
             delivery_policy,
             window,
             spans,
-            is_key_ordered=bool(kept.group and kept.is_key_ordered),
+            is_key_ordered=bool(snapshot.group and snapshot.is_key_ordered),
         )
-        position.set_idle_seconds(kept.idle_seconds)
-        self.quotas.assign_owner(position, kept.owner, kept.owner_address)
+        position.set_idle_seconds(snapshot.idle_seconds)
+        self.quotas.assign_owner(position, snapshot.owner, snapshot.owner_address)
         # The clock may have been set back; delays must not grow because of that.
-        taken_at = min(kept.taken_at, self._store.clock.now)
+        taken_at = min(snapshot.taken_at, self._store.clock.now)
         cls.group_or_position(position).delay_redeliveries(
-            (first, last, taken_at + delay) for first, last, delay in kept.delays
+            (first, last, taken_at + delay) for first, last, delay in snapshot.delays
         )
-        if kept.pending_dead_letters:
-            position.restore_pending_dead_letters(kept.pending_dead_letters)
+        if snapshot.pending_dead_letters:
+            position.restore_pending_dead_letters(snapshot.pending_dead_letters)
             self._store.defer_dead_letters(cls, position)
         self._mark_if_unattended(position)
         return position
@@ -723,59 +725,67 @@ class SubscriptionManager:
             self._store.classes[session.declared_class_ids.pop()].remove_session()
         ended: dict[int, BrokerSubscription | GroupMember] = {}
         message_count = 0
-        for number, held in session.subscriptions.items():
+        for number, subscription in session.subscriptions.items():
             if len(ended) >= SUBSCRIPTIONS_ENDED_PER_TURN or message_count > RETURNED_PER_TURN:
                 break
-            ended[number] = held
-            if isinstance(held, GroupMember):
-                message_count += held.assigned_count
-        groups = {held.group for held in ended.values() if isinstance(held, GroupMember)}
+            ended[number] = subscription
+            if isinstance(subscription, GroupMember):
+                message_count += subscription.assigned_count
+        groups = {
+            subscription.group
+            for subscription in ended.values()
+            if isinstance(subscription, GroupMember)
+        }
         for number in ended:
             del session.subscriptions[number]
-        for held in session.subscriptions.values():
-            if isinstance(held, GroupMember) and held.group in groups and not held.is_leaving:
-                held.group.announce_leaving(held)
+        for subscription in session.subscriptions.values():
+            if (
+                isinstance(subscription, GroupMember)
+                and subscription.group in groups
+                and not subscription.is_leaving
+            ):
+                subscription.group.announce_leaving(subscription)
         self._end_subscriptions(ended.values())
         return bool(session.subscriptions or session.declared_class_ids)
 
     def _end_subscriptions(self, subscriptions: Iterable[BrokerSubscription | GroupMember]) -> None:
         """End or detach subscriptions of one session."""
         groups: dict[AnyGroup, None] = {}
-        for held in subscriptions:
-            if isinstance(held, GroupMember):
-                held.group.remove_member(held)
-                groups[held.group] = None
+        for subscription in subscriptions:
+            if isinstance(subscription, GroupMember):
+                subscription.group.remove_member(subscription)
+                groups[subscription.group] = None
             else:
-                self._detach_subscription(held, forget=False)
+                self._detach_subscription(subscription, forget=False)
         for group in groups:  # Returned messages are assigned after all members have left.
             if not group.has_leaving_members:
                 self._update_group_after_leave(group, forget=False)
 
     def drop_subscription(self, session: Session, number: int) -> None:
         """Remove a subscription from its session; its position is about to end."""
-        held = session.subscriptions.pop(number)
-        held.outbox.remove(held)
-        self._store.classes[held.class_id].subscriptions.pop(held.position, None)
+        subscription = session.subscriptions.pop(number)
+        subscription.outbox.remove(subscription)
+        self._store.classes[subscription.class_id].subscriptions.pop(subscription.position, None)
 
     def unsubscribe(self, session: Session, event: UnsubscribeRequested) -> None:
-        held = session.subscriptions.get(event.subscription_number)
-        if held is None:
+        subscription = session.subscriptions.get(event.subscription_number)
+        if subscription is None:
             raise RemoteProtocolError(
                 Reason.UNKNOWN_SUBSCRIPTION,
                 f"this session has no subscription {event.subscription_number}",
             )
         forget = event.body.forget
-        position = held.position
+        position = subscription.position
         if forget:
             self.durable_owners.check_can_change(
-                session, self._store.classes[held.class_id], position
+                session, self._store.classes[subscription.class_id], position
             )
         del session.subscriptions[event.subscription_number]
-        if isinstance(held, GroupMember):
-            held.group.remove_member(held)
-            self._update_group_after_leave(held.group, forget=forget)
+        if isinstance(subscription, GroupMember):
+            subscription.group.remove_member(subscription)
+            self._update_group_after_leave(subscription.group, forget=forget)
         else:
-            self._detach_subscription(held, forget=forget)
+            self._detach_subscription(subscription, forget=forget)
         reply = frames.encode(
             frames.UNSUBSCRIBE, class_id=event.subscription_number, message_id=event.request_number
         )

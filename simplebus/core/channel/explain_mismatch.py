@@ -45,10 +45,10 @@ def explain_mismatch(pattern: str, channel: str) -> str:
 def _explain_length(more: int, tail: str, expected: list[str]) -> str:
     """Explain the mismatch of a pattern whose segments match as far as both are defined."""
     if more > 0:
-        what = f"the channel has {_count_segments(more)} more"
+        difference = f"the channel has {_count_segments(more)} more"
         if expected[-1] == ONE_SEGMENT:
-            return f"{what}: {ONE_SEGMENT} stands for one, {ONE_OR_MORE} for one or more"
-        return f"{what}: {'.'.join(expected)}.{ZERO_OR_MORE} would match"
+            return f"{difference}: {ONE_SEGMENT} stands for one, {ONE_OR_MORE} for one or more"
+        return f"{difference}: {'.'.join(expected)}.{ZERO_OR_MORE} would match"
     if more == 0:
         return (
             f"{ONE_OR_MORE} stands for one segment or more, and there is none: "

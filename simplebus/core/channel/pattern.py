@@ -107,28 +107,28 @@ def _parse_pattern(pattern: str) -> tuple[list[str], int, int]:
     return segments, segments_min, _UNBOUNDED
 
 
-def _check_segments(text: str, what: str) -> list[str]:
+def _check_segments(text: str, kind: str) -> list[str]:
     """Return the segments of a name or pattern. Raises ValueError for its length or its characters.
 
-    `what` names the text in the error: channel or pattern.
+    `kind` names the text in the error: channel or pattern.
     """
     if not text:
-        raise ValueError(f"{what} is empty, expected segments joined by dots, such as orders.eu")
+        raise ValueError(f"{kind} is empty, expected segments joined by dots, such as orders.eu")
     if len(text) > CHANNEL_BYTES_MAX or _utf8_bytes(text) > CHANNEL_BYTES_MAX:
         raise ValueError(
-            f"{what} {_shorten(text)} of {len(text)} characters is too long, expected at most "
+            f"{kind} {_shorten(text)} of {len(text)} characters is too long, expected at most "
             f"{CHANNEL_BYTES_MAX} bytes in UTF-8"
         )
     if forbidden := _FORBIDDEN.search(text):
         number = text.count(".", 0, forbidden.start()) + 1
         raise ValueError(
-            f"{what} {_shorten(text)}: segment {number} holds the character "
+            f"{kind} {_shorten(text)}: segment {number} holds the character "
             f"U+{ord(forbidden[0]):04X}, expected no white space, control character or surrogate"
         )
     segments = text.split(".")
     if "" in segments:
         raise ValueError(
-            f"{what} {_shorten(text)}: segment {segments.index('') + 1} of {len(segments)} is "
+            f"{kind} {_shorten(text)}: segment {segments.index('') + 1} of {len(segments)} is "
             "empty, expected at least one character in each"
         )
     return segments

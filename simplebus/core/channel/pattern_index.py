@@ -48,7 +48,7 @@ class _PatternKey(NamedTuple):
     """
     names: tuple[str, ...]
     """Names in the prefix."""
-    rest: list[str]
+    suffix: list[str]
     """Segments behind the prefix."""
     tail: str
     """`#`, `>` or empty. `#` for patterns shorter than the prefix: their table checks the length.
@@ -101,7 +101,7 @@ class PatternPage(Generic[V]):
             number = len(self.values)
             self.patterns.append(key.pattern)
             self.values.append(value)
-        while len(self._segment_bits) < len(key.rest):
+        while len(self._segment_bits) < len(key.suffix):
             self._segment_bits.append({})
             self._tail_bits_by_length.append(0)
         self._toggle(key, number)
@@ -119,15 +119,15 @@ class PatternPage(Generic[V]):
         """Set or clear the pattern's bit everywhere."""
         bit = 1 << number
         self.used_bits ^= bit
-        for table, step in zip(self._segment_bits, key.rest, strict=False):
+        for table, step in zip(self._segment_bits, key.suffix, strict=False):
             _toggle_bit(table, step, bit)
         if key.tail:
-            self._tail_bits_by_length[len(key.rest)] ^= bit
+            self._tail_bits_by_length[len(key.suffix)] ^= bit
             self._tail_bits ^= bit
             if key.tail == ONE_OR_MORE:
                 self._one_or_more_bits ^= bit
         else:
-            _toggle_bit(self._exact_bits_by_length, len(key.rest), bit)
+            _toggle_bit(self._exact_bits_by_length, len(key.suffix), bit)
 
     def find_matches(self, segments: list[str]) -> int:
         """Return the bits of the patterns that match the segments behind the prefix. The prefix
@@ -277,10 +277,10 @@ class PatternIndex(Generic[V]):
 
         Until the index changes, names that match the same patterns have equal results.
         """
-        matches, rest = [], segments[PREFIX_SEGMENTS:]
+        matches, suffix = [], segments[PREFIX_SEGMENTS:]
         for table in self._tables.values():
             for page in table.find_bucket(segments) or ():
-                bits = page.find_matches(rest)
+                bits = page.find_matches(suffix)
                 if bits:
                     matches.append((page, bits))
         return tuple(matches)

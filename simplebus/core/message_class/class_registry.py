@@ -305,8 +305,8 @@ class ClassRegistry:
         for class_id in names.keys() - reservation.new_ids:
             if not (name := names[class_id]):
                 continue
-            if (other := self._reserved.get(class_id)) is not None:
-                other.names[class_id] = name
+            if (earlier_reservation := self._reserved.get(class_id)) is not None:
+                earlier_reservation.names[class_id] = name
                 self._reserved_id_by_name[name] = class_id
             elif self.classes[class_id].name != name:
                 named_ids.append(class_id)

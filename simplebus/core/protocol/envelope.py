@@ -380,20 +380,22 @@ def decode_times(
     return published, expires_ms, not_before_ms
 
 
-def _read_sized(data: bytes, offset: int, what: str) -> bytes:
+def _read_sized(data: bytes, offset: int, field_name: str) -> bytes:
     """Return the bytes behind the length prefix at offset `at`."""
     if offset + 2 > len(data):
-        raise _build_too_short_error(data, offset + 2, f"the length of its {what} ends")
+        raise _build_too_short_error(data, offset + 2, f"the length of its {field_name} ends")
     end = offset + 2 + (data[offset] << 8) + data[offset + 1]
     if end > len(data):
-        raise _build_too_short_error(data, end, f"its {what} of {end - offset - 2} bytes ends")
+        raise _build_too_short_error(
+            data, end, f"its {field_name} of {end - offset - 2} bytes ends"
+        )
     return data[offset + 2 : end]
 
 
-def _build_too_short_error(data: bytes, end: int, what: str) -> RemoteProtocolError:
+def _build_too_short_error(data: bytes, end: int, place: str) -> RemoteProtocolError:
     return RemoteProtocolError(
         Reason.BAD_ENVELOPE,
-        f"an Envelope of {len(data)} bytes is too short; expected {end} at least, where {what}",
+        f"an Envelope of {len(data)} bytes is too short; expected {end} at least, where {place}",
     )
 
 

@@ -71,20 +71,22 @@ _names_by_text: dict[bytes, str] = {}
 
 def _decode_texts(texts: list[bytes]) -> Sequence[str | None]:
     """Return the channels of different texts with their length prefixes; None if malformed."""
-    known = list(map(_names_by_text.get, texts))
-    if None not in known:
-        return known
-    new = [text for text, name in zip(texts, known, strict=True) if name is None]
+    cached_names = list(map(_names_by_text.get, texts))
+    if None not in cached_names:
+        return cached_names
+    new = [text for text, name in zip(texts, cached_names, strict=True) if name is None]
     names = decode_channels([text[2:] for text in new])
     if names is None:
-        return [name or _decode_or_none(text) for text, name in zip(texts, known, strict=True)]
+        return [
+            name or _decode_or_none(text) for text, name in zip(texts, cached_names, strict=True)
+        ]
     decoded = dict(zip(new, names, strict=True))
     if max(map(len, new)) <= _CACHED_TEXT_BYTES_MAX:
         _names_by_text.update(decoded)
         excess = len(_names_by_text) - _CACHED_TEXTS_MAX
         for text in list(islice(_names_by_text, max(0, excess))):
             del _names_by_text[text]
-    return [name or decoded[text] for text, name in zip(texts, known, strict=True)]
+    return [name or decoded[text] for text, name in zip(texts, cached_names, strict=True)]
 
 
 def _decode_or_none(text: bytes) -> str | None:
@@ -151,8 +153,9 @@ class UniformEnvelopeReader:
         batch, end = self._batch, 1 + TIMES_BYTES[self._fields & TIMES]
         stuffed: Flags = np.full(batch.count, self._fields == DELIMITER[0])
         for offset in range(1, end, 8):
-            other = _view_column(batch, _UINT64, offset) ^ _OPENERS
-            stuffed |= ((other - _ONES) & ~other & _TOPS) != 0  # One of its eight bytes is 0.
+            differences = _view_column(batch, _UINT64, offset) ^ _OPENERS
+            # A flag is set if one of the eight bytes is 0.
+            stuffed |= ((differences - _ONES) & ~differences & _TOPS) != 0
         candidates = np.flatnonzero(stuffed)
         if candidates.size:
             places = batch.starts[candidates, None] + np.arange(HEADER_BYTES, HEADER_BYTES + end)
@@ -174,8 +177,8 @@ class UniformEnvelopeReader:
             self._mark_bad_texts(
                 texts, {text for text, name in zip(different, decoded, strict=True) if name is None}
             )
-        known = [name for name in dict.fromkeys(decoded) if name is not None]
-        names = dict(zip(known, range(len(known)), strict=True))
+        different_names = [name for name in dict.fromkeys(decoded) if name is not None]
+        names = dict(zip(different_names, range(len(different_names)), strict=True))
         if len(names) > 1:
             if len(names) == len(different):
                 number_by_text = dict(zip(different, names.values(), strict=True))

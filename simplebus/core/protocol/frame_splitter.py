@@ -267,9 +267,9 @@ def _words_with_less_than(data: Bytes, scratch: SplitterScratch) -> Integers:
     hits[count:] = False
     for offset in range(0, count, _BLOCK_WORDS):
         block = min(_BLOCK_WORDS, count - offset)
-        here = flags[: block * _SIZE]
-        np.equal(data[offset * _SIZE : (offset + block) * _SIZE], _LESS_THAN, out=here)
-        np.not_equal(here.view(_WORD), _NONE, out=hits[offset : offset + block])
+        block_flags = flags[: block * _SIZE]
+        np.equal(data[offset * _SIZE : (offset + block) * _SIZE], _LESS_THAN, out=block_flags)
+        np.not_equal(block_flags.view(_WORD), _NONE, out=hits[offset : offset + block])
     by_group = hits.view(_WORD)
     matches = np.flatnonzero(by_group != _NONE)
     within = np.flatnonzero(by_group.take(matches).view(np.bool_))

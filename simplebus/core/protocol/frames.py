@@ -344,10 +344,10 @@ def _parse_uniform_ranges(batch: FrameBatch) -> tuple[Integers, Integers, Flags]
 def _is_continuous(batch: FrameBatch, dash: int, end: int, digits: int) -> bool:
     """Return True if the last id of each ack is, digit by digit, the first id of the next ack."""
     data, stride, count = batch.data, batch.stride, batch.count
-    for behind in range(0, digits, 8):
-        unused = np.uint64(max(0, 8 - (digits - behind)) * 8)
-        lasts = strided(data, _UINT64, end - behind - 8, stride, count)[:-1]
-        firsts = strided(data, _UINT64, dash - behind - 8, stride, count)[1:]
+    for digit_offset in range(0, digits, 8):
+        unused = np.uint64(max(0, 8 - (digits - digit_offset)) * 8)
+        lasts = strided(data, _UINT64, end - digit_offset - 8, stride, count)[:-1]
+        firsts = strided(data, _UINT64, dash - digit_offset - 8, stride, count)[1:]
         differ = lasts ^ firsts
         differ >>= unused
         if differ.any():

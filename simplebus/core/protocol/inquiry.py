@@ -392,9 +392,11 @@ def decode_reply(content: bytes) -> InquireReply | AcksInfo:
 T = TypeVar("T")
 
 
-def _decode(decoder: msgspec.json.Decoder[T], content: bytes, what: str) -> T:
+def _decode(decoder: msgspec.json.Decoder[T], content: bytes, description: str) -> T:
     try:
         return decoder.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         shown = content[:60].decode("utf-8", "backslashreplace")
-        raise RemoteProtocolError(Reason.BAD_REQUEST, f"{what} held {shown!r}: {error}") from None
+        raise RemoteProtocolError(
+            Reason.BAD_REQUEST, f"{description} held {shown!r}: {error}"
+        ) from None

@@ -19,8 +19,8 @@ _NAME = envelopes.with_length_prefix(REQUEST_ID_HEADER.encode())
 _LENGTH_BYTES = 2
 _DELIMITER_START = envelopes.STUFFED[:-1]
 # Envelopes that are remembered, and the longest one.
-_KNOWN_MAX = 1024
-_KNOWN_BYTES_MAX = 1024
+_CACHED_VALUES_MAX = 1024
+_CACHED_BYTES_MAX = 1024
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class RequestIdReader(Generic[T]):
 
     def __init__(self, create_value: Callable[[Envelope], T]) -> None:
         self._create_value = create_value
-        self._known: dict[bytes, tuple[T, bytes, int]] = {}
+        self._cached_values: dict[bytes, tuple[T, bytes, int]] = {}
         """Value, encoded length of the id and length of the id, by the bytes before that."""
 
     def read(self, content: bytes) -> tuple[T, bytes]:
@@ -86,9 +86,9 @@ class RequestIdReader(Generic[T]):
             RemoteProtocolError: The envelope is malformed.
         """
         begin = content.find(_NAME) + len(_NAME)
-        known = self._known.get(content[:begin])
-        if known is not None:
-            value, encoded_length, length = known
+        cached_value = self._cached_values.get(content[:begin])
+        if cached_value is not None:
+            value, encoded_length, length = cached_value
             id_begin = begin + _LENGTH_BYTES
             request_id = content[id_begin : id_begin + length]
             if (
@@ -105,15 +105,15 @@ class RequestIdReader(Generic[T]):
         value = self._create_value(envelope)
         end = len(envelopes.unstuff(content)) - len(payload)
         if (
-            begin <= _KNOWN_BYTES_MAX
+            begin <= _CACHED_BYTES_MAX
             and envelope.headers[-1:] == ((REQUEST_ID_HEADER, request_id.decode()),)
             and begin == end - len(request_id) - _LENGTH_BYTES
             and _DELIMITER_START not in content[:end]
             and request_id
         ):
-            if len(self._known) >= _KNOWN_MAX:
-                self._known.clear()
-            self._known[content[:begin]] = (
+            if len(self._cached_values) >= _CACHED_VALUES_MAX:
+                self._cached_values.clear()
+            self._cached_values[content[:begin]] = (
                 value,
                 len(request_id).to_bytes(_LENGTH_BYTES, "big"),
                 len(request_id),

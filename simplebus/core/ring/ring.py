@@ -514,8 +514,8 @@ class Ring:
         smallest = min(RING_BYTES_MIN, self.bytes_max // _SEGMENTS_IN_LIMIT)
         largest = min(RING_SEGMENT_BYTES_MAX, self.bytes_max // _SEGMENTS_IN_LIMIT)
         longest_next = int(batch.ends[0])
-        wanted = max(2 * self.frame_bytes, batch.data.size)
-        capacity = max(smallest, min(wanted, largest), longest_next)
+        preferred = max(2 * self.frame_bytes, batch.data.size)
+        capacity = max(smallest, min(preferred, largest), longest_next)
         if capacity < _SEGMENTS_IN_LIMIT * longest_next:
             capacity = -(-capacity // longest_next) * longest_next
         frame_bytes = max(FRAME_BYTES_MIN, batch.data.size // batch.count)

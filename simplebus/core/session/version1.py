@@ -78,9 +78,9 @@ class Version1Decoder:
         keys = batch.keys()
         types = keys & 0xFF
         sortable = self._message_flags(types) | (types == frames.ACK) | (types == frames.HEARTBEAT)
-        others = np.flatnonzero(~sortable)
+        unsortable_indexes = np.flatnonzero(~sortable)
         first = 0
-        for index in (*others.tolist(), batch.count):
+        for index in (*unsortable_indexes.tolist(), batch.count):
             if index - first > _RUN_COUNT_MAX:
                 yield from self._decode_sorted(batch.slice(first, index), keys[first:index])
             elif first < index:

@@ -224,8 +224,8 @@ class Version2Decoder(Version1Decoder):
         if gap is not None:
             kept_flags[message_indexes[fresh.size] :] = False
         if kept_flags.any():
-            kept = batch.select(np.flatnonzero(kept_flags))
-            yield from self._decode_numbered(kept, numbers[: fresh.size][fresh])
+            kept_frames = batch.select(np.flatnonzero(kept_flags))
+            yield from self._decode_numbered(kept_frames, numbers[: fresh.size][fresh])
         ahead = self.producer.stored_ahead
         if ahead is not None and self._distance_from_next(ahead.end) <= 0:
             self.producer.stored_ahead = None
@@ -261,10 +261,10 @@ class Version2Decoder(Version1Decoder):
         if self.can_skip_numbers:
             self.next_number = first
             return
-        known = self._known_numbers_from(first)
-        stored = np.isin(known, handled_numbers)
+        assigned_numbers = self._known_numbers_from(first)
+        stored = np.isin(assigned_numbers, handled_numbers)
         if self.producer.stored_ahead is not None:
-            stored |= self.producer.stored_ahead.contains(known)
+            stored |= self.producer.stored_ahead.contains(assigned_numbers)
         self.next_number, self.producer.stored_ahead = first, NumberBitmap.from_flags(first, stored)
 
     def _select_fresh(self, numbers: Integers) -> tuple[Flags, RemoteProtocolError | None]:

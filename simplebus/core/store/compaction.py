@@ -97,7 +97,7 @@ def _compact_oldest(store: CompactingStore, cls: MessageClass, end: int) -> None
 
 def copy_values(store: CompactingStore, cls: MessageClass, sequences: Integers) -> LastValueCopy:
     """Return copies of the oldest values of a class, ready to be appended."""
-    ring, now, behind = cls.ring, store.clock.now, int(sequences[-1]) + 1
+    ring, now, end_sequence = cls.ring, store.clock.now, int(sequences[-1]) + 1
     rows = ring.read_rows_at(sequences)
     is_timed = np.zeros(sequences.size, np.bool_)
     if rows.expires is not None:
@@ -116,7 +116,9 @@ def copy_values(store: CompactingStore, cls: MessageClass, sequences: Integers) 
     copied_rows: MessageRows | None = None
     if (batch.data[batch.starts] == frames.ENVELOPE).any():
         copied_rows = rows if is_timed.any() else MessageRows(rows.count, rows.channels)
-    acknowledged_by = [position for position in cls.positions if position.window.floor >= behind]
+    acknowledged_by = [
+        position for position in cls.positions if position.window.floor >= end_sequence
+    ]
     return LastValueCopy(sequences, batch, copied_rows, acknowledged_by, ring.floor)
 
 

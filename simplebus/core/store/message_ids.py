@@ -83,10 +83,10 @@ class MessageIds:
             window.snapshot(class_id) for class_id, window in self._windows.items() if len(window)
         ]
 
-    def restore(self, kept: MessageIdsSnapshot, *, head: int, now: float) -> None:
+    def restore(self, snapshot: MessageIdsSnapshot, *, head: int, now: float) -> None:
         """Restore the window of a class, without ids of sequences from `head` on."""
-        window = self._windows[kept.class_id] = _DuplicateWindow()
-        self._count += window.restore(kept, head, now)
+        window = self._windows[snapshot.class_id] = _DuplicateWindow()
+        self._count += window.restore(snapshot, head, now)
 
 
 class _DuplicateWindow:
@@ -144,17 +144,17 @@ class _DuplicateWindow:
             list(self._steps),
         )
 
-    def restore(self, kept: MessageIdsSnapshot, head: int, now: float) -> int:
+    def restore(self, snapshot: MessageIdsSnapshot, head: int, now: float) -> int:
         """Restore a window. Returns the number of ids."""
-        digests = np.frombuffer(kept.digests, "<u8").tolist()
-        sequences = np.frombuffer(kept.sequences, "<i8").tolist()
+        digests = np.frombuffer(snapshot.digests, "<u8").tolist()
+        sequences = np.frombuffer(snapshot.sequences, "<i8").tolist()
         self._sequences.update(
             (digest, sequence)
             for digest, sequence in zip(digests, sequences, strict=True)
             if sequence < head
         )
         # The clock may have been set back; ids must not stay longer because of that.
-        self._steps.extend((min(time, now), first) for time, first in kept.steps)
+        self._steps.extend((min(time, now), first) for time, first in snapshot.steps)
         return len(self._sequences)
 
 

@@ -300,15 +300,15 @@ class Store:
         handled = self.append_batch(cls, batch, session, columns)
         if handled == batch.count:
             return handled
-        rest = batch.slice(handled, batch.count)
+        remaining_frames = batch.slice(handled, batch.count)
         match cls.full_policy:
             case FullPolicy.BLOCK | FullPolicy.SPILL:
-                self.publish_queue.park(session, cls, rest)
+                self.publish_queue.park(session, cls, remaining_frames)
                 return handled
             case FullPolicy.DROP_NEWEST:
-                self._drop_newest(session, cls, rest)
+                self._drop_newest(session, cls, remaining_frames)
             case FullPolicy.DROP_OLDEST:
-                self._append_dropping_oldest(cls, rest, session, columns)
+                self._append_dropping_oldest(cls, remaining_frames, session, columns)
             case _:
                 assert_never(cls.full_policy)
         return batch.count
@@ -359,8 +359,8 @@ class Store:
             return int(allowed.argmin()), 0
         numbers = np.broadcast_to(np.atleast_1d(np.asarray(rows.channels)), batch.count)
         number = int(numbers[0])  # A refusal names one channel.
-        others = (numbers != number).nonzero()[0]
-        count = int(others[0]) if others.size else batch.count
+        other_channel_indexes = (numbers != number).nonzero()[0]
+        count = int(other_channel_indexes[0]) if other_channel_indexes.size else batch.count
         detail = publish_denied_text(session, cls, cls.channels.name_of(number))
         if session.has_confirms:
             refused = batch.slice(0, count)
@@ -394,11 +394,11 @@ class Store:
         ring, compactor = cls.ring, None
         first, handled = ring.head, 0
         while True:
-            rest = batch.slice(handled, batch.count) if handled else batch
+            remaining_frames = batch.slice(handled, batch.count) if handled else batch
             if batch.data[0] == frames.MESSAGE:
-                handled += self.append_and_log(cls, rest, None, session)
+                handled += self.append_and_log(cls, remaining_frames, None, session)
             else:
-                handled += self._append_envelopes(cls, rest, session, columns)
+                handled += self._append_envelopes(cls, remaining_frames, session, columns)
             if handled == batch.count or not cls.can_evict:
                 break
             compactor = compactor or compaction.Compactor(self, cls)
@@ -537,8 +537,10 @@ class Store:
     def _drop_newest(self, session: Session | None, cls: MessageClass, batch: FrameBatch) -> None:
         cls.dropped_counts[Reason.DROP_NEWEST] += batch.count
         if session is not None and session.has_confirms:
-            why = "its policy is drop_newest" if len(cls.ring) else "other classes use all memory"
-            detail = f"class {cls.class_id} is full: {why}"
+            reason = (
+                "its policy is drop_newest" if len(cls.ring) else "other classes use all memory"
+            )
+            detail = f"class {cls.class_id} is full: {reason}"
             self._refuse_messages(session, batch, Reason.DROP_NEWEST, detail)
 
     def _append_dropping_oldest(
@@ -671,12 +673,12 @@ class Store:
             return 0  # No memory for the channel names.
         stored = self.append_batch(dead_letter_class, batch, None, columns)
         if stored < batch.count:
-            rest = batch.slice(stored, batch.count)
+            remaining_frames = batch.slice(stored, batch.count)
             if dead_letter_class.full_policy is FullPolicy.BLOCK or dead_letter_class.ring.can_grow(
-                rest
+                remaining_frames
             ):
                 return stored
-            self._append_dropping_oldest(dead_letter_class, rest, None, columns)
+            self._append_dropping_oldest(dead_letter_class, remaining_frames, None, columns)
         return batch.count
 
     def append_given_up(self) -> None:

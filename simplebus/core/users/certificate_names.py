@@ -120,8 +120,8 @@ def normalize_name(name: str) -> str:
         case CertificateNameKind.DNS:
             return name.lower()
         case CertificateNameKind.EMAIL:  # The local part may be case-sensitive.
-            who, _, host = name.rpartition("@")
-            return f"{who}@{host.lower()}"
+            local_part, _, host = name.rpartition("@")
+            return f"{local_part}@{host.lower()}"
     return name
 
 

@@ -53,8 +53,8 @@ class PasswordVerifier:
     def is_correct(self, stored: str, password: str) -> bool:
         """Return True if the password is correct. For slow hashes it must have been remembered."""
         if is_slow_hash(stored):
-            known = self._correct_digests.get(stored, b"")
-            return hmac.compare_digest(known, self._digest(password)) and bool(known)
+            digest = self._correct_digests.get(stored, b"")
+            return hmac.compare_digest(digest, self._digest(password)) and bool(digest)
         if stored.startswith(_SHA256_PREFIX):
             return hmac.compare_digest(stored, hash_token(password))
         return hmac.compare_digest(_bytes(stored), _bytes(password))

@@ -197,8 +197,8 @@ class Permissions:
         try:
             right = AdminRight(word)
         except ValueError:
-            known = ", ".join(AdminRight)
-            raise ValueError(f"{word!r} is not a right, expected one of {known}") from None
+            rights = ", ".join(AdminRight)
+            raise ValueError(f"{word!r} is not a right, expected one of {rights}") from None
         of = PermissionRule(class_.strip() or "*").class_
         if of != "*" and right in (AdminRight.INQUIRE, AdminRight.MONITOR):
             raise ValueError(f"{text.strip()!r}: the right {word!r} cannot be limited to a class")
@@ -266,13 +266,13 @@ class ClassPermissions:
             numbers: Channel numbers, shape (n,), or one number.
         """
         self._resize_cache(names, generation)
-        asked = np.atleast_1d(np.asarray(numbers))
-        results = self._cached_results[asked]
-        unknown = results == _UNKNOWN
-        if unknown.any():
-            for number in np.unique(asked[unknown]).tolist():
+        channel_numbers = np.atleast_1d(np.asarray(numbers))
+        results = self._cached_results[channel_numbers]
+        is_unknown = results == _UNKNOWN
+        if is_unknown.any():
+            for number in np.unique(channel_numbers[is_unknown]).tolist():
                 self._cached_results[number] = _YES if self.is_allowed(names[number]) else _NO
-            results = self._cached_results[asked]
+            results = self._cached_results[channel_numbers]
         allowed: Flags = results == _YES
         return allowed
 
@@ -287,11 +287,11 @@ class ClassPermissions:
 
     def _resize_cache(self, names: Sequence[str], generation: int) -> None:
         """Make room for a result for each of these channels."""
-        known = (id(names), generation)
-        if self._cache_key == known and len(names) <= self._cached_results.size:
+        cache_key = (id(names), generation)
+        if self._cache_key == cache_key and len(names) <= self._cached_results.size:
             return
-        before = bytes(self._cached_bytes) if self._cache_key == known else b""
-        self._cache_key = known
+        before = bytes(self._cached_bytes) if self._cache_key == cache_key else b""
+        self._cache_key = cache_key
         size = min(max(16, 2 * len(names)), max(PERMISSION_CACHE_MAX, len(names)))
         self._cached_bytes = bytearray(before.ljust(size, bytes([_UNKNOWN])))
         self._cached_results = np.frombuffer(self._cached_bytes, np.uint8)

@@ -32,9 +32,9 @@ class RateLimit:
     bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        for what, value in (("messages", self.messages), ("bytes", self.bytes)):
+        for unit, value in (("messages", self.messages), ("bytes", self.bytes)):
             if not 0 <= value < math.inf:
-                raise ValueError(f"a rate of {what} is 0 or more a second, got {value:g}")
+                raise ValueError(f"a rate of {unit} is 0 or more a second, got {value:g}")
 
     def __bool__(self) -> bool:
         return bool(self.messages or self.bytes)

@@ -65,11 +65,11 @@ class User:
 
     def __post_init__(self) -> None:
         check_user_name(self.name)
-        for what, secret in (("password", self.password), ("token", self.token)):
+        for setting, secret in (("password", self.password), ("token", self.token)):
             try:
                 check_stored_secret(secret)
             except ValueError as error:
-                raise ValueError(f"the {what} of user {self.name!r}: {error}") from None
+                raise ValueError(f"the {setting} of user {self.name!r}: {error}") from None
         if self.nkey:
             try:
                 decode_user_key(self.nkey)
@@ -77,13 +77,13 @@ class User:
                 raise ValueError(f"user {self.name!r}: {error}") from None
         if is_slow_hash(self.token):
             raise ValueError(f"the token of user {self.name!r}: expected sha256: and 64 digits")
-        for what, count in (
+        for setting, count in (
             ("connections", self.connections),
             ("classes", self.classes_max),
             ("durables", self.durables_max),
         ):
             if count is not None and count < 0:
-                raise ValueError(f"user {self.name!r}: {what} must be 0 or more, got {count}")
+                raise ValueError(f"user {self.name!r}: {setting} must be 0 or more, got {count}")
         try:
             networks = tuple(map(parse_network, self.addresses))
         except ValueError as error:
@@ -181,9 +181,11 @@ class Users:
         )
         for user in users:
             for kind, value in user.identities():
-                other = tables[kind].setdefault(value, user)
-                if other is not user:
-                    raise ValueError(f"users {other.name!r} and {user.name!r} have the same {kind}")
+                first_user = tables[kind].setdefault(value, user)
+                if first_user is not user:
+                    raise ValueError(
+                        f"users {first_user.name!r} and {user.name!r} have the same {kind}"
+                    )
             self._networks += [(network, user) for network in user.networks]
         # The narrowest network that contains an address wins.
         self._networks.sort(key=lambda pair: -pair[0].prefixlen)
