@@ -155,7 +155,7 @@ class MessageBuilder:
         headers: Headers | None = None,
         expires: float | None = None,
         delay: float | None = None,
-        **unknown: object,
+        **unknown_options: object,
     ) -> Envelope | None:
         """Return the envelope for these options; None if none is needed.
 
@@ -163,9 +163,9 @@ class MessageBuilder:
             ValueError: If an option is out of range or invalid.
             TypeError: If an option has the wrong type or is unknown.
         """
-        if unknown:
+        if unknown_options:
             arguments.reject_unknown_names(
-                unknown, ("class_id", "confirm", *PublishOptions.__annotations__)
+                unknown_options, ("class_id", "confirm", *PublishOptions.__annotations__)
             )
         if not key and not headers and expires is None and delay is None:
             if not channel:

@@ -97,7 +97,7 @@ class Bus(Publisher):
     @overload
     def subscribe(
         self,
-        what: type[T],
+        class_or_type: type[T],
         *channels: str,
         auto_ack: bool = True,
         **options: Unpack[SubscribeOptions],
@@ -106,7 +106,7 @@ class Bus(Publisher):
     @overload
     def subscribe(
         self,
-        what: int | str,
+        class_or_type: int | str,
         *channels: str,
         auto_ack: bool = True,
         **options: Unpack[SubscribeOptions],
@@ -114,7 +114,7 @@ class Bus(Publisher):
 
     def subscribe(
         self,
-        what: type[Any] | int | str,
+        class_or_type: type[Any] | int | str,
         *channels: str,
         auto_ack: bool = True,
         durable: str | None = None,
@@ -149,8 +149,8 @@ class Bus(Publisher):
         - `message.nack()` rejects a message, `message.ack()` acknowledges it early.
 
         Args:
-            what: Bound type, or id or name of a class. The subscription returns the values of the
-                type, or the messages of the class.
+            class_or_type: Bound type, or id or name of a class. The subscription returns the values
+                of the type, or the messages of the class.
             channels: Patterns of channels, such as "orders.*" or "orders.#". Default: all messages.
             auto_ack: Acknowledge messages as described above. If False, call `message.ack()` or
                 `subscription.ack_batch(batch)` yourself.
@@ -193,7 +193,7 @@ class Bus(Publisher):
             ValueError: An option has a value that no bus accepts.
             TypeError: An option has a value of the wrong type.
         """
-        target = SubscriptionTarget.from_argument(what, self._registry)
+        target = SubscriptionTarget.from_argument(class_or_type, self._registry)
         request = subscribe_request(
             channels,
             durable=durable,
@@ -214,7 +214,7 @@ class Bus(Publisher):
     @overload
     def handle(
         self,
-        what: type[T],
+        class_or_type: type[T],
         handler: Callable[[T], Awaitable[object] | object],
         *channels: str,
         concurrency: int = 1,
@@ -224,7 +224,7 @@ class Bus(Publisher):
     @overload
     def handle(
         self,
-        what: int | str,
+        class_or_type: int | str,
         handler: Callable[[Message[bytes]], Awaitable[object] | object],
         *channels: str,
         concurrency: int = 1,
@@ -233,7 +233,7 @@ class Bus(Publisher):
 
     def handle(
         self,
-        what: type[Any] | int | str,
+        class_or_type: type[Any] | int | str,
         handler: Handler,
         *channels: str,
         concurrency: int = 1,
@@ -264,8 +264,8 @@ class Bus(Publisher):
         cancelled and raises the same exception.
 
         Args:
-            what: Bound type, or id or name of a class. The argument of the handler is a value of
-                the type, or a message of the class.
+            class_or_type: Bound type, or id or name of a class. The argument of the handler is a
+                value of the type, or a message of the class.
             handler: Function of one argument; it may be async. If the message is a request, the
                 value that it returns is the reply.
             channels: Patterns of channels, such as "orders.*" or "orders.#". Default: all messages.
@@ -310,7 +310,7 @@ class Bus(Publisher):
         check_handler(handler, is_async_allowed=True)
         self.connection.check_open()
         subscription = self.subscribe(
-            what,
+            class_or_type,
             *channels,
             auto_ack=False,
             durable=durable,
@@ -328,9 +328,9 @@ class Bus(Publisher):
         runner = HandlerRunner(
             self, subscription, handler, failures=self.failures, concurrency=concurrency
         )
-        known = self._outbound.find_class_id(subscription.target.class_reference)
-        if known is not None:
-            runner.open(known)
+        class_id = self._outbound.find_class_id(subscription.target.class_reference)
+        if class_id is not None:
+            runner.open(class_id)
         self._handler_runners.append(runner)
         self._tasks.start_soon(runner.run)
 
@@ -576,17 +576,27 @@ class Bus(Publisher):
 
     @overload
     async def fetch(
-        self, what: type[T], first: int = 0, count: int = ..., *, time: datetime | None = None
+        self,
+        class_or_type: type[T],
+        first: int = 0,
+        count: int = ...,
+        *,
+        time: datetime | None = None,
     ) -> list[Message[T]]: ...
 
     @overload
     async def fetch(
-        self, what: int | str, first: int = 0, count: int = ..., *, time: datetime | None = None
+        self,
+        class_or_type: int | str,
+        first: int = 0,
+        count: int = ...,
+        *,
+        time: datetime | None = None,
     ) -> list[Message[bytes]]: ...
 
     async def fetch(
         self,
-        what: Any,
+        class_or_type: Any,
         first: int = 0,
         count: int = FETCH_MESSAGES_MAX,
         *,
@@ -595,7 +605,7 @@ class Bus(Publisher):
         """Return stored messages of a class, without a subscription. No position changes.
 
         Args:
-            what: Bound type, or id or name of a class.
+            class_or_type: Bound type, or id or name of a class.
             first: Sequence of the first message.
             count: Maximum number of messages.
             time: Begin with the first message that the bus accepted at or after this time, if that
@@ -608,7 +618,7 @@ class Bus(Publisher):
             RefusedError: The user may not fetch from the class.
             BusConnectionError: The connection is lost for good.
         """
-        target = SubscriptionTarget.from_argument(what, self._registry)
+        target = SubscriptionTarget.from_argument(class_or_type, self._registry)
         fetching = FetchOperation(
             await self.resolve_class_id(target.class_reference), target, first, count, time
         )
@@ -622,11 +632,11 @@ class Bus(Publisher):
     async def explain(self) -> BusInfo: ...
 
     @overload
-    async def explain(self, what: type | int | str) -> ClassInfo: ...
+    async def explain(self, class_or_type: type | int | str) -> ClassInfo: ...
 
     @overload
     async def explain(
-        self, what: type | int | str | None = None, *, channel: str
+        self, class_or_type: type | int | str | None = None, *, channel: str
     ) -> ChannelInfo: ...
 
     @overload
@@ -634,7 +644,7 @@ class Bus(Publisher):
 
     async def explain(
         self,
-        what: type | int | str | None = None,
+        class_or_type: type | int | str | None = None,
         *,
         channel: str | None = None,
         session: int | None = None,
@@ -642,9 +652,9 @@ class Bus(Publisher):
         """Return which messages wait for which subscription, and why.
 
         Args:
-            what: Bound type, or id or name of a class. None describes the whole bus.
+            class_or_type: Bound type, or id or name of a class. None describes the whole bus.
             channel: Describe the subscriptions that match this channel, in all classes or in
-                `what`.
+                `class_or_type`.
             session: Describe the session with this number.
 
         Returns:
@@ -654,33 +664,35 @@ class Bus(Publisher):
             RefusedError: The class or session does not exist.
             BusConnectionError: The connection is lost for good.
         """
-        inquiry = build_inquire_request(what, channel, session, self._registry)
+        inquiry = build_inquire_request(class_or_type, channel, session, self._registry)
         return get_inquire_reply(
             await self.connection.request(partial(self._core.inquire, inquiry))
         )
 
-    async def keep_last_values(self, what: type | int | str) -> None:
+    async def keep_last_values(self, class_or_type: type | int | str) -> None:
         """Make a class keep the last message of each channel from now on.
 
         A subscription with `start="last_values"` begins with these. A message with an empty payload
         removes the value of its channel. The class settings of the server take precedence.
 
         Args:
-            what: Bound type, or id or name of a class.
+            class_or_type: Bound type, or id or name of a class.
 
         Raises:
             RefusedError: The bus refuses the request.
             BusConnectionError: The connection is lost for good.
         """
-        target = SubscriptionTarget.from_argument(what, self._registry)
+        target = SubscriptionTarget.from_argument(class_or_type, self._registry)
         class_id = await self.resolve_class_id(target.class_reference)
         await self.connection.request(partial(self._core.keep_last_values, class_id))
 
-    async def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
+    async def purge(
+        self, class_or_type: type | int | str, first: int = 0, last: int | None = None
+    ) -> int:
         """Discard the stored messages first..last-1 of a class for every subscription.
 
         Args:
-            what: Bound type, or id or name of a class.
+            class_or_type: Bound type, or id or name of a class.
             first: Sequence of the first message.
             last: Sequence after the last message. None for the head of the class.
 
@@ -691,7 +703,7 @@ class Bus(Publisher):
             RefusedError: The user may not purge the class.
             BusConnectionError: The connection is lost for good.
         """
-        target = SubscriptionTarget.from_argument(what, self._registry)
+        target = SubscriptionTarget.from_argument(class_or_type, self._registry)
         return get_purged_count(
             await self.connection.request(
                 partial(

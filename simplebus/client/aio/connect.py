@@ -218,8 +218,8 @@ async def open_bus(
 
 def _sole_program_end(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
     """Return the KeyboardInterrupt, SystemExit or GeneratorExit in a group without other errors."""
-    ends, others = group.split(_PROGRAM_ENDS)
+    ends, other_errors = group.split(_PROGRAM_ENDS)
     found: BaseException | None = ends
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
-    return found if others is None else None
+    return found if other_errors is None else None

@@ -82,7 +82,7 @@ class ClientConnection(ConnectionWaiters):
             await anyio.sleep(attempt.delay_seconds)
             self._endpoint = self._endpoints[attempt.address_index]
             try:
-                known = self.core.publish_buffer.forgotten_count
+                forgotten_before = self.core.publish_buffer.forgotten_count
                 transport = await open_transport(
                     self._endpoint, self.core, self._buffer, attempt.timeout_seconds
                 )
@@ -95,7 +95,7 @@ class ClientConnection(ConnectionWaiters):
                     )
             else:
                 addresses.log_forgotten_messages(
-                    self._endpoint, self.core.publish_buffer.forgotten_count - known
+                    self._endpoint, self.core.publish_buffer.forgotten_count - forgotten_before
                 )
                 schedule.mark_connected(attempt.address_index, anyio.current_time())
                 self._transport = self.writer.transport = transport
@@ -123,10 +123,10 @@ class ClientConnection(ConnectionWaiters):
             self._connection_scope = tasks.cancel_scope
             if self.writer.transport is None:  # A write has already detected the loss.
                 return
-            for task in (self._run_reader, self.writer.run):
-                tasks.start_soon(task, transport)
-            for other in (self._run_ack_timer, self._run_heartbeats):
-                tasks.start_soon(other)
+            for stream_task in (self._run_reader, self.writer.run):
+                tasks.start_soon(stream_task, transport)
+            for timer_task in (self._run_ack_timer, self._run_heartbeats):
+                tasks.start_soon(timer_task)
             self._process_received()  # The reply to the Connect contains confirms.
             self.changed.set()
 

@@ -108,9 +108,9 @@ class Publisher:
         if class_id is None:
             encode, id_ = self._routes[type(message)]
             return id_, encode(message)
-        known = self._outbound.find_class_id(class_id)
-        assert known is not None
-        return known, message if type(message) is bytes else as_bytes(message)
+        resolved_id = self._outbound.find_class_id(class_id)
+        assert resolved_id is not None
+        return resolved_id, message if type(message) is bytes else as_bytes(message)
 
     def publish_nowait(
         self, message: object, *, class_id: int | str | None = None, **about: Unpack[PublishOptions]
@@ -206,20 +206,20 @@ class Publisher:
 
     async def resolve_class_id(self, class_reference: Binding[Any] | int | str) -> int:
         """Return the id of a class; ask the bus if only the name is known. Internal."""
-        known = self._outbound.find_class_id(class_reference)
-        if known is None:
+        class_id = self._outbound.find_class_id(class_reference)
+        if class_id is None:
             assert not isinstance(class_reference, int)
             await self.connection.request(partial(self._outbound.name_class, class_reference))
-            known = self._outbound.store_class_id(class_reference)
-        return known
+            class_id = self._outbound.store_class_id(class_reference)
+        return class_id
 
     async def _class_id(self, class_id: int | str) -> int:
         """Return the id of a class after all handlers have subscribed."""
-        known = self._outbound.find_class_id(class_id)
-        if known is None:
+        resolved_id = self._outbound.find_class_id(class_id)
+        if resolved_id is None:
             await self._wait_for_handlers()
-            known = await self.resolve_class_id(class_id)
-        return known
+            resolved_id = await self.resolve_class_id(class_id)
+        return resolved_id
 
     async def _new_route(self, type_: type) -> PublishRoute:
         """Find encoder and class id of a type that is published for the first time."""
@@ -238,11 +238,11 @@ class Publisher:
         """Return the id of a class. If it is unknown, ask the bus for the next call and raise
         BusFullError.
         """
-        known = self._outbound.find_class_id(class_reference)
-        if known is None:
+        class_id = self._outbound.find_class_id(class_reference)
+        if class_id is None:
             self.connection.check_open()
-            known = self._outbound.poll_class_id(class_reference)
+            class_id = self._outbound.poll_class_id(class_reference)
             self._writer.write_soon()
-        if known is None:
+        if class_id is None:
             raise BusFullError("nothing was published: the bus has not sent the class id yet")
-        return known
+        return class_id

@@ -87,7 +87,7 @@ class BlockingBus(BlockingPublisher):
     @overload
     def subscribe(
         self,
-        what: type[T],
+        class_or_type: type[T],
         *channels: str,
         auto_ack: bool = True,
         idle_seconds: float | None = None,
@@ -97,7 +97,7 @@ class BlockingBus(BlockingPublisher):
     @overload
     def subscribe(
         self,
-        what: int | str,
+        class_or_type: int | str,
         *channels: str,
         auto_ack: bool = True,
         idle_seconds: float | None = None,
@@ -106,7 +106,7 @@ class BlockingBus(BlockingPublisher):
 
     def subscribe(
         self,
-        what: type[Any] | int | str,
+        class_or_type: type[Any] | int | str,
         *channels: str,
         auto_ack: bool = True,
         idle_seconds: float | None = None,
@@ -133,8 +133,8 @@ class BlockingBus(BlockingPublisher):
         See `simplebus.Bus.subscribe` for the details.
 
         Args:
-            what: Bound type, or id or name of a class. The subscription returns the values of the
-                type, or the messages of the class.
+            class_or_type: Bound type, or id or name of a class. The subscription returns the values
+                of the type, or the messages of the class.
             channels: Patterns of channels, such as "orders.*" or "orders.#". Default: all messages.
             auto_ack: Acknowledge messages as described above. If False, call `message.ack()` or
                 `subscription.ack_batch(batch)` yourself.
@@ -179,7 +179,7 @@ class BlockingBus(BlockingPublisher):
             ValueError: An option has a value that no bus accepts.
             TypeError: An option has a value of the wrong type.
         """
-        target = SubscriptionTarget.from_argument(what, self._registry)
+        target = SubscriptionTarget.from_argument(class_or_type, self._registry)
         request = subscribe_request(
             channels,
             durable=durable,
@@ -200,7 +200,7 @@ class BlockingBus(BlockingPublisher):
     @overload
     def handle(
         self,
-        what: type[T],
+        class_or_type: type[T],
         handler: Callable[[T], object],
         *channels: str,
         **options: Unpack[SubscribeOptions],
@@ -209,7 +209,7 @@ class BlockingBus(BlockingPublisher):
     @overload
     def handle(
         self,
-        what: int | str,
+        class_or_type: int | str,
         handler: Callable[[Message[bytes]], object],
         *channels: str,
         **options: Unpack[SubscribeOptions],
@@ -217,7 +217,7 @@ class BlockingBus(BlockingPublisher):
 
     def handle(
         self,
-        what: type[Any] | int | str,
+        class_or_type: type[Any] | int | str,
         handler: Handler,
         *channels: str,
         durable: str | None = None,
@@ -240,8 +240,8 @@ class BlockingBus(BlockingPublisher):
         Acknowledgement, redelivery and errors are those of `simplebus.Bus.handle`.
 
         Args:
-            what: Bound type, or id or name of a class. The argument of the handler is a value of
-                the type, or a message of the class.
+            class_or_type: Bound type, or id or name of a class. The argument of the handler is a
+                value of the type, or a message of the class.
             handler: Function of one argument, not async. If the message is a request, the value
                 that it returns is the reply.
             channels: Patterns of channels, such as "orders.*" or "orders.#". Default: all messages.
@@ -284,7 +284,7 @@ class BlockingBus(BlockingPublisher):
         """
         check_handler(handler, is_async_allowed=False)
         subscription = self.subscribe(
-            what,
+            class_or_type,
             *channels,
             auto_ack=False,
             durable=durable,
@@ -501,17 +501,27 @@ class BlockingBus(BlockingPublisher):
 
     @overload
     def fetch(
-        self, what: type[T], first: int = 0, count: int = ..., *, time: datetime | None = None
+        self,
+        class_or_type: type[T],
+        first: int = 0,
+        count: int = ...,
+        *,
+        time: datetime | None = None,
     ) -> list[Message[T]]: ...
 
     @overload
     def fetch(
-        self, what: int | str, first: int = 0, count: int = ..., *, time: datetime | None = None
+        self,
+        class_or_type: int | str,
+        first: int = 0,
+        count: int = ...,
+        *,
+        time: datetime | None = None,
     ) -> list[Message[bytes]]: ...
 
     def fetch(
         self,
-        what: Any,
+        class_or_type: Any,
         first: int = 0,
         count: int = FETCH_MESSAGES_MAX,
         *,
@@ -520,7 +530,7 @@ class BlockingBus(BlockingPublisher):
         """Return stored messages of a class, without a subscription. No position changes.
 
         Args:
-            what: Bound type, or id or name of a class.
+            class_or_type: Bound type, or id or name of a class.
             first: Sequence of the first message.
             count: Maximum number of messages.
             time: Begin with the first message that the bus accepted at or after this time, if that
@@ -533,7 +543,7 @@ class BlockingBus(BlockingPublisher):
             RefusedError: The user may not fetch from the class.
             BusConnectionError: The connection is lost for good.
         """
-        target = SubscriptionTarget.from_argument(what, self._registry)
+        target = SubscriptionTarget.from_argument(class_or_type, self._registry)
         fetching = FetchOperation(
             self.resolve_class_id(target.class_reference), target, first, count, time
         )
@@ -547,17 +557,19 @@ class BlockingBus(BlockingPublisher):
     def explain(self) -> BusInfo: ...
 
     @overload
-    def explain(self, what: type | int | str) -> ClassInfo: ...
+    def explain(self, class_or_type: type | int | str) -> ClassInfo: ...
 
     @overload
-    def explain(self, what: type | int | str | None = None, *, channel: str) -> ChannelInfo: ...
+    def explain(
+        self, class_or_type: type | int | str | None = None, *, channel: str
+    ) -> ChannelInfo: ...
 
     @overload
     def explain(self, *, session: int) -> SessionInfo: ...
 
     def explain(
         self,
-        what: type | int | str | None = None,
+        class_or_type: type | int | str | None = None,
         *,
         channel: str | None = None,
         session: int | None = None,
@@ -565,9 +577,9 @@ class BlockingBus(BlockingPublisher):
         """Return which messages wait for which subscription, and why.
 
         Args:
-            what: Bound type, or id or name of a class. None describes the whole bus.
+            class_or_type: Bound type, or id or name of a class. None describes the whole bus.
             channel: Describe the subscriptions that match this channel, in all classes or in
-                `what`.
+                `class_or_type`.
             session: Describe the session with this number.
 
         Returns:
@@ -577,32 +589,34 @@ class BlockingBus(BlockingPublisher):
             RefusedError: The class or session does not exist.
             BusConnectionError: The connection is lost for good.
         """
-        inquiry = build_inquire_request(what, channel, session, self._registry)
+        inquiry = build_inquire_request(class_or_type, channel, session, self._registry)
         return get_inquire_reply(self.connection.request(partial(self._core.inquire, inquiry)))
 
-    def keep_last_values(self, what: type | int | str) -> None:
+    def keep_last_values(self, class_or_type: type | int | str) -> None:
         """Make a class keep the last message of each channel from now on.
 
         A subscription with `start="last_values"` begins with these. A message with an empty payload
         removes the value of its channel. The class settings of the server take precedence.
 
         Args:
-            what: Bound type, or id or name of a class.
+            class_or_type: Bound type, or id or name of a class.
 
         Raises:
             RefusedError: The bus refuses the request.
             BusConnectionError: The connection is lost for good.
         """
-        target = SubscriptionTarget.from_argument(what, self._registry)
+        target = SubscriptionTarget.from_argument(class_or_type, self._registry)
         self.connection.request(
             partial(self._core.keep_last_values, self.resolve_class_id(target.class_reference))
         )
 
-    def purge(self, what: type | int | str, first: int = 0, last: int | None = None) -> int:
+    def purge(
+        self, class_or_type: type | int | str, first: int = 0, last: int | None = None
+    ) -> int:
         """Discard the stored messages first..last-1 of a class for every subscription.
 
         Args:
-            what: Bound type, or id or name of a class.
+            class_or_type: Bound type, or id or name of a class.
             first: Sequence of the first message.
             last: Sequence after the last message. None for the head of the class.
 
@@ -613,7 +627,7 @@ class BlockingBus(BlockingPublisher):
             RefusedError: The user may not purge the class.
             BusConnectionError: The connection is lost for good.
         """
-        target = SubscriptionTarget.from_argument(what, self._registry)
+        target = SubscriptionTarget.from_argument(class_or_type, self._registry)
         return get_purged_count(
             self.connection.request(
                 partial(

@@ -157,7 +157,7 @@ class BlockingClientConnection:
         self._address = self._addresses[attempt.address_index]
         until = monotonic() + attempt.timeout_seconds
         try:
-            known = self.core.publish_buffer.forgotten_count
+            forgotten_before = self.core.publish_buffer.forgotten_count
             sock = yield from connect_socket(self._address, until, attempt.timeout_seconds)
             try:
                 stream = yield from start_tls(
@@ -178,7 +178,7 @@ class BlockingClientConnection:
                 )
             return
         client_addresses.log_forgotten_messages(
-            self._address, self.core.publish_buffer.forgotten_count - known
+            self._address, self.core.publish_buffer.forgotten_count - forgotten_before
         )
         self._socket = stream
         self._selector.register(stream, EVENT_READ)

@@ -188,12 +188,12 @@ class BlockingPublisher:
 
     def resolve_class_id(self, class_reference: Binding[Any] | int | str) -> int:
         """Return the id of a class; ask the bus if only the name is known. Internal."""
-        known = self._outbound.find_class_id(class_reference)
-        if known is None:
+        class_id = self._outbound.find_class_id(class_reference)
+        if class_id is None:
             assert not isinstance(class_reference, int)
             self.connection.request(partial(self._outbound.name_class, class_reference))
-            known = self._outbound.store_class_id(class_reference)
-        return known
+            class_id = self._outbound.store_class_id(class_reference)
+        return class_id
 
     def _new_route(self, type_: type) -> PublishRoute:
         """Find encoder and class id of a type that is published for the first time."""

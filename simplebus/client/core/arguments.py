@@ -58,14 +58,14 @@ def check_text(name: str, value: str) -> str:
     return value
 
 
-def reject_unknown_names(unknown: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for the first name in `unknown`, with a similar known name as a hint."""
-    for name in unknown:
-        similar_names = get_close_matches(name, known, 1)
+def reject_unknown_names(unknown_names: Iterable[str], known_names: Iterable[str]) -> None:
+    """Raise TypeError for the first of `unknown_names`, with a similar known name as a hint."""
+    for name in unknown_names:
+        similar_names = get_close_matches(name, known_names, 1)
         hint = (
             f"did you mean {similar_names[0]}?"
             if similar_names
-            else f"expected one of {', '.join(known)}"
+            else f"expected one of {', '.join(known_names)}"
         )
         raise TypeError(f"there is no argument {name!r}; {hint}")
 

@@ -95,14 +95,14 @@ class Inboxes:
         """Return True if an earlier inbox of the same durable has yet to send its Unsubscribe."""
         if inbox.options.durable is None or inbox.options.group is not None:
             return False
-        for other in self:
-            if other is inbox:
+        for earlier_inbox in self:
+            if earlier_inbox is inbox:
                 return False
             if (
-                other.unsubscribe_request is not None
-                and not other.is_subscribed
-                and other.class_id == inbox.class_id
-                and other.options.durable == inbox.options.durable
+                earlier_inbox.unsubscribe_request is not None
+                and not earlier_inbox.is_subscribed
+                and earlier_inbox.class_id == inbox.class_id
+                and earlier_inbox.options.durable == inbox.options.durable
             ):
                 return True
         return False
