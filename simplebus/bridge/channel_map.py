@@ -81,13 +81,15 @@ class _RenameRule:
     def apply(self, channel: str) -> str:
         segments = channel.split(".") if channel else []
         stars = iter([segments[i] for i, part in enumerate(self._segments) if part == "*"])
-        rest = segments[len(self._segments) - 1 :] if self._segments[-1] in _TAIL_WILDCARDS else []
+        tail_segments = (
+            segments[len(self._segments) - 1 :] if self._segments[-1] in _TAIL_WILDCARDS else []
+        )
         renamed: list[str] = []
         for part in self._template:
             if part == "*":
                 renamed.append(next(stars))
             elif part == "#":
-                renamed += rest
+                renamed += tail_segments
             else:
                 renamed.append(part)
         return ".".join(renamed)

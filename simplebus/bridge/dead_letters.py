@@ -52,15 +52,15 @@ class UnackedDeliveries:
 
     def pop_below(self, sequence: int) -> list[tuple[ReceivedMessages, Integers]]:
         """Remove and return the messages below `sequence`."""
-        removed, rest = [], deque[tuple[ReceivedMessages, Integers]]()
+        removed, remaining_parts = [], deque[tuple[ReceivedMessages, Integers]]()
         for messages, sequences in self._parts:
             is_below = sequences < sequence
             if is_below.any():
                 removed.append((messages.pick(is_below), sequences[is_below]))
                 self.count -= removed[-1][0].count
             if not is_below.all():
-                rest.append((messages.pick(~is_below), sequences[~is_below]))
-        self._parts = rest
+                remaining_parts.append((messages.pick(~is_below), sequences[~is_below]))
+        self._parts = remaining_parts
         return removed
 
     def select(self, refusals: Sequence[Refusal]) -> list[tuple[ReceivedMessages, Integers]]:

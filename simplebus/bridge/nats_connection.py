@@ -79,8 +79,8 @@ class BridgeNatsConnection:
                 self.replies.append(event)
             case ServerError(text=text):
                 self.server_errors.append(text)
-            case NatsConnectionLost(reason=why):
-                self.lost_reason = why
+            case NatsConnectionLost(reason=reason):
+                self.lost_reason = reason
                 self.on_lost()
                 self._wake_pong_waiters()
             case ServerPong():  # Not an expected answer: a server that is stuck may still send it.
@@ -170,13 +170,13 @@ class BridgeNatsConnection:
         for index, each in enumerate(self.replies):
             is_match = each.numbers == number
             if is_match.any():
-                rest = np.flatnonzero(~is_match)
-                kept = (
-                    [RequestReplies(each.numbers[rest], each.messages.pick(rest))]
-                    if rest.size
+                indexes = np.flatnonzero(~is_match)
+                remaining_replies = (
+                    [RequestReplies(each.numbers[indexes], each.messages.pick(indexes))]
+                    if indexes.size
                     else []
                 )
-                self.replies[index : index + 1] = kept
+                self.replies[index : index + 1] = remaining_replies
                 return True
         return False
 

@@ -56,15 +56,15 @@ def encode_key(key: bytes) -> Headers:
 
 def split_key(headers: Headers) -> tuple[Headers, bytes]:
     """Return the headers without key headers, and the key. The last key header counts."""
-    key, rest = b"", []
+    key, other_headers = b"", []
     for name, value in headers:
         if name == KEY_HEADER:
             key = value.encode()
         elif name == KEY_HEX_HEADER and _HEX.fullmatch(value):
             key = bytes.fromhex(value)
         else:
-            rest.append((name, value))
-    return tuple(rest), key
+            other_headers.append((name, value))
+    return tuple(other_headers), key
 
 
 def is_reserved_subject(subject: str) -> bool:

@@ -73,8 +73,8 @@ def consumer_name(copier_name: str) -> str:
 
 def _reader_name(name: str) -> str:
     """Return the name of the second consumer, which is not the consumer name of another copier."""
-    first, _, rest = name.partition("-")
-    return f"{first}2-{rest}"
+    first, _, suffix = name.partition("-")
+    return f"{first}2-{suffix}"
 
 
 class StreamSource:
@@ -401,8 +401,8 @@ class StreamSource:
         deliveries = self._pull_consumer.accept(messages)
         is_done = deliveries.sequences < (self._committed or 0)
         if is_done.any():  # The ack was lost, or they would be redelivered forever.
-            done = deliveries.messages.pick(is_done), deliveries.sequences[is_done]
-            self._core.write(self._encode_acks(*done, jetstream_codec.ACK))
+            committed_messages = deliveries.messages.pick(is_done), deliveries.sequences[is_done]
+            self._core.write(self._encode_acks(*committed_messages, jetstream_codec.ACK))
             self._connection.nats.flush()
         # Redeliveries of the consumer are left to the reader.
         is_mine = ~is_done & ((deliveries.sequences < self._consumer_start) == self._is_rereading)
@@ -596,10 +596,12 @@ class StreamSource:
             for messages, sequences in batches:
                 self._core.write(self._encode_acks(messages, sequences, jetstream_codec.TERMINATE))
             self._connection.nats.flush()
-            done = {sequence for _, sequences in batches for sequence in sequences.tolist()}
-            if not done:
-                done, missing_count = {remaining[0].sequence}, missing_count + 1
-            remaining = [each for each in remaining if each.sequence not in done]
+            handled_sequences = {
+                sequence for _, sequences in batches for sequence in sequences.tolist()
+            }
+            if not handled_sequences:
+                handled_sequences, missing_count = {remaining[0].sequence}, missing_count + 1
+            remaining = [each for each in remaining if each.sequence not in handled_sequences]
         return missing_count
 
     def count_lost_on_close(self, sequence: int) -> int:
