@@ -34,15 +34,15 @@ class CallbackWaiter:
         tasks.
         """
 
-    def add_awaited(self, other: CallbackWaiter) -> None:
-        """Note that this waiter waits for `other` until `remove_awaited`."""
+    def add_awaited(self, waiter: CallbackWaiter) -> None:
+        """Note that this waiter waits for `waiter` until `remove_awaited`."""
         with _wait_lock:
-            self._awaited_groups.append((other,))
+            self._awaited_groups.append((waiter,))
 
-    def remove_awaited(self, other: CallbackWaiter) -> None:
+    def remove_awaited(self, waiter: CallbackWaiter) -> None:
         """Undo `add_awaited`."""
         with _wait_lock:
-            self._awaited_groups.remove((other,))
+            self._awaited_groups.remove((waiter,))
 
     def _waits_for(self, target: CallbackWaiter) -> bool:
         visited: set[CallbackWaiter] = set()
@@ -53,7 +53,11 @@ class CallbackWaiter:
                 return True
             if waiter not in visited:
                 visited.add(waiter)
-                to_visit.extend(other for awaited in waiter._awaited_groups for other in awaited)
+                to_visit.extend(
+                    awaited_waiter
+                    for awaited in waiter._awaited_groups
+                    for awaited_waiter in awaited
+                )
         return False
 
 
@@ -62,17 +66,17 @@ current_callback: ContextVar[CallbackWaiter | None] = ContextVar("current_callba
 
 
 @contextmanager
-def can_wait_for(others: Iterable[CallbackWaiter]) -> Iterator[bool]:
-    """Enter a block that waits for `others`.
+def can_wait_for(waiters: Iterable[CallbackWaiter]) -> Iterator[bool]:
+    """Enter a block that waits for `waiters`.
 
     Yields False if waiting would not end; the block must not wait then.
     """
-    current, awaited = current_callback.get(), tuple(others)
+    current, awaited = current_callback.get(), tuple(waiters)
     if current is None:
         yield True
         return
     with _wait_lock:
-        can_wait = not any(other._waits_for(current) for other in awaited)
+        can_wait = not any(waiter._waits_for(current) for waiter in awaited)
         if can_wait:
             current._awaited_groups.append(awaited)
     try:

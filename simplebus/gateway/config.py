@@ -173,8 +173,8 @@ def find_entry_point(module: str) -> Factory:
         raise ConfigError(f"{module_name!r} fails when it is imported: {error!r}") from error
     for part in name.split("."):
         if not hasattr(entry_point, part):
-            known = [each for each in dir(entry_point) if not each.startswith("_")]
-            raise ConfigError(describe_unknown_name(part, known, module_name))
+            public_names = [each for each in dir(entry_point) if not each.startswith("_")]
+            raise ConfigError(describe_unknown_name(part, public_names, module_name))
         entry_point = getattr(entry_point, part)
     if not callable(entry_point):
         raise ConfigError(f"{module!r} must be a class or a function, got {entry_point!r}")
@@ -227,14 +227,14 @@ def convert_settings(raw: Mapping[str, Any], settings_type: Any) -> Any:
         ValidationError: A value is invalid.
     """
     if dataclasses.is_dataclass(settings_type):
-        known = [each.name for each in dataclasses.fields(settings_type)]
+        field_names = [each.name for each in dataclasses.fields(settings_type)]
     else:
-        known = [each.encode_name for each in msgspec.structs.fields(settings_type)]
+        field_names = [each.encode_name for each in msgspec.structs.fields(settings_type)]
     for error in find_repeated_names(raw, "settings"):
         raise ConfigError(error)
     for name in raw:
-        if name.replace("-", "_") not in known:
-            raise ConfigError(describe_unknown_name(name, known, "settings"))
+        if name.replace("-", "_") not in field_names:
+            raise ConfigError(describe_unknown_name(name, field_names, "settings"))
     return msgspec.convert(
         {name.replace("-", "_"): each for name, each in raw.items()}, settings_type
     )
@@ -264,12 +264,12 @@ def _expected_values(problem: str, settings_type: Any, name: str) -> str:
 
 def _parse_module(name: str, table: Any) -> tuple[ModulePlan, list[str]]:
     """Return the plan of a module and its sources. Raises ConfigError."""
-    path, known = f"modules.{name}", _ModuleTable.__struct_fields__
+    path, field_names = f"modules.{name}", _ModuleTable.__struct_fields__
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: expected a table, got {table!r}")
     for key in table:
-        if key not in known:
-            raise ConfigError(describe_unknown_name(key, known, path))
+        if key not in field_names:
+            raise ConfigError(describe_unknown_name(key, field_names, path))
     try:
         parsed = msgspec.convert(table, _ModuleTable)
     except msgspec.ValidationError as error:

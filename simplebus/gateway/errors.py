@@ -76,15 +76,15 @@ def split_failure(
     foreign_types: tuple[type[BaseException], ...] = ()
     if not in_thread:
         foreign_types = (trio.Cancelled,) * is_cancelled() + (KeyboardInterrupt,) * can_raise_ctrl_c
-    module_error, rest = _split_by_type(error, foreign_types)
+    module_error, remaining_error = _split_by_type(error, foreign_types)
     if module_error is None or isinstance(module_error, Exception):
-        return module_error, rest
+        return module_error, remaining_error
     text = f"it raised {module_error!r}"
     if isinstance(module_error, SystemExit):
         text = f"it called sys.exit({module_error.code!r}), which does not end a gateway"
     failure = RuntimeError(text)
     failure.__cause__ = module_error
-    return failure, rest
+    return failure, remaining_error
 
 
 def describe_error(error: BaseException) -> str:
@@ -100,8 +100,8 @@ def _split_by_type(
 ) -> tuple[BaseException | None, BaseException | None]:
     """Return the parts of an exception that have none of the types, and those that do."""
     if isinstance(error, BaseExceptionGroup):
-        rest, module_error = error.split(foreign_types)
-        return module_error, rest
+        foreign_error, module_error = error.split(foreign_types)
+        return module_error, foreign_error
     return (None, error) if isinstance(error, foreign_types) else (error, None)
 
 

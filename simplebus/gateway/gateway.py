@@ -193,11 +193,11 @@ class Gateway:
                 )
                 entry[f"{counter}_per_second"] = rate.update(now, entry[counter])
         self._rates = rates  # The meters of removed modules are dropped.
-        why = self.problem(statistics)
+        problem = self.problem(statistics)
         return {
-            "ready": not why,
+            "ready": not problem,
             "draining": self.is_draining,
-            "why": why,
+            "why": problem,
             "published": statistics.published,
             "malformed": statistics.malformed,
             "lost": statistics.lost,

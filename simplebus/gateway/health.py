@@ -102,9 +102,9 @@ def _describe_failure(
     error: BaseException, *, can_raise_ctrl_c: bool = True
 ) -> dict[str, HealthValue]:
     """Return the values for a `health` that raised. Re-raises cancellation and Ctrl-C."""
-    failure, rest = split_failure(error, can_raise_ctrl_c=can_raise_ctrl_c)
-    if rest is not None:
-        raise rest
+    failure, remaining_error = split_failure(error, can_raise_ctrl_c=can_raise_ctrl_c)
+    if remaining_error is not None:
+        raise remaining_error
     assert failure is not None
     return {"health": plain_text(describe_error(failure))}
 

@@ -92,8 +92,8 @@ class Router:
         """Remove a module. Its remaining messages reach only modules that receive all messages."""
         del self.mailboxes[id(mailbox.module)]
         self._leaving_mailboxes[id(mailbox.module)] = mailbox
-        for other in self.mailboxes.values():
-            other.sources.pop(id(mailbox.module), None)
+        for remaining_mailbox in self.mailboxes.values():
+            remaining_mailbox.sources.pop(id(mailbox.module), None)
         self.clear_routes()
         mailbox.close()
         self.deliver_blocked(mailbox)
@@ -258,12 +258,13 @@ class Router:
         """Number of blocked messages."""
         return len(self._blocked)
 
-    def full_error(self, mailboxes: tuple[Mailbox, ...], why: str) -> ModuleBusFullError:
+    def full_error(self, mailboxes: tuple[Mailbox, ...], reason: str) -> ModuleBusFullError:
         """Return the error for a full queue."""
         full = [each for each in mailboxes if each.free_units <= 0 and each.blocks_publisher]
         mailbox = (full or mailboxes)[0]
         return ModuleBusFullError(
-            f"the queue of module {mailbox.name} is full ({len(mailbox.queue):,} messages); {why}"
+            f"the queue of module {mailbox.name} is full ({len(mailbox.queue):,} messages); "
+            f"{reason}"
         )
 
     # Idle ----------------------------------------------------------------------------------------

@@ -210,8 +210,8 @@ class ModuleSupervisor:
         if self._mailbox is not None:
             self._mailbox.interrupt_wait()
 
-    def _interrupt(self, why: Exception) -> None:
-        self._failure = why
+    def _interrupt(self, failure: Exception) -> None:
+        self._failure = failure
         self._limit_calls()
         if self._mailbox is not None:
             self._mailbox.interrupt_wait()
@@ -397,11 +397,11 @@ class ModuleSupervisor:
             else:  # It cannot be cancelled; it watches `stopping` of its port.
                 await self._run_blocking(run)
         except BaseException as error:
-            failure, rest = _split_failure(error)
+            failure, remaining_error = _split_failure(error)
             if failure is not None:
                 self._interrupt(failure)
-            if rest is not None:
-                raise rest from None
+            if remaining_error is not None:
+                raise remaining_error from None
 
     async def _run_blocking(self, run: Callable[[], Any]) -> None:
         """Call `run` in a thread."""
@@ -518,10 +518,10 @@ def _run_in_thread(run: Callable[[], Any]) -> None:
 
 def _raise_failure(error: BaseException) -> None:
     """Raise the failure of a module as an Exception, unless it is one already."""
-    failure, rest = _split_failure(error)
+    failure, remainder = _split_failure(error)
     if failure is None or failure is error:
         return
-    raise failure if rest is None else BaseExceptionGroup(str(error), [failure, rest])
+    raise failure if remainder is None else BaseExceptionGroup(str(error), [failure, remainder])
 
 
 def _split_failure(error: BaseException) -> tuple[Exception | None, BaseException | None]:

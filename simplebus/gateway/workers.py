@@ -122,7 +122,7 @@ def is_async(receive: ReceiveFunction) -> bool:
 
 def _handle_failure(mailbox: Mailbox, error: BaseException, *, in_thread: bool) -> None:
     """Count and log the failure of a module. Re-raises cancellation and Ctrl-C."""
-    failure, rest = split_failure(error, in_thread=in_thread)
+    failure, remaining_error = split_failure(error, in_thread=in_thread)
     if failure is not None:
         mailbox.failed += 1
         if is_logged(mailbox.failed):
@@ -134,8 +134,8 @@ def _handle_failure(mailbox: Mailbox, error: BaseException, *, in_thread: bool) 
                 failure_count=mailbox.failed,
                 exc_info=failure,
             )
-    if rest is not None:
-        raise rest
+    if remaining_error is not None:
+        raise remaining_error
 
 
 def deliver(mailbox: Mailbox, receive: ReceiveFunction) -> None:
@@ -183,7 +183,7 @@ async def _in_task(mailbox: Mailbox, body: TaskBody) -> None:
     try:
         await body(mailbox)
     except BaseException as error:
-        failure, rest = split_failure(error)
+        failure, remaining_error = split_failure(error)
         if failure is not None:
             log.error(
                 "module_worker.failed",
@@ -191,8 +191,8 @@ async def _in_task(mailbox: Mailbox, body: TaskBody) -> None:
                 module_name=mailbox.name,
                 exc_info=failure,
             )
-        if rest is not None:
-            raise rest from None
+        if remaining_error is not None:
+            raise remaining_error from None
 
 
 async def _in_nursery(mailbox: Mailbox, body: TaskBody) -> None:

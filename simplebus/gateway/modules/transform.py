@@ -47,8 +47,10 @@ def apply_rules(settings: TransformSettings, message: ModuleMessage) -> ModuleMe
     if any(properties.get(name) != value for name, value in settings.only.items()):
         return None
     renamed = {settings.rename.get(name, name): value for name, value in properties.items()}
-    kept = {name: value for name, value in renamed.items() if name not in settings.remove}
-    return message.replace(properties={**kept, **settings.set})
+    kept_properties = {
+        name: value for name, value in renamed.items() if name not in settings.remove
+    }
+    return message.replace(properties={**kept_properties, **settings.set})
 
 
 class Transform(Module):

@@ -68,7 +68,7 @@ class UplinkBacklog:
     """Name of the uplink at the target, for this class."""
     waiting: int
     """Number of messages to send."""
-    others: dict[str, int]
+    counts_by_other_name: dict[str, int]
     """Number of messages by other uplink names; no uplink sends them."""
 
 
@@ -88,7 +88,7 @@ def find_backlogs(
             selected = _find_backlog(each, class_, name)
         elif not dead_letters.is_dead_letter_class(each.name):
             backlog = _find_backlog(each, each.name or each.class_id, name)
-            if backlog.waiting or backlog.others:
+            if backlog.waiting or backlog.counts_by_other_name:
                 other_backlogs.append(backlog)
     return [selected, *other_backlogs]
 
@@ -253,7 +253,7 @@ class Uplink(Module):
                     count=each.waiting,
                     class_name=str(each.class_),
                 )
-            for other, count in each.others.items():
+            for other_name, count in each.counts_by_other_name.items():
                 log.warning(
                     "uplink_backlog.ignored",
                     "{count} stored messages of class {class_name!r} belong to the uplink name "
@@ -261,7 +261,7 @@ class Uplink(Module):
                     "name",
                     count=count,
                     class_name=str(each.class_),
-                    uplink=other,
+                    uplink=other_name,
                 )
         return [self._create_copier(each.class_, each.name) for each in backlogs]
 
