@@ -239,8 +239,10 @@ class SubscriberMonitor:
                         int(leftover_count),
                     )
                     self.is_done = True
-                case ["failed", why]:
-                    raise WorkerError(f"no rate, because {self.worker.name} found a fault: {why}")
+                case ["failed", reason]:
+                    raise WorkerError(
+                        f"no rate, because {self.worker.name} found a fault: {reason}"
+                    )
                 case _:
                     raise WorkerError(
                         f"no rate, because {self.worker.name} received nothing for "

@@ -311,9 +311,9 @@ def _replace_secrets(part: str, lines: list[str]) -> str:
     """Return a user's part with its credentials replaced by `lines`."""
     head = _HEAD.search(part)
     assert head is not None
-    entries, rest = _split_entries(part[head.end() :].removeprefix("\n"))
-    kept = "".join(text for key, text in entries if key not in _REPLACED_KEYS)
-    return part[: head.end()] + "\n" + "\n".join(lines) + "\n" + kept + rest
+    entries, tail = _split_entries(part[head.end() :].removeprefix("\n"))
+    kept_entries = "".join(text for key, text in entries if key not in _REPLACED_KEYS)
+    return part[: head.end()] + "\n" + "\n".join(lines) + "\n" + kept_entries + tail
 
 
 def _split_entries(text: str) -> tuple[list[tuple[str, str]], str]:

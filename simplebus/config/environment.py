@@ -59,18 +59,20 @@ def unread_variables(names: Iterable[str], root_command: Any) -> list[str]:
         root_command: The command line, whose commands are searched only if needed.
     """
     variables = sorted(name for name in names if name.startswith(PREFIX))
-    known = {PREFIX + "CONFIG", *NATS_SECRETS, *ENGINE_SECRETS.values()} | {
+    names_read = {PREFIX + "CONFIG", *NATS_SECRETS, *ENGINE_SECRETS.values()} | {
         spelled.variable for setting in SETTINGS.values() for spelled in (setting, *setting.former)
     }
-    if known.issuperset(variables):
+    if names_read.issuperset(variables):
         return []
     from simplebus.client.credentials import CREDENTIALS_VARIABLE, ENVIRONMENT_VARIABLES
 
-    known.update(_variables(root_command), ENVIRONMENT_VARIABLES.values(), (CREDENTIALS_VARIABLE,))
+    names_read.update(
+        _variables(root_command), ENVIRONMENT_VARIABLES.values(), (CREDENTIALS_VARIABLE,)
+    )
     return [
-        f"no command reads {name} in the environment{_suggestion(name, known)}"
+        f"no command reads {name} in the environment{_suggestion(name, names_read)}"
         for name in variables
-        if name not in known
+        if name not in names_read
         and not name.startswith(_BRIDGE_PREFIXES)
         and not _KUBERNETES_NAME.fullmatch(name)
     ]
@@ -87,8 +89,8 @@ def describe_invalid_variable(error: typer.BadParameter) -> str | None:
     return f"{name}: {error.message}"
 
 
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    names = [each.removeprefix(PREFIX) for each in sorted(known)]
+def _suggestion(name: str, known_names: Iterable[str]) -> str:
+    names = [each.removeprefix(PREFIX) for each in sorted(known_names)]
     matches = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1)
     return f"; did you mean {PREFIX}{matches[0]}?" if matches else ""
 

@@ -52,9 +52,9 @@ def find_repeated_names(names: Iterable[str], table: str) -> Iterator[str]:
     """Yield an error for each name that is given both with `-` and with `_`."""
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.setdefault(name.replace("-", "_"), name)
-        if other != name:
-            yield f"{table}: {other!r} and {name!r} are the same, expected either"
+        earlier_name = seen.setdefault(name.replace("-", "_"), name)
+        if earlier_name != name:
+            yield f"{table}: {earlier_name!r} and {name!r} are the same, expected either"
 
 
 def shorten(message: str) -> str:
@@ -78,10 +78,10 @@ def suggest_name(word: str, names: Iterable[str]) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
-def describe_unknown_name(name: str, known: Iterable[str], table: str) -> str:
+def describe_unknown_name(name: str, known_names: Iterable[str], table: str) -> str:
     """Return that a name is unknown, with the most similar or all known names."""
     separator = "_" if "_" in name else "-"
-    names = {each: each.replace("_", separator) for each in known}
+    names = {each: each.replace("_", separator) for each in known_names}
     matches = difflib.get_close_matches(name.replace("-", "_"), list(names), n=1)
     hint = (
         f"did you mean {names[matches[0]]!r}?"

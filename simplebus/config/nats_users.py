@@ -128,8 +128,8 @@ class NatsUsers:
         added = [User(_TOKEN_USER, token=token)] if token else []
         added += [User(name, password)] if name else []
         names = {user.name for user in added}
-        kept = tuple(user for user in self.users if user.name not in names)
-        return replace(self, users=(*kept, *added))
+        kept_users = tuple(user for user in self.users if user.name not in names)
+        return replace(self, users=(*kept_users, *added))
 
     def to_users(self, shared: Users | None, *, has_certificates: bool) -> Users | None:
         """Return the users of NATS clients, `shared` included; None without authentication.

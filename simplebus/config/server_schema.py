@@ -706,8 +706,8 @@ def name_field_by_option(error: ValueError, *owners: type) -> ValueError:
     if (found := find_field_setting(error, SETTINGS.values(), owners)) is None:
         return error
     setting, reason = found
-    why = f" ({setting.why_bounded})" if setting.why_bounded and " from " in reason else ""
-    return ValueError(f"{setting.flag} {reason}{why}")
+    explanation = f" ({setting.why_bounded})" if setting.why_bounded and " from " in reason else ""
+    return ValueError(f"{setting.flag} {reason}{explanation}")
 
 
 def find_field_setting(

@@ -42,12 +42,14 @@ def find_conflict() -> str | None:
 
     Both packages install files into the folder `simplebus`, so that one of them is broken.
     """
-    other = _find("simplebus")
-    if other is None or other.entry_points.select(name="simplebus", value="simplebus.cli:main"):
+    installed = _find("simplebus")
+    if installed is None or installed.entry_points.select(
+        name="simplebus", value="simplebus.cli:main"
+    ):
         return None
     return (
-        f"the unrelated package 'simplebus' {other.version} is installed in this environment and "
-        f"shares files with {DISTRIBUTION}; in a clone of its repository, run: "
+        f"the unrelated package 'simplebus' {installed.version} is installed in this environment "
+        f"and shares files with {DISTRIBUTION}; in a clone of its repository, run: "
         f"pip uninstall -y simplebus && {install_command()} --force-reinstall"
     )
 

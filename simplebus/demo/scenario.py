@@ -227,14 +227,15 @@ class DemoScenario:
         return answer
 
     async def _update_display(self) -> None:
-        before, then = self._statistics(), trio.current_time()
+        previous, previous_second = self._statistics(), trio.current_time()
         while True:
             await trio.sleep(self._display.interval)
-            now, second = self._statistics(), trio.current_time()
+            current, second = self._statistics(), trio.current_time()
             self._display.update(
-                compute_rates(before, now, second - then), second=second - self._began
+                compute_rates(previous, current, second - previous_second),
+                second=second - self._began,
             )
-            before, then = now, second
+            previous, previous_second = current, second
 
     def _show_event(self, text: str) -> None:
         self._display.event(text, second=trio.current_time() - self._began)

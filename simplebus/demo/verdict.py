@@ -103,9 +103,9 @@ def evaluate_runs(
         for run in own_runs:
             faults += _check_content(run)
         for class_id in dict.fromkeys(c for run in own_runs for c in run.first_due):
-            others = any(class_id in run.first_due for run in runs if run.subscriber != name)
+            is_shared = any(class_id in run.first_due for run in runs if run.subscriber != name)
             account, found = _account_class(
-                name, class_id, own_runs, sent=sent.get(class_id, 0), is_shared=others
+                name, class_id, own_runs, sent=sent.get(class_id, 0), is_shared=is_shared
             )
             accounts.append(account)
             faults += found

@@ -105,7 +105,7 @@ def ls(
             )
             continue
         reasons = ", ".join(
-            f"{why or 'no reason'} {n:,}" for why, n in queue.count_by_reason.items()
+            f"{reason or 'no reason'} {n:,}" for reason, n in queue.count_by_reason.items()
         )
         if queue.inspected_count < queue.letter_count:
             reasons += f" (of the oldest {queue.inspected_count:,})"

@@ -47,7 +47,7 @@ _NEAREST = 3
 
 
 def explain(
-    what: Annotated[
+    target: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[CLASS|CHANNEL|session N]",
@@ -67,7 +67,7 @@ def explain(
     url: Annotated[str, URL_OPTION] = URL,
 ) -> None:
     """See HELP."""
-    words = " ".join(what or []).split()
+    words = " ".join(target or []).split()
     number = parse_digits(words[1], SEQUENCE_MAX) if len(words) == 2 else None
     if words[:1] == ["session"] and number is not None:
         if session not in (None, number):
@@ -125,7 +125,7 @@ async def _inquire(
             answers.append(channel)
         if answers:
             return answers, ""
-        return [], _unknown(word, [line.name for line in names.classes])
+        return [], _describe_unknown_name(word, [line.name for line in names.classes])
 
 
 def _may_be_class(word: str, names: BusInfo) -> bool:
@@ -134,8 +134,8 @@ def _may_be_class(word: str, names: BusInfo) -> bool:
         class_ = parse_class(word)
     except typer.BadParameter:
         return False
-    known = any(class_ in (line.name, line.class_id) for line in names.classes)
-    return known or names.classes_left_out > 0
+    is_listed = any(class_ in (line.name, line.class_id) for line in names.classes)
+    return is_listed or names.classes_left_out > 0
 
 
 def _is_used(cls: ChannelClassInfo) -> bool:
@@ -143,7 +143,7 @@ def _is_used(cls: ChannelClassInfo) -> bool:
     return bool(cls.stored or cls.subjects or any(match.pattern for match in cls.matches))
 
 
-def _unknown(word: str, names: Sequence[str]) -> str:
+def _describe_unknown_name(word: str, names: Sequence[str]) -> str:
     """Return an error for an unknown name, with similar names."""
     from difflib import get_close_matches
 

@@ -258,7 +258,7 @@ def _tiles(tiles: list[dict[str, Any]], width: int | None) -> RenderableType:
         return Columns(texts, padding=(0, 3))
     lines: list[list[Text]] = [[]]
     for each in texts:
-        if lines[-1] and sum(len(one) + 3 for one in lines[-1]) + len(each) > width:
+        if lines[-1] and sum(len(text) + 3 for text in lines[-1]) + len(each) > width:
             lines.append([])
         lines[-1].append(each)
     return Text("\n").join(Text("   ").join(line) for line in lines)

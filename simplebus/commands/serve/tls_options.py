@@ -111,8 +111,8 @@ def certificate_user_warnings(
     ]
     if not names:
         return []
-    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    other_users = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return [
-        f"user {names[0]!r}{others} can authenticate by certificate only, and no listener asks for "
-        "certificates: set --tls-verify"
+        f"user {names[0]!r}{other_users} can authenticate by certificate only, and no listener "
+        "asks for certificates: set --tls-verify"
     ]
