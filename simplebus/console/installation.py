@@ -42,13 +42,11 @@ def find_conflict() -> str | None:
 
     Both packages install files into the folder `simplebus`, so that one of them is broken.
     """
-    installed = _find("simplebus")
-    if installed is None or installed.entry_points.select(
-        name="simplebus", value="simplebus.cli:main"
-    ):
+    package = _find("simplebus")
+    if package is None or package.entry_points.select(name="simplebus", value="simplebus.cli:main"):
         return None
     return (
-        f"the unrelated package 'simplebus' {installed.version} is installed in this environment "
+        f"the unrelated package 'simplebus' {package.version} is installed in this environment "
         f"and shares files with {DISTRIBUTION}; in a clone of its repository, run: "
         f"pip uninstall -y simplebus && {install_command()} --force-reinstall"
     )
