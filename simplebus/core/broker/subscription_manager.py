@@ -180,7 +180,7 @@ class SubscriptionManager:
         classes = registry.deduplicate(references)
         declaration = registry.check_declaration(classes, self.quotas.anonymous_address(session))
         check_class_references(session, classes, registry)
-        self.quotas.check_new_classes(session, declaration.ids_and_names)
+        self.quotas.check_new_classes(session, declaration.ids_and_names, declaration.new_ids)
         return declaration
 
     def declare_classes(

@@ -95,6 +95,8 @@ class Declaration:
     """Ids of the classes that are to keep last values."""
     bindings: list[tuple[int, str]]
     """Class id and subject of each pair to bind."""
+    new_ids: list[int]
+    """Ids of the classes that do not exist."""
 
     @property
     def has_many_steps(self) -> bool:
@@ -282,24 +284,23 @@ class ClassRegistry:
         ids_and_names = list(ids_and_names)
         if are_internal:
             self.internal_class_ids.update(n for n, _ in ids_and_names if not self.is_known(n))
-        new_ids = self._reserve_classes(
-            ids_and_names, _Creator(creator, creator_address, created_by)
+        new_ids = self.select_new_ids([class_id for class_id, _ in ids_and_names])
+        self._reserve_classes(
+            ids_and_names, new_ids, _Creator(creator, creator_address, created_by)
         )
         self._create_reserved(ids_and_names)
         return new_ids
 
     def _reserve_classes(
-        self, ids_and_names: list[tuple[int, str]], creator: _Creator
-    ) -> list[int]:
+        self, ids_and_names: list[tuple[int, str]], new_ids: list[int], creator: _Creator
+    ) -> None:
         """Reserve the ids and names that are new, and count the classes for their creator.
 
-        Returns:
-            The ids of the new classes.
+        `new_ids` is the result of `select_new_ids`.
         """
         names: dict[int, str] = {}
         for class_id, name in ids_and_names:
             names[class_id] = name or names.get(class_id, "")
-        new_ids = self.select_new_ids(names)
         reservation = _Reservation(names, set(new_ids), creator)
         named_ids = []
         for class_id in names.keys() - reservation.new_ids:
@@ -316,7 +317,6 @@ class ClassRegistry:
         self._reserved_count += len(new_ids)
         if creator.address:
             self.class_count_by_address[creator.address] += len(new_ids)
-        return new_ids
 
     def _create_reserved(self, ids_and_names: Iterable[tuple[int, str]]) -> None:
         """Create and name these reserved classes, unless another request has done so."""
@@ -501,29 +501,25 @@ class ClassRegistry:
         """
         if (all_known := self._resolve_known(references)) is not None:
             return all_known
-        requested_ids = {
+        taken_ids = {
             each if isinstance(each, int) else to_named_class(each).id
             for each in references
             if not isinstance(each, str)
         }
+        taken_ids.update(self._reserved)
         new_id_by_name: dict[str, int] = {}
         new_name_by_id: dict[int, str] = {}
-        classes, reserved, removed = self.classes, self._reserved, self.removed_classes
+        classes, removed = self.classes, self.removed_classes
+        removed_id_by_name = self._removed_id_by_name
 
         def is_free(class_id: int) -> bool:
-            return not (
-                class_id in classes
-                or class_id in requested_ids
-                or class_id in new_name_by_id
-                or class_id in reserved
-            )
+            return class_id not in classes and class_id not in taken_ids
 
         def find_free_id(name: str) -> int:
-            class_id = self._removed_id_by_name.get(name)
-            if class_id is not None and is_free(class_id):
+            if name in removed_id_by_name and is_free(class_id := removed_id_by_name[name]):
                 return class_id
             class_id = preferred_id(name)
-            if is_free(class_id) and class_id not in removed:
+            if class_id not in removed and is_free(class_id):
                 return class_id
             for class_id in candidate_ids(name):
                 if is_free(class_id) and class_id not in removed:
@@ -556,6 +552,7 @@ class ClassRegistry:
                 else:
                     self._check_name(class_id, name, known_id, new_name_by_id.get(class_id, ""))
                 new_id_by_name[name], new_name_by_id[class_id] = class_id, name
+                taken_ids.add(class_id)
             assert class_id is not None
             ids_and_names.append((class_id, name))
         return ids_and_names
@@ -656,7 +653,9 @@ class ClassRegistry:
             created_by: Description of the client that creates them.
         """
         self._reserve_classes(
-            declaration.ids_and_names, _Creator(creator, creator_address, created_by)
+            declaration.ids_and_names,
+            declaration.new_ids,
+            _Creator(creator, creator_address, created_by),
         )
         self.subject_bindings.reserve(declaration.bindings, creator_address)
 
@@ -719,13 +718,13 @@ class ClassRegistry:
                 values.
         """
         ids_and_names = self.resolve_ids(references)
-        self.select_new_ids(class_id for class_id, _ in ids_and_names)
+        new_ids = self.select_new_ids([class_id for class_id, _ in ids_and_names])
         if self.is_remote and any(isinstance(o, NamedClass) and o.last_values for o in references):
             raise RemoteProtocolError(
                 Reason.BAD_REQUEST,
                 "a stateless server, with its classes in a JetStream cluster, keeps no last values",
             )
-        declaration = Declaration(ids_and_names, [], [])
+        declaration = Declaration(ids_and_names, [], [], new_ids)
         for (class_id, name), reference in zip(ids_and_names, references, strict=True):
             if isinstance(reference, NamedClass):
                 if reference.last_values:

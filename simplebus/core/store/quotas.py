@@ -9,7 +9,7 @@ part to the others. Clients in the process of the server have no address and no 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from simplebus.core.dead_letters import CLASS_PREFIX, is_dead_letter_class
@@ -56,18 +56,24 @@ class Quotas:
             return ""
         return address_network(session.address)
 
-    def check_new_classes(self, session: Session, requested: Iterable[tuple[int, str]]) -> None:
+    def check_new_classes(
+        self, session: Session, requested: Sequence[tuple[int, str]], new_ids: Sequence[int]
+    ) -> None:
         """Check that the user, or the client without a user, may create the missing classes.
+
+        Args:
+            session: Session that declares classes.
+            requested: Id and name of each class.
+            new_ids: Ids of those that do not exist.
 
         Raises:
             RemoteProtocolError: too_many_classes; or unknown_class if only the operator declares
                 classes.
         """
         registry = self._store.class_registry
-        missing = [each for each in requested if not registry.is_known(each[0])]
-        if missing and self._store.settings.declare_only:
-            self._check_declared(session, missing)
-        new = {class_id for class_id, _ in missing}
+        new = set(new_ids)
+        if new and self._store.settings.declare_only:
+            self._check_declared(session, [each for each in requested if each[0] in new])
         if new and (address := self.anonymous_address(session)):
             self._check_anonymous_classes(session, address, len(new))
         quota = self._quota_of(session, "classes", self._store.settings.limits.classes)

@@ -298,8 +298,10 @@ class BusAdapter:
             _check_denied_patterns(session, event.queue, request)
             deliveries = self._open_deliveries(session)
             check_subscribe(deliveries.local_session, request.class_ref, store.class_registry)
-            classes = store.class_registry.resolve_ids([request.class_ref])
-            broker.subscription_manager.quotas.check_new_classes(deliveries.local_session, classes)
+            declaration = store.class_registry.check_declaration([request.class_ref])
+            broker.subscription_manager.quotas.check_new_classes(
+                deliveries.local_session, declaration.ids_and_names, declaration.new_ids
+            )
             [(class_id, _)] = broker.subscription_manager.declare_classes(
                 deliveries.local_session,
                 [request.class_ref],
