@@ -153,9 +153,9 @@ class JetStreamBackend:
             get_refusal=self.refusals.get_reason,
             frame_bytes=broker.settings.limits.frame_bytes,
         )
-        known = broker.store.class_id_by_name, table.declare_classes
+        class_lookups = broker.store.class_id_by_name, table.declare_classes
         self._class_names = ClassNameExchange(
-            core, options.names, self.server_id, *known, enqueue_job=self._jobs.enqueue
+            core, options.names, self.server_id, *class_lookups, enqueue_job=self._jobs.enqueue
         )
         self.consumers.on_description = self._class_names.record_description
 

@@ -61,11 +61,11 @@ class ClassJobs:
     def cancel_queued(self, class_id: int, owner: object) -> bool:
         """Remove the jobs of `owner` that are not running. Returns True if there were any."""
         jobs = self._queues.get(class_id, deque())
-        kept = [each for at, each in enumerate(jobs) if at == 0 or each[1] is not owner]
-        is_dropped = len(kept) < len(jobs)
+        remaining_jobs = [each for at, each in enumerate(jobs) if at == 0 or each[1] is not owner]
+        is_dropped = len(remaining_jobs) < len(jobs)
         if is_dropped:
             jobs.clear()
-            jobs.extend(kept)
+            jobs.extend(remaining_jobs)
         return is_dropped
 
     def enqueue_later(self, class_id: int, job: Job, seconds: float) -> None:

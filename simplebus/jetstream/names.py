@@ -81,15 +81,15 @@ class JetStreamNames:
 
     def overlaps_subject(self, subject: str) -> bool:
         """Return True if `subject`, which may contain wildcards, matches a subject of this bus."""
-        head, *rest = subject.split(".")
+        head, *tokens = subject.split(".")
         if head not in (self.prefix, "*", ">"):
             return False
-        match rest:
+        match tokens:
             case []:
                 return head == ">"
-            case [one]:
-                is_class = self.parse_stream_name(f"{self.prefix}_{one}") is not None
-                return is_class or one in ("*", ">", "naming")
+            case [token]:
+                is_class = self.parse_stream_name(f"{self.prefix}_{token}") is not None
+                return is_class or token in ("*", ">", "naming")
             case [first, _]:
                 return first in ("*", "door", "holder")
             case _:

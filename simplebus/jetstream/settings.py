@@ -95,14 +95,14 @@ def unsupported_settings(settings: Settings) -> list[tuple[int | str | None, str
     by_class = [(key, c.full_policy, c.keep, c.last_values) for key, c in settings.classes.items()]
     for key, policy, keep, keeps_values in (default, *by_class):
         if policy not in (None, FullPolicy.BLOCK):
-            why = f"a JetStream cluster supports only block, got {policy}"
-            found.append((key, "full", why))
+            reason = f"a JetStream cluster supports only block, got {policy}"
+            found.append((key, "full", reason))
         keep = keep or Retention()
-        kept = ("messages", keep.messages), ("memory", keep.bytes), ("seconds", keep.seconds)
-        for name, most in kept:
+        limits = ("messages", keep.messages), ("memory", keep.bytes), ("seconds", keep.seconds)
+        for name, most in limits:
             if most:
-                why = "a JetStream cluster does not keep acknowledged messages"
-                found.append((key, f"keep-{name}", why))
+                reason = "a JetStream cluster does not keep acknowledged messages"
+                found.append((key, f"keep-{name}", reason))
         if keeps_values:
             found.append((key, "last-values", "a JetStream cluster does not keep last values"))
     return found
@@ -110,5 +110,5 @@ def unsupported_settings(settings: Settings) -> list[tuple[int | str | None, str
 
 def check_settings(settings: Settings) -> None:
     """Raise ValueError if `settings` contains unsupported settings."""
-    for key, setting, why in unsupported_settings(settings):
-        raise ValueError(f"{'every class' if key is None else f'class {key}'}: {setting}: {why}")
+    for key, setting, reason in unsupported_settings(settings):
+        raise ValueError(f"{'every class' if key is None else f'class {key}'}: {setting}: {reason}")

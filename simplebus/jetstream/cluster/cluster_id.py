@@ -45,8 +45,10 @@ async def load_cluster_id(link: NatsConnection, options: JetStreamOptions) -> st
     problem = ""
     while True:
         try:
-            kept = await _read_or_store_id(link, options, secrets.token_hex(8), should_upgrade=True)
-            return f"{CLUSTER_ID_PREFIX}{options.names.prefix}.{kept}"
+            stored_id = await _read_or_store_id(
+                link, options, secrets.token_hex(8), should_upgrade=True
+            )
+            return f"{CLUSTER_ID_PREFIX}{options.names.prefix}.{stored_id}"
         except (BusConnectionError, JetStreamError) as error:
             if str(error) != problem:
                 problem = str(error)

@@ -95,7 +95,7 @@ async def _find_answering_server(
     found: list[NatsAddress] = []
 
     async def query_server(server: NatsAddress) -> None:
-        other = NatsConnection(
+        connection = NatsConnection(
             [server],
             lambda event: None,
             name=f"simplebus {options.names.prefix}",
@@ -103,13 +103,13 @@ async def _find_answering_server(
             tls=options.tls,
             is_quiet=True,
         )
-        async with trio.open_nursery() as other_nursery:
-            await other_nursery.start(other.run)
-            await other.wait_ready()
-            if await _is_jetstream_answering(other):
+        async with trio.open_nursery() as connection_nursery:
+            await connection_nursery.start(connection.run)
+            await connection.wait_ready()
+            if await _is_jetstream_answering(connection):
                 found.append(server)
                 nursery.cancel_scope.cancel()
-            other_nursery.cancel_scope.cancel()
+            connection_nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
         nursery.cancel_scope.deadline = trio.current_time() + _SEARCH_SECONDS

@@ -546,8 +546,10 @@ class ConsumerManager:
         plain = [info for info in consumers if api.kind_of(info) == "plain"]
         unheld = [info for info in plain if api.server_id_of(info) in gone_ids]
         names |= {str(info["name"]) for info in unheld}
-        others = {str(info["name"]) for info in consumers} - names - set(self._unconfirmed.values())
-        return unheld if others else [info for info in plain if info["name"] in names]
+        other_names = (
+            {str(info["name"]) for info in consumers} - names - set(self._unconfirmed.values())
+        )
+        return unheld if other_names else [info for info in plain if info["name"] in names]
 
     async def close(
         self,
@@ -595,8 +597,8 @@ class ConsumerManager:
             info = await self._info(class_id, name) if forget else None
             if info is None:
                 return
-            others = [i for i in await self.list_all(class_id) if api.kind_of(i)]
-            if len(others) == 1:
+            consumers = [i for i in await self.list_all(class_id) if api.kind_of(i)]
+            if len(consumers) == 1:
                 start = api.start_at_sequence(api.ack_floor(info))
                 await self._create_consumer(
                     class_id, BACKLOG_CONSUMER, "plain", start, server_id=""

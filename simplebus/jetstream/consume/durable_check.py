@@ -103,7 +103,7 @@ def subscribed_sessions(broker: Broker, position: Position) -> list[Session]:
     return [
         session
         for session in broker.sessions.values()
-        if any(held.position is position for held in session.subscriptions.values())
+        if any(subscription.position is position for subscription in session.subscriptions.values())
     ]
 
 

@@ -377,12 +377,12 @@ class ConsumerFeed:
         for pending in self._pending:
             new_flags &= ~np.isin(sequences, pending.sequences)
         for block in self._blocks:
-            known = np.isin(sequences, block.sequences) & new_flags
-            if known.any():
-                rows, order = np.flatnonzero(known), np.argsort(block.sequences)
+            redelivered_flags = np.isin(sequences, block.sequences) & new_flags
+            if redelivered_flags.any():
+                rows, order = np.flatnonzero(redelivered_flags), np.argsort(block.sequences)
                 at = order[np.searchsorted(block.sequences[order], sequences[rows])]
                 block.messages = _replace_replies(block.messages, at, messages, rows)
-            new_flags &= ~known
+            new_flags &= ~redelivered_flags
         return new_flags, acked_flags
 
     def fill(self) -> bytes:
@@ -392,9 +392,9 @@ class ConsumerFeed:
             pending = self._pending.popleft()
             self._pending_count -= pending.messages.count
             end, is_envelope = _uniform_run(pending.messages, pending.attempts)
-            rest = None
+            remaining = None
             if end < pending.messages.count:
-                pending, rest = pending.pick(slice(0, end)), pending.pick(slice(end, None))
+                pending, remaining = pending.pick(slice(0, end)), pending.pick(slice(end, None))
             appended_count, good = self._append(pending, is_envelope)
             bad = np.flatnonzero(~good)
             if bad.size:
@@ -405,11 +405,11 @@ class ConsumerFeed:
                             pending.messages.pick(bad), jetstream_codec.TERMINATE
                         )
                     )
-            if rest is not None:
-                self._put_back(rest)
-            kept = np.flatnonzero(good)[appended_count:]
-            if kept.size:
-                self._put_back(pending.pick(kept))
+            if remaining is not None:
+                self._put_back(remaining)
+            remaining_rows = np.flatnonzero(good)[appended_count:]
+            if remaining_rows.size:
+                self._put_back(pending.pick(remaining_rows))
                 break
         return b"".join(replies)
 
@@ -439,8 +439,12 @@ class ConsumerFeed:
                 rows = self._rows(batch, messages.pick(good), received_at)
                 appended_count = ring.append(batch, timer, rows) if rows is not None else 0
         if appended_count:
-            kept = slice(0, appended_count) if good.all() else np.flatnonzero(good)[:appended_count]
-            self._blocks.append(_Block(first, messages.pick(kept), sequences[kept]))
+            appended_rows = (
+                slice(0, appended_count) if good.all() else np.flatnonzero(good)[:appended_count]
+            )
+            self._blocks.append(
+                _Block(first, messages.pick(appended_rows), sequences[appended_rows])
+            )
             if attempts[0] > 1:
                 position.requeue_with_attempts(first, int(attempts[0]) - 1)
         return appended_count, good
@@ -467,15 +471,15 @@ class ConsumerFeed:
             return [] if word is None else [word]
         window = self.position.window
         first, floor = self._acked_floor, self.dead_letters.limit_floor(window.floor)
-        gaps, rest = window.unacked_sequences()
-        if floor == first and rest == floor and not self._acked_flags.any():
+        gaps, unacked_from = window.unacked_sequences()
+        if floor == first and unacked_from == floor and not self._acked_flags.any():
             return []
-        last = max(window.floor, rest)
+        last = max(window.floor, unacked_from)
         flags = ~self.dead_letters.pending_flags(first, last)
         flags[gaps - first] = False
-        known = min(self._acked_flags.size, flags.size)
+        previous_count = min(self._acked_flags.size, flags.size)
         new_flags = flags.copy()
-        new_flags[:known] &= ~self._acked_flags[:known]
+        new_flags[:previous_count] &= ~self._acked_flags[:previous_count]
         found = self._locate_blocks(np.flatnonzero(new_flags) + first)
         for block, rows in found:
             self.acked_sequences.add(np.sort(block.sequences[rows]))
@@ -493,17 +497,17 @@ class ConsumerFeed:
         """
         blocks, ring = self._blocks, self.position.ring
         floor = self.dead_letters.limit_floor(self.position.window.floor)
-        done = 0
+        acked_sequence = 0
         while blocks and blocks[0].last <= floor:
-            done = int(blocks.popleft().sequences[-1])
+            acked_sequence = int(blocks.popleft().sequences[-1])
         if blocks and blocks[0].first < floor:
-            done = int(blocks[0].sequences[floor - 1 - blocks[0].first])
+            acked_sequence = int(blocks[0].sequences[floor - 1 - blocks[0].first])
         if floor == ring.head and not self._pending:
-            done = consumer.highest  # Includes invalid messages.
+            acked_sequence = consumer.highest  # Includes invalid messages.
         self._acked_floor = floor
         if floor > ring.floor:
             ring.release(floor)
-        self._acked_sequence = max(done, self._acked_sequence)
+        self._acked_sequence = max(acked_sequence, self._acked_sequence)
         return consumer.ack_through(self._acked_sequence)
 
     def accepted_at(self, number: int) -> float:
@@ -526,21 +530,22 @@ class ConsumerFeed:
         waiting, self._pending = self._pending, deque()
         self._pending_count = 0
         for pending in waiting:
-            kept = (pending.sequences < first) | (pending.sequences >= last)
-            if kept.any():
-                self._pending.append(pending.pick(kept))
-                self._pending_count += int(np.count_nonzero(kept))
+            kept_flags = (pending.sequences < first) | (pending.sequences >= last)
+            if kept_flags.any():
+                self._pending.append(pending.pick(kept_flags))
+                self._pending_count += int(np.count_nonzero(kept_flags))
 
     def unacked_messages(self) -> list[ReceivedMessages]:
         """Return the messages on this server without an ack."""
         if self.ack_all is not None:
             return self.ack_all.unacked_messages()
         first, head = self._acked_floor, self.position.ring.head
-        kept = np.ones(head - first, np.bool_)
-        known = min(self._acked_flags.size, kept.size)
-        kept[:known] = ~self._acked_flags[:known]
+        unacked_flags = np.ones(head - first, np.bool_)
+        flag_count = min(self._acked_flags.size, unacked_flags.size)
+        unacked_flags[:flag_count] = ~self._acked_flags[:flag_count]
         found = [
-            b.messages.pick(rows) for b, rows in self._locate_blocks(np.flatnonzero(kept) + first)
+            b.messages.pick(rows)
+            for b, rows in self._locate_blocks(np.flatnonzero(unacked_flags) + first)
         ]
         return found + [pending.messages for pending in self._pending]
 
@@ -555,12 +560,12 @@ class ConsumerFeed:
         seconds = np.zeros(head - first)
         for begin, end, delay_seconds in delays:
             seconds[max(0, begin - first) : max(0, end - first)] = max(0.0, delay_seconds)
-        kept = np.ones(head - first, np.bool_)
-        known = min(self._acked_flags.size, kept.size)
-        kept[:known] = ~self._acked_flags[:known]
+        unacked_flags = np.ones(head - first, np.bool_)
+        flag_count = min(self._acked_flags.size, unacked_flags.size)
+        unacked_flags[:flag_count] = ~self._acked_flags[:flag_count]
         found: list[tuple[ReceivedMessages, float]] = []
         for delay_seconds in np.unique(seconds).tolist():
-            at = np.flatnonzero(kept & (seconds == delay_seconds)) + first
+            at = np.flatnonzero(unacked_flags & (seconds == delay_seconds)) + first
             found += [(b.messages.pick(rows), delay_seconds) for b, rows in self._locate_blocks(at)]
         return found + [(pending.messages, 0.0) for pending in self._pending]
 
@@ -642,10 +647,10 @@ def _drop_bad_envelopes(batch: FrameBatch, good: Flags) -> tuple[FrameBatch, Fla
 
 
 def _replace_replies(
-    messages: ReceivedMessages, at: Integers, other: ReceivedMessages, rows: Integers
+    messages: ReceivedMessages, at: Integers, newer_messages: ReceivedMessages, rows: Integers
 ) -> ReceivedMessages:
     """Return `messages`, with the ack subjects of other messages in some rows."""
-    replies = [other.reply(row) for row in rows.tolist()]
+    replies = [newer_messages.reply(row) for row in rows.tolist()]
     ends = len(messages.raw) + np.cumsum([len(reply) for reply in replies])
     changed = messages.pick(slice(None))
     changed.raw = b"".join([messages.raw, *replies, bytes(len(frames.DELIMITER) * 8)])

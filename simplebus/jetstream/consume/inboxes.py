@@ -21,7 +21,7 @@ class ConsumerInboxes:
 
     def __init__(self, core: NatsClientCore, names: JetStreamNames, server_id: str) -> None:
         """Answer queries for this server from now on."""
-        self.answer_query: Callable[[bytes], bytes] = lambda asked: b""
+        self.answer_query: Callable[[bytes], bytes] = lambda query: b""
         """Returns the answer to a query of another server."""
         self._core = core
         self._names = names

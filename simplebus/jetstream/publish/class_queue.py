@@ -268,11 +268,11 @@ class ClassPublishQueue:
             new_flags = np.ones(ids.size, np.bool_)
             for _, each in self.publications:
                 if each.prefix == own_prefix:
-                    for known in (each.message_numbers, *each.removed_numbers):
-                        new_flags &= ~np.isin(ids, known)
-            for _, prefix, known in self.confirmed_ids:
+                    for queued_ids in (each.message_numbers, *each.removed_numbers):
+                        new_flags &= ~np.isin(ids, queued_ids)
+            for _, prefix, queued_ids in self.confirmed_ids:
                 if prefix == own_prefix:
-                    new_flags &= ~np.isin(ids, known)
+                    new_flags &= ~np.isin(ids, queued_ids)
             if not new_flags.all():
                 publication.keep_rows(np.flatnonzero(new_flags))
         if len(self.highest_numbers) >= PUBLISHERS_MAX and own_prefix not in self.highest_numbers:
