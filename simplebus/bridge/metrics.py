@@ -28,7 +28,7 @@ def bridge_snapshot(copiers: Sequence[Copier], *, subtitle: str = "") -> Monitor
     return MonitorSnapshot(
         title="simplebus bridge",
         subtitle=subtitle,
-        health=Health(ready=not down, why=problem),
+        health=Health(ready=not down, reason=problem),
         metrics=metrics.build(),
         flows={"copied": sum(copier.copied for copier in statistics)},
         tiles=[

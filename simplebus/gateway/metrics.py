@@ -11,7 +11,7 @@ from simplebus.monitor.snapshot import Column, Health, MonitorSnapshot, Note, Ta
 def gateway_health(gateway: Gateway) -> Health:
     """Return the health of a gateway: ready if no module has failed."""
     problem = gateway.problem()
-    return Health(ready=not problem, draining=gateway.is_draining, why=problem)
+    return Health(ready=not problem, draining=gateway.is_draining, reason=problem)
 
 
 def gateway_snapshot(gateway: Gateway, *, subtitle: str = "") -> MonitorSnapshot:

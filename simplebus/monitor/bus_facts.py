@@ -163,7 +163,7 @@ class BusFacts(msgspec.Struct, frozen=True):
 
     classes: Collection[ClassFacts]
     """Classes that are listed individually."""
-    others: ClassFacts | None
+    other_classes: ClassFacts | None
     """The other classes together; None if there are none."""
     total: ClassFacts
     dead_letters: int
@@ -172,7 +172,7 @@ class BusFacts(msgspec.Struct, frozen=True):
     @property
     def rows(self) -> tuple[ClassFacts, ...]:
         """The listed classes, and the others as one."""
-        return (*self.classes, *([self.others] if self.others is not None else []))
+        return (*self.classes, *([self.other_classes] if self.other_classes is not None else []))
 
 
 class SlowFacts(msgspec.Struct, frozen=True):
@@ -235,7 +235,7 @@ def collect_bus(
     """
     listed: list[ClassFacts] = []
     busiest = yield from _select_busiest(list(store.classes.values()), previously_listed)
-    others: ClassFacts | None = None
+    other_classes: ClassFacts | None = None
     total = ClassFacts("", classes=0)
     dead_letter_count = 0
     for cls in list(store.classes.values()):
@@ -247,8 +247,8 @@ def collect_bus(
             listed.append(facts)
         else:
             none = ClassFacts(OTHER_CLASSES_NAME, classes=0)
-            others = (none if others is None else others).plus(facts)
-    return BusFacts(listed, others, total, dead_letter_count)
+            other_classes = (none if other_classes is None else other_classes).plus(facts)
+    return BusFacts(listed, other_classes, total, dead_letter_count)
 
 
 def _select_busiest(

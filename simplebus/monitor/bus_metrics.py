@@ -48,7 +48,7 @@ def add_bus_metrics(builder: MetricsBuilder, bus: BusFacts) -> Iterator[None]:
         if number % _ROWS_PER_STEP == 0:
             yield
         labels = {"class": each.name, "class_id": str(each.class_id) if each.class_id >= 0 else ""}
-        if each is not bus.others:
+        if each is not bus.other_classes:
             builder.fields(MetricKind.COUNTER, each, _COUNTER_FIELDS, **labels)
             builder.counter_by_reason(
                 "dropped_messages", _DROPPED_HELP, each.dropped, _DROPPED_REASONS, **labels

@@ -65,10 +65,10 @@ def build_classes_table(bus: BusFacts) -> Table:
     """Return the table of the listed classes, those with blocked publishers and most messages
     first, and the others as the last row.
     """
-    others = [bus.others] if bus.others is not None else []
+    other_rows = [bus.other_classes] if bus.other_classes is not None else []
     listed = [each for each in bus.classes if not each.is_dead]
     listed.sort(key=lambda each: (-each.blocked, -each.stored, each.class_id))
-    return Table.of("classes", "Classes", [*listed, *others], _CLASS_COLUMNS)
+    return Table.of("classes", "Classes", [*listed, *other_rows], _CLASS_COLUMNS)
 
 
 def build_dead_letters_table(bus: BusFacts) -> Table:
@@ -111,11 +111,11 @@ def build_notes(bus: BusFacts, slow: SlowFacts) -> list[Note]:
         about = f"class {cls.label!r}"
         if cls.blocked:
             publishers = format_waiting_count(cls.blocked, "publisher")
-            why = f"{publishers} for space: {format_count(cls.stored, 'stored message')}"
-            notes.append(Note(about, why, is_bad=True))
+            reason = f"{publishers} for space: {format_count(cls.stored, 'stored message')}"
+            notes.append(Note(about, reason, is_bad=True))
         if cls.unavailable:
-            why = truncate_text(cls.unavailable)
-            sentence = f"its stream accepts no messages, so publishers wait: {why}"
+            reason = truncate_text(cls.unavailable)
+            sentence = f"its stream accepts no messages, so publishers wait: {reason}"
             notes.append(Note(about, sentence, is_bad=True))
     for position in slow.positions:
         notes += _build_position_notes(position)

@@ -112,7 +112,7 @@ class Dashboard:
         return (
             self._snapshot.health
             if self._snapshot is not None
-            else Health(ready=False, why="starting")
+            else Health(ready=False, reason="starting")
         )
 
     # Answers -------------------------------------------------------------------------------------

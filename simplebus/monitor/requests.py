@@ -124,8 +124,8 @@ def health_handlers(health: Callable[[], Health]) -> dict[str, RequestHandler]:
             "ready": health_now.ready and not health_now.draining,
             "draining": health_now.draining,
         }
-        if health_now.why:
-            body["why"] = health_now.why
+        if health_now.reason:
+            body["why"] = health_now.reason
         return json_response(body, status=200 if health_now.status == "ok" else 503)
 
     def handle_live(request: Request) -> ResponseSteps:

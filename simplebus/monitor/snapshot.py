@@ -22,8 +22,8 @@ class Health(msgspec.Struct, frozen=True):
     ready: bool = True
     """True if the program accepts work; False while it drains."""
     draining: bool = False
-    why: str = ""
-    """Reason why it is not ready; empty if it is."""
+    reason: str = msgspec.field(default="", name="why")
+    """Reason why it is not ready; empty if it is. The key is `why` in JSON."""
 
     @property
     def status(self) -> str:
@@ -157,16 +157,16 @@ def take_snapshot(source: SnapshotSource, *, detailed: bool) -> SnapshotSteps:
 
 
 def merge_snapshots(
-    snapshot: MonitorSnapshot, others: Iterable[MonitorSnapshot]
+    snapshot: MonitorSnapshot, component_snapshots: Iterable[MonitorSnapshot]
 ) -> MonitorSnapshot:
     """Append the data of components to a program's snapshot. The program's health stays."""
-    for other in others:
+    for component in component_snapshots:
         snapshot = msgspec.structs.replace(
             snapshot,
-            metrics=[*snapshot.metrics, *other.metrics],
-            flows={**snapshot.flows, **other.flows},
-            tiles=[*snapshot.tiles, *other.tiles],
-            tables=[*snapshot.tables, *other.tables],
-            notes=[*snapshot.notes, *other.notes],
+            metrics=[*snapshot.metrics, *component.metrics],
+            flows={**snapshot.flows, **component.flows},
+            tiles=[*snapshot.tiles, *component.tiles],
+            tables=[*snapshot.tables, *component.tables],
+            notes=[*snapshot.notes, *component.notes],
         )
     return snapshot

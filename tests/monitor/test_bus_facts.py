@@ -91,8 +91,12 @@ def test_other_classes_are_summed(bus: SocketlessBroker, monkeypatch: pytest.Mon
     bus.receive(bus.connect(3, 4), message(3) + message(4) * 2)
     figures, _ = run_steps(bus_facts.collect_bus(bus.broker.store))
     assert [each.class_id for each in figures.classes] == [1, 2]
-    assert figures.others is not None
-    assert (figures.others.name, figures.others.classes, figures.others.stored) == (
+    assert figures.other_classes is not None
+    assert (
+        figures.other_classes.name,
+        figures.other_classes.classes,
+        figures.other_classes.stored,
+    ) == (
         "(others)",
         2,
         3,
@@ -115,8 +119,8 @@ def test_busiest_classes_are_listed(bus: SocketlessBroker, monkeypatch: pytest.M
 
     def listed_classes(*earlier_listed: int) -> list[int]:
         figures, _ = run_steps(bus_facts.collect_bus(bus.broker.store, earlier_listed))
-        assert figures.others is not None
-        assert figures.total.published == figures.others.published + sum(
+        assert figures.other_classes is not None
+        assert figures.total.published == figures.other_classes.published + sum(
             each.published for each in figures.classes
         )
         return [each.class_id for each in figures.classes]

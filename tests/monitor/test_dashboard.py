@@ -178,7 +178,7 @@ def test_reader_gets_only_new_rates() -> None:
 
 def test_health_comes_from_the_callback_or_the_last_snapshot() -> None:
     dashboard = Dashboard(
-        lambda detailed: MonitorSnapshot(title="it", health=Health(ready=False, why="a reason"))
+        lambda detailed: MonitorSnapshot(title="it", health=Health(ready=False, reason="a reason"))
     )
     assert get(dashboard, "/healthz").status == 503
     run_steps(dashboard.tick())
@@ -205,7 +205,7 @@ def test_metrics_format_follows_the_accept_header() -> None:
 def test_merged_snapshots_keep_the_health_of_the_program() -> None:
     main_snapshot = MonitorSnapshot("it", flows={"a": 1}, health=Health())
     part_snapshot = MonitorSnapshot(
-        "part", flows={"b": 2}, health=Health(ready=False, why="it is down")
+        "part", flows={"b": 2}, health=Health(ready=False, reason="it is down")
     )
     merged = merge_snapshots(main_snapshot, [part_snapshot])
     assert (merged.title, merged.flows, merged.health) == ("it", {"a": 1, "b": 2}, Health())

@@ -223,15 +223,15 @@ class FactsCollector:
     def health(self) -> Health:
         """Return whether the server accepts work, and why not."""
         if self.is_draining:
-            return Health(ready=False, draining=True, why="the server is stopping")
+            return Health(ready=False, draining=True, reason="the server is stopping")
         if not self.is_ready:
-            return Health(ready=False, why="not every listener accepts connections yet")
+            return Health(ready=False, reason="not every listener accepts connections yet")
         commit_log, cluster = self._server.broker.commit_log, self._server.jetstream
         failure = commit_log.write_error if commit_log is not None else None
         if failure is not None:
-            return Health(ready=False, why=f"{failure[0].value}: {failure[1]}")
+            return Health(ready=False, reason=f"{failure[0].value}: {failure[1]}")
         if cluster is not None and not cluster.link.is_ready:
-            return Health(ready=False, why="no server of the JetStream cluster is reachable")
+            return Health(ready=False, reason="no server of the JetStream cluster is reachable")
         return Health()
 
     def collect(self, *, detailed: bool = False) -> Steps[ServerFacts]:

@@ -117,8 +117,8 @@ def _build_tables(facts: ServerFacts, *, detailed: bool) -> list[Table]:
 
 def _build_notes(facts: ServerFacts) -> list[Note]:
     notes = bus_tables.build_notes(facts.bus, facts.slow)
-    if why := facts.health.why:
-        notes.insert(0, Note("the server", why, is_bad=True))
+    if reason := facts.health.reason:
+        notes.insert(0, Note("the server", reason, is_bad=True))
     loop_delay_p99 = facts.recent_latencies.loop_delay.quantile(0.99)
     if loop_delay_p99 > _LOOP_DELAY_WARNING_SECONDS:
         sentence = f"99th percentile of the delay in the last minute: {loop_delay_p99:.2f} s"

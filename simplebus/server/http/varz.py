@@ -337,8 +337,8 @@ def _parse_sort(requested: str) -> tuple[SortKey | None, bool]:
     """Return the sort key and order. Raises BadRequestError."""
     found = _SORT_KEYS.get(requested.lower())
     if found is None:
-        known = ", ".join(filter(None, _SORT_KEYS))
-        raise BadRequestError(f"expected sort to be one of {known}; got {requested[:40]!r}")
+        sort_keys = ", ".join(filter(None, _SORT_KEYS))
+        raise BadRequestError(f"expected sort to be one of {sort_keys}; got {requested[:40]!r}")
     return found
 
 
