@@ -343,7 +343,7 @@ class InProcessServer:
         """Return True if a message is in flight or a publisher is blocked."""
         return any(
             cls.blocked_sessions
-            or any(held.window.floor < held.window.cursor for held in cls.positions)
+            or any(position.window.floor < position.window.cursor for position in cls.positions)
             for cls in self.broker.classes.values()
         )
 

@@ -92,13 +92,15 @@ def parse_similar_numbers(data: Bytes, begins: Integers, ends: Integers) -> tupl
     if not 1 <= size <= _SIZE:
         return parse_numbers(data, begins, ends)
     last = unaligned(data, _WORD)[ends - _SIZE] & _LAST[size]
-    others = np.flatnonzero((last != last[0]) | (lengths != size))
-    if others.size * 2 > lengths.size:
+    different_indexes = np.flatnonzero((last != last[0]) | (lengths != size))
+    if different_indexes.size * 2 > lengths.size:
         return parse_numbers(data, begins, ends)
     first = data[begins[0] : ends[0]].tobytes()
     is_good = first.isdigit()
     numbers = np.full(lengths.size, int(first) if is_good else 0, np.int64)
     good = np.full(lengths.size, is_good)
-    if others.size:
-        numbers[others], good[others] = parse_similar_numbers(data, begins[others], ends[others])
+    if different_indexes.size:
+        numbers[different_indexes], good[different_indexes] = parse_similar_numbers(
+            data, begins[different_indexes], ends[different_indexes]
+        )
     return numbers, good

@@ -268,11 +268,11 @@ class NatsConnection:
     def _servers_to_try(self) -> list[NatsAddress]:
         """Return the known servers: preferred first, the last used one last."""
         discovered = (each for each in self._discovered_servers if each not in self._servers)
-        known = [*self._servers, *discovered]
-        known.sort(
+        servers = [*self._servers, *discovered]
+        servers.sort(
             key=lambda server: (server != self._preferred_server, str(server) == self.server)
         )
-        return known
+        return servers
 
     def other_servers(self) -> list[NatsAddress]:
         """Return the known servers except the current one."""
@@ -541,17 +541,17 @@ class NatsConnection:
         if not self._reply_channels:
             self._handle(replies)
             return
-        others = []
+        unrequested_rows = []
         for row, number in enumerate(replies.numbers.tolist()):
             send = self._reply_channels.pop(number, None)
             if send is None:
-                others.append(row)
+                unrequested_rows.append(row)
                 continue
             send.send_nowait((replies.messages.headers(row), replies.messages.payload(row)))
-        if len(others) == replies.messages.count:
+        if len(unrequested_rows) == replies.messages.count:
             self._handle(replies)
-        elif others:
-            rows = np.array(others)
+        elif unrequested_rows:
+            rows = np.array(unrequested_rows)
             self._handle(RequestReplies(replies.numbers[rows], replies.messages.pick(rows)))
 
     def _dispatch_messages(self, messages: ReceivedMessages) -> None:

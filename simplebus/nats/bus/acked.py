@@ -332,10 +332,10 @@ class AckedDeliveries:
         """
         for subscription in self.by_number.values():
             if subscription.max_messages:
-                held = self.local_session.subscriptions[subscription.number]
-                if not isinstance(held, GroupMember):
+                local_subscription = self.local_session.subscriptions[subscription.number]
+                if not isinstance(local_subscription, GroupMember):
                     remaining = subscription.max_messages - subscription.delivered_count
-                    held.position.limit_in_flight(remaining)
+                    local_subscription.position.limit_in_flight(remaining)
 
     def _encode_frames(self, data: bytes, encoded: list[bytes]) -> None:
         """Append the MSG and HMSG of these version 2 frames to `encoded`."""

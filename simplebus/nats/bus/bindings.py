@@ -210,8 +210,8 @@ class SubjectBinding:
         reserved = [
             n for n in set(numbers.tolist()) if self._subject_names[n].startswith(_RESERVED)
         ]
-        kept = np.flatnonzero(~np.isin(numbers, reserved))
-        return kept if rows is None else rows[kept]
+        allowed_indexes = np.flatnonzero(~np.isin(numbers, reserved))
+        return allowed_indexes if rows is None else rows[allowed_indexes]
 
 
 class SubjectBindings:

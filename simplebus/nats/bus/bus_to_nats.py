@@ -136,9 +136,9 @@ class BusToNats:
         numbers = np.atleast_1d(np.asarray(rows.channels))
         flags = self._get_channel_flags(cls, int(numbers.max()))
         row_flags = flags[numbers]
-        unknown = row_flags == _UNKNOWN
-        if unknown.any():
-            for number in np.unique(numbers[unknown]).tolist():
+        is_unknown = row_flags == _UNKNOWN
+        if is_unknown.any():
+            for number in np.unique(numbers[is_unknown]).tolist():
                 has_subscriber = self._has_subscriber(cls.channels.name_of(number).encode())
                 flags[number] = _YES if has_subscriber else _NO
             row_flags = flags[numbers]

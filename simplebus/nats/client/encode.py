@@ -71,12 +71,12 @@ def format_digits(numbers: Integers, width: int) -> Bytes:
     """Return numbers below 10**width as digits with leading zeros, shape (n, width)."""
     padded = -(-width // 4) * 4
     words = np.empty((numbers.size, padded // 4), np.uint32)
-    rest = numbers
+    quotients = numbers
     for column in range(padded // 4 - 1, 0, -1):
-        above = rest // 10_000
-        words[:, column] = _FOUR.take(rest - above * 10_000)
-        rest = above
-    words[:, 0] = _FOUR.take(rest)
+        next_quotients = quotients // 10_000
+        words[:, column] = _FOUR.take(quotients - next_quotients * 10_000)
+        quotients = next_quotients
+    words[:, 0] = _FOUR.take(quotients)
     return words.view(np.uint8)[:, padded - width :]
 
 

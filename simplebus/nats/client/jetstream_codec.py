@@ -276,7 +276,7 @@ class JetStreamDeliveries:
     counts: Integers
     """Messages sent by the consumer, including this one."""
     messages: ReceivedMessages
-    _rest: tuple[Integers, Integers] | None = None
+    _times_and_pending: tuple[Integers, Integers] | None = None
     """Times and pending counts, parsed on demand."""
 
     @property
@@ -290,10 +290,10 @@ class JetStreamDeliveries:
         return self._parse_times_and_pending()[1]
 
     def _parse_times_and_pending(self) -> tuple[Integers, Integers]:
-        if self._rest is None:
+        if self._times_and_pending is None:
             _, columns = _parse_ack_subjects(self.messages)
-            self._rest = columns[3], columns[4]
-        return self._rest
+            self._times_and_pending = columns[3], columns[4]
+        return self._times_and_pending
 
     def pick(self, rows: Integers | Flags) -> JetStreamDeliveries:
         """Return the selected rows."""
@@ -306,8 +306,10 @@ def parse_deliveries(messages: ReceivedMessages) -> JetStreamDeliveries:
     alike = _parse_similar_ack_subjects(messages) if messages.count >= _ALIKE_MESSAGES_MIN else None
     if alike is not None:
         return JetStreamDeliveries(np.ones(messages.count, np.bool_), *alike, messages)
-    good, (attempts, sequences, counts, *rest) = _parse_ack_subjects(messages)
-    return JetStreamDeliveries(good, attempts, sequences, counts, messages, (rest[0], rest[1]))
+    good, (attempts, sequences, counts, *times_and_pending) = _parse_ack_subjects(messages)
+    return JetStreamDeliveries(
+        good, attempts, sequences, counts, messages, (times_and_pending[0], times_and_pending[1])
+    )
 
 
 def parse_stored_time(messages: ReceivedMessages, row: int) -> float:

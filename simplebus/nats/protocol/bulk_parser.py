@@ -166,10 +166,10 @@ class BulkParser:
         subjects = self.starts + len(_VERB)
         self._numbers: SubjectNumbers = self._table.find(self._words, subjects, self._lengths)
         self._generation = self._table.generation
-        unknown = np.flatnonzero(self._plain & (self._numbers < 0))
-        if unknown.size:
-            good = have_no_blanks(self._words, subjects[unknown], self._lengths[unknown])
-            self._plain[unknown] = good
+        unknown_rows = np.flatnonzero(self._plain & (self._numbers < 0))
+        if unknown_rows.size:
+            good = have_no_blanks(self._words, subjects[unknown_rows], self._lengths[unknown_rows])
+            self._plain[unknown_rows] = good
 
     def _link_candidates(self) -> None:
         """Find the candidate that begins where each one ends."""
@@ -241,15 +241,15 @@ class BulkParser:
         table.
         """
         numbers = self._numbers[rows]
-        unknown = np.flatnonzero(numbers < 0)
-        self._table.reserve(unknown.size)
+        unknown_rows = np.flatnonzero(numbers < 0)
+        self._table.reserve(unknown_rows.size)
         if self._table.generation != self._generation:
             self._generation = self._table.generation
             self._numbers = self._table.find(self._words, self.starts + len(_VERB), self._lengths)
             numbers = self._numbers[rows]
-            unknown = np.flatnonzero(numbers < 0)
-        if unknown.size:
-            candidates = np.arange(self.starts.size)[rows][unknown]
+            unknown_rows = np.flatnonzero(numbers < 0)
+        if unknown_rows.size:
+            candidates = np.arange(self.starts.size)[rows][unknown_rows]
             starts, lengths = self.starts[candidates] + len(_VERB), self._lengths[candidates]
             raw = self._raw
             subjects = [
@@ -257,5 +257,5 @@ class BulkParser:
                 for begin, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
             ]
             assigned = self._table.assign_numbers(subjects, self._words, starts, lengths)
-            numbers[unknown] = self._numbers[candidates] = assigned
+            numbers[unknown_rows] = self._numbers[candidates] = assigned
         return numbers

@@ -76,14 +76,14 @@ class SubjectTable:
         parts = _split_words(words, starts, lengths)
         hashes = _hash_subjects(parts, lengths)
         numbers = self._slots.take(_slots_of(hashes, _SHIFTS[0]))
-        rest = np.flatnonzero(self._hashes.take(numbers) != hashes)
+        unmatched_rows = np.flatnonzero(self._hashes.take(numbers) != hashes)
         for shift in _SHIFTS[1:]:
-            if not rest.size:
+            if not unmatched_rows.size:
                 break
-            rest_hashes = hashes[rest]
-            candidates = self._slots.take(_slots_of(rest_hashes, shift))
-            numbers[rest] = candidates
-            rest = rest[self._hashes.take(candidates) != rest_hashes]
+            unmatched_hashes = hashes[unmatched_rows]
+            candidates = self._slots.take(_slots_of(unmatched_hashes, shift))
+            numbers[unmatched_rows] = candidates
+            unmatched_rows = unmatched_rows[self._hashes.take(candidates) != unmatched_hashes]
         equal = self._lengths.take(numbers) == lengths
         for column, (rows, part) in zip(self._columns, parts, strict=False):
             if rows is None:
@@ -100,7 +100,7 @@ class SubjectTable:
         """Return the numbers of subjects that `find` missed; new ones are added. Call `reserve`
         before.
         """
-        numbers, known = self._numbers, len(self.names)
+        numbers, first_new_number = self._numbers, len(self.names)
         assigned: list[int] = []
         rows: list[int] = []  # First rows of the new subjects.
         for row, subject in enumerate(subjects):
@@ -108,13 +108,15 @@ class SubjectTable:
             if number is None:
                 number = numbers[subject] = len(self.names)
                 self.names.append(subject)
-            if number >= known + len(rows):
+            if number >= first_new_number + len(rows):
                 rows.append(row)
             assigned.append(number)
         if rows:
             new_rows = np.array(rows)
             self._index_subjects(
-                known, _split_words(words, starts[new_rows], lengths[new_rows]), lengths[new_rows]
+                first_new_number,
+                _split_words(words, starts[new_rows], lengths[new_rows]),
+                lengths[new_rows],
             )
         return assigned
 
@@ -144,8 +146,8 @@ def have_no_blanks(words: Words, starts: Indexes, lengths: Indexes) -> Flags:
     good = np.ones(starts.size, np.bool_)
     for rows, part in _split_words(words, starts, lengths):
         for repeated in (_BLANKS, _TABS):
-            other = part ^ repeated
-            has_match = (((other - _ONES) & ~other) & _TOPS) == 0
+            differences = part ^ repeated
+            has_match = (((differences - _ONES) & ~differences) & _TOPS) == 0
             if rows is None:
                 good &= has_match
             else:

@@ -232,11 +232,11 @@ def count_user_connections(sessions: Mapping[int, NatsSession], name: str) -> in
     return sum(1 for user in users if user is not None and user.name == name)
 
 
-def is_same_user(user: User | None, other: User | None) -> bool:
+def is_same_user(user: User | None, other_user: User | None) -> bool:
     """Return True if both are the same user, by name, because limits may change."""
-    if user is None or other is None:
-        return user is other
-    return user.name == other.name
+    if user is None or other_user is None:
+        return user is other_user
+    return user.name == other_user.name
 
 
 def check_user_connections(connection_limits: ConnectionLimits, user: User | None) -> None:

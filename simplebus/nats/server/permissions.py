@@ -57,9 +57,9 @@ class PermissionCache:
             self._valid_for = self._table.generation
             self._by_number.fill(_UNKNOWN)
         row_decisions = self._by_number[numbers]
-        unknown = row_decisions == _UNKNOWN
-        if unknown.any():
-            for number in np.unique(numbers[unknown]).tolist():
+        is_unknown = row_decisions == _UNKNOWN
+        if is_unknown.any():
+            for number in np.unique(numbers[is_unknown]).tolist():
                 self._by_number[number] = _YES if self.get(self._table.names[number]) else _NO
             row_decisions = self._by_number[numbers]
         decisions: npt.NDArray[np.bool_] = row_decisions == _YES

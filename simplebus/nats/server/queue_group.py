@@ -118,11 +118,13 @@ class _GroupSink(ABC):
         rejected = self._distribute(members, messages, row_indexes(messages, rows), origin)
         if not rejected.size:
             return
-        for subject, rest in _group_by_subject(messages, rejected):
-            size = rest.size + 1
-            while 0 < rest.size < size and (accepting := self._find_accepting(subject, origin)):
-                size = rest.size
-                rest = self._distribute(accepting, messages, rest, origin)
+        for subject, undelivered_rows in _group_by_subject(messages, rejected):
+            size = undelivered_rows.size + 1
+            while 0 < undelivered_rows.size < size and (
+                accepting := self._find_accepting(subject, origin)
+            ):
+                size = undelivered_rows.size
+                undelivered_rows = self._distribute(accepting, messages, undelivered_rows, origin)
 
     def _find_accepting(self, subject: bytes, origin: NatsSession | None) -> list[NatsSubscription]:
         """Return the members that accept messages of this publisher on this subject."""
@@ -167,9 +169,9 @@ class _GroupSink(ABC):
         # Resolved before the first delivery: a member may end with it, which changes the indexes.
         deliveries = [(members[number], part) for number, part in rows_by_member.items()]
         rejected = [
-            rest
+            rejected_rows
             for member, part in deliveries
-            if (rest := member.deliver_rows(messages, np.array(part), origin)).size
+            if (rejected_rows := member.deliver_rows(messages, np.array(part), origin)).size
         ]
         return np.sort(np.concatenate(rejected)) if rejected else rows[:0]
 

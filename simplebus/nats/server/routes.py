@@ -298,9 +298,9 @@ class SubjectRoutes:
             self._sinks.clear()
             self._result_by_subject.fill(_UNKNOWN)
         results = self._result_by_subject[numbers]
-        unknown = results == _UNKNOWN
-        if unknown.any():
-            for number in np.unique(numbers[unknown]).tolist():
+        is_unknown = results == _UNKNOWN
+        if is_unknown.any():
+            for number in np.unique(numbers[is_unknown]).tolist():
                 self._result_by_subject[number] = self._result_number(
                     self.match(self.table.names[number])
                 )

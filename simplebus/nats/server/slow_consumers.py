@@ -155,8 +155,10 @@ class SlowConsumerMonitor:
         self, publisher: NatsSession, receivers: Iterable[NatsSession], *, has_other_receivers: bool
     ) -> PublisherStall | None:
         """Create a stall of a NATS publisher that has just published to `receivers`."""
-        others = self._has_fast_receivers(publisher, receivers) or has_other_receivers
-        stall = self.create_stall(has_fast_receivers=others, is_exclusive=not others)
+        has_fast_receivers = self._has_fast_receivers(publisher, receivers) or has_other_receivers
+        stall = self.create_stall(
+            has_fast_receivers=has_fast_receivers, is_exclusive=not has_fast_receivers
+        )
         publisher.has_stalled = publisher.has_stalled or stall is not None
         return stall
 
@@ -164,9 +166,12 @@ class SlowConsumerMonitor:
         """Return True if a receiver is not slow, or one was not slow until
         `RECENT_DELIVERY_SECONDS` ago.
         """
-        others = (s for s in receivers if s is not publisher and not self.is_slow(s))
-        if (other := next(others, None)) is not None:
-            publisher.last_fast_receiver, publisher.last_fast_receiver_at = ref(other), self.now
+        fast_receivers = (s for s in receivers if s is not publisher and not self.is_slow(s))
+        if (fast_receiver := next(fast_receivers, None)) is not None:
+            publisher.last_fast_receiver, publisher.last_fast_receiver_at = (
+                ref(fast_receiver),
+                self.now,
+            )
             return True
         last_receiver = (
             publisher.last_fast_receiver()
