@@ -444,10 +444,14 @@ class Connection(Generic[SessionT]):
 
         The system does so only when much of the send buffer is free.
         """
-        left = -1
+        previous_bytes = -1
         outbox = self.session.outbox
-        while self._is_writing and self.socket.fileno() >= 0 and left != outbox.pending_bytes:
-            left = outbox.pending_bytes
+        while (
+            self._is_writing
+            and self.socket.fileno() >= 0
+            and previous_bytes != outbox.pending_bytes
+        ):
+            previous_bytes = outbox.pending_bytes
             if self._send():
                 return
 
@@ -488,9 +492,9 @@ class Connection(Generic[SessionT]):
         try:
             while self.socket.fileno() >= 0:  # It may be closed before this task first runs.
                 await trio.lowlevel.wait_writable(self.socket)
-                done = self._send()
+                is_flushed = self._send()
                 self._listener.flush_ready()  # Skipped messages may have freed space.
-                if done:
+                if is_flushed:
                     return
         except (trio.ClosedResourceError, OSError):
             return

@@ -488,9 +488,9 @@ class Server:
         self.broker.rate_limits.apply_users(users)
         if before == users:
             return
-        known = {user.name: user for user in before.users} if before is not None else {}
+        users_before = {user.name: user for user in before.users} if before is not None else {}
         for session in list(self.broker.sessions.values()):
-            was = known.get(session.user)
+            was = users_before.get(session.user)
             is_same = users is not None and was is not None and users.has_unchanged(was)
             is_asked = session.is_authenticated and not session.is_local and not session.is_internal
             if users is not None and is_asked and not is_same:
@@ -629,8 +629,8 @@ class Server:
         if found is None:
             found = self.local_clients.get(session_id)
         if found is None:
-            others = (find(session_id) for find in self.connection_finders)
-            found = next((other for other in others if other is not None), None)
+            found_owners = (find(session_id) for find in self.connection_finders)
+            found = next((owner for owner in found_owners if owner is not None), None)
         return found
 
     def end_some_subscriptions(self, session: Session) -> bool:

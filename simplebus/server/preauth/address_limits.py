@@ -31,8 +31,8 @@ class KeyedTokenBuckets:
 
     def token_count(self, key: str, now: float) -> float:
         """Return the tokens of a key."""
-        left, since = self._tokens.get(key, (self._burst, now))
-        return min(self._burst, left + (now - since) * self._tokens_per_second)
+        tokens, since = self._tokens.get(key, (self._burst, now))
+        return min(self._burst, tokens + (now - since) * self._tokens_per_second)
 
     def has_token(self, key: str, now: float) -> bool:
         """Return True if the key has at least one token."""
@@ -40,20 +40,20 @@ class KeyedTokenBuckets:
 
     def take_token(self, key: str, now: float) -> bool:
         """Take a token. Returns False if there is none."""
-        left = self.token_count(key, now)
+        tokens = self.token_count(key, now)
         self._tokens.pop(key, None)
-        is_there = left >= 1
+        is_there = tokens >= 1
         if is_there:
-            left -= 1
+            tokens -= 1
         while len(self._tokens) >= BUCKETS_MAX:
             del self._tokens[next(iter(self._tokens))]  # The least recently used one.
-        self._tokens[key] = (left, now)
+        self._tokens[key] = (tokens, now)
         return is_there
 
     def remove_full(self, now: float) -> None:
         """Remove buckets that have refilled."""
-        for key, (left, since) in list(self._tokens.items()):
-            if left + (now - since) * self._tokens_per_second < self._burst:
+        for key, (tokens, since) in list(self._tokens.items()):
+            if tokens + (now - since) * self._tokens_per_second < self._burst:
                 break  # Later buckets were used more recently.
             del self._tokens[key]
 

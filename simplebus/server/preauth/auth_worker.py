@@ -47,7 +47,7 @@ class _PasswordCheck:
     started: trio.Event = field(default_factory=trio.Event)
     """Set when the check may run, or was evicted."""
     is_evicted: bool = False
-    done: trio.Event = field(default_factory=trio.Event)
+    finished_event: trio.Event = field(default_factory=trio.Event)
     is_valid: bool | None = None
     """Result; None if the check did not run."""
 
@@ -139,7 +139,7 @@ class AuthWorker:
     ) -> bool:
         """Wait for a turn and compare the password with the hash."""
         while (check := self._active_checks.get((password_hash, password))) is not None:
-            await check.done.wait()
+            await check.finished_event.wait()
             if check.is_valid is not None:
                 return check.is_valid
         check = _PasswordCheck(network, password_hash, password)
@@ -157,7 +157,7 @@ class AuthWorker:
             return check.is_valid
         finally:
             del self._active_checks[password_hash, password]
-            check.done.set()
+            check.finished_event.set()
             self._dequeue(check)
             self._start_next()
 
@@ -172,9 +172,9 @@ class AuthWorker:
             last = max(reversed(networks), key=self._failure_count)
             if last == check.network:
                 raise _queue_full_error()
-            for other in self._waiting_checks.pop(last):
-                other.is_evicted = True
-                other.started.set()
+            for evicted_check in self._waiting_checks.pop(last):
+                evicted_check.is_evicted = True
+                evicted_check.started.set()
         self._waiting_checks.setdefault(check.network, deque()).append(check)
 
     def _dequeue(self, check: _PasswordCheck) -> None:
@@ -219,7 +219,7 @@ async def _verify_in_thread(password_hash: str, password: str) -> bool:
     The thread has normal priority. With a lower one, other processes would take its CPU while it
     holds the interpreter lock that the event loop needs.
     """
-    token, done, found = trio.lowlevel.current_trio_token(), trio.Event(), [False]
+    token, finished_event, found = trio.lowlevel.current_trio_token(), trio.Event(), [False]
 
     def work() -> None:
         try:
@@ -227,11 +227,11 @@ async def _verify_in_thread(password_hash: str, password: str) -> bool:
         except Exception:
             log.exception("password_check.failed", "checking a password failed")
         with contextlib.suppress(trio.RunFinishedError):
-            token.run_sync_soon(done.set)
+            token.run_sync_soon(finished_event.set)
 
     threading.Thread(target=work, name="simplebus password", daemon=True).start()
     with trio.CancelScope(shield=True):  # The next check starts after this one.
-        await done.wait()
+        await finished_event.wait()
     return found[0]
 
 

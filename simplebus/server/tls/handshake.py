@@ -40,8 +40,8 @@ _PLAINTEXT_ERROR_FRAME = frames.encode(
 class HandshakeError(Exception):
     """The handshake failed; the message continues "the TLS handshake"."""
 
-    def __init__(self, why: str, opening: bytes) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, opening: bytes) -> None:
+        super().__init__(reason)
         self.first_bytes = opening
         """First bytes from the client, as far as read."""
 
@@ -73,10 +73,10 @@ async def accept_tls(
                     await trio.lowlevel.wait_writable(tls.socket)
                     tls.flush()
     except trio.TooSlowError:
-        why = f"took longer than {timeout_seconds:g} s"
+        reason = f"took longer than {timeout_seconds:g} s"
     except OSError as error:
-        why = f"failed: {getattr(error, 'reason', None) or error.strerror or error}"
-    raise HandshakeError(why, tls.first_bytes if tls is not None else b"")
+        reason = f"failed: {getattr(error, 'reason', None) or error.strerror or error}"
+    raise HandshakeError(reason, tls.first_bytes if tls is not None else b"")
 
 
 class TlsConnection(Connection[Session]):
@@ -121,7 +121,9 @@ class TlsConnection(Connection[Session]):
             if isinstance(wrong_port, WrongProtocolError) and wrong_port.reply:
                 raise wrong_port from None
             self._is_plaintext_client = _PLAINTEXT_CONNECT.match(error.first_bytes) is not None
-            why = _PLAINTEXT_MESSAGE if self._is_plaintext_client else f"the TLS handshake {error}"
-            raise RemoteProtocolError(Reason.TLS_HANDSHAKE, why) from None
+            reason = (
+                _PLAINTEXT_MESSAGE if self._is_plaintext_client else f"the TLS handshake {error}"
+            )
+            raise RemoteProtocolError(Reason.TLS_HANDSHAKE, reason) from None
         self.session.set_certificate_names(certificate_names(tls.certificate() or {}))
         self.transport = self.tls = tls

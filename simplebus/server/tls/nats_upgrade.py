@@ -78,8 +78,8 @@ class NatsTlsConnection(Connection[NatsSession]):
         except HandshakeError as error:
             self.session.discard_output()
             wrong_port = self._listener.find_wrong_port(error.first_bytes, has_tls=True)
-            why = f"the TLS handshake {error}" if wrong_port is None else wrong_port.sentence
-            raise NatsError(Reason.TLS_HANDSHAKE, why, closed_reason=_CLOSE_REASON) from None
+            reason = f"the TLS handshake {error}" if wrong_port is None else wrong_port.sentence
+            raise NatsError(Reason.TLS_HANDSHAKE, reason, closed_reason=_CLOSE_REASON) from None
         self.session.certificate_names = certificate_names(tls.certificate() or {})
         self.transport = self.tls = tls
         self._is_sending_blocked = False
