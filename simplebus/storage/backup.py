@@ -77,7 +77,7 @@ def back_up(source: Path, target: Path) -> CopyResult:
             with contextlib.suppress(FileNotFoundError):  # It had not changed.
                 (target / f"{path}{DRAFT}").replace(target / path)
         _copy_file(source / STAMP, target / STAMP)
-        _remove_others(target, segments.keys() | states.keys())
+        _remove_stale_files(target, segments.keys() | states.keys())
         _verify(target, result, cuts_ends=True)
     return result
 
@@ -110,8 +110,8 @@ def restore(backup: Path, target: Path) -> CopyResult:
 @contextlib.contextmanager
 def _prepared(target: Path) -> Iterator[None]:
     """Create the folders of a copy and lock it; at the end, sync all its files."""
-    others = {each.name for each in target.iterdir()} if target.is_dir() else set()
-    if others - {STAMP, LOCK, CLASSES, STATE}:
+    file_names = {each.name for each in target.iterdir()} if target.is_dir() else set()
+    if file_names - {STAMP, LOCK, CLASSES, STATE}:
         raise JournalError(f"{target} contains other files; expected a backup or a new directory")
     for folder in (target, target / CLASSES, target / STATE):
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -172,11 +172,11 @@ def _copy_file(source: Path, target: Path) -> None:
     draft.replace(target)
 
 
-def _remove_others(target: Path, kept: Collection[Path]) -> None:
+def _remove_stale_files(target: Path, backup_files: Collection[Path]) -> None:
     """Remove the files of earlier backups that the journal does not have any more."""
     for folder in (CLASSES, STATE):
         for path in (target / folder).rglob("*"):
-            if path.is_file() and path.relative_to(target) not in kept:
+            if path.is_file() and path.relative_to(target) not in backup_files:
                 path.unlink()
 
 

@@ -126,10 +126,10 @@ def check_directory(path: Path) -> None:
 def _stamp_or_empty(path: Path) -> Stamp | None:
     stamp = _read_stamp(path)
     if stamp is None:
-        others = sorted(each.name for each in path.iterdir() if each.name not in _EARLY)
-        if others:
+        file_names = sorted(each.name for each in path.iterdir() if each.name not in _EARLY)
+        if file_names:
             raise JournalError(
-                f"{path} is not a journal: it contains {others[0]!r} but no {STAMP}; "
+                f"{path} is not a journal: it contains {file_names[0]!r} but no {STAMP}; "
                 "a new journal needs an empty directory"
             )
     return stamp

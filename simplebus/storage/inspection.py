@@ -153,7 +153,7 @@ class JournalInspection:
         folder = self.directory.path / CLASSES / folder_name(class_id)
         if not folder.is_dir() and class_id not in self._state.classes:
             return None
-        kept = self._state.classes.get(class_id)
+        snapshot = self._state.classes.get(class_id)
         return SegmentChain(
             folder,
             class_id,
@@ -161,7 +161,7 @@ class JournalInspection:
             self._found,
             salt=self.directory.salt,
             stored=self._stored,
-            known_head=kept.head if kept else 0,
+            known_head=snapshot.head if snapshot else 0,
         )
 
     def _dropped(self, class_id: int) -> list[Path]:
@@ -171,7 +171,7 @@ class JournalInspection:
         return [path for _, path in sorted((key, path) for key, path in found if key is not None)]
 
     def _summary(self, class_id: int, *, verify: bool) -> ClassSummary:
-        kept = self._state.classes.get(class_id)
+        snapshot = self._state.classes.get(class_id)
         segments = self._segments(class_id)
         firsts = segments.firsts if segments else []
         times: list[float] = []
@@ -182,17 +182,17 @@ class JournalInspection:
                     self._split_record(data, record)
         folder = self.directory.path / CLASSES / folder_name(class_id)
         if verify and segments is not None:
-            report_missing_messages(folder, kept, segments, self._found)
+            report_missing_messages(folder, snapshot, segments, self._found)
         dropped = tuple(self._dropped(class_id))
         durables = [each for each in self._state.positions.values() if each.class_id == class_id]
         return ClassSummary(
             class_id,
-            kept.name if kept else "",
+            snapshot.name if snapshot else "",
             len(firsts),
             sum((folder / file_name(first)).stat().st_size for first in firsts),
             firsts[0] if firsts else 0,
-            max(segments.head if segments else 0, kept.head if kept else 0),
-            kept.floor if kept else 0,
+            max(segments.head if segments else 0, snapshot.head if snapshot else 0),
+            snapshot.floor if snapshot else 0,
             (times[0], times[-1]) if times else None,
             tuple(durables),
             dropped,
@@ -216,7 +216,7 @@ class JournalInspection:
 
         A sequence may occur several times, and in valid files, too.
         """
-        left = count
+        remaining_count = count
         for path in self._dropped(class_id):
             data = self._files.read(path)
             found = find_records(
@@ -229,9 +229,9 @@ class JournalInspection:
             )
             for record in found:
                 for message in self._record_messages(data, record, first, record.last):
-                    if not left:
+                    if not remaining_count:
                         return
-                    left -= 1
+                    remaining_count -= 1
                     yield message
 
     def _record_messages(

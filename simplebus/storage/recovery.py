@@ -169,12 +169,12 @@ class _JournalLoader:
             self._read_removed_class(removed, folder / folder_name(removed.class_id))
         ids -= set(self._state.removed_classes)
         for class_id in sorted(each for each in ids if each is not None):
-            kept = self._state.classes.get(class_id)
-            cls = self._restoring.open_class(class_id, kept.name if kept else "")
-            if kept and kept.keeps_last_values:
+            snapshot = self._state.classes.get(class_id)
+            cls = self._restoring.open_class(class_id, snapshot.name if snapshot else "")
+            if snapshot and snapshot.keeps_last_values:
                 self._broker.store.class_registry.enable_last_values(class_id)
-            self._read_class(cls, folder / folder_name(class_id), kept)
-            self._restoring.restore_backlog(cls, kept, self._known_heads.get(class_id))
+            self._read_class(cls, folder / folder_name(class_id), snapshot)
+            self._restoring.restore_backlog(cls, snapshot, self._known_heads.get(class_id))
             self._found.message_count += len(cls.ring)
 
     def _read_removed_class(self, removed: RemovedClass, folder: Path) -> None:
@@ -188,14 +188,14 @@ class _JournalLoader:
             return
         cls = self._restoring.open_class(removed.class_id, removed.name)
         window = WindowSnapshot(removed.head, removed.head)
-        kept = ClassSnapshot(removed.class_id, removed.name, removed.head, removed.head, window)
-        self._read_class(cls, folder, kept)
-        self._restoring.restore_backlog(cls, kept, self._known_heads.get(removed.class_id))
+        snapshot = ClassSnapshot(removed.class_id, removed.name, removed.head, removed.head, window)
+        self._read_class(cls, folder, snapshot)
+        self._restoring.restore_backlog(cls, snapshot, self._known_heads.get(removed.class_id))
         self._found.message_count += len(cls.ring)
         self._restoring.finish_removed_class(cls, removed)
 
-    def _read_class(self, cls: MessageClass, folder: Path, kept: ClassSnapshot | None) -> None:
-        ring, floor = cls.ring, kept.floor if kept else 0
+    def _read_class(self, cls: MessageClass, folder: Path, snapshot: ClassSnapshot | None) -> None:
+        ring, floor = cls.ring, snapshot.floor if snapshot else 0
         # A class that spills may contain damage that was never read. Messages that were accepted
         # after it are kept.
         at = -1 if cls.spill is None else self._found.snapshot_heads.get(cls.class_id, -1)
@@ -206,7 +206,7 @@ class _JournalLoader:
             self._found,
             salt=self._salt,
             stored=self._stored,
-            known_head=kept.head if kept else 0,
+            known_head=snapshot.head if snapshot else 0,
             continue_at_sequence=at,
             class_name=cls.name,
         )
@@ -215,7 +215,7 @@ class _JournalLoader:
                 ring.set_next_sequence(floor)
             if cls.spill is not None:
                 cls.spill.first_sequence = ring.floor
-            self._count_lost(cls, report_missing_messages(folder, kept, segments, self._found))
+            self._count_lost(cls, report_missing_messages(folder, snapshot, segments, self._found))
             return
         if cls.spill is not None:
             cls.spill.first_sequence = max(segments.firsts[0], floor)
@@ -248,7 +248,7 @@ class _JournalLoader:
             self._append_group(cls, group, floor)
         self._skip_to(cls, segments.head)
         self._gaps += [(cls.class_id, gap) for gap in segments.gaps]
-        missing = report_missing_messages(folder, kept, segments, self._found)
+        missing = report_missing_messages(folder, snapshot, segments, self._found)
         self._count_lost(cls, segments.lost_count + missing)
         if cls.spill is not None:
             cls.spill.first_sequence = min(cls.spill.first_sequence, ring.floor)
@@ -263,12 +263,12 @@ class _JournalLoader:
         segments.ignore_outdated()  # Reading back later relies on the file names alone.
         starts = segments.starts()
         most = min(cls.ring.bytes_max // 2, self._share_bytes)
-        held = 0
+        later_bytes = 0
         for at in range(len(starts) - 1, 0, -1):
             start, before = starts[at], starts[at - 1]
-            held += start.size
+            later_bytes += start.size
             messages = segments.firsts[-1] - segments.firsts[at - 1]
-            fits = held + before.size <= most and messages <= cls.ring.messages_max // 2
+            fits = later_bytes + before.size <= most and messages <= cls.ring.messages_max // 2
             header = start.header
             # The first record of a later segment is newer than all earlier segments.
             if (
@@ -394,13 +394,13 @@ class _JournalLoader:
         stored = self._numbers
         for name, first, count in state.refused_ranges:
             stored.setdefault(name, StoredNumbers()).add_range(first, count)
-        for kept in state.producers.values():
-            for first, count in kept.stored_ranges:
-                stored.setdefault(kept.name, StoredNumbers()).add_range(first, count)
+        for producer in state.producers.values():
+            for first, count in producer.stored_ranges:
+                stored.setdefault(producer.name, StoredNumbers()).add_range(first, count)
         for name in dict.fromkeys([*state.producers, *stored]):
-            known = state.producers.get(name, ProducerSnapshot(name, 0))
+            snapshot = state.producers.get(name, ProducerSnapshot(name, 0))
             restoring.restore_producer(
-                known,
+                snapshot,
                 stored.get(name, StoredNumbers()),
                 state.refusals.get(name, []),
                 self.number_trust,

@@ -192,21 +192,21 @@ class SegmentReader:
         found: list[SpilledRange],
     ) -> tuple[int, int]:
         """Report a damaged record. Returns the sequence and offset at which to continue."""
-        rest = memoryview(os.pread(descriptor, max(0, size - offset), offset))
-        header = records.read_header(rest, 0, salt=self._salt)
+        remaining_data = memoryview(os.pread(descriptor, max(0, size - offset), offset))
+        header = records.read_header(remaining_data, 0, salt=self._salt)
         reason = problem.problem or "nothing was written there"
         if isinstance(header, Record) and header.first <= sequence < header.last <= end:
             last, offset = header.last, offset + header.end
         else:
-            behind = records.find_records(
-                rest,
+            records_after = records.find_records(
+                remaining_data,
                 1,
                 class_id=read.class_id,
                 first=sequence + 1,
                 salt=self._salt,
                 magic=records.magic_of(os.pread(descriptor, len(records.MAGIC), 0)),
             )
-            following = next(behind, None)
+            following = next(records_after, None)
             last = end if following is None else min(end, following.first)
             offset += 0 if following is None else following.offset
         found.append(

@@ -540,7 +540,7 @@ def report_missing_state(folder: Path, state: RecoveredState, found: RecoveryRes
 
 
 def report_missing_messages(
-    folder: Path, kept: ClassSnapshot | None, segments: SegmentChain, found: RecoveryResult
+    folder: Path, snapshot: ClassSnapshot | None, segments: SegmentChain, found: RecoveryResult
 ) -> int:
     """Report messages that the state mentions and that have no file.
 
@@ -548,16 +548,16 @@ def report_missing_messages(
         The number of these messages.
     """
     missing = 0
-    if kept is None:
+    if snapshot is None:
         return 0
-    if segments.first is not None and kept.floor < segments.first:
-        missing += segments.first - kept.floor
-        unfiled = describe_range(segments.class_label, kept.floor, segments.first)
+    if segments.first is not None and snapshot.floor < segments.first:
+        missing += segments.first - snapshot.floor
+        unfiled = describe_range(segments.class_label, snapshot.floor, segments.first)
         found.problems.append(f"{folder}: no file for {unfiled}")
-    head = kept.floor if segments.first is None else segments.head
-    if head < kept.head and not segments.has_reported_end:
-        missing += kept.head - head
-        lost = describe_range(segments.class_label, head, kept.head)
+    head = snapshot.floor if segments.first is None else segments.head
+    if head < snapshot.head and not segments.has_reported_end:
+        missing += snapshot.head - head
+        lost = describe_range(segments.class_label, head, snapshot.head)
         found.problems.append(
             f"{folder}: lost {lost}, which were stored but may never have been confirmed"
         )
