@@ -41,8 +41,8 @@ class AwaitableBus:
     def __getattr__(self, name: str) -> Any:
         return _make_awaitable(name, getattr(self._bus, name))
 
-    def subscribe(self, *what: Any, **options: Any) -> AwaitableSubscription:
-        return AwaitableSubscription(self._bus.subscribe(*what, **options))
+    def subscribe(self, *arguments: Any, **options: Any) -> AwaitableSubscription:
+        return AwaitableSubscription(self._bus.subscribe(*arguments, **options))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Run handlers until the condition holds."""

@@ -64,12 +64,16 @@ class DeliverySuite(Suite):
 
     @conformance_test
     async def test_classes_are_independent(self) -> None:
-        async with self.open_bus() as bus, bus.subscribe(1) as ones, bus.subscribe(2) as twos:
+        async with (
+            self.open_bus() as bus,
+            bus.subscribe(1) as first_messages,
+            bus.subscribe(2) as second_messages,
+        ):
             await bus.publish(b"one", class_id=1)
             await bus.publish(b"two", class_id=2)
-            assert await get_payloads(ones, 1) == [b"one"]
-            assert await get_payloads(twos, 1) == [b"two"]
-            assert await is_silent(ones)
+            assert await get_payloads(first_messages, 1) == [b"one"]
+            assert await get_payloads(second_messages, 1) == [b"two"]
+            assert await is_silent(first_messages)
 
     # Acknowledgement -----------------------------------------------------------------------------
 
@@ -111,8 +115,8 @@ class DeliverySuite(Suite):
             await bus.publish_many(NUMBERED, class_id=1)
             async with bus.subscribe(1) as messages:
                 assert await get_payloads(messages, 3) == NUMBERED[:3]
-            async with bus.subscribe(1) as rest:
-                assert await get_payloads(rest, 7) == NUMBERED[3:]
+            async with bus.subscribe(1) as remaining_messages:
+                assert await get_payloads(remaining_messages, 7) == NUMBERED[3:]
 
     @conformance_test
     async def test_leaving_a_subscription_acknowledges_the_last_message_of_a_loop(self) -> None:
@@ -150,11 +154,11 @@ class DeliverySuite(Suite):
 
     async def expect_redelivery_after_backoff(self, host: Host, bus: Any) -> None:
         """Check that message 0 is acknowledged, and message 1 rejected, of the messages 0 to 2."""
-        async with bus.subscribe(1) as rest:
-            assert await get_payloads(rest, 1) == [NUMBERED[2]]
-            assert await is_silent(rest)
+        async with bus.subscribe(1) as remaining_messages:
+            assert await get_payloads(remaining_messages, 1) == [NUMBERED[2]]
+            assert await is_silent(remaining_messages)
             host.tick()
-            redelivered = await rest.get(PATIENCE_SECONDS)
+            redelivered = await remaining_messages.get(PATIENCE_SECONDS)
             assert (redelivered.payload, redelivered.redelivered) == (NUMBERED[1], True)
 
     @conformance_test
@@ -167,8 +171,8 @@ class DeliverySuite(Suite):
                         raise KeyError("handled by the consumer")
                 assert await get_payloads(messages, 1) == [NUMBERED[1]]
             host.tick(20)
-            async with bus.subscribe(1) as rest:
-                assert await is_silent(rest)
+            async with bus.subscribe(1) as remaining_messages:
+                assert await is_silent(remaining_messages)
 
     @conformance_test
     async def test_messages_can_be_acknowledged_manually_in_any_order(self) -> None:
@@ -180,9 +184,9 @@ class DeliverySuite(Suite):
                     messages.ack(message)
                 received[9].ack()
                 await bus.drain()
-            async with bus.subscribe(1) as rest:
-                kept = [NUMBERED[number] for number in (0, 3, 4, 5, 6, 8)]
-                assert await get_payloads(rest, 6) == kept
+            async with bus.subscribe(1) as remaining_messages:
+                unacked = [NUMBERED[number] for number in (0, 3, 4, 5, 6, 8)]
+                assert await get_payloads(remaining_messages, 6) == unacked
 
     @conformance_test
     async def test_batches_contain_all_messages(self) -> None:
@@ -195,8 +199,8 @@ class DeliverySuite(Suite):
                     if len(received) == 1000:
                         break
             assert received == NUMBERED * 100
-            async with bus.subscribe(1) as rest:
-                assert await is_silent(rest)
+            async with bus.subscribe(1) as remaining_messages:
+                assert await is_silent(remaining_messages)
 
     @conformance_test
     async def test_batch_can_be_acknowledged_manually(self) -> None:
@@ -210,8 +214,8 @@ class DeliverySuite(Suite):
                     if received == 10:
                         break
                 await bus.drain()
-            async with bus.subscribe(1) as rest:
-                assert await is_silent(rest)
+            async with bus.subscribe(1) as remaining_messages:
+                assert await is_silent(remaining_messages)
 
     @conformance_test
     async def test_take_returns_at_most_the_requested_number(self) -> None:
@@ -221,8 +225,8 @@ class DeliverySuite(Suite):
             first = await messages.take(4, PATIENCE_SECONDS)
             assert [message.payload for message in first] == NUMBERED[: len(first)]
             assert 1 <= len(first) <= 4
-            left = NUMBERED[len(first) :]
-            assert await get_all_payloads(messages, len(left)) == left
+            remaining = NUMBERED[len(first) :]
+            assert await get_all_payloads(messages, len(remaining)) == remaining
 
     @conformance_test
     async def test_get_raises_after_its_timeout(self) -> None:
@@ -319,8 +323,8 @@ class DeliverySuite(Suite):
                 await bus.drain()
                 host.tick(20)
                 assert await is_silent(messages)
-            async with bus.subscribe(1) as rest:
-                assert await is_silent(rest)
+            async with bus.subscribe(1) as remaining_messages:
+                assert await is_silent(remaining_messages)
 
     @conformance_test
     async def test_dead_letter_is_stored_with_its_reason(self) -> None:

@@ -108,8 +108,8 @@ class HandlerSuite(Suite):
             await bus.publish_many(NUMBERED, class_id=1)
             bus.handle(1, lambda message: received.append(message.payload))
             await bus.drain()
-            async with bus.subscribe(1, start="earliest") as rest:
-                assert await is_silent(rest)
+            async with bus.subscribe(1, start="earliest") as remaining_messages:
+                assert await is_silent(remaining_messages)
             assert received == NUMBERED
 
     @conformance_test
@@ -185,8 +185,8 @@ class HandlerSuite(Suite):
                     bus.publish_nowait(b"%d between" % number, class_id=1)
                     host.hang_up()
                     await bus.publish(b"%d after" % number, class_id=1)
-                whens = (b"before", b"between", b"after")
-                expected = [b"%d %s" % (n, when) for n in range(3) for when in whens]
+                suffixes = (b"before", b"between", b"after")
+                expected = [b"%d %s" % (n, suffix) for n in range(3) for suffix in suffixes]
                 stored = [message.payload for message in await bus.fetch(1)]
                 assert stored == expected
                 received = await get_payloads(messages, 9)
@@ -230,7 +230,7 @@ class TaskSuite(Suite):
     async def test_async_handlers_run_concurrently(self) -> None:
         async with self.host(MANUAL_TICKS) as host, host.connect() as bus:
             running = maximum = 0
-            done: list[bytes] = []
+            handled: list[bytes] = []
 
             async def handler(message: Message[bytes]) -> None:
                 nonlocal running, maximum
@@ -238,12 +238,12 @@ class TaskSuite(Suite):
                 maximum = max(maximum, running)
                 await anyio.sleep(0.01)
                 running -= 1
-                done.append(message.payload)
+                handled.append(message.payload)
 
             bus.handle(1, handler, concurrency=3)
             await bus.publish_many(NUMBERED, class_id=1)
-            await host.until(bus, lambda: len(done) == 10)
-            assert sorted(done) == NUMBERED
+            await host.until(bus, lambda: len(handled) == 10)
+            assert sorted(handled) == NUMBERED
             assert maximum == 3
 
     @conformance_test
@@ -277,8 +277,8 @@ class TaskSuite(Suite):
                         if message.payload == NUMBERED[4]:
                             scope.cancel()
                             await anyio.lowlevel.checkpoint()
-            async with bus.subscribe(1) as rest:
-                assert await get_payloads(rest, 6) == NUMBERED[4:]
+            async with bus.subscribe(1) as remaining_messages:
+                assert await get_payloads(remaining_messages, 6) == NUMBERED[4:]
 
     @conformance_test
     async def test_message_of_a_loop_that_is_cancelled_inside_the_block_is_the_next(self) -> None:

@@ -55,12 +55,16 @@ class PublishSuite(Suite):
 
     @conformance_test
     async def test_confirmed_message_is_stored(self) -> None:
-        async with self.host(MANUAL_TICKS) as host, host.connect() as one, host.connect() as other:
-            await one.publish(b"stored", class_id=1)
-            assert [message.payload for message in await other.fetch(1)] == [b"stored"]
-            one.publish_nowait(b"as well", class_id=1)
-            await one.flush()
-            stored = [message.payload for message in await other.fetch(1)]
+        async with (
+            self.host(MANUAL_TICKS) as host,
+            host.connect() as publisher,
+            host.connect() as reader,
+        ):
+            await publisher.publish(b"stored", class_id=1)
+            assert [message.payload for message in await reader.fetch(1)] == [b"stored"]
+            publisher.publish_nowait(b"as well", class_id=1)
+            await publisher.flush()
+            stored = [message.payload for message in await reader.fetch(1)]
             assert stored == [b"stored", b"as well"]
 
     @conformance_test
@@ -182,14 +186,14 @@ class PublishSuite(Suite):
     async def test_classes_can_be_addressed_by_name(self) -> None:
         async with (
             self.host(MANUAL_TICKS) as host,
-            host.connect() as one,
-            host.connect() as other,
-            other.subscribe("orders") as orders,
+            host.connect() as publisher,
+            host.connect() as subscriber,
+            subscriber.subscribe("orders") as orders,
         ):
-            await one.publish(b"by name", class_id="orders")
+            await publisher.publish(b"by name", class_id="orders")
             message = await orders.get(PATIENCE_SECONDS)
             assert message.payload == b"by name"
-            await one.publish(b"by id", class_id=message.class_id)
+            await publisher.publish(b"by id", class_id=message.class_id)
             assert await get_payloads(orders, 1) == [b"by id"]
 
     # Channels ------------------------------------------------------------------------------------

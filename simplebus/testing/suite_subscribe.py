@@ -29,25 +29,25 @@ class SubscribeSuite(Suite):
     async def test_every_subscription_gets_every_message(self) -> None:
         async with (
             self.host(MANUAL_TICKS) as host,
-            host.connect() as one,
-            host.connect() as other,
-            one.subscribe(1) as a,
-            one.subscribe(1) as b,
-            other.subscribe(1) as c,
+            host.connect() as first_bus,
+            host.connect() as second_bus,
+            first_bus.subscribe(1) as a,
+            first_bus.subscribe(1) as b,
+            second_bus.subscribe(1) as c,
         ):
-            await one.publish_many(NUMBERED, class_id=1)
+            await first_bus.publish_many(NUMBERED, class_id=1)
             for messages in (a, b, c):
                 assert await get_payloads(messages, 10) == NUMBERED
 
     @conformance_test
     async def test_left_subscription_receives_nothing(self) -> None:
         async with self.open_bus() as bus:
-            async with bus.subscribe(1) as left:
+            async with bus.subscribe(1) as messages:
                 await bus.publish(b"before", class_id=1)
-                assert await get_payloads(left, 1) == [b"before"]
+                assert await get_payloads(messages, 1) == [b"before"]
             await bus.publish(b"after", class_id=1)
             with pytest.raises(LocalProtocolError, match="was closed"):
-                await left.get(0.01)
+                await messages.get(0.01)
 
     @conformance_test
     async def test_finds_matching_message_behind_many_others(self) -> None:
@@ -68,13 +68,13 @@ class SubscribeSuite(Suite):
         many = [b"%03d" % number for number in range(600)]
         async with (
             self.host(MANUAL_TICKS) as host,
-            host.connect() as one,
-            host.connect() as other,
-            one.subscribe(1, group="workers", max_in_flight=20) as a,
-            other.subscribe(1, group="workers", max_in_flight=20) as b,
-            other.subscribe(1) as everything,
+            host.connect() as first_bus,
+            host.connect() as second_bus,
+            first_bus.subscribe(1, group="workers", max_in_flight=20) as a,
+            second_bus.subscribe(1, group="workers", max_in_flight=20) as b,
+            second_bus.subscribe(1) as everything,
         ):
-            await one.publish_many(many, class_id=1)
+            await first_bus.publish_many(many, class_id=1)
             received: list[list[bytes]] = [[], []]
             while sum(map(len, received)) < len(many):
                 for payloads, messages in zip(received, (a, b), strict=True):
@@ -88,18 +88,18 @@ class SubscribeSuite(Suite):
     async def test_messages_of_a_leaving_member_go_to_the_others(self) -> None:
         async with (
             self.host(MANUAL_TICKS) as host,
-            host.connect() as one,
-            host.connect() as other,
-            other.subscribe(1, group="workers", auto_ack=False) as stays,
+            host.connect() as first_bus,
+            host.connect() as second_bus,
+            second_bus.subscribe(1, group="workers", auto_ack=False) as stays,
         ):
-            async with one.subscribe(1, group="workers", auto_ack=False) as leaves:
-                await one.publish_many(NUMBERED, class_id=1)
-                held = await leaves.take(10, 0.1)
-                await one.drain()
+            async with first_bus.subscribe(1, group="workers", auto_ack=False) as leaves:
+                await first_bus.publish_many(NUMBERED, class_id=1)
+                unacked = await leaves.take(10, 0.1)
+                await first_bus.drain()
             received = [await stays.get(PATIENCE_SECONDS) for _ in range(10)]
             assert sorted(message.payload for message in received) == NUMBERED
             marked = {message.payload for message in received if message.redelivered}
-            assert {message.payload for message in held} <= marked
+            assert {message.payload for message in unacked} <= marked
 
     # Groups by key -------------------------------------------------------------------------------
 
@@ -107,15 +107,15 @@ class SubscribeSuite(Suite):
     async def test_key_ordered_group_delivers_a_key_to_one_member_in_order(self) -> None:
         async with (
             self.host(MANUAL_TICKS) as host,
-            host.connect() as one,
-            host.connect() as other,
-            one.subscribe(1, group="workers", by_key=True, auto_ack=False) as a,
-            other.subscribe(1, group="workers", by_key=True, auto_ack=False) as b,
+            host.connect() as first_bus,
+            host.connect() as second_bus,
+            first_bus.subscribe(1, group="workers", by_key=True, auto_ack=False) as a,
+            second_bus.subscribe(1, group="workers", by_key=True, auto_ack=False) as b,
         ):
             for number in range(4):
                 for key in _KEYS:
-                    await one.publish(b"%d" % number, class_id=1, key=key, confirm=False)
-            await one.flush()
+                    await first_bus.publish(b"%d" % number, class_id=1, key=key, confirm=False)
+            await first_bus.flush()
             members: dict[bytes, int] = {}
             for number in range(4):
                 received = await _take_from((a, b), len(_KEYS))
@@ -132,25 +132,27 @@ class SubscribeSuite(Suite):
     async def test_key_ordered_group_redelivers_before_later_messages_of_the_key(self) -> None:
         async with (
             self.host(MANUAL_TICKS) as host,
-            host.connect() as one,
-            host.connect() as other,
-            other.subscribe(1, group="workers", by_key=True, auto_ack=False) as stays,
+            host.connect() as first_bus,
+            host.connect() as second_bus,
+            second_bus.subscribe(1, group="workers", by_key=True, auto_ack=False) as stays,
         ):
-            async with one.subscribe(1, group="workers", by_key=True, auto_ack=False) as leaves:
+            async with first_bus.subscribe(
+                1, group="workers", by_key=True, auto_ack=False
+            ) as leaves:
                 for number in range(2):
                     for key in _KEYS:
-                        await one.publish(b"%d" % number, class_id=1, key=key, confirm=False)
-                await one.flush()
+                        await first_bus.publish(b"%d" % number, class_id=1, key=key, confirm=False)
+                await first_bus.flush()
                 received = await _take_from((leaves, stays), len(_KEYS))
-                left = [message.key for index, message in received if index == 0]
-                held = [message for index, message in received if index == 1]
-                held[0].nack(delay=0)
+                remaining = [message.key for index, message in received if index == 0]
+                unacked = [message for index, message in received if index == 1]
+                unacked[0].nack(delay=0)
                 [redelivered] = await stays.take(len(_KEYS), PATIENCE_SECONDS)
-                await one.drain()
-            back = [redelivered] + [await stays.get(PATIENCE_SECONDS) for _ in left]
-            assert sorted(message.key for message in back) == sorted([*left, held[0].key])
+                await first_bus.drain()
+            back = [redelivered] + [await stays.get(PATIENCE_SECONDS) for _ in remaining]
+            assert sorted(message.key for message in back) == sorted([*remaining, unacked[0].key])
             assert all(message.redelivered and message.payload == b"0" for message in back)
-            for message in [*back, *held[1:]]:
+            for message in [*back, *unacked[1:]]:
                 message.ack()
             following = [await stays.get(PATIENCE_SECONDS) for _ in _KEYS]
             assert sorted((m.key, m.payload) for m in following) == [(k, b"1") for k in _KEYS]
@@ -171,13 +173,17 @@ class SubscribeSuite(Suite):
 
     @conformance_test
     async def test_durable_is_refused_while_in_use(self) -> None:
-        async with self.host(MANUAL_TICKS) as host, host.connect() as one, host.connect() as other:
-            async with one.subscribe(1, durable="commit_log"):
+        async with (
+            self.host(MANUAL_TICKS) as host,
+            host.connect() as first_bus,
+            host.connect() as second_bus,
+        ):
+            async with first_bus.subscribe(1, durable="commit_log"):
                 with pytest.raises(RefusedError, match="durable_in_use"):
-                    async with other.subscribe(1, durable="commit_log"):
+                    async with second_bus.subscribe(1, durable="commit_log"):
                         pass
-            await one.drain()
-            async with other.subscribe(1, durable="commit_log"):
+            await first_bus.drain()
+            async with second_bus.subscribe(1, durable="commit_log"):
                 pass
 
     @conformance_test
@@ -258,8 +264,8 @@ class SubscribeSuite(Suite):
                     range(first, first + len(expected))
                 )
             for days, expected in ((-1, NUMBERED), (1, [])):
-                when = datetime.now(UTC) + timedelta(days=days)
-                found = await bus.fetch(1, 5, 100, time=when)
+                fetch_time = datetime.now(UTC) + timedelta(days=days)
+                found = await bus.fetch(1, 5, 100, time=fetch_time)
                 assert [message.payload for message in found] == expected
             async with bus.subscribe(1) as messages:
                 assert await get_payloads(messages, 10) == NUMBERED
@@ -295,10 +301,10 @@ class SubscribeSuite(Suite):
             await bus.publish_many(NUMBERED, class_id=1)
             assert await bus.purge(1, 2, 4) == 2
             assert await bus.purge(1, 3, 5) == 1
-            rest = NUMBERED[:2] + NUMBERED[5:]
-            assert [message.payload for message in await bus.fetch(1)] == rest
+            remaining_messages = NUMBERED[:2] + NUMBERED[5:]
+            assert [message.payload for message in await bus.fetch(1)] == remaining_messages
             async with bus.subscribe(1, auto_ack=False) as messages:
-                assert await get_payloads(messages, 7) == rest
+                assert await get_payloads(messages, 7) == remaining_messages
                 assert await bus.purge(1) == 7
                 assert await bus.fetch(1) == []
 
