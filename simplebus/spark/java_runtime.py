@@ -108,12 +108,12 @@ def _inspect_environment() -> JavaEnvironment:
 def _run_version(java: Path) -> int | None:
     """Return the major version of a Java; None if it does not run."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return parse_version(done.stderr + done.stdout) if done.returncode == 0 else None
+    return parse_version(process.stderr + process.stdout) if process.returncode == 0 else None
 
 
 def _bundled() -> str:

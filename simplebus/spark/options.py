@@ -218,9 +218,9 @@ class _OptionReader:
     def __init__(self, options: Mapping[str, str], use: OptionUse) -> None:
         self._values = {name.lower(): value for name, value in options.items()}
         self._expected = expected_values(use)
-        known = {name.lower() for name in self._expected}
+        known_names = {name.lower() for name in self._expected}
         for name in options:
-            if name.lower() not in known:
+            if name.lower() not in known_names:
                 raise ValueError(unknown_option_message(name, use))
 
     def has(self, name: str) -> bool:
@@ -261,7 +261,7 @@ def is_path(server: str) -> bool:
 
 def _paths_or_servers(text: str) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(location_name(part) for part in _split_list(text)))
-    if len({is_path(one) for one in found}) > 1:
+    if len({is_path(location) for location in found}) > 1:
         raise ValueError("expected either buses or data directories of buses, got both")
     return found
 

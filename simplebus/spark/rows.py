@@ -155,7 +155,10 @@ def _envelope(row: Mapping[str, Any], default_channel: str) -> Envelope | None:
     key, headers, expiry = (row.get(name) for name in ("key", "headers", "expiry"))
     if not channel and not key and not headers and expiry is None:
         return None
-    pairs = [(one["key"], one["value"]) if isinstance(one, dict) else one for one in headers or ()]
+    pairs = [
+        (header["key"], header["value"]) if isinstance(header, dict) else header
+        for header in headers or ()
+    ]
     texts = [(name, _decode_text(value)) for name, value in pairs]
     return Envelope(
         channel=check_name(channel) if channel else "",

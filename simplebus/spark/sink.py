@@ -142,10 +142,10 @@ def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) 
         with ConnectionKeepalive(lambda: [wire]).running() as lock:
             for batch in rows:  # May block for long; the keepalive sends heartbeats meanwhile.
                 with lock:
-                    done = min(max(0, stored - count), batch.num_rows)
-                    first, count = count + done, count + batch.num_rows
+                    stored_count = min(max(0, stored - count), batch.num_rows)
+                    first, count = count + stored_count, count + batch.num_rows
                     for run in message_runs(
-                        batch.slice(done),
+                        batch.slice(stored_count),
                         first,
                         class_=options.class_,
                         channel=options.channel,

@@ -92,7 +92,7 @@ def command(
         from simplebus.spark.jobs.compaction import compact
         from simplebus.spark.jobs.progress import run_job
 
-        done = run_job(
+        result = run_job(
             spark,
             "compacting",
             lambda: compact(
@@ -104,4 +104,4 @@ def command(
                 retention_hours=retention_hours,
             ),
         )
-        typer.echo(f"{done}", err=True)
+        typer.echo(f"{result}", err=True)

@@ -116,7 +116,7 @@ def command(
         from simplebus.spark.jobs.progress import run_job
         from simplebus.spark.jobs.replay import replay
 
-        done = run_job(
+        result = run_job(
             spark,
             "replaying",
             lambda: replay(
@@ -132,6 +132,6 @@ def command(
                 name=name,
             ),
         )
-        before = f", {done.stored_before:,} of them before" if done.stored_before else ""
-        messages = format_count(done.messages, "message")
+        before = f", {result.stored_before:,} of them before" if result.stored_before else ""
+        messages = format_count(result.messages, "message")
         typer.echo(f"{messages} published to {servers}{before}", err=True)

@@ -149,35 +149,43 @@ _TABLE_WIDTH = 130
 def build_tables(found: Sequence[ReportSummary]) -> list[ReportTable]:
     """Return a table for each scenario or archive."""
     return [
-        _build_table(scenario or "", [one for one in found if one.key["scenario"] == scenario])
-        for scenario in dict.fromkeys(one.key["scenario"] for one in found)
+        _build_table(
+            scenario or "", [summary for summary in found if summary.key["scenario"] == scenario]
+        )
+        for scenario in dict.fromkeys(summary.key["scenario"] for summary in found)
     ]
 
 
 def _build_table(title: str, found: Sequence[ReportSummary]) -> ReportTable:
     from simplebus.spark.jobs.report.page import ReportTable, TableCell
 
-    rounds = max(one.rounds for one in found)
+    rounds = max(summary.rounds for summary in found)
     if rounds > 1:
         title += f": medians of {rounds} rounds, counts of all of them"
     places = [name for name in found[0].key if _is_column_shown(name, found)]
-    counts = [name for name in _COUNTS if any(one.counts[name] is not None for one in found)]
-    counts = [name for name in counts if name != "unsent" or any(one.counts[name] for one in found)]
+    counts = [
+        name for name in _COUNTS if any(summary.counts[name] is not None for summary in found)
+    ]
+    counts = [
+        name
+        for name in counts
+        if name != "unsent" or any(summary.counts[name] for summary in found)
+    ]
     rates = ("msgs/s", "least", "most") if rounds > 1 else ("msgs/s",)
     rows = [
         [
-            *(TableCell(one.key[name] or "") for name in places),
-            *(TableCell(text) for text in _rate_cells(one.rate, rounds)),
+            *(TableCell(summary.key[name] or "") for name in places),
+            *(TableCell(text) for text in _rate_cells(summary.rate, rounds)),
             *(
                 TableCell(
-                    _count_cell(name, one.counts[name]),
-                    is_error=bool(one.counts[name]) and name in _ERROR_COUNTS,
+                    _count_cell(name, summary.counts[name]),
+                    is_error=bool(summary.counts[name]) and name in _ERROR_COUNTS,
                 )
                 for name in counts
             ),
-            *(TableCell(_latency_cell(one.latencies_us[name])) for name in _LATENCIES),
+            *(TableCell(_latency_cell(summary.latencies_us[name])) for name in _LATENCIES),
         ]
-        for one in found
+        for summary in found
     ]
     headers = [*places, *rates, *(_COUNTS[name] for name in counts), *_LATENCIES.values()]
     return ReportTable(title, headers, len(places), rows)
@@ -213,8 +221,8 @@ def _print_tables(tables: Sequence[ReportTable]) -> None:
 
 def _is_column_shown(name: str, found: Sequence[ReportSummary]) -> bool:
     """Return True if the rows differ in the column, or it is always shown."""
-    values = {one.key[name] for one in found}
-    is_archive = any(one.key["memory"] is not None for one in found)
+    values = {summary.key[name] for summary in found}
+    is_archive = any(summary.key["memory"] is not None for summary in found)
     always = name == ("class" if is_archive else "variant")
     return name != "scenario" and (len(values) > 1 or always)
 

@@ -68,10 +68,10 @@ def javac_version() -> int | None:
     javac = shutil.which("javac")
     if javac is None:
         return None
-    done = subprocess.run(
+    process = subprocess.run(
         [javac, "-version"], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
     )
-    found = re.search(r"javac (\d+)", done.stdout + done.stderr)
+    found = re.search(r"javac (\d+)", process.stdout + process.stderr)
     return int(found[1]) if found else None
 
 
@@ -97,14 +97,14 @@ def build(jar: Path) -> None:
         # A short run: compiling javac itself less takes a third of the time.
         arguments = ["-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC", "--release", str(RELEASE)]
         arguments += ["-Xlint:all,-path,-classfile,-serial", "-Werror"]
-        done = subprocess.run(
+        process = subprocess.run(
             ["javac", *arguments, "-encoding", "UTF-8", "-cp", str(jars), "-d", folder, *sources],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_SECONDS,
         )
-        if done.returncode != 0:
-            raise BuildError(f"the sources do not compile:\n{done.stdout}{done.stderr}")
+        if process.returncode != 0:
+            raise BuildError(f"the sources do not compile:\n{process.stdout}{process.stderr}")
         _write_jar(jar, _entries(Path(folder)))
 
 

@@ -214,8 +214,8 @@ def plan_merges(
     found: list[FileMerge] = []
     skipped: Counter[str] = Counter()
     for folder, inside in sorted(folders.items()):
-        when = partition_day(folder)
-        if before is not None and (when is None or when >= before):
+        day = partition_day(folder)
+        if before is not None and (day is None or day >= before):
             skipped[f"not of a day before {before}"] += len(inside)
             continue
         finished = finished_files(inside, latest)
@@ -246,8 +246,8 @@ def expired_files(
     """
     folders: dict[str, list[ArchiveFile]] = {}
     for file in files:
-        when = partition_day(file.folder)
-        if when is not None and when < before and _is_data(file, ""):
+        day = partition_day(file.folder)
+        if day is not None and day < before and _is_data(file, ""):
             folders.setdefault(file.folder, []).append(file)
     return {file.path for inside in folders.values() for file in finished_files(inside, latest)}
 

@@ -190,4 +190,4 @@ def _to_utc(time: datetime) -> datetime:
 
 def _replace_unprintable(text: str) -> str:
     """Replace characters that could control a terminal."""
-    return "".join(one if one.isprintable() else "\ufffd" for one in text)
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)

@@ -85,13 +85,13 @@ class DeltaTableWriter:
         Raises ArchiveError if later batches are, because the query's checkpoint is outdated.
         """
         table = self._table()
-        done = None if table is None else table.transaction_version(transaction_app_id(query))
-        if done is not None and done > batch:
+        latest = None if table is None else table.transaction_version(transaction_app_id(query))
+        if latest is not None and latest > batch:
             raise ArchiveError(
-                f"the table has batch {done} of this query, which continues with batch {batch}: "
+                f"the table has batch {latest} of this query, which continues with batch {batch}: "
                 "its checkpoint is older than the table, and messages would be archived twice"
             )
-        return done == batch
+        return latest == batch
 
     def add_batch(self, query: str, batch: int, files: list[tuple[ArchiveFile, int]]) -> None:
         """Commit a batch, given its files with their row counts."""
@@ -121,8 +121,8 @@ class DeltaTableWriter:
 
     def delete_days(self, before: date) -> int:
         """Delete the messages of days before this one. Return the number of their files."""
-        done = self._table().delete(f"date < '{before.isoformat()}'")
-        return int(done["num_removed_files"])
+        metrics = self._table().delete(f"date < '{before.isoformat()}'")
+        return int(metrics["num_removed_files"])
 
     def compact(
         self, before: date | None, target_bytes: int, retention_hours: int
@@ -133,15 +133,15 @@ class DeltaTableWriter:
         """
         table = self._table()
         chosen = None if before is None else [("date", "<", before.isoformat())]
-        done = table.optimize.compact(partition_filters=chosen, target_size=target_bytes)
+        metrics = table.optimize.compact(partition_filters=chosen, target_size=target_bytes)
         table.vacuum(retention_hours, dry_run=False, enforce_retention_duration=False, full=True)
-        merged = int(done["partitionsOptimized"])
+        merged = int(metrics["partitionsOptimized"])
         why_nothing = ""
         if not merged:
             days = "" if before is None else f" of days before {before}"
-            files = format_count(int(done["totalConsideredFiles"]), "file")
+            files = format_count(int(metrics["totalConsideredFiles"]), "file")
             why_nothing = f"the table has {files}{days}, none with another small file in its folder"
-        return merged, int(done["numFilesRemoved"]), int(done["numFilesAdded"]), why_nothing
+        return merged, int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"]), why_nothing
 
     def class_by_file(self) -> dict[str, str | None]:
         """Return the class of each file, by the file's path within the table."""

@@ -46,9 +46,9 @@ class HadoopArchiveFiles:
             try:
                 return self._list_once(folder)
             except Py4JJavaError as error:
-                why = str(error.java_exception.toString())
-                if not attempts_left or "FileNotFound" not in why:
-                    raise OSError(f"{self.uri(folder)} could not be listed: {why}") from error
+                reason = str(error.java_exception.toString())
+                if not attempts_left or "FileNotFound" not in reason:
+                    raise OSError(f"{self.uri(folder)} could not be listed: {reason}") from error
         raise AssertionError("unreachable")
 
     def _list_once(self, folder: str) -> list[ArchiveFile]:
@@ -118,8 +118,8 @@ class HadoopArchiveFiles:
         try:
             moved = self._fs.rename(self._hadoop_path(path), place)
         except Py4JJavaError as error:
-            why = str(error.java_exception.getMessage())
-            raise OSError(f"{self.uri(path)} could not be moved to {target}: {why}") from error
+            reason = str(error.java_exception.getMessage())
+            raise OSError(f"{self.uri(path)} could not be moved to {target}: {reason}") from error
         if not moved:
             raise OSError(f"{self.uri(path)} could not be moved to {target}")
 

@@ -240,8 +240,10 @@ def _show_tasks(spark: Any, title: str) -> Iterator[Callable[[], None]]:
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
             live = [stage for stage in stages if stage is not None]
             if live:
-                done = sum(stage.numCompletedTasks for stage in live)
-                bar.update(task, completed=done, total=sum(stage.numTasks for stage in live))
+                completed_count = sum(stage.numCompletedTasks for stage in live)
+                bar.update(
+                    task, completed=completed_count, total=sum(stage.numTasks for stage in live)
+                )
 
         yield show
 

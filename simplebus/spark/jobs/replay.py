@@ -147,10 +147,10 @@ def replay(
     rows = _assign_streams(
         spark, frame, [group for group, _ in groups], tasks, is_paced=schedule is not None
     )
-    done = rows.mapInArrow(
+    published_counts = rows.mapInArrow(
         StreamPublisherTask(streams, selection.channels, schedule), "messages bigint, before bigint"
     )
-    counts = done.collect()
+    counts = published_counts.collect()
     return ReplayResult(sum(row.messages for row in counts), sum(row.before for row in counts))
 
 
@@ -190,9 +190,11 @@ def _assign_streams(
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
-    known = [(number, *group) for number, group in enumerate(groups)]
+    numbered_groups = [(number, *group) for number, group in enumerate(groups)]
     names = [f"_{name}" for name in _GROUP]
-    numbers = spark.createDataFrame(known, f"{_STREAM} int, {' string, '.join(names)} string")
+    numbers = spark.createDataFrame(
+        numbered_groups, f"{_STREAM} int, {' string, '.join(names)} string"
+    )
     same: Column = sql.lit(True)
     for name in _GROUP:
         same = same & sql.col(name).eqNullSafe(sql.col(f"_{name}"))

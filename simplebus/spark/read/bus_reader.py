@@ -89,12 +89,12 @@ class BusReader:
 
     def class_id(self, name: str) -> int:
         """Return the id of a class, given as digits or a name. A new name is assigned an id."""
-        known = self._ids.get(name)
-        if known is None:
+        resolved_id = self._ids.get(name)
+        if resolved_id is None:
             number = class_id(name)
-            known = self.blocking_bus.resolve_class_id(name) if number is None else number
-            self._ids[name] = known
-        return known
+            resolved_id = self.blocking_bus.resolve_class_id(name) if number is None else number
+            self._ids[name] = resolved_id
+        return resolved_id
 
     def check_classes(self, names: Sequence[str]) -> None:
         """Raise ClassMissingError if a class, given by its name, does not exist.
@@ -290,10 +290,10 @@ def report_losses(losses: Iterable[LostRange], *, strict: bool) -> None:
         log.warning(
             "messages.skipped", "skipped {count} messages: {range}", count=loss.count, range=loss
         )
-    if others := losses[_LOGGED_LOSSES_MAX:]:
+    if unlogged_losses := losses[_LOGGED_LOSSES_MAX:]:
         log.warning(
             "ranges.skipped",
             "skipped {count} messages of {range_count} more ranges",
-            count=sum(loss.count for loss in others),
-            range_count=len(others),
+            count=sum(loss.count for loss in unlogged_losses),
+            range_count=len(unlogged_losses),
         )

@@ -51,10 +51,10 @@ def bounds_of_filters(filters: Iterable[Any]) -> FilterBounds:
     A filter has `attribute`, the path of a column, and `value`.
     """
     found = FilterBounds()
-    for one in filters:
-        kind = type(one).__name__
-        column: tuple[str, ...] = getattr(one, "attribute", ())
-        value: Any = getattr(one, "value", None)
+    for filter_ in filters:
+        kind = type(filter_).__name__
+        column: tuple[str, ...] = getattr(filter_, "attribute", ())
+        value: Any = getattr(filter_, "value", None)
         if column == ("offset",):
             found = _narrow_by_offset(found, kind, value)
         elif column in (("topic",), ("server",)) and kind in (*_EQUAL, "In"):
@@ -69,12 +69,12 @@ def bounds_of_filters(filters: Iterable[Any]) -> FilterBounds:
 _EQUAL = ("EqualTo", "EqualNullSafe")
 
 
-def _intersect(one: frozenset[str] | None, other: frozenset[str]) -> frozenset[str]:
-    return other if one is None else one & other
+def _intersect(current: frozenset[str] | None, added: frozenset[str]) -> frozenset[str]:
+    return added if current is None else current & added
 
 
 def _narrow_by_offset(found: FilterBounds, kind: str, value: Any) -> FilterBounds:
-    values = [one for one in (value if kind == "In" else (value,)) if type(one) is int]
+    values = [number for number in (value if kind == "In" else (value,)) if type(number) is int]
     if not values:
         return found
     low, high = min(values), max(values)

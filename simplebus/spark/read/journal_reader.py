@@ -63,16 +63,16 @@ class SparkJournalReader:
 
     def class_id(self, name: str) -> int:
         """Return the id of a class, given as digits or a name. Raises ClassMissingError."""
-        known = self._ids.get(name)
-        if known is None:
-            known = class_id(name)
-            if known is None:
+        resolved_id = self._ids.get(name)
+        if resolved_id is None:
+            resolved_id = class_id(name)
+            if resolved_id is None:
                 ids = {called: number for number, called in class_names(self._path).items()}
-                known = ids.get(name)
-            if known is None:
+                resolved_id = ids.get(name)
+            if resolved_id is None:
                 raise self._class_error(name)
-            self._ids[name] = known
-        return known
+            self._ids[name] = resolved_id
+        return resolved_id
 
     def class_names(self) -> list[str]:
         """Return the names of all classes."""

@@ -60,16 +60,18 @@ class TimestampSpec:
     def check_names(self, servers: Iterable[str], names: Iterable[str]) -> None:
         """Raise OffsetError if a server or class is named that the query does not read."""
         if not isinstance(self.milliseconds, int):
-            _check_names(self.milliseconds, {one: list(names) for one in servers}, self.option)
+            _check_names(
+                self.milliseconds, {server: list(names) for server in servers}, self.option
+            )
 
     def offset_past_end(self, server: str, name: str) -> int:
         """Return the offset for a time after the last message. Raises OffsetError if strict."""
         if not self.is_strict:
             return LATEST
         milliseconds = self.time_for(server, name)
-        when = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+        time = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
         raise OffsetError(
-            f"{self.option} is {milliseconds} ({when}) for class {name} at {server}, which has "
+            f"{self.option} is {milliseconds} ({time}) for class {name} at {server}, which has "
             "accepted no message since then; to start with the next message, set the option "
             "startingOffsetsByTimestampStrategy to latest"
         )
@@ -344,10 +346,10 @@ def _check_names(spec: NumbersByClass, read: Mapping[str, list[str]], option: st
 def check_distinct(targets: Mapping[str, object], kind: str, option: str) -> None:
     """Raise OffsetError if two names have the same target: its messages would be read twice."""
     names: dict[object, str] = {}
-    for name, one in targets.items():
-        if (other := names.setdefault(one, name)) != name:
+    for name, target in targets.items():
+        if (first_name := names.setdefault(target, name)) != name:
             raise OffsetError(
-                f"{option} has {other} and {name}, which are the same {kind}; drop one of them"
+                f"{option} has {first_name} and {name}, which are the same {kind}; drop one of them"
             )
 
 

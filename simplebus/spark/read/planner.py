@@ -118,9 +118,9 @@ _EMPTY_EXTENT = BusExtent("", {})
 _NOT_SUBSCRIBED = "the query does not read the class any more, or the bus does not answer"
 
 
-def _is_same_memory(bus: str, other: str) -> bool:
+def _is_same_memory(memory_id: str, other_id: str) -> bool:
     """Return True if the memory ids are equal, or one is unknown."""
-    return not bus or not other or bus == other
+    return not memory_id or not other_id or memory_id == other_id
 
 
 def _memory_changed(bus: str) -> str:
@@ -233,15 +233,15 @@ def split_ranges(
         max_messages: Maximum size of a piece.
         min_ranges: Minimum number of pieces, if there are enough messages.
     """
-    total = sum(one.count for one in ranges)
+    total = sum(part.count for part in ranges)
     if min_ranges is not None and total:
         max_messages = min(max_messages, max(1, total // min_ranges))
     found = []
-    for one in ranges:
-        pieces = -(-one.count // max_messages)
-        bounds = [one.first + one.count * piece // pieces for piece in range(pieces + 1)]
+    for part in ranges:
+        pieces = -(-part.count // max_messages)
+        bounds = [part.first + part.count * piece // pieces for piece in range(pieces + 1)]
         for first, last in itertools.pairwise(bounds):
-            found.append(MessageRange(one.server, one.memory_id, one.class_, first, last))
+            found.append(MessageRange(part.server, part.memory_id, part.class_, first, last))
     return found
 
 

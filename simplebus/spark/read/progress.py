@@ -62,7 +62,9 @@ def _sources(progress: Any) -> list[Mapping[str, Any]]:
             "expected the progress of a streaming query, as Spark shows it, as a mapping or as "
             f"JSON; got {progress!r}"
         ) from None
-    return [one if isinstance(one, Mapping) else json.loads(one.json) for one in sources]
+    return [
+        source if isinstance(source, Mapping) else json.loads(source.json) for source in sources
+    ]
 
 
 def _offsets(offsets: Any) -> dict[str, ServerOffsets]:

@@ -57,12 +57,12 @@ class RetentionDurable:
         self._bus = bus
         self._core, self._wire = bus.blocking_bus.connection.core, bus.blocking_bus.connection
         self._name, self._idle = name, idle
-        self._held: dict[str, _HeldPosition] = {}
+        self._positions: dict[str, _HeldPosition] = {}
 
     @property
     def is_active(self) -> bool:
         """True if a position is open."""
-        return bool(self._held)
+        return bool(self._positions)
 
     def retain_from(self, class_: str, to: int | str) -> int:
         """Retain a class's messages from a sequence on, or from `earliest` or `new`, and release
@@ -72,7 +72,7 @@ class RetentionDurable:
         RetentionError and BusConnectionError.
         """
         while True:
-            position = self._held.get(class_)
+            position = self._positions.get(class_)
             if (
                 position
                 and position.sequence == to
@@ -82,7 +82,7 @@ class RetentionDurable:
             try:
                 return self._subscribe_at(class_, to, position)
             except BusConnectionError:
-                self._held.pop(class_, None)
+                self._positions.pop(class_, None)
                 self._wire.check_open()  # Raises if the connection is not retried any more.
                 self._wire.wait_until(lambda: self._core.is_ready)
 
@@ -112,7 +112,7 @@ class RetentionDurable:
         assert isinstance(reply, SubscribeReply)
         begins = self._start_sequence(class_, to, reply)
         sequence = to if isinstance(to, int) else begins
-        self._held[class_] = _HeldPosition(inbox, sequence, self._core.session_id)
+        self._positions[class_] = _HeldPosition(inbox, sequence, self._core.session_id)
         if previous is not None and not self._name:
             self._unsubscribe(previous)
         return begins
@@ -162,16 +162,16 @@ class RetentionDurable:
         Raises RetentionError, BusConnectionError.
         """
         self.retain_from(class_, "new")
-        position = self._held.pop(class_)
+        position = self._positions.pop(class_)
         self._wire.wait_answered(
             self._core.unsubscribe(position.inbox, is_processed=False, forget=True)
         )
 
     def release(self) -> None:
         """Close all positions. Named durables remain at the bus."""
-        for position in self._held.values():
+        for position in self._positions.values():
             self._unsubscribe(position)
-        self._held.clear()
+        self._positions.clear()
 
 
 log = EventLogger("simplebus.spark")

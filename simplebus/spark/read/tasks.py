@@ -41,7 +41,10 @@ def make_partitions(found: ReadPlan, connections: SourceConnections) -> list[Spa
         found.ranges, max_messages=options.max_partition_messages, min_ranges=options.min_partitions
     )
     return [
-        SparkPartition(one, connections[one.server].class_id(one.class_), options) for one in ranges
+        SparkPartition(
+            message_range, connections[message_range.server].class_id(message_range.class_), options
+        )
+        for message_range in ranges
     ]
 
 

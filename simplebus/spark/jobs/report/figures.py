@@ -89,7 +89,7 @@ def run_figures(rows: TraceRows, subscriber: int) -> RunFigures:
     edges = find_edges(sent, marked, unmarked, acked)
     cells = np.diff(edges)
     sent_counts, redelivered_counts, delivered_counts, acked_counts = (
-        coverage_counts(one, edges) for one in (sent, marked, unmarked, acked)
+        coverage_counts(ranges, edges) for ranges in (sent, marked, unmarked, acked)
     )
     is_delivered = (delivered_counts + redelivered_counts) > 0
     first_deliveries = _first_deliveries(sent, TimedRanges.joined(marked, unmarked), edges)
@@ -101,7 +101,7 @@ def run_figures(rows: TraceRows, subscriber: int) -> RunFigures:
             first_deliveries.weights,
             SHARES,
         )
-        found = tuple(int(one) for one in rows_of[_ONLY_GROUP])
+        found = tuple(int(latency) for latency in rows_of[_ONLY_GROUP])
     return RunFigures(
         sent=int(cells[sent_counts > 0].sum()),
         delivered=int(cells[is_delivered].sum()),
@@ -120,7 +120,9 @@ def run_steps(rows: TraceRows, subscriber: int, *, step_ns: int) -> RunSteps:
     sent, marked, unmarked, acked = _ranges_by_kind(rows, subscriber)
     delivered = TimedRanges.joined(marked, unmarked)
     first_deliveries = _first_deliveries(sent, delivered, find_edges(sent, delivered))
-    last = max((int(one.at.max()) for one in (sent, delivered, acked) if len(one)), default=-1)
+    last = max(
+        (int(ranges.at.max()) for ranges in (sent, delivered, acked) if len(ranges)), default=-1
+    )
     steps = last // step_ns + 1
     if steps > STEPS_MAX:
         raise TraceError(
@@ -135,7 +137,7 @@ def run_steps(rows: TraceRows, subscriber: int, *, step_ns: int) -> RunSteps:
         SHARES,
     )
     latencies[names] = rows_of
-    counts = [_per_step(one, step_ns, steps) for one in (sent, delivered, acked)]
+    counts = [_per_step(ranges, step_ns, steps) for ranges in (sent, delivered, acked)]
     return RunSteps(counts[0], counts[1], counts[2], latencies)
 
 
@@ -160,10 +162,10 @@ def _first_deliveries(
     return _FirstDeliveries(delivered_at[has_latency], latencies, np.diff(edges)[has_latency])
 
 
-def _run_seconds(sent: TimedRanges, *others: TimedRanges) -> float:
+def _run_seconds(sent: TimedRanges, *later_ranges: TimedRanges) -> float:
     if not len(sent):
         return 0.0
-    last = max(int(one.at.max()) for one in (sent, *others) if len(one))
+    last = max(int(ranges.at.max()) for ranges in (sent, *later_ranges) if len(ranges))
     return (last - int(sent.at.min())) / NS_PER_S
 
 

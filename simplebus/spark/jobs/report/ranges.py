@@ -48,21 +48,21 @@ class TimedRanges:
 
     @classmethod
     def of(cls, at: Any, first: Any, last: Any) -> TimedRanges:
-        return cls(*(np.asarray(one, np.int64) for one in (at, first, last)))
+        return cls(*(np.asarray(column, np.int64) for column in (at, first, last)))
 
     @classmethod
-    def joined(cls, *some: TimedRanges) -> TimedRanges:
+    def joined(cls, *parts: TimedRanges) -> TimedRanges:
         return cls(
             *(
-                np.concatenate([getattr(one, name) for one in some])
+                np.concatenate([getattr(part, name) for part in parts])
                 for name in ("at", "first", "last")
             )
         )
 
 
-def find_edges(*some: TimedRanges) -> Integers:
+def find_edges(*parts: TimedRanges) -> Integers:
     """Return the distinct starts and ends of ranges, sorted."""
-    ends = np.concatenate([end for one in some for end in (one.first, one.last)])
+    ends = np.concatenate([end for part in parts for end in (part.first, part.last)])
     # The parts are mostly sorted, which a stable sort exploits; np.unique would not.
     ends.sort(kind="stable")
     return ends[np.r_[True, ends[1:] != ends[:-1]]] if ends.size else ends

@@ -65,7 +65,7 @@ DDL = (
     "acked bigint, redelivered bigint, duplicates bigint, lost bigint, unsent bigint, rate double, "
     "p50_us double, p90_us double, p99_us double, p999_us double, max_us double"
 )
-NAMES = tuple(one.split()[0] for one in DDL.split(", "))
+NAMES = tuple(column.split()[0] for column in DDL.split(", "))
 LATENCIES = NAMES[-5:]
 TRACE_STEP_S = 0.1
 ARCHIVE_COLUMNS = ("offset", "timestamp", "archived", "server", "memory", "class")
@@ -99,8 +99,8 @@ def read(spark: SparkSession, *paths: str, step_s: float | None = None) -> DataF
     """
     found = None
     for path in paths:
-        one = _figures_at(spark, path, step_s)
-        found = one if found is None else found.unionByName(one)
+        report = _figures_at(spark, path, step_s)
+        found = report if found is None else found.unionByName(report)
     if found is None:
         raise ReportError("expected paths of traces or archives, got none")
     return found
@@ -207,7 +207,7 @@ def _run_row(found: RunFigures) -> dict[str, Any]:
 def _step_rows(found: RunSteps, step_s: float) -> Iterator[dict[str, Any]]:
     columns = (found.sent, found.delivered, found.acked, found.latencies_ns)
     for index, (sent, delivered, acked, latencies) in enumerate(
-        zip(*(one.tolist() for one in columns), strict=True)
+        zip(*(column.tolist() for column in columns), strict=True)
     ):
         yield {
             "span": "step",
@@ -245,7 +245,8 @@ def figures_of_archive(archive: DataFrame, *, name: str, step_s: float | None = 
 
     at, archived = _micros("timestamp"), _micros("archived")
     place = [
-        sql.coalesce(sql.col(one).cast("string"), sql.lit("")).alias(one) for one in _ARCHIVE_KEY
+        sql.coalesce(sql.col(column).cast("string"), sql.lit("")).alias(column)
+        for column in _ARCHIVE_KEY
     ]
     frame = archive.select(*place, "offset", at.alias("at"), (archived - at).alias("after"))
     step_us = max(1, _step_ns(step_s or _choose_step(frame)) // 1000)
@@ -255,13 +256,16 @@ def figures_of_archive(archive: DataFrame, *, name: str, step_s: float | None = 
             yield from _batch_digests(batch, step_us)
 
     def work(table: Any) -> Any:
-        key = {one: table[one][0].as_py() for one in _ARCHIVE_KEY}
-        found = ArchiveDigest(*(table[one].to_numpy() for one in _DIGEST_COLUMNS))
+        key = {column: table[column][0].as_py() for column in _ARCHIVE_KEY}
+        found = ArchiveDigest(*(table[column].to_numpy() for column in _DIGEST_COLUMNS))
         rows = summarize_digest(found, step_us=step_us)
         return _table([_archive_row({"scenario": name, **key, **row}) for row in rows])
 
     ddl = ", ".join(
-        [*(f"{one} string" for one in _ARCHIVE_KEY), *(f"{one} bigint" for one in _DIGEST_COLUMNS)]
+        [
+            *(f"{column} string" for column in _ARCHIVE_KEY),
+            *(f"{column} bigint" for column in _DIGEST_COLUMNS),
+        ]
     )
     return frame.mapInArrow(digests, ddl).groupBy(*_ARCHIVE_KEY).applyInArrow(work, DDL)
 
@@ -291,8 +295,8 @@ def _batch_digests(batch: Any, step_us: int) -> Iterator[Any]:
 
     code = np.zeros(batch.num_rows, np.int64)
     for name in _ARCHIVE_KEY:
-        one = batch[name].dictionary_encode()
-        code = code * len(one.dictionary) + one.indices.to_numpy()
+        encoded = batch[name].dictionary_encode()
+        code = code * len(encoded.dictionary) + encoded.indices.to_numpy()
     columns = [batch[name].to_numpy() for name in ("offset", "at", "after")]
     for place in np.unique(code):
         which = np.flatnonzero(code == place)

@@ -82,13 +82,13 @@ def _summary(key: tuple[Any, ...], rows: Sequence[Row]) -> ReportSummary:
 
 
 def _sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) if known_values else None
 
 
 def _spread(values: Sequence[float | None]) -> RoundSpread | None:
-    known = [value for value in values if value is not None]
-    return RoundSpread.of(known) if known else None
+    known_values = [value for value in values if value is not None]
+    return RoundSpread.of(known_values) if known_values else None
 
 
 def rates_by_round(rows: Iterable[Row], scenario: str) -> dict[str, dict[int, float]]:

@@ -91,14 +91,14 @@ class TraceRows:
 
     def check(self, group: str) -> None:
         """Raise TraceError that quotes the first invalid row."""
-        known = np.array([kind in KINDS for kind in self.kinds], bool)[self.kind]
+        is_known_kind = np.array([kind in KINDS for kind in self.kinds], bool)[self.kind]
         is_subscriber_kind = np.array([kind in SUBSCRIBER_KINDS for kind in self.kinds], bool)[
             self.kind
         ]
         sent = np.array([kind == "sent" for kind in self.kinds], bool)[self.kind]
         at, first, last = self.ranges.at, self.ranges.first, self.ranges.last
         for bad, expected in (
-            (~known, f"a kind, one of {', '.join(KINDS)}"),
+            (~is_known_kind, f"a kind, one of {', '.join(KINDS)}"),
             (at < 0, "a time from 0 on"),
             ((first < 0) | (first > last), "0 <= first <= last"),
             (is_subscriber_kind & (self.subscriber < 0), "a subscriber"),
