@@ -49,9 +49,6 @@ if IN_CI:
 # `CliRunner` would build all commands anew for each command that a test runs.
 typer.testing._get_command = cache(typer.main.get_command)
 
-SEEDS = 640 if IN_CI else 40
-"""Histories of the simulation in a run of all tests: in CI, 100 seconds of one core."""
-
 
 @pytest.fixture(autouse=True)
 def _check_logging_is_restored() -> Iterator[None]:
@@ -69,9 +66,7 @@ def _check_logging_is_restored() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="run one history of tests/simulation and print it")
-    parser.addoption(
-        "--seeds", type=int, default=SEEDS, help="number of histories in tests/simulation"
-    )
+    parser.addoption("--seeds", type=int, help="number of histories in tests/simulation")
 
 
 def pytest_configure() -> None:
@@ -112,7 +107,7 @@ def import_in_rotated_order(config: pytest.Config) -> None:
     different files share this work. Does nothing if only a part of the tests is collected.
     """
     worker = getattr(config, "workerinput", None)
-    if worker is None or [Path(each).resolve() for each in config.args] != [TESTS]:
+    if worker is None or not is_run_of_all_tests(config):
         return
     found = sorted(
         path for path in TESTS.rglob("test_*.py") if (path.parent / "__init__.py").exists()
@@ -124,10 +119,24 @@ def import_in_rotated_order(config: pytest.Config) -> None:
             importlib.import_module(".".join(path.relative_to(TESTS).with_suffix("").parts))
 
 
+def is_run_of_all_tests(config: pytest.Config) -> bool:
+    return [Path(each).resolve() for each in config.args] == [TESTS]
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run long tests first, so that no worker starts one when the others are finished."""
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long tests out of a run of all tests, unless `-m` selects tests.
+
+    Early tests come first, so that no worker starts one when the others are finished.
+    """
+    if is_run_of_all_tests(config) and not config.option.markexpr:
+        config.hook.pytest_deselected(items=[item for item in items if is_long(item)])
+        items[:] = [item for item in items if not is_long(item)]
+    items.sort(key=lambda item: item.get_closest_marker("early") is None)
+
+
+def is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("long") is not None
 
 
 @pytest.hookimpl(optionalhook=True)

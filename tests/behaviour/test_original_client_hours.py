@@ -31,6 +31,8 @@ from tests.support.original_client import (
 )
 from tests.support.strategies import CONNECT
 
+pytestmark = pytest.mark.long
+
 STEP_SECONDS = 0.5
 READ_BYTES = 64 * 1024
 LATEST_ACK = GROUPING_SECONDS + PULSE_SECONDS

@@ -9,7 +9,7 @@ import pytest
 from tests.support.programs import run_program, run_server
 
 
-@pytest.mark.long
+@pytest.mark.early
 def test_bench_starts_server_and_reports() -> None:
     status, stdout, stderr = run_program("bench", "--messages", "2000", "--size", "32")
     assert status == 0, stderr

@@ -26,7 +26,7 @@ def counts(pattern: str, text: str) -> list[int]:
     return [int(digits.replace(",", "")) for digits in re.findall(pattern, text, re.MULTILINE)]
 
 
-@pytest.mark.long
+@pytest.mark.early
 def test_demo_passes_with_report() -> None:
     with running_program("demo") as it:
         status, stdout, stderr = it.wait()

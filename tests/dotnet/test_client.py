@@ -163,6 +163,7 @@ def test_documented_programs_run(dotnet_sdk: DotnetSdk, tmp_path: Path) -> None:
 # Killed servers ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_publishes_once_while_the_server_is_killed(
     client_programs: ClientPrograms, tmp_path: Path
 ) -> None:

@@ -161,6 +161,7 @@ def activated(sock: socket.socket, *arguments: str) -> Iterator[Program]:
             process.kill()
 
 
+@pytest.mark.long
 def test_upgrade_under_load_refuses_no_client_and_loses_no_message(tmp_path: Path) -> None:
     """Restart the server three times while a client publishes. The client does not retry refused
     connections.

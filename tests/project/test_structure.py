@@ -190,7 +190,7 @@ def test_ruff_finds_nothing() -> None:
         assert ruff.returncode == 0, ruff.stdout + ruff.stderr
 
 
-@pytest.mark.long
+@pytest.mark.early
 def test_mypy_finds_nothing_and_infers_the_types_of_the_examples() -> None:
     """The examples contain mistakes that mypy must report. One run, because a run is slow."""
     examples = ("tests/client/bus_example.py", "tests/client/typed_example.py")

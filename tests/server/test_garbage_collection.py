@@ -28,6 +28,7 @@ def _restored_collector() -> Iterator[None]:
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.long
 def test_old_objects_are_examined_in_rare_full_collections_only() -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:

@@ -18,17 +18,31 @@ import pytest
 from tests.simulation.run import run_simulation
 
 IN_CI = bool(os.environ.get("CI"))
+SEEDS = 640
+"""Runs in all tests: two minutes on two cores."""
 CHUNK = 8
 """Runs per test, so that pytest workers share them."""
+SHORT_COUNT = 40
+"""The other runs are long tests, unless the command line gives a number."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seeds" in metafunc.fixturenames:
         config = metafunc.config
         single_seed, seed_count = config.getoption("--seed"), config.getoption("--seeds")
-        seeds = range(seed_count) if single_seed is None else range(single_seed, single_seed + 1)
-        chunks = [tuple(seeds[start : start + CHUNK]) for start in range(0, len(seeds), CHUNK)]
-        metafunc.parametrize("seeds", chunks, ids=lambda chunk: f"{chunk[0]}-{chunk[-1]}")
+        seeds = range(seed_count or SEEDS)
+        if single_seed is not None:
+            seeds = range(single_seed, single_seed + 1)
+        is_default = single_seed is None and seed_count is None
+        chunks = [
+            pytest.param(
+                tuple(seeds[start : start + CHUNK]),
+                marks=pytest.mark.long if is_default and start >= SHORT_COUNT else (),
+                id=f"{seeds[start]}-{seeds[start : start + CHUNK][-1]}",
+            )
+            for start in range(0, len(seeds), CHUNK)
+        ]
+        metafunc.parametrize("seeds", chunks)
 
 
 def test_promises_hold_under_faults(seeds: tuple[int, ...], request: pytest.FixtureRequest) -> None:

@@ -19,7 +19,7 @@ from simplebus.spark.jobs.archive import archive, messages
 from tests.client.faulty_server import faulty_proxy
 from tests.support.programs import running_program
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 CONFIRMED = [b"%d %s" % (n, b"x" * 2000) for n in range(1500)]
 UNDER_WAY = [b"%d" % n for n in range(1500, 2500)]

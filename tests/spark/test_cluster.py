@@ -38,7 +38,7 @@ from tests.spark.paused_queries import hold, is_held, package
 from tests.spark.processes import ancestors, command, end_session, holders, listening, of_session
 from tests.support.programs import ROOT, environment
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 PATIENCE_SECONDS = 240.0
 STALL_BYTES = 2_700_000

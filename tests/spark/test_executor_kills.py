@@ -23,7 +23,7 @@ from tests.spark.executor_program import ROWS
 from tests.spark.processes import command, end_session, of_session
 from tests.support.programs import ROOT, environment
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 CLASS_MESSAGES = 5_000
 """The class is full then, so the tasks wait in the middle of their rows."""

@@ -25,6 +25,7 @@ def test_jar_is_of_the_present_sources() -> None:
     assert read_digest(JAR) == digest_sources(), BUILD
 
 
+@pytest.mark.long
 def test_rebuilt_jar_is_the_same(tmp_path: Path) -> None:
     found = javac_version()
     if found != RELEASE and not os.environ.get("CI"):

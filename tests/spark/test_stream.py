@@ -12,7 +12,7 @@ from simplebus.spark import lag
 from simplebus.testing.server import BusServer, bus_server, until
 from tests.spark.bus_messages import consume_messages, publish_numbers
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
 def kept_from(server: BusServer) -> int:

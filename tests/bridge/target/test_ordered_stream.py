@@ -66,6 +66,7 @@ def stored_sequences(seed: int, in_flight_max: int) -> list[int]:
     return model.log
 
 
+@pytest.mark.long
 @settings(max_examples=3 * settings().max_examples)
 @given(st.integers(0, 2**32), st.sampled_from([1, 1, 2, 7, 30]))
 def test_one_by_one_keeps_order_across_leader_changes(seed: int, in_flight_max: int) -> None:

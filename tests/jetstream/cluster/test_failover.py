@@ -172,6 +172,7 @@ async def ready(cluster: PartitionedCluster) -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("soon")
 async def test_leaves_server_cut_off_from_cluster(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -206,6 +207,7 @@ async def test_leaves_server_cut_off_from_cluster(
     assert "JetStream does not answer there, and does at" in caplog.text
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("soon")
 async def test_starts_at_server_with_working_jetstream(tmp_path: Path) -> None:
     with trio.fail_after(2 * PATIENCE_SECONDS):
@@ -220,6 +222,7 @@ async def test_starts_at_server_with_working_jetstream(tmp_path: Path) -> None:
                 await bus.publish(b"one", class_id=7)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("soon")
 async def test_stays_without_quorum_and_resumes_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

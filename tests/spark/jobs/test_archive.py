@@ -21,7 +21,7 @@ from simplebus.spark.jobs.replay import replay
 from simplebus.spark.jobs.report.report import read as report
 from simplebus.testing.server import BusServer, bus_server
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 ODD = "shop:eu/50%é"
 """A class whose name no folder can have."""

@@ -14,7 +14,7 @@ import pytest
 from simplebus.spark.jobs.report.report import NAMES, ReportError, read, read_run
 from simplebus.spark.jobs.report.traces import COLUMNS, RUN_FILE
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 MS = 1_000_000
 TRACE = [
