@@ -172,6 +172,14 @@ def schema_ddl(*, include_headers: bool, include_memory: bool) -> str:
     return ", ".join([DDL, *more])
 
 
+def arrow_schema(*, include_headers: bool, include_memory: bool) -> pa.Schema:
+    """Return the Arrow schema of the columns."""
+    schema = _SCHEMA
+    if include_headers:
+        schema = schema.append(_HEADERS_FIELD)
+    return schema.append(_MEMORY_FIELD) if include_memory else schema
+
+
 def to_record_batch(fetched: FetchedFrames, shape: ColumnOptions) -> pa.RecordBatch:
     """Convert messages to an Arrow batch.
 
@@ -194,13 +202,13 @@ def to_record_batch(fetched: FetchedFrames, shape: ColumnOptions) -> pa.RecordBa
         channels,
         pa.repeat(pa.scalar(shape.server), count),
     ]
-    schema = _SCHEMA
     if shape.include_headers:
         columns.append(_header_lists(headers))
-        schema = schema.append(_HEADERS_FIELD)
     if shape.memory is not None:
         columns.append(pa.repeat(pa.scalar(shape.memory), count))
-        schema = schema.append(_MEMORY_FIELD)
+    schema = arrow_schema(
+        include_headers=shape.include_headers, include_memory=shape.memory is not None
+    )
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     if shape.channels:
         batch = batch.filter(match_channels(channels, shape.channels))

@@ -6,18 +6,18 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from simplebus.core.errors import BusConnectionError
+from simplebus.core.errors import BusError
 
 
 @contextlib.contextmanager
 def report_without_traceback() -> Iterator[None]:
-    """Hide the traceback of errors that an option or an unreachable bus causes.
+    """Hide the traceback of errors that an option, a row or a bus causes.
 
     Spark reads the variable when it reports the error that ends the process of its Python worker,
     so no other error is affected.
     """
     try:
         yield
-    except (ValueError, BusConnectionError):
+    except (ValueError, BusError):
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise

@@ -102,12 +102,18 @@ def expected_values(use: OptionUse) -> dict[str, str]:
 def unknown_option_message(name: str, use: OptionUse) -> str:
     """Return the error message for an option that this use does not have."""
     known = {option.lower(): option for option in expected_values(use)}
-    return f"there is no option {name} here; " + (
+    return f"there is no option {_spelling(name)} here; " + (
         _other_use_hint(name.lower())
         or _kafka_hint(name.lower())
         or _similar_hint(name.lower(), known)
         or f"expected {', '.join(known.values())}"
     )
+
+
+def _spelling(name: str) -> str:
+    """Return the documented spelling of a known name. Spark passes some names in lower case."""
+    names = (option.name for option in (*OPTIONS, *KAFKA_OPTIONS))
+    return next((one for one in names if one.lower() == name.lower()), name)
 
 
 def _other_use_hint(name: str) -> str | None:

@@ -109,7 +109,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
         subscribe=() if reader.has("subscribePattern") else reader.required("subscribe", _classes),
         subscribe_pattern=reader.get("subscribePattern", "", _regular_expression),
         channels=reader.get("channels", (), _patterns),
-        starting=_starting_spec(reader, "latest" if streaming else "earliest"),
+        starting=_starting_spec(reader, streaming=streaming),
         ending=_ending_spec(reader),
         fail_on_data_loss=reader.get("failOnDataLoss", True, _boolean),
         max_batch_messages=reader.get("maxOffsetsPerTrigger", None, _count),
@@ -154,9 +154,13 @@ def _locations(reader: _OptionReader) -> tuple[str, ...]:
     return found
 
 
-def _starting_spec(reader: _OptionReader, default: OffsetSpec) -> OffsetSpec | TimestampSpec:
+def _starting_spec(reader: _OptionReader, *, streaming: bool) -> OffsetSpec | TimestampSpec:
     """Return the start. As in Spark's Kafka source, the most general option wins."""
-    offsets = reader.get("startingOffsets", default, _starting)
+    offsets = reader.get(
+        "startingOffsets",
+        "latest" if streaming else "earliest",
+        _starting if streaming else _batch_start,
+    )
     by_class = reader.get("startingOffsetsByTimestamp", None, _times)
     common = reader.get("startingTimestamp", None, _milliseconds)
     is_strict = reader.get("startingOffsetsByTimestampStrategy", True, _strategy)
@@ -308,6 +312,10 @@ def _patterns(text: str) -> tuple[str, ...]:
 
 def _starting(text: str) -> OffsetSpec:
     return parse_offsets(text, known=_normalize_names)
+
+
+def _batch_start(text: str) -> OffsetSpec:
+    return parse_offsets(text, known=_normalize_names, latest=False)
 
 
 def _ending(text: str) -> OffsetSpec:

@@ -34,6 +34,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from simplebus.client.blocking.bus import BlockingBus
+from simplebus.spark.error_reports import report_without_traceback
 from simplebus.spark.json_payloads.encoder import check_json_type
 from simplebus.spark.keepalive import ConnectionKeepalive
 from simplebus.spark.options import SinkOptions, class_id
@@ -76,7 +77,8 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWriteResult:
         """Publish the rows of one task."""
-        return write_task(iterator, self._options, f"spark {self._job} {_partition()}")
+        with report_without_traceback():
+            return write_task(iterator, self._options, f"spark {self._job} {_partition()}")
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -92,7 +94,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId")
         if not query or batch is None:
             raise RuntimeError("Spark did not set the query id and batch id of this task")
-        return write_task(iterator, self._options, f"spark {query} {batch} {_partition()}")
+        name = f"spark {query} {batch} {_partition()}"
+        with report_without_traceback():
+            return write_task(iterator, self._options, name)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Do nothing: the bus has confirmed every message."""

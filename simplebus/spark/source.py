@@ -7,7 +7,7 @@ Each executor reads from its SparkPartition alone, without further state from th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -18,11 +18,17 @@ from pyspark.sql.datasource import (
     Filter,
     InputPartition,
 )
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from simplebus.logs.event_logger import EventLogger
-from simplebus.spark.arrow_columns import schema_ddl
-from simplebus.spark.connections import SourceConnections, resolve_pattern
+from simplebus.spark.arrow_columns import arrow_schema, schema_ddl
+from simplebus.spark.connections import (
+    UNREACHABLE_ERRORS,
+    SourceConnections,
+    resolve_pattern,
+)
 from simplebus.spark.error_reports import report_without_traceback
 from simplebus.spark.java import JAR
 from simplebus.spark.options import (
@@ -102,10 +108,22 @@ class SimplebusSource(DataSource):
                 "the setting spark.jars",
                 path=JAR,
             )
-        return schema_ddl(
-            include_headers=is_true(self.options.get("includeHeaders", "")),
-            include_memory=is_true(self.options.get("includeMemory", "")),
-        )
+        return schema_ddl(**self._optional_columns())
+
+    def _optional_columns(self) -> dict[str, bool]:
+        return {
+            "include_headers": is_true(self.options.get("includeHeaders", "")),
+            "include_memory": is_true(self.options.get("includeMemory", "")),
+        }
+
+    def _check_schema(self, schema: StructType) -> None:
+        """Raise ValueError if the schema is not the one of the columns, except for nullability."""
+        columns = from_arrow_schema(arrow_schema(**self._optional_columns()))
+        if schema.simpleString() != columns.simpleString():
+            raise ValueError(
+                "a schema is set, but the columns are fixed; parse the values by "
+                "simplebus.spark.parse_json, or by from_json"
+            )
 
     def _user_options(self) -> dict[str, str]:
         return {name: value for name, value in self.options.items() if name != _CONNECTOR_OPTION}
@@ -114,26 +132,30 @@ class SimplebusSource(DataSource):
         """Return a reader for `spark.read`.
 
         Args:
-            schema: Ignored; the columns are fixed.
+            schema: The fixed columns.
 
         Raises:
-            ValueError: An option is unknown, missing or invalid.
+            ValueError: An option is unknown, missing or invalid, or the user has set a schema.
         """
         with report_without_traceback():
             options = resolve_pattern(source_options(self._user_options(), streaming=False))
+            self._check_schema(schema)
         return FilteringReader(options) if options.filter_pushdown else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return a reader for `spark.readStream`.
 
-        Args:
-            schema: Ignored; the columns are fixed.
+        If an option is unknown, missing or invalid, or the user has set a schema, the methods of
+        the reader raise the error.
 
-        Raises:
-            ValueError: An option is unknown, missing or invalid.
+        Args:
+            schema: The fixed columns.
         """
-        with report_without_traceback():
+        try:
             options = resolve_pattern(source_options(self._user_options(), streaming=True))
+            self._check_schema(schema)
+        except (ValueError, *UNREACHABLE_ERRORS) as error:
+            return InvalidStreamReader(error)
         return SparkStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -167,6 +189,33 @@ class SimplebusSource(DataSource):
             options = sink_options(self._user_options())
             check_sink(schema, options, overwrite=overwrite)
             return options
+
+
+class InvalidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Stream reader of a query with invalid options; its methods raise the error.
+
+    Spark 4.3 reports an `UnboundLocalError` in place of an error that `streamReader` raises.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Raise the error."""
+        with report_without_traceback():
+            raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Raise the error."""
+        return self.initialOffset()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Raise the error."""
+        self.initialOffset()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Raise the error. Spark does not call this method, since there are no partitions."""
+        raise self._error
 
 
 class BatchReader(DataSourceReader):

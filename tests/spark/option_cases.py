@@ -51,6 +51,7 @@ INVALID_BATCH_OPTIONS: list[tuple[dict[str, str], str]] = [
     (NEEDED | {"startingOffsets": '{"a": {"7": 1.5}}'}, "1.5, expected a sequence >= 0"),
     (NEEDED | {"startingOffsets": '{"a": {"7": true}}'}, "True, expected a sequence >= 0"),
     (NEEDED | {"startingOffsets": "{"}, "not valid JSON"),
+    (NEEDED | {"startingOffsets": "Latest"}, '"latest" is not a possible start of a batch'),
     (NEEDED | {"endingOffsets": "earliest"}, 'expected "latest" or JSON'),
     (
         NEEDED | {"endingOffsets": '{"a": {"7": -2}}'},
@@ -68,7 +69,7 @@ INVALID_BATCH_OPTIONS: list[tuple[dict[str, str], str]] = [
     ),
     (NEEDED | {"startingOffsetsByTimestampStrategy": "x"}, "expected error or latest"),
     (
-        NEEDED | {"maxOffsetsPerTrigger": "5"},
+        NEEDED | {"maxoffsetspertrigger": "5"},
         "no option maxOffsetsPerTrigger here; it is an option of a stream",
     ),
     (NEEDED | {"kafka.bootstrap.servers": "a:9092"}, "here; use servers, with host:port of each"),
@@ -77,7 +78,10 @@ INVALID_BATCH_OPTIONS: list[tuple[dict[str, str], str]] = [
     ({"servers": "a", "subscribePattern": " "}, "' ': expected a regular expression"),
     (NEEDED | {"schema": "a int"}, "here; parse the values by simplebus.spark.parse_json, or by"),
     (NEEDED | {"assign": "{}"}, "here; use subscribe, since a class has no partitions"),
-    (NEEDED | {"groupIdPrefix": "x"}, "here; use durable in a stream; a batch needs none"),
+    (
+        NEEDED | {"groupidprefix": "x"},
+        "option groupIdPrefix here; use durable in a stream; a batch needs none",
+    ),
     (NEEDED | {"kafka.SASL.jaas.config": "x"}, "here; credentials and certificates are taken from"),
     (NEEDED | {"kafka.fetch.min.bytes": "1"}, "here; settings of a Kafka client do not apply"),
     (NEEDED | {"class": "7"}, "no option class here; it is an option of a sink"),

@@ -175,7 +175,44 @@ def test_sources_report_the_same_errors(
         expected = re.escape(sentence.format(place=place(mixed_server)))
         with pytest.raises(Exception, match=expected) as caught:
             reading(spark.read, kind, mixed_server, **given).count()
-        assert "Traceback" not in str(caught.value)
+        assert_no_traceback(caught.value)
+
+
+def assert_no_traceback(error: Exception) -> None:
+    for text in ("Traceback", "\tat ", "UnboundLocalError"):
+        assert text not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"assign": "{}"}, "there is no option assign here; use subscribe"),
+        ({"subscribePattern": "none", "subscribe": ""}, "no class at .* matches the option subscr"),
+        ({"startingOffsets": '{"1": {"0": 5}}'}, r"as in \{\"127.0.0.1:\d+\": \{\"1\": 5\}\}"),
+    ],
+)
+def test_streams_of_both_sources_report_the_same_errors(
+    spark: Any, server: BusServer, options: dict[str, str], sentence: str
+) -> None:
+    publish_numbers(server, 0, 1)
+    for kind in FORMATS:
+        given = {"servers": server.address, "subscribe": "1", **options}
+        frame = spark.readStream.format(kind).options(**{k: v for k, v in given.items() if v})
+        query = frame.load().writeStream.format("noop").trigger(availableNow=True).start()
+        with pytest.raises(Exception, match=sentence) as caught:
+            query.awaitTermination(60)
+        assert_no_traceback(caught.value)
+
+
+def test_schema_of_the_user_is_refused(spark: Any, server: BusServer) -> None:
+    publish_numbers(server, 0, 3)
+    for kind in FORMATS:
+        fixed = reading(spark.read, kind, server, includeHeaders="true").schema
+        frame = reading(spark.read.schema(fixed), kind, server, includeHeaders="true")
+        assert frame.count() == 3
+        with pytest.raises(Exception, match="a schema is set, but the columns are fix") as caught:
+            reading(spark.read.schema("book string"), kind, server).count()
+        assert_no_traceback(caught.value)
 
 
 def test_similar_names_are_those_of_difflib(spark: Any) -> None:

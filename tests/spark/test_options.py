@@ -41,7 +41,7 @@ def test_times_take_precedence_over_offsets() -> None:
     by_class = {"startingOffsetsByTimestamp": '{"127.0.0.1": {"7": 5}}'}
     ends = {"endingOffsets": "latest", "endingOffsetsByTimestamp": '{"127.0.0.1": {"007": 6}}'}
     found = source_options(
-        NEEDED | {"startingOffsets": "latest"} | by_class | ends, streaming=False
+        NEEDED | {"startingOffsets": "earliest"} | by_class | ends, streaming=False
     )
     assert found.starting == TimestampSpec(
         "startingOffsetsByTimestamp", {"127.0.0.1:8888": {"7": 5}}, True

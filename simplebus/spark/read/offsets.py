@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 LATEST = -1
@@ -69,10 +69,11 @@ class TimestampSpec:
         if not self.is_strict:
             return LATEST
         milliseconds = self.time_for(server, name)
-        time = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+        time = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
+        when = time.isoformat(timespec="milliseconds")
         raise OffsetError(
-            f"{self.option} is {milliseconds} ({time}) for class {name} at {server}, which has "
-            "accepted no message since then; to start with the next message, set the option "
+            f"{self.option} is {milliseconds} ({when}) for class {name} at {server}, which stores "
+            "no message accepted since then; to start with the next message, set the option "
             "startingOffsetsByTimestampStrategy to latest"
         )
 
@@ -196,21 +197,30 @@ def load_query(offsets_json: Mapping[str, Any]) -> QueryIdentity | None:
 
 
 def parse_offsets(
-    text: str, *, known: Callable[[str, str], tuple[str, str]], earliest: bool = True
+    text: str,
+    *,
+    known: Callable[[str, str], tuple[str, str]],
+    earliest: bool = True,
+    latest: bool = True,
 ) -> OffsetSpec:
     """Parse a user's `earliest`, `latest` or JSON by server and class.
 
     Args:
         text: The option's value. In JSON, -1 is latest and -2 is earliest.
         known: Returns the normalized names of a server and a class.
-        earliest: False if `earliest` is not allowed.
+        earliest: False if `earliest` is not allowed, as for an end.
+        latest: False if `latest` is not allowed, as for the start of a batch.
 
     Raises:
         OffsetError: The text is invalid.
     """
     word = text.strip()
     if word.lower() == "latest":
-        return "latest"
+        if latest:
+            return "latest"
+        raise OffsetError(
+            'expected "earliest" or JSON; "latest" is not a possible start of a batch'
+        )
     if word.lower() == "earliest":
         if earliest:
             return "earliest"
@@ -332,8 +342,11 @@ def _check_names(spec: NumbersByClass, read: Mapping[str, list[str]], option: st
     """Raise OffsetError for a server or class that is not read."""
     for server, classes in spec.items():
         if server not in read:
+            place = next(iter(read))
+            example = json.dumps({place: {read[place][0]: next(iter(classes.values()))}})
             raise OffsetError(
-                f"{option} names {server}, which is not read; expected one of {', '.join(read)}"
+                f"{option} names the server {server}, which is not read; expected one of "
+                f"{', '.join(read)} and its classes, as in {example}"
             )
         for name in classes:
             if name not in read[server]:

@@ -79,7 +79,11 @@ def test_keywords_and_special_numbers_become_sequences() -> None:
     ("requested", "sentence"),
     [
         ({"a:1": {"7": 1}}, "has no entry for class orders at a:1"),
-        ({"c:3": {"7": 1}}, "names c:3, which is not read; expected one of a:1, b:2"),
+        (
+            {"c:3": {"7": 1}},
+            r"names the server c:3, which is not read; expected one of a:1, b:2 and its classes, "
+            r'as in \{"a:1": \{"7": 1\}\}',
+        ),
         ({"a:1": {"8": 1}}, "class 8 at a:1, which is not subscribed to; subscribe is 7, orders"),
         (
             {"a:1": {"7": 51, "orders": 0}, "b:2": {"7": 3, "orders": 5}},
@@ -101,7 +105,9 @@ def test_times_are_for_all_classes_or_per_class() -> None:
     ):
         spec.time_for("a:1", "8")
     spec.check_names(["a:1"], ["7", "8"])
-    with pytest.raises(OffsetError, match="names a:1, which is not read; expected one of b:2"):
+    with pytest.raises(
+        OffsetError, match="names the server a:1, which is not read; expected one of b:2"
+    ):
         spec.check_names(["b:2"], ["7"])
     with pytest.raises(OffsetError, match="class 7 at a:1, which is not subscribed to"):
         spec.check_names(["a:1"], ["8"])
@@ -110,6 +116,8 @@ def test_times_are_for_all_classes_or_per_class() -> None:
 def test_time_after_last_message_is_error_or_end() -> None:
     with pytest.raises(OffsetError, match=r"startingTimestamp is 1000 \(1970-01-01T00:00:01.000"):
         TimestampSpec("startingTimestamp", 1000, True).offset_past_end("a:1", "7")
+    with pytest.raises(OffsetError, match=r"\(5138-11-16T09:46:39.999\+00:00\)"):
+        TimestampSpec("startingTimestamp", 99_999_999_999_999, True).offset_past_end("a:1", "7")
     assert TimestampSpec("startingTimestamp", 1000, False).offset_past_end("a:1", "7") == -1
 
 

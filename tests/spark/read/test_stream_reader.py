@@ -236,7 +236,7 @@ def test_query_begins_at_a_time(server: BusServer) -> None:
     given = json.dumps({place(server): {"1": late}})
     for options in ({"startingTimestamp": late}, {"startingOffsetsByTimestamp": given}):
         with pytest.raises(
-            OffsetError, match=rf"is {late} \(2096-.*\) for class 1 at .*accepted no message since"
+            OffsetError, match=rf"is {late} \(2096-.*\) for class 1 at .*stores no message acc"
         ):
             run(query(server, **options))
         late_too = query(server, **options, startingOffsetsByTimestampStrategy="latest")

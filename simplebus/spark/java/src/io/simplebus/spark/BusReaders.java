@@ -2,7 +2,6 @@ package io.simplebus.spark;
 
 import java.io.Closeable;
 import java.io.IOException;
-import java.io.UncheckedIOException;
 import java.util.Collection;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
@@ -41,7 +40,7 @@ final class BusReaders implements Closeable {
                 found.addAll(buses.get(server).classNames());
             }
         } catch (IOException error) {
-            throw new UncheckedIOException(error.getMessage(), error);
+            throw new UnreachableException(error);
         }
         Pattern pattern = Pattern.compile(options.subscribePattern());
         found.removeIf(

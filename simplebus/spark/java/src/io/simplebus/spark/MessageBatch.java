@@ -1,7 +1,6 @@
 package io.simplebus.spark;
 
 import java.io.IOException;
-import java.io.UncheckedIOException;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -35,7 +34,7 @@ final class MessageBatch implements Batch {
             try (BusReaders buses = new BusReaders(options)) {
                 partitions = plan(buses);
             } catch (IOException error) {
-                throw new UncheckedIOException(error.getMessage(), error);
+                throw new UnreachableException(error);
             }
         }
         return partitions.clone();

@@ -14,9 +14,15 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 /** Classes of buses as a table. */
 final class MessageTable implements SupportsRead, SupportsWrite {
     private final StructType schema;
+    private final StructType givenSchema;
 
-    MessageTable(StructType schema) {
+    /**
+     * @param schema columns of the source
+     * @param givenSchema columns of the frame that is written, or the schema of the user who reads
+     */
+    MessageTable(StructType schema, StructType givenSchema) {
         this.schema = schema;
+        this.givenSchema = givenSchema;
     }
 
     @Override
@@ -44,6 +50,11 @@ final class MessageTable implements SupportsRead, SupportsWrite {
 
     @Override
     public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
+        if (!givenSchema.catalogString().equals(schema.catalogString())) {
+            throw new IllegalArgumentException(
+                    "a schema is set, but the columns are fixed; parse the values by "
+                            + "simplebus.spark.parse_json, or by from_json");
+        }
         return new MessageScanBuilder(options, schema);
     }
 

@@ -55,16 +55,22 @@ record OffsetSpec(
      * Parses a word or JSON by server and class; -1 is latest and -2 is earliest.
      *
      * @param canBeEarliest false for an end
+     * @param canBeLatest false for the start of a batch
      */
     static OffsetSpec parseOffsets(
             String option,
             String text,
             UnaryOperator<String> serverName,
             UnaryOperator<String> className,
-            boolean canBeEarliest) {
+            boolean canBeEarliest,
+            boolean canBeLatest) {
         String known = text.strip().toLowerCase(Locale.ROOT);
-        if (known.equals("latest") || known.equals("earliest") && canBeEarliest) {
+        if (known.equals("latest") && canBeLatest || known.equals("earliest") && canBeEarliest) {
             return ofWord(option, known);
+        }
+        if (known.equals("latest")) {
+            throw new OffsetException(
+                    "expected \"earliest\" or JSON; \"latest\" is not a possible start of a batch");
         }
         if (known.equals("earliest")) {
             throw new OffsetException(
@@ -189,7 +195,7 @@ record OffsetSpec(
                         .format(Instant.ofEpochMilli(milliseconds).atOffset(ZoneOffset.UTC));
         throw new OffsetException(
                 option + " is " + milliseconds + " (" + when + ") for class " + name + " at " + server
-                        + ", which has accepted no message since then; to start with the next message, "
+                        + ", which stores no message accepted since then; to start with the next message, "
                         + "set the option startingOffsetsByTimestampStrategy to latest");
     }
 
@@ -208,9 +214,14 @@ record OffsetSpec(
         byClass.forEach(
                 (server, classes) -> {
                     if (!read.contains(server)) {
+                        String example =
+                                "{\"" + read.get(0) + "\": {\"" + names.get(0) + "\": "
+                                        + classes.values().iterator().next() + "}}";
                         throw new OffsetException(
-                                option + " names " + server + ", which is not read; expected one of "
-                                        + String.join(", ", read));
+                                option + " names the server " + server
+                                        + ", which is not read; expected one of "
+                                        + String.join(", ", read) + " and its classes, as in "
+                                        + example);
                     }
                     for (String name : classes.keySet()) {
                         if (!names.contains(name)) {

@@ -49,7 +49,21 @@ final class OptionNames {
 
     /** Returns the error message for an option that a use does not have. */
     static String unknownOptionMessage(String name, String use) {
-        return "there is no option " + name + " here; " + hint(name.toLowerCase(Locale.ROOT), use);
+        return "there is no option " + spelling(name) + " here; "
+                + hint(name.toLowerCase(Locale.ROOT), use);
+    }
+
+    /** Returns the documented spelling of a known name. Spark passes some names in lower case. */
+    private static String spelling(String name) {
+        for (String list : List.of("options", "kafka")) {
+            for (JsonNode option : TABLE.path(list)) {
+                String known = option.path("name").asText();
+                if (known.equalsIgnoreCase(name)) {
+                    return known;
+                }
+            }
+        }
+        return name;
     }
 
     private static String hint(String name, String use) {

@@ -45,7 +45,7 @@ public final class SimplebusDataSource implements TableProvider, DataSourceRegis
             StructType schema, Transform[] partitioning, Map<String, String> properties) {
         return SourceOptions.readsJournal(properties)
                 ? python().table(schema, properties)
-                : new MessageTable(ColumnNames.schema(properties));
+                : new MessageTable(ColumnNames.schema(properties), schema);
     }
 
     private PythonSource python() {

@@ -90,7 +90,8 @@ record SourceOptions(
                                 text,
                                 SourceOptions::serverName,
                                 SourceOptions::className,
-                                true);
+                                true,
+                                isStream);
         Function<String, OffsetSpec> ending =
                 text ->
                         OffsetSpec.parseOffsets(
@@ -98,7 +99,8 @@ record SourceOptions(
                                 text,
                                 SourceOptions::serverName,
                                 SourceOptions::className,
-                                false);
+                                false,
+                                true);
         SourceOptions found =
                 new SourceOptions(
                         reader.required(
