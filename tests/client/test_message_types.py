@@ -352,9 +352,9 @@ def test_rejects_second_binding_of_a_type(registry: Registry, options: dict[str,
 
 
 def test_registries_are_independent() -> None:
-    first_registry, other = Registry(), Registry()
+    first_registry, second_registry = Registry(), Registry()
     first_registry.bind(ShopCreated, class_id=7)
-    other.bind(ShopClosed, class_id=7)
+    second_registry.bind(ShopClosed, class_id=7)
     assert ShopClosed not in first_registry.bindings
     assert not DEFAULT_REGISTRY.bindings.keys() & {ShopCreated, ShopClosed}
 

@@ -172,9 +172,10 @@ def test_take_acknowledges_the_previous_messages(run: Run, server: BusServer) ->
                 batch = await messages.take(30)
                 assert 1 <= len(batch) <= 30
                 received += [message.payload for message in batch]
-                done = len(received) - len(batch)  # Acknowledged soon, without another call.
+                acked_count = len(received) - len(batch)  # Acknowledged soon, without another call.
                 await anyio.to_thread.run_sync(
-                    until, lambda done=done: server.statistics().acknowledged == done
+                    until,
+                    lambda acked_count=acked_count: server.statistics().acknowledged == acked_count,
                 )
             assert received == NUMBERED
             with pytest.raises(ValueError, match="1 message or more, got 0"):
@@ -313,18 +314,18 @@ def test_explain_and_fetch_through_the_bus(run: Run, server: BusServer) -> None:
 Loop = Callable[[BaseSubscription[bytes], list[bytes]], object]
 
 
-async def consume_messages(messages: BaseSubscription[bytes], done: list[bytes]) -> None:
+async def consume_messages(messages: BaseSubscription[bytes], payloads: list[bytes]) -> None:
     async for message in messages.messages():
         await anyio.lowlevel.checkpoint()
-        done.append(message.payload)
-        if len(done) % 7 == 0:
+        payloads.append(message.payload)
+        if len(payloads) % 7 == 0:
             await anyio.lowlevel.checkpoint_if_cancelled()
 
 
-async def consume_batches(messages: BaseSubscription[bytes], done: list[bytes]) -> None:
+async def consume_batches(messages: BaseSubscription[bytes], payloads: list[bytes]) -> None:
     async for batch in messages.batches():
         await anyio.lowlevel.checkpoint()
-        done += batch.payloads
+        payloads += batch.payloads
 
 
 @pytest.mark.parametrize("loop", [consume_messages, consume_batches])
@@ -368,20 +369,20 @@ def test_cancelling_anywhere_loses_and_acknowledges_nothing(
 
 def test_cancelling_get_loses_nothing(run: Run, clockless_server: BusServer) -> None:
     async def main() -> None:
-        done: list[bytes] = []
+        received: list[bytes] = []
         async with (
             simplebus.connect(clockless_server.address) as bus,
             bus.subscribe(1) as messages,
         ):
             await bus.publish_many(NUMBERED[:50], class_id=1, confirm=False)
             steps = 0
-            while len(done) < 50:
+            while len(received) < 50:
                 steps += 1
                 with anyio.CancelScope() as scope:
                     if steps % 2:
                         scope.cancel()
-                    done.append((await messages.get()).payload)
-            assert done == NUMBERED[:50]
+                    received.append((await messages.get()).payload)
+            assert received == NUMBERED[:50]
 
     run(main)
     until(lambda: clockless_server.statistics().acknowledged == 50)

@@ -58,7 +58,7 @@ def test_every_handler_receives_all_messages(run: Run, server: BusServer) -> Non
 def test_handles_as_many_messages_at_once_as_concurrency(run: Run, server: BusServer) -> None:
     async def main() -> None:
         running_count = running_max = 0
-        done: list[bytes] = []
+        handled: list[bytes] = []
 
         async def handler(message: Message[bytes]) -> None:
             nonlocal running_count, running_max
@@ -66,15 +66,15 @@ def test_handles_as_many_messages_at_once_as_concurrency(run: Run, server: BusSe
             running_max = max(running_max, running_count)
             await anyio.sleep(0.01)
             running_count -= 1
-            done.append(message.payload)
+            handled.append(message.payload)
 
         async with simplebus.connect(server.address) as bus:
             bus.handle(1, handler, concurrency=4)
             await bus.publish_many(NUMBERED, class_id=1)
-            await anyio.to_thread.run_sync(until, lambda: len(done) == 10)
+            await anyio.to_thread.run_sync(until, lambda: len(handled) == 10)
             await bus.drain()
             assert running_max == 4
-            assert sorted(done) == NUMBERED
+            assert sorted(handled) == NUMBERED
             assert server.statistics().acknowledged == 10
 
     run(main)
@@ -82,17 +82,17 @@ def test_handles_as_many_messages_at_once_as_concurrency(run: Run, server: BusSe
 
 def test_hanging_handler_call_does_not_block_others(run: Run, clockless_server: BusServer) -> None:
     async def main() -> None:
-        done: list[bytes] = []
+        handled: list[bytes] = []
 
         async def handler(message: Message[bytes]) -> None:
             if message.payload == NUMBERED[0]:
                 await anyio.sleep_forever()
-            done.append(message.payload)
+            handled.append(message.payload)
 
         async with simplebus.connect(clockless_server.address) as bus:
             bus.handle(1, handler, concurrency=2)
             await bus.publish_many(NUMBERED, class_id=1)
-            await anyio.to_thread.run_sync(until, lambda: len(done) == 9)
+            await anyio.to_thread.run_sync(until, lambda: len(handled) == 9)
 
     run(main)
     until(lambda: clockless_server.statistics().acknowledged == 9)
@@ -103,14 +103,14 @@ def test_redelivers_when_the_handler_raises(
 ) -> None:
     async def main() -> None:
         received: list[tuple[int, int]] = []
-        done = anyio.Event()
+        redelivered = anyio.Event()
 
         async def handler(message: Message[bytes]) -> None:
             received.append((message.message_id, message.attempt))
             if received[-1] == (1, 1):
                 raise ValueError("not today")
             if received[-1] == (1, 2):
-                done.set()
+                redelivered.set()
 
         async with simplebus.connect(clockless_server.address) as bus:
             bus.handle(1, handler)
@@ -118,7 +118,7 @@ def test_redelivers_when_the_handler_raises(
             await anyio.to_thread.run_sync(until, lambda: len(received) == 3)
             await bus.drain()
             clockless_server.tick(2)
-            await done.wait()
+            await redelivered.wait()
             await bus.drain()
             assert received == [(0, 1), (1, 1), (2, 1), (1, 2)]
 
@@ -200,8 +200,8 @@ def test_message_published_by_class_name_after_handle_reaches_the_handler(
         received: list[bytes] = []
         async with (
             simplebus.connect(server.address) as bus,
-            simplebus.connect(server.address) as other,
-            other.subscribe("tests.named"),  # Messages are not kept for a first subscription.
+            simplebus.connect(server.address) as subscriber,
+            subscriber.subscribe("tests.named"),  # Messages are not kept for a first subscription.
         ):
             bus.handle("tests.named", lambda message: received.append(message.payload))
             await bus.publish(b"x", class_id="tests.named")

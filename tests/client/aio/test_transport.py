@@ -18,7 +18,7 @@ class InProcess:
 
     def __init__(self, bus: FakeServer) -> None:
         self._bus = bus
-        self._said = b""
+        self._received = b""
         self._answers = b""
         self._answered = anyio.Event()
         self._room = 40
@@ -27,9 +27,9 @@ class InProcess:
     def send(self, data: memoryview) -> int:
         sent_count = min(self._room, len(data))
         self._room -= sent_count
-        self._said += bytes(data[:sent_count])
-        while (end := self._said.find(DELIMITER, HEADER_BYTES)) >= 0:
-            frame, self._said = self._said[:end], self._said[end + len(DELIMITER) :]
+        self._received += bytes(data[:sent_count])
+        while (end := self._received.find(DELIMITER, HEADER_BYTES)) >= 0:
+            frame, self._received = self._received[:end], self._received[end + len(DELIMITER) :]
             header = HEADER.unpack(frame[:HEADER_BYTES])
             self._answers += self._bus.default_reply(*header, frame[HEADER_BYTES:])
         if self._answers:

@@ -77,8 +77,8 @@ def test_concurrent_use_of_a_blocking_bus_raises(server: BusServer) -> None:
             bus.flush,
         ):
             refused_in_a_thread(call)
-        with simplebus.connect_blocking(server.address) as other:
-            other.publish(b"1", class_id=1)
+        with simplebus.connect_blocking(server.address) as publisher:
+            publisher.publish(b"1", class_id=1)
         thread.join()
         bus.publish(b"2", class_id=2)
     assert received == [b"0", b"1"]

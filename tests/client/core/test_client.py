@@ -259,7 +259,7 @@ def test_no_heartbeat_unless_agreed() -> None:
 def test_fetched_messages_belong_to_oldest_fetch_of_their_class() -> None:
     connection = open_connection()
     first, second = connection.core.fetch(1, 10, 3), connection.core.fetch(1, 0, 9)
-    other = connection.core.fetch(2, 0, 9)
+    other_fetch = connection.core.fetch(2, 0, 9)
     connection.exchange()
     fetch_frames = [frame for frame in connection.server.frames if frame[0] == FETCH]
     assert fetch_frames[0][4] == FetchRequest(first=10, count=3).encode()
@@ -273,7 +273,7 @@ def test_fetched_messages_belong_to_oldest_fetch_of_their_class() -> None:
         second.number, FetchReply(first=first_sequence, next=first_sequence, floor=12, head=30)
     )
     connection.exchange()
-    assert (first.is_done, second.is_done, other.is_done) == (True, True, False)
+    assert (first.is_done, second.is_done, other_fetch.is_done) == (True, True, False)
     first_ones = [m for batch in first.batches for m in batch]
     assert [(m.sequence, m.payload) for m in first_ones] == [
         (12, b"12"),
@@ -285,7 +285,7 @@ def test_fetched_messages_belong_to_oldest_fetch_of_their_class() -> None:
         first_ones[0].ack()
     sequences = [m.sequence - (5 << 31) for batch in second.batches for m in batch]
     assert sequences == [17, 0]
-    assert other.batches == []
+    assert other_fetch.batches == []
     assert isinstance(first.reply, FetchReply)
 
 

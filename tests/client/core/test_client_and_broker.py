@@ -276,9 +276,9 @@ def test_waiting_subscribe_fails_if_another_client_took_the_durable() -> None:
     pair.disconnect()
     pair.core.unsubscribe(inbox, is_processed=True)
     inbox = pair.core.subscribe(1, durable)
-    other = ClientAndBroker(broker=pair.broker, name="other")
-    held_inbox = other.core.subscribe(1, durable)
-    other.exchange()
+    other_pair = ClientAndBroker(broker=pair.broker, name="other")
+    held_inbox = other_pair.core.subscribe(1, durable)
+    other_pair.exchange()
     assert held_inbox.subscribe_request.error is None
     pair.connect()
     pair.exchange()
@@ -375,12 +375,12 @@ def test_next_server_run_may_reuse_a_lost_sequence() -> None:
     pair = ClientAndBroker(broker=Broker(identity="one", run_id="first"))
     crew = SubscribeRequest(durable="d", group="g")
     inbox = pair.core.subscribe(1, crew)
-    other = pair.core.subscribe(2, crew, auto_ack=False)
+    second_inbox = pair.core.subscribe(2, crew, auto_ack=False)
     pair.core.publish(b"lost", 1)
     pair.core.publish(b"lost too", 2)
     pair.exchange()
     assert [message.payload for message in consume(inbox, 1)] == [b"lost"]
-    judged = other.pop_batch()
+    judged = second_inbox.pop_batch()
     assert judged is not None
     pair.disconnect()
     pair.broker = Broker(identity="one", run_id="second")
@@ -394,7 +394,7 @@ def test_next_server_run_may_reuse_a_lost_sequence() -> None:
     judged.ack()
     pair.exchange()
     assert payloads(inbox) == [b"another"]
-    assert payloads(other) == [b"another"]
+    assert payloads(second_inbox) == [b"another"]
     settle_all(pair, inbox)
     assert [pair.statistics(class_id).in_flight for class_id in (1, 2)] == [0, 1]
 
@@ -420,13 +420,13 @@ def test_no_outcome_is_sent_for_a_message_that_reuses_a_lost_sequence(
     assert payloads(inbox) == [b"lost"]
     pair.disconnect()
     pair.broker = Broker(identity="one", run_id="2")
-    other = ClientAndBroker(broker=pair.broker, name="other")
-    other_inbox = other.core.subscribe(1, durable)
-    other.core.publish(b"new", 1)
-    other.exchange()
+    other_pair = ClientAndBroker(broker=pair.broker, name="other")
+    other_inbox = other_pair.core.subscribe(1, durable)
+    other_pair.core.publish(b"new", 1)
+    other_pair.exchange()
     if is_taken:  # Then the cursor does not show the difference.
         assert payloads(other_inbox) == [b"new"]
-    other.disconnect()
+    other_pair.disconnect()
     pair.connect()
     if was_greeted:  # Delivered by the new run, which has not confirmed the subscription yet.
         while pair.core.session_id is None:

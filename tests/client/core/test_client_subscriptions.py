@@ -114,8 +114,8 @@ def test_subscription_numbers_are_reused_late() -> None:
     inbox = subscribe_confirmed(connection)
     connection.core.unsubscribe(inbox, is_processed=True)
     connection.exchange()
-    other = subscribe_confirmed(connection)
-    assert (inbox.subscription_number, other.subscription_number) == (1, 2)
+    second_inbox = subscribe_confirmed(connection)
+    assert (inbox.subscription_number, second_inbox.subscription_number) == (1, 2)
     connection.server.deliver(1, *numbered_messages(0))
     assert connection.exchange() == []
     assert connection.core.statistics().ignored == 1
