@@ -126,16 +126,16 @@ def test_removed_module_loses_its_links() -> None:
 
 def test_function_can_be_module() -> None:
     received: list[bytes] = []
-    done = threading.Event()
+    handled = threading.Event()
 
     def write_down(message: ModuleMessage) -> None:
         received.append(message.content)
-        done.set()
+        handled.set()
 
     with ModuleBus() as bus:
         bus.add_module(write_down)
         bus.publish(text_message("hello"))
-        assert done.wait(TIMEOUT_SECONDS)
+        assert handled.wait(TIMEOUT_SECONDS)
     assert received == [b"hello"]
 
 
@@ -353,7 +353,7 @@ def test_module_with_failing_repr_is_accepted() -> None:
 
 def test_mutually_full_queues_do_not_deadlock() -> None:
     refused: list[str] = []
-    results_, done = threading.Barrier(2), threading.Semaphore(0)
+    results_, finished = threading.Barrier(2), threading.Semaphore(0)
 
     def flood(module: Listener, message: ModuleMessage) -> None:
         if message.content == b"go":
@@ -363,7 +363,7 @@ def test_mutually_full_queues_do_not_deadlock() -> None:
                     bus.publish(text_message("more"), source=module)
             except ModuleBusFullError as error:
                 refused.append(str(error))
-            done.release()
+            finished.release()
 
     with ModuleBus() as bus:
         first = Listener(lambda message: flood(first, message))
@@ -372,7 +372,7 @@ def test_mutually_full_queues_do_not_deadlock() -> None:
             bus.add_module(module, places=2)
         bus.publish(text_message("go"))
         for _ in range(2):
-            assert done.acquire(timeout=TIMEOUT_SECONDS)
+            assert finished.acquire(timeout=TIMEOUT_SECONDS)
     assert refused
     assert all("would not end" in text for text in refused)
 
@@ -434,7 +434,7 @@ def test_wait_quiet_on_other_bus_ends() -> None:
 @pytest.mark.parametrize("by", ["remove_module", "destroy"])
 def test_callback_can_remove_its_module(by: str) -> None:
     bus = ModuleBus()
-    done = threading.Event()
+    handled = threading.Event()
 
     def leave(message: ModuleMessage) -> None:
         if by == "destroy":
@@ -442,13 +442,13 @@ def test_callback_can_remove_its_module(by: str) -> None:
         else:
             bus.remove_module(module)
             bus.publish(text_message("farewell"), source=module)
-        done.set()
+        handled.set()
 
     module, listener = Listener(leave), Listener()
     bus.add_module(module)
     bus.add_module(listener)
     bus.publish(text_message("go"))
-    assert done.wait(TIMEOUT_SECONDS)
+    assert handled.wait(TIMEOUT_SECONDS)
     if by == "remove_module":
         assert listener.wait(2) == ["go", "farewell"]
         bus.destroy()
@@ -488,20 +488,20 @@ def test_readded_module_waits_for_its_callback() -> None:
 
 
 def test_add_and_remove_inside_callback_leaves_nothing() -> None:
-    done = threading.Event()
+    handled = threading.Event()
 
     def add_and_remove(message: ModuleMessage) -> None:
         for _ in range(10):
             bus.remove_module(module)
             bus.add_module(module)
         bus.remove_module(module)
-        done.set()
+        handled.set()
 
     module = Listener(add_and_remove)
     with ModuleBus() as bus:
         bus.add_module(module)
         bus.publish(text_message("go"))
-        assert done.wait(TIMEOUT_SECONDS)
+        assert handled.wait(TIMEOUT_SECONDS)
         assert_no_threads_left()
         assert bus.statistics().modules == ()
         bus.add_module(module := Listener())

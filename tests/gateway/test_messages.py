@@ -179,16 +179,16 @@ def test_replace_returns_new_message() -> None:
 
 @given(st.integers(0, 3), st.integers(-2, 2), st.integers(-1, 9), st.booleans())
 def test_long_message_uses_several_queue_units(
-    times: int, extra_bytes: int, given: int, in_properties: bool
+    times: int, extra_bytes: int, places: int, in_properties: bool
 ) -> None:
     """Tests lengths around each limit. The argument `places` is ignored."""
     minimum_size = 15 + 3 * in_properties  # The name `a`, and two NULs.
     length = max(0, times * QUEUE_UNIT_BYTES - minimum_size + extra_bytes)
     text = "x" * length
     message = (
-        ModuleMessage(b"", {"a": text}, given)  # type: ignore[call-arg]
+        ModuleMessage(b"", {"a": text}, places)  # type: ignore[call-arg]
         if in_properties
-        else ModuleMessage(text.encode(), {}, given)  # type: ignore[call-arg]
+        else ModuleMessage(text.encode(), {}, places)  # type: ignore[call-arg]
     )
     assert message.size == len(message.to_bytes()) == minimum_size + length
     assert message.places == max(1, -(-message.size // QUEUE_UNIT_BYTES))

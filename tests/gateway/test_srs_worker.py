@@ -72,10 +72,10 @@ def broken_mailbox(bus: ModuleBus, monkeypatch: pytest.MonkeyPatch, name: str) -
     assert_no_threads_left()
     assert bus.statistics().modules == ()
     monkeypatch.undo()
-    other = Listener()
-    bus.add_module(other)
+    listener = Listener()
+    bus.add_module(listener)
     bus.publish(text_message("two"))
-    assert other.wait(1) == ["two"]
+    assert listener.wait(1) == ["two"]
 
 
 def test_02_004_a_worker_ends_if_reading_its_queue_fails(
@@ -95,14 +95,14 @@ def test_13_068_a_worker_runs_until_its_module_is_removed(bus: ModuleBus) -> Non
 
 
 def test_13_091_no_lock_is_held_while_a_module_is_called(bus: ModuleBus) -> None:
-    held_module, other = HeldListener(), Listener()
+    held_module, listener = HeldListener(), Listener()
     bus.add_module(held_module)
     bus.publish(text_message("one"))
     held_module.wait_entered()
-    bus.add_module(other)
+    bus.add_module(listener)
     bus.publish(text_message("two"))
-    assert other.wait(1) == ["two"]
-    bus.remove_module(other)
+    assert listener.wait(1) == ["two"]
+    bus.remove_module(listener)
     held_module.release()
     assert held_module.wait(2) == ["one", "two"]
 
@@ -168,16 +168,16 @@ def test_17_018_malformed_bytes_are_skipped(bus: ModuleBus) -> None:
 
 def test_13_092_the_callback_receives_the_message(bus: ModuleBus) -> None:
     received: list[ModuleMessage] = []
-    done = threading.Event()
+    handled = threading.Event()
     message = text_message("one")
 
-    def callback(given: ModuleMessage) -> None:
-        received.append(given)
-        done.set()
+    def callback(received_message: ModuleMessage) -> None:
+        received.append(received_message)
+        handled.set()
 
     bus.add_module(callback)
     bus.publish(message)
-    assert done.wait(TIMEOUT_SECONDS)
+    assert handled.wait(TIMEOUT_SECONDS)
     assert received == [message]
 
 
@@ -203,12 +203,12 @@ def test_17_019_processed_messages_free_space_in_the_queue(bus: ModuleBus) -> No
 def test_99_012_an_object_with_a_receive_method_is_a_module(bus: ModuleBus) -> None:
     class Module:
         def __init__(self) -> None:
-            self.done = threading.Event()
+            self.received = threading.Event()
 
         def receive(self, message: ModuleMessage) -> None:
-            self.done.set()
+            self.received.set()
 
     module = Module()
     bus.add_module(module)
     bus.publish(text_message("one"))
-    assert module.done.wait(TIMEOUT_SECONDS)
+    assert module.received.wait(TIMEOUT_SECONDS)

@@ -52,7 +52,7 @@ class Storm:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.bus = ModuleBus()
-        self.known: list[object] = []
+        self.modules: list[object] = []
         """Modules that are on the bus, or were."""
         self.refs: list[weakref.ref[object]] = []
         self.errors: list[str] = []
@@ -60,9 +60,9 @@ class Storm:
     def add(self) -> None:
         rng = self.random
         module = rng.choice((ThreadModule, ThreadModule, TaskModule))(self)
-        self.known.append(module)
-        if len(self.known) > 12:
-            self.known.pop(0)
+        self.modules.append(module)
+        if len(self.modules) > 12:
+            self.modules.pop(0)
         self.refs.append(weakref.ref(module))
         places, full = rng.choice((1, 2, 5)), rng.choice(list(FullQueuePolicy))
         self.bus.add_module(module, places=places, full=full, hears_all=rng.random() < 0.8)
@@ -71,7 +71,7 @@ class Storm:
         """Do one random action as the module `me` in its callback, or from outside. May raise any
         error.
         """
-        bus, rng, other = self.bus, self.random, self.random.choice(self.known)
+        bus, rng, module = self.bus, self.random, self.random.choice(self.modules)
         source = rng.choice((me, None))
         long = ModuleMessage(bytes(70_000))
         actions: list[Callable[[], object]] = [
@@ -79,11 +79,11 @@ class Storm:
             lambda: bus.publish_nowait(
                 rng.choice((text_message("x"), b"malformed")), source=source
             ),
-            *[lambda: bus.remove_module(other)] * 2,
+            *[lambda: bus.remove_module(module)] * 2,
             lambda: bus.remove_module(me),
             *[self.add] * 3,
-            lambda: bus.link(rng.choice(self.known), other),
-            lambda: bus.unlink(rng.choice((other, None)), other),
+            lambda: bus.link(rng.choice(self.modules), module),
+            lambda: bus.unlink(rng.choice((module, None)), module),
             lambda: (bus.statistics(), repr(bus)),
             lambda: (bus.inc_ref(), bus.dec_ref()),
             bus.wait_quiet,
@@ -132,7 +132,7 @@ class TaskModule(ExclusiveModule):
             if action == 0:
                 await storm.bus.publish_async(text_message("x"), source=self_or_none)
             elif action == 1:
-                await storm.bus.remove_module_async(storm.random.choice(storm.known))
+                await storm.bus.remove_module_async(storm.random.choice(storm.modules))
             elif action == 2:
                 raise SystemExit
             await trio.lowlevel.checkpoint()
@@ -181,7 +181,7 @@ def test_no_deadlock_and_no_leftovers(seed: int) -> None:
     assert bus.is_freed
     assert_no_threads_left()
     assert storm.errors == []
-    storm.known.clear()
+    storm.modules.clear()
     del threads, each
     gc.collect()
     assert [ref for ref in storm.refs if ref() is not None] == []

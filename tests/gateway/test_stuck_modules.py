@@ -345,8 +345,8 @@ async def test_module_removing_itself_and_others_does_not_deadlock(
             waits.append(trio.current_time() - started_at)
 
     plan_of_module = ModulePlan("a", "x", sample_modules.Settings(), factory=Ends)
-    others = [ModulePlan.of(name, "tests.gateway.sample_modules:Recorder") for name in "bc"]
-    plan = GatewayPlan((others[0], plan_of_module, others[1]), (("*", "a"),))
+    other_plans = [ModulePlan.of(name, "tests.gateway.sample_modules:Recorder") for name in "bc"]
+    plan = GatewayPlan((other_plans[0], plan_of_module, other_plans[1]), (("*", "a"),))
     async with open_gateway(plan) as gateway:
         await gateway.publish(text_message("one"))
         await trio.sleep(GRACE_S)

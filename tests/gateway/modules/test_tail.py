@@ -446,12 +446,12 @@ def test_reads_file_with_reused_inode(path: Path, line: bytes) -> None:
         number += 1
 
     def rotate() -> None:
-        one, second_line = (path.with_name(f"{path.name}.{n}") for n in (1, 2))
-        second_line.unlink(missing_ok=True)
-        if one.exists():
-            one.rename(second_line)
+        first_rotated, second_rotated = (path.with_name(f"{path.name}.{n}") for n in (1, 2))
+        second_rotated.unlink(missing_ok=True)
+        if first_rotated.exists():
+            first_rotated.rename(second_rotated)
         os.utime(path, ns=(0, number * 10**9))
-        path.rename(one)
+        path.rename(first_rotated)
         write()
 
     write()
