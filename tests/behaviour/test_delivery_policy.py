@@ -39,14 +39,14 @@ def delivery_ticks(bus: BrokerHarness, peer: Any, *, until: int) -> list[tuple[i
 
 def test_default_max_deliveries_is_16_in_both_versions() -> None:
     bus = BrokerHarness()
-    one = bus.peer(connect1(1), subscribe1(1))
-    two = connect_version2(bus, subscribe(1, 5))
+    first = bus.peer(connect1(1), subscribe1(1))
+    second = connect_version2(bus, subscribe(1, 5))
     bus.peer(connect1(1), publish1(1, b"x"))
     ticks: list[int] = []
     attempts = []
     for tick in range(900):
-        ticks += [tick] * len(one.receive_messages())
-        attempts += [(tick, message.attempt) for message in two.receive_deliveries()]
+        ticks += [tick] * len(first.receive_messages())
+        attempts += [(tick, message.attempt) for message in second.receive_deliveries()]
         bus.tick()
     at = [0, 6, 18, 42, *range(90, 811, 60)][:16]
     assert ticks == at
@@ -149,16 +149,16 @@ def test_backoff_below_one_tick_is_exact(group: str | None) -> None:
 def test_class_backoff_applies_to_version_1() -> None:
     class_settings = ClassSettings(ack_seconds=2.0, backoff_seconds=(3.0, 5.0))
     bus = BrokerHarness(Settings(classes={"orders": class_settings}))
-    two = connect_version2(bus, subscribe(1, 5), classes=[{"id": 1, "name": "orders"}])
-    other = connect_version2(bus, subscribe(1, 5, ack_seconds=9, backoff=[1]))
-    one = bus.peer(connect1(1), subscribe1(1), publish1(1, b"x"))
-    one.receive_messages()
+    second = connect_version2(bus, subscribe(1, 5), classes=[{"id": 1, "name": "orders"}])
+    third = connect_version2(bus, subscribe(1, 5, ack_seconds=9, backoff=[1]))
+    first = bus.peer(connect1(1), subscribe1(1), publish1(1, b"x"))
+    first.receive_messages()
     bus.tick()
     found: dict[str, list[tuple[int, int]]] = {"one": [], "two": [], "other": []}
     for tick in range(1, 20):
-        found["one"] += [(tick, m.timer_index) for m in one.receive_messages()]
-        found["two"] += [(tick, m.attempt) for m in two.receive_deliveries()]
-        found["other"] += [(tick, m.attempt) for m in other.receive_deliveries()]
+        found["one"] += [(tick, m.timer_index) for m in first.receive_messages()]
+        found["two"] += [(tick, m.attempt) for m in second.receive_deliveries()]
+        found["other"] += [(tick, m.attempt) for m in third.receive_deliveries()]
         bus.tick()
     # Timer indexes are modulo the common modulus of all classes.
     assert found["one"] == [
@@ -264,14 +264,14 @@ def test_poison_message_crashes_two_members_before_backoff() -> None:
 
 def test_assigned_unsent_messages_move_to_other_member_at_once() -> None:
     bus = BrokerHarness()
-    one, two = (
+    first, second = (
         connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=1)) for _ in range(2)
     )
-    one.receive_replies(), two.receive_replies()
+    first.receive_replies(), second.receive_replies()
     connect_version2(bus, publish(1, 0, b"x"))
-    one.disconnect() if not one.session.outbox.is_idle else two.disconnect()
-    rest = two if one.session.is_closed else one
-    assert [message.attempt for message in rest.receive_deliveries()] == [1]
+    first.disconnect() if not first.session.outbox.is_idle else second.disconnect()
+    remaining_member = second if first.session.is_closed else first
+    assert [message.attempt for message in remaining_member.receive_deliveries()] == [1]
 
 
 def test_backoff_survives_reconnect() -> None:
@@ -295,22 +295,22 @@ def test_backoff_survives_reconnect() -> None:
 def test_dead_letter_has_last_failure_reason(group: str | None) -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 1000.5
-    one = connect_version2(bus, subscribe(1, 5, group=group, durable="d", max_deliveries=3))
+    first = connect_version2(bus, subscribe(1, 5, group=group, durable="d", max_deliveries=3))
     connect_version2(bus, publish(1, 0, b"x", b"y"))
     bus.broker.clock.now = 1001.0
-    one.receive_deliveries()
-    one.send(nack(5, 0, 1, 0, b"the first"), nack(5, 1, 2, 0))
-    one.receive_deliveries()
-    one.send(nack(5, 0, 1, 0, "<\r\n\0>, sa\u00df".encode()))
-    one.disconnect()
-    two = connect_version2(bus, subscribe(1, 5, group=group, durable="d", max_deliveries=3))
-    assert two.receive_message_ids() == [0]
-    two.send(nack(5, 0, 1, 0))
-    assert two.receive_message_ids() == []
+    first.receive_deliveries()
+    first.send(nack(5, 0, 1, 0, b"the first"), nack(5, 1, 2, 0))
+    first.receive_deliveries()
+    first.send(nack(5, 0, 1, 0, "<\r\n\0>, sa\u00df".encode()))
+    first.disconnect()
+    second = connect_version2(bus, subscribe(1, 5, group=group, durable="d", max_deliveries=3))
+    assert second.receive_message_ids() == [0]
+    second.send(nack(5, 0, 1, 0))
+    assert second.receive_message_ids() == []
     bus.tick(12)
-    assert two.receive_message_ids() == [1]
-    two.send(nack(5, 1, 2, 0))
-    assert two.receive_message_ids() == []
+    assert second.receive_message_ids() == [1]
+    second.send(nack(5, 1, 2, 0))
+    assert second.receive_message_ids() == []
     (x, _), (y, _) = fetch_dead_letters(bus)
     assert dead_headers(x, "error", "attempts", "accepted") == (
         "<\r\n>, sa\u00df",
@@ -458,30 +458,32 @@ def test_ack_of_any_attempt_counts() -> None:
 def test_member_cannot_settle_messages_of_another(late: bytes, by_key: bool) -> None:
     bus = BrokerHarness()
     options = {"group": "g", "max_in_flight": 1, "by_key": by_key}
-    one = connect_version2(bus, subscribe(1, 5, **options), publish(1, 0, b"x"))
-    assert one.receive_message_ids() == [0]
-    two = connect_version2(bus, subscribe(1, 5, **options))
+    first = connect_version2(bus, subscribe(1, 5, **options), publish(1, 0, b"x"))
+    assert first.receive_message_ids() == [0]
+    second = connect_version2(bus, subscribe(1, 5, **options))
     bus.tick(5)
     connect_version2(bus, publish(1, 0, b"y"))
-    assert two.receive_message_ids() == [1]
-    two.send(ack(5, 1, 2))
-    one.send(unsubscribe(5), subscribe(1, 5, **options))
-    assert [m.attempt for m in two.receive_deliveries()] == [2]
-    one.send(late)
-    assert (one.receive_message_ids(), two.receive_message_ids()) == ([], [])
+    assert second.receive_message_ids() == [1]
+    second.send(ack(5, 1, 2))
+    first.send(unsubscribe(5), subscribe(1, 5, **options))
+    assert [m.attempt for m in second.receive_deliveries()] == [2]
+    first.send(late)
+    assert (first.receive_message_ids(), second.receive_message_ids()) == ([], [])
     assert set(bus.broker.refusal_counts) == {Reason.ACK_LATE}
     assert bus.statistics(1).in_flight == 1
-    two.send(ack(5, 0, 1))
+    second.send(ack(5, 0, 1))
     assert bus.statistics(1).ring.message_count == 0
 
 
 def test_range_across_other_members_is_not_counted_as_late() -> None:
     bus = BrokerHarness()
-    one, two = (connect_version2(bus, subscribe(1, 5, group="g")) for _ in range(2))
+    first, second = (connect_version2(bus, subscribe(1, 5, group="g")) for _ in range(2))
     connect_version2(bus, publish(1, 0, b"a", b"b", b"c", b"d"))
-    first_ids, others = one.receive_message_ids(), two.receive_message_ids()
-    one.send(ack(5, min(first_ids), max(first_ids) + 1), ack(5, min(first_ids), max(first_ids) + 1))
-    two.send(ack(5, others[0], others[0] + 1), ack(5, others[0], others[0] + 1))
+    first_ids, second_ids = first.receive_message_ids(), second.receive_message_ids()
+    first.send(
+        ack(5, min(first_ids), max(first_ids) + 1), ack(5, min(first_ids), max(first_ids) + 1)
+    )
+    second.send(ack(5, second_ids[0], second_ids[0] + 1), ack(5, second_ids[0], second_ids[0] + 1))
     # The second range may include messages of `two`.
     assert bus.broker.refusal_counts.get(Reason.ACK_LATE, 0) <= 1
-    assert two.receive_message_ids() == []
+    assert second.receive_message_ids() == []

@@ -108,8 +108,8 @@ def test_seek_creates_missing_durable() -> None:
 def test_seek_is_refused_while_durable_is_connected() -> None:
     bus = BrokerHarness()
     connect_version2(bus, subscribe(1, 5, durable="d"))
-    other = connect_version2(bus, subscribe(1, 5, durable="d", start="earliest", seek=True))
-    assert other.receive_error_codes() == ["durable_in_use"]
+    second = connect_version2(bus, subscribe(1, 5, durable="d", start="earliest", seek=True))
+    assert second.receive_error_codes() == ["durable_in_use"]
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ def test_seek_requires_durable_and_start(options: dict[str, object]) -> None:
     assert not bus.broker.classes[1].positions
 
 
-@pytest.mark.parametrize("other", [{"channels": ["a"]}, {"group": "g"}])
-def test_durable_with_different_options_is_refused(other: dict[str, object]) -> None:
+@pytest.mark.parametrize("different_options", [{"channels": ["a"]}, {"group": "g"}])
+def test_durable_with_different_options_is_refused(different_options: dict[str, object]) -> None:
     bus = BrokerHarness()
     connect_version2(bus, subscribe(1, 5, durable="d")).disconnect()
-    assert connect_version2(bus, subscribe(1, 5, durable="d", **other)).receive_error_codes() == [
-        "subscription_mismatch"
-    ]
+    assert connect_version2(
+        bus, subscribe(1, 5, durable="d", **different_options)
+    ).receive_error_codes() == ["subscription_mismatch"]
     assert (
         connect_version2(bus, subscribe(1, 5, durable="d")).receive_replies()[0].content["resumed"]
     )
@@ -250,18 +250,20 @@ def test_creating_durable_does_not_iterate_all_names() -> None:
 def test_patterns_are_limited_by_memory() -> None:
     bus = BrokerHarness(class_bytes=1 << 22, total_bytes=1 << 22)
     patterns = [f"{number}.*.#" for number in range(100)]
-    kept = 0
+    accepted_count = 0
     while True:
-        peer = connect_version2(bus, subscribe(1, 5, durable=f"d{kept}", channels=patterns))
+        peer = connect_version2(
+            bus, subscribe(1, 5, durable=f"d{accepted_count}", channels=patterns)
+        )
         reply = peer.receive_replies()[-1]
         peer.disconnect()
         if reply.kind == "error":
             break
-        kept += 1
+        accepted_count += 1
     assert reply.content["code"] == "memory_limit"
     assert reply.content["message"].startswith("the bus has no memory for 100 patterns: ")
-    assert 5 < kept < 20
-    assert len(bus.broker.classes[1].positions) == kept
+    assert 5 < accepted_count < 20
+    assert len(bus.broker.classes[1].positions) == accepted_count
     last = connect_version2(bus, subscribe(1, 5, durable="d0", channels=patterns))
     last.send(unsubscribe(5, forget=True))
     assert last.receive_error_codes() == []

@@ -370,21 +370,21 @@ def test_version_1_receives_payloads_in_order() -> None:
     assert bus.statistics(1).ring.message_count == 0
 
 
-@pytest.mark.parametrize("others", [0, 3, 200])
-def test_uncarriable_payload_is_counted_and_skipped(others: int) -> None:
-    bus = BrokerHarness(class_messages=2 * others + 1)
+@pytest.mark.parametrize("count", [0, 3, 200])
+def test_uncarriable_payload_is_counted_and_skipped(count: int) -> None:
+    bus = BrokerHarness(class_messages=2 * count + 1)
     old = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     bad = b"\0with <\r\n\0> in it"
-    contents = [b"\0a"] * others + [bad] + [b"\0b"] * others
+    contents = [b"\0a"] * count + [bad] + [b"\0b"] * count
     writer = connect_version2(bus, publish_envelopes(1, 0, *contents))
     received = old.receive_messages()
-    assert [m.payload for m in received] == [b"a"] * others + [b"b"] * others
+    assert [m.payload for m in received] == [b"a"] * count + [b"b"] * count
     assert bus.statistics(1).dropped == {Reason.UNCARRIABLE: 1}
     if received:
-        old.send(wire_peer.ack(1, 0, others), wire_peer.ack(1, others + 1, 2 * others + 1))
+        old.send(wire_peer.ack(1, 0, count), wire_peer.ack(1, count + 1, 2 * count + 1))
     bus.broker.end_turn()
     assert bus.statistics(1).ring.message_count == 0
-    writer.send(publish_envelopes(1, 2 * others + 1, bad, b"\0next"))
+    writer.send(publish_envelopes(1, 2 * count + 1, bad, b"\0next"))
     received = old.receive_messages()
     bus.broker.end_turn()
     assert [m.payload for m in received + old.receive_messages()] == [b"next"]

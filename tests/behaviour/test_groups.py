@@ -44,12 +44,12 @@ def test_faster_member_receives_more() -> None:
     bus = BrokerHarness()
     fast, slow = join_members(bus, 2, max_in_flight=10)
     connect_version2(bus, publish(1, 0, *numbered(100)))
-    received, held = [], slow.receive_message_ids()
+    received, slow_ids = [], slow.receive_message_ids()
     while ids := fast.receive_message_ids():
         received += ids
         for sequence in ids:
             fast.send(ack(5, sequence, sequence + 1))
-    assert (len(held), len(received)) == (10, 90)
+    assert (len(slow_ids), len(received)) == (10, 90)
 
 
 @pytest.mark.parametrize("by_key", [False, True])
@@ -82,45 +82,47 @@ def test_one_session_can_have_several_members() -> None:
     assert sorted(redelivered) == [(6, i, 2) for i in first_ids]
 
 
-@pytest.mark.parametrize("how", ["leave", "unsubscribe"])
-def test_messages_of_closed_member_go_to_others(how: str) -> None:
+@pytest.mark.parametrize("action", ["leave", "unsubscribe"])
+def test_messages_of_closed_member_go_to_others(action: str) -> None:
     bus = BrokerHarness()
-    one, two = join_members(bus, 2, max_in_flight=4)
+    first, second = join_members(bus, 2, max_in_flight=4)
     connect_version2(bus, publish(1, 0, *numbered(8)))
-    held, others = one.receive_message_ids(), two.receive_message_ids()
-    for sequence in others:
-        two.send(ack(5, sequence, sequence + 1))
-    one.send(ack(5, held[0], held[0] + 1), nack(5, held[1], held[1] + 1, 60_000))
-    one.disconnect() if how == "leave" else one.send(unsubscribe(5))
-    assert [(m.message_id, m.attempt) for m in two.receive_deliveries()] == [
-        (i, 2) for i in held[2:]
+    first_ids, second_ids = first.receive_message_ids(), second.receive_message_ids()
+    for sequence in second_ids:
+        second.send(ack(5, sequence, sequence + 1))
+    first.send(
+        ack(5, first_ids[0], first_ids[0] + 1), nack(5, first_ids[1], first_ids[1] + 1, 60_000)
+    )
+    first.disconnect() if action == "leave" else first.send(unsubscribe(5))
+    assert [(m.message_id, m.attempt) for m in second.receive_deliveries()] == [
+        (i, 2) for i in first_ids[2:]
     ]
     bus.broker.clock.now += 61
     bus.broker.run_due_wakeups()
-    assert two.receive_message_ids() == [held[1]]
+    assert second.receive_message_ids() == [first_ids[1]]
 
 
 def test_assigned_unsent_messages_are_not_counted_as_delivered() -> None:
     bus = BrokerHarness()
-    one, two = join_members(bus, 2, max_deliveries=1)
+    first, second = join_members(bus, 2, max_deliveries=1)
     connect_version2(bus, publish(1, 0, b"a", b"b"))
-    assert two.receive_message_ids() == [1]
-    two.send(ack(5, 1, 2))
-    one.disconnect()  # Message 0 was assigned but not written.
-    assert [(m.message_id, m.attempt) for m in two.receive_deliveries()] == [(0, 1)]
+    assert second.receive_message_ids() == [1]
+    second.send(ack(5, 1, 2))
+    first.disconnect()  # Message 0 was assigned but not written.
+    assert [(m.message_id, m.attempt) for m in second.receive_deliveries()] == [(0, 1)]
 
 
 def test_unread_assignments_are_reclaimed_after_ack_timeout() -> None:
     bus = BrokerHarness()
-    stuck, other = join_members(bus, 2, max_deliveries=1)
+    stuck, reading = join_members(bus, 2, max_deliveries=1)
     connect_version2(bus, publish(1, 0, *numbered(4)))
-    assert len(other.receive_message_ids()) == 2
-    other.send(ack(5, 0, 4))
+    assert len(reading.receive_message_ids()) == 2
+    reading.send(ack(5, 0, 4))
     bus.tick(7)
-    assert len(delivered := other.receive_deliveries()) == 2
+    assert len(delivered := reading.receive_deliveries()) == 2
     assert {m.attempt for m in delivered} == {1}
     assert stuck.receive_message_ids() == []
-    other.send(ack(5, 0, 4))
+    reading.send(ack(5, 0, 4))
     assert bus.statistics(1).ring.message_count == 0
 
 
@@ -136,53 +138,55 @@ def test_single_slow_member_receives_messages_once() -> None:
 
 def test_only_receiving_member_can_settle_a_message() -> None:
     bus = BrokerHarness()
-    one, two = join_members(bus, 2)
+    first, second = join_members(bus, 2)
     connect_version2(bus, publish(1, 0, *numbered(10)))
-    first_ids, others = one.receive_message_ids(), two.receive_message_ids()
-    two.send(ack(5, 0, 10), nack(5, 0, 10, 0), working(5, 0, 10))
+    first_ids, second_ids = first.receive_message_ids(), second.receive_message_ids()
+    second.send(ack(5, 0, 10), nack(5, 0, 10, 0), working(5, 0, 10))
     assert bus.statistics(1).in_flight == len(first_ids)
-    assert two.receive_message_ids() == []
+    assert second.receive_message_ids() == []
     bus.tick(6)
-    redelivered = [*one.receive_deliveries(), *two.receive_deliveries()]
+    redelivered = [*first.receive_deliveries(), *second.receive_deliveries()]
     assert sorted(m.message_id for m in redelivered) == first_ids
     assert {m.attempt for m in redelivered} == {2}
-    assert not set(first_ids) & set(others)
+    assert not set(first_ids) & set(second_ids)
 
 
 def test_ack_of_unsent_message_has_no_effect() -> None:
     bus = BrokerHarness()
-    one, two = join_members(bus, 2, max_in_flight=3)
+    first, second = join_members(bus, 2, max_in_flight=3)
     connect_version2(bus, publish(1, 0, *numbered(3)))
-    left = one.receive_message_ids()
-    kept = two.receive_message_ids()
-    one.disconnect()  # Its messages are assigned to the other member, which reads nothing.
-    between = [i for i in left if kept[0] < i < kept[-1]] or left
-    two.send(ack(5, 0, 3))
-    assert two.receive_message_ids() == left
-    assert set(between) <= set(left)
+    first_ids = first.receive_message_ids()
+    second_ids = second.receive_message_ids()
+    first.disconnect()  # Its messages are assigned to the other member, which reads nothing.
+    between = [i for i in first_ids if second_ids[0] < i < second_ids[-1]] or first_ids
+    second.send(ack(5, 0, 3))
+    assert second.receive_message_ids() == first_ids
+    assert set(between) <= set(first_ids)
 
 
 def test_overdue_message_moves_to_other_member_and_late_ack_is_ignored() -> None:
     bus = BrokerHarness()
-    one, two = join_members(bus, 2, max_in_flight=1)
+    first, second = join_members(bus, 2, max_in_flight=1)
     connect_version2(bus, publish(1, 0, b"a", b"b"))
-    assert (one.receive_message_ids(), two.receive_message_ids()) == ([0], [1])
-    two.send(ack(5, 1, 2))
+    assert (first.receive_message_ids(), second.receive_message_ids()) == ([0], [1])
+    second.send(ack(5, 1, 2))
     bus.tick(6)
-    (member, other) = (one, two) if one.receive_message_ids() else (two, one)
-    other.send(ack(5, 0, 1))
+    (new_holder, former_holder) = (
+        (first, second) if first.receive_message_ids() else (second, first)
+    )
+    former_holder.send(ack(5, 0, 1))
     assert bus.statistics(1).in_flight == 1
-    member.send(ack(5, 0, 1))
+    new_holder.send(ack(5, 0, 1))
     assert bus.statistics(1).in_flight == 0
 
 
 def test_group_gives_up_after_max_deliveries() -> None:
     bus = BrokerHarness()
-    one, two = join_members(bus, 2, max_deliveries=2, max_in_flight=1)
+    first, second = join_members(bus, 2, max_deliveries=2, max_in_flight=1)
     connect_version2(bus, publish(1, 0, b"a"))
     received = 0
     for _ in range(40):
-        received += len(one.receive_message_ids()) + len(two.receive_message_ids())
+        received += len(first.receive_message_ids()) + len(second.receive_message_ids())
         bus.tick()
     assert received == 2
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 1}
@@ -191,15 +195,15 @@ def test_group_gives_up_after_max_deliveries() -> None:
 
 def test_working_prevents_redelivery_to_others() -> None:
     bus = BrokerHarness()
-    one, two = join_members(bus, 2)
+    first, second = join_members(bus, 2)
     connect_version2(bus, publish(1, 0, b"a"))
-    assert one.receive_message_ids() == [0]
+    assert first.receive_message_ids() == [0]
     for _ in range(20):
-        one.send(working(5, 0, 1))
+        first.send(working(5, 0, 1))
         bus.tick(5)
-        assert one.receive_message_ids() == two.receive_message_ids() == []
+        assert first.receive_message_ids() == second.receive_message_ids() == []
     bus.tick()
-    assert one.receive_message_ids() + two.receive_message_ids() == [0]
+    assert first.receive_message_ids() + second.receive_message_ids() == [0]
 
 
 def test_message_expired_after_assignment_is_not_sent() -> None:
@@ -220,25 +224,27 @@ def test_message_expired_after_assignment_is_not_sent() -> None:
 def test_delayed_message_goes_to_one_member() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 50.0
-    one, two = join_members(bus, 2)
+    first, second = join_members(bus, 2)
     connect_version2(
         bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=1000), timed_envelope(b"b"))
     )
-    assert one.receive_message_ids() + two.receive_message_ids() == [1]
+    assert first.receive_message_ids() + second.receive_message_ids() == [1]
     bus.broker.clock.now = bus.broker.next_wakeup
     assert bus.broker.next_wakeup == 51.0
     bus.broker.run_due_wakeups()
-    assert one.receive_message_ids() + two.receive_message_ids() == [0]
+    assert first.receive_message_ids() + second.receive_message_ids() == [0]
     assert bus.broker.next_wakeup == float("inf")
 
 
 def test_filtered_group_skips_unmatched_messages() -> None:
     bus = BrokerHarness()
-    one, two = join_members(bus, 2, channels=["a"])
+    first, second = join_members(bus, 2, channels=["a"])
     contents = [channel_envelope("ab"[n % 2], b"%d" % n) for n in range(100)]
     connect_version2(bus, publish_envelopes(1, 0, *contents))
-    assert sorted(one.receive_message_ids() + two.receive_message_ids()) == list(range(0, 100, 2))
-    for member in (one, two):
+    assert sorted(first.receive_message_ids() + second.receive_message_ids()) == list(
+        range(0, 100, 2)
+    )
+    for member in (first, second):
         member.send(ack(5, 0, 100))
     bus.broker.end_turn()
     assert bus.statistics(1).ring.message_count == 0
@@ -246,21 +252,21 @@ def test_filtered_group_skips_unmatched_messages() -> None:
 
 def test_group_ends_with_its_last_member() -> None:
     bus = BrokerHarness()
-    one, two = join_members(bus, 2)
+    first, second = join_members(bus, 2)
     connect_version2(bus, publish(1, 0, *numbered(4)))
-    one.disconnect()
-    two.disconnect()
+    first.disconnect()
+    second.disconnect()
     assert bus.statistics(1).subscriptions == ()
     assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1, 2, 3]
 
 
 def test_durable_group_survives_all_members() -> None:
     bus = BrokerHarness()
-    one, two = join_members(bus, 2, durable="d")
+    first, second = join_members(bus, 2, durable="d")
     writer = connect_version2(bus, publish(1, 0, *numbered(4)))
-    assert sorted(one.receive_message_ids() + two.receive_message_ids()) == [0, 1, 2, 3]
-    one.disconnect()
-    two.disconnect()
+    assert sorted(first.receive_message_ids() + second.receive_message_ids()) == [0, 1, 2, 3]
+    first.disconnect()
+    second.disconnect()
     writer.send(publish(1, 4, b"x"))
     reader = connect_version2(bus, subscribe(1, 7, group="g", durable="d"))
     received = reader.receive_deliveries()
@@ -272,19 +278,19 @@ def test_durable_group_survives_all_members() -> None:
 def test_group_with_different_channels_is_refused() -> None:
     bus = BrokerHarness()
     join_members(bus, 1, channels=["a"])
-    other = connect_version2(bus, subscribe(1, 5, group="g", channels=["b"]))
-    assert other.receive_error_codes() == ["subscription_mismatch"]
+    second = connect_version2(bus, subscribe(1, 5, group="g", channels=["b"]))
+    assert second.receive_error_codes() == ["subscription_mismatch"]
 
 
 def test_nacked_message_goes_to_available_member() -> None:
     bus = BrokerHarness()
-    one, two = join_members(bus, 2, max_in_flight=1)
+    first, second = join_members(bus, 2, max_in_flight=1)
     connect_version2(bus, publish(1, 0, b"a", b"b"))
-    assert (one.receive_message_ids(), two.receive_message_ids()) == ([0], [1])
-    two.send(ack(5, 1, 2))
-    one.send(nack(5, 0, 1, 0))
+    assert (first.receive_message_ids(), second.receive_message_ids()) == ([0], [1])
+    second.send(ack(5, 1, 2))
+    first.send(nack(5, 0, 1, 0))
     assert [
-        (m.message_id, m.attempt) for m in one.receive_deliveries() + two.receive_deliveries()
+        (m.message_id, m.attempt) for m in first.receive_deliveries() + second.receive_deliveries()
     ] == [(0, 2)]
 
 
@@ -302,22 +308,22 @@ def test_group_drop_newest_keeps_order() -> None:
 
 def test_member_acks_only_its_own_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = BrokerHarness()
-    one, two = join_members(bus, 2, max_in_flight=1000)
+    first, second = join_members(bus, 2, max_in_flight=1000)
     connect_version2(bus, publish(1, 0, *numbered(1000)))
-    first_ids = one.receive_message_ids()
+    first_ids = first.receive_message_ids()
     group = next(iter(bus.broker.classes[1].groups.values()))
-    holder, other = group.members
-    assert (holder.assigned_count, other.assigned_count) == (500, 500)
-    two.receive_message_ids()
+    holder, other_member = group.members
+    assert (holder.assigned_count, other_member.assigned_count) == (500, 500)
+    second.receive_message_ids()
     # Calls of `two` must not use the timer of `one`.
     monkeypatch.setattr(holder, "_ack_timer", None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bus, "skips_checks", True)
-        two.send(working(5, 0, 1000), ack(5, 0, 1000), nack(5, 0, 1000))
+        second.send(working(5, 0, 1000), ack(5, 0, 1000), nack(5, 0, 1000))
     monkeypatch.undo()
     bus.check_invariants()
     assert bus.statistics(1).in_flight == len(first_ids)
-    one.send(ack(5, 0, 1000))
+    first.send(ack(5, 0, 1000))
     assert bus.statistics(1).in_flight == 0
 
 
@@ -368,19 +374,19 @@ def test_member_in_flight_bytes_are_limited() -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
     size = 900_000
-    member, other = join_members(bus, 2, max_in_flight=1_000_000)
+    member, second = join_members(bus, 2, max_in_flight=1_000_000)
     writer = connect_version2(bus)
     for n in range(3 * IN_FLIGHT_BYTES // size):
         writer.send(publish(1, n, b"x" * size))
-    held, others = member.receive_message_ids(), other.receive_message_ids()
-    for ids in (held, others):
+    first_ids, second_ids = member.receive_message_ids(), second.receive_message_ids()
+    for ids in (first_ids, second_ids):
         assert IN_FLIGHT_BYTES <= len(ids) * size + len(ids) * 13 < IN_FLIGHT_BYTES + size
-    member.send(nack(5, held[0], held[0] + 1, 3_600_000))
-    member.send(*[ack(5, n, n + 1) for n in held[1:3]])
+    member.send(nack(5, first_ids[0], first_ids[0] + 1, 3_600_000))
+    member.send(*[ack(5, n, n + 1) for n in first_ids[1:3]])
     bus.check_invariants()
     assert len(member.receive_message_ids()) == 3
-    assert other.receive_message_ids() == []
-    other.disconnect()
+    assert second.receive_message_ids() == []
+    second.disconnect()
     member.send(*[ack(5, n, n + 1) for n in range(3 * IN_FLIGHT_BYTES // size)])
-    assert set(others) & set(member.receive_message_ids())
+    assert set(second_ids) & set(member.receive_message_ids())
     bus.check_invariants()

@@ -86,25 +86,26 @@ def test_idle_time_starts_at_unsubscribe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("idle_values", "kept"), [([10, 30], 30), ([30, 10], 10), ([10, None], 10), ([None, 10], 10)]
+    ("idle_values", "idle_seconds"),
+    [([10, 30], 30), ([30, 10], 10), ([10, None], 10), ([None, 10], 10)],
 )
-def test_last_idle_seconds_wins(idle_values: list[int | None], kept: int) -> None:
+def test_last_idle_seconds_wins(idle_values: list[int | None], idle_seconds: int) -> None:
     bus = BrokerHarness()
     for seconds in idle_values:
         connect_version2(bus, subscribe(1, 5, durable="d", idle_seconds=seconds)).disconnect()
-    advance_time(bus, kept - 1)
+    advance_time(bus, idle_seconds - 1)
     assert durable_names(bus) == ["d"]
     advance_time(bus, 1)
     assert durable_names(bus) == []
 
 
-@pytest.mark.parametrize(("more", "kept"), [({}, 10), ({"idle_seconds": 30}, 30)])
-def test_seek_keeps_idle_seconds(more: dict[str, object], kept: int) -> None:
+@pytest.mark.parametrize(("more", "expected_seconds"), [({}, 10), ({"idle_seconds": 30}, 30)])
+def test_seek_keeps_idle_seconds(more: dict[str, object], expected_seconds: int) -> None:
     bus = BrokerHarness()
     connect_holder(bus, idle_seconds=10).disconnect()
     at = {"sequence": 3}
     connect_version2(bus, subscribe(1, 5, durable="d", start=at, seek=True, **more)).disconnect()
-    advance_time(bus, kept - 1)
+    advance_time(bus, expected_seconds - 1)
     assert durable_names(bus) == ["d"]
     advance_time(bus, 1)
     assert bus.statistics(1).dropped == {Reason.IDLE_DURABLE: 3}
@@ -113,15 +114,15 @@ def test_seek_keeps_idle_seconds(more: dict[str, object], kept: int) -> None:
 def test_durable_group_is_idle_after_last_member() -> None:
     bus = BrokerHarness()
     group = {"durable": "d", "group": "g"}
-    one = connect_version2(
+    first = connect_version2(
         bus, subscribe(1, 5, idle_seconds=10, **group), publish(1, 0, *numbered(4))
     )
-    other = connect_version2(bus, subscribe(1, 5, idle_seconds=20, **group))
-    one.receive_deliveries()
-    one.disconnect()
+    second = connect_version2(bus, subscribe(1, 5, idle_seconds=20, **group))
+    first.receive_deliveries()
+    first.disconnect()
     advance_time(bus, 100)
     assert durable_names(bus) == ["d"]
-    other.disconnect()
+    second.disconnect()
     advance_time(bus, 19)
     assert durable_names(bus) == ["d"]
     advance_time(bus, 1)

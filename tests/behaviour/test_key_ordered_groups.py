@@ -62,8 +62,8 @@ def ack_in_rounds(members: list[Version2Peer]) -> list[list[tuple[int, int]]]:
             )
         )
         for member, deliveries in received.items():
-            for one in deliveries:
-                member.send(ack(5, one.message_id, one.message_id + 1))
+            for delivery in deliveries:
+                member.send(ack(5, delivery.message_id, delivery.message_id + 1))
     return rounds
 
 
@@ -71,15 +71,15 @@ def test_messages_of_a_key_go_to_one_member_in_order() -> None:
     bus = BrokerHarness()
     members = join_members(bus, 3)
     publish_keys(bus, *[b"key %d" % (number % 7) for number in range(70)])
-    who = defaultdict(set)
+    members_by_key = defaultdict(set)
     for first in range(0, 70, 7):
         received = receive_by_id(members)
         assert sorted(received) == list(range(first, first + 7))
         for id_, member in received.items():
-            who[id_ % 7].add(member)
+            members_by_key[id_ % 7].add(member)
             member.send(ack(5, id_, id_ + 1))
-    assert all(len(key_members) == 1 for key_members in who.values())
-    assert len({member for key_members in who.values() for member in key_members}) > 1
+    assert all(len(key_members) == 1 for key_members in members_by_key.values())
+    assert len({member for key_members in members_by_key.values() for member in key_members}) > 1
     assert bus.statistics(1).ring.message_count == 0
 
 
@@ -123,28 +123,28 @@ def test_overdue_message_precedes_later_ones_of_its_key() -> None:
     assert ack_in_rounds(members) == [[(2, 0)], [(1, 1)]]
 
 
-@pytest.mark.parametrize("how", ["leave", "unsubscribe"])
-def test_keys_of_closed_member_continue_at_others(how: str) -> None:
+@pytest.mark.parametrize("action", ["leave", "unsubscribe"])
+def test_keys_of_closed_member_continue_at_others(action: str) -> None:
     bus = BrokerHarness()
     members = join_members(bus, 4)
     keys = [b"key %d" % number for number in range(40)]
     publish_keys(bus, *keys, *keys)
     before = receive_by_id(members)
-    gone, others = members[1], [members[0], *members[2:]]
-    gone_ids = [id_ for id_, member in before.items() if member is gone]
-    assert gone_ids
-    gone.disconnect() if how == "leave" else gone.send(unsubscribe(5))
-    redelivered = receive_by_id(others)
-    assert sorted(redelivered) == gone_ids  # No later message was sent, of any key.
+    closed_member, other_members = members[1], [members[0], *members[2:]]
+    closed_ids = [id_ for id_, member in before.items() if member is closed_member]
+    assert closed_ids
+    closed_member.disconnect() if action == "leave" else closed_member.send(unsubscribe(5))
+    redelivered = receive_by_id(other_members)
+    assert sorted(redelivered) == closed_ids  # No later message was sent, of any key.
     for id_, member in [
         *redelivered.items(),
-        *((i, m) for i, m in before.items() if m is not gone),
+        *((i, m) for i, m in before.items() if m is not closed_member),
     ]:
         member.send(ack(5, id_, id_ + 1))
-    after = receive_by_id(others)
+    after = receive_by_id(other_members)
     assert sorted(after) == list(range(40, 80))
     for id_ in range(40):
-        assert after[id_ + 40] is (redelivered[id_] if id_ in gone_ids else before[id_])
+        assert after[id_ + 40] is (redelivered[id_] if id_ in closed_ids else before[id_])
 
 
 def test_moved_key_waits_for_message_in_flight() -> None:
@@ -162,7 +162,7 @@ def test_moved_key_waits_for_message_in_flight() -> None:
 
 
 def test_key_assignment_is_independent_of_join_order() -> None:
-    whose = []
+    assignments = []
     for names in (["x", "y", "z"], ["z", "q", "x", "y"]):
         bus = BrokerHarness()
         members = {
@@ -172,11 +172,11 @@ def test_key_assignment_is_independent_of_join_order() -> None:
         if "q" in members:
             members.pop("q").disconnect()
         publish_keys(bus, *[b"key %d" % number for number in range(40)])
-        whose.append(
+        assignments.append(
             {id_: name for name, member in members.items() for id_ in member.receive_message_ids()}
         )
-    assert whose[0] == whose[1]
-    assert len(whose[0]) == 40
+    assert assignments[0] == assignments[1]
+    assert len(assignments[0]) == 40
 
 
 def test_full_member_blocks_only_its_keys() -> None:
@@ -185,18 +185,18 @@ def test_full_member_blocks_only_its_keys() -> None:
     publish_keys(bus, *[b"key %d" % number for number in range(40)])
     first = receive_by_id(members)
     assert len(first) == 2
-    (one, member), (stuck, _) = first.items()
+    (acked_id, member), (stuck, _) = first.items()
     delivered_count = 1
     while True:
-        member.send(ack(5, one, one + 1))
+        member.send(ack(5, acked_id, acked_id + 1))
         ids = member.receive_message_ids()
         if not ids:
             break
-        (one,) = ids
+        (acked_id,) = ids
         delivered_count += 1
-    for id_, other in first.items():
-        if other is not member:
-            assert stuck == id_ or one == id_
+    for id_, holder in first.items():
+        if holder is not member:
+            assert stuck == id_ or acked_id == id_
     assert 5 < delivered_count < 35
     assert bus.statistics(1).subscriptions[0].waiting == 40 - delivered_count - 1
     assert bus.statistics(1).in_flight == 1
@@ -204,14 +204,14 @@ def test_full_member_blocks_only_its_keys() -> None:
 
 def test_unresponsive_member_loses_its_keys_until_it_reads() -> None:
     bus = BrokerHarness()
-    stuck, other = join_members(bus, 2)
+    stuck, reading = join_members(bus, 2)
     keys = [b"key %d" % number for number in range(40)]
     publish_keys(bus, *keys)
-    member_ids = other.receive_message_ids()
-    other.send(ack(5, 0, 40))
+    member_ids = reading.receive_message_ids()
+    reading.send(ack(5, 0, 40))
     bus.tick(7)
-    assert len(member_ids) + len(other_ids := other.receive_message_ids()) == 40
-    other.send(ack(5, 0, 40))
+    assert len(member_ids) + len(other_ids := reading.receive_message_ids()) == 40
+    reading.send(ack(5, 0, 40))
     assert stuck.receive_message_ids() == []
     bus.broker.run_due_wakeups()
     publish_keys(bus, *keys)
@@ -357,11 +357,11 @@ def test_waiting_messages_of_a_key_can_be_dropped(slow: str) -> None:
     for _ in range(200):
         publish_keys(bus, b"a")
     assert only.receive_message_ids() == [0]
-    kept = []
+    received = []
     for _ in range(3):
         only.send(ack(5, 0, 1 << 20))
-        kept += only.receive_message_ids()
-    assert kept == ([197, 198, 199] if slow == "drop_oldest" else [1, 2, 3])
+        received += only.receive_message_ids()
+    assert received == ([197, 198, 199] if slow == "drop_oldest" else [1, 2, 3])
     assert bus.statistics(1).dropped == {Reason.SLOW_CONSUMER: 196}
 
 
@@ -454,8 +454,8 @@ def test_leaving_member_releases_only_its_keys(monkeypatch: pytest.MonkeyPatch) 
         take(self, member)
 
     monkeypatch.setattr(KeyOrderedGroup, "_reclaim_ready", noted)
-    gone = list(group.members)[:20]
+    closed_members = list(group.members)[:20]
     bus.broker.close_session(sessions[0].session)
-    assert chosen == gone
+    assert chosen == closed_members
     assert len(group.members) == 60
     bus.broker.check_invariants()

@@ -101,8 +101,8 @@ def test_closed_local_session_returns_its_messages() -> None:
     subscribe_local(bus, local, group="g", durable="d")
     assert len(local.receive_deliveries()) == 1
     local.disconnect()
-    other = connect_version2(bus, subscribe(1, 3, group="g", durable="d"))
-    assert [m.attempt for m in other.receive_deliveries()] == [2]
+    successor = connect_version2(bus, subscribe(1, 3, group="g", durable="d"))
+    assert [m.attempt for m in successor.receive_deliveries()] == [2]
 
 
 def test_local_session_with_too_many_parked_bytes_is_refused() -> None:
@@ -168,14 +168,14 @@ def test_waiting_redelivery_can_be_terminated_but_not_unsent() -> None:
 def test_member_terminates_only_its_own_messages() -> None:
     bus = BrokerHarness()
     bus.peer(connect1(1), publish1(1, b"x"))
-    one, other = open_local_peer(bus), open_local_peer(bus)
-    subscribe_local(bus, one, group="g")
-    subscribe_local(bus, other, group="g")
-    assert one.receive_message_ids() == [0]
-    bus.broker.apply_event(other.session, TerminateReceived(5, 0, 1))
+    holder, other_member = open_local_peer(bus), open_local_peer(bus)
+    subscribe_local(bus, holder, group="g")
+    subscribe_local(bus, other_member, group="g")
+    assert holder.receive_message_ids() == [0]
+    bus.broker.apply_event(other_member.session, TerminateReceived(5, 0, 1))
     bus.check_invariants()
     assert bus.statistics(1).dropped == {}
-    bus.broker.apply_event(one.session, TerminateReceived(5, 0, 1))
+    bus.broker.apply_event(holder.session, TerminateReceived(5, 0, 1))
     assert bus.statistics(1).dropped == {Reason.TERMINATED: 1}
 
 
@@ -190,30 +190,30 @@ class RecordingObserver:
         bus.broker.store.on_stored = self._record
 
     def _record(self, session: object, cls: object, first: int, last: int) -> None:
-        who = "" if session is None else session.peer  # type: ignore[attr-defined]
+        peer_name = "" if session is None else session.peer  # type: ignore[attr-defined]
         for sequence in range(first, last):
             frame = cls.ring.copy_frame(sequence)  # type: ignore[attr-defined]
             content = frame[9:-4]
             payload = decode(content)[1] if frame[0] == frames.ENVELOPE else content
-            self.seen.append((who, cls.class_id, payload))  # type: ignore[attr-defined]
+            self.seen.append((peer_name, cls.class_id, payload))  # type: ignore[attr-defined]
 
 
 def test_observer_sees_stored_messages_once_in_order() -> None:
     bus = BrokerHarness()
     observer = RecordingObserver(bus)
-    one = bus.peer(connect1(1), publish1(1, b"lone"))
-    one.session.peer = "one"
-    one.send(publish1(1, b"a", b"bb"), publish1(1, b"c"))
-    two = connect_version2(
+    first = bus.peer(connect1(1), publish1(1, b"lone"))
+    first.session.peer = "one"
+    first.send(publish1(1, b"a", b"bb"), publish1(1, b"c"))
+    second = connect_version2(
         bus, publish_envelopes(1, 0, channel_envelope("x", b"d"), channel_envelope("x", b"e"))
     )
-    two.session.peer = "two"
-    two.send(publish_envelopes(1, 2, channel_envelope("x", b"f")))
+    second.session.peer = "two"
+    second.send(publish_envelopes(1, 2, channel_envelope("x", b"f")))
     local = open_local_peer(bus)
     bus.broker.apply_event(local.session, published_batch(1, b"g"))
     payloads = b"lone a bb c d e f g".split()
     assert [payload for _, _, payload in observer.seen] == payloads
-    assert [who for who, _, _ in observer.seen[1:4]] == ["one"] * 3
+    assert [peer_name for peer_name, _, _ in observer.seen[1:4]] == ["one"] * 3
     assert observer.seen[-2:] == [("two", 1, b"f"), ("local client", 1, b"g")]
 
 

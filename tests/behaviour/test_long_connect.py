@@ -60,7 +60,7 @@ def disconnect(peer: WirePeer) -> None:
 
 def test_each_turn_creates_few_classes_and_nothing_behind_is_processed() -> None:
     bus = BrokerHarness()
-    other = connect_version2(bus, classes=[1])
+    idle_peer = connect_version2(bus, classes=[1])
     peer = open_peer(bus)
     peer.send(connect_request(*NAMES, 1, name="p", client="c") + publish(1, 0, b"behind"))
     counts, registry = [], bus.broker.store.class_registry
@@ -79,7 +79,7 @@ def test_each_turn_creates_few_classes_and_nothing_behind_is_processed() -> None
     assert bus.statistics(1).ring.message_count == 1
     created_by = {cls.created_by for cls in bus.broker.classes.values() if cls.name}
     assert created_by == {"session 1 'p' (session 1 ('c'))"}
-    assert other.session.created_class_count == 1
+    assert idle_peer.session.created_class_count == 1
     assert peer.session.created_class_count == MANY
 
 
@@ -129,11 +129,13 @@ def test_reserved_name_is_refused_with_another_id_and_used_with_its_own() -> Non
     peer = open_peer(bus)
     peer.send(connect_request(*NAMES, {"id": 5, "name": "five"}))
     run_turn(peer)
-    other = connect_version2(bus, classes=[])
-    other.send(connect_request({"id": 6, "name": "five"}), connect_request({"id": 5, "name": "x"}))
-    assert other.receive_error_codes() == ["class_name_conflict"] * 2
-    other.send(connect_request("five"), subscribe(5, 1))
-    assert [reply.kind for reply in other.receive_replies()] == ["connect", "subscribe"]
+    other_peer = connect_version2(bus, classes=[])
+    other_peer.send(
+        connect_request({"id": 6, "name": "five"}), connect_request({"id": 5, "name": "x"})
+    )
+    assert other_peer.receive_error_codes() == ["class_name_conflict"] * 2
+    other_peer.send(connect_request("five"), subscribe(5, 1))
+    assert [reply.kind for reply in other_peer.receive_replies()] == ["connect", "subscribe"]
     while run_turn(peer):
         pass
     (reply,) = peer.receive_replies()
@@ -257,8 +259,8 @@ def test_connects_in_turns_end_as_those_at_once(
             if peers[index].session.is_request_pending:
                 run_turn(peers[index])  # Decoding has a turn of its own.
             order.append((index, references))
-            for other in data.draw(st.lists(st.integers(0, 2), max_size=6)):
-                run_turn(peers[other])
+            for peer_index in data.draw(st.lists(st.integers(0, 2), max_size=6)):
+                run_turn(peers[peer_index])
         for peer in peers:
             while run_turn(peer):
                 pass

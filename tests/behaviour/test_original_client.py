@@ -32,8 +32,8 @@ def create_connected_client(class_ids: list[int], **options: object) -> Original
 
 
 def read_frames(client: OriginalClient) -> list[tuple[int, int, int, int, bytes]]:
-    frames, rest = split_frames(client.read_output(1 << 30))
-    assert rest == b""
+    frames, remainder = split_frames(client.read_output(1 << 30))
+    assert remainder == b""
     return [parse_frame(frame) for frame in frames]
 
 

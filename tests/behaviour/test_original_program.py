@@ -54,9 +54,9 @@ def find_released(undelivered: list[Ranges]) -> Ranges:
 def test_message_acked_by_one_of_two_is_not_released() -> None:
     bus, peers = deliver_nine_messages(2)
     peers[0].send(ack(1, 0, 9))
-    left = receive_redelivered(bus, peers)
-    assert left == [[], [(0, 9)]]
-    assert find_released(left) == []
+    unacked_ranges = receive_redelivered(bus, peers)
+    assert unacked_ranges == [[], [(0, 9)]]
+    assert find_released(unacked_ranges) == []
     assert bus.statistics(1).ring.message_count == 9
 
 
@@ -64,9 +64,9 @@ def test_messages_acked_alternately_are_not_released() -> None:
     bus, peers = deliver_nine_messages(2)
     peers[0].send(ack(1, 0, 2))
     peers[1].send(ack(1, 3, 9))
-    left = receive_redelivered(bus, peers)
-    assert left == [[(2, 9)], [(0, 3)]]
-    assert find_released(left) == []
+    unacked_ranges = receive_redelivered(bus, peers)
+    assert unacked_ranges == [[(2, 9)], [(0, 3)]]
+    assert find_released(unacked_ranges) == []
     assert bus.statistics(1).ring.message_count == 9
 
 
@@ -75,9 +75,9 @@ def test_message_acked_by_all_is_released() -> None:
     peers[0].send(ack(1, 0, 3), ack(1, 4, 8))
     peers[1].send(ack(1, 1, 5))
     peers[2].send(ack(1, 0, 9))
-    left = receive_redelivered(bus, peers)
-    assert left == [[(3, 4), (8, 9)], [(0, 1), (5, 9)], []]
-    assert find_released(left) == [(1, 3), (4, 5)]
+    unacked_ranges = receive_redelivered(bus, peers)
+    assert unacked_ranges == [[(3, 4), (8, 9)], [(0, 1), (5, 9)], []]
+    assert find_released(unacked_ranges) == [(1, 3), (4, 5)]
 
 
 def test_ack_after_timeout_counts() -> None:
@@ -87,9 +87,9 @@ def test_ack_after_timeout_counts() -> None:
     peers[0].send(ack(1, 6, 7))
     peers[1].send(ack(1, 1, 3))
     bus.tick(2 * ACK_TIMEOUT - ACK_TIMEOUT)
-    left = receive_redelivered(bus, peers)
-    assert left == [[(3, 6), (7, 9)], [(0, 1), (3, 9)]]
-    assert find_released(left) == [(1, 3)]
+    unacked_ranges = receive_redelivered(bus, peers)
+    assert unacked_ranges == [[(3, 6), (7, 9)], [(0, 1), (3, 9)]]
+    assert find_released(unacked_ranges) == [(1, 3)]
 
 
 # Correct behaviour of the original ----------------------------------------------------------------
@@ -216,23 +216,23 @@ def test_ack_may_span_many_writes_and_ticks() -> None:
 
 
 def test_ack_works_after_another_session_closed() -> None:
-    bus, [one, two] = deliver_nine_messages(2)
-    one.disconnect()
-    two.send(ack(1, 0, 9))
+    bus, [first, second] = deliver_nine_messages(2)
+    first.disconnect()
+    second.send(ack(1, 0, 9))
     assert bus.statistics(1).ring.message_count == 0
 
 
 def test_unacked_messages_of_closed_session_are_released() -> None:
-    bus, [one, two] = deliver_nine_messages(2)
-    two.send(ack(1, 0, 9))
-    one.disconnect()
+    bus, [first, second] = deliver_nine_messages(2)
+    second.send(ack(1, 0, 9))
+    first.disconnect()
     assert bus.statistics(1).ring.message_count == 0
 
 
 def test_unacked_messages_of_last_session_go_to_next() -> None:
-    bus, [one] = deliver_nine_messages(1)
-    one.send(ack(1, 0, 3), ack(1, 5, 7))
-    one.disconnect()
+    bus, [peer] = deliver_nine_messages(1)
+    peer.send(ack(1, 0, 3), ack(1, 5, 7))
+    peer.disconnect()
     bus.peer(publish(1, b"new"))
     assert bus.peer(subscribe(1)).receive_ids(1) == [3, 4, 7, 8, 9]
 

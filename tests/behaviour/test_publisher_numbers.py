@@ -100,8 +100,11 @@ def test_next_number_matches_stored_messages_after_disconnect(count: int) -> Non
     bus = BrokerHarness()
     peer = connect_version2(bus, classes=(1, 2), name="a")
     offence = build_frame(ord("x"))
-    behind = interleaved_messages(count, first=count)
-    assert peer.send_refused(interleaved_messages(count) + offence + behind) is Reason.UNKNOWN_TYPE
+    later_messages = interleaved_messages(count, first=count)
+    assert (
+        peer.send_refused(interleaved_messages(count) + offence + later_messages)
+        is Reason.UNKNOWN_TYPE
+    )
     successor = Version2Peer(bus, bus.broker.open_session())
     successor.send(connect_request(1, 2, name="a"))
     assert successor.receive_replies()[0].content["next"] == count
@@ -195,20 +198,20 @@ def test_unread_errors_close_session() -> None:
     assert next(numbers) > 1000
 
 
-@pytest.mark.parametrize("unknown", [1, 3])
-def test_interleaved_messages_are_kept_when_errors_close_session(unknown: int) -> None:
+@pytest.mark.parametrize("unknown_class", [1, 3])
+def test_interleaved_messages_are_kept_when_errors_close_session(unknown_class: int) -> None:
     """Messages are handled class by class, so errors of the lower or higher class close it."""
     bus = BrokerHarness(frame_bytes=1000, pending_bytes=1000 + RECEIVE_BYTES)
     bus.skips_checks = True
     peer = connect_version2(bus, classes=(2,), name="a", instance="one")
-    messages = interleaved_messages(60_000, classes=(unknown, 2))
+    messages = interleaved_messages(60_000, classes=(unknown_class, 2))
     assert peer.send_refused(messages) is Reason.PENDING_LIMIT
-    assert len(stored_numbers(bus, 2)) < 30_000 or unknown == 3
+    assert len(stored_numbers(bus, 2)) < 30_000 or unknown_class == 3
     successor = Version2Peer(bus, bus.broker.open_session())
     successor.send(connect_request(1, 2, 3, name="a", instance="one"))
     first = successor.receive_replies()[0].content["next"]
     assert first < 60_000
-    successor.send(interleaved_messages(60_000 - first, first=first, classes=(unknown, 2)))
+    successor.send(interleaved_messages(60_000 - first, first=first, classes=(unknown_class, 2)))
     assert stored_numbers(bus, 2) == list(range(1, 60_000, 2))
     assert receive_confirms(successor) == [60_000]
 
@@ -325,10 +328,10 @@ def test_out_of_order_producer_state_is_limited_per_publisher(
     successor = Version2Peer(bus, bus.broker.open_session())
     successor.send(connect_request(name="early", instance="one"))
     assert successor.receive_replies()[0].content["next"] == 1
-    behind = connect_version2(bus, name="4", instance="one")
+    late_publisher = connect_version2(bus, name="4", instance="one")
     asked_about.clear()
     for _ in range(10):
-        behind.send(publish(1, ID_COUNT - 1, b""))
+        late_publisher.send(publish(1, ID_COUNT - 1, b""))
     assert bus.broker.refusal_counts[Reason.DUPLICATE] == 10
     assert sum(asked_about) == 10
 
@@ -377,9 +380,9 @@ def test_parked_batches_are_confirmed_in_order() -> None:
 def test_publisher_name_belongs_to_one_instance() -> None:
     bus = BrokerHarness()
     connect_version2(bus, name="a", instance="i")
-    for other in ({"instance": "j"}, {}):
+    for options in ({"instance": "j"}, {}):
         peer = Version2Peer(bus, bus.broker.open_session())
-        assert peer.send_refused(connect_request(name="a", **other)) is Reason.NAME_IN_USE
+        assert peer.send_refused(connect_request(name="a", **options)) is Reason.NAME_IN_USE
 
 
 def test_connect_refused_for_publisher_name_creates_no_class() -> None:

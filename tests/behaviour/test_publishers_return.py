@@ -98,25 +98,32 @@ def test_next_skips_used_and_confirmed_numbers(
     following: int, flags: list[bool], refusals: list[tuple[int, int]], unconfirmed: int
 ) -> None:
     used = set(range(following)) | {following + k for k, is_used in enumerate(flags) if is_used}
-    known = [
+    refused_ranges = [
         (first, count) for first, count in refusals if set(range(first, first + count)) <= used
     ]
     publishers = ProducerStates()
     ahead = NumberBitmap.from_flags(following, np.array(flags, np.bool_))
-    publishers.restore("a", following, ahead, 0.0, refusals=[refusal(*each) for each in known])
+    publishers.restore(
+        "a", following, ahead, 0.0, refusals=[refusal(*each) for each in refused_ranges]
+    )
     publisher = publishers.claim_name("a", "", 1).producer
     lost = publishers.resume_at(publisher, unconfirmed)
     assert lost == len(set(range(unconfirmed)) - used)
-    unheard = {n for first, count in known for n in range(first, first + count) if n >= unconfirmed}
+    unheard = {
+        n
+        for first, count in refused_ranges
+        for n in range(first, first + count)
+        if n >= unconfirmed
+    }
     assert publisher.next_number >= unconfirmed
     assert all(publisher.next_number <= n for n in unheard)
     numbers = np.arange(publisher.next_number, 40)
-    held = (
+    is_stored = (
         publisher.stored_ahead.contains(numbers).tolist()
         if publisher.stored_ahead
         else [False] * numbers.size
     )
-    assert held == [n in used for n in numbers.tolist()]
+    assert is_stored == [n in used for n in numbers.tolist()]
     reported = {
         n for each in publisher.refusals for n in range(each.refers_to, each.refers_to + each.count)
     }

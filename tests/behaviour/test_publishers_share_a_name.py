@@ -116,11 +116,11 @@ def test_new_instance_gets_unused_number(
     unconfirmed: int,
 ) -> None:
     bus = BrokerHarness()
-    known = {"unconfirmed": unconfirmed, "bus": bus.broker.subscription_manager.identity}
+    options = {"unconfirmed": unconfirmed, "bus": bus.broker.subscription_manager.identity}
     next_numbers = []
     for instance in ("one", "two", None, "one"):
         peer = Version2Peer(bus, bus.broker.open_session())
-        peer.send(connect_request(1, name="a", instance=instance, **known))
+        peer.send(connect_request(1, name="a", instance=instance, **options))
         reply = peer.receive_replies()[0].content
         next_numbers.append((reply["next"] - unconfirmed) % ID_COUNT)
         assert reply["lost"] == 0

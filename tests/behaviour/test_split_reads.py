@@ -304,9 +304,11 @@ def test_split_reads_have_the_same_results(
             # Each read has a Confirm of its own; the last one confirms everything.
             confirms = [frame for frame in received if frame[:1] == CONFIRM]
             # A reply to a Connect contains the next number, which depends on the reads.
-            others = [frame for frame in received if frame[:1] not in (CONFIRM, CONNECT)]
+            other_frames = [frame for frame in received if frame[:1] not in (CONFIRM, CONNECT)]
             subscriptions = list(peer.session.subscriptions)
-            results.append((others, confirms[-1:], counters, subscriptions, bus.statistics(1)))
+            results.append(
+                (other_frames, confirms[-1:], counters, subscriptions, bus.statistics(1))
+            )
     assert results[0] == results[1]
 
 
@@ -417,8 +419,8 @@ def test_members_of_a_closed_session_leave_in_portions(by_key: bool) -> None:
         bus.broker.check_invariants()
         staying.send(publish(1, len(counts) - 2, b"x"))
         assert not staying.receive_deliveries()
-    left = [before - after for before, after in pairwise(counts)]
-    assert max(left) <= RETURNED_PER_TURN / (20_000 / 200) + 1
+    leaving_counts = [before - after for before, after in pairwise(counts)]
+    assert max(leaving_counts) <= RETURNED_PER_TURN / (20_000 / 200) + 1
     leaving.disconnect()
     run_wakeups(bus)
     bus.broker.check_invariants()

@@ -221,13 +221,13 @@ def test_later_subscription_receives_only_new_messages() -> None:
 
 def test_backlog_is_that_of_the_last_subscription() -> None:
     bus = BrokerHarness()
-    one, two = (bus.peer(connect(1), subscribe(1)) for _ in range(2))
+    first, second = (bus.peer(connect(1), subscribe(1)) for _ in range(2))
     bus.peer(publish(1, *numbered(9)))
-    assert one.receive_ids(1) == two.receive_ids(1) == list(range(9))
-    one.send(ack(1, 0, 5))
-    two.send(ack(1, 3, 9))
-    two.disconnect()
-    one.disconnect()
+    assert first.receive_ids(1) == second.receive_ids(1) == list(range(9))
+    first.send(ack(1, 0, 5))
+    second.send(ack(1, 3, 9))
+    second.disconnect()
+    first.disconnect()
     assert bus.peer(subscribe(1)).receive_ids(1) == [5, 6, 7, 8]
 
 
@@ -270,11 +270,11 @@ def test_acks_of_unsent_messages_are_counted_and_ignored(times: int) -> None:
 @pytest.mark.parametrize("times", [1, 2, LARGE_BATCH_COUNT])
 def test_acks_without_subscription_are_counted_and_ignored(times: int) -> None:
     bus, peer = deliver_ten()
-    other = bus.peer(encode_acks((0, 10), times=times))
+    unsubscribed_peer = bus.peer(encode_acks((0, 10), times=times))
     peer.send(ack_frame(9, b"0-1") * times)
     assert bus.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 2 * times}
-    other.send(connect(2))
-    assert len(other.receive_frames()) == 1
+    unsubscribed_peer.send(connect(2))
+    assert len(unsubscribed_peer.receive_frames()) == 1
     assert bus.statistics(1).in_flight == 10
 
 
@@ -300,8 +300,8 @@ def test_ack_of_partially_sent_frame_counts() -> None:
     first_bytes = peer.read_bytes(17 + 3)
     peer.send(ack(1, 0, 2))
     assert bus.broker.refusal_counts == {Reason.ACK_UNSENT: 1}
-    rest = peer.read_bytes(1 << 30)
-    assert parse_frame((first_bytes + rest)[17:31])[4] == b"a"
+    remaining_bytes = peer.read_bytes(1 << 30)
+    assert parse_frame((first_bytes + remaining_bytes)[17:31])[4] == b"a"
 
 
 def set_first_sequence(bus: BrokerHarness, class_id: int, sequence: int) -> None:
@@ -345,14 +345,14 @@ def test_last_id_can_be_acked_in_original_form() -> None:
 
 def test_session_is_reported_ready_once() -> None:
     bus = BrokerHarness()
-    one, two = (bus.peer(connect(1), subscribe(1)) for _ in range(2))
-    ids = [one.session.session_id, two.session.session_id]
+    first, second = (bus.peer(connect(1), subscribe(1)) for _ in range(2))
+    ids = [first.session.session_id, second.session.session_id]
     assert bus.broker.end_turn().flush == ids
     assert bus.broker.end_turn().flush == []
     bus.peer(publish(1, b"a"), publish(1, b"b"))
     assert bus.broker.end_turn().flush == ids
-    assert one.receive_ids(1) == two.receive_ids(1) == [0, 1]
-    two.send(ack(1, 0, 2))
+    assert first.receive_ids(1) == second.receive_ids(1) == [0, 1]
+    second.send(ack(1, 0, 2))
     bus.tick(5)
     assert bus.broker.end_turn().flush == []
     bus.tick()
@@ -407,11 +407,11 @@ def test_statistics_include_removed_subscriptions() -> None:
     bus.tick(6)
     assert peer.receive_ids(1) == [4, 5, 6, 7, 8, 9]
     peer.disconnect()
-    other = bus.peer(subscribe(1))
-    assert other.receive_messages() == []
+    successor = bus.peer(subscribe(1))
+    assert successor.receive_messages() == []
     bus.tick(12)
-    assert len(other.receive_messages()) == 6
-    other.send(ack(1, 4, 6))
+    assert len(successor.receive_messages()) == 6
+    successor.send(ack(1, 4, 6))
     statistics = bus.broker.statistics()
     assert (statistics.published, statistics.delivered, statistics.redelivered) == (10, 10, 12)
     assert (statistics.acknowledged, statistics.in_flight) == (6, 4)

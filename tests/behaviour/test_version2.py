@@ -110,14 +110,14 @@ def test_classes_are_referenced_by_id_name_or_both() -> None:
     [answer] = peer.receive_replies()
     a, c = expected_id("a"), expected_id("c")
     assert answer.content["classes"] == {"a": a, "b": 65535, "c": c, "d": 5}
-    other = connect_version2(bus, classes=("a", "d"))
-    other.send(connect_request("c", {"id": a}))
-    assert other.receive_replies()[0].content["classes"] == {"c": c}
+    second = connect_version2(bus, classes=("a", "d"))
+    second.send(connect_request("c", {"id": a}))
+    assert second.receive_replies()[0].content["classes"] == {"c": c}
 
 
-def expected_id(name: str, behind: int = 0) -> int:
+def expected_id(name: str, offset: int = 0) -> int:
     """Return the id that is derived from a name, or the n-th candidate after it."""
-    return 32768 + (zlib.crc32(name.encode()) - behind) % 32768
+    return 32768 + (zlib.crc32(name.encode()) - offset) % 32768
 
 
 def test_independent_buses_choose_same_id_for_name() -> None:

@@ -150,17 +150,17 @@ def test_disconnect_error_names_subscribe_request() -> None:
 def test_disconnected_slow_consumer_drops_its_messages(
     options: dict[str, object],
 ) -> None:
-    for others in (0, 1):
+    for other_count in (0, 1):
         bus = BrokerHarness()
         terms = options | {"slow": "disconnect", "max_pending": 3}
-        reader, other = connect_version2(bus, subscribe(1, 5, **terms)), connect_version2(bus)
-        other.send(*[subscribe(1, 6)] * others)
+        reader, other_peer = connect_version2(bus, subscribe(1, 5, **terms)), connect_version2(bus)
+        other_peer.send(*[subscribe(1, 6)] * other_count)
         connect_version2(bus, publish(1, 0, *numbered(6)))
         bus.broker.end_turn()
         assert reader.receive_error_codes() == ["slow_consumer"]
-        assert bus.statistics(1).dropped == ({Reason.SLOW_CONSUMER: 6} if others else {})
+        assert bus.statistics(1).dropped == ({Reason.SLOW_CONSUMER: 6} if other_count else {})
         assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == (
-            [] if others else list(range(6))
+            [] if other_count else list(range(6))
         )
 
 
@@ -169,16 +169,16 @@ def test_two_slow_consumers_are_disconnected_while_publisher_is_blocked() -> Non
     slow = [
         connect_version2(bus, subscribe(1, 5, slow="disconnect", max_pending=5)) for _ in range(2)
     ]
-    other = connect_version2(bus, subscribe(1, 5))
+    reader = connect_version2(bus, subscribe(1, 5))
     writer = connect_version2(
         bus, publish(1, 0, *numbered(5)), publish(1, 5, *numbered(7, start=5))
     )
     bus.broker.end_turn()
     assert [peer.receive_error_codes() for peer in slow] == [["slow_consumer"]] * 2
     received: list[bytes] = []
-    while messages := other.receive_deliveries():
+    while messages := reader.receive_deliveries():
         received += [message.content for message in messages]
-        other.send(ack(5, messages[0].message_id, messages[-1].message_id + 1))
+        reader.send(ack(5, messages[0].message_id, messages[-1].message_id + 1))
         bus.broker.end_turn()
     assert received == numbered(12)
     assert not writer.session.parked_messages
@@ -210,10 +210,10 @@ def test_fetch_does_not_affect_subscriptions() -> None:
     first_bytes = reader.read_bytes(150)
     reader.send(json_request(FETCH, 1, 3, first=1, count=2), json_request(FETCH, 1, 4, first=9))
     reader.partial = first_bytes + reader.partial
-    messages, rest = reader.receive_all()
+    messages, replies = reader.receive_all()
     assert [m.message_id for m in messages if m.number == 5] == [0, 1, 2, 3]
     assert [(m.message_id, m.attempt) for m in messages if m.number == 0] == [(1, 0), (2, 0)]
-    answers = [reply.content for reply in rest if reply.kind == "fetch"]
+    answers = [reply.content for reply in replies if reply.kind == "fetch"]
     assert answers == [
         {"first": 1, "next": 3, "floor": 0, "head": 4},
         {"first": 4, "next": 4, "floor": 0, "head": 4},
@@ -310,10 +310,10 @@ def test_deliver_frames_are_correct_after_cut_at_any_byte(most: int) -> None:
     reader.partial = data
     messages, _ = reader.receive_all()
     first_time = [m for m in messages if m.attempt == 1]
-    one = [m.message_id for m in first_time if m.number == 1]
+    first_ids = [m.message_id for m in first_time if m.number == 1]
     second_ids = [m.message_id for m in first_time if m.number == 2]
     assert second_ids == list(range(21))
-    assert one == sorted(one)
+    assert first_ids == sorted(first_ids)
     assert {m.class_id for m in messages if m.number in (1, 2)} == {1}
     assert {m.class_id for m in messages if m.number in (0, 3, 4)} == {2}
     assert [m.message_id for m in first_time if m.number == 3] == list(range(6))

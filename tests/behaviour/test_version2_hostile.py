@@ -74,8 +74,8 @@ def test_invalid_range_is_refused_without_closing(kind: int, content: bytes) -> 
 @given(data=st.data())
 def test_corrupted_bytes_do_not_affect_other_sessions(data: st.DataObject) -> None:
     bus = BrokerHarness()
-    other = connect_version2(bus, subscribe(1, 5, start="new"), classes=(1,))
-    other.receive_replies()
+    bystander = connect_version2(bus, subscribe(1, 5, start="new"), classes=(1,))
+    bystander.receive_replies()
     peer = connect_version2(bus)
     wrong = bytearray(b"".join(data.draw(st.lists(st.sampled_from(REQUESTS), max_size=12))))
     for at, value in data.draw(
@@ -93,9 +93,9 @@ def test_corrupted_bytes_do_not_affect_other_sessions(data: st.DataObject) -> No
         bus.broker.send_fatal_error(peer.session, error)
         peer.read_bytes(1 << 30)
         peer.disconnect()
-    other.read_bytes(1 << 30)
-    other.send(json_request(FETCH, 1, 3))
-    assert other.receive_replies()[-1].kind == "fetch"
+    bystander.read_bytes(1 << 30)
+    bystander.send(json_request(FETCH, 1, 3))
+    assert bystander.receive_replies()[-1].kind == "fetch"
     bus.check_invariants()
 
 

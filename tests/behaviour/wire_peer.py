@@ -96,10 +96,10 @@ class BrokerHarness:
         if not self.skips_checks:
             self.broker.check_invariants()
 
-    def peer(self, *said: bytes) -> WirePeer:
+    def peer(self, *chunks: bytes) -> WirePeer:
         """Connect a peer and send these bytes."""
         peer = WirePeer(self, self.broker.open_session())
-        peer.send(*said)
+        peer.send(*chunks)
         return peer
 
     def tick(self, times: int = 1) -> list[tuple[Session, RemoteProtocolError]]:
@@ -137,19 +137,19 @@ class WirePeer:
         self.partial = b""
         """Received bytes of an incomplete frame."""
 
-    def send(self, *said: bytes) -> None:
+    def send(self, *chunks: bytes) -> None:
         """Send bytes. Each argument arrives in its own read, or in several."""
         broker, buffer = self.bus.broker, self.bus.buffer
-        for data in said:
+        for data in chunks:
             for at in range(0, len(data), len(buffer.writable)):
                 count = buffer.fill(data[at : at + len(buffer.writable)])
                 broker.receive(self.session, buffer, count)
                 self.bus.check_invariants()
 
-    def send_refused(self, *said: bytes) -> Reason:
+    def send_refused(self, *chunks: bytes) -> Reason:
         """Send bytes that must close the session. Returns the reason."""
         with pytest.raises(RemoteProtocolError) as caught:
-            self.send(*said)
+            self.send(*chunks)
         self.disconnect()
         return caught.value.reason
 

@@ -53,10 +53,10 @@ class Version2Reply(NamedTuple):
 
 
 def json_request(
-    frame_type: int, key: int = 0, request: int = 0, number: int = 0, **what: object
+    frame_type: int, key: int = 0, request: int = 0, number: int = 0, **fields: object
 ) -> bytes:
     """Return a request frame with a JSON object."""
-    content = msgspec.json.encode(what)
+    content = msgspec.json.encode(fields)
     return build_frame(
         frame_type, class_id=key, message_id=request, timer_index=number, content=content
     )
@@ -114,8 +114,8 @@ def nack(
 ) -> bytes:
     """Return a Nack frame. `delay_ms` may be "terminate"; the error is not byte-stuffed."""
     delay = b"" if delay_ms is None else b" %s" % str(delay_ms).encode()
-    why = b"" if error is None else b"\n" + error
-    content = b"%d-%d" % (first, last) + delay + why
+    reason = b"" if error is None else b"\n" + error
+    content = b"%d-%d" % (first, last) + delay + reason
     return build_frame(NACK, class_id=number, message_id=attempt, content=content)
 
 
@@ -136,7 +136,7 @@ class Version2Peer(WirePeer):
     def receive_all(self) -> tuple[list[Version2Message], list[Version2Reply]]:
         """Return all waiting messages, and all other frames."""
         messages: list[Version2Message] = []
-        rest: list[Version2Reply] = []
+        replies: list[Version2Reply] = []
         for frame in self.receive_frames():
             kind, class_id, message_id, last_field, content = parse_frame(frame)
             if kind == DELIVER:
@@ -156,9 +156,11 @@ class Version2Peer(WirePeer):
                 )
             else:
                 meaning = msgspec.json.decode(content) if kind in JSON else content
-                rest.append(Version2Reply(KINDS[kind], class_id, message_id, last_field, meaning))
+                replies.append(
+                    Version2Reply(KINDS[kind], class_id, message_id, last_field, meaning)
+                )
         assert self.partial == b"", "the last frame is not whole"
-        return messages, rest
+        return messages, replies
 
     def receive_deliveries(self) -> list[Version2Message]:
         return self.receive_all()[0]
