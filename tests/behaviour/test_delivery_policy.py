@@ -484,6 +484,6 @@ def test_range_across_other_members_is_not_counted_as_late() -> None:
         ack(5, min(first_ids), max(first_ids) + 1), ack(5, min(first_ids), max(first_ids) + 1)
     )
     second.send(ack(5, second_ids[0], second_ids[0] + 1), ack(5, second_ids[0], second_ids[0] + 1))
-    # The second range may include messages of `two`.
+    # The second range may include messages of `second`.
     assert bus.broker.refusal_counts.get(Reason.ACK_LATE, 0) <= 1
     assert second.receive_message_ids() == []

@@ -315,7 +315,7 @@ def test_member_acks_only_its_own_messages(monkeypatch: pytest.MonkeyPatch) -> N
     holder, other_member = group.members
     assert (holder.assigned_count, other_member.assigned_count) == (500, 500)
     second.receive_message_ids()
-    # Calls of `two` must not use the timer of `one`.
+    # Calls of `second` must not use the timer of `first`.
     monkeypatch.setattr(holder, "_ack_timer", None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bus, "skips_checks", True)

@@ -87,9 +87,9 @@ def test_individual_delays_are_merged_and_scanned_rarely(
     bus.broker.clock.now += CHECKPOINT_SECONDS
     batch = checkpointer.build_write_batch()
     assert batch is not None
-    (kept,) = decode_changes(batch.changes).positions
-    assert (len(kept.attempts), len(kept.delays)) == (0, 1)
-    assert kept.delays[0][:2] == (0, count)
+    (snapshot,) = decode_changes(batch.changes).positions
+    assert (len(snapshot.attempts), len(snapshot.delays)) == (0, 1)
+    assert snapshot.delays[0][:2] == (0, count)
     assert checkpointer.next_full_scan - bus.broker.clock.now >= CHECKPOINT_SECONDS * count / few
 
 
@@ -115,16 +115,16 @@ def test_record_of_a_durable_has_bounded_attempts_and_delays(
     bus.broker.clock.now += CHECKPOINT_SECONDS
     batch = checkpointer.build_write_batch()
     assert batch is not None
-    (kept,) = decode_changes(batch.changes).positions
-    assert len(kept.attempts) == len(kept.delays) == bound
-    assert set(kept.attempts) < set(attempts)
+    (snapshot,) = decode_changes(batch.changes).positions
+    assert len(snapshot.attempts) == len(snapshot.delays) == bound
+    assert set(snapshot.attempts) < set(attempts)
     ranges = {each[:2] for each in delays}
-    assert {each[:2] for each in kept.delays} < ranges
+    assert {each[:2] for each in snapshot.delays} < ranges
     last = checkpointer.build_write_batch(is_last=True)
     assert last is not None
-    (kept,) = decode_changes(last.snapshot).positions
-    assert kept.attempts == attempts
-    assert {each[:2] for each in kept.delays} == ranges
+    (snapshot,) = decode_changes(last.snapshot).positions
+    assert snapshot.attempts == attempts
+    assert {each[:2] for each in snapshot.delays} == ranges
 
 
 ACTIONS = st.sampled_from(
@@ -148,7 +148,7 @@ ACTIONS = st.sampled_from(
 
 def perform(bus: BrokerHarness, peer: Version2Peer, action: str, class_id: int) -> None:
     first = peer.session.version2.next_number if peer.session.version2 else 0
-    held = next(iter(peer.session.subscriptions), 1)
+    first_number = next(iter(peer.session.subscriptions), 1)
     match action:
         case "publish":
             peer.send(publish(class_id, first, b"x", b"y"))
@@ -160,13 +160,13 @@ def perform(bus: BrokerHarness, peer: Version2Peer, action: str, class_id: int) 
         case "receive":
             peer.receive_message_ids()
         case "ack":
-            peer.send(ack(held, class_id, class_id + 1))
+            peer.send(ack(first_number, class_id, class_id + 1))
         case "nack":
-            peer.send(nack(held, 1, 2))
+            peer.send(nack(first_number, 1, 2))
         case "delay":
-            peer.send(nack(held, 0, 4, 60_000))
+            peer.send(nack(first_number, 0, 4, 60_000))
         case "unsubscribe":
-            peer.send(unsubscribe(held))
+            peer.send(unsubscribe(first_number))
         case "leave":
             peer.disconnect()
         case "tick":
@@ -203,9 +203,11 @@ def test_snapshot_from_records_equals_one_from_the_state(
             if batch is not None:
                 bus.broker.mark_durable(batch.number)
     assert batch is not None
-    other = Checkpointer(bus.broker).build_write_batch()
-    assert other is not None
-    assert comparable(decode_changes(batch.snapshot)) == comparable(decode_changes(other.snapshot))
+    full_batch = Checkpointer(bus.broker).build_write_batch()
+    assert full_batch is not None
+    assert comparable(decode_changes(batch.snapshot)) == comparable(
+        decode_changes(full_batch.snapshot)
+    )
 
 
 def comparable(state: StateChanges, now: float = float("-inf")) -> object:
@@ -267,9 +269,9 @@ def test_snapshot_in_portions_and_later_changes_equal_the_state(
                     heads = {each.class_id: each.head for each in changes.classes}
                     assert heads == {n: cls.ring.head for n, cls in bus.broker.classes.items()}
     assert not checkpointer.is_snapshot_begun
-    other = Checkpointer(bus.broker).build_write_batch()
-    assert other is not None
-    state = decode_changes(other.snapshot)
+    full_batch = Checkpointer(bus.broker).build_write_batch()
+    assert full_batch is not None
+    state = decode_changes(full_batch.snapshot)
     expected = StateChanges(state.classes, state.positions, removed_classes=state.removed_classes)
     found = StateChanges(
         list(recovered.classes.values()),

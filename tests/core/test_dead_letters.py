@@ -285,20 +285,20 @@ def test_many_dead_letters_are_written_in_several_turns(options: dict[str, objec
     peer.send(publish(1, 0, *numbered(count)))
     while peer.receive_deliveries():
         bus.broker.run_due_wakeups()
-    other = connect_version2(bus, classes=[1, 2])
-    other.send(subscribe(2, 1))
-    other.receive_all()
+    subscriber = connect_version2(bus, classes=[1, 2])
+    subscriber.send(subscribe(2, 1))
+    subscriber.receive_all()
     peer.send(nack(5, 0, count, 0))
     turns = 0
     ring = bus.broker.classes[1].ring
     while len(ring):
         floor = ring.floor
         turns += 1
-        other.send(publish(2, turns - 1, b"x"))
+        subscriber.send(publish(2, turns - 1, b"x"))
         peer.session.outbox.peek(bus.broker.tick_number)
         bus.broker.run_due_wakeups()
         bus.broker.end_turn()
-        assert other.receive_message_ids() == [turns - 1]
+        assert subscriber.receive_message_ids() == [turns - 1]
         assert ring.floor - floor <= 2 * DEAD_LETTER_BATCH_MESSAGES
     assert turns >= 2
     bus.skips_checks = False

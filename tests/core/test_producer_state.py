@@ -31,8 +31,8 @@ def add_disconnected(
 
 def test_name_is_taken_over_by_the_same_instance_only() -> None:
     states = ProducerStates()
-    producer, *rest = states.claim_name("a", "i", 1)
-    assert rest == [None, False, False]
+    producer, *other_results = states.claim_name("a", "i", 1)
+    assert other_results == [None, False, False]
     assert states.claim_name("a", "i", 2) == (producer, 1, True, False)
     for instance in ("j", ""):
         with pytest.raises(RemoteProtocolError) as caught:
@@ -106,10 +106,10 @@ def test_users_have_separate_names() -> None:
     assert len(states) == len({each.key for each in contained}) == 5
     assert [each.user for each in contained] == ["ann", "bob", "", "", ""]
     for each in contained:
-        again = ProducerStates()
-        again.restore(each.key, 7, None, 0.0)
-        assert again.claim_name(each.name, "", 1, user=each.user).producer.next_number == 7
-        assert next(iter(again)).name == each.name
+        restored = ProducerStates()
+        restored.restore(each.key, 7, None, 0.0)
+        assert restored.claim_name(each.name, "", 1, user=each.user).producer.next_number == 7
+        assert next(iter(restored)).name == each.name
 
 
 def test_expiry_counts_from_the_last_disconnect() -> None:

@@ -48,13 +48,13 @@ def test_window_is_limited_to_recovered_messages(
     for offset in acked:
         window.ack_range(floor + offset, floor + offset + 1)
     before = window.unacked_ranges(floor, window.cursor)
-    kept = WindowSnapshot.from_window(window)
-    whole = kept.to_window(floor=0, head=floor + 41)
+    snapshot = WindowSnapshot.from_window(window)
+    whole = snapshot.to_window(floor=0, head=floor + 41)
     whole.check()
     assert (whole.floor, whole.cursor) == (window.floor, window.cursor)
     assert whole.unacked_ranges(floor, window.cursor) == before
     lower = min(lower, head)
-    part = kept.to_window(floor=floor + lower, head=floor + head)
+    part = snapshot.to_window(floor=floor + lower, head=floor + head)
     part.check()
     unacked = {n for a, b in before for n in range(a, b)}
     assert {n for a, b in part.unacked_ranges(0, 1 << 50) for n in range(a, b)} == {

@@ -46,7 +46,7 @@ class SimulationRun:
     def __init__(
         self, seed: int, path: Path, *, is_verbose: bool = False, **scenario_fields: Any
     ) -> None:
-        """`given` are fields of its `Scenario`."""
+        """`scenario_fields` are fields of its `Scenario`."""
         self.world = world = World(seed, is_verbose=is_verbose)
         shape = Scenario.of(world.random, **scenario_fields)
         if "fates" not in scenario_fields and Random(f"{seed} flips").random() < _FLIP_PROBABILITY:

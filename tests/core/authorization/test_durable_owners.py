@@ -43,34 +43,34 @@ def bus() -> BrokerHarness:
     return found
 
 
-def connect_user(bus: BrokerHarness, name: str, *said: bytes) -> Version2Peer:
-    return connect_version2(bus, *said, auth={"token": name})
+def connect_user(bus: BrokerHarness, name: str, *requests: bytes) -> Version2Peer:
+    return connect_version2(bus, *requests, auth={"token": name})
 
 
-def subscribe_error(bus: BrokerHarness, who: str, **what: object) -> str:
+def subscribe_error(bus: BrokerHarness, user_name: str, **options: object) -> str:
     """Return the error text of a Subscribe, or "" if it is granted. The peer disconnects."""
-    found = connect_user(bus, who, subscribe(1, 1, **what))
-    (told,) = found.receive_replies()
+    found = connect_user(bus, user_name, subscribe(1, 1, **options))
+    (reply,) = found.receive_replies()
     found.disconnect()
-    return "" if told.kind == "subscribe" else str(told.content["message"])
+    return "" if reply.kind == "subscribe" else str(reply.content["message"])
 
 
 def test_durable_belongs_to_its_creator(bus: BrokerHarness) -> None:
-    for who in ("ada", "eu"):
-        assert subscribe_error(bus, who, durable=who) == ""
-        refused = subscribe_error(bus, "bob", durable=who)
+    for owner in ("ada", "eu"):
+        assert subscribe_error(bus, owner, durable=owner) == ""
+        refused = subscribe_error(bus, "bob", durable=owner)
         assert refused == (
-            f"user 'bob' may not use the durable {who!r}: it belongs to another user"
+            f"user 'bob' may not use the durable {owner!r}: it belongs to another user"
         )
-        for other in (who, "keeper", "boss"):
-            assert subscribe_error(bus, other, durable=who) == ""
+        for other_name in (owner, "keeper", "boss"):
+            assert subscribe_error(bus, other_name, durable=owner) == ""
 
 
 def test_resume_is_refused_if_owner_sees_more(bus: BrokerHarness) -> None:
     for maker in ("boss", "ada"):
         assert subscribe_error(bus, maker, durable="d", group="g") == ""
-        said = subscribe_error(bus, "eu", durable="d", group="g")
-        assert said == (
+        error = subscribe_error(bus, "eu", durable="d", group="g")
+        assert error == (
             "user 'eu' may not use the durable 'd': it receives messages that this user may not see"
         )
         assert subscribe_error(bus, "bob", durable="d", group="g") == ""
@@ -80,15 +80,17 @@ def test_group_is_open_to_users_with_same_scope(bus: BrokerHarness) -> None:
     first = connect_user(bus, "eu", subscribe(1, 1, group="g"))
     assert subscribe_error(bus, "eu2", group="g") == ""
     assert "shared by users who may see other channels" in subscribe_error(bus, "ada", group="g")
-    assert [said.kind for said in first.receive_replies()] == ["subscribe"]
+    assert [reply.kind for reply in first.receive_replies()] == ["subscribe"]
 
 
 def test_only_owner_and_configurers_may_move_or_remove(bus: BrokerHarness) -> None:
     subscribe_error(bus, "ada", durable="p")
-    said = subscribe_error(bus, "bob", durable="p", seek=True, start="new")
-    assert said == ("user 'bob' may not move or remove the durable 'p': it belongs to another user")
-    for who in ("keeper", "ada"):
-        assert subscribe_error(bus, who, durable="p", seek=True, start="new") == ""
+    error = subscribe_error(bus, "bob", durable="p", seek=True, start="new")
+    assert error == (
+        "user 'bob' may not move or remove the durable 'p': it belongs to another user"
+    )
+    for user_name in ("keeper", "ada"):
+        assert subscribe_error(bus, user_name, durable="p", seek=True, start="new") == ""
     subscribe_error(bus, "ada", durable="d", group="g")
     bob = connect_user(
         bus, "bob", subscribe(1, 1, durable="d", group="g"), unsubscribe(1, forget=True)
@@ -96,11 +98,11 @@ def test_only_owner_and_configurers_may_move_or_remove(bus: BrokerHarness) -> No
     granted, refused = bob.receive_replies()
     assert (granted.kind, refused.content["code"]) == ("subscribe", Reason.UNAUTHORIZED)
     bob.send(unsubscribe(1))
-    assert [told.kind for told in bob.receive_replies()] == ["unsubscribe"]
+    assert [reply.kind for reply in bob.receive_replies()] == ["unsubscribe"]
     bob.disconnect()
-    for what in ({"durable": "d", "group": "g"}, {"durable": "p"}):
-        ada = connect_user(bus, "ada", subscribe(1, 1, **what), unsubscribe(1, forget=True))
-        assert [told.kind for told in ada.receive_replies()] == ["subscribe", "unsubscribe"]
+    for options in ({"durable": "d", "group": "g"}, {"durable": "p"}):
+        ada = connect_user(bus, "ada", subscribe(1, 1, **options), unsubscribe(1, forget=True))
+        assert [reply.kind for reply in ada.receive_replies()] == ["subscribe", "unsubscribe"]
     assert not bus.broker.classes[1].named_positions
 
 
@@ -120,9 +122,11 @@ def test_only_owner_and_configurers_may_change_policy(
     before = position.delivery_policy
     assert subscribe_error(bus, "bob", durable="d", group="g", **options) == ""
     assert (position.delivery_policy, position.idle_seconds) == (before, 9)
-    for who in ("keeper", "ada"):
+    for user_name in ("keeper", "ada"):
         assert (
-            subscribe_error(bus, who, durable="d", group="g", idle_seconds=8, max_deliveries=3)
+            subscribe_error(
+                bus, user_name, durable="d", group="g", idle_seconds=8, max_deliveries=3
+            )
             == ""
         )
         assert (position.delivery_policy.deliveries_max, position.idle_seconds) == (3, 8)
@@ -159,9 +163,11 @@ def test_naming_a_class_reapplies_permissions(bus: BrokerHarness) -> None:
 def test_denied_class_denies_its_dead_letters(
     bus: BrokerHarness,
 ) -> None:
-    def denied(who: str, what: str) -> User:
-        rules = PermissionRules(deny=(PermissionRule.parse(what),))
-        return User(who, token=hash_token(who), permissions=Permissions(subscribe=rules))
+    def denied(user_name: str, rule: str) -> User:
+        rules = PermissionRules(deny=(PermissionRule.parse(rule),))
+        return User(
+            user_name, token=hash_token(user_name), permissions=Permissions(subscribe=rules)
+        )
 
     users = Users([BOSS, denied("by-id", "7"), denied("by-name", "orders")])
     bus.broker.user_directory.replace_users(users)
@@ -169,16 +175,18 @@ def test_denied_class_denies_its_dead_letters(
     early = connect_version2(bus, classes=["dead.7"], auth={"token": "by-name"})
     dead_of_7 = bus.broker.store.class_id_by_name["dead.7"]
     early.send(subscribe(dead_of_7, 1))
-    assert [told.kind for told in early.receive_replies()] == ["subscribe"]
+    assert [reply.kind for reply in early.receive_replies()] == ["subscribe"]
     connect_version2(bus, classes=[{"id": 7, "name": "orders"}], auth={"token": "boss"})
     ((cut, error),) = bus.broker.end_turn().close
     assert (cut, error.sentence) == (early.session, "class 7 has the name 'orders' now")
     connect_version2(bus, classes=["dead.orders"], auth={"token": "boss"})
-    for who in ("by-id", "by-name"):
+    for user_name in ("by-id", "by-name"):
         for name in ("dead.7", "dead.orders"):
-            one = connect_version2(bus, classes=[1], auth={"token": who})
-            one.send(subscribe(bus.broker.store.class_id_by_name[name], 1))
-            assert [told.content["code"] for told in one.receive_replies()] == [Reason.UNAUTHORIZED]
+            peer = connect_version2(bus, classes=[1], auth={"token": user_name})
+            peer.send(subscribe(bus.broker.store.class_id_by_name[name], 1))
+            assert [reply.content["code"] for reply in peer.receive_replies()] == [
+                Reason.UNAUTHORIZED
+            ]
 
 
 def test_denied_long_class_name_denies_its_dead_letters(
@@ -192,6 +200,6 @@ def test_denied_long_class_name_denies_its_dead_letters(
     users.resolve_class_name = bus.broker.store.class_registry.find_dead_letter_sources
     connect_version2(bus, classes=[long], auth={"token": "boss"})
     dead = bus.broker.store.class_registry.open_dead_letter_class(long)
-    one = connect_version2(bus, classes=[1], auth={"token": "spy"})
-    one.send(subscribe(dead.class_id, 1))
-    assert [told.content["code"] for told in one.receive_replies()] == [Reason.UNAUTHORIZED]
+    peer = connect_version2(bus, classes=[1], auth={"token": "spy"})
+    peer.send(subscribe(dead.class_id, 1))
+    assert [reply.content["code"] for reply in peer.receive_replies()] == [Reason.UNAUTHORIZED]

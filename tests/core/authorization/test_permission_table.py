@@ -110,9 +110,9 @@ def create_bus(permissions: Permissions | None) -> BrokerHarness:
     return bus
 
 
-def answer(bus: BrokerHarness, *said: bytes) -> dict[str, Any]:
+def answer(bus: BrokerHarness, *requests: bytes) -> dict[str, Any]:
     """Return the content of the last reply to a new session of the user; empty without one."""
-    peer = connect_version2(bus, *said, classes=(), auth={"token": "t"})
+    peer = connect_version2(bus, *requests, classes=(), auth={"token": "t"})
     replies = peer.receive_replies()
     return replies[-1].content if replies and isinstance(replies[-1].content, dict) else {}
 
@@ -135,16 +135,16 @@ def abilities(bus: BrokerHarness, class_id: int) -> set[str]:
         "bind": can_name(bus, name=name, subjects=["a.>"]),
         "publish": bus.broker.classes[class_id].ring.head == 1,
     }
-    for what, request in {
+    for ability, request in {
         "subscribe": subscribe(class_id, 1, channels=["eu.paid"]),
         "fetch": json_request(frames.FETCH, class_id, 8, first=0, last=9),
         "purge": json_request(frames.PURGE, class_id, 8, first=0, last=0),
         "inquire": json_request(frames.INQUIRE, 0, 8, about="class", **{"class": name}),
     }.items():
-        found[what] = "code" not in answer(bus, request)
+        found[ability] = "code" not in answer(bus, request)
     report = answer(bus, json_request(frames.INQUIRE, 0, 8, about="bus"))
     found["list"] = name in str(report.get("classes", ""))
-    return {what for what, is_possible in found.items() if is_possible}
+    return {ability for ability, is_possible in found.items() if is_possible}
 
 
 @pytest.mark.parametrize("row", TABLE)
@@ -157,21 +157,23 @@ def test_user_can_do_what_the_table_says(row: str, class_id: int) -> None:
 def test_invisible_class_has_the_error_of_an_unknown_one(row: str, class_id: int) -> None:
     bus = create_bus(TABLE[row][0])
     for frame_type in (frames.FETCH, frames.PURGE):
-        said, other = (
+        reply, unknown_class_reply = (
             answer(bus, json_request(frame_type, each, 8, first=0, last=9))
             for each in (class_id, UNKNOWN)
         )
-        assert str(said).replace(str(class_id), "N") == str(other).replace(str(UNKNOWN), "N")
+        assert str(reply).replace(str(class_id), "N") == str(unknown_class_reply).replace(
+            str(UNKNOWN), "N"
+        )
     requests = (
         json_request(frames.INQUIRE, 0, 8, about="class", **{"class": each})
         for each in (NAMES[class_id], "no.such")
     )
-    said, other = (str(answer(bus, each)) for each in requests)
-    assert said.replace(NAMES[class_id], "N") == other.replace("no.such", "N")
+    reply, unknown_class_reply = (str(answer(bus, each)) for each in requests)
+    assert reply.replace(NAMES[class_id], "N") == unknown_class_reply.replace("no.such", "N")
 
 
-def connect_boss(bus: BrokerHarness, *said: bytes) -> Version2Peer:
-    return connect_version2(bus, *said, classes=(SECRET, DEAD, 1), auth={"token": "b"})
+def connect_boss(bus: BrokerHarness, *requests: bytes) -> Version2Peer:
+    return connect_version2(bus, *requests, classes=(SECRET, DEAD, 1), auth={"token": "b"})
 
 
 def test_reports_leave_denied_classes_out() -> None:
@@ -182,15 +184,15 @@ def test_reports_leave_denied_classes_out() -> None:
         subscribe(DEAD, 2, channels=["plan.a"]),
         subscribe(1, 3, channels=["plan.a"]),
     )
-    for what in (
+    for question in (
         {"about": "bus"},
         {"about": "channel", "channel": "plan.a"},
         {"about": "session", "session": boss.session.session_id},
     ):
-        report = answer(bus, json_request(frames.INQUIRE, 0, 8, **what))
+        report = answer(bus, json_request(frames.INQUIRE, 0, 8, **question))
         listed = report.get("positions") or report["classes"]
         assert isinstance(listed, list)
-        assert [each.get("class_id", each.get("class")) for each in listed] == [1], what
+        assert [each.get("class_id", each.get("class")) for each in listed] == [1], question
         assert "secret" not in str(report)
     channel = json_request(frames.INQUIRE, 0, 8, about="channel", channel="a", **{"class": SECRET})
     assert answer(bus, channel)["code"] == "unknown_class"

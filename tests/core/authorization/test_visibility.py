@@ -63,8 +63,8 @@ def declare_replies_class(bus: BrokerHarness) -> None:
     bus.broker.store.class_registry.declare_classes([NAMED])
 
 
-def connect_user(bus: BrokerHarness, name: str, *said: bytes) -> Version2Peer:
-    return connect_version2(bus, *said, classes=[9], auth={"token": name})
+def connect_user(bus: BrokerHarness, name: str, *requests: bytes) -> Version2Peer:
+    return connect_version2(bus, *requests, classes=[9], auth={"token": name})
 
 
 def test_private_classes() -> None:
@@ -83,38 +83,38 @@ def test_users_receive_replies_on_their_own_channels(bus: BrokerHarness) -> None
     assert everything.receive_replies()[-1].kind == "subscribe"
 
 
-@pytest.mark.parametrize("who", ["ada", "eve", "any", "log"])
+@pytest.mark.parametrize("user_name", ["ada", "eve", "any", "log"])
 @pytest.mark.parametrize(
     "channels", [[], [f"{REPLIES_CLASS}.#"], ["#"], [TO_ADA, f"{REPLIES_CLASS}.*"]]
 )
 def test_wildcard_subscription_to_replies_is_refused(
-    bus: BrokerHarness, who: str, channels: list[str]
+    bus: BrokerHarness, user_name: str, channels: list[str]
 ) -> None:
     declare_replies_class(bus)
-    found = connect_user(bus, who, subscribe(9, 1, channels=channels))
+    found = connect_user(bus, user_name, subscribe(9, 1, channels=channels))
     refused = found.receive_replies()[-1]
     assert refused.content["code"] == Reason.UNAUTHORIZED
     assert "only subscribe to single channels" in str(refused.content["message"])
 
 
-@pytest.mark.parametrize("who", ["ada", "any", "log"])
-def test_fetch_of_replies_is_refused(bus: BrokerHarness, who: str) -> None:
+@pytest.mark.parametrize("user_name", ["ada", "any", "log"])
+def test_fetch_of_replies_is_refused(bus: BrokerHarness, user_name: str) -> None:
     declare_replies_class(bus)
     boss = connect_user(bus, "boss", publish_envelopes(9, 0, channel_envelope(TO_BOB, b"x")))
     assert boss.receive_error_codes() == []
     asks = json_request(frames.FETCH, 9, first=0, last=9)
-    assert [said.content["code"] for said in connect_user(bus, who, asks).receive_replies()] == [
-        Reason.UNAUTHORIZED
-    ]
+    assert [
+        reply.content["code"] for reply in connect_user(bus, user_name, asks).receive_replies()
+    ] == [Reason.UNAUTHORIZED]
 
 
 def test_reply_channel_of_another_user_is_refused(bus: BrokerHarness) -> None:
     declare_replies_class(bus)
     ada = connect_user(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
-    again = connect_user(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
+    second_ada = connect_user(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
     spy = connect_user(bus, "any", subscribe(9, 1, channels=[TO_BOB, TO_ADA]))
     boss = connect_user(bus, "boss", subscribe(9, 1, channels=[TO_ADA]))
-    for peer, codes in ((ada, []), (again, []), (spy, [Reason.UNAUTHORIZED]), (boss, [])):
+    for peer, codes in ((ada, []), (second_ada, []), (spy, [Reason.UNAUTHORIZED]), (boss, [])):
         assert peer.receive_error_codes() == codes
 
 
@@ -142,17 +142,17 @@ def test_connect_reply_names_the_channels_of_replies(bus: BrokerHarness) -> None
 def test_reports_do_not_show_channels_of_replies(bus: BrokerHarness) -> None:
     declare_replies_class(bus)
     ada = connect_user(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
-    for who, is_shown in (("eye", False), ("boss", True)):
-        for what in (
+    for user_name, is_shown in (("eye", False), ("boss", True)):
+        for question in (
             {"about": "class", "class": 9},
             {"about": "session", "session": ada.session.session_id},
             {"about": "channel", "channel": TO_ADA},
             {"about": "channel", "channel": TO_ADA[:-2]},
         ):
-            asks = json_request(frames.INQUIRE, 0, 8, **what)
-            (report,) = connect_user(bus, who, asks).receive_replies()
-            shown = str(report.content).replace(f"'channel': '{what.get('channel')}'", "")
-            assert (TO_ADA in shown) == is_shown, (who, what)
+            asks = json_request(frames.INQUIRE, 0, 8, **question)
+            (report,) = connect_user(bus, user_name, asks).receive_replies()
+            shown = str(report.content).replace(f"'channel': '{question.get('channel')}'", "")
+            assert (TO_ADA in shown) == is_shown, (user_name, question)
 
 
 def test_permission_by_id_allows_naming_the_class(bus: BrokerHarness) -> None:

@@ -48,29 +48,29 @@ from tests.models.test_version2_model import Version2Machine
 
 
 def class_report(bus: BrokerHarness, class_: int | str = 1) -> ClassInfo:
-    said = bus.broker.inquiry_handler.build_report(ClassInquiry(class_))
-    assert isinstance(said, ClassInfo)
-    return said
+    report = bus.broker.inquiry_handler.build_report(ClassInquiry(class_))
+    assert isinstance(report, ClassInfo)
+    return report
 
 
 def position_report(bus: BrokerHarness) -> PositionInfo:
     """Return the report on the only position of class 1."""
-    [said] = class_report(bus).positions
-    return said
+    [report] = class_report(bus).positions
+    return report
 
 
 def session_report(bus: BrokerHarness, peer: wire_peer.WirePeer) -> SessionInfo:
-    said = bus.broker.inquiry_handler.build_report(SessionInquiry(peer.session.session_id))
-    assert isinstance(said, SessionInfo)
-    return said
+    report = bus.broker.inquiry_handler.build_report(SessionInquiry(peer.session.session_id))
+    assert isinstance(report, SessionInfo)
+    return report
 
 
 def channel_report(
     bus: BrokerHarness, channel: str, class_: int | str | None = None
 ) -> ChannelInfo:
-    said = bus.broker.inquiry_handler.build_report(ChannelInquiry(channel, class_))
-    assert isinstance(said, ChannelInfo)
-    return said
+    report = bus.broker.inquiry_handler.build_report(ChannelInquiry(channel, class_))
+    assert isinstance(report, ChannelInfo)
+    return report
 
 
 def tick(bus: BrokerHarness, count: int) -> None:
@@ -90,14 +90,14 @@ def test_full_window_waits_for_acks() -> None:
     connect_version2(bus, publish(1, 0, *[b"x"] * 6))
     assert reader.receive_message_ids() == [0, 1, 2, 3]
     tick(bus, 3)
-    said = position_report(bus)
-    assert (said.in_flight, said.in_flight_max, said.unsent, said.lag) == (4, 4, 2, 6)
-    assert said.waits == "acks"
-    assert said.waits_for == (
+    report = position_report(bus)
+    assert (report.in_flight, report.in_flight_max, report.unsent, report.lag) == (4, 4, 2, 6)
+    assert report.waits == "acks"
+    assert report.waits_for == (
         "its acknowledgements: 4 of 4 in flight, the oldest for 3.0 s, session 0 'till' (session 0)"
     )
-    assert said.oldest is not None
-    assert (said.oldest.sequence, said.oldest.attempt, said.oldest.due_seconds) == (0, 1, 3)
+    assert report.oldest is not None
+    assert (report.oldest.sequence, report.oldest.attempt, report.oldest.due_seconds) == (0, 1, 3)
     reader.send(ack(5, 0, 1))
     assert reader.receive_message_ids() == [4]
     assert position_report(bus).oldest is not None
@@ -126,9 +126,9 @@ def test_stalled_connection_is_reported() -> None:
     connect_version2(bus, publish(1, 0, b"a", b"b"))
     assert position_report(bus).waits == "turn"
     tick(bus, 4)
-    said = position_report(bus)
-    assert said.waits == "bytes"
-    assert "read nothing for 3.0 s: session 0" in said.waits_for
+    report = position_report(bus)
+    assert report.waits == "bytes"
+    assert "read nothing for 3.0 s: session 0" in report.waits_for
     assert "it has read nothing for 3.0 s" in session_report(bus, reader).waits_for
     assert reader.receive_message_ids() == [0, 1]
     tick(bus, 1)
@@ -144,11 +144,11 @@ def test_idle_durable_is_reported_with_its_duration() -> None:
     tick(bus, 2)
     reader.disconnect()
     tick(bus, 200)
-    said = position_report(bus)
-    assert (said.session, said.durable, said.idle_seconds) == (-1, "billing", 200)
-    assert said.waits_for == "no subscription has been connected for 3 min; 2 messages wait"
+    report = position_report(bus)
+    assert (report.session, report.durable, report.idle_seconds) == (-1, "billing", 200)
+    assert report.waits_for == "no subscription has been connected for 3 min; 2 messages wait"
     assert class_report(bus).waits_for == (
-        "the oldest stored message is held by the durable 'billing'; " + said.waits_for
+        "the oldest stored message is held by the durable 'billing'; " + report.waits_for
     )
 
 
@@ -162,9 +162,9 @@ def test_delayed_messages_are_not_in_flight() -> None:
     )
     assert reader.receive_message_ids() == [0]
     reader.send(nack(5, 0, 1, 4000))
-    said = position_report(bus)
-    assert (said.in_flight, said.delayed, said.delayed_seconds) == (0, 2, 4)
-    assert said.waits_for == "a delay: 2 messages are delayed, the first for another 4.0 s"
+    report = position_report(bus)
+    assert (report.in_flight, report.delayed, report.delayed_seconds) == (0, 2, 4)
+    assert report.waits_for == "a delay: 2 messages are delayed, the first for another 4.0 s"
 
 
 def test_patterns_without_matches_are_reported() -> None:
@@ -182,25 +182,25 @@ def test_patterns_without_matches_are_reported() -> None:
 
 def test_group_report_lists_members() -> None:
     bus = BrokerHarness()
-    one, two = (
+    first, second = (
         connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=2)) for _ in range(2)
     )
-    three = connect_version2(bus, subscribe(1, 9, group="g", max_in_flight=0x1000))
-    three.disconnect()
+    third = connect_version2(bus, subscribe(1, 9, group="g", max_in_flight=0x1000))
+    third.disconnect()
     connect_version2(bus, publish(1, 0, *[b"x"] * 6))
-    assert len(one.receive_message_ids()) == len(two.receive_message_ids()) == 2
+    assert len(first.receive_message_ids()) == len(second.receive_message_ids()) == 2
     tick(bus, 2)
-    said = position_report(bus)
-    assert (said.in_flight, said.in_flight_max, said.unsent) == (4, 4, 2)
-    assert said.waits_for.startswith("its acknowledgements: 4 of 4 in flight, the oldest for 2.0")
-    assert [(member.session, member.in_flight) for member in said.members] == [(0, 2), (1, 2)]
-    assert {member.waits for member in said.members} == {"acks"}
-    two.disconnect()
-    one.send(ack(5, 0, 6))
-    one.receive_message_ids()
-    three = connect_version2(bus, subscribe(1, 5, group="g"))
-    three.receive_message_ids()
-    one.send(ack(5, 0, 6))
+    report = position_report(bus)
+    assert (report.in_flight, report.in_flight_max, report.unsent) == (4, 4, 2)
+    assert report.waits_for.startswith("its acknowledgements: 4 of 4 in flight, the oldest for 2.0")
+    assert [(member.session, member.in_flight) for member in report.members] == [(0, 2), (1, 2)]
+    assert {member.waits for member in report.members} == {"acks"}
+    second.disconnect()
+    first.send(ack(5, 0, 6))
+    first.receive_message_ids()
+    third = connect_version2(bus, subscribe(1, 5, group="g"))
+    third.receive_message_ids()
+    first.send(ack(5, 0, 6))
     waits = {member.session: member.waits for member in position_report(bus).members}
     assert waits[0] in ("others", "nothing", "acks")
 
@@ -211,11 +211,16 @@ def test_key_ordered_group_reports_messages_blocked_by_their_key() -> None:
     connect_version2(bus, publish_envelopes(1, 0, *[b"\x10\0\1kx"] * 4))
     assert reader.receive_message_ids() == [0]
     tick(bus, 2)
-    said = position_report(bus)
-    assert (said.in_flight, said.blocked_by_key, said.to_redeliver, said.waits) == (1, 3, 0, "acks")
-    assert said.waits_for.endswith("; 3 messages wait for earlier messages with the same key")
-    assert said.oldest is not None
-    assert (said.oldest.sequence, said.oldest.sent_seconds) == (0, 2)
+    report = position_report(bus)
+    assert (report.in_flight, report.blocked_by_key, report.to_redeliver, report.waits) == (
+        1,
+        3,
+        0,
+        "acks",
+    )
+    assert report.waits_for.endswith("; 3 messages wait for earlier messages with the same key")
+    assert report.oldest is not None
+    assert (report.oldest.sequence, report.oldest.sent_seconds) == (0, 2)
     check_reports(bus.broker)
 
 
@@ -233,9 +238,9 @@ def test_nacked_message_of_a_group_is_delayed() -> None:
     connect_version2(bus, publish(1, 0, b"a"))
     reader.receive_message_ids()
     reader.send(nack(5, 0, 1))
-    said = position_report(bus)
-    assert (said.in_flight, said.delayed, said.waits) == (0, 1, "time")
-    assert said.delayed_seconds == 6
+    report = position_report(bus)
+    assert (report.in_flight, report.delayed, report.waits) == (0, 1, "time")
+    assert report.delayed_seconds == 6
 
 
 def test_undelivered_messages_are_counted_by_reason() -> None:
@@ -248,15 +253,15 @@ def test_undelivered_messages_are_counted_by_reason() -> None:
     reader.receive_message_ids()
     tick(bus, 8)
     reader.receive_message_ids()
-    said = class_report(bus)
-    [position] = said.positions
+    report = class_report(bus)
+    [position] = report.positions
     assert (position.undelivered, position.dead_letters) == (
         {"max_deliveries": 1, "expired": 1},
         1,
     )
-    assert said.dropped == position.undelivered
-    assert said.dead_class is not None
-    assert said.dead_letters == 1
+    assert report.dropped == position.undelivered
+    assert report.dead_class is not None
+    assert report.dead_letters == 1
 
 
 # A class -----------------------------------------------------------------------------------------
@@ -268,36 +273,48 @@ def test_blocked_publishers_are_reported_with_the_cause() -> None:
     old = bus.peer(wire_peer.connect(1), wire_peer.publish(1, *[b"x"] * 5))
     new = connect_version2(bus, publish(1, 0, b"y"), name="till")
     tick(bus, 5)
-    said = class_report(bus)
-    assert [(one.session, one.name, one.messages) for one in said.publishers] == [
+    report = class_report(bus)
+    assert [
+        (publisher.session, publisher.name, publisher.messages) for publisher in report.publishers
+    ] == [
         (old.session.session_id, "", 2),
         (new.session.session_id, "till", 1),
     ]
-    assert {one.seconds for one in said.publishers} == {5}
-    assert said.waits_for == (
+    assert {publisher.seconds for publisher in report.publishers} == {5}
+    assert report.waits_for == (
         "2 publishers wait for space: 3 of 3 messages are stored; the oldest stored message is "
         "held by the durable 'billing'; no subscription has been connected for 5.0 s; 3 messages "
         "wait"
     )
     old.receive_frames()
     tick(bus, 1)
-    held = session_report(bus, old)
-    assert (held.is_read, held.parked, held.parked_class, held.version) == (False, 2, 1, 1)
-    assert held.waits_for == (
+    old_report = session_report(bus, old)
+    assert (old_report.is_read, old_report.parked, old_report.parked_class, old_report.version) == (
+        False,
+        2,
+        1,
+        1,
+    )
+    assert old_report.waits_for == (
         "2 messages have waited for 6.0 s for space in class 1: 3 of 3 messages are stored; "
         "its connection is not read until then"
     )
-    told = session_report(bus, new)
-    assert (told.is_read, told.parked, told.unconfirmed, told.version) == (True, 1, 1, 2)
+    new_report = session_report(bus, new)
+    assert (new_report.is_read, new_report.parked, new_report.unconfirmed, new_report.version) == (
+        True,
+        1,
+        1,
+        2,
+    )
 
 
 def test_class_without_subscriptions_reports_its_backlog() -> None:
     bus = BrokerHarness(Settings(keep=Retention(messages=2, seconds=60)))
     connect_version2(bus, publish(1, 0, *[b"x"] * 4), classes=[{"id": 1, "name": "orders"}])
-    said = class_report(bus, "orders")
-    assert (said.class_id, said.name, said.backlog, said.stored) == (1, "orders", 4, 4)
-    assert said.waits_for == "4 messages wait for a first subscription"
-    assert said.retention == "2 messages, 60 s"
+    report = class_report(bus, "orders")
+    assert (report.class_id, report.name, report.backlog, report.stored) == (1, "orders", 4, 4)
+    assert report.waits_for == "4 messages wait for a first subscription"
+    assert report.retention == "2 messages, 60 s"
     reader = connect_version2(bus, subscribe(1, 5))
     reader.receive_message_ids()
     reader.send(ack(5, 0, 4))
@@ -328,27 +345,34 @@ def test_report_lists_the_positions_furthest_behind() -> None:
     connect_version2(bus, publish(1, 0, b"x"))
     reader.receive_deliveries()
     reader.send(ack(count, 0, 1))
-    said = class_report(bus)
-    assert len(said.positions) == INQUIRY_POSITIONS_MAX
-    assert said.positions_left_out == 11
-    assert count not in [position.number for position in said.positions]
+    report = class_report(bus)
+    assert len(report.positions) == INQUIRY_POSITIONS_MAX
+    assert report.positions_left_out == 11
+    assert count not in [position.number for position in report.positions]
     [group] = bus.broker.classes[1].groups
     found = bus.broker.inquiry_handler._position_reporter.describe_position(
         bus.broker.classes[1], group
     )
     assert (len(found.members), found.members_left_out) == (INQUIRY_MEMBERS_MAX, 5)
-    told = session_report(bus, reader)
-    assert (len(told.positions), told.positions_left_out) == (INQUIRY_POSITIONS_MAX, 10)
+    reader_report = session_report(bus, reader)
+    assert (len(reader_report.positions), reader_report.positions_left_out) == (
+        INQUIRY_POSITIONS_MAX,
+        10,
+    )
 
 
 def test_bus_report() -> None:
     bus = BrokerHarness()
     connect_version2(bus, publish(1, 0, b"x"), classes=[1, "orders"], name="till")
     bus.peer(wire_peer.connect(7))
-    said = bus.broker.inquiry_handler.build_report(BusInquiry())
-    assert isinstance(said, BusInfo)
-    assert [(line.name, line.stored) for line in said.classes] == [("", 1), ("", 0), ("orders", 0)]
-    assert [(line.session, line.name, line.version) for line in said.sessions] == [
+    report = bus.broker.inquiry_handler.build_report(BusInquiry())
+    assert isinstance(report, BusInfo)
+    assert [(line.name, line.stored) for line in report.classes] == [
+        ("", 1),
+        ("", 0),
+        ("orders", 0),
+    ]
+    assert [(line.session, line.name, line.version) for line in report.sessions] == [
         (0, "till", 2),
         (1, "", 1),
     ]
@@ -404,16 +428,16 @@ def test_channel_report_lists_matches_and_near_misses() -> None:
         publish_envelopes(1, 0, channel_envelope("orders.eu", b"x")),
         classes=[1, 2, 3],
     )
-    one, two = channel_report(bus, "orders.eu").classes
-    assert (one.class_id, one.stored, two.class_id, two.stored) == (1, 1, 2, 0)
-    assert [(m.number, m.durable, m.pattern) for m in one.matches] == [
+    first, second = channel_report(bus, "orders.eu").classes
+    assert (first.class_id, first.stored, second.class_id, second.stored) == (1, 1, 2, 0)
+    assert [(m.number, m.durable, m.pattern) for m in first.matches] == [
         (1, "", "orders.*"),
         (4, "all", ""),
     ]
-    assert [(m.number, m.pattern, m.why_not) for m in one.near] == [
+    assert [(m.number, m.pattern, m.why_not) for m in first.near] == [
         (2, "orders.us", "segment 2 is 'eu', not 'us'")
     ]
-    assert [(m.who, m.pattern) for m in two.matches] == [("group 'g', 1 member", "#")]
+    assert [(m.who, m.pattern) for m in second.matches] == [("group 'g', 1 member", "#")]
     assert [cls.class_id for cls in channel_report(bus, "orders.eu", 2).classes] == [2]
     assert [cls.class_id for cls in channel_report(bus, "elsewhere").classes] == [2]
 
@@ -421,36 +445,41 @@ def test_channel_report_lists_matches_and_near_misses() -> None:
 def test_channel_report_lists_subject_bindings() -> None:
     bus = BrokerHarness()
     connect_version2(bus, classes=[{"id": 7, "subjects": ["orders.>", "shops"]}])
-    [said] = channel_report(bus, "orders.eu").classes
-    assert (said.class_id, said.subjects) == (7, ["orders.>"])
+    [class_info] = channel_report(bus, "orders.eu").classes
+    assert (class_info.class_id, class_info.subjects) == (7, ["orders.>"])
 
 
 # Asking ------------------------------------------------------------------------------------------
 
 
-def inquire(peer: Version2Peer, **what: object) -> dict[str, object]:
-    peer.send(json_request(INQUIRE, 0, 8, **what))
-    [said] = peer.receive_replies()
-    assert (said.kind, said.class_id, said.message_id, said.last_field) == ("inquire", 0, 8, 0)
-    found: dict[str, object] = said.content
+def inquire(peer: Version2Peer, **fields: object) -> dict[str, object]:
+    peer.send(json_request(INQUIRE, 0, 8, **fields))
+    [reply] = peer.receive_replies()
+    assert (reply.kind, reply.class_id, reply.message_id, reply.last_field) == (
+        "inquire",
+        0,
+        8,
+        0,
+    )
+    found: dict[str, object] = reply.content
     return found
 
 
 def test_session_receives_the_report() -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus)
-    for what in (
+    for question in (
         {"about": "bus"},
         {"about": "class", "class": 1},
         {"about": "channel", "channel": "a.b", "class": None},
         {"about": "session", "session": 0},
     ):
-        assert inquire(peer, **what)["about"] == what["about"]
+        assert inquire(peer, **question)["about"] == question["about"]
     assert inquire(peer, about="bus", more="that nobody knows")["about"] == "bus"
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "says"),
+    ("question", "code", "says"),
     [
         ({}, "bad_request", "about"),
         ({"about": "weather"}, "bad_request", "weather"),
@@ -467,14 +496,14 @@ def test_session_receives_the_report() -> None:
         ),
     ],
 )
-def test_unknown_objects_are_refused(what: dict[str, object], code: str, says: str) -> None:
+def test_unknown_objects_are_refused(question: dict[str, object], code: str, says: str) -> None:
     bus = BrokerHarness()
     peer = connect_version2(bus)
-    peer.send(json_request(INQUIRE, 0, 8, **what))
-    [said] = peer.receive_replies()
-    assert (said.kind, said.message_id, said.last_field) == ("error", 8, INQUIRE)
-    assert said.content["code"] == code
-    assert says in said.content["message"]
+    peer.send(json_request(INQUIRE, 0, 8, **question))
+    [reply] = peer.receive_replies()
+    assert (reply.kind, reply.message_id, reply.last_field) == ("error", 8, INQUIRE)
+    assert reply.content["code"] == code
+    assert says in reply.content["message"]
     assert set(bus.broker.classes) == {1}
     assert session_report(bus, peer).refused == {code: 1}
 
@@ -490,8 +519,8 @@ def test_report_fits_into_a_frame() -> None:
     connect_version2(
         bus, json_request(INQUIRE, 0, 8, about="class", **{"class": 1})
     ).receive_frames()
-    [said] = [len(encode_report(class_report(bus)))]
-    assert said < bus.broker.settings.limits.frame_bytes // 2
+    [report_bytes] = [len(encode_report(class_report(bus)))]
+    assert report_bytes < bus.broker.settings.limits.frame_bytes // 2
 
 
 def test_session_that_reads_no_reports_is_closed() -> None:
@@ -508,37 +537,39 @@ def check_reports(broker: Broker) -> None:
     """Check that all reports can be built and agree with `statistics`."""
     explain = broker.inquiry_handler.build_report
     for cls in broker.classes.values():
-        said, figures = explain(ClassInquiry(cls.class_id)), cls.statistics()
-        assert isinstance(said, ClassInfo)
-        assert said.dropped == {why.value: n for why, n in figures.dropped.items() if n}
+        report, statistics = explain(ClassInquiry(cls.class_id)), cls.statistics()
+        assert isinstance(report, ClassInfo)
+        assert report.dropped == {reason.value: n for reason, n in statistics.dropped.items() if n}
         for name in ("delivered", "redelivered", "acknowledged"):
-            assert getattr(said, name) == getattr(figures, name), name
-        assert (said.stored, said.head) == (figures.ring.message_count, figures.published)
-        known = {
+            assert getattr(report, name) == getattr(statistics, name), name
+        assert (report.stored, report.head) == (statistics.ring.message_count, statistics.published)
+        expected_positions = {
             (each.session_id, each.number, each.durable, each.group): each
-            for each in figures.subscriptions
+            for each in statistics.subscriptions
         }
-        for position in said.positions:
+        for position in report.positions:
             key = (position.session, position.number, position.durable, position.group)
-            there = known[key]
-            assert position.cursor == there.cursor
-            assert position.unsent + position.blocked_by_key == there.waiting
+            expected = expected_positions[key]
+            assert position.cursor == expected.cursor
+            assert position.unsent + position.blocked_by_key == expected.waiting
             assert position.in_flight >= 0
-            assert position.in_flight + position.to_redeliver + position.delayed == there.in_flight
-            lost = {why.value: n for why, n in there.undelivered.items() if n}
+            assert (
+                position.in_flight + position.to_redeliver + position.delayed == expected.in_flight
+            )
+            lost = {reason.value: n for reason, n in expected.undelivered.items() if n}
             assert position.undelivered == lost
             assert position.waits_for
             if position.in_flight and not position.group:
                 assert position.oldest is not None
     for question in (BusInquiry(), ChannelInquiry("a.x"), *map(SessionInquiry, broker.sessions)):
-        said = explain(question)
-        assert decode_reply(encode_report(said)) == said
+        report = explain(question)
+        assert decode_reply(encode_report(report)) == report
 
 
-def encode_report(said: object) -> bytes:
+def encode_report(report: object) -> bytes:
     import msgspec
 
-    return msgspec.json.encode(said)
+    return msgspec.json.encode(report)
 
 
 class InquiryMachine(Version2Machine):

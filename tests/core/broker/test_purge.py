@@ -32,19 +32,19 @@ from tests.behaviour.wire_peer_v2 import (
 
 
 def purge(first: int | None = None, last: int | None = None, class_id: int = 1) -> bytes:
-    what = {name: at for name, at in (("first", first), ("last", last)) if at is not None}
-    return json_request(PURGE, class_id, 4, **what)
+    fields = {name: at for name, at in (("first", first), ("last", last)) if at is not None}
+    return json_request(PURGE, class_id, 4, **fields)
 
 
-def send_and_expect_purge(peer: Version2Peer, *said: bytes) -> None:
+def send_and_expect_purge(peer: Version2Peer, *requests: bytes) -> None:
     """Send frames and expect a Purge reply."""
-    peer.send(*said)
+    peer.send(*requests)
     peer.receive_replies()
 
 
 def purged_count(peer: Version2Peer) -> int:
     """Return the count in the Purge reply."""
-    [answer] = [said for said in peer.receive_replies() if said.kind == "purge"]
+    [answer] = [reply for reply in peer.receive_replies() if reply.kind == "purge"]
     assert (answer.class_id, answer.message_id, answer.last_field) == (1, 4, 0)
     count = answer.content.pop("purged")
     assert answer.content == {}
@@ -59,7 +59,7 @@ def fill(bus: BrokerHarness, count: int = 10) -> Version2Peer:
 
 def fetch_reply(peer: Version2Peer) -> dict[str, object]:
     peer.send(json_request(FETCH, 1, 3))
-    [answer] = [said for said in peer.receive_replies() if said.kind == "fetch"]
+    [answer] = [reply for reply in peer.receive_replies() if reply.kind == "fetch"]
     found: dict[str, object] = answer.content
     return found
 
@@ -138,7 +138,7 @@ def test_unsent_purged_messages_are_not_sent() -> None:
     send_and_expect_purge(peer, purge(4, 6), purge(8, 10))
     reader.send(ack(5, 0, 2))
     got = reader.receive_deliveries()
-    assert [(one.message_id, one.attempt) for one in got] == [(2, 1), (3, 1)]
+    assert [(message.message_id, message.attempt) for message in got] == [(2, 1), (3, 1)]
     reader.send(ack(5, 2, 4))
     assert reader.receive_message_ids() == [6, 7]
     reader.send(ack(5, 6, 8))
@@ -160,32 +160,32 @@ def test_purged_messages_in_flight_need_no_ack() -> None:
 
 def test_group_member_loses_purged_messages() -> None:
     bus = BrokerHarness()
-    one = connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=4))
+    member = connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=4))
     peer = fill(bus)
-    assert one.session.outbox.peek(0)  # It was told whose messages follow, and took nothing.
+    assert member.session.outbox.peek(0)  # It was told whose messages follow, and took nothing.
     send_and_expect_purge(peer, purge(1, 3))
-    assert one.receive_message_ids() == [0, 3, 4, 5]
-    one.send(ack(5, 0, 4))
-    assert one.receive_message_ids() == [6, 7]
+    assert member.receive_message_ids() == [0, 3, 4, 5]
+    member.send(ack(5, 0, 4))
+    assert member.receive_message_ids() == [6, 7]
     send_and_expect_purge(peer, purge(5, 9))
-    assert one.receive_message_ids() == [9]
-    one.send(ack(5, 4, 10))
+    assert member.receive_message_ids() == [9]
+    member.send(ack(5, 4, 10))
     assert len(bus.broker.classes[1].ring) == 0
 
 
 def test_key_ordered_member_loses_purged_messages() -> None:
     bus = BrokerHarness()
-    one = connect_version2(bus, subscribe(1, 5, group="g", by_key=True))
+    member = connect_version2(bus, subscribe(1, 5, group="g", by_key=True))
     peer = connect_version2(
         bus, publish_envelopes(1, 0, *[b"\x10\0\1%dx" % (n % 3) for n in range(6)])
     )
-    assert one.session.outbox.peek(0)
+    assert member.session.outbox.peek(0)
     send_and_expect_purge(peer, purge(1, 2), purge(3, 4))
-    assert one.receive_message_ids() == [0, 2, 4]
+    assert member.receive_message_ids() == [0, 2, 4]
     send_and_expect_purge(peer, purge(0, 1))
-    one.send(ack(5, 2, 3))
-    assert one.receive_message_ids() == [5]
-    one.send(ack(5, 0, 6))
+    member.send(ack(5, 2, 3))
+    assert member.receive_message_ids() == [5]
+    member.send(ack(5, 0, 6))
     assert len(bus.broker.classes[1].ring) == 0
 
 
@@ -196,8 +196,8 @@ def test_idle_durable_does_not_get_purged_messages() -> None:
     assert reader.receive_message_ids() == [0, 1, 2, 3]
     reader.disconnect()
     send_and_expect_purge(peer, publish(1, 4, b"4", b"5", b"6"), purge(1, 3), purge(5, 6))
-    again = connect_version2(bus, subscribe(1, 5, durable="d"))
-    assert sorted(again.receive_message_ids()) == [0, 3, 4, 6]
+    successor = connect_version2(bus, subscribe(1, 5, durable="d"))
+    assert sorted(successor.receive_message_ids()) == [0, 3, 4, 6]
 
 
 def test_delayed_purged_messages_are_not_sent() -> None:
@@ -237,13 +237,13 @@ def test_messages_outside_the_patterns_are_not_counted() -> None:
 def test_purge_resumes_a_blocked_publisher() -> None:
     bus = BrokerHarness(class_messages=3)
     peer = fill(bus, 5)
-    assert [said.message_id for said in peer.receive_replies() if said.kind == "confirm"] == [3]
+    assert [reply.message_id for reply in peer.receive_replies() if reply.kind == "confirm"] == [3]
     peer.send(purge())
-    said = peer.receive_replies()
+    replies = peer.receive_replies()
     while bus.broker.end_turn().flush:
         pass
-    said += peer.receive_replies()
-    assert [(one.kind, one.message_id) for one in said] == [("purge", 4), ("confirm", 5)]
+    replies += peer.receive_replies()
+    assert [(reply.kind, reply.message_id) for reply in replies] == [("purge", 4), ("confirm", 5)]
 
 
 def test_purge_is_refused_with_too_many_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,9 +252,9 @@ def test_purge_is_refused_with_too_many_ranges(monkeypatch: pytest.MonkeyPatch) 
     peer = fill(bus)
     send_and_expect_purge(peer, purge(2, 3), purge(4, 5))
     peer.send(purge(6, 7))
-    [said] = peer.receive_replies()
-    assert said.content["code"] == "memory_limit"
-    assert "2 purged ranges" in said.content["message"]
+    [reply] = peer.receive_replies()
+    assert reply.content["code"] == "memory_limit"
+    assert "2 purged ranges" in reply.content["message"]
     peer.send(purge(last=2))
     assert purged_count(peer) == 2
 
@@ -271,16 +271,16 @@ def test_fetch_reply_limits_purged_ranges(monkeypatch: pytest.MonkeyPatch) -> No
 def test_invalid_purge_is_refused() -> None:
     bus = BrokerHarness()
     peer = fill(bus)
-    for said, code in (
+    for request, code in (
         (purge(class_id=9), "unknown_class"),
         (json_request(PURGE, 1, 4, first=-1), "bad_request"),
         (json_request(PURGE, 1, 4, last="x"), "bad_request"),
     ):
-        peer.send(said)
-        [answer] = [one for one in peer.receive_replies() if one.kind == "error"]
+        peer.send(request)
+        [answer] = [reply for reply in peer.receive_replies() if reply.kind == "error"]
         assert (answer.content["code"], answer.message_id, answer.last_field) == (code, 4, PURGE)
     peer.send(purge(7, 3), purge(50, 60))
-    assert [said.content for said in peer.receive_replies()] == [{"purged": 0}, {"purged": 0}]
+    assert [reply.content for reply in peer.receive_replies()] == [{"purged": 0}, {"purged": 0}]
 
 
 # Everything together -----------------------------------------------------------------------------
@@ -323,13 +323,13 @@ CONTENTS = {
 @settings(max_examples=120)
 @given(steps, st.none() | st.lists(st.tuples(st.integers(0, 3), wishes), max_size=3))
 def test_exactly_the_purged_messages_are_not_delivered(
-    said: list[tuple],  # type: ignore[type-arg]
+    actions: list[tuple],  # type: ignore[type-arg]
     subscribed_between: list[tuple[int, dict[str, object]]] | None,
 ) -> None:
     """A list of subscriptions divides each purge into parts, between which they begin."""
     portion = 128 if subscribed_between is None else 1
     with mock.patch.object(message_class_purge, "PURGED_POSITIONS_PER_TURN", portion):
-        compare_deliveries(said, subscribed_between)
+        compare_deliveries(actions, subscribed_between)
 
 
 def purge_in_portions(
@@ -357,46 +357,52 @@ def purge_in_portions(
 
 
 def compare_deliveries(
-    said: list[tuple],  # type: ignore[type-arg]
+    actions: list[tuple],  # type: ignore[type-arg]
     subscribed_between: list[tuple[int, dict[str, object]]] | None,
 ) -> None:
     bus = BrokerHarness()
     writer, readers = connect_version2(bus), [connect_version2(bus) for _ in range(4)]
-    gone: set[int] = set()
+    purged: set[int] = set()
     published: list[str] = []
-    told = 0
+    purged_count = 0
 
     def hear(reader: Version2Peer) -> list[int]:
         ids = reader.receive_message_ids()
-        assert not gone.intersection(ids)
+        assert not purged.intersection(ids)
         return ids
 
-    for at, (verb, *rest) in enumerate(said):
+    for at, (verb, *arguments) in enumerate(actions):
         if verb == "publish":
-            writer.send(publish_envelopes(1, len(published), *[CONTENTS[kind] for kind in rest[0]]))
-            published += rest[0]
+            writer.send(
+                publish_envelopes(1, len(published), *[CONTENTS[kind] for kind in arguments[0]])
+            )
+            published += arguments[0]
         elif verb == "subscribe":
-            readers[at % 4].send(unsubscribe(5), subscribe(1, 5, **rest[0]))
+            readers[at % 4].send(unsubscribe(5), subscribe(1, 5, **arguments[0]))
         elif verb == "purge":
-            first, last = sorted(rest)
+            first, last = sorted(arguments)
             if subscribed_between is not None and published:
-                told += purge_in_portions(bus, readers, purge(first, last), subscribed_between)
+                purged_count += purge_in_portions(
+                    bus, readers, purge(first, last), subscribed_between
+                )
             else:
                 writer.send(purge(first, last))
-                told += sum(
-                    one.content["purged"] for one in writer.receive_replies() if one.kind == "purge"
+                purged_count += sum(
+                    reply.content["purged"]
+                    for reply in writer.receive_replies()
+                    if reply.kind == "purge"
                 )
             stored = range(max(first, bus.broker.classes[1].ring.floor), last)
-            gone.update(n for n in (*stored, *range(first, last)) if n < len(published))
+            purged.update(n for n in (*stored, *range(first, last)) if n < len(published))
         elif verb == "ack":
-            first, last = sorted(rest[1:])
-            readers[rest[0]].send(ack(5, first, last + 1))
+            first, last = sorted(arguments[1:])
+            readers[arguments[0]].send(ack(5, first, last + 1))
         elif verb == "nack":
-            readers[rest[0]].send(nack(5, rest[1], rest[1] + 3, rest[2]))
+            readers[arguments[0]].send(nack(5, arguments[1], arguments[1] + 3, arguments[2]))
         elif verb == "hear":
-            hear(readers[rest[0]])
+            hear(readers[arguments[0]])
         elif verb == "leave":
-            readers[rest[0]].send(unsubscribe(5))
+            readers[arguments[0]].send(unsubscribe(5))
         else:
             bus.broker.clock.now += 1
             bus.broker.run_due_wakeups()
@@ -407,8 +413,8 @@ def compare_deliveries(
     floor = bus.broker.classes[1].ring.floor
     bus.broker.clock.now += 100
     bus.broker.run_due_wakeups()
-    assert set(hear(last_one)) == set(range(floor, len(published))) - gone
-    assert told == bus.statistics(1).dropped.get(Reason.PURGED, 0)
+    assert set(hear(last_one)) == set(range(floor, len(published))) - purged
+    assert purged_count == bus.statistics(1).dropped.get(Reason.PURGED, 0)
     everything = ack(5, 0, max(1, len(published)))
     everybody = [*readers, last_one]
     is_new = True
@@ -427,14 +433,14 @@ def test_purges_alternate_with_other_sessions() -> None:
     peer = fill(bus, 30)
     peer.receive_replies()
     peer.send(b"".join(purge(n, n + 1) for n in range(1, 21)))
-    others, heard = connect_version2(bus, subscribe(1, 5)), 0
+    reader, turn_count = connect_version2(bus, subscribe(1, 5)), 0
     while peer.session.outbox.peek(0):
         bus.check_invariants()
-        assert bus.statistics(1).dropped[Reason.PURGED] == heard + 1, "one a turn"
-        heard += 1
+        assert bus.statistics(1).dropped[Reason.PURGED] == turn_count + 1, "one a turn"
+        turn_count += 1
         peer.session.outbox.mark_sent(len(peer.session.outbox.peek(0)), 0)
-    assert heard == 20
-    assert others.receive_message_ids() == [0, *range(21, 30)]
+    assert turn_count == 20
+    assert reader.receive_message_ids() == [0, *range(21, 30)]
 
 
 def test_purge_changes_a_bounded_number_of_positions_at_once(

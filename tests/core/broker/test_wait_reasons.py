@@ -108,9 +108,9 @@ SENTENCES = {
 }
 
 
-@pytest.mark.parametrize("what", SENTENCES)
-def test_explain_wait(what: str) -> None:
-    facts, word, sentence = SENTENCES[what]
+@pytest.mark.parametrize("case", SENTENCES)
+def test_explain_wait(case: str) -> None:
+    facts, word, sentence = SENTENCES[case]
     assert explain_wait(facts) == (word, sentence)
 
 
@@ -128,11 +128,11 @@ def test_format_counts_in_singular_and_plural() -> None:
 
 
 def test_format_durations_and_sizes() -> None:
-    said = [
+    texts = [
         format_duration(s)
         for s in (-1, 0.04, 9.94, 10, 119, 120, 7199, 7200, 172_799, 172_800, 1e7)
     ]
-    assert said == [
+    assert texts == [
         "0.0 s",
         "0.0 s",
         "9.9 s",
@@ -155,7 +155,7 @@ def test_format_durations_and_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "channel", "why"),
+    ("pattern", "channel", "reason"),
     [
         ("orders.eu", "orders.eu", ""),
         ("orders.*", "orders.eu", ""),
@@ -184,5 +184,5 @@ def test_format_durations_and_sizes() -> None:
         (">", "orders", ""),
     ],
 )
-def test_near_miss_reasons(pattern: str, channel: str, why: str) -> None:
-    assert explain_mismatch(pattern, channel) == why
+def test_near_miss_reasons(pattern: str, channel: str, reason: str) -> None:
+    assert explain_mismatch(pattern, channel) == reason

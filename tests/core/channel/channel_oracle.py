@@ -59,7 +59,9 @@ class SubscriptionIndexOracle:
 def all_names(letters: list[str], length: int) -> list[str]:
     """Return every name of these letters with up to `length` segments, including the empty name."""
     return [
-        ".".join(some) for count in range(length + 1) for some in product(letters, repeat=count)
+        ".".join(segments)
+        for count in range(length + 1)
+        for segments in product(letters, repeat=count)
     ]
 
 

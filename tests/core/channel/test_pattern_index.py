@@ -36,17 +36,17 @@ def count_searched_pages(
     sieve: PatternIndex[str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> int:
     """Return the number of pages that a name is compared with."""
-    asked = []
+    searched_pages = []
     matching = PatternPage.find_matches
 
     def counted(self: PatternPage[str], segments: list[str]) -> int:
-        asked.append(self)
+        searched_pages.append(self)
         return matching(self, segments)
 
     with monkeypatch.context() as patch:
         patch.setattr(PatternPage, "find_matches", counted)
         sieve.find_matches(split_segments(name))
-    return len(asked)
+    return len(searched_pages)
 
 
 def test_short_patterns_are_found_like_matches() -> None:
@@ -62,8 +62,8 @@ def test_short_patterns_are_found_like_matches() -> None:
 def test_wildcards_in_a_name_are_ordinary_characters(wildcard: str, count: int) -> None:
     listed = all_patterns(["a"], 5)
     sieve = build_index(*listed)
-    for behind in ([], ["a"], ["a", "a"]):
-        name = ".".join(["a"] * count + [wildcard, *behind])
+    for suffix in ([], ["a"], ["a", "a"]):
+        name = ".".join(["a"] * count + [wildcard, *suffix])
         assert find_values(sieve, name) == {p for p in listed if is_match(p, name)}
 
 
@@ -105,7 +105,7 @@ def test_patterns_with_other_prefixes_are_not_searched(monkeypatch: pytest.Monke
 
 @given(st.lists(patterns(), unique=True, max_size=30), st.lists(names, max_size=20), st.randoms())
 def test_insertion_and_deletion_in_any_order(
-    listed: list[str], asked: list[str], random: Random
+    listed: list[str], searched_names: list[str], random: Random
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PATTERN_PAGE_SIZE", 3)
@@ -114,7 +114,7 @@ def test_insertion_and_deletion_in_any_order(
         while listed:
             del sieve[listed.pop()]
             sieve.check()
-            for name in asked:
+            for name in searched_names:
                 assert find_values(sieve, name) == {p for p in listed if is_match(p, name)}
     assert not sieve._tables
 

@@ -153,10 +153,10 @@ def test_name_with_empty_segment_finds_nothing(name: str) -> None:
 # The cache.
 
 
-def count_searches(sublist: SubscriptionIndex[str], *asked: str) -> int:
+def count_searches(sublist: SubscriptionIndex[str], *searched_names: str) -> int:
     """Return the number of searches for these names, one after the other."""
     before = sublist.statistics().searches
-    for name in asked:
+    for name in searched_names:
         sublist.match(name)
     return sublist.statistics().searches - before
 
@@ -261,12 +261,14 @@ pairs = st.tuples(patterns(), st.integers(0, 3))
 
 
 @given(st.lists(pairs, max_size=30), st.lists(names, max_size=20))
-def test_index_matches_like_a_list(inserted: list[tuple[str, int]], asked: list[str]) -> None:
+def test_index_matches_like_a_list(
+    inserted: list[tuple[str, int]], searched_names: list[str]
+) -> None:
     sublist, oracle = SubscriptionIndex[int](), SubscriptionIndexOracle()
     for pattern, value in inserted:
         assert sublist.insert(pattern, value) == oracle.insert(pattern, value)
     sublist.check()
-    for name in asked:
+    for name in searched_names:
         assert sublist.match(name) == oracle.match(name)
         assert len(sublist.match(name)) == sum(matches(p, name) for p, _ in set(inserted))
         assert sublist.has_match(name) == bool(oracle.match(name))
@@ -277,19 +279,19 @@ def test_index_matches_like_a_list(inserted: list[tuple[str, int]], asked: list[
     st.lists(names, max_size=20),
 )
 def test_many_patterns_are_inserted_like_single_ones(
-    inserted: dict[int, list[str]], asked: list[str]
+    inserted: dict[int, list[str]], searched_names: list[str]
 ) -> None:
     sublist, oracle = SubscriptionIndex[int](), SubscriptionIndexOracle()
-    for value, some in inserted.items():
+    for value, value_patterns in inserted.items():
         before = sublist.generation
         sublist.match("a")
-        sublist.insert_all(some, value)
+        sublist.insert_all(value_patterns, value)
         assert sublist.generation > before
-        for pattern in some:
+        for pattern in value_patterns:
             oracle.insert(pattern, value)
         sublist.check()
-    pattern_sets = {value: PatternSet(some) for value, some in inserted.items()}
-    for name in asked:
+    pattern_sets = {value: PatternSet(value_patterns) for value, value_patterns in inserted.items()}
+    for name in searched_names:
         assert sublist.match(name) == oracle.match(name)
         for value, pattern_set in pattern_sets.items():
             assert pattern_set.has_match(name) == (value in oracle.match(name))
@@ -331,7 +333,7 @@ class SubscriptionIndexMachine(RuleBasedStateMachine):
     def start(self, cache_names: int, cache_values: int) -> None:
         self.sublist = SubscriptionIndex[int](cache_names=cache_names, cache_values=cache_values)
         self.oracle = SubscriptionIndexOracle()
-        self.asked: dict[str, None] = {}
+        self.searched_names: dict[str, None] = {}
 
     @rule(pair=pairs)
     def insert(self, pair: tuple[str, int]) -> None:
@@ -359,20 +361,24 @@ class SubscriptionIndexMachine(RuleBasedStateMachine):
             with pytest.raises(KeyError):
                 self.sublist.remove(*pair)
 
-    @rule(some=st.lists(names, min_size=1, max_size=8))
-    def match(self, some: list[str]) -> None:
-        self.asked.update(dict.fromkeys(some))
-        for name in some:
+    @rule(searched_names=st.lists(names, min_size=1, max_size=8))
+    def match(self, searched_names: list[str]) -> None:
+        self.searched_names.update(dict.fromkeys(searched_names))
+        for name in searched_names:
             assert self.sublist.has_match(name) == bool(self.oracle.match(name))
             assert self.sublist.match(name) == self.oracle.match(name)
 
     @rule()
     def match_recent_name_again(self) -> None:
-        for name in list(self.asked)[-5:]:
+        for name in list(self.searched_names)[-5:]:
             assert self.sublist.match(name) == self.oracle.match(name)
 
     def recent_name(self, at: int) -> str:
-        return list(self.asked)[-1 - at % len(self.asked)] if self.asked else ""
+        return (
+            list(self.searched_names)[-1 - at % len(self.searched_names)]
+            if self.searched_names
+            else ""
+        )
 
     @invariant()
     def index_equals_model(self) -> None:

@@ -30,10 +30,10 @@ class InFlightModel:
             s for s in sorted(self.due) if first <= s < last and attempt in (0, self.attempts_of[s])
         ]
 
-    def remove(self, gone: list[int]) -> tuple[list[int], int]:
-        for sequence in gone:
+    def remove(self, removed: list[int]) -> tuple[list[int], int]:
+        for sequence in removed:
             del self.due[sequence]
-        return gone, sum(s % 7 for s in gone)
+        return removed, sum(s % 7 for s in removed)
 
     def check_equal(self) -> None:
         self.sent.check_invariants()
@@ -58,25 +58,25 @@ def test_random_operations_match_model(seed: int, grows: int) -> None:
         match chance.choice(["put"] * 3 + ["lose", "range", "working", "holds", "tick", "again"]):
             case "put" if head < MESSAGE_COUNT:
                 count = chance.choice([1, 40, 300])
-                some = [s for s in range(head, head + count) if chance.random() < 0.8]
+                sequences = [s for s in range(head, head + count) if chance.random() < 0.8]
                 head += count
-                if some:
-                    model.add_sent(some, 1, due(1))
+                if sequences:
+                    model.add_sent(sequences, 1, due(1))
             case "again" if waiting:
                 chance.shuffle(waiting)
-                some = [waiting.pop() for _ in range(len(waiting) // 2 + 1)]
-                for attempts in sorted({model.attempts_of[s] for s in some}):
-                    same = sorted(s for s in some if model.attempts_of[s] == attempts)
+                sequences = [waiting.pop() for _ in range(len(waiting) // 2 + 1)]
+                for attempts in sorted({model.attempts_of[s] for s in sequences}):
+                    same = sorted(s for s in sequences if model.attempts_of[s] == attempts)
                     model.add_sent(same, attempts + 1, due(attempts + 1))
             case "lose":
-                asked = chance.sample(range(MESSAGE_COUNT), 50)
-                gone, size = model.remove([s for s in asked if s in model.due])
-                assert sent.remove_sequences(asked) == (gone, size)
-                waiting += gone
+                requested = chance.sample(range(MESSAGE_COUNT), 50)
+                removed, size = model.remove([s for s in requested if s in model.due])
+                assert sent.remove_sequences(requested) == (removed, size)
+                waiting += removed
             case "range":
-                gone, size = model.remove(model.find_matching(first, last, attempt))
-                assert sent.remove_range(first, last, attempt) == (gone, size)
-                waiting += gone
+                removed, size = model.remove(model.find_matching(first, last, attempt))
+                assert sent.remove_range(first, last, attempt) == (removed, size)
+                waiting += removed
             case "working":
                 sent.extend_timeouts(first, last, due, attempt)
                 model.due.update(
@@ -118,37 +118,37 @@ class CountingDict(dict[int, tuple[int, int]]):
 
     lookup_count = 0
 
-    def get(self, *given: object) -> object:  # type: ignore[override]
+    def get(self, *arguments: object) -> object:  # type: ignore[override]
         self.lookup_count += 1
-        return super().get(*given)  # type: ignore[arg-type]
+        return super().get(*arguments)  # type: ignore[arg-type]
 
 
 def test_repeated_range_operations_do_not_inspect_messages() -> None:
     model = InFlightModel()
     sent = model.sent
-    sent.held_messages = held = CountingDict()
+    sent.held_messages = messages = CountingDict()
     model.add_sent(list(range(20_000)), 1, 30)
     model.add_sent(list(range(30_000, 30_010)), 2, 60)
     for _ in range(100):
         sent.extend_timeouts(0, 20_000, lambda attempts: 30 * attempts + 1)
-    assert held.lookup_count == 20_000
+    assert messages.lookup_count == 20_000
     for attempt in range(3, 500):  # No message has this attempt.
         assert not sent.has_in_flight(0, 20_000, attempt)
     assert sent.remove_range(0, 20_000)[0] == list(range(20_000))
     for _ in range(100):  # These messages are removed, others are still held.
         assert not sent.has_in_flight(0, 20_000)
         assert not sent.remove_range(0, 20_000)[0]
-    assert held.lookup_count == 40_000
+    assert messages.lookup_count == 40_000
 
 
 def test_removed_messages_are_inspected_once() -> None:
     model = InFlightModel()
-    model.sent.held_messages = held = CountingDict()
+    model.sent.held_messages = messages = CountingDict()
     model.add_sent(list(range(20_000)), 1, 30)
     model.sent.remove_sequences(range(10_000))
     for _ in range(100):
         assert not model.sent.has_in_flight(0, 9_984)
-    assert held.lookup_count == 9_984
+    assert messages.lookup_count == 9_984
 
 
 def count_entries(sent: KeyOrderedInFlight) -> int:

@@ -25,23 +25,23 @@ class LeastLoadedMachine(RuleBasedStateMachine):
         super().__init__()
         self.available, self.members, self.turns = LeastLoadedMembers(), list[Any](), 0
 
-    @rule(held=st.integers(0, 3))
-    def add_member(self, held: int) -> None:
-        one = FakeMember()
+    @rule(assigned_count=st.integers(0, 3))
+    def add_member(self, assigned_count: int) -> None:
+        member = FakeMember()
         self.turns += 1
-        one.assigned_count, one.last_assigned_turn = held, self.turns
-        self.members.append(one)
-        self.available.update(one)  # type: ignore[arg-type]
+        member.assigned_count, member.last_assigned_turn = assigned_count, self.turns
+        self.members.append(member)
+        self.available.update(member)  # type: ignore[arg-type]
 
     @precondition(lambda self: self.members)
-    @rule(which=st.integers(0, 1000), held=st.integers(0, 5), is_handed=st.booleans())
-    def change_load(self, which: int, held: int, is_handed: bool) -> None:
-        one = self.members[which % len(self.members)]
-        one.assigned_count = held
+    @rule(which=st.integers(0, 1000), assigned_count=st.integers(0, 5), is_handed=st.booleans())
+    def change_load(self, which: int, assigned_count: int, is_handed: bool) -> None:
+        member = self.members[which % len(self.members)]
+        member.assigned_count = assigned_count
         if is_handed:
             self.turns += 1
-            one.last_assigned_turn = self.turns
-        self.available.update(one)
+            member.last_assigned_turn = self.turns
+        self.available.update(member)
 
     @precondition(lambda self: self.members)
     @rule(which=st.integers(0, 1000))
@@ -54,7 +54,7 @@ class LeastLoadedMachine(RuleBasedStateMachine):
         assert len(self.available) == len(self.members)
         if self.members:
             assert self.available.least_loaded() is min(
-                self.members, key=lambda one: (one.assigned_count, one.last_assigned_turn)
+                self.members, key=lambda member: (member.assigned_count, member.last_assigned_turn)
             )
 
 
@@ -62,10 +62,10 @@ TestLeastLoaded = LeastLoadedMachine.TestCase
 
 
 def test_stale_heap_entries_are_dropped() -> None:
-    available, one = LeastLoadedMembers(), FakeMember()
+    available, member = LeastLoadedMembers(), FakeMember()
     for n in range(1000):
-        one.assigned_count = n
-        available.update(one)  # type: ignore[arg-type]
+        member.assigned_count = n
+        available.update(member)  # type: ignore[arg-type]
         assert len(available._heap) <= 65
 
 
@@ -102,7 +102,7 @@ def test_messages_of_a_closed_session_are_redistributed_once(
     goes = connect_version2(bus, *[subscribe(1, n, group="g") for n in range(1, 41)])
     stays = connect_version2(bus, subscribe(1, 5, group="g"))
     connect_version2(bus, publish(1, 0, *numbered(82)))
-    mine = stays.receive_message_ids()
+    received = stays.receive_message_ids()
     goes.receive_deliveries()
     shares, share = 0, Group.distribute_messages
 
@@ -116,4 +116,4 @@ def test_messages_of_a_closed_session_are_redistributed_once(
     assert shares == 1
     while bus.broker.next_wakeup <= bus.broker.clock.now:
         bus.broker.run_due_wakeups()
-    assert sorted(mine + stays.receive_message_ids()) == list(range(82))
+    assert sorted(received + stays.receive_message_ids()) == list(range(82))

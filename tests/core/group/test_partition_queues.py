@@ -86,11 +86,11 @@ def test_key_hash_is_stable() -> None:
 
 @given(ENVELOPES, st.lists(ENVELOPES, max_size=4), st.sampled_from([3, 40]), st.booleans())
 def test_batch_partitions_match_single_frames(
-    usual: Envelope, others: list[Envelope], times: int, plain_ones: bool
+    usual: Envelope, other_envelopes: list[Envelope], times: int, plain_ones: bool
 ) -> None:
     """Small and mixed batches take the loop, large uniform ones the arrays."""
     alike = [usual._replace(key=usual.key and b"%d" % n + usual.key) for n in range(times)]
-    contents = [(ENVELOPE, encode(each, b"payload")) for each in [*alike, *others]]
+    contents = [(ENVELOPE, encode(each, b"payload")) for each in [*alike, *other_envelopes]]
     if plain_ones:
         contents.insert(1, (MESSAGE, b"\x10\x00\x01k"))
     batch = build_batch(*(build_frame(kind, content=content) for kind, content in contents))

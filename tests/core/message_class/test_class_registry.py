@@ -55,9 +55,9 @@ def test_settings_by_name_override_settings_by_id() -> None:
         FullPolicy.DROP_NEWEST,
         FullPolicy.DROP_OLDEST,
     ]
-    other = create_registry(logs=ClassSettings(keep=Retention()))
-    other.create_classes([(1, "logs"), (2, "news")])
-    assert [bool(other.classes[n].retention) for n in (1, 2)] == [False, True]
+    second = create_registry(logs=ClassSettings(keep=Retention()))
+    second.create_classes([(1, "logs"), (2, "news")])
+    assert [bool(second.classes[n].retention) for n in (1, 2)] == [False, True]
 
 
 def test_class_settings_cannot_exceed_global_limits() -> None:
@@ -74,22 +74,22 @@ def test_class_settings_cannot_exceed_global_limits() -> None:
     st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from(["", "one", "two"]))),
 )
 def test_fast_resolve_of_known_classes_matches_full_resolve(
-    asked: list[int | str | NamedClass], there: list[tuple[int, str]]
+    references: list[int | str | NamedClass], existing_classes: list[tuple[int, str]]
 ) -> None:
     classes = create_registry()
-    for class_id, name in there:
+    for class_id, name in existing_classes:
         if (
             classes.class_id_by_name.get(name, class_id) == class_id
             and class_id not in classes.classes
         ):
             classes.create_classes([(class_id, name)])
-    found = classes._resolve_known(asked)
+    found = classes._resolve_known(references)
     if found is not None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(classes, "_resolve_known", lambda asked: None)
-            assert classes.resolve_ids(asked) == found
-            once = classes.resolve_ids(classes.deduplicate(asked))
-        assert once == list(dict.fromkeys(found))
+            patch.setattr(classes, "_resolve_known", lambda references: None)
+            assert classes.resolve_ids(references) == found
+            resolved = classes.resolve_ids(classes.deduplicate(references))
+        assert resolved == list(dict.fromkeys(found))
 
 
 def test_deduplicate_rejects_more_references_than_possible_classes() -> None:

@@ -82,8 +82,8 @@ def test_removed_positions_leave_no_heap_entries() -> None:
     stays = create_position(0)
     floor_index.add(stays)
     for n in range(1000):
-        gone = create_position(n)
-        floor_index.add(gone)
-        floor_index.remove(gone)
+        removed = create_position(n)
+        floor_index.add(removed)
+        floor_index.remove(removed)
         assert len(floor_index) <= 66
     assert floor_index.lowest_floor() == 0

@@ -79,8 +79,8 @@ def test_last_values_start_without_retention_uses_stored_messages() -> None:
     for number, channel in enumerate("abab"):
         first.send(publish_envelopes(1, number, channel_envelope(channel, b"%d" % number)))
     assert payloads(open_late_reader(bus)) == [b"2", b"3"]
-    other = BrokerHarness()
-    assert payloads(connect_version2(other, subscribe(1, 9, start="last_values"))) == []
+    second_bus = BrokerHarness()
+    assert payloads(connect_version2(second_bus, subscribe(1, 9, start="last_values"))) == []
     drain_class(bus)
     assert len(bus.broker.classes[1].ring) == 2, "the late one has not acknowledged them"
 
@@ -110,14 +110,14 @@ def test_last_values_are_redelivered_and_acknowledged() -> None:
     reader.send(ack(9, 1, 2), nack(9, 2, 3, 0))
     assert [(got.message_id, got.attempt) for got in reader.receive_deliveries()] == [(2, 2)]
     reader.disconnect()
-    again = open_late_reader(bus, durable="d")
-    assert [(got.message_id, got.attempt) for got in again.receive_deliveries()] == [(3, 2)]
-    again.send(ack(9, 3, 4))
+    successor = open_late_reader(bus, durable="d")
+    assert [(got.message_id, got.attempt) for got in successor.receive_deliveries()] == [(3, 2)]
+    successor.send(ack(9, 3, 4))
     bus.tick(12)
-    assert [(got.message_id, got.attempt) for got in again.receive_deliveries()] == [(2, 3)]
-    again.send(ack(9, 2, 3))
+    assert [(got.message_id, got.attempt) for got in successor.receive_deliveries()] == [(2, 3)]
+    successor.send(ack(9, 2, 3))
     bus.tick(70)
-    assert again.receive_deliveries() == []
+    assert successor.receive_deliveries() == []
     assert bus.broker.classes[1].ring.floor == 1
     statistics = bus.statistics(1)
     assert (statistics.last_values, statistics.in_flight) == (3, 0)
@@ -144,9 +144,9 @@ def test_last_values_respect_max_in_flight_and_order() -> None:
     writer.publish_value("b", b"6")
     seen = []
     while got := reader.receive_deliveries():
-        (one,) = got
-        seen.append(one.message_id)
-        reader.send(ack(9, one.message_id, one.message_id + 1))
+        (message,) = got
+        seen.append(message.message_id)
+        reader.send(ack(9, message.message_id, message.message_id + 1))
     assert seen == [3, 4, 5, 6]
 
 
@@ -205,8 +205,8 @@ def test_delayed_last_value_is_sent_when_due() -> None:
 def test_invalid_start_is_refused_with_valid_starts() -> None:
     bus = BrokerHarness()
     reader = connect_version2(bus, subscribe(1, 4, start="lastvalues"))
-    (said,) = reader.receive_replies()
-    assert '"last_values"' in said.content["message"]
+    (reply,) = reader.receive_replies()
+    assert '"last_values"' in reply.content["message"]
 
 
 def test_purged_message_is_no_last_value() -> None:
@@ -284,10 +284,10 @@ def test_timed_retention_releases_messages_by_tick() -> None:
         writer.send(publish(class_id, 2 * class_id - 2, b"x", b"y"))
         assert reader.receive_message_ids() == [0, 1]
         reader.send(ack(4, 0, 2))
-    for now, held in ((100.0, [2, 2, 1]), (111.0, [0, 2, 1]), (131.0, [0, 0, 1])):
+    for now, message_counts in ((100.0, [2, 2, 1]), (111.0, [0, 2, 1]), (131.0, [0, 0, 1])):
         bus.broker.clock.now = now
         bus.tick()
-        assert [len(bus.broker.classes[each].ring) for each in (1, 2, 3)] == held
+        assert [len(bus.broker.classes[each].ring) for each in (1, 2, 3)] == message_counts
 
 
 # Index of last values -----------------------------------------------------------------------------

@@ -29,15 +29,15 @@ def build_time_index(gaps: list[float], step_count_max: int) -> tuple[TimeIndex,
     gaps=st.lists(st.sampled_from([0.0, 0.003, 0.01, 0.02, 5.0, 1000.0]), max_size=60),
     most=st.sampled_from([3, 8, TIME_INDEX_STEPS_MAX]),
     floor=st.integers(0, 20),
-    asked=st.floats(-1, 5000),
+    requested=st.floats(-1, 5000),
 )
 def test_find_sequence_never_skips_later_messages(
-    gaps: list[float], most: int, floor: int, asked: float
+    gaps: list[float], most: int, floor: int, requested: float
 ) -> None:
     index, times = build_time_index(gaps, most)
     assert len(index) <= most
     index.trim(min(floor, len(times)))
-    for time in (asked, *times):
+    for time in (requested, *times):
         found = index.find_sequence(time, len(times))
         first = next((n for n, t in enumerate(times) if t >= time), len(times))
         assert found <= first
@@ -124,12 +124,14 @@ def test_union_of_windows_keeps_messages_unacked_in_either(
     other_cursor: int,
     other_acked: list[tuple[int, int]],
 ) -> None:
-    one = create_window(floor, cursor, acked)
-    other = create_window(other_floor, other_cursor, other_acked)
+    window = create_window(floor, cursor, acked)
+    other_window = create_window(other_floor, other_cursor, other_acked)
     expected = (
-        unacked_sequences(one) | unacked_sequences(other) | set(range(one.cursor, other.cursor))
+        unacked_sequences(window)
+        | unacked_sequences(other_window)
+        | set(range(window.cursor, other_window.cursor))
     )
-    joined = one.merge_unacked(other)
+    joined = window.merge_unacked(other_window)
     joined.check()
     assert unacked_sequences(joined) == expected
-    assert joined.cursor == max(one.cursor, other.cursor)
+    assert joined.cursor == max(window.cursor, other_window.cursor)

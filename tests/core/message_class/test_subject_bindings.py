@@ -27,13 +27,13 @@ def test_observers_receive_existing_and_new_bindings() -> None:
     bindings = ClassSubjectBindings()
     early: list[tuple[int, str, bool]] = []
     late: list[tuple[int, str, bool]] = []
-    bindings.add_observer(lambda *what: early.append(what))
+    bindings.add_observer(lambda *change: early.append(change))
     bindings.bind(7, "orders.>")
     bindings.bind(7, "orders.>")
     bindings.bind(8, "orders.>")
     bindings.bind(7, "*.paid")
     bindings.unbind(8, "orders.>")
-    bindings.add_observer(lambda *what: late.append(what))
+    bindings.add_observer(lambda *change: late.append(change))
     assert late == [(7, "orders.>", True), (7, "*.paid", True)]
     assert early == [
         (7, "orders.>", True),

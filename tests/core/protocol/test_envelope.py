@@ -192,7 +192,7 @@ letters = st.text("<>\r\n\0aé", max_size=6)
 nasty_numbers = st.one_of(
     st.integers(0, (1 << 64) - 1),
     st.lists(st.sampled_from(b"<\r\n\0>"), min_size=8, max_size=8).map(
-        lambda some: int.from_bytes(bytes(some), "big")
+        lambda letters: int.from_bytes(bytes(letters), "big")
     ),
     st.sampled_from([0, 1, 30_000, 0x3C0D0A00, 0x3C0D0A, 0x0D0A << 48, (1 << 64) - 1]),
 )
@@ -233,25 +233,25 @@ def contents(draw: st.DrawFn) -> bytes:
 @st.composite
 def batches(draw: st.DrawFn) -> list[bytes]:
     """Generate contents: most of one shape, or repetitions of a few."""
-    some = draw(st.lists(contents(), min_size=1, max_size=4))
+    batch = draw(st.lists(contents(), min_size=1, max_size=4))
     if draw(st.booleans()):
         about = draw(good_envelopes)
-        some = [encode(about, b"payload")] * draw(st.integers(0, 40)) + some
+        batch = [encode(about, b"payload")] * draw(st.integers(0, 40)) + batch
         key, published = draw(st.booleans()), draw(maybe_numbers)
         for number in range(draw(st.integers(0, 40))):
             if key:
                 about = about._replace(key=b"k" * (number % 5))
             if published is not None:
                 about = about._replace(expires_ms=(published + number) % (1 << 64))
-            some.append(encode(about, b"<" * (number % 3)))
-    return some * draw(st.sampled_from([1, 7, MANY]))
+            batch.append(encode(about, b"<" * (number % 3)))
+    return batch * draw(st.sampled_from([1, 7, MANY]))
 
 
-def build_envelope_batch(some: list[bytes], class_id: int = 1) -> FrameBatch:
+def build_envelope_batch(batch: list[bytes], class_id: int = 1) -> FrameBatch:
     return build_batch(
         *(
             build_frame(ENVELOPE, class_id=class_id, message_id=number, content=content)
-            for number, content in enumerate(some)
+            for number, content in enumerate(batch)
         )
     )
 
@@ -273,9 +273,9 @@ def columns_to_rows(found: EnvelopeColumns) -> list[EnvelopeRow]:
     return [EnvelopeRow(*row) for row in zip(names, expires, not_before, strict=True)]
 
 
-def expected_rows(some: list[bytes]) -> list[EnvelopeRow]:
+def expected_rows(batch: list[bytes]) -> list[EnvelopeRow]:
     expected = []
-    for content in some:
+    for content in batch:
         if refusal_reason(content):
             break
         about = oracle_decode(content)[0]
@@ -290,10 +290,10 @@ def expected_rows(some: list[bytes]) -> list[EnvelopeRow]:
     return expected
 
 
-def check_scan(some: list[bytes], class_id: int = 1) -> EnvelopeColumns:
+def check_scan(batch: list[bytes], class_id: int = 1) -> EnvelopeColumns:
     """Scan the contents and compare the result with the oracle."""
-    expected = expected_rows(some)
-    found = scan_envelopes(build_envelope_batch(some, class_id))
+    expected = expected_rows(batch)
+    found = scan_envelopes(build_envelope_batch(batch, class_id))
     assert found.count == len(expected)
     assert columns_to_rows(found) == expected
     assert sorted(found.names) == sorted({row.channel for row in expected})
@@ -492,8 +492,8 @@ def test_cache_of_the_channels_of_batches_is_bounded(monkeypatch: pytest.MonkeyP
 
 
 @given(batches(), st.sampled_from([1, 0x3C0D, 0x0D0A]))
-def test_scan_equals_decoding_each(some: list[bytes], class_id: int) -> None:
-    check_scan(some, class_id)
+def test_scan_equals_decoding_each(batch: list[bytes], class_id: int) -> None:
+    check_scan(batch, class_id)
 
 
 @given(st.lists(st.sampled_from(["", "a", "ab", "a.b.c.d.e.f", "a.b.c.d.e.g"]), min_size=1))
@@ -506,8 +506,8 @@ def test_other_channels_are_counted(names: list[str]) -> None:
 @given(good_envelopes, st.integers(0, 3), nasty)
 def test_scan_of_equal_envelopes(about: Envelope, more: int, payload: bytes) -> None:
     """Additional payload in some of them makes frames of different lengths."""
-    some = [encode(about, payload + b"x" * (number % (more + 1))) for number in range(MANY)]
-    assert check_scan(some).count == MANY
+    batch = [encode(about, payload + b"x" * (number % (more + 1))) for number in range(MANY)]
+    assert check_scan(batch).count == MANY
 
 
 @given(st.data())
@@ -518,7 +518,7 @@ def test_scan_of_different_texts(data: st.DataObject) -> None:
     pairs = data.draw(st.lists(st.tuples(letters, letters), min_size=1, max_size=3))
     with_key, with_headers = data.draw(st.booleans()), data.draw(st.booleans())
     published = data.draw(st.none() | st.integers(0, 1 << 50))
-    some = [
+    batch = [
         encode(
             Envelope(
                 channel=names[number % len(names)],
@@ -530,8 +530,8 @@ def test_scan_of_different_texts(data: st.DataObject) -> None:
         )
         for number in range(MANY)
     ]
-    some[data.draw(st.integers(0, MANY - 1))] = data.draw(contents())
-    check_scan(some)
+    batch[data.draw(st.integers(0, MANY - 1))] = data.draw(contents())
+    check_scan(batch)
 
 
 @pytest.mark.parametrize("offset", range(9))
@@ -542,9 +542,9 @@ def test_stuffing_in_times_affects_only_its_frame(offset: int, times: str) -> No
     for name, key in product(("a", "<" * 10, "b" * 10), (b"", OPEN, b"\0k")):
         odd = Envelope(channel=name, key=key, **{times: number})
         plain = odd._replace(**{times: 5})
-        one = [encode(plain, b"payload")] * MANY
-        one[70] = encode(odd, b"payload")
-        assert check_scan(one).count == MANY
+        batch = [encode(plain, b"payload")] * MANY
+        batch[70] = encode(odd, b"payload")
+        assert check_scan(batch).count == MANY
         assert check_scan([encode(odd, OPEN + b">")] * MANY).count == MANY
 
 
@@ -563,20 +563,20 @@ def test_stuffing_from_the_fields_byte_is_detected() -> None:
 
 def test_stuffing_in_a_key_shifts_the_headers() -> None:
     for key in (OPEN, b"k" + OPEN + b"\0", b"ab<"):
-        some = [
+        batch = [
             encode(Envelope(key=key, headers=(("n", f"{number:03}"),)), b"\r\n")
             for number in range(MANY)
         ]
-        some[3] = encode(Envelope(key=b"plain", headers=(("n", "v"),)), b"")
-        assert check_scan(some).count == MANY
+        batch[3] = encode(Envelope(key=b"plain", headers=(("n", "v"),)), b"")
+        assert check_scan(batch).count == MANY
 
 
 def test_stuffing_like_frame_headers_are_ignored() -> None:
     about = Envelope(channel="a.b", key=b"k")
-    some = [encode(about, b"x") for _ in range(MANY)]
+    batch = [encode(about, b"x") for _ in range(MANY)]
     frames = [
         build_frame(ENVELOPE, class_id=0x3C0D, message_id=0x0A003C0D, timer_index=0x0A00, content=c)
-        for c in some
+        for c in batch
     ]
     assert (
         columns_to_rows(scan_envelopes(build_batch(*frames)))
@@ -587,27 +587,27 @@ def test_stuffing_like_frame_headers_are_ignored() -> None:
 def test_equal_envelopes_use_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(envelopes, "_scan_one_by_one")
     about = Envelope(channel="a.b", key=b"k", headers=(("n", "v"),), published=1, expires_ms=2)
-    for kept in range(6):
-        some = [
+    for changed_field in range(6):
+        variants = [
             about._replace(
-                channel=f"c{number % 20}" if kept == 1 else about.channel,
-                key=b"%d" % number if kept == 2 else b"",
-                headers=(("n", str(number)),) if kept == 3 else (),
-                published=0x3C3C_0000 + number if kept == 4 else None,
+                channel=f"c{number % 20}" if changed_field == 1 else about.channel,
+                key=b"%d" % number if changed_field == 2 else b"",
+                headers=(("n", str(number)),) if changed_field == 3 else (),
+                published=0x3C3C_0000 + number if changed_field == 4 else None,
             )
             for number in range(MANY)
         ]
-        found = check_scan([encode(one, b"payload") for one in some])
+        found = check_scan([encode(envelope, b"payload") for envelope in variants])
         assert found.count == MANY
-        assert isinstance(found.channels, int) == (kept != 1)
+        assert isinstance(found.channels, int) == (changed_field != 1)
 
 
 def test_few_irregular_envelopes_are_decoded_singly() -> None:
-    some = [encode(Envelope(channel="a"), b"payload")] * MANY
-    some[10] = encode(Envelope(channel="b", expires_ms=1500), b"payload")
-    some[20] = encode(Envelope(not_before_ms=250), b"payload")
-    some[30] = encode(Envelope(channel="a", key=b"k"), b"")
-    found = check_scan(some)
+    batch = [encode(Envelope(channel="a"), b"payload")] * MANY
+    batch[10] = encode(Envelope(channel="b", expires_ms=1500), b"payload")
+    batch[20] = encode(Envelope(not_before_ms=250), b"payload")
+    batch[30] = encode(Envelope(channel="a", key=b"k"), b"")
+    found = check_scan(batch)
     assert found.names == ["a", "b", ""]
     assert columns_to_rows(found)[10] == EnvelopeRow("b", 1.5, 0.0)
     assert columns_to_rows(found)[20] == EnvelopeRow("", NEVER, 0.25)
@@ -615,24 +615,24 @@ def test_few_irregular_envelopes_are_decoded_singly() -> None:
 
 @pytest.mark.parametrize("bad_at", [0, 1, 900, 1100, 4999])
 def test_large_batch_stops_at_the_first_malformed(bad_at: int) -> None:
-    some = [encode(Envelope(channel=f"a.{number % 3}"), b"p") for number in range(5000)]
-    some[bad_at] = b"\x08\0\x01*"
-    assert check_scan(some).count == bad_at
+    batch = [encode(Envelope(channel=f"a.{number % 3}"), b"p") for number in range(5000)]
+    batch[bad_at] = b"\x08\0\x01*"
+    assert check_scan(batch).count == bad_at
 
 
 def test_names_of_malformed_envelopes_are_dropped() -> None:
-    some = [encode(Envelope(channel=f"a.{number % 3}", key=b"k"), b"p") for number in range(MANY)]
-    some[50] = encode(Envelope(channel="other", key=b"k"), b"")[:-1]
-    assert check_scan(some).names == ["a.0", "a.1", "a.2"]
+    batch = [encode(Envelope(channel=f"a.{number % 3}", key=b"k"), b"p") for number in range(MANY)]
+    batch[50] = encode(Envelope(channel="other", key=b"k"), b"")[:-1]
+    assert check_scan(batch).names == ["a.0", "a.1", "a.2"]
 
 
 def test_very_long_texts_are_read() -> None:
     about = Envelope(
         channel="c" * CHANNEL_BYTES_MAX, key=b"k" * 0xFFFF, headers=(("n" * 5000, OPEN.decode()),)
     )
-    some = [encode(about, b"p")] * (PLAIN_FRAMES_MAX + 2)
-    some[9] = encode(about._replace(key=OPEN * 1000), b"p")
-    assert check_scan(some).count == len(some)
+    batch = [encode(about, b"p")] * (PLAIN_FRAMES_MAX + 2)
+    batch[9] = encode(about._replace(key=OPEN * 1000), b"p")
+    assert check_scan(batch).count == len(batch)
 
 
 def test_empty_batch_has_no_columns() -> None:

@@ -83,15 +83,17 @@ def test_uniform_frames_use_the_uniform_path() -> None:
 
 
 @given(st.lists(frames(), min_size=1, max_size=6), frames(), st.integers(0, 12))
-def test_other_frames_before_uniform_frames(others: list[bytes], usual: bytes, tail: int) -> None:
-    assert_splits(b"".join(others) + usual * 300 + others[0][:tail])
+def test_other_frames_before_uniform_frames(
+    other_frames: list[bytes], usual: bytes, tail: int
+) -> None:
+    assert_splits(b"".join(other_frames) + usual * 300 + other_frames[0][:tail])
 
 
 @pytest.mark.parametrize(("count", "engages"), [(1, True), (4, True), (5, False)])
 def test_uniform_path_is_used_after_few_other_frames(count: int, engages: bool) -> None:
-    others = [build_frame(MESSAGE, content=bytes(n)) for n in range(count)]
+    other_frames = [build_frame(MESSAGE, content=bytes(n)) for n in range(count)]
     frame = build_frame(MESSAGE, content=bytes(150))
-    batches, _ = split_all(b"".join(others) + frame * 300)
+    batches, _ = split_all(b"".join(other_frames) + frame * 300)
     assert ((163, 300) in [(batch.stride, batch.count) for batch in batches]) == engages
 
 
@@ -132,9 +134,9 @@ def test_inner_delimiter_of_a_uniform_frame_is_found(
 
 
 @given(st.lists(st.sampled_from([*b"<<<<\r\n>x=\xbd\0"]), max_size=200), st.data())
-def test_find_delimiters_equals_a_plain_search(some: list[int], data: st.DataObject) -> None:
+def test_find_delimiters_equals_a_plain_search(characters: list[int], data: st.DataObject) -> None:
     # Of letters that delimiters are made of, and that look like them to arithmetic on whole words.
-    text = bytes(some).replace(b"x", DELIMITER)
+    text = bytes(characters).replace(b"x", DELIMITER)
     first = data.draw(st.integers(0, min(9, len(text))))
     last = data.draw(st.integers(max(first, len(text) - 9), len(text)))
     buffer = bytearray(text + DELIMITER * 4)
@@ -164,55 +166,55 @@ frame_lists = st.one_of(
     # Of one length: strided. Of many: not.
     st.tuples(frames(), st.integers(1, LARGE_BATCH_COUNT)).map(lambda pair: [pair[0]] * pair[1]),
     st.lists(frames(), min_size=1, max_size=6).flatmap(
-        lambda some: st.integers(1, 40).map(lambda times: some * times)
+        lambda frame_list: st.integers(1, 40).map(lambda times: frame_list * times)
     ),
 )
 
 
 @given(frame_lists)
-def test_a_batch_describes_its_frames(some: list[bytes]) -> None:
-    batch = build_batch(*some)
-    ends = [sum(len(frame) for frame in some[: i + 1]) for i in range(len(some))]
-    assert batch.count == len(some)
+def test_a_batch_describes_its_frames(frame_list: list[bytes]) -> None:
+    batch = build_batch(*frame_list)
+    ends = [sum(len(frame) for frame in frame_list[: i + 1]) for i in range(len(frame_list))]
+    assert batch.count == len(frame_list)
     assert batch.ends.tolist() == ends
     assert batch.starts.tolist() == [0, *ends[:-1]]
-    assert batch.lengths.tolist() == [len(frame) for frame in some]
+    assert batch.lengths.tolist() == [len(frame) for frame in frame_list]
 
 
 @given(frame_lists)
-def test_keys_are_equal_if_type_and_class_are(some: list[bytes]) -> None:
-    keys = build_batch(*some).keys().tolist()
-    kinds = [frame[:3] for frame in some]
+def test_keys_are_equal_if_type_and_class_are(frame_list: list[bytes]) -> None:
+    keys = build_batch(*frame_list).keys().tolist()
+    kinds = [frame[:3] for frame in frame_list]
     assert len(set(zip(keys, kinds, strict=True))) == len(set(keys)) == len(set(kinds))
 
 
 @given(frame_lists, st.data())
-def test_slice_returns_the_frames(some: list[bytes], data: st.DataObject) -> None:
-    first = data.draw(st.integers(0, len(some) - 1))
-    last = data.draw(st.integers(first + 1, len(some)))
-    part = build_batch(*some).slice(first, last)
+def test_slice_returns_the_frames(frame_list: list[bytes], data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, len(frame_list) - 1))
+    last = data.draw(st.integers(first + 1, len(frame_list)))
+    part = build_batch(*frame_list).slice(first, last)
     part.check()
-    assert part.stride == build_batch(*some).stride, "the strided paths are lost"
-    assert list_frames(part) == some[first:last]
-    again = part.slice(0, part.count)
-    assert list_frames(again) == some[first:last]
+    assert part.stride == build_batch(*frame_list).stride, "the strided paths are lost"
+    assert list_frames(part) == frame_list[first:last]
+    whole = part.slice(0, part.count)
+    assert list_frames(whole) == frame_list[first:last]
 
 
 @given(frame_lists, st.data())
-def test_select_returns_frames_in_order(some: list[bytes], data: st.DataObject) -> None:
-    order = data.draw(st.permutations(range(len(some))))
-    order = order[: data.draw(st.integers(1, len(some)))]
+def test_select_returns_frames_in_order(frame_list: list[bytes], data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(frame_list))))
+    order = order[: data.draw(st.integers(1, len(frame_list)))]
     if data.draw(st.booleans()):
         order.sort()  # Neighbours: copied together.
-    taken = build_batch(*some).select(np.array(order, np.intp))
+    taken = build_batch(*frame_list).select(np.array(order, np.intp))
     taken.check()
-    assert list_frames(taken) == [some[i] for i in order]
+    assert list_frames(taken) == [frame_list[i] for i in order]
 
 
 @given(frame_lists)
-def test_copy_is_independent(some: list[bytes]) -> None:
-    batch = build_batch(*some)
+def test_copy_is_independent(frame_list: list[bytes]) -> None:
+    batch = build_batch(*frame_list)
     copy = batch.copy()
     copy.check()
-    assert list_frames(copy) == some
+    assert list_frames(copy) == frame_list
     assert not np.shares_memory(copy.data, batch.data)

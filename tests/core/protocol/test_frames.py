@@ -128,10 +128,10 @@ def test_a_copy_outlives_the_buffer() -> None:
 
 
 def test_select_keeps_the_given_order() -> None:
-    one, two = build_frame(MESSAGE, content=b"one"), build_frame(MESSAGE, content=b"second")
-    taken = build_batch(one, two, SMALLEST).select(np.array([2, 0, 1], np.intp))
+    first, second = build_frame(MESSAGE, content=b"one"), build_frame(MESSAGE, content=b"second")
+    taken = build_batch(first, second, SMALLEST).select(np.array([2, 0, 1], np.intp))
     taken.check()
-    assert taken.data.tobytes() == SMALLEST + one + two
+    assert taken.data.tobytes() == SMALLEST + first + second
 
 
 def test_keys_depend_on_type_and_class_only() -> None:

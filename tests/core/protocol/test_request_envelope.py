@@ -69,10 +69,10 @@ def read_by_decoding(content: bytes) -> tuple[Envelope, bytes] | None:
 @st.composite
 def content_lists(draw: st.DrawFn) -> list[bytes]:
     """Contents of a few envelopes with many ids; some are cut or have a changed byte."""
-    some = draw(st.lists(envelopes, min_size=1, max_size=2))
+    templates = draw(st.lists(envelopes, min_size=1, max_size=2))
     contents = []
     for _ in range(draw(st.integers(1, 12))):
-        envelope = draw(st.sampled_from(some))
+        envelope = draw(st.sampled_from(templates))
         content = RequestEnvelope(envelope).encode(draw(ids).encode(), draw(payloads))
         if draw(st.integers(0, 3)) == 0:
             content = format_.encode(envelope, draw(payloads))

@@ -222,9 +222,11 @@ def actual_effects(
     """Return the same from the broker."""
     stored = {}
     for class_id, cls in bus.broker.classes.items():
-        kept = [cls.ring.copy_frame(sequence) for sequence in range(cls.ring.floor, cls.ring.head)]
-        if kept:
-            stored[class_id] = [parse_frame(frame)[4] for frame in kept]
+        frames_ = [
+            cls.ring.copy_frame(sequence) for sequence in range(cls.ring.floor, cls.ring.head)
+        ]
+        if frames_:
+            stored[class_id] = [parse_frame(frame)[4] for frame in frames_]
     replies = bytes(peer.session.outbox.peek(0))
     return set(bus.broker.classes), stored, len(split_frames(replies)[0])
 

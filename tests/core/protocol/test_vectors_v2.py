@@ -180,7 +180,7 @@ class SessionPeer:
         """Message number of the last Confirm."""
         self.expected_confirm: int | None = None
         """Message number of the last expected Confirm."""
-        self.others: deque[Frame] = deque()
+        self.other_frames: deque[Frame] = deque()
         self.messages: dict[Delivery, deque[tuple[Delivery, Frame]]] = defaultdict(deque)
         self.delivery: Delivery = None
         self.expected: Delivery = None
@@ -215,7 +215,7 @@ class SessionPeer:
                 subscription = self.delivery and self.delivery[:2]
                 self.messages[subscription].append((self.delivery, frame))
             elif frame.type != HEARTBEAT:
-                self.others.append(frame)
+                self.other_frames.append(frame)
 
     def expect(self, data: bytes, expected_json: Vector | None) -> None:
         self.receive()
@@ -231,8 +231,8 @@ class SessionPeer:
             delivery, found = waiting.popleft()
             assert (delivery, found._replace(c=0)) == (self.expected, frame._replace(c=0))
         else:
-            assert self.others, f"no frame received; messages: {self.pending_frames()}"
-            found = self.others.popleft()
+            assert self.other_frames, f"no frame received; messages: {self.pending_frames()}"
+            found = self.other_frames.popleft()
             assert found[:4] == frame[:4], found
             if expected_json is None:
                 assert found == frame
@@ -246,7 +246,10 @@ class SessionPeer:
         assert self.confirmed == self.expected_confirm
 
     def pending_frames(self) -> list[Any]:
-        return [*self.others, *(message for queue in self.messages.values() for message in queue)]
+        return [
+            *self.other_frames,
+            *(message for queue in self.messages.values() for message in queue),
+        ]
 
 
 class SessionServer:
@@ -298,20 +301,22 @@ class SessionServer:
 def test_session_vectors(vector: Vector, in_one: bool) -> None:
     """The bytes of a line arrive in one read, or each frame in a read of its own."""
     server = SessionServer(vector["limits"])
-    for number, (name, verb, *rest) in enumerate(vector["lines"]):
-        where = f"line {number}: {name} {verb} {rest}"
+    for number, (name, verb, *arguments) in enumerate(vector["lines"]):
+        where = f"line {number}: {name} {verb} {arguments}"
         if name == "server":
             assert verb == "ticks"
-            server.tick(*rest)
+            server.tick(*arguments)
             continue
         peer = server.get_peer(name)
         try:
             match verb:
                 case "sends":
-                    chunks = [bytes.fromhex(data) for data in rest]
+                    chunks = [bytes.fromhex(data) for data in arguments]
                     peer.send(*([b"".join(chunks)] if in_one else chunks))
                 case "gets":
-                    peer.expect(bytes.fromhex(rest[0]), rest[1] if rest[1:] else None)
+                    peer.expect(
+                        bytes.fromhex(arguments[0]), arguments[1] if arguments[1:] else None
+                    )
                 case "gets nothing":
                     peer.expect_nothing()
                 case "is closed":
@@ -331,7 +336,7 @@ def test_session_vectors(vector: Vector, in_one: bool) -> None:
 def check_error(server: SessionServer, peer: SessionPeer, vector: Vector) -> None:
     server.tick(vector["silence_seconds"])
     peer.receive()
-    frame = peer.others.popleft()
+    frame = peer.other_frames.popleft()
     assert frame[:4] == (ERROR, vector["a"], vector["b"], vector["c"])
     reply = json.loads(frame.content)
     assert (reply["code"], reply["fatal"]) == (vector["code"], vector["fatal"])
@@ -342,7 +347,7 @@ def check_error(server: SessionServer, peer: SessionPeer, vector: Vector) -> Non
     if not vector["fatal"]:
         peer.send(build_frame(frames.CONNECT, message_id=99, content=b"{}"))
         peer.receive()
-        assert [(frame.type, frame.b) for frame in peer.others] == [(frames.CONNECT, 99)]
+        assert [(frame.type, frame.b) for frame in peer.other_frames] == [(frames.CONNECT, 99)]
 
 
 @vectors("v2-invalid", "connects")
@@ -360,6 +365,6 @@ def test_malformed_frame_gets_an_error(vector: Vector) -> None:
     peer = server.get_peer("a")
     peer.send(build_frame(frames.CONNECT, message_id=1, content=b'{"classes":[1]}'))
     peer.receive()
-    assert peer.others.popleft().type == frames.CONNECT
+    assert peer.other_frames.popleft().type == frames.CONNECT
     peer.send(vector_bytes(vector))
     check_error(server, peer, vector)

@@ -47,8 +47,8 @@ def assert_parses_acks(contents: Sequence[bytes]) -> None:
     st.integers(1, LARGE_BATCH_COUNT),
     st.randoms(),
 )
-def test_many_acks_parse_like_single_acks(some: list[bytes], times: int, random: Random) -> None:
-    contents = some * times
+def test_many_acks_parse_like_single_acks(acks: list[bytes], times: int, random: Random) -> None:
+    contents = acks * times
     assert_parses_acks(contents)
     random.shuffle(contents)
     assert_parses_acks(contents)
@@ -138,7 +138,7 @@ def build_window(
 )
 def test_ack_ranges_equals_single_acks(
     floor: int,
-    some: list[tuple[int, int]],
+    spans: list[tuple[int, int]],
     times: int,
     singles: bool,
     shuffled: bool,
@@ -146,7 +146,7 @@ def test_ack_ranges_equals_single_acks(
 ) -> None:
     # Single messages, ranges that touch, and any ranges take three ways through the arrays.
     cursor = floor + 400
-    ranges = [(floor + at + i, floor + at + i + n) for i in range(times) for at, n in some]
+    ranges = [(floor + at + i, floor + at + i + n) for i in range(times) for at, n in spans]
     if singles:
         ranges = [(first, first + 1) for first, _ in ranges]
     if shuffled:

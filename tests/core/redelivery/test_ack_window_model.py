@@ -50,9 +50,9 @@ class AckWindowMachine(RuleBasedStateMachine):
     # Up to 50 ranges take the plain loop; more take the arrays, in one of three ways: ranges that
     # touch and begin at the floor, single messages, and anything else.
 
-    @rule(some=st.lists(spans, min_size=1, max_size=5), times=st.sampled_from([1, 60]))
-    def ack_ranges(self, some: Ranges, times: int) -> None:
-        self.ack_all(self.sent([(at + i, count) for i in range(times) for at, count in some]))
+    @rule(spans=st.lists(spans, min_size=1, max_size=5), times=st.sampled_from([1, 60]))
+    def ack_ranges(self, spans: Ranges, times: int) -> None:
+        self.ack_all(self.sent([(at + i, count) for i in range(times) for at, count in spans]))
 
     @rule(at=st.integers(-10, 300), count=st.integers(1, 200), random=st.randoms())
     def ack_single_messages_in_any_order(self, at: int, count: int, random: Random) -> None:
@@ -74,10 +74,10 @@ class AckWindowMachine(RuleBasedStateMachine):
         self.unacked -= lost
         self.cursor = max(self.cursor, floor)
 
-    @rule(some=st.lists(spans, max_size=40))
-    def find_unacked_of_a_set(self, some: Ranges) -> None:
+    @rule(spans=st.lists(spans, max_size=40))
+    def find_unacked_of_a_set(self, spans: Ranges) -> None:
         sequences, numbers = SequenceSet(), set[int]()
-        for at, count in some:
+        for at, count in spans:
             first = max(0, self.floor + at)
             sequences.add(first, first + count)
             numbers |= set(range(first, first + count))
@@ -105,10 +105,10 @@ class AckWindowMachine(RuleBasedStateMachine):
         assert self.window.in_flight_count == len(self.unacked)
         assert self.window.unacked_ranges(0, self.cursor) == group_ids(sorted(self.unacked))
 
-    def sent(self, some: Ranges) -> Ranges:
+    def sent(self, spans: Ranges) -> Ranges:
         """Convert spans to ranges of sequences, cut at the cursor; some may be empty."""
         floor, cursor = self.floor, self.cursor
-        return [(min(floor + at, cursor), min(floor + at + count, cursor)) for at, count in some]
+        return [(min(floor + at, cursor), min(floor + at + count, cursor)) for at, count in spans]
 
     def ack_all(self, ranges: Ranges) -> None:
         before = self.floor

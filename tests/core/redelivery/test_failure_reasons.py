@@ -39,20 +39,20 @@ def test_last_reason_is_kept_until_the_count_limit(
                 errors.forget_acked()
                 while model and (first := next(iter(model)))[1] < positions[first[0]].window.floor:
                     del model[first]
-            case int(who):
-                errors.forget_position(positions[who])
-                model = {key: text for key, text in model.items() if key[0] != who}
-            case (who, first_one, many, text):
-                errors.record(positions[who], first_one, first_one + many, text)
+            case int(position_index):
+                errors.forget_position(positions[position_index])
+                model = {key: text for key, text in model.items() if key[0] != position_index}
+            case (position_index, first_one, many, text):
+                errors.record(positions[position_index], first_one, first_one + many, text)
                 for sequence in range(first_one, first_one + many):
                     if text:
-                        model.pop((who, sequence), None)
-                        model[who, sequence] = text
+                        model.pop((position_index, sequence), None)
+                        model[position_index, sequence] = text
                 model = dict(list(model.items())[-count:])
         errors.check()
         assert len(errors) == len(model)
-        for (who, sequence), text in model.items():
-            assert errors.get(positions[who], sequence) == text
+        for (position_index, sequence), text in model.items():
+            assert errors.get(positions[position_index], sequence) == text
 
 
 def test_reasons_are_limited_in_bytes() -> None:

@@ -148,12 +148,12 @@ def test_delayed_messages_stay_delayed() -> None:
     peer.send(nack(5, 0, 1, 20_000), nack(5, 1, 2))
     peer.disconnect()
     peer = connect_version2(bus, subscribe(1, 5))
-    heard = [(0, m.message_id, m.attempt) for m in peer.receive_deliveries()]
+    received = [(0, m.message_id, m.attempt) for m in peer.receive_deliveries()]
     for tick in range(1, 25):
         advance_tick(bus)
-        heard += [(tick, m.message_id, m.attempt) for m in peer.receive_deliveries()]
+        received += [(tick, m.message_id, m.attempt) for m in peer.receive_deliveries()]
         peer.send(ack(5, 0, 3))
-    assert heard == [(0, 2, 2)], "and may be acknowledged"
+    assert received == [(0, 2, 2)], "and may be acknowledged"
     assert bus.statistics(1).ring.message_count == 0
 
 
@@ -180,9 +180,9 @@ def test_handover_of_a_large_backlog_is_small() -> None:
         peer.receive_all()
     peer.send(*[ack(5, at, at + 1) for at in range(1, 1000, 2)])
     peer.disconnect()
-    left = bus.broker.classes[1].backlog_handover
-    assert len(left.attempts) < 10
-    assert left.passed_spans(bus.broker.classes[1].backlog_window)
+    handover = bus.broker.classes[1].backlog_handover
+    assert len(handover.attempts) < 10
+    assert handover.passed_spans(bus.broker.classes[1].backlog_window)
 
 
 @pytest.mark.parametrize("delay", [None, 3_600_000])
@@ -194,11 +194,11 @@ def test_repeated_handover_stores_each_message_once(delay: int | None) -> None:
         assert len(peer.receive_message_ids()) == 9
         peer.send(*[nack(5, at, at + 1, delay) for at in range(0, 9, 2)])
         peer.disconnect()
-    left = bus.broker.classes[1].backlog_handover
-    assert len(left.not_before_ticks) + len(left.not_before_times) == 5
-    assert [(first, last) for first, last, _ in left.not_before_ticks + left.not_before_times] == [
-        (at, at + 1) for at in range(0, 9, 2)
-    ]
+    handover = bus.broker.classes[1].backlog_handover
+    assert len(handover.not_before_ticks) + len(handover.not_before_times) == 5
+    assert [
+        (first, last) for first, last, _ in handover.not_before_ticks + handover.not_before_times
+    ] == [(at, at + 1) for at in range(0, 9, 2)]
     peer = connect_version2(bus, subscribe(1, 5), ack(5, 0, 9))
     peer.disconnect()
     assert bus.broker.classes[1].backlog_handover == PositionHandover()
@@ -247,16 +247,16 @@ def test_inherited_delay_of_version_1_is_limited_to_its_own_delay(
     peer.disconnect()
     heir = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     writer.send(publish(1, 1, b"b"))
-    said, waited = position_report(bus), min(seconds, 6)
-    assert said.session == heir.session.session_id
-    assert (said.waits, said.delayed, said.delayed_seconds) == ("time", 1, waited)
-    assert said.waits_for.startswith("a delay: 2 messages are delayed"), "and what is behind it"
-    assert (said.unsent, said.to_redeliver, said.idle_seconds) == (1, 0, 0)
-    heard = []
+    report, waited = position_report(bus), min(seconds, 6)
+    assert report.session == heir.session.session_id
+    assert (report.waits, report.delayed, report.delayed_seconds) == ("time", 1, waited)
+    assert report.waits_for.startswith("a delay: 2 messages are delayed"), "and what is behind it"
+    assert (report.unsent, report.to_redeliver, report.idle_seconds) == (1, 0, 0)
+    received = []
     for tick in range(1, 10):
         advance_tick(bus)
-        heard += [(tick, each) for each in heir.receive_ids(1)]
-    assert heard == [(waited, 0), (waited, 1)]
+        received += [(tick, each) for each in heir.receive_ids(1)]
+    assert received == [(waited, 0), (waited, 1)]
 
 
 def test_reconnecting_version_1_does_not_restart_the_delay() -> None:
@@ -291,20 +291,23 @@ rows = st.lists(
 @given(rows, rows, st.integers(0, 10), st.integers(0, 30))
 @settings(max_examples=100)
 def test_merge_equals_merging_single_messages(
-    ours: list[tuple[int, int, int]], theirs: list[tuple[int, int, int]], floor: int, size: int
+    first_rows: list[tuple[int, int, int]],
+    second_rows: list[tuple[int, int, int]],
+    floor: int,
+    size: int,
 ) -> None:
     oracle: dict[int, int] = {}
-    for first, last, count in ours + theirs:
+    for first, last, count in first_rows + second_rows:
         for sequence in range(first, last):
             oracle[sequence] = max(count, oracle.get(sequence, 0))
     window = AckWindow(floor=floor)
     window.cursor = floor + size
-    one, other = (
-        PositionHandover().merge(PositionHandover(sorted(ours))),
-        PositionHandover(sorted(theirs)),
+    first_handover, second_handover = (
+        PositionHandover().merge(PositionHandover(sorted(first_rows))),
+        PositionHandover(sorted(second_rows)),
     )
     joined = (
-        PositionHandover(one.attempts + other.attempts)
+        PositionHandover(first_handover.attempts + second_handover.attempts)
         .merge(PositionHandover([(99, 100, 1)]))
         .merge(PositionHandover())
     )
@@ -314,7 +317,7 @@ def test_merge_equals_merging_single_messages(
         for sequence in range(span.first, span.last)
     }
     assert found == {s: oracle.get(s, 0) for s in range(floor, floor + size)}
-    one_row_each = highest_values(ours + theirs)
+    one_row_each = highest_values(first_rows + second_rows)
     assert all(a[1] < b[0] or (a[1] == b[0] and a[2] != b[2]) for a, b in pairwise(one_row_each)), (
         "ascending and disjoint, and in one piece where they say the same"
     )

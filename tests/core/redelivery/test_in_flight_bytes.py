@@ -53,9 +53,9 @@ def test_long_unacked_messages_count_in_full() -> None:
     writer.send(publish(1, 0, *[b""] * 10_000))
     assert len(reader.receive_message_ids()) == 10_000
     reader.send(ack(5, 1, 10_000))
-    heard = exchange(writer, reader, 10_000, [b"x" * LONG] * (3 * IN_FLIGHT_BYTES // LONG))
-    assert IN_FLIGHT_BYTES <= len(heard) * LONG < IN_FLIGHT_BYTES + 3 * LONG
-    reader.send(nack(5, heard[0], heard[4], 3_600_000))
+    received_ids = exchange(writer, reader, 10_000, [b"x" * LONG] * (3 * IN_FLIGHT_BYTES // LONG))
+    assert IN_FLIGHT_BYTES <= len(received_ids) * LONG < IN_FLIGHT_BYTES + 3 * LONG
+    reader.send(nack(5, received_ids[0], received_ids[4], 3_600_000))
     assert len(reader.receive_message_ids()) in (3, 4)
 
 
@@ -67,8 +67,8 @@ def test_messages_are_measured_again_after_many_acks(
     reader, writer = connect_version2(bus, subscribe(1, 5)), connect_version2(bus)
     count, size = 4000, 8 * 1024
     writer.send(*[publish(1, n, b"x" * size) for n in range(count)])
-    heard = reader.receive_message_ids()
-    assert len(heard) < count
+    received_ids = reader.receive_message_ids()
+    assert len(received_ids) < count
     looks = 0
     gaps = AckWindow.unacked_flags
 
@@ -78,7 +78,7 @@ def test_messages_are_measured_again_after_many_acks(
         return gaps(self)
 
     monkeypatch.setattr(AckWindow, "unacked_flags", counted)
-    for n in heard[1::2]:
+    for n in received_ids[1::2]:
         reader.send(ack(5, n, n + 1))
     assert 0 < looks < 40
 
@@ -103,19 +103,19 @@ def test_bytes_equal_the_sum_of_unacked_messages(
                 range(window.floor, window.cursor), k=window.in_flight_count // 3
             ):
                 reader.send(ack(5, n, n + 1))
-            left = [
+            unacked = [
                 n
                 for a, b in window.unacked_ranges(window.floor, window.cursor)
                 for n in range(a, b)
             ]
-            there = sum(sizes[n] + FRAME for n in left)
+            expected_bytes = sum(sizes[n] + FRAME for n in unacked)
             with monkeypatch.context() as patch:
                 patch.setattr(in_flight_bytes, "IN_FLIGHT_BYTES", 0)
                 measured = InFlightBytes(ring)
-                measured.estimate(len(left), window)
+                measured.estimate(len(unacked), window)
                 while measured.is_measuring:
                     measured.continue_measuring()
-                assert measured.estimate(len(left), window) == there
+                assert measured.estimate(len(unacked), window) == expected_bytes
 
 
 def test_many_messages_are_measured_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:

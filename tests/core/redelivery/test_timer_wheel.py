@@ -54,9 +54,9 @@ class SequenceSetMachine(RuleBasedStateMachine):
 
     @rule(numbers=st.sets(st.integers(0, 60)) | st.just(set(range(0, 60, 3))))
     def unite(self, numbers: set[int]) -> None:
-        other = SequenceSet()
-        other.update(flags_to_ranges(np.isin(np.arange(61), list(numbers))))
-        self.set.unite(other)
+        added = SequenceSet()
+        added.update(flags_to_ranges(np.isin(np.arange(61), list(numbers))))
+        self.set.unite(added)
         self.model |= numbers
 
     @rule()
@@ -110,13 +110,13 @@ def test_removed_spans_are_not_due(
         spans = wheel.remove(begin, end, only)
         out = {s: span.attempts for span in spans for s in range(span.first, span.last)}
         assert out == expected
-        model = {s: what for s, what in model.items() if s not in out}
+        model = {s: due_and_attempts for s, due_and_attempts in model.items() if s not in out}
     popped = {
         s: span.attempts for span in wheel.pop_due(tick) for s in range(span.first, span.last)
     }
     assert popped == {s: attempts for s, (due, attempts) in model.items() if due == tick}
-    rest = [s for _, span in wheel.pop_all() for s in range(span.first, span.last)]
-    assert sorted(rest) == sorted(set(model) - set(popped))
+    remaining = [s for _, span in wheel.pop_all() for s in range(span.first, span.last)]
+    assert sorted(remaining) == sorted(set(model) - set(popped))
     assert len(wheel) == 0
 
 

@@ -54,22 +54,22 @@ def read_known_rows(ring: Ring) -> list[Row]:
 def test_columns_match_model(script: list[tuple[str, int, list[Row]]]) -> None:
     ring = Ring(class_id=1, messages_max=2000, bytes_max=1 << 20, budget=MemoryBudget(1 << 20))
     model: list[Row] = []
-    for what, count, pattern in script:
+    for step, count, pattern in script:
         described = (pattern * count)[:count]
-        if what == "plain":
+        if step == "plain":
             taken = ring.append(build_batch(*[publish(1, 0, b"x" * 90)] * count), 0)
             model += described[:taken]
-        elif what == "one":
+        elif step == "one":
             if ring.append_one(memoryview(publish(1, 0, b"x")), 0):
                 model += described
-        elif what == "special":
+        elif step == "special":
             taken = ring.append(
                 build_batch(*[publish_envelopes(1, 0, b"\0")] * count),
                 0,
                 rows_from_dicts(described),
             )
             model += described[:taken]
-        elif what == "release":
+        elif step == "release":
             ring.release(min(ring.head, ring.floor + count))
         else:
             for _ in range(count * RING_IDLE_TICKS):

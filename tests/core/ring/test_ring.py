@@ -198,8 +198,10 @@ def test_stored_frames_never_move() -> None:
     view, _ = ring.view_frames(0, 1, 1 << 20)
     for _ in range(40):
         append_frames(ring, *[build_message("more", size=1000)] * 1000)
-    again, _ = ring.view_frames(0, 1, 1 << 20)
-    assert (np.frombuffer(view, np.uint8).ctypes.data) == np.frombuffer(again, np.uint8).ctypes.data
+    later_view, _ = ring.view_frames(0, 1, 1 << 20)
+    assert (np.frombuffer(view, np.uint8).ctypes.data) == np.frombuffer(
+        later_view, np.uint8
+    ).ctypes.data
 
 
 def test_size_of_a_segment_is_limited() -> None:
@@ -223,19 +225,19 @@ def test_long_frame_gets_a_segment_of_its_length() -> None:
 
 def test_released_memory_is_reused() -> None:
     ring = build_ring(messages_max=40)
-    kept: list[int] = []
+    stored_turns: list[int] = []
     for turn in range(3000):
         size = (turn * 37) % 3000
         assert append_frames(ring, build_message(turn, size=size)) == 1
-        kept.append(turn)
-        if len(kept) == 40:
+        stored_turns.append(turn)
+        if len(stored_turns) == 40:
             ring.release(ring.floor + 1 + turn % 17)
             ring.check()
-            kept = kept[1 + turn % 17 :]
+            stored_turns = stored_turns[1 + turn % 17 :]
         if turn % 500 == 0:
-            assert read_texts(ring) == [str(k) for k in kept]
+            assert read_texts(ring) == [str(k) for k in stored_turns]
     assert ring.statistics().memory_bytes <= 6 * SEGMENT_BYTES_MIN
-    assert read_ids(ring) == kept
+    assert read_ids(ring) == stored_turns
 
 
 def test_view_ends_with_its_segment() -> None:
@@ -303,11 +305,11 @@ def test_full_ring_accepts_frames_again_when_a_fifth_is_released(size: int) -> N
 
 def test_memory_stays_within_the_budget() -> None:
     budget = MemoryBudget(2 * SEGMENT_BYTES_MIN + 1100)
-    one, two = build_ring(budget=budget), build_ring(budget=budget)
-    fill_ring(one, 12, size=8_000)
-    assert budget.used_bytes == one.statistics().memory_bytes >= 2 * SEGMENT_BYTES_MIN
-    assert append_frames(two, build_message("no")) == 0
-    assert two.statistics().memory_bytes == 0
+    first, second = build_ring(budget=budget), build_ring(budget=budget)
+    fill_ring(first, 12, size=8_000)
+    assert budget.used_bytes == first.statistics().memory_bytes >= 2 * SEGMENT_BYTES_MIN
+    assert append_frames(second, build_message("no")) == 0
+    assert second.statistics().memory_bytes == 0
     assert budget.used_bytes <= budget.limit_bytes
 
 

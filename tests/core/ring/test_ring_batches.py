@@ -42,17 +42,17 @@ class RingPair:
         for ring in (self.batched, self.single):
             ring.floor = ring.head = first
 
-    def append(self, some: Sequence[bytes], *, timer_index: int) -> None:
-        taken = self.batched.append(build_batch(*some), timer_index)
+    def append(self, frames: Sequence[bytes], *, timer_index: int) -> None:
+        taken = self.batched.append(build_batch(*frames), timer_index)
         one_by_one = 0
-        for frame in some:
+        for frame in frames:
             if not self.single.append_one(memoryview(frame), timer_index) and not (
                 self.single.append(build_batch(frame), timer_index)
             ):
                 break
             one_by_one += 1
         assert taken == one_by_one
-        for frame in some[:taken]:
+        for frame in frames[:taken]:
             frame_type, class_id, _, _, content = parse_frame(frame)
             self.oracle.append(
                 build_frame(
@@ -121,12 +121,12 @@ def test_batches_equal_single_appends(
     # Runs of one length: strided. Several: by columns. Short ones: the plain loop.
     rings = RingPair(first=first)
     for runs, released, timer_index in steps:
-        some = [
+        frames = [
             store_form(b"%d" % number + b"y" * size)
             for number, (size, count) in enumerate(runs)
             for _ in range(count)
         ]
-        rings.append(some, timer_index=timer_index)
+        rings.append(frames, timer_index=timer_index)
         rings.release(released)
 
 
@@ -137,8 +137,8 @@ def test_batches_equal_single_appends_while_growing_and_draining(
     # A backlog of `count` frames or two: segments are added, drained and reused.
     rings = RingPair(first=ID_COUNT - 2 * count)
     for turn in range(8):
-        some = [store_form(b"z" * (size + (turn * i) % uneven)) for i in range(count)]
-        rings.append(some, timer_index=turn % 3)
+        frames = [store_form(b"z" * (size + (turn * i) % uneven)) for i in range(count)]
+        rings.append(frames, timer_index=turn % 3)
         if turn != 3:
             rings.release(count - turn)
     rings.stamp(rings.oracle.floor + 1, rings.oracle.head - 1, 5)
@@ -165,8 +165,8 @@ def test_full_ring_accepts_equally_many_in_batches(size: int) -> None:
 def test_message_ids_wrap_inside_a_batch_on_every_path() -> None:
     same = [store_form(b"s")] * LARGE_BATCH_COUNT
     uneven = [store_form(b"u" * (i % 5)) for i in range(LARGE_BATCH_COUNT)]
-    for some in (same, uneven, uneven[:10]):
+    for frames in (same, uneven, uneven[:10]):
         rings = RingPair(first=ID_COUNT - 5)
-        rings.append(some, timer_index=2)
+        rings.append(frames, timer_index=2)
         assert rings.batched.copy_frame(ID_COUNT - 1)[3:7] == b"\x7f\xff\xff\xff"
         assert rings.batched.copy_frame(ID_COUNT)[3:7] == b"\0\0\0\0"

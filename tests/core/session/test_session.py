@@ -38,9 +38,9 @@ BUFFER = ReceiveBuffer()
 Fact = tuple[object, ...]
 
 
-def create_session(*known: int, frame_bytes_max: int = 1 << 20) -> Session:
+def create_session(*class_ids: int, frame_bytes_max: int = 1 << 20) -> Session:
     """Return a session of a bus that knows these classes."""
-    return Session(3, frame_bytes_max=frame_bytes_max, known_classes=set(known), peer="test")
+    return Session(3, frame_bytes_max=frame_bytes_max, known_classes=set(class_ids), peer="test")
 
 
 def describe_event(event: Event) -> list[Fact]:
@@ -64,32 +64,32 @@ def describe_event(event: Event) -> list[Fact]:
 
 def decode(session: Session, *chunks: bytes) -> tuple[list[Fact], Reason | None]:
     """Return the decoded frames, and the reason of the error that ended the session."""
-    heard: list[Fact] = []
+    facts: list[Fact] = []
     try:
         for chunk in filter(None, chunks):
             count = BUFFER.fill(chunk)
             skipped_bytes = 0
             for single, end in session.receive_few(BUFFER, count):
-                heard += describe_event(single)
+                facts += describe_event(single)
                 skipped_bytes = end
             if skipped_bytes < count:
                 for event in session.receive(BUFFER, count, skipped_bytes=skipped_bytes):
-                    heard += describe_event(event)
+                    facts += describe_event(event)
     except RemoteProtocolError as error:
-        return heard, error.reason
-    return heard, None
+        return facts, error.reason
+    return facts, None
 
 
-def decode_legal(*chunks: bytes, known: Iterable[int] = ()) -> list[Fact]:
-    heard, reason = decode(create_session(*known), *chunks)
+def decode_legal(*chunks: bytes, class_ids: Iterable[int] = ()) -> list[Fact]:
+    facts, reason = decode(create_session(*class_ids), *chunks)
     assert reason is None
-    return heard
+    return facts
 
 
 def test_decodes_each_frame_type() -> None:
     assert decode_legal(connect(1, 2)) == [("connected", (1, 2))]
     assert decode_legal(subscribe(7)) == [("subscribed", 7)]
-    assert decode_legal(publish(7, b"hi\r\n"), known=[7]) == [("published", 7, b"hi\r\n")]
+    assert decode_legal(publish(7, b"hi\r\n"), class_ids=[7]) == [("published", 7, b"hi\r\n")]
     assert decode_legal(ack(7, 0, 100)) == [("acked", 7, 0, 100)]
     assert decode_legal(heartbeat()) == []
 
@@ -103,18 +103,18 @@ def test_ignored_header_fields_have_no_effect() -> None:
     assert decode_legal(wild(ord("0"), b"still here")) == []
     assert decode_legal(wild(CONNECT, b"[5]")) == [("connected", (5,))]
     assert decode_legal(wild(SUBSCRIBE, b"from=5")) == [("subscribed", 0x0A3E)]
-    assert decode_legal(wild(MESSAGE, b"m"), known=[0x0A3E]) == [("published", 0x0A3E, b"m")]
+    assert decode_legal(wild(MESSAGE, b"m"), class_ids=[0x0A3E]) == [("published", 0x0A3E, b"m")]
     assert decode_legal(wild(ord("3"), b"4-5")) == [("acked", 0x0A3E, 4, 5)]
 
 
 def receive_few(session: Session, data: bytes) -> tuple[list[Fact], int]:
     """Return the events of the leading frames that are decoded one by one, and their length."""
-    heard: list[Fact] = []
+    facts: list[Fact] = []
     decoded_bytes = 0
     for event, end in session.receive_few(BUFFER, BUFFER.fill(data)):
-        heard += describe_event(event)
+        facts += describe_event(event)
         decoded_bytes = end
-    return heard, decoded_bytes
+    return facts, decoded_bytes
 
 
 def test_few_messages_and_acks_are_decoded_one_by_one() -> None:
@@ -181,7 +181,7 @@ def test_run_of_one_type_and_class_is_one_event(count: int) -> None:
 def test_mixed_frames_keep_their_order() -> None:
     assert decode_legal(
         connect(1) + subscribe(1) + publish(1, b"a", b"b") + ack(1, 0, 1) + publish(1, b"c"),
-        known=[1],
+        class_ids=[1],
     ) == [
         ("connected", (1,)),
         ("subscribed", 1),
@@ -201,9 +201,9 @@ def test_each_connect_is_one_event() -> None:
 
 
 def test_interleaved_classes_are_grouped_acks_first() -> None:
-    some = [publish(1 + i % 2, b"%d" % i) + ack(1, i, i + 1) for i in range(LARGE_BATCH_COUNT)]
-    heard = decode_legal(b"".join(some), known=[1, 2])
-    assert heard == [
+    frames = [publish(1 + i % 2, b"%d" % i) + ack(1, i, i + 1) for i in range(LARGE_BATCH_COUNT)]
+    facts = decode_legal(b"".join(frames), class_ids=[1, 2])
+    assert facts == [
         *(("acked", 1, i, i + 1) for i in range(LARGE_BATCH_COUNT)),
         *(("published", 1, b"%d" % i) for i in range(0, LARGE_BATCH_COUNT, 2)),
         *(("published", 2, b"%d" % i) for i in range(1, LARGE_BATCH_COUNT, 2)),
@@ -212,20 +212,20 @@ def test_interleaved_classes_are_grouped_acks_first() -> None:
 
 def test_sorting_does_not_cross_other_frames() -> None:
     turns = b"".join(publish(1 + i % 2, b"%d" % i) for i in range(LARGE_BATCH_COUNT))
-    heard = decode_legal(turns + subscribe(2) + turns, known=[1, 2])
-    assert heard.index(("subscribed", 2)) == LARGE_BATCH_COUNT == len(heard) // 2
+    facts = decode_legal(turns + subscribe(2) + turns, class_ids=[1, 2])
+    assert facts.index(("subscribed", 2)) == LARGE_BATCH_COUNT == len(facts) // 2
 
 
 def test_connect_and_message_in_one_read() -> None:
-    known: set[int] = set()
-    session = Session(3, frame_bytes_max=1 << 20, known_classes=known, peer="test")
+    class_ids: set[int] = set()
+    session = Session(3, frame_bytes_max=1 << 20, known_classes=class_ids, peer="test")
     turns = b"".join(publish(1 + i % 2, b"%d" % i) for i in range(LARGE_BATCH_COUNT))
-    heard = 0
+    fact_count = 0
     for event in session.receive(BUFFER, BUFFER.fill(connect(1, 2) + turns)):
-        heard += len(describe_event(event))
+        fact_count += len(describe_event(event))
         if isinstance(event, Version1Connected):
-            known.update(event.class_ids)
-    assert heard == 1 + LARGE_BATCH_COUNT
+            class_ids.update(event.class_ids)
+    assert fact_count == 1 + LARGE_BATCH_COUNT
 
 
 OFFENCES = {
@@ -245,19 +245,19 @@ def test_error_is_raised_after_preceding_events(
 ) -> None:
     # As a single frame, in a few runs, and in a sorted batch.
     good = [publish(1 + i % kinds, b"%d" % i) for i in range(before)]
-    behind = [publish(1, b"behind")] * 3
+    later_frames = [publish(1, b"behind")] * 3
     session = create_session(1, 2, frame_bytes_max=100)
-    heard, why = decode(session, b"".join([*good, offence, *behind]))
-    assert why is reason
+    facts, actual_reason = decode(session, b"".join([*good, offence, *later_frames]))
+    assert actual_reason is reason
     expected = [("published", 1 + i % kinds, b"%d" % i) for i in range(before)]
-    assert sorted(heard) == sorted(expected)
+    assert sorted(facts) == sorted(expected)
 
 
 def test_unknown_frame_type_is_refused() -> None:
     for frame_type in sorted({*range(256)} - {*b"01234"}):
         for count in (1, 2):
-            heard = decode(create_session(), build_frame(frame_type) * count)
-            assert heard == ([], Reason.UNKNOWN_TYPE), (frame_type, count)
+            outcome = decode(create_session(), build_frame(frame_type) * count)
+            assert outcome == ([], Reason.UNKNOWN_TYPE), (frame_type, count)
 
 
 def test_error_states_received_and_expected() -> None:
@@ -283,12 +283,12 @@ arrays = st.lists(st.integers(-1, 65537), max_size=6).map(lambda ids: str(ids).e
 @given(st.one_of(json_like, arrays, json_like.map(lambda inner: b"[" + inner + b"]")))
 def test_connect_accepts_only_valid_class_lists(content: bytes) -> None:
     expected = parse_connect(content)
-    heard, reason = decode(create_session(), build_frame(CONNECT, content=content))
+    facts, reason = decode(create_session(), build_frame(CONNECT, content=content))
     if expected is None:
-        assert (heard, reason) == ([], Reason.BAD_CONNECT)
+        assert (facts, reason) == ([], Reason.BAD_CONNECT)
     else:
         assert reason is None
-        [(_, class_ids)] = heard
+        [(_, class_ids)] = facts
         assert isinstance(class_ids, tuple)
         assert len(class_ids) == len(set(class_ids))
         assert set(class_ids) == expected
@@ -312,12 +312,14 @@ def test_connect_accepts_only_valid_class_lists(content: bytes) -> None:
     .flatmap(chunkings)
 )
 def test_events_are_independent_of_read_boundaries(chunks: Chunks) -> None:
-    def without_repeats(heard: list[Fact]) -> list[Fact]:
+    def without_repeats(facts: list[Fact]) -> list[Fact]:
         # A duplicate Subscribe has no effect and may be omitted.
-        repeats = zip(heard, [None, *heard], strict=False)
+        repeats = zip(facts, [None, *facts], strict=False)
         return [fact for fact, before in repeats if fact != before or fact[0] != "subscribed"]
 
-    whole, cut = (decode_legal(*parts, known=[1, 0x3C0D]) for parts in ([b"".join(chunks)], chunks))
+    whole, cut = (
+        decode_legal(*parts, class_ids=[1, 0x3C0D]) for parts in ([b"".join(chunks)], chunks)
+    )
     assert without_repeats(cut) == without_repeats(whole)
 
 
@@ -327,15 +329,15 @@ LIMITS = Limits(hello_seconds=30, frame_seconds=60, stall_seconds=10)
 
 
 def ticks_until_closed(
-    session: Session, *, holds_back: bool = False, most: int = 200, said: bytes = b""
+    session: Session, *, holds_back: bool = False, most: int = 200, data: bytes = b""
 ) -> tuple[int, Reason] | None:
     """Return after how many ticks the session is closed, and the reason.
 
     The bytes are sent before each tick of one second.
     """
     for ticks in range(1, most + 1):
-        if said:
-            decode(session, said)
+        if data:
+            decode(session, data)
         error = session.tick(LIMITS, 1.0, is_blocking_publishers=holds_back)
         if error is not None:
             return ticks, error.reason
@@ -362,14 +364,14 @@ def test_incomplete_frame_is_closed_after_frame_timeout() -> None:
 def test_slowly_arriving_frame_is_closed_after_frame_timeout() -> None:
     session = create_session(1)
     decode(session, publish(1, b"")[:9])
-    assert ticks_until_closed(session, said=b"x") == (61, Reason.FRAME_TIMEOUT)
+    assert ticks_until_closed(session, data=b"x") == (61, Reason.FRAME_TIMEOUT)
 
 
 def test_frames_completed_in_time_keep_session_open() -> None:
     session = create_session()
     frame = heartbeat()
     decode(session, frame[:5])
-    assert ticks_until_closed(session, said=frame[5:] + frame[:5]) is None
+    assert ticks_until_closed(session, data=frame[5:] + frame[:5]) is None
 
 
 def test_silence_after_complete_frame_keeps_session_open() -> None:
@@ -427,5 +429,5 @@ def test_pending_bytes_are_tail_replies_and_parked_messages() -> None:
 
 def test_delimiter_in_payload_starts_a_new_frame() -> None:
     data = publish(1, b"one")[:-4] + DELIMITER + b"two two two" + DELIMITER
-    heard, reason = decode(create_session(1), data)
-    assert (heard, reason) == ([("published", 1, b"one")], Reason.UNKNOWN_TYPE)
+    facts, reason = decode(create_session(1), data)
+    assert (facts, reason) == ([("published", 1, b"one")], Reason.UNKNOWN_TYPE)

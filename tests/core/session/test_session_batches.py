@@ -77,7 +77,7 @@ def observe_outcome(chunks: Sequence[bytes]) -> tuple[object, ...]:
     except RemoteProtocolError as error:
         reason = error.reason
     broker = bus.broker
-    heard = [
+    received = [
         {
             class_id: [m for m in peer if m.class_id == class_id]
             for class_id in (*CLASSES, LATE_CLASS)
@@ -97,14 +97,14 @@ def observe_outcome(chunks: Sequence[bytes]) -> tuple[object, ...]:
         reason,
         dict(broker.refusal_counts),
         speaker.session.receiver.frame_count,
-        heard,
+        received,
         unacked,
         stored,
     )
 
 
-def assert_same_outcome(some: Sequence[bytes]) -> None:
-    at_once, one_by_one = observe_outcome([b"".join(some)]), observe_outcome(some)
+def assert_same_outcome(chunks: Sequence[bytes]) -> None:
+    at_once, one_by_one = observe_outcome([b"".join(chunks)]), observe_outcome(chunks)
     assert at_once[0] == one_by_one[0]
     assert at_once[1] == one_by_one[1]
     if at_once[0] is None:  # A refused chunk also counts the frames after the illegal one.
@@ -114,12 +114,12 @@ def assert_same_outcome(some: Sequence[bytes]) -> None:
 
 @given(st.lists(usual_frames, min_size=1, max_size=12), st.sampled_from([1, 12]), st.randoms())
 def test_mixed_batch_has_same_effect_as_single_frames(
-    some: list[bytes], times: int, random: Random
+    frames: list[bytes], times: int, random: Random
 ) -> None:
     # A shuffled batch has more changes of type and class than the run-by-run path accepts.
-    some = some * times
-    random.shuffle(some)
-    assert_same_outcome(some)
+    frames = frames * times
+    random.shuffle(frames)
+    assert_same_outcome(frames)
 
 
 @given(
@@ -130,11 +130,11 @@ def test_mixed_batch_has_same_effect_as_single_frames(
     st.randoms(),
 )
 def test_other_frames_keep_their_place_in_mixed_batch(
-    some: list[bytes], rare: list[bytes], bad: list[bytes], times: int, random: Random
+    frames: list[bytes], rare: list[bytes], bad: list[bytes], times: int, random: Random
 ) -> None:
-    some = some * times + rare + bad
-    random.shuffle(some)
-    assert_same_outcome(some)
+    frames = frames * times + rare + bad
+    random.shuffle(frames)
+    assert_same_outcome(frames)
 
 
 @given(
@@ -144,49 +144,49 @@ def test_other_frames_keep_their_place_in_mixed_batch(
     st.randoms(),
 )
 def test_mixed_batch_into_full_classes_matches_single_frames(
-    some: list[bytes], times: int, class_messages: int, random: Random
+    frames: list[bytes], times: int, class_messages: int, random: Random
 ) -> None:
     # Acks go before messages, so parked messages may differ in between, but not the result.
-    some = some * times
-    random.shuffle(some)
+    frames = frames * times
+    random.shuffle(frames)
     outcomes = []
-    for chunks in ([b"".join(some)], some):
+    for chunks in ([b"".join(frames)], frames):
         bus = BrokerHarness(class_messages=class_messages)
         speaker = bus.peer(connect(*CLASSES), *(subscribe(class_id) for class_id in CLASSES))
         speaker.send(*chunks)
-        heard: dict[int, list[tuple[int, bytes]]] = {class_id: [] for class_id in CLASSES}
+        received: dict[int, list[tuple[int, bytes]]] = {class_id: [] for class_id in CLASSES}
         while messages := speaker.receive_messages():
             for message in messages:
-                heard[message.class_id].append((message.message_id, message.payload))
+                received[message.class_id].append((message.message_id, message.payload))
                 speaker.send(ack(message.class_id, message.message_id, message.message_id + 1))
         assert not speaker.session.parked_messages
-        outcomes.append(heard)
+        outcomes.append(received)
     assert outcomes[0] == outcomes[1]
 
 
 def test_interleaved_classes_are_sorted_without_loss() -> None:
-    some = [
+    frames = [
         publish(class_id, payload)
         for payload in numbered(LARGE_BATCH_COUNT)
         for class_id in CLASSES
     ]
     bus = BrokerHarness()
     speaker = bus.peer(connect(*CLASSES), *(subscribe(c) for c in CLASSES))
-    speaker.send(b"".join(some))
-    heard = speaker.receive_messages()
+    speaker.send(b"".join(frames))
+    received = speaker.receive_messages()
     for class_id in CLASSES:
-        of_class = [m for m in heard if m.class_id == class_id]
+        of_class = [m for m in received if m.class_id == class_id]
         assert [m.message_id for m in of_class] == list(range(LARGE_BATCH_COUNT))
         assert [m.payload for m in of_class] == numbered(LARGE_BATCH_COUNT)
 
 
 @pytest.mark.parametrize("bad_at", [0, 1, LARGE_BATCH_COUNT, 2 * LARGE_BATCH_COUNT - 1])
 def test_frames_before_an_illegal_one_are_applied(bad_at: int) -> None:
-    some = [publish(1 if i % 2 else 256, b"%d" % i) for i in range(2 * LARGE_BATCH_COUNT)]
-    some[bad_at] = ack_frame(0, b"8-5")
+    frames = [publish(1 if i % 2 else 256, b"%d" % i) for i in range(2 * LARGE_BATCH_COUNT)]
+    frames[bad_at] = ack_frame(0, b"8-5")
     bus = BrokerHarness()
     speaker = bus.peer(connect(1, 256))
-    assert speaker.send_refused(b"".join(some)) is Reason.BAD_ACK
+    assert speaker.send_refused(b"".join(frames)) is Reason.BAD_ACK
     assert bus.statistics(1).published == bad_at // 2
     assert bus.statistics(256).published == (bad_at + 1) // 2
 

@@ -68,9 +68,9 @@ def test_slow_subscriber_gets_messages_in_order_without_copies() -> None:
             quick.send(ack(got.number, got.message_id, got.message_id + 1))
     seen = []
     while got := slow.receive_deliveries():
-        (one,) = got
-        seen.append(payload(one.content, one.kind))
-        slow.send(ack(4, one.message_id, one.message_id + 1))
+        (message,) = got
+        seen.append(payload(message.content, message.kind))
+        slow.send(ack(4, message.message_id, message.message_id + 1))
         assert quick.receive_deliveries() == []
     assert seen == expected
     assert bus.statistics(1).carried >= 1
@@ -152,9 +152,9 @@ def test_full_class_of_values_drops_the_oldest_values() -> None:
             drain_class(bus)
         dropped = bus.statistics(1).dropped
         assert dropped == {Reason.LAST_VALUE_DROPPED: 40 - len(bus.broker.classes[1].ring)}
-        left = read_last_values(bus)
-        assert 8 <= len(left) <= 16
-        assert left == [b"%d" % number for number in range(40 - len(left), 40)]
+        values = read_last_values(bus)
+        assert 8 <= len(values) <= 16
+        assert values == [b"%d" % number for number in range(40 - len(values), 40)]
 
 
 def test_full_class_compacts_before_it_drops_values() -> None:

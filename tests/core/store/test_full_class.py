@@ -49,7 +49,7 @@ def test_blocked_publisher_waits_with_messages_for_other_classes() -> None:
     bus = create_small_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
     blocked = bus.peer(publish(1, *numbered(11)) + publish(2, b"behind"))
-    other = bus.peer(publish(2, b"not behind"))
+    second = bus.peer(publish(2, b"not behind"))
     received = peer.receive_messages()
     assert [m.payload for m in received if m.class_id == 2] == [b"not behind"]
     peer.send(ack(1, 0, 1))
@@ -58,7 +58,7 @@ def test_blocked_publisher_waits_with_messages_for_other_classes() -> None:
         (2, b"behind"),
     }
     assert bus.broker.end_turn().resume == [blocked.session]
-    assert not other.session.parked_messages
+    assert not second.session.parked_messages
 
 
 def test_session_waits_for_two_full_classes_in_order() -> None:
@@ -91,8 +91,10 @@ def test_session_blocked_again_in_the_same_read_is_not_resumed() -> None:
     bus = create_small_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
     assert len(peer.receive_messages()) == 10
-    again = publish(1, b"a") + ack(1, 0, 1) + publish(1, b"b") + ack(1, 1, 2) + publish(1, b"c")
-    peer.send(again)
+    mixed_frames = (
+        publish(1, b"a") + ack(1, 0, 1) + publish(1, b"b") + ack(1, 1, 2) + publish(1, b"c")
+    )
+    peer.send(mixed_frames)
     assert peer.session.parked_messages
     assert bus.broker.end_turn().resume == []
     peer.send(ack(1, 2, 3))
@@ -191,15 +193,15 @@ def test_closing_a_subscriber_makes_space_for_its_own_messages() -> None:
 def test_closed_session_is_neither_writable_nor_resumed() -> None:
     # Its leaving makes room in one class, for messages of another class that it subscribes to.
     bus = create_small_bus(FullPolicy.BLOCK)
-    other = bus.peer(connect(1, 2), subscribe(1))
+    staying = bus.peer(connect(1, 2), subscribe(1))
     leaving = bus.peer(subscribe(1), subscribe(2), publish(1, *numbered(11)) + publish(2, b"two"))
-    assert len(other.receive_messages()) == 10
-    other.send(ack(1, 0, 10))
+    assert len(staying.receive_messages()) == 10
+    staying.send(ack(1, 0, 10))
     bus.broker.end_turn()
     leaving.disconnect()
-    assert bus.broker.end_turn().flush == [other.session.session_id]
+    assert bus.broker.end_turn().flush == [staying.session.session_id]
     assert bus.broker.end_turn().resume == []
-    assert other.receive_ids(1) == [10]
+    assert staying.receive_ids(1) == [10]
     assert bus.peer(subscribe(2)).receive_payloads() == [b"two"]
 
 

@@ -158,8 +158,8 @@ def test_class_continues_with_its_id_and_sequence() -> None:
     advance(bus)
     assert not bus.broker.classes
     # The name that would get the id first gets another one.
-    other = connect_version2(bus, classes=[{"name": "news"}, {"id": class_id - 1}])
-    other.send(publish(class_id - 1, 0, b"z"))
+    second = connect_version2(bus, classes=[{"name": "news"}, {"id": class_id - 1}])
+    second.send(publish(class_id - 1, 0, b"z"))
     connect_version2(bus, classes=["orders"])
     assert bus.broker.store.class_id_by_name["orders"] == class_id
     reader = connect_version2(bus, subscribe(class_id, 5, start="earliest"), classes=[class_id])
@@ -264,8 +264,8 @@ class IdleClassesMachine(RuleBasedStateMachine):
             assert names(self.bus) == self.used_names()
 
     def used_names(self) -> set[str]:
-        held = {name for _, held in self.peers for name in held}
-        return held | self.durables | {name for name, count in self.stored.items() if count}
+        declared = {name for _, peer_names in self.peers for name in peer_names}
+        return declared | self.durables | {name for name, count in self.stored.items() if count}
 
     @invariant()
     def used_classes_exist(self) -> None:

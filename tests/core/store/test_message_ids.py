@@ -54,8 +54,8 @@ def test_snapshot_restores_ids_below_the_head() -> None:
         ids.add(9, b"%d" % number, number, now=100.0 + number)
     encoded = StateChanges(message_ids=ids.snapshot()).encode()
     restored = MessageIds()
-    for kept in decode_changes(encoded).message_ids:
-        restored.restore(kept, head=4, now=105.0)
+    for snapshot in decode_changes(encoded).message_ids:
+        restored.restore(snapshot, head=4, now=105.0)
     found = [restored.find(9, b"%d" % number, now=105.0) for number in range(5)]
     assert found == [0, 1, 2, 3, None]
     assert restored.find(9, b"0", now=101.0 + DUPLICATE_WINDOW_SECONDS) is None
@@ -94,7 +94,7 @@ def test_ids_of_stored_messages_are_found() -> None:
     headers = (("A", "b"), ("Nats-Msg-Id", "caf\u00e9"), ("Nats-Msg-Id", "second"))
     content = encode(Envelope("a", headers=headers), b"<\r\n>")
     with_id = frames.encode(frames.ENVELOPE, class_id=1, content=content)
-    other = frames.encode(frames.ENVELOPE, class_id=1, content=encode(Envelope("a"), b"x"))
-    assert list(iter_message_ids(plain + other)) == []
-    found = list(iter_message_ids(plain + with_id + other + with_id))
+    without_id = frames.encode(frames.ENVELOPE, class_id=1, content=encode(Envelope("a"), b"x"))
+    assert list(iter_message_ids(plain + without_id)) == []
+    found = list(iter_message_ids(plain + with_id + without_id + with_id))
     assert found == [(1, "caf\u00e9".encode()), (3, "caf\u00e9".encode())]

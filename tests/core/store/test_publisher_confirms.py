@@ -158,10 +158,10 @@ def test_reconnected_publisher_waits_for_its_earlier_messages() -> None:
     first = connect_version2(bus, sent, classes=(1, 2), name="till", instance="one")
     batch = bus.pop_batch()
     first.disconnect()
-    again = connect_version2(bus, sent, classes=(1, 2), name="till", instance="one")
-    assert confirmed_numbers(again) == []
-    again.send(publish(2, 2, b"c"))
+    second = connect_version2(bus, sent, classes=(1, 2), name="till", instance="one")
+    assert confirmed_numbers(second) == []
+    second.send(publish(2, 2, b"c"))
     bus.mark_class_durable(2, bus.pop_batch())
-    assert confirmed_numbers(again) == []
+    assert confirmed_numbers(second) == []
     bus.mark_class_durable(1, batch)
-    assert confirmed_numbers(again) == [3]
+    assert confirmed_numbers(second) == [3]

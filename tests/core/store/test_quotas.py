@@ -42,15 +42,15 @@ def bus_with_users(**limits: int) -> BrokerHarness:
 
 
 def peer(
-    bus: BrokerHarness, who: str, *frames: bytes, classes: tuple[int | str, ...] = (1,)
+    bus: BrokerHarness, user_name: str, *frames: bytes, classes: tuple[int | str, ...] = (1,)
 ) -> Version2Peer:
-    return connect_version2(bus, *frames, auth={"token": who}, classes=list(classes))
+    return connect_version2(bus, *frames, auth={"token": user_name}, classes=list(classes))
 
 
-def refusal(bus: BrokerHarness, who: str, *classes: int | str) -> str:
+def refusal(bus: BrokerHarness, user_name: str, *classes: int | str) -> str:
     """Return the error of a Connect that declares these classes."""
     with pytest.raises(RemoteProtocolError) as caught:
-        peer(bus, who, classes=classes)
+        peer(bus, user_name, classes=classes)
     assert caught.value.reason is Reason.TOO_MANY_CLASSES
     return caught.value.sentence
 
@@ -62,18 +62,20 @@ def replies_to(peer: Version2Peer, *frames: bytes) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("who", "most"), [("boss", 8), ("ada", 2), ("bob", 1), ("free", 8)], ids=str
+    ("user_name", "most"), [("boss", 8), ("ada", 2), ("bob", 1), ("free", 8)], ids=str
 )
-def test_class_quota_of_users(who: str, most: int) -> None:
+def test_class_quota_of_users(user_name: str, most: int) -> None:
     bus = bus_with_users(classes=8)
     for number in range(most):
-        peer(bus, who, classes=(f"c{number}",)).disconnect()
-    error = refusal(bus, who, "more")
+        peer(bus, user_name, classes=(f"c{number}",)).disconnect()
+    error = refusal(bus, user_name, "more")
     if most < 8:
-        detail = f"user {who!r} declares 1 new classes, but has created {most} of at most {most}"
+        detail = (
+            f"user {user_name!r} declares 1 new classes, but has created {most} of at most {most}"
+        )
         assert error == f"{detail}{HINT}"
     assert len(bus.broker.classes) == most
-    peer(bus, who, classes=("c0",)).disconnect()  # Existing classes do not count.
+    peer(bus, user_name, classes=("c0",)).disconnect()  # Existing classes do not count.
 
 
 def test_connect_above_the_quota_creates_no_class() -> None:
@@ -99,25 +101,27 @@ def test_restricted_users_leave_reserved_classes() -> None:
     peer(bus, "boss", classes=("orders",)).disconnect()
 
 
-@pytest.mark.parametrize("how", ["durable", "group"])
+@pytest.mark.parametrize("option", ["durable", "group"])
 @pytest.mark.parametrize(
-    ("who", "most"), [("boss", 8), ("ada", 2), ("bob", 1), ("free", 8)], ids=str
+    ("user_name", "most"), [("boss", 8), ("ada", 2), ("bob", 1), ("free", 8)], ids=str
 )
-def test_durable_quota_of_users(who: str, most: int, how: str) -> None:
+def test_durable_quota_of_users(user_name: str, most: int, option: str) -> None:
     bus = bus_with_users(durables=8)
     peer(bus, "boss", classes=(1, 2))
-    client = peer(bus, who, classes=(1, 2))
+    client = peer(bus, user_name, classes=(1, 2))
     for number in range(most):
-        assert replies_to(client, subscribe(1, number + 1, **{how: f"d{number}"})) == ["subscribe"]
+        assert replies_to(client, subscribe(1, number + 1, **{option: f"d{number}"})) == [
+            "subscribe"
+        ]
     other_class = 2 if most < 8 else 1
-    (reply,) = replies_to(client, subscribe(other_class, 50, **{how: "more"}))
+    (reply,) = replies_to(client, subscribe(other_class, 50, **{option: "more"}))
     assert reply.endswith(
         f"has {most} durables and groups in all classes, at most {most} are allowed"
         if most < 8
         else "class 1 has 8 durables and groups, at most 8 are allowed"
     )
     assert replies_to(client, unsubscribe(1, forget=True)) == ["unsubscribe"]
-    assert replies_to(client, subscribe(other_class, 51, **{how: "more"})) == ["subscribe"]
+    assert replies_to(client, subscribe(other_class, 51, **{option: "more"})) == ["subscribe"]
     for number in [*range(2, most + 1), 51]:
         client.send(unsubscribe(number, forget=True))
     assert not bus.broker.subscription_manager.quotas.position_count_by_user
@@ -222,8 +226,8 @@ def test_address_leaves_durables_to_others() -> None:
     greedy = Version2Peer(bus, bus.broker.open_session("peer", address="10.0.0.1"))
     greedy.send(connect_request(1, 2))
     greedy.receive_replies()
-    wanted = [subscribe(1 + n % 2, n, durable=f"d{n}") for n in (1, 2, 3)]
-    assert replies_to(greedy, *wanted) == [
+    requests = [subscribe(1 + n % 2, n, durable=f"d{n}") for n in (1, 2, 3)]
+    assert replies_to(greedy, *requests) == [
         "subscribe",
         "subscribe",
         "clients of 10.0.0.1 without a user have 2 durables and groups in all classes, at most 2 "

@@ -40,10 +40,10 @@ def test_backlog_count_matches_full_count(
     bus.skips_checks = True  # The test moves the cursor itself.
     writer = connect_version2(bus, subscribe(1, 5, **({"channels": ["a"]} if filtered else {})))
     [position] = bus.broker.classes[1].positions
-    ring, window, wanted = position.ring, position.window, position.channel_filter
-    ahead, published = BacklogCounter(ring, window, wanted), 0
-    for what, count, channels in steps:
-        match what:
+    ring, window, channel_filter = position.ring, position.window, position.channel_filter
+    ahead, published = BacklogCounter(ring, window, channel_filter), 0
+    for action, count, channels in steps:
+        match action:
             case "publish":
                 names = (channels * count)[:count]
                 contents = [channel_envelope(name, b"") for name in names]
@@ -56,7 +56,7 @@ def test_backlog_count_matches_full_count(
                 window.ack_range(0, cursor)
             case _:
                 ahead.count_more(part)
-        counted = selection.matching_ranges(ring, window.cursor, ahead.counted_end, wanted)
+        counted = selection.matching_ranges(ring, window.cursor, ahead.counted_end, channel_filter)
         assert ahead.count == selection.count_sequences(counted)
     for _ in range(published + 1):
         ahead.count_more(part)
@@ -73,10 +73,10 @@ def test_backlog_counts_each_message_once(
     writer = connect_version2(bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * 3000))
     looked, count = 0, selection.count_matching
 
-    def counting(ring: object, first: int, last: int, *rest: object) -> int:
+    def counting(ring: object, first: int, last: int, *arguments: object) -> int:
         nonlocal looked
         looked += last - first
-        return count(ring, first, last, *rest)  # type: ignore[arg-type]
+        return count(ring, first, last, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(selection, "count_matching", counting)
     for n in range(50):

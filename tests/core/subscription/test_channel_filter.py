@@ -42,19 +42,19 @@ def create_ring(memory: int = 1 << 24) -> Ring:
 def add_filter(
     table: ChannelTable, *patterns: str, scope: ClassPermissions | None = None
 ) -> ChannelFilter:
-    wanted = table.add_filter(patterns, scope)
-    assert wanted is not None
-    return wanted
+    filter_ = table.add_filter(patterns, scope)
+    assert filter_ is not None
+    return filter_
 
 
-def store_messages(table: ChannelTable, there: Ring, names: list[str]) -> None:
+def store_messages(table: ChannelTable, ring: Ring, names: list[str]) -> None:
     """Append one message on each of these channels, as the store does."""
     found = table.intern_names(names)
     assert found is not None
     numbers = np.array(found, np.uint32)
     frames = [publish_envelopes(1, 0, b"\0")] * len(names)
-    assert there.append(build_batch(*frames), 0, MessageRows(len(names), numbers)) == len(names)
-    there.check()
+    assert ring.append(build_batch(*frames), 0, MessageRows(len(names), numbers)) == len(names)
+    ring.check()
     table.check_invariants()
 
 
@@ -71,139 +71,139 @@ steps = st.one_of(
 
 @given(st.lists(steps, max_size=30), st.sampled_from([3, 5, 1000]))
 def test_filters_match_like_patterns(script: list[tuple[str, list[str] | int]], most: int) -> None:
-    there = create_ring()
+    ring = create_ring()
     stored: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(channel_filter, "CHANNEL_NAMES_MAX", most)
         patch.setattr(channel_filter, "FORGET_CHANNELS_MIN", 1)
-        table = ChannelTable(there)
-        wanted: list[ChannelFilter] = []
-        for what, value in script:
+        table = ChannelTable(ring)
+        filters: list[ChannelFilter] = []
+        for action, value in script:
             if isinstance(value, list):
-                if what == "store":
-                    store_messages(table, there, value)
+                if action == "store":
+                    store_messages(table, ring, value)
                     stored += value
                 else:
-                    wanted.append(add_filter(table, *value))
-            elif what == "see":
+                    filters.append(add_filter(table, *value))
+            elif action == "see":
                 scope = PermissionRules(*SCOPES[value % len(SCOPES)]).for_class(1, "")
-                wanted.append(add_filter(table, *["#"] * (value % 2), scope=scope))
-            elif what == "drop" and wanted:
-                table.remove_filter(wanted.pop(value % len(wanted)))
-            elif what == "rest":
-                there.free()
+                filters.append(add_filter(table, *["#"] * (value % 2), scope=scope))
+            elif action == "drop" and filters:
+                table.remove_filter(filters.pop(value % len(filters)))
+            elif action == "rest":
+                ring.free()
                 assert table.shrink_idle(value) <= value
                 table.check_invariants()
-            elif what == "release":
-                there.release(min(there.head, there.floor + value))
-            elif wanted and len(there):
-                check_filter(wanted[value % len(wanted)], there, stored)
+            elif action == "release":
+                ring.release(min(ring.head, ring.floor + value))
+            elif filters and len(ring):
+                check_filter(filters[value % len(filters)], ring, stored)
             table.check_invariants()
-        for each in wanted:
-            if len(there):
-                check_filter(each, there, stored)
+        for each in filters:
+            if len(ring):
+                check_filter(each, ring, stored)
 
 
-def check_filter(wanted: ChannelFilter, there: Ring, stored: list[str]) -> None:
-    channels = there.read_rows(there.floor, there.head).channels
-    carried = stored[there.floor : there.head]
+def check_filter(filter_: ChannelFilter, ring: Ring, stored: list[str]) -> None:
+    channels = ring.read_rows(ring.floor, ring.head).channels
+    carried = stored[ring.floor : ring.head]
     expected = [
-        any(is_match(pattern, name) for pattern in wanted.patterns or ["#"])
-        and (wanted.scope is None or wanted.scope.is_allowed(name))
+        any(is_match(pattern, name) for pattern in filter_.patterns or ["#"])
+        and (filter_.scope is None or filter_.scope.is_allowed(name))
         for name in carried
     ]
-    if wanted.is_match_all:
+    if filter_.is_match_all:
         assert all(expected)
-    found = np.broadcast_to(wanted.match_numbers(channels), len(there))
+    found = np.broadcast_to(filter_.match_numbers(channels), len(ring))
     assert found.tolist() == expected
 
 
 def test_unused_channels_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_filter, "CHANNEL_NAMES_MAX", 10)
     monkeypatch.setattr(channel_filter, "FORGET_CHANNELS_MIN", 2)
-    there = create_ring()
-    table = ChannelTable(there)
+    ring = create_ring()
+    table = ChannelTable(ring)
     for number in range(100):
-        store_messages(table, there, [f"n{number}"])
-        there.release(max(0, there.head - 3))
+        store_messages(table, ring, [f"n{number}"])
+        ring.release(max(0, ring.head - 3))
     assert len(table) <= 10
 
 
 def test_filter_is_updated_once_for_many_new_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = []
+    updated = []
     add = ChannelFilter.add_channels
 
     def counted(self: ChannelFilter, numbers: list[int]) -> None:
-        told.append(self)
+        updated.append(self)
         add(self, numbers)
 
     monkeypatch.setattr(ChannelFilter, "add_channels", counted)
-    there = create_ring()
-    table = ChannelTable(there)
+    ring = create_ring()
+    table = ChannelTable(ring)
     beginnings = [".".join(steps) for steps in product("a*", repeat=8)]
-    wanted = [add_filter(table, *[f"{begin}.{end}" for begin in beginnings]) for end in "#>*"]
+    filters = [add_filter(table, *[f"{begin}.{end}" for begin in beginnings]) for end in "#>*"]
     few = add_filter(table, "a.#", "*.b")
     names = [f"{'a.' * 8}{n}" for n in range(500)]
-    store_messages(table, there, [*names, *names, "", "x.b"])
-    assert sorted(map(id, told)) == sorted(map(id, [*wanted, few, few]))
-    for each in (*wanted, few):
-        check_filter(each, there, [*names, *names, "", "x.b"])
+    store_messages(table, ring, [*names, *names, "", "x.b"])
+    assert sorted(map(id, updated)) == sorted(map(id, [*filters, few, few]))
+    for each in (*filters, few):
+        check_filter(each, ring, [*names, *names, "", "x.b"])
 
 
 def test_reused_channel_number_matches_by_its_new_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(channel_filter, "CHANNEL_NAMES_MAX", 2)
-    there = create_ring()
-    table = ChannelTable(there)
+    ring = create_ring()
+    table = ChannelTable(ring)
     before = add_filter(table, "a", "c")
-    store_messages(table, there, ["a"])
+    store_messages(table, ring, ["a"])
     later = add_filter(table, "a", "b")
-    there.release(1)
-    store_messages(table, there, ["b", "c"])
+    ring.release(1)
+    store_messages(table, ring, ["b", "c"])
     assert table.intern_names(["a", "b", "c"]) is not None
-    for wanted in (before, later):
-        check_filter(wanted, there, ["a", "b", "c"])
+    for filter_ in (before, later):
+        check_filter(filter_, ring, ["a", "b", "c"])
 
 
 def test_intern_fails_without_memory_until_channels_are_released() -> None:
-    there = create_ring(1 << 18)
-    table = ChannelTable(there)
-    wanted = add_filter(table, "n.*.#")
-    held = 0
-    while table.intern_names([f"n.{held}"]) is not None:
-        store_messages(table, there, [f"n.{held}"])
-        held += 1
-    assert 100 < held < 1500
-    assert table.intern_names([f"n.{held - 1}", "", "n.0"]) is not None
+    ring = create_ring(1 << 18)
+    table = ChannelTable(ring)
+    filter_ = add_filter(table, "n.*.#")
+    name_count = 0
+    while table.intern_names([f"n.{name_count}"]) is not None:
+        store_messages(table, ring, [f"n.{name_count}"])
+        name_count += 1
+    assert 100 < name_count < 1500
+    assert table.intern_names([f"n.{name_count - 1}", "", "n.0"]) is not None
     assert table.intern_names(["n.x"]) is None
-    used = there.budget.used_bytes
-    there.release(held - 3)
+    used = ring.budget.used_bytes
+    ring.release(name_count - 3)
     assert table.intern_names(["n.x", "n.y"]) is not None
     table.check_invariants()
-    assert there.budget.used_bytes < used
-    table.forget_unused(held)
+    assert ring.budget.used_bytes < used
+    table.forget_unused(name_count)
     assert len(table) == 3
-    names = [f"n.{number}" for number in range(held)]
-    check_filter(wanted, there, names)
+    names = [f"n.{number}" for number in range(name_count)]
+    check_filter(filter_, ring, names)
 
 
 def test_channel_without_stored_message_is_forgotten() -> None:
-    there = create_ring(1 << 20)
-    table = ChannelTable(there)
+    ring = create_ring(1 << 20)
+    table = ChannelTable(ring)
     for number in range(10_000):
         assert table.intern_names([f"{number}"]) is not None
     table.check_invariants()
-    assert there.budget.used_bytes == table.memory_bytes <= 1 << 20
+    assert ring.budget.used_bytes == table.memory_bytes <= 1 << 20
 
 
 def test_forgets_about_as_many_channels_as_new_ones_arrive() -> None:
-    there = create_ring()
-    table = ChannelTable(there)
+    ring = create_ring()
+    table = ChannelTable(ring)
     names = [f"n{number}" for number in range(40_000)]
-    store_messages(table, there, names[:20_000])
-    store_messages(table, there, names[20_000:])
-    there.release(there.head)
+    store_messages(table, ring, names[:20_000])
+    store_messages(table, ring, names[20_000:])
+    ring.release(ring.head)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "_name_count_max", 0)
         before = len(table)
@@ -217,38 +217,38 @@ def test_forgets_about_as_many_channels_as_new_ones_arrive() -> None:
 
 
 def test_idle_class_releases_channel_memory() -> None:
-    there = create_ring()
-    table = ChannelTable(there)
-    wanted = add_filter(table, "n.*")
-    before = there.budget.used_bytes
-    store_messages(table, there, [f"n.{number}" for number in range(1000)])
-    check_filter(wanted, there, [f"n.{number}" for number in range(1000)])
-    assert not there.tick()
-    there.release(there.head)
-    while not there.tick():
+    ring = create_ring()
+    table = ChannelTable(ring)
+    filter_ = add_filter(table, "n.*")
+    before = ring.budget.used_bytes
+    store_messages(table, ring, [f"n.{number}" for number in range(1000)])
+    check_filter(filter_, ring, [f"n.{number}" for number in range(1000)])
+    assert not ring.tick()
+    ring.release(ring.head)
+    while not ring.tick():
         pass
     assert [table.shrink_idle(600) for _ in range(3)] == [600, 400, 0]
     assert table.shrink_idle(1) == 0
-    assert there.budget.used_bytes == before
-    assert (len(table._name_by_number), there.channel_counts.by_number.size) == (1, 1)
-    store_messages(table, there, ["n.1", "x", ""])
-    check_filter(wanted, there, [*[""] * 1000, "n.1", "x", ""])
+    assert ring.budget.used_bytes == before
+    assert (len(table._name_by_number), ring.channel_counts.by_number.size) == (1, 1)
+    store_messages(table, ring, ["n.1", "x", ""])
+    check_filter(filter_, ring, [*[""] * 1000, "n.1", "x", ""])
 
 
 def test_filter_memory_is_charged_and_returned() -> None:
-    there = create_ring()
-    table = ChannelTable(there)
+    ring = create_ring()
+    table = ChannelTable(ring)
     everything = [add_filter(table, "#", f"a.{number}.*") for number in range(100)]
-    patterns_bytes = there.budget.used_bytes
+    patterns_bytes = ring.budget.used_bytes
     assert patterns_bytes > 100 * 2 * 2500
     assert table.intern_names([f"{number}" for number in range(1000)]) is not None
     table.check_invariants()
-    assert sum(wanted._match_states.size for wanted in everything) <= table._capacity * 100
-    assert there.budget.used_bytes > patterns_bytes + 1000 * (256 + 100)
-    for wanted in everything:
-        table.remove_filter(wanted)
+    assert sum(filter_._match_states.size for filter_ in everything) <= table._capacity * 100
+    assert ring.budget.used_bytes > patterns_bytes + 1000 * (256 + 100)
+    for filter_ in everything:
+        table.remove_filter(filter_)
         table.check_invariants()
-    there.budget.limit_bytes = there.budget.used_bytes + 1000
+    ring.budget.limit_bytes = ring.budget.used_bytes + 1000
     assert table.add_filter(["a"]) is None
     table.check_invariants()
 
@@ -258,25 +258,25 @@ def test_filter_that_matches_all_channels_is_detected(
 ) -> None:
     monkeypatch.setattr(channel_filter, "CHANNEL_NAMES_MAX", 3)
     monkeypatch.setattr(channel_filter, "FORGET_CHANNELS_MIN", 1)
-    there = create_ring()
-    table = ChannelTable(there)
+    ring = create_ring()
+    table = ChannelTable(ring)
     everything = add_filter(table, "#")
-    some = add_filter(
+    scoped = add_filter(
         table, scope=PermissionRules(deny=(PermissionRule("1", "secret.#"),)).for_class(1, "")
     )
     named = add_filter(table, ">")  # Does not match messages without a channel.
-    store_messages(table, there, ["a", "", "b.c"])
-    assert [each.is_match_all for each in (everything, some, named)] == [True, True, False]
-    store_messages(table, there, ["secret.x"])
-    assert [each.is_match_all for each in (everything, some)] == [True, False]
+    store_messages(table, ring, ["a", "", "b.c"])
+    assert [each.is_match_all for each in (everything, scoped, named)] == [True, True, False]
+    store_messages(table, ring, ["secret.x"])
+    assert [each.is_match_all for each in (everything, scoped)] == [True, False]
     late = add_filter(table, "#")
     assert not late.is_match_all  # The new filter has not evaluated these channels yet.
-    check_filter(late, there, ["a", "", "b.c", "secret.x"])
+    check_filter(late, ring, ["a", "", "b.c", "secret.x"])
     assert late.is_match_all
-    there.release(there.head)
-    store_messages(table, there, ["d", "e", "f"])  # The other channels are forgotten.
+    ring.release(ring.head)
+    store_messages(table, ring, ["d", "e", "f"])  # The other channels are forgotten.
     assert table.count_stored("secret.x") == 0
-    assert [each.is_match_all for each in (everything, some, late)] == [True, True, True]
+    assert [each.is_match_all for each in (everything, scoped, late)] == [True, True, True]
 
 
 @pytest.mark.parametrize("patterns", [["site.*.power"], ["site.7.*", "other.#"]])
@@ -317,22 +317,22 @@ def test_one_turn_compares_few_channels_with_patterns(
 
 @given(st.lists(st.integers(0, 5), min_size=1), st.sets(st.integers(0, 5)))
 def test_known_end_is_before_the_first_channel_too_many(
-    channels: list[int], known: set[int]
+    channels: list[int], compared: set[int]
 ) -> None:
     table = ChannelTable(create_ring())
     numbers = table.intern_names([f"c{n}" for n in range(6)])
     assert numbers is not None
-    wanted = add_filter(table, "c1")
-    for n in known:
-        wanted.is_match(numbers[n])
-    unknown = [index for index, n in enumerate(channels) if n not in known]
+    filter_ = add_filter(table, "c1")
+    for n in compared:
+        filter_.is_match(numbers[n])
+    new_indexes = [index for index, n in enumerate(channels) if n not in compared]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(channel_filter, "COMPARED_CHANNELS_MAX", 2)
-        found = wanted.find_known_end(np.array([numbers[n] for n in channels], np.uint32))
-    if len(unknown) > 2:
-        assert found == (unknown[2], 2)
+        found = filter_.find_known_end(np.array([numbers[n] for n in channels], np.uint32))
+    if len(new_indexes) > 2:
+        assert found == (new_indexes[2], 2)
     else:
-        assert found == (len(channels), len(unknown))
+        assert found == (len(channels), len(new_indexes))
 
 
 @pytest.mark.parametrize("is_indexed", [False, True])
@@ -340,10 +340,10 @@ def test_indexed_patterns_count_as_compared_channels(is_indexed: bool) -> None:
     table = ChannelTable(create_ring())
     numbers = table.intern_names([f"c{n}" for n in range(COMPARED_CHANNELS_MAX)])
     assert numbers is not None
-    wanted = add_filter(table, *(f"*.{n}" for n in range(100)))
+    filter_ = add_filter(table, *(f"*.{n}" for n in range(100)))
     if is_indexed:
-        wanted.is_match(numbers.pop())
+        filter_.is_match(numbers.pop())
     channels = np.array(numbers, np.uint32)
     expected = COMPARED_CHANNELS_MAX - 200
-    assert wanted.find_known_end(channels) == (expected, COMPARED_CHANNELS_MAX)
-    assert wanted.find_known_end(channels) == (len(numbers), len(numbers))
+    assert filter_.find_known_end(channels) == (expected, COMPARED_CHANNELS_MAX)
+    assert filter_.find_known_end(channels) == (len(numbers), len(numbers))

@@ -50,14 +50,14 @@ def dead_letter_sequences(bus: BrokerHarness) -> list[str]:
 
 def tick_and_receive(bus: BrokerHarness, *peers: Version2Peer, times: int = 1) -> list[int]:
     """Advance the clock by `times` ticks. Returns the ids that the peers receive."""
-    heard = []
+    received = []
     for _ in range(times):
         bus.broker.clock.now += 1
         bus.tick()
         bus.broker.run_due_wakeups()
         for peer in peers:
-            heard += peer.receive_message_ids()
-    return heard
+            received += peer.receive_message_ids()
+    return received
 
 
 def purge_dead_letters(bus: BrokerHarness) -> list[str]:
@@ -69,27 +69,27 @@ def purge_dead_letters(bus: BrokerHarness) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("how", ["terminate", "deliveries"])
+@pytest.mark.parametrize("outcome", ["terminate", "deliveries"])
 def test_pending_dead_letter_waits_for_space_without_redelivery(
-    kind: dict[str, Any], how: str
+    kind: dict[str, Any], outcome: str
 ) -> None:
     bus = BrokerHarness(two_dead_letters_settings())
     peer = connect_version2(
         bus, subscribe(1, 5, max_deliveries=1, **kind), publish(1, 0, *numbered(7))
     )
     assert peer.receive_message_ids() == list(range(7))
-    peer.send(ack(5, 1, 2), nack(5, 0, 7, "terminate" if how == "terminate" else 0))
+    peer.send(ack(5, 1, 2), nack(5, 0, 7, "terminate" if outcome == "terminate" else 0))
     assert tick_and_receive(bus, peer, times=20) == []
-    reason = Reason.TERMINATED if how == "terminate" else Reason.MAX_DELIVERIES
+    reason = Reason.TERMINATED if outcome == "terminate" else Reason.MAX_DELIVERIES
     assert bus.statistics(1).dropped == {reason: 6}
-    said = position_report(bus)
-    assert (said.waits, said.waiting_dead_letters, said.in_flight, said.dead_letters) == (
+    report = position_report(bus)
+    assert (report.waits, report.waiting_dead_letters, report.in_flight, report.dead_letters) == (
         "space",
         4,
         0,
         2,
     )
-    assert said.waits_for == "space in 'dead.1' for 4 dead letters"
+    assert report.waits_for == "space in 'dead.1' for 4 dead letters"
     peer.send(publish(1, 7, b"new"))
     assert tick_and_receive(bus, peer) == [7], "nobody else waits for that"
     peer.send(ack(5, 7, 8))
@@ -223,33 +223,35 @@ changes = st.one_of(
 @given(st.lists(changes, max_size=20), spans)
 @settings(max_examples=100)
 def test_ranges_match_model_of_single_messages(
-    steps: list[tuple[str, tuple[int, int], Reason, int]], asked: tuple[int, int]
+    steps: list[tuple[str, tuple[int, int], Reason, int]], requested: tuple[int, int]
 ) -> None:
-    held, oracle = PendingDeadLetters(), dict[int, tuple[Reason, int]]()
-    for what, (first, last), reason, attempts in steps:
-        if what == "add":
-            held.add([(first, last)], reason, attempts)
+    dead_letters, oracle = PendingDeadLetters(), dict[int, tuple[Reason, int]]()
+    for action, (first, last), reason, attempts in steps:
+        if action == "add":
+            dead_letters.add([(first, last)], reason, attempts)
             for sequence in range(first, last):
                 oracle.setdefault(sequence, (reason, attempts))
         else:
-            held.remove(first, last)
+            dead_letters.remove(first, last)
             for sequence in range(first, last):
                 oracle.pop(sequence, None)
-        held.check_invariants()
-    assert len(held) == len(oracle)
+        dead_letters.check_invariants()
+    assert len(dead_letters) == len(oracle)
     found = {
-        s: (span.give_up_reason, span.attempts) for span in held for s in range(*_span_range(span))
+        s: (span.give_up_reason, span.attempts)
+        for span in dead_letters
+        for s in range(*_span_range(span))
     }
     assert found == oracle
-    again = PendingDeadLetters()
-    for first, last, attempts, reason_ in held.to_rows():
-        again.add([(first, last)], Reason(reason_), attempts)
-    assert again.to_rows() == held.to_rows()
-    assert list(_expand_ranges(held.subtract_from([asked]))) == [
-        s for s in range(*asked) if s not in oracle
+    copy = PendingDeadLetters()
+    for first, last, attempts, reason_ in dead_letters.to_rows():
+        copy.add([(first, last)], Reason(reason_), attempts)
+    assert copy.to_rows() == dead_letters.to_rows()
+    assert list(_expand_ranges(dead_letters.subtract_from([requested]))) == [
+        s for s in range(*requested) if s not in oracle
     ]
-    inside = [s for s in range(*asked) if s in oracle]
-    front = held.next_batch(*asked)
+    inside = [s for s in range(*requested) if s in oracle]
+    front = dead_letters.next_batch(*requested)
     assert (front is None) == (not inside)
     if front is not None:
         ranges, reason, attempts = front
@@ -257,7 +259,7 @@ def test_ranges_match_model_of_single_messages(
         expected = [s for s in inside if oracle[s] == (reason, attempts)]
         assert list(_expand_ranges(ranges)) == expected
     if oracle:
-        assert held.first_sequence == min(oracle)
+        assert dead_letters.first_sequence == min(oracle)
 
 
 def _span_range(span: Any) -> tuple[int, int]:

@@ -290,9 +290,9 @@ def test_redelivered_frame_differs_only_in_timer_index() -> None:
     harness.publish(b"same\r\n")
     first = harness.read_bytes()
     harness.tick(7)
-    again = harness.read_bytes()
-    assert (first[:7], first[9:]) == (again[:7], again[9:])
-    assert (parse_frame(first)[3], parse_frame(again)[3]) == (0, 7 % ACK_TIMEOUT)
+    redelivered = harness.read_bytes()
+    assert (first[:7], first[9:]) == (redelivered[:7], redelivered[9:])
+    assert (parse_frame(first)[3], parse_frame(redelivered)[3]) == (0, 7 % ACK_TIMEOUT)
 
 
 def test_redeliveries_precede_new_messages_in_bounded_copies() -> None:
@@ -448,10 +448,10 @@ def test_long_scan_without_matches_yields_to_others(
     peer = connect_version2(bus, *[subscribe(1, n, **options) for n in range(1, 4)])
     looked, pick = 0, selection.select_messages
 
-    def counting(ring: Ring, first: int, last: int, *rest: Any) -> MessageSelection:
+    def counting(ring: Ring, first: int, last: int, *arguments: Any) -> MessageSelection:
         nonlocal looked
         looked += last - first
-        return pick(ring, first, last, *rest)
+        return pick(ring, first, last, *arguments)
 
     monkeypatch.setattr(selection, "select_messages", counting)
     outbox, turns, got = peer.session.outbox, 0, list[Version2Message]()
@@ -472,10 +472,10 @@ def test_reply_does_not_wait_for_end_of_scan() -> None:
         bus, publish_envelopes(1, 0, *[channel_envelope("a", b"")] * (2 * SCAN_MESSAGES_MAX))
     )
     peer = connect_version2(bus, subscribe(1, 5, channels=["x"], start="earliest"))
-    assert [said.kind for said in peer.receive_replies()] == ["subscribe"]
+    assert [reply.kind for reply in peer.receive_replies()] == ["subscribe"]
     assert not peer.session.outbox.is_idle
     peer.send(connect_request(1))
-    assert [said.kind for said in peer.receive_replies()] == ["connect"]
+    assert [reply.kind for reply in peer.receive_replies()] == ["connect"]
     for _ in range(4):
         assert peer.receive_all() == ([], [])
     assert peer.session.outbox.is_idle
@@ -490,4 +490,4 @@ def test_heartbeat_is_sent_during_long_scan() -> None:
     peer = connect_version2(bus, subscribe(1, 5, channels=["x"], start="earliest"), heartbeat=1)
     peer.receive_replies()
     bus.tick(3)
-    assert [said.kind for said in peer.receive_replies()] == ["heartbeat"]
+    assert [reply.kind for reply in peer.receive_replies()] == ["heartbeat"]

@@ -46,13 +46,13 @@ def test_subject_from_tools_equals_subject_from_socket(
         )
         for level in levels
     ).rfc4514_string()
-    told = format_subject(tuple(level.items()) for level in reversed(levels))
-    assert normalize_name(printed) == told
-    assert normalize_name(told) == told
+    expected = format_subject(tuple(level.items()) for level in reversed(levels))
+    assert normalize_name(printed) == expected
+    assert normalize_name(expected) == expected
 
 
 @pytest.mark.parametrize(
-    ("written", "one"),
+    ("written", "normalized"),
     [
         ("CN=ada,OU=shops", "CN=ada,OU=shops"),
         ("cn = ada , ou = shops ; O=x", "CN=ada,OU=shops,O=x"),
@@ -75,12 +75,12 @@ def test_subject_from_tools_equals_subject_from_socket(
         ("spiffe://Shops/ada?a=b", "spiffe://Shops/ada?a=b"),
     ],
 )
-def test_names_are_normalized(written: str, one: str) -> None:
-    assert normalize_name(written) == normalize_name(one) == one
+def test_names_are_normalized(written: str, normalized: str) -> None:
+    assert normalize_name(written) == normalize_name(normalized) == normalized
 
 
 @pytest.mark.parametrize(
-    ("written", "why"),
+    ("written", "reason"),
     [
         ("", "'' is not a name of a certificate"),
         ("ada\n", r"'ada\\n' is not a name of a certificate"),
@@ -90,17 +90,17 @@ def test_names_are_normalized(written: str, one: str) -> None:
         (r"CN=\FF", "is not UTF-8"),
     ],
 )
-def test_malformed_names_are_refused(written: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_malformed_names_are_refused(written: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         normalize_name(written)
 
 
 @given(st.text(max_size=20))
 def test_any_text_is_a_name_or_refused(written: str) -> None:
     with contextlib.suppress(ValueError):
-        one = normalize_name(written)
-        assert normalize_name(one) == one
-        assert classify_name(one) is classify_name(written)
+        name = normalize_name(written)
+        assert normalize_name(name) == name
+        assert classify_name(name) is classify_name(written)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_other_users_are_not_delayed() -> None:
 def test_version_1_publisher_above_the_rate_is_not_read() -> None:
     bus = BrokerHarness()
     bus.broker.rate_limits.set_address_rate(RateLimit(bytes=1000))
-    old, other = (
+    old, reader = (
         WirePeer(bus, bus.broker.open_session(address=ADDRESS)),
         bus.peer(connect(1), subscribe(1)),
     )
@@ -155,7 +155,7 @@ def test_version_1_publisher_above_the_rate_is_not_read() -> None:
     set_time(bus, 3.0)
     bus.broker.store.publish_queue.handle_wakeup()
     assert stored_payloads(bus) == 100
-    assert other.receive_ids(1) == list(range(100))
+    assert reader.receive_ids(1) == list(range(100))
 
 
 def test_publisher_waits_for_full_class_and_rate() -> None:
@@ -203,7 +203,7 @@ def test_ipv6_addresses_count_as_their_network() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30)), max_size=12), st.data())
 def test_waiting_messages_keep_publisher_order(
-    said: list[tuple[int, int]], data: st.DataObject
+    published: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     bus = BrokerHarness()
     bus.broker.rate_limits.set_address_rate(RateLimit(20))
@@ -212,19 +212,21 @@ def test_waiting_messages_keep_publisher_order(
     for peer in peers:
         peer.send(wire_peer_v2.connect_request(1, 2))
     reader = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
-    for who, count in said:
-        payloads = [b"%d %d" % (who, sent[who] + n) for n in range(count)]
+    for publisher, count in published:
+        payloads = [b"%d %d" % (publisher, sent[publisher] + n) for n in range(count)]
         class_id = data.draw(st.sampled_from([1, 2]))
-        peers[who].send(wire_peer_v2.publish(class_id, sent[who], *payloads))
-        sent[who] += count
+        peers[publisher].send(wire_peer_v2.publish(class_id, sent[publisher], *payloads))
+        sent[publisher] += count
         set_time(bus, bus.broker.clock.now + data.draw(st.floats(0, 2)))
     set_time(bus, bus.broker.clock.now + 1.0)
     while bus.broker.next_wakeup < float("inf"):
         set_time(bus, bus.broker.next_wakeup)
-    heard = [(each.class_id, *map(int, each.payload.split())) for each in reader.receive_messages()]
-    for who, count in enumerate(sent):
-        assert sorted(n for _, w, n in heard if w == who) == list(range(count))
+    received = [
+        (each.class_id, *map(int, each.payload.split())) for each in reader.receive_messages()
+    ]
+    for publisher, count in enumerate(sent):
+        assert sorted(n for _, w, n in received if w == publisher) == list(range(count))
         for class_id in (1, 2):
-            of_class = [n for c, w, n in heard if (c, w) == (class_id, who)]
+            of_class = [n for c, w, n in received if (c, w) == (class_id, publisher)]
             assert of_class == sorted(of_class)
     assert not any(peer.session.parked_messages for peer in peers)
