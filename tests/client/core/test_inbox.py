@@ -286,7 +286,7 @@ def test_leaving_returns_unread_messages_of_a_kept_position(
     inbox.leave(OpenRequest(2, ord("U"), content=b""))
     assert inbox.encoded_outcomes() == expected
     assert inbox.buffered_bytes == 0
-    with pytest.raises(LocalProtocolError, match="was left; subscribe again"):
+    with pytest.raises(LocalProtocolError, match="was closed; subscribe again"):
         assert inbox.is_empty
 
 
