@@ -288,7 +288,7 @@ PATTERNS_REMOVED_AT_ONCE = 4
 # Subscriptions and declared classes of a closed connection that end in one turn of the event loop.
 SUBSCRIPTIONS_ENDED_PER_TURN = 64
 # They end earlier if group members among them held more messages than this.
-RETURNED_PER_TURN = 1024
+RETURNED_PER_TURN = 512
 DECLARED_CLASSES_ENDED_PER_TURN = 512
 # Subscriptions and durables of a class to which a Purge is applied in one turn.
 PURGED_POSITIONS_PER_TURN = 128
