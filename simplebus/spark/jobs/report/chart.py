@@ -10,7 +10,7 @@ from io import BytesIO
 from typing import Any
 
 from simplebus.spark.jobs.report.panels import ChartBar, ChartSeries, ReportChart
-from simplebus.spark.jobs.report.summary import format_number, format_time
+from simplebus.spark.jobs.report.summary import format_number, format_time, time_unit
 
 INK, PALE, GREY = "#22303c", "#e6e9ed", "#6b7a88"
 WIDTH_IN, DPI = 12.6, 110
@@ -215,11 +215,10 @@ def _series_drawer(
     title: str, series: Sequence[ChartSeries], draw_one: Callable[[Any, ChartSeries], None]
 ) -> Callable[[Any, float, float], None]:
     def draw_series(figure: Any, low: float, high: float) -> None:
-        from matplotlib.ticker import MaxNLocator
-
         above = high + 24 / 72 / figure.get_figheight()
         _title(figure, _LEFT, above, title)
-        handles = _line_handles() if draw_one is _draw_rate_series else _band_handles()
+        is_rate = draw_one is _draw_rate_series
+        handles = _line_handles(series) if is_rate else _band_handles()
         figure.legend(
             handles=handles,
             loc="lower right",
@@ -240,13 +239,22 @@ def _series_drawer(
             draw_one(axes, run)
             end = run.seconds[-1] + run.seconds[0] if run.seconds else 1.0
             axes.set_xlim(0, end)
-            axes.xaxis.set_major_locator(MaxNLocator(3, prune="upper"))
+            axes.set_xticks(time_ticks(end))
             axes.xaxis.set_major_formatter(_seconds_formatter(end))
             axes.tick_params(labelsize=8, pad=2)
         if draw_one is _draw_latency_series:
             _use_common_scale(figure.axes[-len(series) :])
 
     return draw_series
+
+
+def time_ticks(end: float) -> list[float]:
+    """Return up to four ticks of a scale that ends at `end` seconds, round in its unit."""
+    from matplotlib.ticker import MaxNLocator
+
+    unit = time_unit(max(end, 1.0) * 1e6)[0] / 1e6
+    ticks = MaxNLocator(3, steps=[1, 2, 5, 10]).tick_values(0, end / unit)
+    return [float(tick) * unit for tick in ticks if 0 <= tick * unit < 0.95 * end]
 
 
 def _seconds_formatter(end: float) -> Callable[[float, int], str]:
@@ -260,10 +268,13 @@ def _shorten_name(name: str) -> str:
     return name if len(name) <= _NAME_MAX else f"{name[: _NAME_MAX - 1]}…"
 
 
-def _line_handles() -> list[Any]:
+def _line_handles(series: Sequence[ChartSeries]) -> list[Any]:
+    """Return the legend of the lines that any of the series has."""
     from matplotlib.lines import Line2D
 
-    return [Line2D([], [], label=kind, **style) for kind, style in _line_styles(INK).items()]
+    shown = {kind for run in series for kind in run.rates}
+    styles = {kind: style for kind, style in _line_styles(INK).items() if kind in shown}
+    return [Line2D([], [], label=kind, **style) for kind, style in styles.items()]
 
 
 def _band_handles() -> list[Any]:

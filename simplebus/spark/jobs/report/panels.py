@@ -233,8 +233,12 @@ def _build_generic_chart(
     for index, (name, chosen) in enumerate(_largest_runs(rows).items()):
         series.append(_build_series(chosen, name, _OTHER_COLORS[index % len(_OTHER_COLORS)]))
     is_archive = any(row["memory"] is not None for row in rows)
-    footer = [f"The {len(series)} with the most messages"]
-    footer[0] += "." if is_archive else "; each shows the median round."
+    count = len({tuple(row[name] for name in KEY) for row in rows})
+    footer = []
+    if count > len(series):
+        footer.append(f"The {len(series)} of {count} runs with the most messages.")
+    if not is_archive:
+        footer.append("Each run shows its median round.")
     if run:
         footer += [describe_machine(run["machine"], run["versions"]), run["command"]]
     return ReportChart(

@@ -125,10 +125,16 @@ def format_time(us: float, *, among: float = 0.0) -> str:
 
     `among` is the largest time of a scale, which then determines the unit.
     """
+    factor, unit = time_unit(max(abs(us), among))
+    return f"{us / factor:.3g} {unit}"
+
+
+def time_unit(us: float) -> tuple[float, str]:
+    """Return the unit in which a time is shown: microseconds per unit, and the unit's name."""
     for minimum, factor, unit in _TIMES:
-        if max(abs(us), among) >= minimum:
-            return f"{us / factor:.3g} {unit}"
-    return f"{us:.3g} us"
+        if us >= minimum:
+            return factor, unit
+    return 1.0, "us"
 
 
 def describe_machine(found: Mapping[str, Any], versions: Mapping[str, str]) -> str:

@@ -112,6 +112,8 @@ def test_other_traces_are_drawn_as_series() -> None:
     shown = build_chart(rows, None, "mine")
     assert [run.name for run in shown.rate_series] == [f"class {n}" for n in (8, 7, 6, 5, 4, 3)]
     assert (shown.groups, shown.subtitle, shown.command) == ({}, "mine", "")
+    assert shown.footer[0] == "The 6 of 9 runs with the most messages."
+    assert build_chart(rows[:6], None, "mine").footer == ["Each run shows its median round."]
 
 
 def test_archive_rate_is_zero_without_messages() -> None:
@@ -178,6 +180,22 @@ def test_table_has_a_row_per_variant_with_failures(
 )
 def test_numbers_have_three_significant_digits(value: float, text: str) -> None:
     assert format_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("end", "ticks"),
+    [
+        (0.3, [0, 0.1, 0.2]),
+        (25, [0, 10, 20]),
+        (125, [0, 60]),
+        (250, [0, 120]),
+        (9000, [0, 3600, 7200]),
+    ],
+)
+def test_ticks_of_times_are_round(end: float, ticks: list[float]) -> None:
+    from simplebus.spark.jobs.report.chart import time_ticks
+
+    assert time_ticks(end) == pytest.approx(ticks)
 
 
 @pytest.mark.parametrize(
