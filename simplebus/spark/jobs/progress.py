@@ -36,6 +36,7 @@ _SPARK_MODULES = ("py4j.", "pyspark.")
 _CONDITION = re.compile(r"\[[A-Z0-9_.]+\] ")
 _JAVA_CAUSE = re.compile(r"An error occurred while calling \S+\n: (?:[\w$.]+: )?(?P<cause>.+)")
 _OWN_CAUSE = re.compile(r"(?:\bsimplebus(?:\.\w+)+|\bValueError): (?P<cause>.+)")
+_QUERY = re.compile(r"Query \[id = .*?\] terminated with exception: ")
 _SQLSTATE = re.compile(r" SQLSTATE: \w+$")
 
 
@@ -51,7 +52,8 @@ def error_sentence(error: BaseException | str) -> str:
     if (cause := _OWN_CAUSE.search(text) or _JAVA_CAUSE.match(text)) is not None:
         text = cause["cause"]
     first = next((line for line in text.splitlines() if line.strip()), "")
-    return _SQLSTATE.sub("", _CONDITION.sub("", first, count=1)).strip() or type(error).__name__
+    first = _QUERY.sub("", _CONDITION.sub("", first, count=1), count=1)
+    return _SQLSTATE.sub("", first).strip() or type(error).__name__
 
 
 def _parse_traceback(block: str) -> tuple[str, str] | None:

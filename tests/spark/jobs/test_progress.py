@@ -60,6 +60,11 @@ py4j.protocol.Py4JJavaError: An error occurred while calling o55.save.
             "An error occurred while calling o65.create.\n: java.io.IOException: no room\n\tat",
             "no room",
         ),
+        (
+            "[STREAM_FAILED] Query [id = a, runId = b] terminated with exception: there is no "
+            "option x SQLSTATE: XXKST\n=== Streaming Query ===",
+            "there is no option x",
+        ),
         ("plain", "plain"),
     ],
 )
