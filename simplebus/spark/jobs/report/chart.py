@@ -333,10 +333,17 @@ def _label_grid_lines(axes: Any, text: Callable[[float], str]) -> None:
 
 def _use_common_scale(series: Sequence[Any]) -> None:
     """Give all series one scale, so that they can be compared."""
-    low = min(axes.get_ylim()[0] for axes in series)
+    from matplotlib.ticker import LogLocator
+
+    low = min(axes.get_ylim()[0] for axes in series) / 1.5
     high = max(axes.get_ylim()[1] for axes in series)
+    ticks: list[float] = []
+    for steps in ((1.0,), (1.0, 2.0, 3.0, 5.0)):  # A scale of one decade needs smaller steps.
+        if len(ticks) < 2:
+            values = LogLocator(subs=steps).tick_values(low, high)
+            ticks = [float(tick) for tick in values if low < tick < high]
     for axes in series:
-        axes.set_ylim(low / 1.5, high * _NOTE_SCALE_FACTOR)
-        axes.set_yticks([tick for tick in axes.get_yticks() if low / 1.5 < tick < high])
+        axes.set_ylim(low, high * _NOTE_SCALE_FACTOR)
+        axes.set_yticks(ticks)
         axes.minorticks_off()
         _label_grid_lines(axes, format_time)

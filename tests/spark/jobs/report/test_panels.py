@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from simplebus.spark.commands import report as command
-from simplebus.spark.jobs.report.panels import ChartBar, ReportChart, build_chart
+from simplebus.spark.jobs.report.panels import ChartBar, ChartSeries, ReportChart, build_chart
 from simplebus.spark.jobs.report.report import NAMES
 from simplebus.spark.jobs.report.summary import (
+    LATENCIES,
     RoundSpread,
     format_number,
     format_time,
@@ -180,6 +181,22 @@ def test_table_has_a_row_per_variant_with_failures(
 )
 def test_numbers_have_three_significant_digits(value: float, text: str) -> None:
     assert format_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("latencies", "labels"),
+    [
+        ((57e6, 87e6), {"50 s"}),
+        ((1e3, 1e3), {"1 ms"}),
+        ((30.0, 4e6), {"100 us", "10 ms", "1 s"}),
+    ],
+)
+def test_latencies_have_labels(latencies: tuple[float, ...], labels: set[str]) -> None:
+    from simplebus.spark.jobs.report.chart import build_figure
+
+    series = ChartSeries("a", "#000000", "", [1.0, 2.0], {}, dict.fromkeys(LATENCIES, latencies))
+    (axes,) = build_figure(ReportChart("t", "s", latency_series=[series])).axes
+    assert labels <= {text.get_text() for text in axes.texts}
 
 
 @pytest.mark.parametrize(
