@@ -112,12 +112,19 @@ def test_same_name_from_two_sources_works() -> None:
     async def main() -> None:
         tills, hq = [MemoryBus(), MemoryBus()], MemoryBus()
         copiers = [create_copier(source_till, hq) for source_till in tills]
-        async with tills[0] as one, tills[1] as two, hq as target_bus, running(*copiers):
+        async with (
+            tills[0] as first_till,
+            tills[1] as second_till,
+            hq as target_bus,
+            running(*copiers),
+        ):
             await create_test_durable(target_bus)
             await wait_until_up(*copiers)
             for first in range(0, 200, 10):
-                await one.publish_many(numbered_payloads(first, first + 10), class_id="orders")
-                await two.publish_many(
+                await first_till.publish_many(
+                    numbered_payloads(first, first + 10), class_id="orders"
+                )
+                await second_till.publish_many(
                     numbered_payloads(1000 + first, 1010 + first), class_id="orders"
                 )
                 await trio.sleep(0.2)
@@ -213,9 +220,9 @@ def test_same_name_with_two_targets_is_rejected() -> None:
     """Both would read from one position, and each would get messages that the other one lacks."""
 
     async def main() -> None:
-        hub, one, two = MemoryBus(), MemoryBus(), MemoryBus()
-        async with hub as source_bus, one as target_bus, two as elsewhere:
-            first, second = create_copier(hub, one), create_copier(hub, two)
+        hub, first_target, second_target = MemoryBus(), MemoryBus(), MemoryBus()
+        async with hub as source_bus, first_target as target_bus, second_target as other_bus:
+            first, second = create_copier(hub, first_target), create_copier(hub, second_target)
             await create_test_durable(target_bus)
             async with running(first):
                 await wait_until_up(first)
@@ -226,12 +233,12 @@ def test_same_name_with_two_targets_is_rejected() -> None:
                     assert await payloads(target_bus, "orders", 10) == numbered_payloads(0, 10)
                     assert "give each bridge its own name" in (second.statistics().problem)
                     assert first.statistics().losses == 0
-            await create_test_durable(elsewhere)
+            await create_test_durable(other_bus)
             async with running(
                 second
             ):  # A bridge whose target was moved continues at its position.
                 await source_bus.publish(b"10", class_id="orders")
-                assert await payloads(elsewhere, "orders", 1) == [b"10"]
+                assert await payloads(other_bus, "orders", 1) == [b"10"]
 
     run(main)
 
@@ -331,8 +338,10 @@ def test_commits_at_source_while_records_are_refused(
             async with running(copying):
                 await trio.sleep(5)
                 copied = copying.statistics().copied
-                held = next(k for k in source.statistics().classes if k.ring.head == 100)
-                assert 0 < copied == held.subscriptions[0].floor
+                class_statistics = next(
+                    k for k in source.statistics().classes if k.ring.head == 100
+                )
+                assert 0 < copied == class_statistics.subscriptions[0].floor
             monkeypatch.setattr(BusTarget, "wait_announced", announced)
             async with running(create_copier(source, target)):
                 assert await payloads(target_bus, "orders", 100) == numbered_payloads(0, 100)
@@ -412,8 +421,10 @@ def test_filtered_messages_are_released_at_source(
             assert [int(m.payload) for m in received] == list(range(0, 200, 10))
             assert {m.channel for m in received} == {"x"}
             await trio.sleep(10)
-            held = next(k for k in source.statistics().classes if k.ring.head == 200)
-            assert held.ring.message_count == 0  # The bus keeps no messages on other channels.
+            class_statistics = next(k for k in source.statistics().classes if k.ring.head == 200)
+            assert (
+                class_statistics.ring.message_count == 0
+            )  # The bus keeps no messages on other channels.
 
     run(main)
 
@@ -827,13 +838,13 @@ def test_resends_after_connection_loss_at_full_target() -> None:
 def test_target_without_records_gets_all_messages() -> None:
     async def main() -> None:
         source, first, second = MemoryBus(), MemoryBus(), MemoryBus()
-        async with source as source_bus, first as target_bus, second as other:
+        async with source as source_bus, first as target_bus, second as second_bus:
             async with running(create_copier(source, first)):
                 await source_bus.publish_many(numbered_payloads(0, 10), class_id="orders")
                 assert await payloads(target_bus, "orders", 10) == numbered_payloads(0, 10)
                 await trio.sleep(1)
             await source_bus.publish_many(numbered_payloads(10, 20), class_id="orders")
             async with running(create_copier(source, second)):
-                assert await payloads(other, "orders", 10) == numbered_payloads(10, 20)
+                assert await payloads(second_bus, "orders", 10) == numbered_payloads(10, 20)
 
     run(main)

@@ -417,11 +417,11 @@ async def test_same_name_from_stream_to_two_buses_is_rejected(
     """The two bridges would take the consumer from each other forever."""
     async with connect(nats) as connection, simplebus.connect(server.address) as bus:
         await create_stream(connection, "SHARED", "shared")
-        with bus_server() as other:
+        with bus_server() as second_server:
             copied = (CopiedClass("shared", stream="SHARED"),)
             first, second = (
                 create_copiers([BridgeSettings("same", nats.url, each.address, copied)])[0]
-                for each in (server, other)
+                for each in (server, second_server)
             )
             async with copying(first):
                 await wait_until(lambda: first.statistics().is_up)
@@ -435,9 +435,9 @@ async def test_same_name_from_stream_to_two_buses_is_rejected(
                     assert await payloads(bus, "shared", 1) == [b"1"]
                 await wait_until(lambda: first.statistics().position == 3)
             assert first.statistics().losses == 0
-            async with copying(second), simplebus.connect(other.address) as other_bus:
+            async with copying(second), simplebus.connect(second_server.address) as second_bus:
                 connection.core.publish(
                     "shared", b"2"
                 )  # A bridge whose target was moved continues there.
                 connection.nats.flush()
-                assert await payloads(other_bus, "shared", 1) == [b"2"]
+                assert await payloads(second_bus, "shared", 1) == [b"2"]

@@ -157,12 +157,12 @@ def test_keeps_last_lag_while_source_is_away() -> None:
                 await source_bus.publish(b"5", class_id="orders")
                 await trio.sleep(60)
                 assert read_lag(copying) == 5
-                unknown = memory_buses.create_copier(source, target, "other", **ends)
-                async with running(unknown):
+                unmeasured = memory_buses.create_copier(source, target, "other", **ends)
+                async with running(unmeasured):
                     await trio.sleep(30)
-                    assert read_lag(unknown) is None
-                    assert "lag unknown" in format_status(unknown.statistics())
-                    snapshot = bridge_snapshot([unknown, copying])
+                    assert read_lag(unmeasured) is None
+                    assert "lag unknown" in format_status(unmeasured.statistics())
+                    snapshot = bridge_snapshot([unmeasured, copying])
                     (metric,) = (m for m in snapshot.metrics if m.name == "bridge_lag_messages")
                     assert metric.values == [((("copier", "lane"),), 5)]
                 for line in lines.values():
