@@ -228,21 +228,21 @@ def test_unexpected_errors_print_a_traceback(
 
 
 def test_server_prints_ready_when_it_accepts_connections() -> None:
-    with run_server() as (it, url):
+    with run_server() as (program, url):
         host, port = url.removeprefix("simplebus://").split(":")
         assert int(port) > 0
         socket.create_connection((host, int(port)), timeout=60).close()
-        it.signal(signal.SIGTERM)
-        status, output, errors = it.wait()
+        program.signal(signal.SIGTERM)
+        status, output, errors = program.wait()
     assert (status, output) == (0, "")
     assert "SIGTERM: draining" in errors
     assert "Traceback" not in errors
 
 
 def test_sigint_stops_server_like_sigterm() -> None:
-    with run_server() as (it, _):
-        it.signal(signal.SIGINT)
-        status, _, errors = it.wait()
+    with run_server() as (program, _):
+        program.signal(signal.SIGINT)
+        status, _, errors = program.wait()
     assert status == 0
     assert "Traceback" not in errors
 
@@ -250,8 +250,8 @@ def test_sigint_stops_server_like_sigterm() -> None:
 def test_environment_configures_server() -> None:
     with running_program(
         "serve", SIMPLEBUS_PORT="0", SIMPLEBUS_HOST="127.0.0.1", SIMPLEBUS_TICK="9"
-    ) as it:
-        assert it.read_line().startswith("simplebus ready tcp=127.0.0.1:")
+    ) as program:
+        assert program.read_line().startswith("simplebus ready tcp=127.0.0.1:")
 
 
 def test_port_in_use_prints_one_sentence() -> None:
@@ -316,23 +316,23 @@ def test_empty_host_is_rejected(flag: str, tmp_path: Path) -> None:
 
 
 def test_verbose_prints_rates_to_stderr() -> None:
-    with run_server("--verbose") as (it, _):
-        assert it.process.stderr is not None
-        while not it.process.stderr.readline().startswith(
+    with run_server("--verbose") as (program, _):
+        assert program.process.stderr is not None
+        while not program.process.stderr.readline().startswith(
             b"Received: 0. Send: 0. Acknowledged: 0."
         ):
-            assert it.process.poll() is None
-        it.signal(signal.SIGTERM)
-        status, output, _ = it.wait()
+            assert program.process.poll() is None
+        program.signal(signal.SIGTERM)
+        status, output, _ = program.wait()
     assert (status, output) == (0, "")
 
 
 def test_verbose_prints_rates_as_json_events() -> None:
-    with run_server("--verbose", "--log-format", "json") as (it, _):
-        assert it.process.stderr is not None
-        line = json.loads(it.process.stderr.readline())
-        it.signal(signal.SIGTERM)
-        assert it.wait()[0] == 0
+    with run_server("--verbose", "--log-format", "json") as (program, _):
+        assert program.process.stderr is not None
+        line = json.loads(program.process.stderr.readline())
+        program.signal(signal.SIGTERM)
+        assert program.wait()[0] == 0
     assert line["event"] == "rates.measured"
     assert line["message"].startswith("Received: 0. Send: 0.")
     numbers = [line[name] for name in ("received", "in_flight", "memory_bytes", "nats_clients")]
@@ -340,43 +340,43 @@ def test_verbose_prints_rates_as_json_events() -> None:
 
 
 async def test_sigterm_waits_for_acks_of_stored_messages() -> None:
-    with run_server() as (it, url):
+    with run_server() as (program, url):
         async with (
             simplebus.connect(url) as bus,
             bus.subscribe(1, auto_ack=False) as messages,
         ):
             await bus.publish(b"important", class_id=1)
             message = await anext(messages)
-            it.signal(signal.SIGTERM)
+            program.signal(signal.SIGTERM)
             await trio.sleep(1.5)
-            assert it.process.poll() is None
+            assert program.process.poll() is None
             messages.ack(message)
             await bus.flush()
-            status, _, errors = await trio.to_thread.run_sync(it.wait)
+            status, _, errors = await trio.to_thread.run_sync(program.wait)
     assert status == 0
     assert "lost" not in errors
 
 
 async def test_sigterm_waits_for_drain_timeout_at_most() -> None:
-    with run_server("--drain-timeout", "0.1") as (it, url):
+    with run_server("--drain-timeout", "0.1") as (program, url):
         async with (
             simplebus.connect(url) as bus,
             bus.subscribe(1, auto_ack=False) as messages,
         ):
             await bus.publish(b"important", class_id=1)
             await anext(messages)
-            it.signal(signal.SIGTERM)
-            status, _, errors = await trio.to_thread.run_sync(it.wait)
+            program.signal(signal.SIGTERM)
+            status, _, errors = await trio.to_thread.run_sync(program.wait)
     assert status == 0
     assert "class 1: lost 1 stored message," in errors
 
 
 async def test_shutdown_names_classes_that_lose_messages() -> None:
-    with run_server("--drain-timeout", "0") as (it, url):
+    with run_server("--drain-timeout", "0") as (program, url):
         async with simplebus.connect(url) as bus:
             await bus.publish(b"important", class_id="orders")
-        it.signal(signal.SIGTERM)
-        _, _, errors = await trio.to_thread.run_sync(it.wait)
+        program.signal(signal.SIGTERM)
+        _, _, errors = await trio.to_thread.run_sync(program.wait)
     assert "class orders: lost 1 stored message," in errors
 
 
@@ -384,13 +384,13 @@ def test_systemd_receives_status(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(60)
-        with run_server(NOTIFY_SOCKET=str(tmp_path / "notify")) as (it, url):
+        with run_server(NOTIFY_SOCKET=str(tmp_path / "notify")) as (program, url):
             lines = systemd.recv(4096).decode().splitlines()
             assert lines[0] == "READY=1"
             assert lines[1].startswith(f"STATUS=listening on {url.removeprefix('simplebus://')}")
-            it.signal(signal.SIGTERM)
+            program.signal(signal.SIGTERM)
             assert systemd.recv(4096).decode().splitlines() == ["STOPPING=1", "STATUS=draining"]
-            assert it.wait()[0] == 0
+            assert program.wait()[0] == 0
 
 
 # pub and sub -------------------------------------------------------------------------------------
@@ -440,8 +440,8 @@ def test_pub_with_empty_input_publishes_nothing(url: str) -> None:
 def test_raw_output_equals_published_bytes(url: str) -> None:
     content = b"\x1b[31m \xc3\xb6 \t"
     run_program("pub", "14", "--url", url, stdin_data=content)
-    with running_program("sub", "14", "--raw", "--count", "1", "--url", url) as it:
-        out, _ = it.process.communicate(timeout=60)
+    with running_program("sub", "14", "--raw", "--count", "1", "--url", url) as program:
+        out, _ = program.process.communicate(timeout=60)
     assert out == content + b"\n"
 
 
@@ -518,12 +518,12 @@ def test_group_can_be_key_ordered(url: str) -> None:
 
 
 def test_sub_prints_messages_immediately(url: str) -> None:
-    with running_program("sub", "15", "--url", url) as it:
+    with running_program("sub", "15", "--url", url) as program:
         for text in ("first", "second"):
             publish(url, 15, text)
-            assert it.read_line() == text
-        it.signal(signal.SIGINT)
-        assert it.wait() == (130, "", "")
+            assert program.read_line() == text
+        program.signal(signal.SIGINT)
+        assert program.wait() == (130, "", "")
 
 
 def test_pub_sends_each_line_immediately(url: str) -> None:
@@ -551,13 +551,13 @@ def test_unacknowledged_messages_stay_for_next_sub(url: str) -> None:
 
 def test_sub_ends_quietly_when_its_output_is_closed(url: str) -> None:
     run_program("pub", "19", "--count", "100000", "--url", url)
-    with running_program("sub", "19", "--url", url) as it:
-        assert it.read_line().startswith("0000000000")
-        assert it.process.stdout is not None
-        it.process.stdout.close()
-        assert it.process.wait(60) == 1
-        assert it.process.stderr is not None
-        assert it.process.stderr.read() == b""
+    with running_program("sub", "19", "--url", url) as program:
+        assert program.read_line().startswith("0000000000")
+        assert program.process.stdout is not None
+        program.process.stdout.close()
+        assert program.process.wait(60) == 1
+        assert program.process.stderr is not None
+        assert program.process.stderr.read() == b""
 
 
 def test_generated_messages_have_number_and_size(url: str) -> None:
@@ -583,11 +583,11 @@ def test_unreachable_server_prints_one_sentence() -> None:
 
 
 def test_lost_server_prints_one_sentence() -> None:
-    with run_server() as (bus, url), running_program("sub", "1", "--url", url) as it:
+    with run_server() as (bus, url), running_program("sub", "1", "--url", url) as program:
         publish(url, 1, "x")
-        assert it.read_line() == "x"
+        assert program.read_line() == "x"
         bus.process.kill()
-        status, _, errors = it.wait()
+        status, _, errors = program.wait()
     assert status == 1
     assert errors.startswith("simplebus: ")
     assert len(errors.splitlines()) == 1
@@ -609,10 +609,10 @@ def test_systemd_unit_contains_given_options() -> None:
 def test_command_line_does_not_import_server() -> None:
     """Help is instant only if the heavy modules wait until they are needed."""
     code = "import sys, simplebus.cli; print('trio' in sys.modules, 'rich.live' in sys.modules)"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    assert done.stdout == "False False\n"
+    assert process.stdout == "False False\n"
 
 
 def test_wrong_certificate_is_reported_with_key_and_line(tmp_path: Path) -> None:

@@ -101,14 +101,14 @@ SERIES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {
 
 def run_promtool(*arguments: str | Path, data: str = "") -> tuple[int, str]:
     """Return status and output of promtool."""
-    done = subprocess.run(
+    process = subprocess.run(
         [require_program("promtool"), *map(str, arguments)],
         input=data,
         capture_output=True,
         text=True,
         timeout=60,
     )
-    return done.returncode, done.stdout + done.stderr
+    return process.returncode, process.stdout + process.stderr
 
 
 def metric_names(expression: str) -> set[str]:
@@ -157,8 +157,8 @@ def test_does_not_replace_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["Containerfile", "compose.yaml"])
 def test_variables_are_options_of_the_server(name: str) -> None:
-    known = {setting.variable for setting in SETTINGS.values()}
-    assert set(re.findall(r"SIMPLEBUS_[A-Z_]+", render_file(name))) <= known
+    variables = {setting.variable for setting in SETTINGS.values()}
+    assert set(re.findall(r"SIMPLEBUS_[A-Z_]+", render_file(name))) <= variables
 
 
 def test_pipeline_files_run_a_supervised_archive(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_pipeline_files_run_a_supervised_archive(tmp_path: Path) -> None:
     (tmp_path / "simplebus-pipeline.service").write_text(
         unit.replace("/opt/simplebus/bin/simplebus", "/bin/true")
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [
             require_program("systemd-analyze"),
             "verify",
@@ -179,7 +179,7 @@ def test_pipeline_files_run_a_supervised_archive(tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (process.returncode, process.stderr) == (0, "")
     image = render_file("Containerfile.pipeline")
     assert "http://127.0.0.1:8230/healthz" in image
     assert "--http 0.0.0.0:8230" in image

@@ -40,10 +40,10 @@ def journal(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    done = CliRunner().invoke(app, [str(each) for each in arguments])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done
+    result = CliRunner().invoke(app, [str(each) for each in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
 
 
 def test_ls_lists_classes_and_durables(journal: Path) -> None:
@@ -76,15 +76,15 @@ def test_export_writes_messages(journal: Path) -> None:
 
 
 def test_damaged_records_are_reported(journal: Path) -> None:
-    done = run("verify", journal)
-    assert (done.exit_code, done.stdout) == (0, "intact: 3 messages in 65,536 bytes\n")
+    result = run("verify", journal)
+    assert (result.exit_code, result.stdout) == (0, "intact: 3 messages in 65,536 bytes\n")
     segment = journal / "classes" / "00001" / "00000000000000000000.log"
     data = bytearray(segment.read_bytes())
     data[70] ^= 1
     segment.write_bytes(data)
-    done = run("verify", journal)
-    assert done.exit_code == 1
-    assert "00000000000000000000.log: checksum mismatch at byte 0" in done.output
+    result = run("verify", journal)
+    assert result.exit_code == 1
+    assert "00000000000000000000.log: checksum mismatch at byte 0" in result.output
 
 
 @pytest.mark.parametrize("place", ["middle", "end", "state", "first of two files"])
@@ -109,9 +109,9 @@ def test_repair_leaves_an_intact_journal(tmp_path: Path, place: str) -> None:
     assert sorted(tmp_path.rglob("*")) == before
     assert f"{damaged}: move bytes {bounds[record]} to" in planned.stdout
     assert run("verify", tmp_path).exit_code == 1
-    done = run("repair", tmp_path)
-    assert (done.exit_code, "intact: " in done.stdout) == (0, True)
-    assert set(planned.stdout.splitlines()) <= set(done.stdout.splitlines())
+    repaired = run("repair", tmp_path)
+    assert (repaired.exit_code, "intact: " in repaired.stdout) == (0, True)
+    assert set(planned.stdout.splitlines()) <= set(repaired.stdout.splitlines())
     (dropped,) = folder.glob("*.dropped")
     assert bytes(data[bounds[record] : bounds[record + 1]]) in dropped.read_bytes()
     assert run("repair", tmp_path).stdout.startswith("nothing to repair\n")

@@ -88,7 +88,10 @@ def test_bind_accepts_class_id_or_name() -> None:
 
 def test_environment_variable_binds_several_subjects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMPLEBUS_BIND", "orders.>=7 logs=8")
-    assert [one.subjects for one in parse_nats_options().classes] == [["orders.>"], ["logs"]]
+    assert [class_options.subjects for class_options in parse_nats_options().classes] == [
+        ["orders.>"],
+        ["logs"],
+    ]
 
 
 def test_configuration_file_can_name_classes(tmp_path: Path) -> None:
@@ -105,7 +108,7 @@ def test_configuration_file_can_name_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("orders", "'orders' is not a binding; write a subject, = and a class"),
         ("orders.#=7", "# is a wildcard of channels only"),
@@ -115,10 +118,10 @@ def test_configuration_file_can_name_classes(tmp_path: Path) -> None:
         ("orders=", "is not a class"),
     ],
 )
-def test_invalid_bindings_are_rejected(text: str, why: str) -> None:
+def test_invalid_bindings_are_rejected(text: str, reason: str) -> None:
     with pytest.raises(typer.BadParameter) as caught:
         parse_binding(text)
-    assert why in caught.value.message
+    assert reason in caught.value.message
 
 
 def test_pending_limit_must_fit_longest_message() -> None:

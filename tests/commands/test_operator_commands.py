@@ -35,11 +35,11 @@ def server() -> Iterator[BusServer]:
 
 def run(server: BusServer, *arguments: object, status: int = 0) -> Result:
     words = [str(each) for each in arguments]
-    done = CliRunner().invoke(app, [*words, "--url", server.address])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == status, done.output
-    return done
+    result = CliRunner().invoke(app, [*words, "--url", server.address])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == status, result.output
+    return result
 
 
 def output_lines(server: BusServer, *arguments: object, status: int = 0) -> list[str]:
@@ -104,10 +104,10 @@ def test_explain_describes_class_channel_and_session(server: BusServer) -> None:
                 shown = await trio.to_thread.run_sync(output_lines, server, "explain", *words)
                 assert shown[0].startswith(f"session {number} 'till' (127.0.0.1:")
             found = await trio.to_thread.run_sync(json_objects, server, "explain", "shops")
-            assert [one["about"] for one in found] == ["class", "channel"]
+            assert [row["about"] for row in found] == ["class", "channel"]
             assert found[0]["positions"][0]["waits"] == "acks"
             [found] = await trio.to_thread.run_sync(json_objects, server, "explain")
-            assert "till" in [one["name"] for one in found["sessions"]]
+            assert "till" in [row["name"] for row in found["sessions"]]
             shown = await trio.to_thread.run_sync(output_lines, server, "explain")
             assert any("'shops': 5 messages, 2 subscriptions" in line for line in shown)
 
@@ -134,7 +134,7 @@ def test_explain_reports_missing_things(
     with_bus(server, work)
     assert expected in run(server, "explain", *words, status=status).output
     [found] = json_objects(server, "explain")
-    assert "shop" not in [one["name"] for one in found["classes"]]
+    assert "shop" not in [row["name"] for row in found["classes"]]
 
 
 def test_explain_prints_every_part() -> None:
@@ -272,13 +272,13 @@ def test_dlq_lists_and_shows_dead_letters(server: BusServer) -> None:
         "    dead-line=monday",
         "    0\\x1b[2J\\n",
     ]
-    assert [one["sequence"] for one in json_objects(server, "dlq", "show", "dead.orders")] == [
+    assert [row["sequence"] for row in json_objects(server, "dlq", "show", "dead.orders")] == [
         0,
         1,
         2,
     ]
-    [one] = json_objects(server, "dlq", "show", "orders", "--limit", 1)
-    assert (one["key_base64"], one["payload"], one["class"]) == ("/2s=", "0\x1b[2J\n", "orders")
+    [row] = json_objects(server, "dlq", "show", "orders", "--limit", 1)
+    assert (row["key_base64"], row["payload"], row["class"]) == ("/2s=", "0\x1b[2J\n", "orders")
     assert output_lines(server, "dlq", "show", "orders", "--reason", "uncarriable") == [
         "no such dead letters"
     ]
@@ -289,23 +289,23 @@ def test_dlq_requeue_publishes_and_purges(server: BusServer) -> None:
     assert output_lines(server, "dlq", "requeue", "again", "--sequence", 1, "--sequence", 3) == [
         "2 dead letters published again"
     ]
-    left = json_objects(server, "dlq", "show", "again")
-    assert [one["sequence"] for one in left] == [0, 2, 4]
+    remaining = json_objects(server, "dlq", "show", "again")
+    assert [row["sequence"] for row in remaining] == [0, 2, 4]
     explained = output_lines(server, "explain", "again")
     assert any("dead letters: 3, see" in line for line in explained)
     assert any("moved to dead letters: max_deliveries 5" in line for line in explained)
     assert not any("dropped" in line for line in explained)
     [pile] = json_objects(server, "dlq", "ls", "again")
     assert pile["letters"] == 3
-    done = json_objects(server, "dlq", "requeue", "again", "--subscription", "billing")
-    assert done[0] == {"sequence": 0, "class": "again", "requeued": True}
+    requeued = json_objects(server, "dlq", "requeue", "again", "--subscription", "billing")
+    assert requeued[0] == {"sequence": 0, "class": "again", "requeued": True}
     assert output_lines(server, "dlq", "show", "again") == ["no such dead letters"]
 
     async def work(bus: Bus) -> None:
         async with bus.subscribe("again", durable="billing") as messages:
             received = [await messages.get(60) for _ in range(5)]
-        assert [one.payload[:1] for one in received] == [b"1", b"3", b"0", b"2", b"4"]
-        assert {(one.channel, one.key) for one in received} == {("eu", b"k")}
+        assert [message.payload[:1] for message in received] == [b"1", b"3", b"0", b"2", b"4"]
+        assert {(message.channel, message.key) for message in received} == {("eu", b"k")}
         assert received[0].headers == (
             *HEADERS,
             ("requeued-from", "dead.again#1"),
@@ -394,8 +394,8 @@ def test_dlq_purge_requires_confirmation(server: BusServer) -> None:
     ]
     missing = run(server, "dlq", "purge", "trash", "--sequence", 2, "--yes", status=1)
     assert "1 of the 1 sequences were not found" in missing.output
-    done = json_objects(server, "dlq", "purge", "trash", "--all", "--yes")
-    assert [one["sequence"] for one in done] == [0, 1, 3]
+    purged = json_objects(server, "dlq", "purge", "trash", "--all", "--yes")
+    assert [row["sequence"] for row in purged] == [0, 1, 3]
     assert json_objects(server, "dlq", "show", "trash") == []
 
 
@@ -459,7 +459,7 @@ def test_refused_requeue_does_not_block_others(server: BusServer) -> None:
     assert "2 dead letters published again" in output
     assert "dead.mixed#0 was refused" in output
     assert "2 were refused in all" in output
-    assert [one["sequence"] for one in json_objects(server, "dlq", "show", "mixed")] == [0, 1]
+    assert [row["sequence"] for row in json_objects(server, "dlq", "show", "mixed")] == [0, 1]
 
 
 # Durables ----------------------------------------------------------------------------------------
@@ -518,15 +518,15 @@ def test_peek_prints_stored_messages(server: BusServer) -> None:
     lines = output_lines(server, "peek", "peeked", "--count", 1)
     assert lines == ["#0  eu.paid  key=7", "    by=ada", "    \\x1b[2Jone"]
     assert output_lines(server, "peek", "peeked", "--first", 2)[-1].endswith("x… and 20 bytes")
-    one, two, _ = json_objects(server, "peek", "peeked")
-    assert one == {
+    first_row, second_row, _ = json_objects(server, "peek", "peeked")
+    assert first_row == {
         "sequence": 0,
         "channel": "eu.paid",
         "headers": [["by", "ada"]],
         "key": "7",
         "payload": "\x1b[2Jone",
     }
-    assert two["payload_base64"] == "/w=="
+    assert second_row["payload_base64"] == "/w=="
     assert output_lines(server, "peek", "peeked", "--first", 3) == ["no such messages"]
     with pytest.raises(BusError, match="class"):
         run(server, "peek", "unknown-class")

@@ -49,13 +49,17 @@ def run_systemd_verify(text: str, folder: Path, *, kind: str = "service") -> str
     require_program("systemd-analyze")
     path = folder / f"simplebus.{kind}"
     path.write_text(text)
-    done = subprocess.run(
+    process = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(path)],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    return done.stdout + done.stderr + (f"status {done.returncode}" if done.returncode else "")
+    return (
+        process.stdout
+        + process.stderr
+        + (f"status {process.returncode}" if process.returncode else "")
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,22 +98,22 @@ def test_systemd_rates_service_as_protected(tmp_path: Path) -> None:
         )
     )
     command = ["systemd-analyze", "security", "--no-pager", "--offline=true", "--threshold=20"]
-    done = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout
+    process = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=60)
+    assert process.returncode == 0, process.stdout
 
 
 @pytest.mark.parametrize(
-    ("address", "why"), [(("bus", 8888), "the name 'bus'"), (("::1", 0), "fixed ports, got 0")]
+    ("address", "reason"), [(("bus", 8888), "the name 'bus'"), (("::1", 0), "fixed ports, got 0")]
 )
-def test_socket_unit_requires_addresses_and_ports(address: tuple[str, int], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_socket_unit_requires_addresses_and_ports(address: tuple[str, int], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         render_socket_unit([address])
 
 
 def test_command_prints_both_units() -> None:
     def run_systemd_unit(*arguments: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, ["systemd-unit", *arguments])
-        return done.exit_code, done.stdout
+        result = CliRunner().invoke(app, ["systemd-unit", *arguments])
+        return result.exit_code, result.stdout
 
     status, text = run_systemd_unit("--port", "9", "--max-connections", "77")
     assert status == 0
@@ -231,15 +235,15 @@ def test_editable_installation_is_reported(tmp_path: Path) -> None:
     """Run the package from its tree, and from a copy as a wheel installs it."""
 
     def report(folder: Path) -> str:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", "-m", "simplebus", "systemd-unit"],
             env=environment(PYTHONPATH=str(folder)),
             capture_output=True,
             text=True,
             timeout=60,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stderr
+        assert process.returncode == 0, process.stderr
+        return process.stderr
 
     tree, site = tmp_path / "tree", tmp_path / "site-packages"
     for folder in (tree, site):

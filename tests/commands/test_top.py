@@ -31,13 +31,13 @@ HOSTILE = "evil\x1b[31m[bold]name"
 @pytest.fixture(scope="module")
 def http_address() -> Iterator[str]:
     with (
-        run_server("--no-nats", "--host", "127.0.0.1") as (it, url),
+        run_server("--no-nats", "--host", "127.0.0.1") as (program, url),
         simplebus.connect_blocking(url, name="till") as bus,
     ):
         bus.publish_many([b"x"] * 1500, class_id="orders")
         bus.publish(b"x", class_id=HOSTILE)
         bus.flush()
-        yield it.http_address
+        yield program.http_address
 
 
 def test_once_prints_readable_snapshot(http_address: str) -> None:
@@ -80,14 +80,14 @@ def test_address_is_an_argument_an_option_or_a_variable(http_address: str) -> No
 def test_top_authenticates_with_user(tmp_path: Path) -> None:
     users = tmp_path / "users.toml"
     users.write_text('[[users]]\nname = "eye"\npassword = "a long password"\n')
-    with run_server("--no-nats", "--host", "127.0.0.1", "--users", str(users)) as (it, _):
-        status, output, errors = run_program("top", it.http_address, "--once")
+    with run_server("--no-nats", "--host", "127.0.0.1", "--users", str(users)) as (program, _):
+        status, output, errors = run_program("top", program.http_address, "--once")
         assert (status, output) == (1, "")
         assert errors.startswith(
-            f"simplebus: http://{it.http_address} replied 401 Unauthorized: this bus requires "
+            f"simplebus: http://{program.http_address} replied 401 Unauthorized: this bus requires "
         )
         status, output, _ = run_program(
-            *("top", it.http_address, "--once", "--user", "eye"),
+            *("top", program.http_address, "--once", "--user", "eye"),
             SIMPLEBUS_PASSWORD="a long password",
         )
         assert status == 0
@@ -126,17 +126,17 @@ def test_unreachable_http_port_prints_one_sentence() -> None:
     ids=lambda answer: str(answer[:40]),
 )
 def test_response_of_another_program_prints_one_sentence(answer: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def respond() -> None:
-            peer, _ = other.accept()
+            peer, _ = listener.accept()
             with peer:
                 peer.recv(4096)
                 peer.sendall(answer)
 
         thread = threading.Thread(target=respond)
         thread.start()
-        url = f"http://127.0.0.1:{other.getsockname()[1]}"
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(
             OSError,
             match=f"^{url} (is not an HTTP port|does not answer|replied|closed the connection)",

@@ -41,8 +41,8 @@ def parse_users(tables: Any) -> ConfiguredUsers:
 
 
 def run(*words: str, stdin: str = "") -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["user", *words], input=stdin)
-    return done.exit_code, done.output
+    result = CliRunner().invoke(app, ["user", *words], input=stdin)
+    return result.exit_code, result.output
 
 
 @pytest.fixture
@@ -87,12 +87,12 @@ def test_file_mode_is_kept_without_access_for_others(file: Path) -> None:
     if os.geteuid() == 0 or groups:
         os.chown(file, -1, groups[0] if groups else 20)
     group = file.stat().st_gid
-    for before, then in ((0o640, 0o640), (0o664, 0o660), (0o600, 0o600)):
+    for before, after in ((0o640, 0o640), (0o664, 0o660), (0o600, 0o600)):
         file.chmod(before)
         words = ("--users", str(file), "--address", f"10.{before % 256}.0.0/16")
         assert run("add", f"u{before}", *words)[0] == 0
         found = file.stat()
-        assert (stat.S_IMODE(found.st_mode), found.st_gid) == (then, group)
+        assert (stat.S_IMODE(found.st_mode), found.st_gid) == (after, group)
 
 
 def test_concurrent_changes_are_all_kept(file: Path) -> None:
@@ -138,18 +138,18 @@ def test_nkey_is_added_and_checked(file: Path) -> None:
 
 
 def test_new_secret_replaces_all_secrets(file: Path) -> None:
-    kept = "max-connections = 3\n[users.permissions]\npublish = [\n  'orders',\n]\n"
+    other_settings = "max-connections = 3\n[users.permissions]\npublish = [\n  'orders',\n]\n"
     file.write_text(
         f"[[users]]\nname = 'a'\n'nkey' = '{NKEY}'\ntoken = \"\"\"t\"\"\"\npassword = 'p'\n"
         "addresses = [  # Here,\n  '10.0.0.0/8',\n\n  # and there.\n  '::/0',\n]\n"
-        f"certificate = 'CN=a'\n{kept}"
+        f"certificate = 'CN=a'\n{other_settings}"
     )
     assert run("add", "a", "--change", "--users", str(file), stdin="new\n")[0] == 0
     (found,) = read_users_file(file)[0].users
     assert verify_password(found.password, "new")
     shown = (found.nkey, found.token, found.certificates, found.addresses)
     assert shown == ("", "", (), ())
-    assert file.read_text().endswith(kept)
+    assert file.read_text().endswith(other_settings)
     assert "10.0.0.0" not in file.read_text()
 
 
@@ -428,9 +428,9 @@ def test_configuration_without_users_admits_everybody(
 
 
 def test_undecodable_password_is_rejected(file: Path) -> None:
-    done = CliRunner().invoke(app, ["user", "add", "ada", "--users", str(file)], input=b"p\xff\n")
-    assert done.exit_code == 2
-    assert "the password is not valid UTF-8" in done.output
+    result = CliRunner().invoke(app, ["user", "add", "ada", "--users", str(file)], input=b"p\xff\n")
+    assert result.exit_code == 2
+    assert "the password is not valid UTF-8" in result.output
     assert not file.exists()
 
 

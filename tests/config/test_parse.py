@@ -46,13 +46,13 @@ def test_limits_have_options() -> None:
 
 
 def test_serve_options_reach_the_settings() -> None:
-    given = (
+    options = (
         "--ack-timeout 9 --tick 0.25 --full drop_newest --max-memory 4GiB --max-class-memory 2GiB "
         "--max-class-messages 1000 --max-frame 2MiB --max-pending 32MiB --max-connections 5 "
         "--max-total-pending 64MiB --max-classes 6 --hello-timeout 7 --frame-timeout 8 "
         "--stall-timeout 9.5"
     )
-    assert server_settings(parse_options(*given.split())) == Settings(
+    assert server_settings(parse_options(*options.split())) == Settings(
         limits=Limits(
             frame_bytes=2 << 20,
             class_messages=1000,

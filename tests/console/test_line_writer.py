@@ -87,10 +87,10 @@ def test_drops_and_counts_lines_above_the_buffer_limit(
         received += os.read(pipe[0], 65536)
     *lines, last = map(json.loads, received.splitlines())
     numbers = [each["number"] for each in lines if each["event"] == "number.counted"]
-    left = [each["count"] for each in lines if each["event"] == "lines.dropped"]
+    dropped_counts = [each["count"] for each in lines if each["event"] == "lines.dropped"]
     assert numbers == sorted(numbers)
     assert len(numbers) < 1000
-    assert len(numbers) + sum(left) == 1000
+    assert len(numbers) + sum(dropped_counts) == 1000
     assert last["message"] == "last"
 
 

@@ -12,11 +12,11 @@ PIECES = st.lists(st.text("ab\n", min_size=1, max_size=5).map(str.encode), max_s
 
 
 def lines_of(pieces: list[bytes]) -> LineReader:
-    left = [*pieces, b""]
+    remaining_pieces = [*pieces, b""]
 
     async def receive() -> bytes:
         await trio.lowlevel.checkpoint()
-        return left.pop(0)
+        return remaining_pieces.pop(0)
 
     return LineReader(receive)
 

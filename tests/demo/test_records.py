@@ -41,13 +41,13 @@ def test_a_changed_payload_has_no_number(class_id: int, number: int, data: st.Da
 
 @given(CLASSES, NUMBERS, st.binary(max_size=80))
 def test_a_payload_of_another_class_or_length_has_no_number(
-    class_id: int, number: int, other: bytes
+    class_id: int, number: int, foreign_payload: bytes
 ) -> None:
     content = payload(class_id, number)
     assert message_number((class_id + 1) & 0xFFFF, content) == CORRUPT
     assert message_number(class_id, content[:-1]) == CORRUPT
     assert message_number(class_id, content + b"!") == CORRUPT
-    assert message_number(class_id, other) == CORRUPT
+    assert message_number(class_id, foreign_payload) == CORRUPT
 
 
 def test_receipts_round_trip(tmp_path: Path) -> None:

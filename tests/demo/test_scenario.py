@@ -28,8 +28,8 @@ def counts(pattern: str, text: str) -> list[int]:
 
 @pytest.mark.early
 def test_demo_passes_with_report() -> None:
-    with running_program("demo") as it:
-        status, stdout, stderr = it.wait()
+    with running_program("demo") as program:
+        status, stdout, stderr = program.wait()
     assert (status, stderr) == (0, ""), stdout
     lines = stdout.splitlines()
     assert lines[-1].startswith("PASSED"), stdout
@@ -51,13 +51,13 @@ def test_demo_passes_with_report() -> None:
 
 
 def test_ctrl_c_ends_demo_and_its_processes() -> None:
-    with running_program("demo") as it:
-        while "subscribers are connected" not in it.read_line():
+    with running_program("demo") as program:
+        while "subscribers are connected" not in program.read_line():
             pass
-        started = children(it.process.pid)
+        started = children(program.process.pid)
         assert len(started) == 3
-        it.signal(signal.SIGINT)
-        status, stdout, stderr = it.wait()
+        program.signal(signal.SIGINT)
+        status, stdout, stderr = program.wait()
     assert (status, stderr) == (130, "")
     assert "PASSED" not in stdout
     for pid in started:
@@ -66,13 +66,13 @@ def test_ctrl_c_ends_demo_and_its_processes() -> None:
 
 
 def test_processes_end_after_demo_is_killed(tmp_path: Path) -> None:
-    with running_program("demo", TMPDIR=str(tmp_path)) as it:
-        while "subscribers are connected" not in it.read_line():
+    with running_program("demo", TMPDIR=str(tmp_path)) as program:
+        while "subscribers are connected" not in program.read_line():
             pass
-        started = children(it.process.pid)
+        started = children(program.process.pid)
         assert len(started) == 3
-        it.process.kill()
-        it.process.wait()
+        program.process.kill()
+        program.process.wait()
         deadline = time.monotonic() + 60
         while any(Path(f"/proc/{pid}").exists() for pid in started):
             assert time.monotonic() < deadline, "a process still runs"

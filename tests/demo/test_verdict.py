@@ -35,7 +35,7 @@ def verdict_of(
     withholding: tuple[str, ...] = (),
     sent: int = SENT,
 ) -> DemoVerdict:
-    classes = {class_id: sent for one in runs for class_id in one.first_due}
+    classes = {class_id: sent for run in runs for class_id in run.first_due}
     return evaluate_runs(
         sent=classes,
         runs=runs,
