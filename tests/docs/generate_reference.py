@@ -492,8 +492,8 @@ def server_metrics() -> list[Metric]:
         while True:
             try:
                 next(steps)
-            except StopIteration as done:
-                return list(done.value.metrics)
+            except StopIteration as stop:
+                return list(stop.value.metrics)
 
     return trio.run(collect)
 
@@ -529,12 +529,12 @@ def gateway_metrics() -> list[Metric]:
 def all_metrics() -> dict[str, list[Metric]]:
     """Return all metrics by the section of the page."""
     of_classes = metrics_of_classes()
-    known = {each.name for each in of_classes}
-    rest = [each for each in server_metrics() if each.name not in known]
+    bus_metric_names = {each.name for each in of_classes}
+    remaining = [each for each in server_metrics() if each.name not in bus_metric_names]
 
     def pick(*prefixes: str) -> list[Metric]:
-        picked = [each for each in rest if each.name.startswith(prefixes)]
-        rest[:] = [each for each in rest if each not in picked]
+        picked = [each for each in remaining if each.name.startswith(prefixes)]
+        remaining[:] = [each for each in remaining if each not in picked]
         return picked
 
     groups = {
@@ -550,7 +550,7 @@ def all_metrics() -> dict[str, list[Metric]]:
         "Process": pick("process_"),
     }
     return {
-        "Server": rest,
+        "Server": remaining,
         **groups,
         "Bridges": bridge_metrics(),
         "Gateways": gateway_metrics(),

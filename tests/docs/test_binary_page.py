@@ -298,8 +298,8 @@ def test_json_keys(name: str, body: type[msgspec.Struct]) -> None:
 
 def boundary_values(cell: str) -> tuple[list[object], list[object]]:
     """Return values that a type cell allows, and some that it does not."""
-    kind, *rest = re.split(r",? (?=at most|above|\d|of )", cell.split(" or more")[0], maxsplit=1)
-    bounds = rest[0] if rest else ""
+    kind, *ranges = re.split(r",? (?=at most|above|\d|of )", cell.split(" or more")[0], maxsplit=1)
+    bounds = ranges[0] if ranges else ""
     bounds = bounds.replace("2^63 - 1", str(limits.SEQUENCE_MAX))
     numbers = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", bounds)]
     if not numbers:
@@ -430,8 +430,8 @@ def test_limits() -> None:
     }
     for name, row in settings.items():
         assert to_number(row[1]) == quotas.get(name, getattr(Limits(), name))
-    others = {row[0]: to_number(row[1]) for row in rows if not row[0].startswith("`")}
-    assert others == CONSTANTS
+    constants = {row[0]: to_number(row[1]) for row in rows if not row[0].startswith("`")}
+    assert constants == CONSTANTS
     for row in rows:
         assert set(re.findall(r"`(\w+)`", row[2])) <= {*Reason, *settings}
 

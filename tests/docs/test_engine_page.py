@@ -27,7 +27,9 @@ def run_shell(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Queue[str]]
 
     At the end of the block, every process that the shell started is killed.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SIMPLEBUS_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("SIMPLEBUS_")
+    }
     process = subprocess.Popen(
         ["bash"],
         stdin=subprocess.PIPE,
@@ -35,7 +37,7 @@ def run_shell(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Queue[str]]
         stderr=subprocess.STDOUT,
         text=True,
         cwd=folder,
-        env=kept | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        env=environment | {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
         start_new_session=True,
     )
     lines = Queue[str]()

@@ -37,7 +37,7 @@ def test_page_runs_as_written(page: Path, tmp_path: Path) -> None:
 def test_first_pages_run_one_after_the_other_on_one_server(tmp_path: Path) -> None:
     """A reader starts the server of README, and repeats a page."""
     guide = ROOT / "protocol" / "guide"
-    first, *others = (
+    first, *later_pages = (
         page.read_text()
         for page in (
             ROOT / "README.md",
@@ -49,7 +49,7 @@ def test_first_pages_run_one_after_the_other_on_one_server(tmp_path: Path) -> No
     )
     start = re.compile(r"^```(?:sh|console)\n(?:\$ )?simplebus serve\n.*?^```$", re.M | re.S)
     pages = [first]
-    for page in others:
+    for page in later_pages:
         without_start, count = start.subn("", page)
         assert count == 1
         pages.append(without_start)

@@ -56,24 +56,26 @@ def test_scale_page_quotes_measured_figures(quoted: str, words: str) -> None:
 def test_scale_page_calculations_are_right() -> None:
     flow = float(figure("128 B, the same", RATE)) * NATS_128
     envelopes = flow * float(figure("version 2 with envelopes", RATE))
-    kept = flow * float(figure("16 B / 128 B, confirmed by the operating system", f"/ {RATE}"))
+    stored = flow * float(figure("16 B / 128 B, confirmed by the operating system", f"/ {RATE}"))
     fan_out = float(figure("16 B, one publisher, three subscribers", RATE)) * NATS_FAN_OUT
     limits, idle_kb = Limits(), int(figure("memory of an idle connection", r"(\d+) KB"))
-    held = (1 << 30) / (WIRE_BYTES + int(figure("one of 20 M unacknowledged", r"(\d+) bytes")))
+    message_count = (1 << 30) / (
+        WIRE_BYTES + int(figure("one of 20 M unacknowledged", r"(\d+) bytes"))
+    )
     archived = int(figure("an archive that follows", r"([\d,]+) messages/s").replace(",", ""))
     for sentence in (
         f"| about {flow:.0f} M/s | | the same as envelopes",
         f"| about {envelopes:.0f} M/s | | the same as plain",
-        f"| about {kept:.0f} M/s, if the disk takes it |",
+        f"| about {stored:.0f} M/s, if the disk takes it |",
         f"about {fan_out:.0f} M/s in, {3 * fan_out:.0f} M/s out",
-        f"1 GiB holds {held / 1e6:.0f} million of 128 B",
+        f"1 GiB holds {message_count / 1e6:.0f} million of 128 B",
         f"{limits.connections:,} are {limits.connections * idle_kb / 1000:.0f} MB",
         f"A 128 B message is {WIRE_BYTES} B on the wire",
         f"{records.HEADER_BYTES} bytes for a batch",
-        f"{round(kept)} M/s of 128 B are {round(kept) * WIRE_BYTES / 1000:.2f} GB/s",
-        f"16 servers at {round(kept)} M/s kept are {16 * round(kept)} M/s, "
-        f"{16 * round(kept) * WIRE_BYTES / 1000:.1f} GB/s",
-        f"so {16 * round(kept)} M/s are {16e6 * round(kept) / archived:.0f} times two cores",
+        f"{round(stored)} M/s of 128 B are {round(stored) * WIRE_BYTES / 1000:.2f} GB/s",
+        f"16 servers at {round(stored)} M/s kept are {16 * round(stored)} M/s, "
+        f"{16 * round(stored) * WIRE_BYTES / 1000:.1f} GB/s",
+        f"so {16 * round(stored)} M/s are {16e6 * round(stored) / archived:.0f} times two cores",
         f"5 x 86,400 x {WIRE_BYTES} B, or {5 * 86_400 * WIRE_BYTES / 1e6:.0f} MB",
     ):
         assert sentence in PAGE, sentence

@@ -25,8 +25,8 @@ def test_site_builds_without_warnings(tmp_path: Path) -> None:
         "protocol",
         str(tmp_path),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
     assert (tmp_path / "searchindex.js").exists()
 
 

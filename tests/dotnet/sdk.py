@@ -60,7 +60,7 @@ class DotnetSdk:
             project = copy / project.relative_to(ROOT)
         output = self._folder / "built" / project.stem
         options = {"TargetFramework": FRAMEWORK, "UseSharedCompilation": "false"} | properties
-        done = subprocess.run(
+        process = subprocess.run(
             [
                 *(self.program, "build", project, "-c", "Release", "-o", output, "-v", "quiet"),
                 *(f"-p:{name}={value}" for name, value in options.items()),
@@ -70,7 +70,7 @@ class DotnetSdk:
             text=True,
             timeout=300,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert process.returncode == 0, process.stdout + process.stderr
         return output / f"{project.stem}.dll"
 
     def command(self, assembly: Path, *arguments: str) -> list[str | Path]:

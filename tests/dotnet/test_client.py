@@ -244,7 +244,7 @@ def test_connects_by_tls_with_a_client_certificate(
 ) -> None:
     authority = CertificateAuthority(tmp_path)
     server, client = authority.issue("bus.example"), authority.issue("client")
-    other = CertificateAuthority(tmp_path, "other")
+    other_authority = CertificateAuthority(tmp_path, "other")
     pfx = write_pfx(client.cert, client.key, tmp_path / "client.pfx")
     tls = ("--tls-cert", server.cert, "--tls-key", server.key, "--tls-ca", authority.path)
     with run_server(*map(str, tls), "--tls-verify") as (_, url):
@@ -252,7 +252,7 @@ def test_connects_by_tls_with_a_client_certificate(
         right = {"ca": authority.path, "pfx": pfx, "server": "bus.example"}
         assert connect(client_programs, secure, **right) == "confirmed"
         assert connect(client_programs, secure, **right | {"server": "x.example"}) == "lost"
-        assert connect(client_programs, secure, **right | {"ca": other.path}) == "lost"
+        assert connect(client_programs, secure, **right | {"ca": other_authority.path}) == "lost"
         del right["pfx"]
         assert connect(client_programs, secure, **right).startswith("lost")
         assert connect(client_programs, url) == "lost tls_handshake"

@@ -83,13 +83,13 @@ PROJECT = """
 def compile_with_mono(sources: list[Path], target: Path) -> list[str | Path]:
     # Language version 7 without warnings, so that old and new compilers accept it.
     flags = ["-langversion:7", "-warn:4", "-warnaserror", "-optimize"]
-    done = subprocess.run(
+    process = subprocess.run(
         ["mcs", *flags, f"-out:{target}.exe", *sources],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
     return ["mono", f"{target}.exe"]
 
 
@@ -224,22 +224,24 @@ def test_acks_of_different_classes_and_timer_indexes_are_separate(dotnet: Dotnet
 
 def test_messages_are_encoded_as_protobuf(dotnet: Dotnet) -> None:
     # Written by hand from the description of the encoding: tag, value, tag, length, bytes.
-    known = {
+    encoded_by_message = {
         (0, ""): "",
         (1, ""): "0801",
         (150, "testing"): "0896011207" + b"testing".hex(),
         (-1, "Ω\r\n"): "08" + "ff" * 9 + "01" + "1204" + "Ω\r\n".encode().hex(),
         ((1 << 63) - 1, "x" * 200): "08" + "ff" * 8 + "7f" + "12c801" + "78" * 200,
     }
-    encoded = run_checks(dotnet, *(f"encode {n} {name.encode().hex()}" for n, name in known))
-    assert encoded == list(known.values())
-    decoded = run_checks(dotnet, *(f"decode {message}" for message in known.values()))
-    assert decoded == [f"{n} {name.encode().hex()}" for n, name in known]
+    encoded = run_checks(
+        dotnet, *(f"encode {n} {name.encode().hex()}" for n, name in encoded_by_message)
+    )
+    assert encoded == list(encoded_by_message.values())
+    decoded = run_checks(dotnet, *(f"decode {message}" for message in encoded_by_message.values()))
+    assert decoded == [f"{n} {name.encode().hex()}" for n, name in encoded_by_message]
 
 
 def test_skips_unknown_fields_and_rejects_invalid_ones(dotnet: Dotnet) -> None:
-    unknown = "18ff01" + "21" + "00" * 8 + "2a03616263" + "35" + "00" * 4
-    assert run_checks(dotnet, f"decode {unknown}0805{unknown}") == ["5 "]
+    unknown_fields = "18ff01" + "21" + "00" * 8 + "2a03616263" + "35" + "00" * 4
+    assert run_checks(dotnet, f"decode {unknown_fields}0805{unknown_fields}") == ["5 "]
     for broken in ("08", "12ff", "120261", "0a00", "1500000000", "00", "0b", "08" + "ff" * 10):
         [answer] = run_checks(dotnet, f"decode {broken}")
         assert answer.startswith("invalid: "), broken
@@ -472,7 +474,7 @@ class NumberReader(threading.Thread):
         assert program.read_line().startswith("session ")
         self.numbers: list[int] = []
         self.process = program.process
-        self._rest, program._unread = program._unread, b""
+        self._incomplete_line, program._unread = program._unread, b""
         self.start()
 
     def run(self) -> None:
@@ -480,7 +482,7 @@ class NumberReader(threading.Thread):
         more = b""
         while True:
             # An incomplete last line means that the message was not processed.
-            *lines, self._rest = (self._rest + more).split(b"\n")
+            *lines, self._incomplete_line = (self._incomplete_line + more).split(b"\n")
             self.numbers += map(int, lines)
             more = os.read(self.process.stdout.fileno(), 65536)
             if not more:
