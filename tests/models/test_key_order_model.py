@@ -35,8 +35,8 @@ class KeyGroupMachine(RuleBasedStateMachine):
     ) -> None:
         self.model = KeyOrderModel(max_deliveries=max_deliveries, channels=channels, **bound)  # type: ignore[arg-type]
 
-    def member(self, who: int):  # type: ignore[no-untyped-def]
-        return self.model.members[who % len(self.model.members)]
+    def member(self, member_index: int):  # type: ignore[no-untyped-def]
+        return self.model.members[member_index % len(self.model.members)]
 
     @property
     def has_members(self) -> bool:
@@ -48,9 +48,9 @@ class KeyGroupMachine(RuleBasedStateMachine):
         self.model.join(max_in_flight)
 
     @precondition(lambda self: self.has_members)
-    @rule(who=MEMBER_INDEXES)
-    def remove_member(self, who: int) -> None:
-        self.model.leave(self.member(who))
+    @rule(member_index=MEMBER_INDEXES)
+    def remove_member(self, member_index: int) -> None:
+        self.model.leave(self.member(member_index))
 
     @rule(messages=st.lists(st.tuples(KEYS, CHANNELS, TIMES), min_size=1, max_size=8))
     def publish(self, messages: list[tuple[bytes, str, tuple[int | None, int | None]]]) -> None:
@@ -61,21 +61,21 @@ class KeyGroupMachine(RuleBasedStateMachine):
         self.model.publish(*((key, "a.x", None, None),) * count)
 
     @precondition(lambda self: self.has_members)
-    @rule(who=MEMBER_INDEXES)
-    def receive(self, who: int) -> None:
-        self.model.receive(self.member(who))
+    @rule(member_index=MEMBER_INDEXES)
+    def receive(self, member_index: int) -> None:
+        self.model.receive(self.member(member_index))
 
     @precondition(lambda self: self.has_members)
-    @rule(who=MEMBER_INDEXES, data=st.data())
-    def send(self, who: int, data: st.DataObject) -> None:
+    @rule(member_index=MEMBER_INDEXES, data=st.data())
+    def send(self, member_index: int, data: st.DataObject) -> None:
         """Ack, reject or extend held messages, or a range that contains more."""
-        model, member = self.model, self.member(who)
+        model, member = self.model, self.member(member_index)
         self.model.receive(member)
-        held = [m.sequence for m in model.messages if m.holder is member]
-        if not held:
+        held_sequences = [m.sequence for m in model.messages if m.holder is member]
+        if not held_sequences:
             return
-        first = data.draw(st.sampled_from(held))
-        last = data.draw(st.sampled_from([first + 1, first + 1, held[-1] + 1]))
+        first = data.draw(st.sampled_from(held_sequences))
+        last = data.draw(st.sampled_from([first + 1, first + 1, held_sequences[-1] + 1]))
         last = max(last, first + 1)
         match data.draw(st.sampled_from(["ack"] * 4 + ["nack", "later", "at once", "working"])):
             case "ack":
@@ -101,8 +101,8 @@ class KeyGroupMachine(RuleBasedStateMachine):
     def purge(self, first: int, count: int) -> None:
         """Purge a range that may contain messages that are gone already."""
         messages = self.model.messages
-        left = [m.sequence for m in messages if not (m.is_acked or m.is_gone)]
-        at = left[first % len(left)] if left else first
+        remaining = [m.sequence for m in messages if not (m.is_acked or m.is_gone)]
+        at = remaining[first % len(remaining)] if remaining else first
         self.model.purge(at, min(at + count, len(messages)))
 
     @rule()

@@ -93,76 +93,76 @@ class Version1Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.has_peers)
     @rule(
-        who=peer_numbers,
+        peer_number=peer_numbers,
         reason=st.one_of(st.none(), st.none(), st.sampled_from(list(INVALID_FRAMES))),
     )
-    def somebody_goes(self, who: int, reason: Reason | None) -> None:
+    def somebody_goes(self, peer_number: int, reason: Reason | None) -> None:
         if reason is None:
-            self.model.close(self.peer(who))
+            self.model.close(self.peer(peer_number))
         else:
-            self.model.send_invalid_frame(self.peer(who), INVALID_FRAMES[reason], reason)
+            self.model.send_invalid_frame(self.peer(peer_number), INVALID_FRAMES[reason], reason)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers, named=st.lists(class_ids, max_size=3))
-    def connect(self, who: int, named: list[int]) -> None:
-        self.model.connect(self.peer(who), *named)
+    @rule(peer_number=peer_numbers, named=st.lists(class_ids, max_size=3))
+    def connect(self, peer_number: int, named: list[int]) -> None:
+        self.model.connect(self.peer(peer_number), *named)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers, class_id=class_ids)
-    def subscribe(self, who: int, class_id: int) -> None:
-        self.model.subscribe(self.peer(who), class_id)
+    @rule(peer_number=peer_numbers, class_id=class_ids)
+    def subscribe(self, peer_number: int, class_id: int) -> None:
+        self.model.subscribe(self.peer(peer_number), class_id)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers, published=st.lists(runs, min_size=1, max_size=2), hold=holds)
-    def publish(self, who: int, published: list[tuple[int, int, int]], hold: int) -> None:
-        self.model.publish(self.peer(who), *self.known(published), hold=hold)
+    @rule(peer_number=peer_numbers, published=st.lists(runs, min_size=1, max_size=2), hold=holds)
+    def publish(self, peer_number: int, published: list[tuple[int, int, int]], hold: int) -> None:
+        self.model.publish(self.peer(peer_number), *self.existing_classes(published), hold=hold)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers, run=long_runs, hold=holds)
-    def publish_long_ones(self, who: int, run: tuple[int, int, int], hold: int) -> None:
-        self.model.publish(self.peer(who), *self.known([run]), hold=hold)
+    @rule(peer_number=peer_numbers, run=long_runs, hold=holds)
+    def publish_long_ones(self, peer_number: int, run: tuple[int, int, int], hold: int) -> None:
+        self.model.publish(self.peer(peer_number), *self.existing_classes([run]), hold=hold)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers, count=st.integers(20, 120), random=randoms, hold=holds)
+    @rule(peer_number=peer_numbers, count=st.integers(20, 120), random=randoms, hold=holds)
     def publish_to_all_classes_in_turn(
-        self, who: int, count: int, random: Random, hold: int
+        self, peer_number: int, count: int, random: Random, hold: int
     ) -> None:
-        self.model.send_mixed(self.peer(who), count, random, hold=hold)
+        self.model.send_mixed(self.peer(peer_number), count, random, hold=hold)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers, most=st.one_of(st.integers(1, 60), st.integers(1, 5000)))
-    def take_some_bytes(self, who: int, most: int) -> None:
-        self.model.read_bytes(self.peer(who), most)
+    @rule(peer_number=peer_numbers, most=st.one_of(st.integers(1, 60), st.integers(1, 5000)))
+    def take_some_bytes(self, peer_number: int, most: int) -> None:
+        self.model.read_bytes(self.peer(peer_number), most)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers)
-    def take_everything(self, who: int) -> None:
-        self.model.read_bytes(self.peer(who), 1 << 40)
+    @rule(peer_number=peer_numbers)
+    def take_everything(self, peer_number: int) -> None:
+        self.model.read_bytes(self.peer(peer_number), 1 << 40)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers, class_id=class_ids, random=randoms)
-    def acknowledge(self, who: int, class_id: int, random: Random) -> None:
-        self.model.ack(self.peer(who), class_id, random)
+    @rule(peer_number=peer_numbers, class_id=class_ids, random=randoms)
+    def acknowledge(self, peer_number: int, class_id: int, random: Random) -> None:
+        self.model.ack(self.peer(peer_number), class_id, random)
 
     @precondition(lambda self: self.has_peers)
     @rule(
-        who=peer_numbers,
+        peer_number=peer_numbers,
         class_id=class_ids,
         ranges=st.lists(st.tuples(st.integers(-90, 90), st.integers(1, 200)), max_size=3),
         times=st.sampled_from([1, 1, 60]),
     )
     def acknowledge_nonsense(
-        self, who: int, class_id: int, ranges: list[tuple[int, int]], times: int
+        self, peer_number: int, class_id: int, ranges: list[tuple[int, int]], times: int
     ) -> None:
-        self.model.ack_invalid_ids(self.peer(who), class_id, *(ranges * times))
+        self.model.ack_invalid_ids(self.peer(peer_number), class_id, *(ranges * times))
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers, run=runs, ticks=st.sampled_from([1, 6, 20]), random=randoms)
+    @rule(peer_number=peer_numbers, run=runs, ticks=st.sampled_from([1, 6, 20]), random=randoms)
     def publish_and_everybody_listens_for_a_while(
-        self, who: int, run: tuple[int, int, int], ticks: int, random: Random
+        self, peer_number: int, run: tuple[int, int, int], ticks: int, random: Random
     ) -> None:
         model = self.model
-        model.publish(self.peer(who), *self.known([run]))
+        model.publish(self.peer(peer_number), *self.existing_classes([run]))
         for _ in range(ticks):
             with model.unchecked():
                 for model_peer in list(model.peers):
@@ -172,9 +172,9 @@ class Version1Machine(RuleBasedStateMachine):
             model.tick()
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers)
-    def take_and_acknowledge_everything(self, who: int) -> None:
-        model_peer = self.peer(who)
+    @rule(peer_number=peer_numbers)
+    def take_and_acknowledge_everything(self, peer_number: int) -> None:
+        model_peer = self.peer(peer_number)
         self.model.read_bytes(model_peer, 1 << 40)
         self.model.ack_everything(model_peer)
 
@@ -182,7 +182,7 @@ class Version1Machine(RuleBasedStateMachine):
     def tick(self, times: int) -> None:
         self.model.tick(times)
 
-    def known(self, published: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    def existing_classes(self, published: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """Return these runs with classes that were named."""
         named = sorted(self.model.classes)
         return [(named[CLASSES.index(c) % len(named)], count, size) for c, count, size in published]

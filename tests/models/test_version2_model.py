@@ -81,12 +81,12 @@ class Version2Machine(RuleBasedStateMachine):
             model_peer = self.model.open() if number < 2 else self.peer(number)
             self.model.subscribe(model_peer, class_id, number + 1, request_)
 
-    def peer(self, who: int) -> Version2ModelPeer:
+    def peer(self, peer_number: int) -> Version2ModelPeer:
         model_peers = self.model.peers
-        return model_peers[who % len(model_peers)]
+        return model_peers[peer_number % len(model_peers)]
 
-    def publisher(self, who: int) -> ModelPublisher:
-        return self.model.authors[who % len(self.model.authors)]
+    def publisher(self, publisher_number: int) -> ModelPublisher:
+        return self.model.authors[publisher_number % len(self.model.authors)]
 
     def number(self, model_peer: Version2ModelPeer, which: int) -> int:
         """Return the number of one of the peer's subscriptions."""
@@ -102,73 +102,98 @@ class Version2Machine(RuleBasedStateMachine):
         self.model.open()
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers)
-    def somebody_goes(self, who: int) -> None:
-        self.model.leave(self.peer(who))
+    @rule(peer_number=peer_numbers)
+    def somebody_goes(self, peer_number: int) -> None:
+        self.model.leave(self.peer(peer_number))
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers, class_id=class_ids, number=st.integers(1, 3), request=subscriptions())
-    def subscribe(self, who: int, class_id: int, number: int, request: SubscribeRequest) -> None:
-        self.model.subscribe(self.peer(who), class_id, number, request)
-
-    @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers, number=st.integers(1, 3), forget=st.booleans())
-    def unsubscribe(self, who: int, number: int, forget: bool) -> None:
-        self.model.unsubscribe(self.peer(who), number, forget=forget)
-
-    @rule(who=peer_numbers, published=st.lists(st.tuples(class_ids, kinds), min_size=1, max_size=6))
-    def publish(self, who: int, published: list[tuple[int, dict[str, object]]]) -> None:
-        self.publish_kinds(who, published)
-
-    @rule(who=peer_numbers, class_id=class_ids, kind=kinds, count=st.sampled_from([2, 8, 60]))
-    def publish_a_run(self, who: int, class_id: int, kind: dict[str, object], count: int) -> None:
-        self.publish_kinds(who, [(class_id, kind)] * count)
-
-    @rule(who=peer_numbers, kind=kinds, count=st.sampled_from([30, 70]))
-    def publish_to_both_classes_in_turn(
-        self, who: int, kind: dict[str, object], count: int
+    @rule(
+        peer_number=peer_numbers,
+        class_id=class_ids,
+        number=st.integers(1, 3),
+        request=subscriptions(),
+    )
+    def subscribe(
+        self, peer_number: int, class_id: int, number: int, request: SubscribeRequest
     ) -> None:
-        self.publish_kinds(who, [(CLASSES[n % 2], kind if n % 3 else {}) for n in range(count)])
+        self.model.subscribe(self.peer(peer_number), class_id, number, request)
 
-    def publish_kinds(self, who: int, published: list[tuple[int, dict[str, object]]]) -> None:
-        author = self.publisher(who)
+    @precondition(lambda self: self.has_peers)
+    @rule(peer_number=peer_numbers, number=st.integers(1, 3), forget=st.booleans())
+    def unsubscribe(self, peer_number: int, number: int, forget: bool) -> None:
+        self.model.unsubscribe(self.peer(peer_number), number, forget=forget)
+
+    @rule(
+        publisher_number=peer_numbers,
+        published=st.lists(st.tuples(class_ids, kinds), min_size=1, max_size=6),
+    )
+    def publish(
+        self, publisher_number: int, published: list[tuple[int, dict[str, object]]]
+    ) -> None:
+        self.publish_kinds(publisher_number, published)
+
+    @rule(
+        publisher_number=peer_numbers,
+        class_id=class_ids,
+        kind=kinds,
+        count=st.sampled_from([2, 8, 60]),
+    )
+    def publish_a_run(
+        self, publisher_number: int, class_id: int, kind: dict[str, object], count: int
+    ) -> None:
+        self.publish_kinds(publisher_number, [(class_id, kind)] * count)
+
+    @rule(publisher_number=peer_numbers, kind=kinds, count=st.sampled_from([30, 70]))
+    def publish_to_both_classes_in_turn(
+        self, publisher_number: int, kind: dict[str, object], count: int
+    ) -> None:
+        self.publish_kinds(
+            publisher_number, [(CLASSES[n % 2], kind if n % 3 else {}) for n in range(count)]
+        )
+
+    def publish_kinds(
+        self, publisher_number: int, published: list[tuple[int, dict[str, object]]]
+    ) -> None:
+        author = self.publisher(publisher_number)
         messages: list[ModelMessage] = []
         for class_id, kind in published:
             messages.append(self.model.message(author, class_id, **kind))
         self.model.publish(author, *messages)
 
-    @rule(who=peer_numbers)
-    def an_author_comes_again(self, who: int) -> None:
-        self.model.connect(self.publisher(who))
+    @rule(publisher_number=peer_numbers)
+    def an_author_comes_again(self, publisher_number: int) -> None:
+        self.model.connect(self.publisher(publisher_number))
 
-    @rule(who=peer_numbers, lost=st.booleans())
-    def an_author_loses_the_connection(self, who: int, lost: bool) -> None:
-        author = self.publisher(who)
+    @rule(publisher_number=peer_numbers, lost=st.booleans())
+    def an_author_loses_the_connection(self, publisher_number: int, lost: bool) -> None:
+        author = self.publisher(publisher_number)
         if author.peer is not None:
             self.model.leave(author.peer)
             if not lost:
                 self.model.connect(author)
 
-    @rule(who=peer_numbers, count=st.integers(0, 9), first=st.booleans())
-    def another_program_takes_its_name(self, who: int, count: int, first: bool) -> None:
-        author = self.publisher(who)
+    @rule(publisher_number=peer_numbers, count=st.integers(0, 9), first=st.booleans())
+    def another_program_takes_its_name(
+        self, publisher_number: int, count: int, first: bool
+    ) -> None:
+        author = self.publisher(publisher_number)
         if first and author.peer is not None:
             self.model.leave(author.peer)
         self.model.use_name_elsewhere(author, count)
 
-    @rule(who=peer_numbers, count=st.integers(1, 9))
-    def an_author_repeats_itself(self, who: int, count: int) -> None:
-        self.model.repeat(self.publisher(who), count)
+    @rule(publisher_number=peer_numbers, count=st.integers(1, 9))
+    def an_author_repeats_itself(self, publisher_number: int, count: int) -> None:
+        self.model.repeat(self.publisher(publisher_number), count)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers, most=st.sampled_from([1, 7, 40, 300]))
-    def take_some_bytes(self, who: int, most: int) -> None:
-        self.model.read_bytes(self.peer(who), most)
+    @rule(peer_number=peer_numbers, most=st.sampled_from([1, 7, 40, 300]))
+    def take_some_bytes(self, peer_number: int, most: int) -> None:
+        self.model.read_bytes(self.peer(peer_number), most)
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers)
-    def take_everything(self, who: int) -> None:
-        self.model.read_bytes(self.peer(who), 1 << 40)
+    @rule(peer_number=peer_numbers)
+    def take_everything(self, peer_number: int) -> None:
+        self.model.read_bytes(self.peer(peer_number), 1 << 40)
 
     @rule()
     def everybody_takes_everything(self) -> None:
@@ -177,45 +202,52 @@ class Version2Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.has_peers)
     @rule(
-        who=peer_numbers,
+        peer_number=peer_numbers,
         which=peer_numbers,
         first=st.integers(0, 3),
         count=st.sampled_from([1, 2, 1000]),
         spanning=st.booleans(),
     )
-    def acknowledge(self, who: int, which: int, first: int, count: int, spanning: bool) -> None:
-        model_peer = self.peer(who)
+    def acknowledge(
+        self, peer_number: int, which: int, first: int, count: int, spanning: bool
+    ) -> None:
+        model_peer = self.peer(peer_number)
         if model_peer.subscriptions:
             number = self.number(model_peer, which)
             self.model.ack(model_peer, number, first, count, spanning=spanning)
 
     @precondition(lambda self: self.has_peers)
     @rule(
-        who=peer_numbers,
+        peer_number=peer_numbers,
         which=peer_numbers,
         first=st.integers(0, 3),
         count=st.sampled_from([1, 2, 1000]),
         delay_ms=st.sampled_from([None, 0, 700, 3000]),
     )
-    def refuse(self, who: int, which: int, first: int, count: int, delay_ms: int | None) -> None:
-        model_peer = self.peer(who)
+    def refuse(
+        self, peer_number: int, which: int, first: int, count: int, delay_ms: int | None
+    ) -> None:
+        model_peer = self.peer(peer_number)
         if model_peer.subscriptions:
             self.model.nack(model_peer, self.number(model_peer, which), first, count, delay_ms)
 
     @precondition(lambda self: self.has_peers)
     @rule(
-        who=peer_numbers, which=peer_numbers, first=st.integers(0, 3), count=st.sampled_from([1, 2])
+        peer_number=peer_numbers,
+        which=peer_numbers,
+        first=st.integers(0, 3),
+        count=st.sampled_from([1, 2]),
     )
-    def terminate(self, who: int, which: int, first: int, count: int) -> None:
-        model_peer = self.peer(who)
+    def terminate(self, peer_number: int, which: int, first: int, count: int) -> None:
+        model_peer = self.peer(peer_number)
         if model_peer.subscriptions:
             self.model.terminate(model_peer, self.number(model_peer, which), first, count)
 
-    @rule(who=peer_numbers, kind=kinds, count=st.integers(1, 9), random=randoms)
+    @rule(publisher_number=peer_numbers, kind=kinds, count=st.integers(1, 9), random=randoms)
     def publish_and_everybody_decides(
-        self, who: int, kind: dict[str, object], count: int, random: Random
+        self, publisher_number: int, kind: dict[str, object], count: int, random: Random
     ) -> None:
-        self.publish_kinds(who, [(random.choice(CLASSES), kind) for _ in range(count)])
+        self.publish_kinds(publisher_number, [(random.choice(CLASSES), kind) for _ in range(count)])
         for model_peer in list(self.model.peers):
             self.model.read_bytes(model_peer, 1 << 40)
         for model_peer in self.model.peers:
@@ -231,7 +263,7 @@ class Version2Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.model.peers) < 5)
     @rule(
-        who=peer_numbers,
+        publisher_number=peer_numbers,
         class_id=class_ids,
         count=st.integers(2, 9),
         most=st.sampled_from([None, 1, 3]),
@@ -240,7 +272,7 @@ class Version2Machine(RuleBasedStateMachine):
     )
     def a_group_shares_and_decides(
         self,
-        who: int,
+        publisher_number: int,
         class_id: int,
         count: int,
         most: int | None,
@@ -252,7 +284,7 @@ class Version2Machine(RuleBasedStateMachine):
         for model_peer in members:
             request = SubscribeRequest(group="g", durable=durable, max_in_flight=most)
             self.model.subscribe(model_peer, class_id, 1, request)
-        self.publish_kinds(who, [(class_id, {})] * count)
+        self.publish_kinds(publisher_number, [(class_id, {})] * count)
         for model_peer in members:
             self.model.read_bytes(model_peer, 1 << 40)
         model_peer = random.choice(members)
@@ -261,14 +293,14 @@ class Version2Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.model.peers) < 6)
     @rule(
-        who=peer_numbers,
+        publisher_number=peer_numbers,
         class_id=class_ids,
         count=st.integers(0, 4),
         idle_seconds=st.sampled_from([0.5, 4.0]),
         seconds=st.sampled_from([0.5, 3.0]),
     )
     def a_durable_is_left_alone(
-        self, who: int, class_id: int, count: int, idle_seconds: float, seconds: float
+        self, publisher_number: int, class_id: int, count: int, idle_seconds: float, seconds: float
     ) -> None:
         """Leave a durable idle: it keeps new messages until its idle time is over."""
         model_peer = self.model.open()
@@ -276,14 +308,14 @@ class Version2Machine(RuleBasedStateMachine):
         self.model.subscribe(model_peer, class_id, 1, request)
         self.model.leave(model_peer)
         if count:
-            self.publish_kinds(who, [(class_id, {})] * count)
+            self.publish_kinds(publisher_number, [(class_id, {})] * count)
         self.model.wait(seconds)
         self.model.tick()
 
     @precondition(lambda self: self.has_peers)
-    @rule(who=peer_numbers, which=peer_numbers)
-    def ask_for_time(self, who: int, which: int) -> None:
-        model_peer = self.peer(who)
+    @rule(peer_number=peer_numbers, which=peer_numbers)
+    def ask_for_time(self, peer_number: int, which: int) -> None:
+        model_peer = self.peer(peer_number)
         if model_peer.subscriptions:
             self.model.working(model_peer, self.number(model_peer, which))
 

@@ -185,10 +185,10 @@ def accepts_numbers_of_another_instance(patch: Patch) -> None:
     begin = ProducerStates.resume
 
     def believed(
-        self: ProducerStates, claim: NameClaim, *known: int | None, is_other_bus: bool
+        self: ProducerStates, claim: NameClaim, *known_numbers: int | None, is_other_bus: bool
     ) -> int:
         claim = claim._replace(is_other_instance=False)
-        return begin(self, claim, *known, is_other_bus=is_other_bus)
+        return begin(self, claim, *known_numbers, is_other_bus=is_other_bus)
 
     patch.setattr(ProducerStates, "resume", believed)
 

@@ -488,7 +488,7 @@ class Version2Model:
         """
         _, position = model_peer.subscriptions[number]
         own_sequences = [
-            s for s, (who, _) in position.in_flight.items() if who == (model_peer, number)
+            s for s, (holder, _) in position.in_flight.items() if holder == (model_peer, number)
         ]
         if position.request.group is not None:
             own_sequences = [s for s in own_sequences if not self.is_overdue(position, s)]
@@ -508,7 +508,7 @@ class Version2Model:
         # A client's ranges exclude messages that it has received and not processed. They may
         # include messages that other members hold. Messages of a predecessor count as sent.
         held_by_others = {
-            s for s, (who, _) in position.in_flight.items() if who != (model_peer, number)
+            s for s, (holder, _) in position.in_flight.items() if holder != (model_peer, number)
         }
         sent = position.delivery_counts.keys() | (position.inherited & position.undelivered)
         spanning &= not any(s in sent and s not in held_by_others for s in between_sequences)
