@@ -100,17 +100,17 @@ class SimulatedDisk:
         if previous is not None:
             previous.spare.unlink()
         os.link(path, spare)
-        self._files[path] = file.kept = _FileState(spare, str(path.parent))
+        self._files[path] = file.file_state = _FileState(spare, str(path.parent))
         self._open.append(file)
         return file
 
     def _sync_folder(self, folder: Path) -> None:
         self.call()
         name = str(folder)
-        for path, kept in list(self._files.items()):
-            if kept.folder == name:
+        for path, file_state in list(self._files.items()):
+            if file_state.folder == name:
                 if os.path.exists(path):
-                    kept.is_named = True
+                    file_state.is_named = True
                 else:
                     self._forget(path)
 
@@ -136,10 +136,10 @@ class SimulatedDisk:
         self.torn.clear()
         for folder in sorted({path.parent for path in self._files}):
             self._lose_names(folder)
-        for path, kept in self._files.items():
-            self._lose(path, kept)
-            kept.is_named = True
-            kept.durable = path.stat().st_size
+        for path, file_state in self._files.items():
+            self._lose(path, file_state)
+            file_state.is_named = True
+            file_state.durable = path.stat().st_size
 
     def flip_bit(self, salt: int) -> tuple[int, range] | None:
         """Flip a bit of a random record that a later one of the same class follows.
@@ -182,10 +182,10 @@ class SimulatedDisk:
         ]
         restored_count = rng.randint(0, len(removed)) if rng.random() < 0.5 else 0
         for index, path in enumerate(removed):
-            kept = self._files[path]
-            if index >= len(removed) - restored_count and kept.is_named:
+            file_state = self._files[path]
+            if index >= len(removed) - restored_count and file_state.is_named:
                 path.with_name(path.name + DROPPED).unlink(missing_ok=True)  # The spare hard link.
-                os.link(kept.spare, path)
+                os.link(file_state.spare, path)
             else:
                 self._forget(path)
         lost_count = rng.randint(0, len(unsynced_paths)) if rng.random() < 0.5 else 0
@@ -193,14 +193,14 @@ class SimulatedDisk:
             path.unlink()
             self._forget(path)
 
-    def _lose(self, path: Path, kept: _FileState) -> None:
+    def _lose(self, path: Path, file_state: _FileState) -> None:
         """Lose a random part of the unsynced bytes of a file."""
         rng = self.world.random
         size = path.stat().st_size
-        if size <= kept.durable:
+        if size <= file_state.durable:
             return
         with path.open("r+b") as file:
-            file.seek(kept.durable)
+            file.seek(file_state.durable)
             unsynced = bytearray(file.read().rstrip(b"\0"))
             unsynced_before = bytes(unsynced)
             loss = rng.choice(["all", "none", "front", "pages", "pages"])
@@ -215,10 +215,12 @@ class SimulatedDisk:
                         start = rng.choice([offset, rng.randrange(offset, end)])
                         unsynced[start:end] = bytes(end - start)
             if _is_torn(
-                unsynced_before, bytes(unsynced), [end - kept.durable for end in kept.ends]
+                unsynced_before,
+                bytes(unsynced),
+                [end - file_state.durable for end in file_state.ends],
             ):
                 self.torn.add(path)
-            file.seek(kept.durable)
+            file.seek(file_state.durable)
             file.write(unsynced)
             file.truncate()
             if rng.random() < 0.5:
@@ -239,7 +241,7 @@ class _File(AppendFile):
     """Append file that reports each call to the disk."""
 
     disk: SimulatedDisk
-    kept: _FileState
+    file_state: _FileState
     is_closed = False
 
     def append(self, chunks: list[bytes], *, end_mark: int) -> None:
@@ -252,17 +254,17 @@ class _File(AppendFile):
                 super().append([half], end_mark=self.end_mark)
             raise
         super().append(chunks, end_mark=end_mark)
-        self.kept.ends.append(self.written_bytes)
+        self.file_state.ends.append(self.written_bytes)
 
     def sync(self) -> None:
         self.disk.call()
-        self.kept.durable = self.written_bytes
+        self.file_state.durable = self.written_bytes
         self.mark_synced()
 
     def discard_unsynced(self) -> None:
         self.disk.call()
         super().discard_unsynced()
-        self.kept.ends = [end for end in self.kept.ends if end <= self.written_bytes]
+        self.file_state.ends = [end for end in self.file_state.ends if end <= self.written_bytes]
 
     def close_unchanged(self) -> None:
         self.is_closed = True

@@ -179,10 +179,10 @@ class LossChecks(RestartChecks):
         """Check the number of lost messages in a Connect reply."""
         refused = sum(
             1
-            for (who, number), token in self.numbers.items()
-            if who == session_history.publisher
+            for (publisher, number), token in self.numbers.items()
+            if publisher == session_history.publisher
             and token in self.refused_tokens
-            and (who, number) not in self._settled
+            and (publisher, number) not in self._settled
         )
         self.check(
             self.was_ever_lossy or lost <= refused,
@@ -243,5 +243,5 @@ class LossChecks(RestartChecks):
 
 def _is_continued(path: Path, head: int) -> bool:
     """Return True if another segment continues this one with a message below `head`."""
-    starts = [int(other.stem) for other in path.parent.glob("*.log")]
+    starts = [int(segment.stem) for segment in path.parent.glob("*.log")]
     return any(int(path.stem) < start < head for start in starts)

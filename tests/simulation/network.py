@@ -76,7 +76,7 @@ class _Pipe:
             del self.data[:count]
             self.end.on_bytes(self.line, chunk)
             if not self.line.is_gone and not self.ends:
-                self.line.other(self.end).on_writable(self.line)
+                self.line.other_end(self.end).on_writable(self.line)
         if self.data:
             self.move()
         elif self.ends and not self.is_closed:
@@ -97,7 +97,7 @@ class SimulatedConnection:
         self.is_gone = False
         """True if no more bytes move, even if no end knows it yet."""
 
-    def other(self, end: Endpoint) -> Endpoint:
+    def other_end(self, end: Endpoint) -> Endpoint:
         return self.client if end is self.server else self.server
 
     def close_from(self, by: Endpoint) -> None:

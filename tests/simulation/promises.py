@@ -207,10 +207,13 @@ class PromiseChecker(DeliveryChecks):
         position_history.ever_acked |= position_history.ever_sent & set(ids)
         for sequence in sorted(sent.keys() & set(ids)):
             if position_history.is_group:
-                mine = position_history.sent.get(sequence)
-                if mine is None or mine.holder != (session_history.session.session_id, number):
+                sent_message = position_history.sent.get(sequence)
+                if sent_message is None or sent_message.holder != (
+                    session_history.session.session_id,
+                    number,
+                ):
                     continue
-                if not mine.is_open or tick >= mine.tick + position_history.ticks:
+                if not sent_message.is_open or tick >= sent_message.tick + position_history.ticks:
                     continue
             if sequence not in position_history.acked:
                 self.count("acked")

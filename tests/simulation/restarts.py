@@ -71,7 +71,6 @@ class RestartChecks:
         self._ended = ""
         self._floors: dict[int, int] = {}
         """Messages below these sequences were not needed any more."""
-        self._gone: list[tuple[int, int]] = []
         self.was_ever_lossy = False
         """True if any process may have lost confirmed messages."""
         self._damaged: tuple[int, range] | None = None

@@ -43,8 +43,8 @@ class Scenario:
     """Possible faults; about one per second is drawn."""
 
     @classmethod
-    def of(cls, rng: Random, **given: Any) -> Scenario:
-        """Draw a scenario. The number of draws does not depend on the given fields."""
+    def of(cls, rng: Random, **overrides: Any) -> Scenario:
+        """Draw a scenario. The number of draws does not depend on the overridden fields."""
         level = rng.choice(
             [Durability.DISK, Durability.DISK, Durability.OS, Durability.MEMORY, None]
         )
@@ -66,7 +66,7 @@ class Scenario:
             "fates": ("kill", "cut", "stop", "dies", "full", "broken", "jump", "pause", *"------"),
         }
         assert drawn.keys() == {field.name for field in fields(cls)}
-        drawn |= given
+        drawn |= overrides
         if drawn["policy"] is FullPolicy.SPILL:
             if drawn["level"] is None:
                 drawn["policy"] = FullPolicy.BLOCK

@@ -28,12 +28,12 @@ class World:
         self.is_verbose = is_verbose
         """True to print the trace."""
         self._events: list[tuple[float, int, Action, tuple[Any, ...]]] = []
-        self._asked = 0
+        self._event_count = 0
 
     def call_later(self, seconds: float, action: Action, *args: Any) -> None:
         """Schedule `action` in `seconds`."""
-        self._asked += 1
-        heapq.heappush(self._events, (self.now + seconds, self._asked, action, args))
+        self._event_count += 1
+        heapq.heappush(self._events, (self.now + seconds, self._event_count, action, args))
 
     def call_soon(self, action: Action, *args: Any) -> None:
         """Schedule `action` within 10 ms, in random order with others."""
