@@ -40,11 +40,11 @@ class ServerRoute:
             self._scopes.add(scope)
             try:
                 async with (
-                    await trio.open_tcp_stream(HOST, self._target) as other,
+                    await trio.open_tcp_stream(HOST, self._target) as target_stream,
                     trio.open_nursery() as nursery,
                 ):
-                    nursery.start_soon(_copy_bytes, stream, other, nursery.cancel_scope)
-                    await _copy_bytes(other, stream, nursery.cancel_scope)
+                    nursery.start_soon(_copy_bytes, stream, target_stream, nursery.cancel_scope)
+                    await _copy_bytes(target_stream, stream, nursery.cancel_scope)
             finally:
                 self._scopes.discard(scope)
 

@@ -155,7 +155,7 @@ async def test_errors_while_counting_do_not_end_server(
             await bus.publish_many(NUMBERED, class_id=7)
             await messages.get()
             inboxes = cluster_of(elsewhere).inboxes
-            monkeypatch.setattr(inboxes, "answer_query", lambda asked: RELEASED + b" \xff\xfe")
+            monkeypatch.setattr(inboxes, "answer_query", lambda query: RELEASED + b" \xff\xfe")
             await wait_info(bus, lambda class_info: class_info.stored == 5)
             assert not caplog.records
             with failing_requests(cluster_of(up).link, lambda subject: ValueError("on purpose")):

@@ -26,9 +26,9 @@ names = st.text(max_size=40)
 
 
 @given(names, names)
-def test_tokens_are_unique(one: str, other: str) -> None:
-    assert re.fullmatch(r"[A-Za-z0-9_=]*", encode_token(one))
-    assert (encode_token(one) == encode_token(other)) == (one == other)
+def test_tokens_are_unique(text: str, other_text: str) -> None:
+    assert re.fullmatch(r"[A-Za-z0-9_=]*", encode_token(text))
+    assert (encode_token(text) == encode_token(other_text)) == (text == other_text)
 
 
 @given(names, names, names, names)
@@ -50,11 +50,12 @@ def test_long_names_are_hashed() -> None:
 
 
 def test_parses_class_of_stream_name() -> None:
-    ours = JetStreamNames("bus")
-    assert (ours.stream_name(7), ours.class_subject(7)) == ("bus_7", "bus.7")
-    assert ours.parse_stream_name("bus_7") == 7
+    bus_names = JetStreamNames("bus")
+    assert (bus_names.stream_name(7), bus_names.class_subject(7)) == ("bus_7", "bus.7")
+    assert bus_names.parse_stream_name("bus_7") == 7
     assert [
-        ours.parse_stream_name(n) for n in ("bus_x", "other_7", "bus_", "bus_1_7", "bus_700000")
+        bus_names.parse_stream_name(n)
+        for n in ("bus_x", "other_7", "bus_", "bus_1_7", "bus_700000")
     ] == [None] * 5
     with pytest.raises(ValueError, match="the prefix"):
         JetStreamNames("a.b")
@@ -74,12 +75,12 @@ def test_server_subject_is_one_token(
 @pytest.mark.parametrize(
     ("subject", "takes"),
     [
-        *[(ours, True) for ours in ("bus.7", "bus.*", "bus.>", "*.7", "*.*", ">", "*.>")],
+        *[(subject, True) for subject in ("bus.7", "bus.*", "bus.>", "*.7", "*.*", ">", "*.>")],
         *[
-            (said, True)
-            for said in ("bus.naming", "bus.door.x", "bus.holder.7-d", "bus.*.x", "bus.door.>")
+            (subject, True)
+            for subject in ("bus.naming", "bus.door.x", "bus.holder.7-d", "bus.*.x", "bus.door.>")
         ],
-        *[(other, False) for other in ("bus", "*", "bus.x", "bus.700000", "bus.7.x", "bus2.7")],
+        *[(subject, False) for subject in ("bus", "*", "bus.x", "bus.700000", "bus.7.x", "bus2.7")],
     ],
 )
 def test_detects_overlapping_subjects(subject: str, takes: bool) -> None:
@@ -108,8 +109,8 @@ def test_released_plain_consumer_has_no_server() -> None:
     made = api.consumer_config(options, "p-x-1", kind="plain", server_id="x", start={})
     info = {"config": made}
     assert (api.kind_of(info), api.server_id_of(info)) == ("plain", "x")
-    left = {"config": api.released_config(made)}
-    assert (api.kind_of(left), api.server_id_of(left)) == ("plain", "")
+    released = {"config": api.released_config(made)}
+    assert (api.kind_of(released), api.server_id_of(released)) == ("plain", "")
     assert api.channels_of(info) == set()
     assert api.kind_of({}) == api.server_id_of({}) == ""
 

@@ -19,20 +19,20 @@ from simplebus.net.nats_connection import NatsAddress
 
 
 def chosen(
-    settings: Settings | None = None, environment: dict[str, str] | None = None, **given: Any
+    settings: Settings | None = None, environment: dict[str, str] | None = None, **options: Any
 ) -> JetStreamOptions | None:
     values: dict[str, Any] = {
         "engine": parse_servers("nats://a,b:4333"),
         "engine_prefix": "bus",
         "engine_replicas": 3,
     }
-    config = ServerConfig.from_values(values | given)
+    config = ServerConfig.from_values(values | options)
     return engine_options(config, settings or Settings(), environment or {})
 
 
 def test_defaults_of_the_settings_are_those_of_the_options() -> None:
-    given = chosen(engine_prefix="simplebus", engine_replicas=1)
-    assert given == JetStreamOptions(servers=parse_servers("nats://a,b:4333"))
+    options = chosen(engine_prefix="simplebus", engine_replicas=1)
+    assert options == JetStreamOptions(servers=parse_servers("nats://a,b:4333"))
 
 
 def test_parses_comma_separated_servers() -> None:
@@ -55,7 +55,7 @@ def test_reads_secrets_from_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("options", "reason"),
     [
         ({"data_dir": Path("x")}, "--data-dir cannot be combined"),
         ({"engine_prefix": "a.b"}, "--engine-prefix 'a.b'"),
@@ -66,9 +66,9 @@ def test_reads_secrets_from_environment() -> None:
         ({"environment": {"SIMPLEBUS_ENGINE_SEED": "SU"}}, "seed"),
     ],
 )
-def test_invalid_options_raise_clear_errors(given: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        chosen(**given)
+def test_invalid_options_raise_clear_errors(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        chosen(**options)
 
 
 @pytest.mark.parametrize("command", ["serve", "systemd-unit"])

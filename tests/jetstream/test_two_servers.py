@@ -63,7 +63,7 @@ async def test_confirmed_message_is_delivered_at_another_server(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with two_servers(cluster) as (one, other, publisher, bus):
+    async with two_servers(cluster) as (first_server, second_server, publisher, bus):
         await publisher.publish(b"before", class_id=7)
         async with bus.subscribe(7, durable="d") as messages:
             with trio.fail_after(PATIENCE_SECONDS):
@@ -77,9 +77,11 @@ async def test_confirmed_message_is_delivered_at_another_server(
                 await publisher.publish_many([b"%d" % n for n in range(3000)], class_id=7)
                 received = [(await messages.get()).payload for _ in range(3000)]
                 assert received == [b"%d" % n for n in range(3000)]
-        await until(lambda: not (cluster_of(other).feeds or cluster_of(other).is_busy))
+        await until(
+            lambda: not (cluster_of(second_server).feeds or cluster_of(second_server).is_busy)
+        )
         name = f"CONSUMER.INFO.{cluster.names.stream_name(7)}.d-d"
-        info = await cluster_of(one).link.api_request(name)
+        info = await cluster_of(first_server).link.api_request(name)
         assert (info["ack_floor"]["stream_seq"], info["num_ack_pending"]) == (3002, 0)
 
 
@@ -92,7 +94,7 @@ async def test_cut_connection_keeps_order_without_duplicates(
         simplebus.connect(address(server)) as bus,
         bus.subscribe(1) as messages,
     ):
-        expected = [b"%d %s" % (n, when) for n in range(3) for when in (b"before", b"behind")]
+        expected = [b"%d %s" % (n, suffix) for n in range(3) for suffix in (b"before", b"behind")]
         for number in range(3):
             await bus.publish(b"%d before" % number, class_id=1)
             for connection in server.server.connections.values():
@@ -110,10 +112,13 @@ async def test_version_1_receives_backlog_and_returns_unacked(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with stateless_server(cluster) as one, stateless_server(cluster) as other:
+    async with (
+        stateless_server(cluster) as first_server,
+        stateless_server(cluster) as second_server,
+    ):
         first, second = (
-            await running_server.connect(one, [3]),
-            await running_server.connect(other, [3]),
+            await running_server.connect(first_server, [3]),
+            await running_server.connect(second_server, [3]),
         )
         for number in range(3):
             content = b"%d" % number
@@ -122,7 +127,9 @@ async def test_version_1_receives_backlog_and_returns_unacked(
         assert await second.read_messages(3) == [(0, b"0"), (1, b"1"), (2, b"2")]
         await second.send(frames.encode_ack(class_id=3, timer_index=0, first=0, last=2))
         await second.stream.aclose()
-        await until(lambda: not (other.server.broker.sessions or cluster_of(other).is_busy))
+        await until(
+            lambda: not (second_server.server.broker.sessions or cluster_of(second_server).is_busy)
+        )
         await first.send(frames.encode(frames.SUBSCRIBE, class_id=3))
         assert await first.read_messages(1) == [(0, b"2")]
 
@@ -133,14 +140,14 @@ async def test_seek_starts_durable_at_requested_position(
     cluster = options(jetstream_server.url)
     keeps: dict[str, Any] = {"durable": "keeps all", "auto_ack": False}
     async with (
-        stateless_server(cluster) as one,
-        stateless_server(cluster) as other,
-        simplebus.connect(address(one)) as bus,
-        bus.subscribe(7, **keeps) as kept,
+        stateless_server(cluster) as first_server,
+        stateless_server(cluster) as second_server,
+        simplebus.connect(address(first_server)) as bus,
+        bus.subscribe(7, **keeps) as messages,
     ):
         await bus.publish_many([b"0", b"1", b"2"], class_id=7)
-        await kept.get(PATIENCE_SECONDS)
-        peer = await running_server.connect(other)
+        await messages.get(PATIENCE_SECONDS)
+        peer = await running_server.connect(second_server)
         await peer.send(connect_request(7))
         assert (await peer.read_frame())[0] == frames.CONNECT
 
@@ -157,7 +164,7 @@ async def test_seek_starts_durable_at_requested_position(
             await peer.send(unsubscribe(number))
             while (await peer.read_frame())[0] != frames.UNSUBSCRIBE:
                 pass
-            await until(lambda: not cluster_of(other).is_busy)
+            await until(lambda: not cluster_of(second_server).is_busy)
 
         assert await subscribe_and_read(1, start="earliest") == b"0"
         await ended(1)
@@ -175,9 +182,9 @@ async def test_group_members_at_two_servers_share_messages(jetstream_server: Nat
     cluster = options(jetstream_server.url)
     received: list[list[int]] = [[], []]
     async with (
-        two_servers(cluster) as (_, _, bus, other_bus),
+        two_servers(cluster) as (_, _, bus, second_bus),
         bus.subscribe(9, durable="d", group="g") as near_messages,
-        other_bus.subscribe(9, durable="d", group="g") as far_messages,
+        second_bus.subscribe(9, durable="d", group="g") as far_messages,
         trio.open_nursery() as nursery,
     ):
 
@@ -200,15 +207,18 @@ async def test_redelivers_messages_of_closed_session_at_another_server(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with stateless_server(cluster) as one, stateless_server(cluster) as other:
-        async with simplebus.connect(address(one)) as bus:
+    async with (
+        stateless_server(cluster) as first_server,
+        stateless_server(cluster) as second_server,
+    ):
+        async with simplebus.connect(address(first_server)) as bus:
             await bus.publish_many([b"0", b"1", b"2"], class_id=7)
             async with bus.subscribe(7, durable="d", auto_ack=False) as messages:
                 received = [await messages.get(PATIENCE_SECONDS) for _ in range(3)]
                 assert [m.attempt for m in received] == [1, 1, 1]
                 received[0].ack()
         async with (
-            simplebus.connect(address(other)) as bus,
+            simplebus.connect(address(second_server)) as bus,
             bus.subscribe(7, durable="d") as messages,
         ):
             redelivered = [await messages.get(PATIENCE_SECONDS) for _ in range(2)]
@@ -221,9 +231,9 @@ async def test_held_messages_stay_with_their_server(
     cluster = options(jetstream_server.url, ack_wait_seconds=1.0)
     group = {"durable": "d", "group": "g", "ack_seconds": 60, "auto_ack": False}
     async with (
-        two_servers(cluster) as (one, other, bus, other_bus),
+        two_servers(cluster) as (first_server, second_server, bus, second_bus),
         bus.subscribe(7, **group) as messages,  # type: ignore[call-overload]
-        other_bus.subscribe(7, **group) as far_messages,  # type: ignore[call-overload]
+        second_bus.subscribe(7, **group) as far_messages,  # type: ignore[call-overload]
     ):
         await bus.publish_many([b"0", b"1"], class_id=7)
         received = await messages.take(2, 0.5) + await far_messages.take(2, 0.5)
@@ -231,7 +241,13 @@ async def test_held_messages_stay_with_their_server(
         # The cluster waits for a second, then redelivers unless the server extended the time.
         redelivered = await messages.take(1, 0.7) + await far_messages.take(1, 0.7)
         assert redelivered == []
-        assert sum(f.statistics().fetched_count for f in feeds_of(one) + feeds_of(other)) == 2
+        assert (
+            sum(
+                f.statistics().fetched_count
+                for f in feeds_of(first_server) + feeds_of(second_server)
+            )
+            == 2
+        )
 
 
 def publish_in_one_life(url: str, payload: bytes) -> None:
@@ -244,29 +260,34 @@ async def test_fixed_instance_never_reuses_message_numbers(
 ) -> None:
     cluster = options(jetstream_server.url)
     payloads = [b"%d" % life for life in range(6)]
-    async with stateless_server(cluster) as one, stateless_server(cluster) as other:
+    async with (
+        stateless_server(cluster) as first_server,
+        stateless_server(cluster) as second_server,
+    ):
         for life, payload in enumerate(payloads):
-            url = address(other) if life % 2 else address(one)
+            url = address(second_server) if life % 2 else address(first_server)
             await trio.to_thread.run_sync(publish_in_one_life, url, payload)
         async with (
-            simplebus.connect(address(one)) as bus,
+            simplebus.connect(address(first_server)) as bus,
             bus.subscribe(7, durable="d") as messages,
         ):
             received = [(await messages.get(PATIENCE_SECONDS)).payload for _ in payloads]
             assert received == payloads
-        for server in (one, other):
+        for server in (first_server, second_server):
             assert cluster_of(server).publisher.statistics().duplicates == 0
 
 
 async def test_dead_letter_is_readable_at_another_server(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with (
-        two_servers(cluster) as (one, _, bus, other_bus),
+        two_servers(cluster) as (first_server, _, bus, second_bus),
         bus.subscribe("orders", durable="d") as messages,
     ):
-        await bus.publish(b"bad", class_id=one.server.broker.store.class_id_by_name["orders"])
+        await bus.publish(
+            b"bad", class_id=first_server.server.broker.store.class_id_by_name["orders"]
+        )
         (await messages.get(PATIENCE_SECONDS)).terminate("no such customer")
-        async with other_bus.subscribe("dead.orders") as letters:
+        async with second_bus.subscribe("dead.orders") as letters:
             letter = await letters.get(PATIENCE_SECONDS)
             assert letter.payload == b"bad"
             assert dict(letter.headers)["dead-error"] == "no such customer"
@@ -290,10 +311,15 @@ async def test_message_expires_by_stream_clock(jetstream_server: NatsServer, ste
 
 async def test_class_names_are_known_at_every_server(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
-    async with stateless_server(cluster) as one, stateless_server(cluster) as other:
-        one.server.broker.store.class_registry.declare_classes([simplebus_class("orders", 12)])
-        await until(lambda: other.server.broker.store.class_id_by_name.get("orders") == 12)
-        async with simplebus.connect(address(one)) as bus:
+    async with (
+        stateless_server(cluster) as first_server,
+        stateless_server(cluster) as second_server,
+    ):
+        first_server.server.broker.store.class_registry.declare_classes(
+            [simplebus_class("orders", 12)]
+        )
+        await until(lambda: second_server.server.broker.store.class_id_by_name.get("orders") == 12)
+        async with simplebus.connect(address(first_server)) as bus:
             await bus.publish(b"x", class_id=12)
         async with stateless_server(cluster) as late:
             assert late.server.broker.store.class_id_by_name == {"orders": 12}
@@ -309,19 +335,22 @@ async def test_nats_clients_publish_and_ack_at_stateless_server(
     jetstream_server: NatsServer,
 ) -> None:
     cluster = options(jetstream_server.url)
-    async with stateless_server(cluster, nats_port=0) as one, stateless_server(cluster) as other:
-        one.server.broker.store.class_registry.bind_subject("orders.>", 5)
-        peer = await connect_nats_peer(one, headers=True)
+    async with (
+        stateless_server(cluster, nats_port=0) as first_server,
+        stateless_server(cluster) as second_server,
+    ):
+        first_server.server.broker.store.class_registry.bind_subject("orders.>", 5)
+        peer = await connect_nats_peer(first_server, headers=True)
         await peer.send(b"PUB orders.eu 5\r\nhello\r\n")
         async with (
-            simplebus.connect(address(other)) as bus,
+            simplebus.connect(address(second_server)) as bus,
             bus.subscribe(5, durable="d") as messages,
         ):
             message = await messages.get(PATIENCE_SECONDS)
             assert (message.channel, message.payload) == ("orders.eu", b"hello")
             await peer.send(b"SUB $SB.SUB.5.mine 1\r\n")
             await peer.flush()
-            await until(lambda: len(feeds_of(one)) == 1)
+            await until(lambda: len(feeds_of(first_server)) == 1)
             await bus.publish(b"back", class_id=5, channel="orders.us")
         line = await peer.read_line()
         assert line.startswith(b"MSG orders.us 1 $JS.ACK.5.mine.1.")
@@ -331,7 +360,7 @@ async def test_nats_clients_publish_and_ack_at_stateless_server(
 
 
 @pytest.mark.parametrize(
-    ("subscribe_options", "why"),
+    ("subscribe_options", "reason"),
     [
         ({"group": "g", "by_key": True}, "by_key"),
         ({"start": "last_values"}, "last_values"),
@@ -339,13 +368,13 @@ async def test_nats_clients_publish_and_ack_at_stateless_server(
     ],
 )
 async def test_refuses_unsupported_requests(
-    jetstream_server: NatsServer, subscribe_options: dict[str, object], why: str
+    jetstream_server: NatsServer, subscribe_options: dict[str, object], reason: str
 ) -> None:
     async with (
         stateless_server(options(jetstream_server.url)) as server,
         simplebus.connect(address(server)) as bus,
     ):
-        with pytest.raises(RefusedError, match=f"--engine does not support {why}"):
+        with pytest.raises(RefusedError, match=f"--engine does not support {reason}"):
             async with bus.subscribe(7, **subscribe_options):  # type: ignore[arg-type]
                 pass
         await bus.publish(b"it goes on", class_id=7)
@@ -354,11 +383,11 @@ async def test_refuses_unsupported_requests(
 async def test_refuses_durable_with_other_channels(jetstream_server: NatsServer) -> None:
     cluster = options(jetstream_server.url)
     async with (
-        two_servers(cluster) as (_, _, bus, other_bus),
+        two_servers(cluster) as (_, _, bus, second_bus),
         bus.subscribe(7, "a.*", durable="d", group="g") as messages,
     ):
         with pytest.raises(RefusedError, match="exists for the channels"):
-            async with other_bus.subscribe(7, "b.*", durable="d", group="g"):
+            async with second_bus.subscribe(7, "b.*", durable="d", group="g"):
                 pass
         await bus.publish(b"no", class_id=7, channel="b.x")
         await bus.publish(b"yes", class_id=7, channel="a.x")

@@ -95,11 +95,11 @@ async def test_concurrent_creation_with_other_channels_is_refused_once(
         return None
 
     async with (
-        two_servers(cluster) as (_, other, first_bus, second_bus),
+        two_servers(cluster) as (_, second_server, first_bus, second_bus),
         first_bus.subscribe(1, "eu.#", durable="d"),
     ):
         with (
-            failing_requests(cluster_of(other).link, hook),
+            failing_requests(cluster_of(second_server).link, hook),
             pytest.raises(RefusedError, match="subscription_mismatch"),
         ):
             async with second_bus.subscribe(1, "us.#", durable="d"):

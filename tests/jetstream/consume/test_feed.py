@@ -257,15 +257,15 @@ def test_forgets_sequences_of_rolled_back_stream(
     server.drain_sent_messages()
     server.ack(0, 4)
     assert 4 in server.acked()
-    anew = [message(n, b"other %d" % n, stored=9_000_000_000) for n in (1, 2, 3)]
+    new_messages = [message(n, b"other %d" % n, stored=9_000_000_000) for n in (1, 2, 3)]
     if is_ack_all:
         server.feed.ack_all = AckAllConsumer()
-    assert server.receive_from_consumer(*anew) == b""
+    assert server.receive_from_consumer(*new_messages) == b""
     assert (server.drain_sent_messages(), server.feed.is_broken) == ([], True)
-    assert server.receive_from_consumer(*anew) == b""
+    assert server.receive_from_consumer(*new_messages) == b""
     server.feed.replace_consumer(OpenedConsumer("d", True, is_ack_all, is_new_stream=True))
     assert not server.feed.is_broken
-    server.receive_from_consumer(*anew)
+    server.receive_from_consumer(*new_messages)
     assert server.drain_sent_messages() == [(n + 3, b"other %d" % n) for n in (1, 2, 3)]
 
 
@@ -436,8 +436,8 @@ def test_returns_messages_with_their_backoff() -> None:
     server.drain_sent_messages()
     server.ack(1, 2)
     server.acked()
-    given = server.feed.messages_to_return([(2, 3, 1.5)])
-    found = {sequence_of(m, row): pause for m, pause in given for row in range(m.count)}
+    returned = server.feed.messages_to_return([(2, 3, 1.5)])
+    found = {sequence_of(m, row): pause for m, pause in returned for row in range(m.count)}
     assert found == {1: 0.0, 3: 1.5, 4: 0.0}
     server.broker.close_session(server.session)
     assert server.ended == [False]

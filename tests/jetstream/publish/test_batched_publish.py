@@ -643,10 +643,10 @@ async def test_server_stores_fast_batch_and_knows_milestones(
         ][-1] == 1
         info = await link.api_request("STREAM.INFO.CHAIN")
         assert info["state"]["messages"] == count  # A check stores nothing.
-        unknown = jetstream_codec.encode_stored_check(
+        unknown_batch_check = jetstream_codec.encode_stored_check(
             b"chain", 1, [b":r:none"], [link.core.reply_subject(10**9)]
         )
-        link.core.write(unknown)
+        link.core.write(unknown_batch_check)
         link.flush()
         await processed_count.until(
             lambda: sum(e.messages.count for e in processed_count.all(RequestReplies)) == 12
