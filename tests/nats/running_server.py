@@ -53,7 +53,11 @@ def start_server(
             yield stack.enter_context(_reference(port, conf))
             return
         if toml:
-            arguments = (*arguments, "--config", str(_kept(stack, "simplebus.toml", toml)))
+            arguments = (
+                *arguments,
+                "--config",
+                str(_write_temporary_file(stack, "simplebus.toml", toml)),
+            )
         flags = ("--port", "0", "--nats-port", str(port), *arguments)
         served = stack.enter_context(running_program("serve", *flags))
         ready = served.read_line()
@@ -62,7 +66,7 @@ def start_server(
         yield NatsTestServer(int(match[1]), served.process)
 
 
-def _kept(stack: contextlib.ExitStack, name: str, text: str) -> Path:
+def _write_temporary_file(stack: contextlib.ExitStack, name: str, text: str) -> Path:
     path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="simplebus-nats-"))) / name
     path.touch(0o600)
     path.write_text(text)
@@ -74,7 +78,7 @@ def _reference(port: int, conf: str) -> Iterator[NatsTestServer]:
     with contextlib.ExitStack() as stack:
         command = [nats_server_program(), "-a", HOST, "-p", str(port or -1)]
         if conf:
-            command += ["-c", str(_kept(stack, "nats.conf", conf))]
+            command += ["-c", str(_write_temporary_file(stack, "nats.conf", conf))]
         process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE))
         try:
             reading = Program(process)

@@ -29,8 +29,8 @@ def test_unsub_with_max_sends_no_further_messages() -> None:
     messages = client.messages()
     assert [m.payload for m in messages] == numbered(3)
     assert client.session.subscriptions == {}
-    other = harness.client(b"SUB $SB.SUB.1.d 1\r\n")
-    redelivered = deliveries(other.messages())
+    other_client = harness.client(b"SUB $SB.SUB.1.d 1\r\n")
+    redelivered = deliveries(other_client.messages())
     assert redelivered == [(p, 2 if n < 3 else 1) for n, p in enumerate(numbered(5))]
 
 
@@ -48,8 +48,8 @@ def test_unsub_max_counts_redeliveries_and_can_be_changed() -> None:
     harness.peer(publish1(1, *numbered(3, start=2)))
     assert deliveries(client.messages()) == [(b"2.", 1)]
     assert client.session.subscriptions == {}
-    other = harness.client(b"SUB $SB.SUB.1.d 1\r\n")
-    assert deliveries(other.messages()) == [(b"2.", 2), (b"3.", 1), (b"4.", 1)]
+    other_client = harness.client(b"SUB $SB.SUB.1.d 1\r\n")
+    assert deliveries(other_client.messages()) == [(b"2.", 2), (b"3.", 1), (b"4.", 1)]
 
 
 def test_closed_client_leaves_no_subscriptions_or_sessions() -> None:
@@ -68,8 +68,8 @@ def test_members_of_a_closed_client_do_not_redeliver_to_each_other() -> None:
     client = harness.client(b"SUB $SB.SUB.1.d g 1\r\nSUB $SB.SUB.1.d g 2\r\n")
     assert len(client.messages()) == 6
     client.close()
-    other = harness.client(b"SUB $SB.SUB.1.d g 1\r\n")
-    assert deliveries(other.messages()) == [(payload, 2) for payload in numbered(6)]
+    other_client = harness.client(b"SUB $SB.SUB.1.d g 1\r\n")
+    assert deliveries(other_client.messages()) == [(payload, 2) for payload in numbered(6)]
 
 
 def test_unacked_messages_of_a_closed_client_go_to_the_next_subscriber() -> None:
@@ -121,10 +121,10 @@ def test_drained_client_can_ack_after_unsub(queue: str) -> None:
     client.pub(third_message.reply, b"+ACK", reply="_INBOX.me")
     assert [m.subject for m in client.messages()] == ["_INBOX.me"]
     assert harness.statistics(1).acknowledged == 2
-    other = harness.client()
-    other.sub("$SB.SUB.1.d", queue=queue)
+    other_client = harness.client()
+    other_client.sub("$SB.SUB.1.d", queue=queue)
     client.pub(second.reply)  # The other client holds the message now.
-    assert deliveries(other.messages()) == [(b"b", 2)]
+    assert deliveries(other_client.messages()) == [(b"b", 2)]
     assert harness.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 1}
 
 
@@ -147,9 +147,9 @@ def test_drained_client_can_terminate_after_unsub(queue: str) -> None:
     ((letter, payload),) = stored(harness, DEAD_1)
     assert (payload, dict(letter.headers)["dead-attempts"]) == (b"a", "2")
     assert harness.statistics(1).dropped == {Reason.TERMINATED: 1}
-    other = harness.client()
-    other.sub("$SB.SUB.1.d", queue=queue)
-    assert deliveries(other.messages()) == [(b"b", 2), (b"c", 2)]
+    other_client = harness.client()
+    other_client.sub("$SB.SUB.1.d", queue=queue)
+    assert deliveries(other_client.messages()) == [(b"b", 2), (b"c", 2)]
     assert harness.broker.refusal_counts == {Reason.ACK_UNSUBSCRIBED: 1}
 
 

@@ -309,11 +309,11 @@ def test_store_is_not_observed_without_subscriptions() -> None:
     client = harness.client(b"SUB $SB.SUB.1 2\r\n")
     assert harness.broker.store.on_stored is None
     client.send(b"SUB > 1\r\n", b"SUB a q 3\r\n")
-    other = harness.client(b"SUB > 1\r\n")
+    other_client = harness.client(b"SUB > 1\r\n")
     assert harness.broker.store.on_stored is not None
     client.send(b"UNSUB 1\r\n", b"UNSUB 3\r\n")
     assert harness.broker.store.on_stored is not None
-    other.close()
+    other_client.close()
     assert harness.broker.store.on_stored is None
     harness.peer(connect1(1), publish1(1, b"x"))
     assert [message.sid for message in client.messages()] == ["2"]

@@ -90,18 +90,18 @@ def test_batch_of_equal_messages_gets_one_pub_ack_each() -> None:
 
 def test_pub_ack_waits_for_the_journal() -> None:
     harness = bound(commit_log=CommitLog(Durability.DISK))
-    client, other = publisher(harness), publisher(harness)
+    client, other_client = publisher(harness), publisher(harness)
     client.pub("orders.a", b"x", reply="_INBOX.a.1")
-    other.pub("orders.a", b"y", reply="_INBOX.b.1")
-    assert client.messages() == other.messages() == []
+    other_client.pub("orders.a", b"y", reply="_INBOX.b.1")
+    assert client.messages() == other_client.messages() == []
     harness.write_journal()
     assert [ack["seq"] for ack in pub_acks(client)] == [0, 1]  # Both have the same inbox pattern.
-    assert [ack["seq"] for ack in pub_acks(other)] == [0, 1]
+    assert [ack["seq"] for ack in pub_acks(other_client)] == [0, 1]
     client.pub("orders.a", b"z", reply="_INBOX.a.2")
     assert client.messages() == []
     client.close()
     harness.write_journal()
-    assert pub_acks(other) == []
+    assert pub_acks(other_client) == []
 
 
 def test_pub_ack_does_not_wait_if_confirms_do_not() -> None:
@@ -114,12 +114,14 @@ def test_pub_ack_reaches_only_the_client_that_may_not_publish_on_the_reply_subje
     users = User("one", "p", subject_permissions=permissions), User("all", "p")
     harness = NatsBrokerHarness(nats=NatsSettings(users=Users(users)))
     harness.broker.store.class_registry.bind_subject("orders.>", 7)
-    client, other = (harness.client(b"SUB other 1\r\n", user=u, **{"pass": "p"}) for u in USERS)
+    client, other_client = (
+        harness.client(b"SUB other 1\r\n", user=u, **{"pass": "p"}) for u in USERS
+    )
     client.pub("orders.a", b"x", reply="other")
     assert pub_acks(client) == [{"stream": "7", "seq": 0}]
-    assert other.messages() == []
-    other.pub("orders.a", b"x", reply="other")
-    assert len(client.messages()) == len(other.messages()) == 1
+    assert other_client.messages() == []
+    other_client.pub("orders.a", b"x", reply="other")
+    assert len(client.messages()) == len(other_client.messages()) == 1
 
 
 def test_class_without_pub_acks_leaves_replies_to_programs() -> None:
@@ -276,12 +278,12 @@ def test_client_that_does_not_wait_for_pub_acks_is_refused() -> None:
 
 def test_pong_waits_for_what_the_client_has_published() -> None:
     harness = bound(commit_log=CommitLog(Durability.DISK))
-    client, other = harness.client(), harness.client()
+    client, other_client = harness.client(), harness.client()
     client.pub("orders.a", b"x")
     client.send(PING, PING)
-    other.send(PING)
+    other_client.send(PING)
     assert client.lines() == []
-    assert other.lines() == [b"PONG"]
+    assert other_client.lines() == [b"PONG"]
     harness.write_journal()
     assert client.lines() == [b"PONG"] * 2
     client.send(PING)

@@ -102,11 +102,11 @@ class Client:
     def __init__(self, harness: NatsBrokerHarness, session: NatsSession) -> None:
         self.harness = harness
         self.session = session
-        self._heard = b""
+        self._received = b""
 
-    def send(self, *said: bytes) -> None:
+    def send(self, *chunks: bytes) -> None:
         """Send these bytes, each argument as one read of the server."""
-        for data in said:
+        for data in chunks:
             buffer = self.harness.nats_buffer
             self.harness.nats_server.receive(self.session, buffer, buffer.fill(data))
             self.harness.check_invariants()
@@ -146,7 +146,7 @@ class Client:
 
     def receive(self) -> tuple[list[Msg], list[bytes]]:
         """Return the received messages and the other lines."""
-        data = self._heard + self.drain()
+        data = self._received + self.drain()
         messages, lines, offset = [], [], 0
         while offset < len(data):
             end = data.index(b"\r\n", offset)

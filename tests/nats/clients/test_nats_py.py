@@ -49,12 +49,15 @@ async def receive_messages(subscription: Any, count: int) -> list[bytes]:
 
 @on_asyncio
 async def test_server_info(shared_server: NatsTestServer) -> None:
-    async with connected(shared_server, name="me") as client, connected(shared_server) as other:
+    async with (
+        connected(shared_server, name="me") as client,
+        connected(shared_server) as other_client,
+    ):
         assert client.is_connected
         assert client.connected_url is not None
         assert client.connected_url.port == shared_server.port
         assert client.max_payload == 1 << 20
-        assert client.client_id != other.client_id
+        assert client.client_id != other_client.client_id
         assert client.client_ip == "127.0.0.1"
         version = client.connected_server_version
         assert (version.major, version.minor) >= (2, 9)
@@ -113,19 +116,19 @@ async def test_20000_messages_arrive_in_order(shared_server: NatsTestServer) -> 
     count = 20_000
     async with connected(shared_server) as publisher, connected(shared_server) as subscriber:
         found: list[tuple[str, bytes]] = []
-        done = asyncio.Event()
+        completed = asyncio.Event()
 
         async def call(message: Msg) -> None:
             found.append((message.subject, message.data))
             if len(found) == count:
-                done.set()
+                completed.set()
 
         await subscriber.subscribe("many.>", cb=call, pending_msgs_limit=-1)
         await settle(subscriber)
         sent = [(f"many.{n % 97}.of", b"%d " % n * (n % 30)) for n in range(count)]
         for subject, payload in sent:
             await publisher.publish(subject, payload)
-        await asyncio.wait_for(done.wait(), PATIENCE_SECONDS)
+        await asyncio.wait_for(completed.wait(), PATIENCE_SECONDS)
         assert found == sent
 
 
@@ -181,12 +184,12 @@ async def test_queue_group_distributes_messages(
 async def test_no_echo_suppresses_own_messages(shared_server: NatsTestServer) -> None:
     async with (
         connected(shared_server, no_echo=True) as no_echo_client,
-        connected(shared_server) as other,
+        connected(shared_server) as other_client,
     ):
         subscription = await no_echo_client.subscribe("echo")
         await no_echo_client.publish("echo", b"mine")
         await settle(no_echo_client)
-        await other.publish("echo", b"theirs")
+        await other_client.publish("echo", b"theirs")
         assert await receive_messages(subscription, 1) == [b"theirs"]
 
 
@@ -234,9 +237,9 @@ async def test_subscription_drain_handles_received_messages(shared_server: NatsT
 async def test_connection_drain_flushes_handler_output(
     shared_server: NatsTestServer,
 ) -> None:
-    async with connected(shared_server) as other:
-        results = await other.subscribe("draining.results")
-        await settle(other)
+    async with connected(shared_server) as other_client:
+        results = await other_client.subscribe("draining.results")
+        await settle(other_client)
         closed = asyncio.Event()
 
         async def note() -> None:
@@ -253,7 +256,7 @@ async def test_connection_drain_flushes_handler_output(
         work = await client.subscribe("draining.work", cb=call)
         await settle(client)
         for number in range(50):
-            await other.publish("draining.work", b"%d" % number)
+            await other_client.publish("draining.work", b"%d" % number)
         # The client drops messages that arrive after its drain has started.
         await wait_for(lambda: work.delivered == 50)
         draining = asyncio.create_task(client.drain())

@@ -129,12 +129,12 @@ async def test_durable_resumes_and_keeps_new_messages(
         await sub.unsubscribe()
         await client.publish("kept.left.n", b"meanwhile")
         await settle(client)
-        async with connected(shared_server) as other:
-            redelivered = await other.subscribe("$SB.SUB.left.keeper")
+        async with connected(shared_server) as other_client:
+            redelivered = await other_client.subscribe("$SB.SUB.left.keeper")
             payloads = [(await next_of(redelivered)).data for _ in range(3)]
             assert payloads == [b"1", b"2", b"meanwhile"]
             # The first message was acknowledged by every subscription and removed.
-            new_subscription = await other.subscribe(
+            new_subscription = await other_client.subscribe(
                 "$SB.SUB.left.-.start=earliest.filter.kept.left.*"
             )
             assert (await next_of(new_subscription)).data == b"1"
@@ -142,11 +142,11 @@ async def test_durable_resumes_and_keeps_new_messages(
 
 @on_asyncio
 async def test_ack_by_another_client_is_ignored(shared_server: NatsTestServer) -> None:
-    async with connected(shared_server) as client, connected(shared_server) as other:
+    async with connected(shared_server) as client, connected(shared_server) as other_client:
         await fill(client, "end", 1)
         sub = await client.subscribe("$SB.SUB.end.owner.ack_seconds=1")
         message = await next_of(sub)
-        await other.publish(message.reply, b"+ACK")
+        await other_client.publish(message.reply, b"+ACK")
         redelivered = await next_of(sub)
         assert (redelivered.data, redelivered.metadata.num_delivered) == (b"0", 2)
         await redelivered.ack_sync(timeout=60)

@@ -89,8 +89,8 @@ authorization: {{ token: sesame }}
 
 @pytest.fixture(scope="module")
 def users() -> Iterator[NatsTestServer]:
-    with start_server(toml=USERS_TOML, conf=USERS_CONF) as it:
-        yield it
+    with start_server(toml=USERS_TOML, conf=USERS_CONF) as server:
+        yield server
 
 
 @dataclass(frozen=True)
@@ -237,9 +237,9 @@ def test_nats_js_upgrades_to_tls(token: Certified) -> None:
 @on_asyncio
 async def test_denied_operations_are_reported_and_others_continue(users: NatsTestServer) -> None:
     client, errors = await connected(users, user="narrow", password="right")
-    other, _ = await connected(users, user="all", password="right")
-    all_messages = await other.subscribe(">")
-    await settle(other)
+    other_client, _ = await connected(users, user="all", password="right")
+    all_messages = await other_client.subscribe(">")
+    await settle(other_client)
     own_messages = await client.subscribe("narrow.*")
     await client.subscribe("wide.*")
     await client.subscribe("shared", queue="shifts")
@@ -248,12 +248,12 @@ async def test_denied_operations_are_reported_and_others_continue(users: NatsTes
         await client.publish(subject, b"mine")
     assert (await own_messages.next_msg(timeout=60)).subject == "narrow.one"
     for subject in ("narrow.secret", "narrow.two"):
-        await other.publish(subject, b"theirs")
+        await other_client.publish(subject, b"theirs")
     assert (await own_messages.next_msg(timeout=60)).subject == "narrow.two"
     subjects = [(await all_messages.next_msg(timeout=60)).subject for _ in range(3)]
     assert subjects == ["narrow.one", "narrow.secret", "narrow.two"]
     await client.close()
-    await other.close()
+    await other_client.close()
     assert [message.lower() for message in errors] == [
         f"nats: permissions violation for {operation}"
         for operation in (

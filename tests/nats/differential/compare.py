@@ -132,9 +132,9 @@ class Reference:
                 client.awaited += pongs
                 if step.settle:
                     client.settle()
-                    for other in clients.values():
-                        if other is not client:
-                            other.settle()
+                    for other_client in clients.values():
+                        if other_client is not client:
+                            other_client.settle()
             return {name: client.end() for name, client in clients.items()}
         finally:
             for client in clients.values():

@@ -92,7 +92,11 @@ def pooled(
 
 @for_each(
     "place",
-    {f"{case}, {name}": (case, name) for case, it in EVERY.items() for name in it.scripts},
+    {
+        f"{case}, {name}": (case, name)
+        for case, dialogues in EVERY.items()
+        for name in dialogues.scripts
+    },
 )
 def test_dialogues_match_the_recorded_reference(
     references: Callable[[str], Reference], place: tuple[str, str]
@@ -151,7 +155,9 @@ def test_generated_group_dialogues_match_the_reference(
 
 
 def test_intended_differences_exist() -> None:
-    assert {(case, name) for case, it in EVERY.items() for name in it.scripts} >= OTHERWISE
+    assert {
+        (case, name) for case, dialogues in EVERY.items() for name in dialogues.scripts
+    } >= OTHERWISE
 
 
 @pytest.mark.parametrize("chunks", [0, 1])
@@ -178,8 +184,8 @@ def test_silence_matches_the_reference() -> None:
         case.nats_server.now = tick / 20
         case.nats_server.tick()
         case.settle()
-    with reference(config) as it:
-        no_connect, partial_connect, stale = it.listen(b"", b"CONNEC", connect_text)
+    with reference(config) as reference_server:
+        no_connect, partial_connect, stale = reference_server.listen(b"", b"CONNEC", connect_text)
     # nats-server also sends PINGs to clients before CONNECT. With its default times this cannot
     # happen.
     expected = [

@@ -24,12 +24,14 @@ def find(table: SubjectTable, subjects: list[bytes]) -> list[int]:
 def add_unknown(table: SubjectTable, subjects: list[bytes]) -> list[int]:
     """Number the unknown subjects, as the bulk parser does."""
     found = table.find(*number_subjects(subjects))
-    unknown = [
+    unknown_subjects = [
         subject for subject, number in zip(subjects, found.tolist(), strict=True) if number < 0
     ]
-    table.reserve(len(unknown))
-    if unknown:
-        found[found < 0] = table.assign_numbers(unknown, *number_subjects(unknown))
+    table.reserve(len(unknown_subjects))
+    if unknown_subjects:
+        found[found < 0] = table.assign_numbers(
+            unknown_subjects, *number_subjects(unknown_subjects)
+        )
     return found.tolist()
 
 

@@ -121,7 +121,11 @@ class NatsServerHarness:
             if step.settle:
                 for sender in [
                     client,
-                    *(other for other in clients.values() if other is not client),
+                    *(
+                        other_client
+                        for other_client in clients.values()
+                        if other_client is not client
+                    ),
                 ]:
                     sender.send(b"PING\r\n")
         return {
