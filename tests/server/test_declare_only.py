@@ -114,8 +114,8 @@ async def test_only_authorized_users_declare_classes() -> None:
         token=hash_token("maker"),
         permissions=Permissions(admin=((AdminRight.CONFIGURE, "*"),)),
     )
-    other = User("other", token=hash_token("other"), permissions=Permissions())
-    users = Users([boss, maker, other], PasswordVerifier(b"any"))
+    unauthorized_user = User("other", token=hash_token("other"), permissions=Permissions())
+    users = Users([boss, maker, unauthorized_user], PasswordVerifier(b"any"))
     async with declared_server(users=users) as server:
         for number, user in enumerate((boss, maker)):
             async with simplebus.connect(server.addresses[0], token=user.name) as bus:

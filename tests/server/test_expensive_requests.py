@@ -93,14 +93,14 @@ async def test_expensive_request_is_refused_and_the_next_is_answered(kind: int) 
 )
 async def test_expensive_nats_line_ends_only_its_client(data: bytes) -> None:
     async with serving(nats_port=0) as server:
-        other = await connect_nats_peer(server)
+        bystander = await connect_nats_peer(server)
         peer = await open_nats_peer(server)
         await peer.read_info()
         with contextlib.suppress(trio.BrokenResourceError):
             await peer.send(data)
         answer = await peer.read_until_closed()
         assert answer == b"" or answer.startswith(b"-ERR")
-        await other.flush()
+        await bystander.flush()
 
 
 @pytest.mark.parametrize(

@@ -150,9 +150,9 @@ async def test_client_that_dribbles_a_line_gets_pings() -> None:
         silent, dribbling = await open_nats_peer(server), await connect_nats_peer(server)
         await dribbling.send(b"PUB a 5\r\nhal")
         for peer in (silent, dribbling):
-            rest = await peer.read_until_closed()
-            assert rest.count(b"PING\r\n") == 2
-            assert rest.endswith(b"-ERR 'Stale Connection'\r\n")
+            received = await peer.read_until_closed()
+            assert received.count(b"PING\r\n") == 2
+            assert received.endswith(b"-ERR 'Stale Connection'\r\n")
         assert server.server.disconnect_counts == {Reason.HEARTBEAT_TIMEOUT: 2}
 
 
@@ -245,11 +245,11 @@ async def test_memory_of_a_client_that_never_reads_is_freed() -> None:
         publisher = await connect_nats_peer(server)
         block = b"PUB tick 0\r\n\r\n" + b"PUB flood 1000\r\n%b\r\n" % bytes(1000) * 2000
         before, pending_bytes_max = resident_bytes(), 0
-        stuck, other = await connect_nats_peer(server), await connect_nats_peer(server)
+        stuck, reader = await connect_nats_peer(server), await connect_nats_peer(server)
         await stuck.send(b"SUB flood 1\r\n")
         await stuck.flush()
-        await other.send(b"SUB tick 1\r\n")  # The publisher does not wait for one alone, then.
-        await other.flush()
+        await reader.send(b"SUB tick 1\r\n")  # The publisher does not wait for one alone, then.
+        await reader.flush()
         while not server.server.disconnect_counts:
             await publisher.send(block)
             await exchange()

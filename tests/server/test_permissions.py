@@ -116,25 +116,25 @@ async def test_whole_channel_rule_applies_to_all_listeners() -> None:
 
 
 async def test_denied_channels_are_denied_as_dead_letters() -> None:
-    some = User(
+    restricted_user = User(
         "some",
         token=hash_token("s"),
         permissions=Permissions(subscribe=rules(deny=("orders *.secret",))),
     )
-    none = User(
+    denied_user = User(
         "none", token=hash_token("n"), permissions=Permissions(subscribe=rules(deny=("orders",)))
     )
     async with (
-        server_with_users(ADA, some, none) as server,
+        server_with_users(ADA, restricted_user, denied_user) as server,
         simplebus.connect(server.addresses[0], user="ada", password="secret") as ada,
         simplebus.connect(server.addresses[0], token="s") as bus,
-        simplebus.connect(server.addresses[0], token="n") as other,
+        simplebus.connect(server.addresses[0], token="n") as denied_bus,
     ):
         for channel in ("us.secret", "us.paid"):
             await ada.publish(b"x", class_id="dead.orders", channel=channel)
         async with bus.subscribe("dead.orders") as messages:
             assert (await messages.get(timeout=60)).channel == "us.paid"
-        for request in (other.fetch("dead.orders", 0, 10), bus.fetch("dead.orders", 0, 10)):
+        for request in (denied_bus.fetch("dead.orders", 0, 10), bus.fetch("dead.orders", 0, 10)):
             with pytest.raises(simplebus.RefusedError, match="unauthorized"):
                 await request
         client = await nats_user(server, '"auth_token":"n"')
@@ -161,22 +161,22 @@ async def test_no_user_can_impersonate_a_class() -> None:
 
 
 async def test_naming_a_class_requires_permission_for_its_id() -> None:
-    mine = User(
+    user = User(
         "mine",
         token=hash_token("m"),
         permissions=Permissions(
             rules("mine.*", "8"), rules("mine.*"), ((AdminRight.CONFIGURE, "mine.*"),)
         ),
     )
-    async with server_with_users(ADA, mine) as server:
-        for named, why in (
+    async with server_with_users(ADA, user) as server:
+        for named, reason in (
             (NamedClass(id=9, name="mine.nine"), "has no permissions in class 9"),
             (NamedClass(name="mine.x", subjects=["eu.>"]), "may not bind subjects"),
         ):
             peer = await connect(server)
             hello = ConnectRequest(2, auth=Auth(token="m"), classes=[named])
             await peer.send(frames.encode(frames.CONNECT, content=hello.encode()))
-            assert why.encode() in await peer.read_frame()
+            assert reason.encode() in await peer.read_frame()
         peer = await connect(server)
         may = [NamedClass(id=8, name="mine.eight"), NamedClass(name="mine.y", last_values=True)]
         hello = ConnectRequest(2, auth=Auth(token="m"), classes=may)

@@ -169,14 +169,17 @@ async def test_reload_binds_and_unbinds_subjects() -> None:
 
 
 async def test_reload_ends_last_values_that_are_declared_no_more() -> None:
-    kept, state = NamedClass(id=1, last_values=True), NamedClass(name="state", last_values=True)
-    async with serving(INITIAL, classes=(kept, state)) as server:
+    first_class, state = (
+        NamedClass(id=1, last_values=True),
+        NamedClass(name="state", last_values=True),
+    )
+    async with serving(INITIAL, classes=(first_class, state)) as server:
         registry = server.server.broker.store.class_registry
         state_id = registry.class_id_by_name["state"]
-        apply(server, classes=(kept,), classes_before=(kept, state))
+        apply(server, classes=(first_class,), classes_before=(first_class, state))
         assert registry.classes[1].has_last_values
         assert not registry.classes[state_id].has_last_values
-        apply(server, classes=(kept, state), classes_before=(kept,))
+        apply(server, classes=(first_class, state), classes_before=(first_class,))
         assert registry.classes[state_id].has_last_values
 
 

@@ -217,14 +217,14 @@ async def test_full_class_blocks_its_publisher_without_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "reason", "kept"),
+    ("policy", "reason", "kept_numbers"),
     [
         (FullPolicy.DROP_OLDEST, Reason.DROP_OLDEST, range(150, 250)),
         (FullPolicy.DROP_NEWEST, Reason.DROP_NEWEST, range(100)),
     ],
 )
 async def test_a_full_class_drops_by_policy_and_counts(
-    policy: FullPolicy, reason: Reason, kept: range
+    policy: FullPolicy, reason: Reason, kept_numbers: range
 ) -> None:
     async with serving(Settings(Limits(class_messages=100), full_policy=policy)) as server:
         publisher = await connect(server, [1])
@@ -234,7 +234,7 @@ async def test_a_full_class_drops_by_policy_and_counts(
         subscriber = await connect(server, [1])
         await subscriber.send(subscribe())
         received = await subscriber.read_messages(100)
-        assert [int(payload) for _, payload in received] == list(kept)
+        assert [int(payload) for _, payload in received] == list(kept_numbers)
 
 
 async def test_rate_line_counts_messages_between_two_snapshots() -> None:

@@ -85,7 +85,7 @@ def test_inherited_socket_that_does_not_listen_is_reported(
 
 
 def test_assigns_sockets_by_name_or_port(stack: ExitStack) -> None:
-    by_name, by_port, other = (
+    by_name, by_port, unassigned = (
         listening_socket(stack),
         listening_socket(stack),
         listening_socket(stack),
@@ -94,9 +94,9 @@ def test_assigns_sockets_by_name_or_port(stack: ExitStack) -> None:
     inherited = assign_sockets([("nats", by_name[0]), ("simplebus.socket", by_port[0])], ports)
     assert inherited == {"nats": [by_name[0]], "tcp": [by_port[0]]}
     with pytest.raises(SocketActivationError, match=r"socket 'x' on 127.* belongs to no listener"):
-        assign_sockets([("x", other[0])], ports)
+        assign_sockets([("x", unassigned[0])], ports)
     with pytest.raises(SocketActivationError, match="is for the http listener, which is disabled"):
-        assign_sockets([("http", other[0])], ports)
+        assign_sockets([("http", unassigned[0])], ports)
 
 
 async def test_early_clients_wait_in_the_backlog(stack: ExitStack) -> None:

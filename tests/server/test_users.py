@@ -53,10 +53,12 @@ OLD = User("old", addresses=("127.0.0.0/8",), permissions=Permissions(publish=ru
 
 @contextlib.asynccontextmanager
 async def server_with_users(*users: User, **more: object) -> AsyncIterator[RunningServer]:
-    known = Users(users, PasswordVerifier(b"by chance"))
-    settings = NatsSettings(users=known)
+    user_table = Users(users, PasswordVerifier(b"by chance"))
+    settings = NatsSettings(users=user_table)
     classes = (NamedClass(id=5, name="orders", subjects=["*.paid", "*.secret", "eu.test"]),)
-    async with serving(users=known, nats_port=0, nats=settings, classes=classes, **more) as server:
+    async with serving(
+        users=user_table, nats_port=0, nats=settings, classes=classes, **more
+    ) as server:
         yield server
 
 
@@ -317,8 +319,10 @@ async def test_authenticating_client_is_not_timed_out(monkeypatch: pytest.Monkey
         await peer.send(frames.encode(frames.CONNECT, content=content))
         (session,) = server.server.broker.sessions.values()
         front = server.nats_listener.nats_server
-        (other,) = front.sessions.values()
-        await wait_until(lambda: checks and session.is_authenticating and other.is_authenticating)
+        (nats_session,) = front.sessions.values()
+        await wait_until(
+            lambda: checks and session.is_authenticating and nats_session.is_authenticating
+        )
         for _ in range(1000):
             assert session.tick(Limits(), 1.0, is_blocking_publishers=False) is None
         front.now += 1000
@@ -406,15 +410,15 @@ async def test_users_can_connect_to_the_nats_listener() -> None:
 async def test_class_messages_reach_only_permitted_nats_clients() -> None:
     async with server_with_users(ADA, BOB) as server:
         bob = await nats_user(server, BOB_LOGIN)
-        other = await nats_user(server, ADA_LOGIN)
+        publisher = await nats_user(server, ADA_LOGIN)
         await bob.send(b"SUB > 1\r\n")
         await bob.flush()
         async with simplebus.connect(server.addresses[0], user="ada", password="secret") as ada:
             await ada.publish(b"1", class_id="orders", channel="eu.secret")
             await ada.publish(b"2", class_id="hidden", channel="eu.paid")
             await ada.publish(b"3", class_id="orders", channel="eu.paid")
-        await other.send(b"PUB us.secret 1\r\n4\r\nPUB free 1\r\n5\r\nPUB us.paid 1\r\n6\r\n")
-        await other.flush()
+        await publisher.send(b"PUB us.secret 1\r\n4\r\nPUB free 1\r\n5\r\nPUB us.paid 1\r\n6\r\n")
+        await publisher.flush()
         assert await bob.read_line() == b"MSG eu.paid 1 1"
         assert await bob.read_line() == b"3"
         assert await bob.read_line() == b"MSG us.paid 1 1"

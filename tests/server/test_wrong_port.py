@@ -107,8 +107,8 @@ def test_openings_are_recognized() -> None:
     assert recognize_opening(b"PING\r\n") is Opening.NATS_COMMAND
     assert recognize_opening(b'INFO {"server_id":"x"}\r\n') is Opening.NATS_INFO
     assert recognize_opening(b"HTTP/1.1 400 Bad Request\r\n") is Opening.HTTP_RESPONSE
-    for unknown in (b"", b"4", b"G", b"\x16", b"SSH-2.0-x\r\n", frames.encode(frames.HEARTBEAT)):
-        assert recognize_opening(unknown) is None
+    for opening in (b"", b"4", b"G", b"\x16", b"SSH-2.0-x\r\n", frames.encode(frames.HEARTBEAT)):
+        assert recognize_opening(opening) is None
 
 
 @pytest.mark.parametrize(("listener", "opening"), CELLS)

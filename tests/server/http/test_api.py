@@ -405,8 +405,8 @@ async def test_many_dead_letters_are_dropped_in_several_requests() -> None:
         body = {"class": "secret", "all": True}
         first = (await call(server, "dead-letters/drop", body)).json
         assert first["count"] == first["next"] == HANDLED_LETTERS_MAX
-        rest = (await call(server, "dead-letters/drop", body)).json
-        assert rest == {"count": 5, "refused": [], "next": None}
+        second = (await call(server, "dead-letters/drop", body)).json
+        assert second == {"count": 5, "refused": [], "next": None}
 
 
 async def test_forget_removes_an_idle_durable() -> None:

@@ -50,8 +50,8 @@ PUBLISHING_USER = User(
 
 @contextlib.asynccontextmanager
 async def server_with_users(*users: User, **more: object) -> AsyncIterator[RunningServer]:
-    known = Users(users, PasswordVerifier(b"by chance"))
-    async with serving(users=known, http_port=0, **more) as server:
+    user_table = Users(users, PasswordVerifier(b"by chance"))
+    async with serving(users=user_table, http_port=0, **more) as server:
         yield server
 
 

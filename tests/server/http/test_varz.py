@@ -174,13 +174,13 @@ async def test_connz_and_subsz_have_the_shape_of_nats_server(
         assert isinstance(ours_shape, dict)
         assert isinstance(theirs_shape, dict)
         assert ours_shape == theirs_shape
-        for own_rows, other in zip(
+        for own_rows, reference_row in zip(
             own_result.get("connections", []), nats_result.get("connections", []), strict=True
         ):
             for field in ("in_msgs", "out_msgs", "in_bytes", "subscriptions", "name", "lang"):
-                assert own_rows[field] == other[field], field
+                assert own_rows[field] == reference_row[field], field
             subject_lists = (
-                sorted(each.get("subscriptions_list", [])) for each in (own_rows, other)
+                sorted(each.get("subscriptions_list", [])) for each in (own_rows, reference_row)
             )
             assert next(subject_lists) == next(subject_lists)
 

@@ -174,7 +174,7 @@ def test_only_segment_removal_runs_on_a_disk_that_is_full_at_start(
         return bool(removals) and take_reserve(self)
 
     monkeypatch.setattr(DiskReserve, "reserve", take_)
-    monkeypatch.setattr(Journal, "remove", lambda *given: removals.append(str(given[1:])))
+    monkeypatch.setattr(Journal, "remove", lambda *arguments: removals.append(str(arguments[1:])))
     harness = WriterHarness(tmp_path)
     try:
         harness.writer.put(SegmentFloors({1: 7}, {1}))

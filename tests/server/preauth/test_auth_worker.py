@@ -139,9 +139,9 @@ async def test_waiter_of_a_cancelled_check_runs_its_own(
     verification: FakeVerification, autojump_clock: object
 ) -> None:
     worker = auth_worker()
-    right, other = Auth(user="slow1", password="right"), Auth(user="slow2", password="right")
+    right, other_auth = Auth(user="slow1", password="right"), Auth(user="slow2", password="right")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(worker.check, other, "10.0.0.1")
+        nursery.start_soon(worker.check, other_auth, "10.0.0.1")
         await trio.testing.wait_all_tasks_blocked()
         leaving = trio.CancelScope()
         nursery.start_soon(_cancelled, leaving, worker, right)

@@ -386,7 +386,7 @@ async def test_accepts_per_turn_are_bounded() -> None:
             nursery.start_soon(log.run_authenticated)
             nursery.start_soon(listeners.accept, listener, serve, queue_)
             await poll_until(lambda: log.names.count("accepted") == MANY)
-    together = [len(list(some)) for name, some in groupby(log.names) if name == "accepted"]
+    together = [len(list(names)) for name, names in groupby(log.names) if name == "accepted"]
     assert max(together) <= accepts_per_turn
     assert len(together) >= MANY / accepts_per_turn
 

@@ -139,15 +139,15 @@ async def test_stalled_tls_client_is_disconnected(
     authority: CertificateAuthority, server_certificate: CertificatePair
 ) -> None:
     async with tls_server(server_certificate, optional=True, max_pending=4 << 20) as server:
-        publisher, stuck, other = (
+        publisher, stuck, reader = (
             await open_nats_peer(server),
             await open_nats_peer(server),
             await open_nats_peer(server),
         )
         await publisher.handshake()
-        await other.handshake()
-        await other.send(b"SUB tick 1\r\n")  # The publisher does not wait for one alone, then.
-        await other.flush()
+        await reader.handshake()
+        await reader.send(b"SUB tick 1\r\n")  # The publisher does not wait for one alone, then.
+        await reader.flush()
         await stuck.read_info()
         await stuck.use_tls(client_ssl_context(authority))
         await stuck.send_connect()
@@ -193,8 +193,8 @@ async def test_missing_handshake_is_closed_silently(
             await peer.read_info()
         if sent:
             await peer.send(sent)
-        assert b"-ERR" not in (rest := await peer.read_until_closed())
-        assert b"INFO" not in rest
+        assert b"-ERR" not in (received := await peer.read_until_closed())
+        assert b"INFO" not in received
         await wait_until(lambda: server.server.disconnect_counts[Reason.TLS_HANDSHAKE] == 1)
         assert server.nats_listener is not None
         assert not server.nats_listener.connections
@@ -265,7 +265,7 @@ async def test_client_certificate_selects_the_user(
     async with tls_server(
         server_certificate, verify=True, ca=authority.path, users=Users([user])
     ) as server:
-        ada, other = await open_nats_peer(server), await open_nats_peer(server)
+        ada, bob = await open_nats_peer(server), await open_nats_peer(server)
         await ada.read_info()
         await ada.use_tls(
             client_ssl_context(authority, authority.issue("ada", email="ada@example.com"))
@@ -273,10 +273,10 @@ async def test_client_certificate_selects_the_user(
         await ada.send_connect()
         await ada.send(b"PUB no 0\r\n\r\n")
         assert b"Permissions Violation" in await ada.read_line()
-        await other.read_info()
-        await other.use_tls(client_ssl_context(authority, authority.issue("bob", unit="billing")))
-        await other.send(b"CONNECT {}\r\n")
-        assert await other.read_until_closed() == b"-ERR 'Authorization Violation'\r\n"
+        await bob.read_info()
+        await bob.use_tls(client_ssl_context(authority, authority.issue("bob", unit="billing")))
+        await bob.send(b"CONNECT {}\r\n")
+        assert await bob.read_until_closed() == b"-ERR 'Authorization Violation'\r\n"
 
 
 async def test_old_tls_versions_are_refused(
@@ -297,7 +297,7 @@ async def test_old_tls_versions_are_refused(
 def test_unusable_certificates_are_reported(
     authority: CertificateAuthority, server_certificate: CertificatePair, tmp_path: Path
 ) -> None:
-    other = CertificateAuthority(tmp_path, "other").issue("other")
+    other_certificate = CertificateAuthority(tmp_path, "other").issue("other")
     locked = CertificateAuthority(tmp_path).issue("locked", password=b"x")
     nothing = tmp_path / "nothing.pem"
     nothing.write_text("nothing")
@@ -316,7 +316,7 @@ def test_unusable_certificates_are_reported(
             f"the CA certificate {missing} cannot be read",
         ),
         (
-            TlsOptions(server_certificate.cert, other.key),
+            TlsOptions(server_certificate.cert, other_certificate.key),
             "are not a PEM certificate and its key: key values",
         ),
         (
