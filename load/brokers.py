@@ -214,8 +214,10 @@ def _port_of(process: Process, words: str, pattern: str) -> int:
 
 
 def _output_of(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, cwd=REPOSITORY)
-    return done.stdout
+    process = subprocess.run(
+        command, capture_output=True, text=True, timeout=START_S, cwd=REPOSITORY
+    )
+    return process.stdout
 
 
 def versions(kinds: Sequence[str]) -> dict[str, str]:

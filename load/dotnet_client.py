@@ -52,13 +52,15 @@ def build_programs() -> tuple[Path, Path]:
     """Build the programs; return the commands that run them."""
     sdk = find_sdk()
     shutil.rmtree(BUILD, ignore_errors=True)
-    done = subprocess.run(
+    process = subprocess.run(
         [sdk, "build", PROJECT, "-c", "Release", "-o", BUILD, "-v", "quiet"],
         capture_output=True,
         text=True,
     )
-    if done.returncode:
-        raise LoadError(f"the .NET programs do not compile: {(done.stdout + done.stderr)[-600:]}")
+    if process.returncode:
+        raise LoadError(
+            f"the .NET programs do not compile: {(process.stdout + process.stderr)[-600:]}"
+        )
     return sdk, BUILD / "ClientTests.dll"
 
 
@@ -206,8 +208,9 @@ def _kill_servers(durability: str, run_options: RunOptions) -> tuple[float, floa
                     process.stop()
                     process = start_server()
                 stop.touch()
-                published = _figures(publisher)
-                consumed = _figures(consumer)  # The consumer ends only when it has all messages.
+                published = _read_report(publisher)
+                # The consumer ends only when it has all messages.
+                consumed = _read_report(consumer)
         finally:
             process.stop()
     sent = published["published"]
@@ -226,7 +229,7 @@ def _wait_for_confirms(publisher: Process) -> None:
         sleep(POLL_S)
 
 
-def _figures(client: Process) -> dict[str, float]:
+def _read_report(client: Process) -> dict[str, float]:
     """Return the figures that a program prints at its end."""
     lines = [line.split() for line in client.finish(timeout_s=TIMEOUT_S).splitlines()]
     return {words[0]: float(words[1]) for words in lines if len(words) == 2}

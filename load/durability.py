@@ -68,8 +68,8 @@ def latency(run_options: RunOptions) -> list[Row]:
     def row(title: str, values: list[float], unit: str, target: float | None = None) -> Row:
         return Row("journal-latency", title, values, unit, target, None, less_is_better=True)
 
-    def ratio(values: list[float], others: list[float]) -> list[float]:
-        return [a / b for a, b in zip(values, others, strict=True)]
+    def ratio(values: list[float], baselines: list[float]) -> list[float]:
+        return [a / b for a, b in zip(values, baselines, strict=True)]
 
     longer = f"when each takes {SLOW_US} us longer"
     return [
@@ -84,8 +84,10 @@ def latency(run_options: RunOptions) -> list[Row]:
 
 def _confirm_us(broker: RunningBroker, count: int) -> float:
     options = {"size": 16, "classes": 1, "count": count}
-    with Generator("confirm", "simplebus-2", broker.port, timeout_s=TIMEOUT_S, **options) as one:
-        found: float = one.result()["p50_us"]
+    with Generator(
+        "confirm", "simplebus-2", broker.port, timeout_s=TIMEOUT_S, **options
+    ) as generator:
+        found: float = generator.result()["p50_us"]
     return found
 
 

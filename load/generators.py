@@ -64,13 +64,13 @@ def _compile(sources: list[Path], flags: tuple[str, ...], target: Path) -> None:
     target.parent.mkdir(exist_ok=True)
     unfinished = target.with_suffix(f".{os.getpid()}")  # Other processes may compile it, too.
     command = [compiler, *flags, "-o", str(unfinished), *map(str, sources)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if done.returncode != 0:
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if process.returncode != 0:
         for missing, packages in _PACKAGES.items():
-            if missing in done.stderr:
+            if missing in process.stderr:
                 name = target.name.partition("-")[0]
                 raise LoadError(f"{name} cannot be compiled without OpenSSL's headers: {packages}")
-        raise LoadError(f"the load generator does not compile: {done.stderr.strip()[-600:]}")
+        raise LoadError(f"the load generator does not compile: {process.stderr.strip()[-600:]}")
     unfinished.replace(target)
 
 

@@ -431,18 +431,18 @@ def inquire(server: HeldServer) -> None:
 
 def read_http(server: HeldServer) -> None:
     """Each page of the HTTP port, while many classes and connections exist."""
-    held = [
+    sockets = [
         socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
         for _ in range(CONNECTIONS)
     ]
-    for sock in held:
+    for sock in sockets:
         sock.sendall(b'CONNECT {"verbose":false}\r\nSUB a.%d 1\r\nPING\r\n' % sock.fileno())
     for path in (
         *("/metrics", "/healthz", "/varz", "/classz", f"/connz?limit={2 * CONNECTIONS}&subs=1"),
         *(f"/connz?limit={2 * CONNECTIONS}&sort=bytes_to", "/subsz?subs=1&limit=100000", "/"),
     ):
         _http(server, path)
-    for sock in held:
+    for sock in sockets:
         sock.close()
 
 

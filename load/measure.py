@@ -165,8 +165,8 @@ def _prepared(broker: RunningBroker, protocol: str, flow: Flow) -> Any:
     if protocol != "nats-jetstream":
         return nullcontext()
     subjects = [f"load.js.{class_id}" for class_id in flow.classes]
-    kept = {"storage": flow.storage, "retention": flow.retention}
-    return stream(broker, subjects=subjects, ack_all=flow.ack_every > 1, **kept)
+    stream_options = {"storage": flow.storage, "retention": flow.retention}
+    return stream(broker, subjects=subjects, ack_all=flow.ack_every > 1, **stream_options)
 
 
 def _subscriber_options(protocol: str, flow: Flow, index: int) -> dict[str, object]:

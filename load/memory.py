@@ -34,12 +34,12 @@ def run(run_options: RunOptions) -> list[Row]:
     note = f"from a {part}th of it" if run_options.quick else ""
     with running("simplebus", server_args=run_options.server_args) as broker:
         idle = broker.process.memory_bytes()
-        held = _held_bytes(broker, HELD // part) * part
+        unacked_bytes = _held_bytes(broker, HELD // part) * part
     with running("simplebus", server_args=run_options.server_args) as broker:
         connection = _connection_bytes(broker, CONNECTIONS // part)
     return [
         _row("idle server", idle / MB, "MB", 60, 45),
-        _row("1 M unacked 16 B messages more", held / MB, "MB", 100, 60, note),
+        _row("1 M unacked 16 B messages more", unacked_bytes / MB, "MB", 100, 60, note),
         _row("one idle connection of 5,000", connection / KB, "kB", 30, 12, note),
     ]
 

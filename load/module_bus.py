@@ -42,8 +42,8 @@ def run(run_options: RunOptions) -> list[Row]:
     def row(title: str, values: list[float], target: float | None = None) -> Row:
         return Row("modules", title, values, "/s", target)
 
-    def ratio(title: str, values: list[float], others: list[float]) -> Row:
-        return Row("modules", title, [a / b for a, b in zip(values, others, strict=True)], "x")
+    def ratio(title: str, values: list[float], baselines: list[float]) -> Row:
+        return Row("modules", title, [a / b for a, b in zip(values, baselines, strict=True)], "x")
 
     return [
         row("from module to module, threads", threads, RATE_AT_LEAST),
@@ -63,23 +63,25 @@ class _SequenceCheck:
     def __init__(self, count: int) -> None:
         self.contents = [b"%016d" % number for number in range(count)]
         self._next = iter(self.contents)
-        self._left = count
-        self.done = threading.Event()
+        self._missing_count = count
+        self.completed = threading.Event()
 
     def check(self, content: bytes) -> bool:
         """Return True for the last message. Raises LoadError for a wrong one."""
         if content != next(self._next, None):
-            raise LoadError(f"{content!r} is not the next message; {self._left:,} are missing")
-        self._left -= 1
-        if not self._left:
-            self.done.set()
-        return not self._left
+            raise LoadError(
+                f"{content!r} is not the next message; {self._missing_count:,} are missing"
+            )
+        self._missing_count -= 1
+        if not self._missing_count:
+            self.completed.set()
+        return not self._missing_count
 
     def rate(self, started_at: float) -> float:
         """Return messages per second. Raises LoadError if messages are missing."""
         seconds = time.perf_counter() - started_at
-        if self._left:
-            raise LoadError(f"{self._left:,} messages are missing")
+        if self._missing_count:
+            raise LoadError(f"{self._missing_count:,} messages are missing")
         return len(self.contents) / seconds
 
 
@@ -123,7 +125,7 @@ def _between_threads(count: int) -> float:
     with ModuleBus() as bus:
         pair = _ModulePair(bus, count)
         started_at = pair.begin(pair.publish, pair.receive)
-        pair.sequence.done.wait(TIMEOUT_S)
+        pair.sequence.completed.wait(TIMEOUT_S)
         return pair.sequence.rate(started_at)
 
 
@@ -167,7 +169,7 @@ def _through_a_queue(count: int) -> float:
     started_at = time.perf_counter()
     for each in threads:
         each.start()
-    sequence.done.wait(TIMEOUT_S)
+    sequence.completed.wait(TIMEOUT_S)
     return sequence.rate(started_at)
 
 

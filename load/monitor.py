@@ -182,9 +182,9 @@ def _slice(
     if poller is not None:
         poller.poll()
     time.sleep(max(0.0, began + SLICE_S - time.perf_counter()))
-    done, passed = accepted() - first, time.perf_counter() - began
+    message_count, passed = accepted() - first, time.perf_counter() - began
     spent = _cpu_ns(broker.process.pid) - cpu
-    return FlowSlice(done / passed, spent / max(done, 1) / 1000)
+    return FlowSlice(message_count / passed, spent / max(message_count, 1) / 1000)
 
 
 def _cpu_ns(pid: int) -> int:

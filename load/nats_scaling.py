@@ -104,11 +104,11 @@ def matching(run_options: RunOptions) -> list[Row]:
         any_of_all: list[float] = []
         for count in counts:
             with running(kind, server_args=_args(kind, run_options)) as broker:
-                one, other = rates(
+                rate, any_subject_rate = rates(
                     broker, count, MESSAGES // (QUICK_PART if run_options.quick else 1)
                 )
-                few.append(one)
-                any_of_all.append(other)
+                few.append(rate)
+                any_of_all.append(any_subject_rate)
                 memory_mb = broker.process.memory_bytes() / MB
             note = f"{name}, {memory_mb:,.0f} MB"
             rows.append(_row(f"{count:,} subscriptions", [few[-1]], "/s", note))

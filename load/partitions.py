@@ -529,14 +529,14 @@ class _NatsConnection:
             self.send_line(
                 f"HPUB {subject} {inbox} {len(block)} {size}\r\n{block}{payload.decode()}\r\n"
             )
-        deadline, left = time.monotonic() + START_S, len(payloads)
+        deadline, missing_count = time.monotonic() + START_S, len(payloads)
         for _, answer in self.messages(lambda: time.monotonic() > deadline, sid="3"):
             if "error" in json.loads(answer):
                 raise LoadError(f"JetStream refused a message: {answer!r}")
-            left -= 1
-            if not left:
+            missing_count -= 1
+            if not missing_count:
                 return
-        raise LoadError(f"{left} PubAcks did not come")
+        raise LoadError(f"{missing_count} PubAcks did not come")
 
     def messages(
         self, is_over: Callable[[], bool], *, sid: str = "2"

@@ -48,14 +48,14 @@ class PowerCutDirectory:
 
         Such parts are pages, of which one is torn, new names, and removed names.
         """
-        left = self.directory.with_name(self.directory.name + ".left")
-        left.mkdir()
-        self._cut_folder(left, "", chance, 0.0 if chance is None else chance.random())
+        result_directory = self.directory.with_name(self.directory.name + ".left")
+        result_directory.mkdir()
+        self._cut_folder(result_directory, "", chance, 0.0 if chance is None else chance.random())
         shutil.rmtree(self.directory, ignore_errors=True)
         shutil.rmtree(self.shadow)
-        left.rename(self.directory)
+        result_directory.rename(self.directory)
 
-    def _cut_folder(self, left: Path, place: str, chance: Random | None, part: float) -> None:
+    def _cut_folder(self, target: Path, place: str, chance: Random | None, part: float) -> None:
         """Keep the fraction `part` of unsynced changes."""
         folder = self.directory / place
         names, written = self._synced_names(place), dict[str, str]()
@@ -66,14 +66,14 @@ class PowerCutDirectory:
         for name, key in names.items():
             path = f"{place}/{name}".lstrip("/")
             if key == _FOLDER:
-                (left / name).mkdir()
-                self._cut_folder(left / name, path, chance, part)
+                (target / name).mkdir()
+                self._cut_folder(target / name, path, chance, part)
                 continue
-            kept = self.shadow / "files" / key
-            safe = kept.read_bytes() if kept.exists() else b""
+            synced_file = self.shadow / "files" / key
+            safe = synced_file.read_bytes() if synced_file.exists() else b""
             if chance is not None and key in by_key:
                 safe = mix_pages(safe, by_key[key].read_bytes(), chance, part)
-            (left / name).write_bytes(safe)
+            (target / name).write_bytes(safe)
 
     def _synced_names(self, place: str) -> dict[str, str]:
         listed = self.shadow / "folders" / ("%" + place.replace("/", "%"))
@@ -94,9 +94,9 @@ def mix_names(
             names[name] = key
             if key in former and written.get(former[key]) != key:
                 names.pop(former[key], None)
-    kept = set(written.values())
+    written_keys = set(written.values())
     for name, key in synced.items():
-        is_removed = name not in written and key not in kept
+        is_removed = name not in written and key not in written_keys
         if is_removed and names.get(name) == key and chance.random() < part:
             del names[name]
     return names

@@ -143,11 +143,11 @@ class Report:
 
 def _cells(samples: Sequence[Sample]) -> list[str]:
     latency = samples[0].p50_us > 0
-    figures = [sample.p50_us if latency else sample.rate for sample in samples]
+    values = [sample.p50_us if latency else sample.rate for sample in samples]
     per_ack = median(sample.messages_per_ack for sample in samples)
     return [
-        format_number(median(figures)) + (" us" if latency else ""),
-        spread(figures),
+        format_number(median(values)) + (" us" if latency else ""),
+        spread(values),
         format_number(median(sample.cpu_us for sample in samples)),
         f"{max(sample.peak_bytes for sample in samples) / 1e6:,.0f}",
         format_number(per_ack) if per_ack else "",
@@ -165,8 +165,8 @@ def ratios(
     values = [float(getattr(sample, quantity)) for sample in samples]
     if against is None:
         return values
-    others = [float(getattr(sample, quantity)) for sample in against]
-    return [value / other for value, other in zip(values, others, strict=True)]
+    baseline_values = [float(getattr(sample, quantity)) for sample in against]
+    return [value / baseline for value, baseline in zip(values, baseline_values, strict=True)]
 
 
 def machine() -> dict[str, Any]:

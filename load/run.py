@@ -149,13 +149,13 @@ def _rows(scenario: Scenario, samples: dict[str, list[Sample]]) -> list[Row]:
 
 
 def _select(names: list[str]) -> list[Scenario]:
-    known = {scenario.name: scenario for scenario in SCENARIOS}
+    scenarios = {scenario.name: scenario for scenario in SCENARIOS}
     chosen: dict[str, Scenario] = {}
     for name in names or [each.name for each in SCENARIOS if not each.is_long]:
-        found = fnmatch.filter(known, name)
+        found = fnmatch.filter(scenarios, name)
         if not found:
-            raise typer.BadParameter(f"no scenario {name!r}; there are {', '.join(known)}")
-        chosen |= {each: known[each] for each in found}
+            raise typer.BadParameter(f"no scenario {name!r}; there are {', '.join(scenarios)}")
+        chosen |= {each: scenarios[each] for each in found}
     return list(chosen.values())
 
 

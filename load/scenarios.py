@@ -194,7 +194,7 @@ def _engine(size_bytes: int) -> Scenario:
     acked messages; JetStream does so in one variant only.
     """
     flow = Flow(size_bytes=size_bytes, storage="file")
-    at_once, known = replace(flow, ack_every=500), replace(flow, name="load")
+    at_once, with_ids = replace(flow, ack_every=500), replace(flow, name="load")
     removed = replace(at_once, retention="interest")
     title = f"{size_bytes} B, a stateless server before JetStream, against JetStream alone"
     return Scenario(
@@ -205,8 +205,8 @@ def _engine(size_bytes: int) -> Scenario:
             Variant("JetStream, each acked", "nats", "nats-jetstream", flow),
             Variant("JetStream, acks of 500", "nats", "nats-jetstream", at_once),
             Variant("JetStream, acks of 500, removed", "nats", "nats-jetstream", removed),
-            Variant("stateless server, with ids", "simplebus-engine", "simplebus-2", known),
-            Variant("JetStream, with ids", "nats", "nats-jetstream", known),
+            Variant("stateless server, with ids", "simplebus-engine", "simplebus-2", with_ids),
+            Variant("JetStream, with ids", "nats", "nats-jetstream", with_ids),
         ),
         (
             Target(f"{title}, each acked", "stateless server", "JetStream, each acked", 0.8, None),

@@ -75,7 +75,7 @@ class OneWayTimes:
             fail_mismatch(f"message {number}", f"message {len(self._seconds)}")
         self._seconds.append((received - sent) * 1e-9)
 
-    def figures(self) -> dict[str, float]:
+    def compute_percentiles(self) -> dict[str, float]:
         return latency_figures(self._seconds)
 
 

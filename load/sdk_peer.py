@@ -105,7 +105,7 @@ class Receiver:
     """Verify that messages arrive in order; with `acks`, acknowledge each."""
 
     def __init__(self, job: Job, *, acks: bool = False) -> None:
-        self.done = asyncio.Event()
+        self.completed = asyncio.Event()
         self._payloads = job.payloads()
         self._expected = next(self._payloads)
         self._acks = acks
@@ -117,7 +117,7 @@ class Receiver:
             await message.ack()
         self._expected = next(self._payloads, b"")
         if not self._expected:
-            self.done.set()
+            self.completed.set()
 
 
 async def receive(client: Client, job: Job) -> Found:
@@ -130,25 +130,25 @@ async def receive(client: Client, job: Job) -> Found:
     )
     await client.flush()
     print_ready()
-    await receiver.done.wait()
+    await receiver.completed.wait()
     return {"settled": now()}
 
 
 async def receive_paced(client: Client, job: Job) -> Found:
-    times, done = OneWayTimes(job.count), asyncio.Event()
+    times, completed = OneWayTimes(job.count), asyncio.Event()
 
     async def add(message: Msg) -> None:
         times.add(message.data)
         if times.is_complete:
-            done.set()
+            completed.set()
 
     await client.subscribe(
         SUBJECT, cb=add, pending_msgs_limit=NO_LIMIT, pending_bytes_limit=NO_LIMIT
     )
     await client.flush()
     print_ready()
-    await done.wait()
-    return {"settled": now()} | times.figures()
+    await completed.wait()
+    return {"settled": now()} | times.compute_percentiles()
 
 
 async def jet_receive(client: Client, job: Job) -> Found:
@@ -163,7 +163,7 @@ async def jet_receive(client: Client, job: Job) -> Found:
         pending_bytes_limit=NO_LIMIT,
     )
     print_ready()
-    await receiver.done.wait()
+    await receiver.completed.wait()
     await client.flush()  # The server has received the acknowledgements.
     settled = now()
     for _ in range(CHECKS):

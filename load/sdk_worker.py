@@ -156,7 +156,7 @@ async def receive_paced(bus: simplebus.Bus, job: Job) -> Found:
             times.add(message.payload)
             if times.is_complete:
                 break
-    return await settled(bus) | times.figures()
+    return await settled(bus) | times.compute_percentiles()
 
 
 async def receive_typed(bus: simplebus.Bus, job: Job) -> Found:

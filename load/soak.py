@@ -167,11 +167,11 @@ class _SoakWorkload:
     async def _build_up(self, bus: Bus, cycle: int) -> None:
         chance = self._chance
         for class_name in chance.sample(CLASSES, chance.randint(1, len(CLASSES))):
-            left, size = chance.randint(1, COUNT_MAX), chance.choice(SIZES)
-            self.samples.messages += left
-            while left > 0:
-                count = min(left, chance.randint(1, SAME_CHANNEL_COUNT))
-                left -= count
+            remaining_count, size = chance.randint(1, COUNT_MAX), chance.choice(SIZES)
+            self.samples.messages += remaining_count
+            while remaining_count > 0:
+                count = min(remaining_count, chance.randint(1, SAME_CHANNEL_COUNT))
+                remaining_count -= count
                 options: PublishOptions = {}
                 if chance.random() < 0.7:
                     options["channel"] = f"soak.{cycle}.{chance.randrange(1000)}"

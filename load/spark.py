@@ -200,12 +200,14 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def _files(spark: Any, place: Path, count: int, run_options: RunOptions) -> list[Row]:
     """Compare reading a journal's files with reading the bus."""
-    kept = str(place / "kept")
-    with running("simplebus", server_args=[*run_options.server_args, "--data-dir", kept]) as broker:
+    data_dir = str(place / "kept")
+    with running(
+        "simplebus", server_args=[*run_options.server_args, "--data-dir", data_dir]
+    ) as broker:
         fill(broker, count)
 
         def files() -> Any:
-            options = {"path": kept, "subscribe": ",".join(map(str, CLASSES))}
+            options = {"path": data_dir, "subscribe": ",".join(map(str, CLASSES))}
             return spark.read.format("simplebus").options(**options).load()
 
         columns = ("value", "topic", "partition", "offset")
@@ -319,10 +321,10 @@ def _followed(spark: Any, place: Path, seconds: int, run_options: RunOptions) ->
         raise LoadError(f"the archive of {count} messages holds {stored}, count and sum of offsets")
     growth = float(np.polyfit(*zip(*backlog[len(backlog) // 3 :], strict=True), 1)[0])
     title = f"growth of the backlog of an archive that follows {FOLLOWED_PER_S:,} messages/s"
-    behind = max(size for _, size in backlog) / FOLLOWED_PER_S
+    delay_seconds = max(size for _, size in backlog) / FOLLOWED_PER_S
     return [
         Row("spark", title, [growth / FOLLOWED_PER_S], "of them", 0.05, less_is_better=True),
-        Row("spark", "longest delay of the archive", [behind], "s", less_is_better=True),
+        Row("spark", "longest delay of the archive", [delay_seconds], "s", less_is_better=True),
     ]
 
 

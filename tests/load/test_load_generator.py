@@ -67,10 +67,10 @@ def test_a_fault_of_a_nats_server_is_named(fault: str) -> None:
 def test_timed_programs_verify_messages() -> None:
     has_peer = sdk.is_peer_available()
     with sdk.open_environment(RunOptions(rounds=1), has_peer=has_peer) as bench:
-        for one in sdk.measures():
-            is_shown_already = "1024 B" in one.name or "asyncio" in one.name
-            if not is_shown_already and (has_peer or one.kind == "simplebus"):
-                assert one.measure(bench, 100) > 0, one.name
+        for measure in sdk.measures():
+            is_shown_already = "1024 B" in measure.name or "asyncio" in measure.name
+            if not is_shown_already and (has_peer or measure.kind == "simplebus"):
+                assert measure.measure(bench, 100) > 0, measure.name
 
 
 @pytest.mark.long
@@ -78,7 +78,7 @@ def test_timed_programs_verify_messages() -> None:
 def test_programs_of_single_messages_verify_them(name: str) -> None:
     (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == name]
     has_peer = sdk.is_peer_available()
-    chosen = [one for one in scenario.variants if has_peer or one.protocol != NATS_PY]
+    chosen = [variant for variant in scenario.variants if has_peer or variant.protocol != NATS_PY]
     with ExitStack() as stack:
         kinds = dict.fromkeys(variant.kind for variant in chosen)
         brokers = {kind: stack.enter_context(running(kind)) for kind in kinds}
@@ -98,11 +98,11 @@ def test_targets_name_variants_of_their_scenario() -> None:
 
 @pytest.mark.long
 def test_a_short_run_against_the_real_server_reports_a_verified_rate(tmp_path: Path) -> None:
-    figures, traces = tmp_path / "figures.json", tmp_path / "traces"
+    report, traces = tmp_path / "figures.json", tmp_path / "traces"
     completed = subprocess.run(
         [
             *(sys.executable, "load/run.py", "angle", "--quick", "--rounds", "1"),
-            *("--json", figures, "--traces", traces),
+            *("--json", report, "--traces", traces),
         ],
         cwd=ROOT,
         capture_output=True,
@@ -110,14 +110,14 @@ def test_a_short_run_against_the_real_server_reports_a_verified_rate(tmp_path: P
         timeout=120,
     )
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert figures.stat().st_size > 0
+    assert report.stat().st_size > 0
     assert "with '<'" in completed.stdout
     assert sorted(path.name for path in traces.iterdir()) == [
         RUN_FILE,
         "angle-plain-0.parquet",
         "angle-with-0.parquet",
     ]
-    assert json.loads((traces / RUN_FILE).read_text()) == json.loads(figures.read_text())
+    assert json.loads((traces / RUN_FILE).read_text()) == json.loads(report.read_text())
 
 
 @pytest.mark.parametrize(
