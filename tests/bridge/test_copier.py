@@ -422,9 +422,8 @@ def test_filtered_messages_are_released_at_source(
             assert {m.channel for m in received} == {"x"}
             await trio.sleep(10)
             class_statistics = next(k for k in source.statistics().classes if k.ring.head == 200)
-            assert (
-                class_statistics.ring.message_count == 0
-            )  # The bus keeps no messages on other channels.
+            # The bus keeps no messages on other channels.
+            assert class_statistics.ring.message_count == 0
 
     run(main)
 

@@ -74,36 +74,36 @@ def bus() -> SocketlessBroker:
 
 
 def test_metrics_match_the_broker_statistics(bus: SocketlessBroker) -> None:
-    figures, _ = run_steps(bus_facts.collect_bus(bus.broker.store))
-    for metrics, statistics in zip(figures.classes, bus.broker.statistics().classes, strict=True):
+    facts, _ = run_steps(bus_facts.collect_bus(bus.broker.store))
+    for metrics, statistics in zip(facts.classes, bus.broker.statistics().classes, strict=True):
         for name in ("class_id", "published", "delivered", "redelivered", "acknowledged"):
             assert getattr(metrics, name) == getattr(statistics, name), name
         assert metrics.in_flight == statistics.in_flight
         assert metrics.stored == statistics.ring.message_count
         assert metrics.positions == len(statistics.subscriptions)
-    assert [each.lag for each in figures.classes] == [10, 3]
-    assert figures.total.published == 13
+    assert [each.lag for each in facts.classes] == [10, 3]
+    assert facts.total.published == 13
 
 
 def test_other_classes_are_summed(bus: SocketlessBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bus_facts, "CLASSES_LISTED_MAX", 2)
     bus.connect(3, 4)
     bus.receive(bus.connect(3, 4), message(3) + message(4) * 2)
-    figures, _ = run_steps(bus_facts.collect_bus(bus.broker.store))
-    assert [each.class_id for each in figures.classes] == [1, 2]
-    assert figures.other_classes is not None
+    facts, _ = run_steps(bus_facts.collect_bus(bus.broker.store))
+    assert [each.class_id for each in facts.classes] == [1, 2]
+    assert facts.other_classes is not None
     assert (
-        figures.other_classes.name,
-        figures.other_classes.classes,
-        figures.other_classes.stored,
+        facts.other_classes.name,
+        facts.other_classes.classes,
+        facts.other_classes.stored,
     ) == (
         "(others)",
         2,
         3,
     )
-    assert figures.total.published == 16
+    assert facts.total.published == 16
     metrics_builder = MetricsBuilder()
-    for _ in add_bus_metrics(metrics_builder, figures):
+    for _ in add_bus_metrics(metrics_builder, facts):
         pass
     text = b"".join(Exposition().encode(metrics_builder.build())[1]).decode()
     assert 'simplebus_stored_messages{class="(others)",class_id=""} 3.0\n' in text
@@ -118,12 +118,12 @@ def test_busiest_classes_are_listed(bus: SocketlessBroker, monkeypatch: pytest.M
     bus.receive(peer, message(3) * 4)
 
     def listed_classes(*earlier_listed: int) -> list[int]:
-        figures, _ = run_steps(bus_facts.collect_bus(bus.broker.store, earlier_listed))
-        assert figures.other_classes is not None
-        assert figures.total.published == figures.other_classes.published + sum(
-            each.published for each in figures.classes
+        facts, _ = run_steps(bus_facts.collect_bus(bus.broker.store, earlier_listed))
+        assert facts.other_classes is not None
+        assert facts.total.published == facts.other_classes.published + sum(
+            each.published for each in facts.classes
         )
-        return [each.class_id for each in figures.classes]
+        return [each.class_id for each in facts.classes]
 
     assert listed_classes() == [1, 3]
     assert listed_classes(1, 2) == [1, 2]  # Listed classes stay listed,
@@ -144,8 +144,8 @@ def test_each_step_compares_few_classes(
 def test_class_with_many_positions_is_collected_in_steps(bus: SocketlessBroker) -> None:
     for _ in range(600):
         bus.receive(bus.connect(2), frames.encode(frames.SUBSCRIBE, class_id=2))
-    figures, step_count = run_steps(bus_facts.collect_bus(bus.broker.store))
-    assert figures.classes[1].positions == 600
+    facts, step_count = run_steps(bus_facts.collect_bus(bus.broker.store))
+    assert facts.classes[1].positions == 600
     assert step_count >= 2 + 2
 
 

@@ -55,26 +55,26 @@ def module_paths() -> Mapping[str, Path]:
     return {module_name(path): path for path in SOURCES}
 
 
-def imported_modules(nodes: Iterable[ast.AST], known: Mapping[str, Path]) -> Iterator[str]:
-    """Yield the modules among `known` that a source imports, wherever the import stands."""
+def imported_modules(nodes: Iterable[ast.AST], module_names: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the modules among `module_names` that a source imports, wherever the import stands."""
     for node in nodes:
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in known)
+            yield from (alias.name for alias in node.names if alias.name in module_names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 submodule = f"{node.module}.{alias.name}"
-                if submodule in known:
+                if submodule in module_names:
                     yield submodule
-                elif node.module in known:
+                elif node.module in module_names:
                     yield node.module
 
 
 @cache
 def import_graph() -> Graph:
-    known = module_paths()
+    paths = module_paths()
     return {
-        name: set(imported_modules(source_nodes(path), known)) - {name}
-        for name, path in known.items()
+        name: set(imported_modules(source_nodes(path), paths)) - {name}
+        for name, path in paths.items()
     }
 
 
@@ -99,25 +99,31 @@ def sibling_packages(
     None if they are in the same package, or if one lies directly in the common parent.
     """
     parent = "simplebus"
-    for one, other in zip(importing.split(".")[1:], imported.split(".")[1:], strict=False):
-        if one != other:
+    for importing_part, imported_part in zip(
+        importing.split(".")[1:], imported.split(".")[1:], strict=False
+    ):
+        if importing_part != imported_part:
             packages = order.get(parent, ())
-            return (parent, one, other) if one in packages and other in packages else None
-        parent = f"{parent}.{one}"
+            return (
+                (parent, importing_part, imported_part)
+                if importing_part in packages and imported_part in packages
+                else None
+            )
+        parent = f"{parent}.{importing_part}"
     return None
 
 
 def import_cycles(graph: Graph) -> list[list[str]]:
     """Return the groups of modules that import each other, directly or through others."""
-    cycles, done = [], set()
+    cycles, modules_in_cycles = [], set()
     for start in sorted(graph):
-        if start in done:
+        if start in modules_in_cycles:
             continue
         reachable = reachable_from(graph, start)
         if start in reachable:
             cycle = [name for name in reachable if start in reachable_from(graph, name)]
             cycles.append(sorted(cycle))
-            done.update(cycle)
+            modules_in_cycles.update(cycle)
     return cycles
 
 

@@ -41,14 +41,14 @@ ONE_WORKER = SOURCES_GROUP
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Build the wheel and the sdist. Returns their paths."""
     folder = tmp_path_factory.mktemp("dist")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-d", str(folder)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
     ((wheel,), (sdist,)) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return wheel, sdist
 
@@ -96,7 +96,7 @@ def test_wheel_contains_the_licence(
 def test_unpacked_wheel_runs(distributions: tuple[Path, Path], tmp_path: Path) -> None:
     with zipfile.ZipFile(distributions[0]) as wheel:
         wheel.extractall(tmp_path)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-m", "simplebus", "--version"],
         cwd=tmp_path,
         env=environment(PYTHONPATH=str(tmp_path)),
@@ -104,7 +104,7 @@ def test_unpacked_wheel_runs(distributions: tuple[Path, Path], tmp_path: Path) -
         text=True,
         timeout=60,
     )
-    assert done.stdout.startswith("simplebus 0."), done.stderr
+    assert process.stdout.startswith("simplebus 0."), process.stderr
 
 
 def required_distributions(wheel_metadata: Message) -> set[str]:
@@ -147,14 +147,14 @@ _PRINT_MODULES = (
 
 def loaded_modules(module: str) -> set[str]:
     """Return the modules that an import loads."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _PRINT_MODULES.format(module)],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    return set(done.stdout.split())
+    return set(process.stdout.split())
 
 
 def test_import_of_the_package_loads_no_submodule() -> None:
@@ -187,7 +187,7 @@ def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
     done
     """
     path = f"{tmp_path}:/usr/bin:/bin"
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", script],
         cwd=ROOT,
         env=environment(PATH=path),
@@ -195,12 +195,12 @@ def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert done.stdout.splitlines() == [
+    assert process.stdout.splitlines() == [
         "complete -o default -F _simplebus_completion simplebus",
         "serve",
         "--drain-timeout",
         "drop_oldest drop_newest",
-    ], done.stderr
+    ], process.stderr
 
 
 @pytest.mark.parametrize(

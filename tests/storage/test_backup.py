@@ -192,8 +192,8 @@ def test_damaged_journal_is_reported(busy: BusyBus, tmp_path: Path) -> None:
 def test_wrong_directories_are_refused_and_not_changed(busy: BusyBus, tmp_path: Path) -> None:
     source = busy.bus.directory.path
     busy.publish()
-    other = KeptBus(tmp_path / "other")
-    other.close()
+    other_bus = KeptBus(tmp_path / "other")
+    other_bus.close()
     (tmp_path / "other" / "simplebus.json").write_text(
         (tmp_path / "other" / "simplebus.json").read_text().replace("here", "there")
     )

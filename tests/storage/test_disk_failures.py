@@ -14,7 +14,7 @@ from simplebus.core.errors import Reason
 from simplebus.core.protocol.durability import Durability
 from simplebus.storage.append_file import AppendFile
 from tests.behaviour.wire_peer import connect, numbered
-from tests.behaviour.wire_peer import publish as said
+from tests.behaviour.wire_peer import publish as publish_frame
 from tests.behaviour.wire_peer_v2 import (
     FETCH,
     ack,
@@ -168,7 +168,7 @@ def test_version_1_reads_pause_during_write_error(tmp_path: Path) -> None:
     bus = KeptBus(tmp_path)
     plain = bus.peer(connect(1))
     bus.commit_log.write_error = (Reason.DISK_FULL, "the journal cannot be written: no space")
-    plain.send(said(1, b"a"))
+    plain.send(publish_frame(1, b"a"))
     assert plain.session.is_reading_paused
     assert payloads(bus) == [b"a"]
     assert bus.broker.end_turn().resume == []
@@ -183,9 +183,9 @@ def test_publisher_faster_than_disk_waits(tmp_path: Path, monkeypatch: pytest.Mo
     plain = bus.peer(connect(1))
     publisher = connect_version2(bus, publish(1, 0, b"a"))
     assert confirms(publisher.receive_replies()) == [(1, 0)]
-    plain.send(said(1, bytes(900)))
+    plain.send(publish_frame(1, bytes(900)))
     assert not plain.session.is_reading_paused
-    plain.send(said(1, bytes(900)))
+    plain.send(publish_frame(1, bytes(900)))
     assert plain.session.is_reading_paused
     publisher.send(publish(1, 1, b"b"))
     assert confirms(publisher.receive_replies()) == []

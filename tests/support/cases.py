@@ -27,8 +27,8 @@ def for_each(
                     raise
 
         signature = inspect.signature(test)
-        others = [each for name, each in signature.parameters.items() if name != argument]
-        run.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+        parameters = [each for name, each in signature.parameters.items() if name != argument]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return run
 
     return decorate

@@ -36,8 +36,8 @@ def parse_frame(frame: bytes) -> tuple[int, int, int, int, bytes]:
 
 def parse_frames(data: bytes) -> tuple[list[tuple[int, int, int, int, bytes]], bytes]:
     """Return the parsed whole frames at the start of `data`, and the remaining bytes."""
-    frames, rest = split_frames(data)
-    return [_parse_whole_frame(frame) for frame in frames], rest
+    frames, remainder = split_frames(data)
+    return [_parse_whole_frame(frame) for frame in frames], remainder
 
 
 def _parse_whole_frame(frame: bytes) -> tuple[int, int, int, int, bytes]:

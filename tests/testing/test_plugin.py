@@ -52,7 +52,7 @@ def test_tick_redelivers_unacknowledged_messages(bus_server):
 def outcome(tmp_path: Path, test: str) -> str:
     """Run pytest on a test file outside of the project, and return its output."""
     (tmp_path / "test_it.py").write_text(test)
-    done = subprocess.run(
+    process = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-W", "error"),
             *("-p", "no:cacheprovider", "-p", "no:xdist"),
@@ -63,7 +63,7 @@ def outcome(tmp_path: Path, test: str) -> str:
         timeout=60,
         cwd=tmp_path,
     )
-    return done.stdout + done.stderr
+    return process.stdout + process.stderr
 
 
 @pytest.mark.parametrize(
