@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simplebus.testing.server import BusServer, bus_server
-from tests.support.cache_folder import cache_folder as kept
+from tests.support.cache_folder import cache_folder
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, credentials_file: Path) -> I
 
     ensure_java()
     place = tmp_path_factory.mktemp("spark")
-    use_precompiled_home(kept())
+    use_precompiled_home(cache_folder())
     settings = {
         "spark.jars": str(JAR),
         "spark.ui.enabled": "false",

@@ -44,21 +44,21 @@ class Place:
         return self.folder / f"{name} checkpoint"
 
 
-def source(spark: Any, servers: str, class_: str, *, held: bool, **more: str) -> Any:
+def source(spark: Any, servers: str, class_: str, *, has_holds: bool, **more: str) -> Any:
     """Return a stream of a class, in two tasks.
 
     If queries are held, all of them use the same format, because each format has its own Python
     processes.
     """
-    rows = spark.readStream.format("held" if held else "simplebus").option("servers", servers)
+    rows = spark.readStream.format("held" if has_holds else "simplebus").option("servers", servers)
     rows = rows.option("subscribe", class_).option("startingOffsets", "earliest")
-    return rows.option("minPartitions", 2).options(**(more if held else {})).load()
+    return rows.option("minPartitions", 2).options(**(more if has_holds else {})).load()
 
 
-def to_bus(place: Place, name: str, frame: Any, *, held: bool = False) -> Any:
+def to_bus(place: Place, name: str, frame: Any, *, has_holds: bool = False) -> Any:
     """Start a query that writes to the class "NAME copied"."""
-    sink = frame.select("value").writeStream.format("held" if held else "simplebus")
-    if held:
+    sink = frame.select("value").writeStream.format("held" if has_holds else "simplebus")
+    if has_holds:
         sink = sink.option("at", place.at(name))
     sink = sink.option("servers", place.bus).option("class", f"{name} copied")
     return sink.option("checkpointLocation", str(place.checkpoint(name)))
@@ -70,26 +70,28 @@ def to_files(place: Place, name: str, frame: Any) -> Any:
     return sink.option("checkpointLocation", str(place.checkpoint(name)))
 
 
-def to_archive(place: Place, name: str, frame: Any, *, held: bool) -> Any:
+def to_archive(place: Place, name: str, frame: Any, *, has_holds: bool) -> Any:
     """Start a query that writes an archive; it can wait after a batch."""
     to = place.table(name)
-    archiver = HeldArchiver(to, place.at(name)) if held else BatchArchiver(to, format="delta")
+    archiver = HeldArchiver(to, place.at(name)) if has_holds else BatchArchiver(to, format="delta")
     return frame.writeStream.foreachBatch(archiver).option(
         "checkpointLocation", str(place.checkpoint(name))
     )
 
 
-def queries(spark: Any, place: Place, *, held: bool) -> dict[str, Any]:
-    """Return the queries by name. If `held` is true, they stop at their hold points."""
-    early = source(spark, place.bus, "early", held=held, at=place.at("early"))
-    kept = source(spark, place.bus, "kept", held=held, at=place.at("dying"), dies="true")
-    archived = source(spark, place.bus, "kept", held=held)
-    torn = source(spark, place.slow, "torn", held=held)
+def queries(spark: Any, place: Place, *, has_holds: bool) -> dict[str, Any]:
+    """Return the queries by name. If `has_holds` is true, they stop at their hold points."""
+    early = source(spark, place.bus, "early", has_holds=has_holds, at=place.at("early"))
+    published = source(
+        spark, place.bus, "kept", has_holds=has_holds, at=place.at("dying"), dies="true"
+    )
+    archived = source(spark, place.bus, "kept", has_holds=has_holds)
+    torn = source(spark, place.slow, "torn", has_holds=has_holds)
     return {
         "early": to_files(place, "early", early),
-        "published": to_bus(place, "published", kept, held=held),
-        "delta": to_archive(place, "delta", archived, held=held),
-        "torn": to_bus(place, "torn", torn, held=held),
+        "published": to_bus(place, "published", published, has_holds=has_holds),
+        "delta": to_archive(place, "delta", archived, has_holds=has_holds),
+        "torn": to_bus(place, "torn", torn, has_holds=has_holds),
     }
 
 
@@ -146,7 +148,7 @@ def main(bus: str, slow: str, folder: str) -> None:
     place = Place(bus, slow, Path(folder))
     spark = cluster(place.folder)
     print("jvm", spark._jvm.java.lang.ProcessHandle.current().pid(), flush=True)
-    for name, writing in queries(spark, place, held=True).items():
+    for name, writing in queries(spark, place, has_holds=True).items():
         query = writing.start()
         # One by one: Spark gives up on Python processes that come late. The last is torn.
         while name != "torn" and not is_held(place.at(name)):

@@ -58,5 +58,7 @@ class HeartbeatServer:
 
 @contextmanager
 def heartbeat_bus() -> Iterator[HeartbeatServer]:
-    with bus_server(Settings(heartbeat_seconds=_BEAT_SECONDS, tick_seconds=_BEAT_SECONDS)) as it:
-        yield HeartbeatServer(it)
+    with bus_server(
+        Settings(heartbeat_seconds=_BEAT_SECONDS, tick_seconds=_BEAT_SECONDS)
+    ) as server:
+        yield HeartbeatServer(server)

@@ -17,16 +17,16 @@ class Folders:
 
     def __init__(self) -> None:
         self.data: dict[str, bytes | tuple[object, ...]] = {}
-        self.left: int | None = None
+        self.remaining_steps: int | None = None
         """Steps until it dies."""
         self.copies = False
         """Whether a move is a copy, and then a removal, as in an object store."""
 
     def _step(self) -> None:
-        if self.left is not None:
-            if not self.left:
+        if self.remaining_steps is not None:
+            if not self.remaining_steps:
                 raise DiedError
-            self.left -= 1
+            self.remaining_steps -= 1
 
     def _below(self, folder: str) -> list[str]:
         return sorted(path for path in self.data if path.startswith(f"{folder}/" if folder else ""))

@@ -27,12 +27,12 @@ class SimulatedQuery:
         self.options = {name: str(value) for name, value in options.items()}
         self.ends: list[str] = []
         """The offset log: where batch n ends. Nobody writes down where the first one begins."""
-        self.done = 0
+        self.committed_count = 0
         """The commit log: batches that are done."""
         self.rows: list[dict[str, Any]] = []
         """Of the batches that are done."""
         self._reader: SparkStreamReader | None = None
-        self._told = 0
+        self._reported_count = 0
 
     @property
     def reader(self) -> SparkStreamReader:
@@ -40,7 +40,7 @@ class SimulatedQuery:
         if self._reader is None:
             self._reader = SparkStreamReader(source_options(self.options, streaming=True))
             self._resolve_start = json.dumps(self._reader.initialOffset())
-            self._told = self.done
+            self._reported_count = self.committed_count
         return self._reader
 
     def die(self) -> None:
@@ -56,17 +56,17 @@ class SimulatedQuery:
         batch.
         """
         reader = self.reader
-        start = self.ends[self.done - 1] if self.done else self._resolve_start
-        if len(self.ends) == self.done:
+        start = self.ends[self.committed_count - 1] if self.committed_count else self._resolve_start
+        if len(self.ends) == self.committed_count:
             limit = reader.getDefaultReadLimit()
             end = json.dumps(reader.latestOffset(json.loads(start), limit))
             if end == start:
                 return None
             self.ends.append(end)
             at("ended")
-            if self._told < self.done:
+            if self._reported_count < self.committed_count:
                 reader.commit(json.loads(start))
-                self._told = self.done
+                self._reported_count = self.committed_count
         planned = reader.partitions(json.loads(start), json.loads(self.ends[-1]))
         tasks = pickle.loads(pickle.dumps(list(planned)))
         at("planned")
@@ -77,7 +77,7 @@ class SimulatedQuery:
                 at("reading")
         at("read")
         self.rows += found
-        self.done += 1
+        self.committed_count += 1
         at("done")
         return found
 
@@ -91,7 +91,7 @@ class SimulatedQuery:
         return Counter(row["value"] for row in self.rows)
 
 
-def once(point: str, action: Callable[[], object]) -> Callable[[str], None]:
+def call_once_at(point: str, action: Callable[[], object]) -> Callable[[str], None]:
     """Return a callback that runs `action` the first time a batch reaches `point`."""
     waiting = [action]
 

@@ -58,32 +58,34 @@ def concatenate(
         )
         for n, (envelope, payload) in enumerate(sent, first)
     ]
-    bounds = np.concatenate(([0], np.cumsum([len(one) for one in whole]))).astype(np.int64)
+    bounds = np.concatenate(([0], np.cumsum([len(frame) for frame in whole]))).astype(np.int64)
     return FetchedFrames.concatenate([(memoryview(b"".join(whole)), bounds)], first, times)
 
 
 def oracle(
-    given: FetchedFrames, shape: ColumnOptions, times: tuple[tuple[int, float], ...]
+    fetched: FetchedFrames, shape: ColumnOptions, times: tuple[tuple[int, float], ...]
 ) -> list[dict[str, Any]]:
     """Return the expected rows, computed row by row."""
     rows = []
-    for index, (begin, end) in enumerate(zip(given.bounds, given.bounds[1:], strict=False)):
-        frame = given.raw[begin:end]
+    for index, (begin, end) in enumerate(zip(fetched.bounds, fetched.bounds[1:], strict=False)):
+        frame = fetched.raw[begin:end]
         envelope, payload = Envelope(), frame[9:-4]
         if frame[0] == frames.ENVELOPE:
             envelope, payload = decode(payload)
-        if shape.channels and not any(matches(one, envelope.channel) for one in shape.channels):
+        if shape.channels and not any(
+            matches(pattern, envelope.channel) for pattern in shape.channels
+        ):
             continue
         stamp, kind = envelope.published, CREATE_TIME
         if stamp is None:
-            seconds = next(t for n, t in reversed(times) if n <= given.first + index)
+            seconds = next(t for n, t in reversed(times) if n <= fetched.first + index)
             stamp, kind = round(seconds * 1e6), ACCEPT_TIME
         row: dict[str, Any] = {
             "key": envelope.key or None,
             "value": payload,
             "topic": shape.topic,
             "partition": shape.class_id,
-            "offset": given.first + index,
+            "offset": fetched.first + index,
             "timestamp": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=stamp),
             "timestampType": kind,
             "channel": envelope.channel or None,
@@ -109,7 +111,7 @@ def oracle(
     st.lists(st.tuples(st.integers(1, 300), st.floats(0, 1e10)), max_size=4),
 )
 def test_columns_contain_message_fields(
-    some: list[Sent],
+    sent: list[Sent],
     times: int,
     first: int,
     class_id: int,
@@ -121,7 +123,7 @@ def test_columns_contain_message_fields(
     shape = ColumnOptions("s:1", "orders", class_id, channels, include_headers, memory)
     steps = {max(0, first - 3): 0.25, **{first + n: time for n, time in sorted(later)}}
     accepted = tuple(steps.items())
-    whole = concatenate(some * times, first, class_id, accepted)
+    whole = concatenate(sent * times, first, class_id, accepted)
     assert to_record_batch(whole, shape).to_pylist() == oracle(whole, shape, accepted)
 
 
@@ -134,9 +136,12 @@ def test_last_message_may_differ_from_equal_ones(envelope: Envelope | None, last
 
 
 def test_parts_are_joined() -> None:
-    one, other = concatenate([(None, b"a"), (None, b"bc")], 5, 7), concatenate([(None, b"")], 7, 7)
+    first, second = (
+        concatenate([(None, b"a"), (None, b"bc")], 5, 7),
+        concatenate([(None, b"")], 7, 7),
+    )
     both = FetchedFrames.concatenate(
-        [(memoryview(f.raw), f.bounds) for f in (one, other)], 5, [(4, 1.5)]
+        [(memoryview(f.raw), f.bounds) for f in (first, second)], 5, [(4, 1.5)]
     )
     batch = to_record_batch(both, ColumnOptions("s", "7", 7))
     assert batch["value"].to_pylist() == [b"a", b"bc", b""]

@@ -47,8 +47,8 @@ task reads."""
 BIG = b"x" * 2000
 
 
-def numbered(count: int, rest: bytes = b"") -> list[bytes]:
-    return [b"%d %s" % (n, rest) for n in range(count)]
+def numbered(count: int, suffix: bytes = b"") -> list[bytes]:
+    return [b"%d %s" % (n, suffix) for n in range(count)]
 
 
 HELD = {"early": numbered(400), "kept": numbered(1200, BIG), "torn": numbered(3600, BIG)}
@@ -74,7 +74,7 @@ class Scene:
     """Messages published by each publishing query."""
     started: dict[str, list[int]] = field(default_factory=dict)
     """Batches that each query had logged as started."""
-    done: dict[str, list[int]] = field(default_factory=dict)
+    finished: dict[str, list[int]] = field(default_factory=dict)
     """Batches that each query had logged as done."""
 
     def publish(self, class_: str, payloads: list[bytes]) -> None:
@@ -103,9 +103,9 @@ class Driver:
     def read_line(self, word: str) -> str:
         """Wait for its next line, which begins with this word. Returns the rest."""
         assert self.process.stdout is not None
-        first_word, _, rest = self.process.stdout.readline().decode().partition(" ")
+        first_word, _, remainder = self.process.stdout.readline().decode().partition(" ")
         assert first_word.strip() == word, self._ended()
-        return rest
+        return remainder
 
     def until(self, condition: Callable[[], bool], pause: float = 0.02) -> None:
         """Wait, as long as a busy machine may take to start several JVMs."""
@@ -170,7 +170,7 @@ def scene(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scen
             until(lambda: not of_session(driver.session))
         way.stall_after_bytes = None
         way.disconnect_all()
-        for query in queries(spark, place, held=False).values():
+        for query in queries(spark, place, has_holds=False).values():
             assert query.trigger(availableNow=True).start().awaitTermination(PATIENCE_SECONDS)
         yield found
 
@@ -188,7 +188,7 @@ def look_at(found: Scene, driver: Driver, way: FaultyProxy) -> None:
     found.addresses = listening(driver.session)
     found.copied = {name: found.stored(f"{name} copied") for name in ("published", "torn")}
     found.started = {name: batches(place.checkpoint(name) / "offsets") for name in QUERIES}
-    found.done = {name: batches(place.checkpoint(name) / "commits") for name in QUERIES}
+    found.finished = {name: batches(place.checkpoint(name) / "commits") for name in QUERIES}
 
 
 def expected(name: str) -> list[bytes]:
@@ -208,7 +208,7 @@ def test_loopback_cluster_listens_on_loopback_only(scene: Scene) -> None:
 
 def test_queries_are_killed_in_their_first_batch(scene: Scene) -> None:
     assert scene.started == {name: [0] for name in QUERIES}
-    assert scene.done == {name: [] for name in QUERIES}
+    assert scene.finished == {name: [] for name in QUERIES}
 
 
 def test_failed_task_copies_every_message_once(scene: Scene) -> None:

@@ -39,8 +39,10 @@ def place(server: BusServer) -> str:
 
 def reading(reader: Any, kind: str, server: BusServer, **options: object) -> Any:
     """Return a frame of a source; `reader` is spark.read or spark.readStream."""
-    given = {"servers": server.address, "subscribe": "1", **options}
-    return reader.format(kind).options(**{name: str(value) for name, value in given.items()}).load()
+    defaults = {"servers": server.address, "subscribe": "1", **options}
+    return (
+        reader.format(kind).options(**{name: str(value) for name, value in defaults.items()}).load()
+    )
 
 
 def random_payload(source: random.Random) -> bytes:
@@ -167,14 +169,16 @@ def test_columns_filters_and_statistics_reach_the_plan(spark: Any, mixed_server:
 def test_sources_report_the_same_errors(
     spark: Any, mixed_server: BusServer, options: dict[str, str], sentence: str | None
 ) -> None:
-    given = {name: value.format(place=place(mixed_server)) for name, value in options.items()}
+    options_of_server = {
+        name: value.format(place=place(mixed_server)) for name, value in options.items()
+    }
     for kind in FORMATS:
         if sentence is None:
-            assert reading(spark.read, kind, mixed_server, **given).count() == 70_000
+            assert reading(spark.read, kind, mixed_server, **options_of_server).count() == 70_000
             continue
         expected = re.escape(sentence.format(place=place(mixed_server)))
         with pytest.raises(Exception, match=expected) as caught:
-            reading(spark.read, kind, mixed_server, **given).count()
+            reading(spark.read, kind, mixed_server, **options_of_server).count()
         assert_no_traceback(caught.value)
 
 
@@ -196,8 +200,8 @@ def test_streams_of_both_sources_report_the_same_errors(
 ) -> None:
     publish_numbers(server, 0, 1)
     for kind in FORMATS:
-        given = {"servers": server.address, "subscribe": "1", **options}
-        frame = spark.readStream.format(kind).options(**{k: v for k, v in given.items() if v})
+        texts = {"servers": server.address, "subscribe": "1", **options}
+        frame = spark.readStream.format(kind).options(**{k: v for k, v in texts.items() if v})
         query = frame.load().writeStream.format("noop").trigger(availableNow=True).start()
         with pytest.raises(Exception, match=sentence) as caught:
             query.awaitTermination(60)
@@ -231,26 +235,26 @@ def error_of(action: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def python_error(given: dict[str, str], *, streaming: bool) -> str:
+def python_error(options: dict[str, str], *, streaming: bool) -> str:
     """Return the error of the Python source, without the details of a JSON error."""
-    error = error_of(partial(source_options, given, streaming=streaming))
+    error = error_of(partial(source_options, options, streaming=streaming))
     return re.sub(r" \(Expecting .*\)\)", "", error).lower()  # Spark passes names in lower case.
 
 
 def test_invalid_batch_options_are_reported_in_the_words_of_python(spark: Any) -> None:
     found, expected = [], []
-    for given, _ in INVALID_BATCH_OPTIONS:
-        frame = spark.read.format("simplebus").options(**given).load()
+    for options, _ in INVALID_BATCH_OPTIONS:
+        frame = spark.read.format("simplebus").options(**options).load()
         found.append(error_of(frame.count).lower())
-        expected.append(python_error(given, streaming=False))
+        expected.append(python_error(options, streaming=False))
     assert found == expected
 
 
 def test_invalid_stream_options_are_reported_in_the_words_of_python(spark: Any) -> None:
-    for given, _ in INVALID_STREAM_OPTIONS:
-        frame = spark.readStream.format("simplebus").options(**given).load()
+    for options, _ in INVALID_STREAM_OPTIONS:
+        frame = spark.readStream.format("simplebus").options(**options).load()
         query = frame.writeStream.format("noop").start()
-        assert python_error(given, streaming=True) in error_of(query.awaitTermination).lower()
+        assert python_error(options, streaming=True) in error_of(query.awaitTermination).lower()
 
 
 def run_query(spark: Any, kind: str, server: BusServer, folder: Path, **options: object) -> Any:
@@ -291,8 +295,12 @@ def test_query_continues_with_the_other_source(
     found = logged_offsets(tmp_path)
     assert all(json.dumps(json.loads(text)) == text for text in found)
     assert len({json.loads(text)["query"]["id"] for text in found}) == 1
-    retained = [one for one in server.statistics().subscriptions if one.durable]
-    assert [(one.durable[:6], one.floor >= 140) for one in retained] == [("spark ", True)]
+    retained = [
+        subscription for subscription in server.statistics().subscriptions if subscription.durable
+    ]
+    assert [(subscription.durable[:6], subscription.floor >= 140) for subscription in retained] == [
+        ("spark ", True)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -337,8 +345,10 @@ AT_THE_END = {"startingTimestamp": FUTURE, "startingOffsetsByTimestampStrategy":
 def test_options_of_batches(
     spark: Any, shop: BusServer, kind: str, options: dict[str, object], counts: dict[str, int]
 ) -> None:
-    given = {name: str(value).format(place=place(shop)) for name, value in options.items()}
-    frame = spark.read.format(kind).options(servers=shop.address, **given).load()
+    options_of_server = {
+        name: str(value).format(place=place(shop)) for name, value in options.items()
+    }
+    frame = spark.read.format(kind).options(servers=shop.address, **options_of_server).load()
     assert frame.rdd.getNumPartitions() >= options.get("minPartitions", 0)
     assert ("headers" in frame.columns) == ("includeHeaders" in options)
     found = {row.topic: row["count"] for row in frame.groupBy("topic").count().collect()}
@@ -363,13 +373,19 @@ def test_options_of_batches(
 def test_options_of_streams(
     spark: Any, shop: BusServer, tmp_path: Path, kind: str, options: dict[str, object], count: int
 ) -> None:
-    given = {name: str(value).format(place=place(shop)) for name, value in options.items()}
-    frame = spark.readStream.format(kind).options(servers=shop.address, **given).load()
+    options_of_server = {
+        name: str(value).format(place=place(shop)) for name, value in options.items()
+    }
+    frame = spark.readStream.format(kind).options(servers=shop.address, **options_of_server).load()
     writing = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
     query = writing.start()
     try:
         query.processAllAvailable()
-        sizes = [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]]
+        sizes = [
+            progress["numInputRows"]
+            for progress in query.recentProgress
+            if progress["numInputRows"]
+        ]
         assert sum(sizes) == count
         assert max(sizes, default=0) <= options.get("maxOffsetsPerTrigger", 70)
     finally:
@@ -403,10 +419,12 @@ def test_progress_reports_lag_and_fetched_bytes(
 ) -> None:
     publish_numbers(server, 0, 1000)
     query = run_query(spark, "simplebus", server, tmp_path, maxOffsetsPerTrigger=400)
-    metrics = [one["sources"][0]["metrics"] for one in query.recentProgress if one["numInputRows"]]
+    metrics = [
+        report["sources"][0]["metrics"] for report in query.recentProgress if report["numInputRows"]
+    ]
     name = f"lag {place(server)} 1"
-    assert [one[name] for one in metrics] == ["600", "200", "0"]
-    fetched = [int(one["fetchedBytes"]) for one in metrics]
+    assert [report[name] for report in metrics] == ["600", "200", "0"]
+    fetched = [int(report["fetchedBytes"]) for report in metrics]
     assert 1000 * 13 < fetched[-1] < 100_000
     assert fetched == sorted(fetched)
 
@@ -416,7 +434,7 @@ def test_connections_use_tls_and_credentials(
 ) -> None:
     authority = CertificateAuthority(tmp_path)
     pair, client_certificate = authority.issue("localhost"), authority.issue("ada")
-    other = CertificateAuthority(tmp_path, "stranger")
+    other_authority = CertificateAuthority(tmp_path, "stranger")
     users = Users([User("ada", password="secret"), User("bob", token="t")])
     options = TlsOptions(pair.cert, pair.key, ca=authority.path, verify=True)
     with bus_server(tls=options, users=users) as server:
@@ -436,7 +454,7 @@ def test_connections_use_tls_and_credentials(
             f'user = "ada"\npassword = "secret"\n{common}': "",
             f'token = "t"\n{common}': "",
             f'token = "wrong"\n{common}': "unauthorized: ",
-            f'token = "t"\nca = "{other.path}"': "its certificate is not trusted",
+            f'token = "t"\nca = "{other_authority.path}"': "its certificate is not trusted",
         }
         try:
             for text, sentence in cases.items():
@@ -461,8 +479,8 @@ def test_lost_messages_end_the_query_or_are_skipped(spark: Any) -> None:
         publish_numbers(server, 0, 20)
         with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
             take(messages, 20)
-        given = {"startingOffsets": json.dumps({place(server): {"1": 3}})}
+        options = {"startingOffsets": json.dumps({place(server): {"1": 3}})}
         with pytest.raises(Exception, match=r"messages 3 to 14 of class 1 at .* are lost: the cla"):
-            reading(spark.read, "simplebus", server, **given).count()
-        rows = reading(spark.read, "simplebus", server, failOnDataLoss="false", **given)
+            reading(spark.read, "simplebus", server, **options).count()
+        rows = reading(spark.read, "simplebus", server, failOnDataLoss="false", **options)
         assert [row.offset for row in rows.orderBy("offset").collect()] == list(range(15, 20))

@@ -79,8 +79,10 @@ def raw_messages(server: BusServer) -> dict[str, list[bytes]]:
     with BusReader(server.address, timeout=60) as bus:
         for each in bus.blocking_bus.explain().classes:
             name = str(each.class_id)
-            held = bus.get_extent([name]).classes[name]
-            message_range = MessageRange(server.address, bus.memory_id, name, held.floor, held.head)
+            extent = bus.get_extent([name]).classes[name]
+            message_range = MessageRange(
+                server.address, bus.memory_id, name, extent.floor, extent.head
+            )
             found[name] = [
                 bytes(frames.raw[begin : begin + 7] + frames.raw[begin + HEADER_BYTES : end])
                 for frames in bus.read(message_range, strict=True)
@@ -123,10 +125,10 @@ def test_both_sinks_publish_equal_messages(spark: Any, columns: list[str]) -> No
     rows = [tuple(SHAPES[column](source) for column in columns) for _ in range(400)]
     rows += [row for row in rows[:50] for _ in range(3)]
     frame = spark.createDataFrame(rows, ", ".join(columns)).coalesce(1)
-    with bus_server() as server, bus_server() as other:
+    with bus_server() as server, bus_server() as python_server:
         sink(frame, JAVA, server, **{"class": "1", "channel": "by.default"}).save()
-        sink(frame, PYTHON, other, **{"class": "1", "channel": "by.default"}).save()
-        found, expected = raw_messages(server), raw_messages(other)
+        sink(frame, PYTHON, python_server, **{"class": "1", "channel": "by.default"}).save()
+        found, expected = raw_messages(server), raw_messages(python_server)
     assert found == expected
     assert sum(map(len, found.values())) == 550
 
@@ -403,19 +405,19 @@ def test_small_credit_is_kept(spark: Any) -> None:
 def test_task_fails_if_the_bus_lost_its_messages(spark: Any) -> None:
     with (
         bus_server() as server,
-        bus_server() as other,
+        bus_server() as empty_server,
         faulty_proxy(server.address) as proxy,
     ):
         task = Task(spark, proxy.address)
         task.publish(ROWS)
         task.flush()
-        proxy.set_target(other.address)
+        proxy.set_target(empty_server.address)
         proxy.disconnect_all()
         task.publish(ROWS)
         with pytest.raises(Exception, match=f"the bus at {proxy.address} was reset, has the"):
             task.flush()
         task.close()
-        assert stored_payloads(other) == []
+        assert stored_payloads(empty_server) == []
 
 
 def test_refused_messages_fail_the_task(spark: Any) -> None:

@@ -74,7 +74,7 @@ def test_script_removes_one_argument_only(tmp_path: Path) -> None:
     shim = write_shim(str(java.parent.parent), tmp_path / "cache")
     assert write_shim(str(java.parent.parent), tmp_path / "cache") == shim
     words = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "$HOME", "--add-modules=x"]
-    done = subprocess.run(
+    process = subprocess.run(
         [shim / "bin" / "java", *words], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout == "[-cp][a b][][$HOME][--add-modules=x]"
+    assert process.stdout == "[-cp][a b][][$HOME][--add-modules=x]"

@@ -10,12 +10,12 @@ from tests.spark.option_cases import INVALID_BATCH_OPTIONS, INVALID_STREAM_OPTIO
 
 
 def test_option_names_ignore_case() -> None:
-    given = {
+    options = {
         "SERVERS": "simplebus://a, b:9",
         "Subscribe": "7, orders,7",
         "MAXOFFSETSPERTRIGGER": "5",
     }
-    found = source_options(given, streaming=True)
+    found = source_options(options, streaming=True)
     assert found.servers == ("a:8888", "b:9")
     assert found.subscribe == ("7", "orders")
     assert found.max_batch_messages == 5
@@ -32,8 +32,8 @@ def test_load_accepts_servers() -> None:
 
 
 def test_json_offsets_have_normalized_names() -> None:
-    given = NEEDED | {"startingOffsets": '{"simplebus://127.0.0.1": {"007": -2, "orders": 5}}'}
-    found = source_options(given, streaming=True)
+    options = NEEDED | {"startingOffsets": '{"simplebus://127.0.0.1": {"007": -2, "orders": 5}}'}
+    found = source_options(options, streaming=True)
     assert found.starting == {"127.0.0.1:8888": {"7": -2, "orders": 5}}
 
 
@@ -65,20 +65,20 @@ def test_durations_have_units(text: str, seconds: float) -> None:
 
 
 def test_durable_is_private_unless_named_or_disabled() -> None:
-    for given, expected in (({}, None), ({"durable": " a "}, "a"), ({"durable": "NONE"}, "")):
-        assert source_options(NEEDED | given, streaming=True).durable == expected
+    for options, expected in (({}, None), ({"durable": " a "}, "a"), ({"durable": "NONE"}, "")):
+        assert source_options(NEEDED | options, streaming=True).durable == expected
 
 
-@pytest.mark.parametrize(("given", "sentence"), INVALID_STREAM_OPTIONS)
-def test_invalid_stream_options_are_rejected(given: dict[str, str], sentence: str) -> None:
+@pytest.mark.parametrize(("options", "sentence"), INVALID_STREAM_OPTIONS)
+def test_invalid_stream_options_are_rejected(options: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        source_options(NEEDED | given, streaming=True)
+        source_options(NEEDED | options, streaming=True)
 
 
-@pytest.mark.parametrize(("given", "sentence"), INVALID_BATCH_OPTIONS)
-def test_invalid_batch_options_are_rejected(given: dict[str, str], sentence: str) -> None:
+@pytest.mark.parametrize(("options", "sentence"), INVALID_BATCH_OPTIONS)
+def test_invalid_batch_options_are_rejected(options: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        source_options(given, streaming=False)
+        source_options(options, streaming=False)
 
 
 def test_stream_rejects_end_options() -> None:
@@ -122,9 +122,9 @@ def test_sink_has_one_server_and_one_class() -> None:
 
 
 def test_path_selects_journals_that_offsets_name() -> None:
-    given = {"path": "/var//lib/bus/, file:///data/./b", "subscribe": "7"}
+    options = {"path": "/var//lib/bus/, file:///data/./b", "subscribe": "7"}
     starting = {"startingOffsets": '{"/var/lib/bus": {"7": 5}, "/data/b/": {"7": -2}}'}
-    found = source_options(given | starting, streaming=True)
+    found = source_options(options | starting, streaming=True)
     assert found.servers == ("/var/lib/bus", "/data/b")
     assert (found.is_journal, found.location_option) == (True, "path")
     assert found.starting == {"/var/lib/bus": {"7": 5}, "/data/b": {"7": -2}}
@@ -133,7 +133,7 @@ def test_path_selects_journals_that_offsets_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("options", "sentence"),
     [
         ({"path": "/a", "servers": "b"}, "both servers and path are set; expected servers"),
         ({"path": "data/bus"}, "path is 'data/bus': expected the absolute path .* 'data/bus'"),
@@ -145,6 +145,6 @@ def test_path_selects_journals_that_offsets_name() -> None:
         ({"path": "/a", "timeout": "5"}, "timeout applies to buses"),
     ],
 )
-def test_invalid_path_is_reported(given: dict[str, str], sentence: str) -> None:
+def test_invalid_path_is_reported(options: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        source_options({"subscribe": "7"} | given, streaming=True)
+        source_options({"subscribe": "7"} | options, streaming=True)

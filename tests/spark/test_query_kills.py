@@ -29,7 +29,7 @@ from simplebus.spark.sink import BusResetError, TaskWriteResult, write_task
 from simplebus.testing.server import BusServer, bus_server, until
 from tests.client.faulty_server import FaultyProxy, faulty_proxy
 from tests.spark.bus_messages import stored_payloads
-from tests.spark.simulated_query import POINTS, SimulatedQuery, once
+from tests.spark.simulated_query import POINTS, SimulatedQuery, call_once_at
 
 OLD = [b"old %d " % n * 150 for n in range(2500)]
 """More than one answer of a bus can carry."""
@@ -71,7 +71,7 @@ def test_query_survives_a_network_outage(server: BusServer, proxy: FaultyProxy, 
 
     publish(server, OLD)
     with ThreadPoolExecutor() as opening, running_query(proxy, maxOffsetsPerTrigger=1500) as query:
-        query.run(once(point, cut_off))
+        query.run(call_once_at(point, cut_off))
         publish(server, NEW)
         query.catch_up()
     assert query.counts() == Counter(OLD + NEW)
@@ -92,7 +92,7 @@ def test_killed_driver_repeats_only_unfinished_batches(
     publish(server, OLD)
     with running_query(proxy, maxOffsetsPerTrigger=1500) as query:
         with pytest.raises(DeadError):
-            query.run(once(point, die))
+            query.run(call_once_at(point, die))
         publish(server, NEW)
         new_rows = query.run()
         assert new_rows is not None
@@ -106,19 +106,19 @@ def test_killed_driver_repeats_only_unfinished_batches(
 @contextlib.contextmanager
 def another_bus(proxy: FaultyProxy) -> Iterator[BusServer]:
     """Replace the server by an empty one at the same address."""
-    with bus_server() as other:
-        proxy.set_target(other.address)
+    with bus_server() as empty_server:
+        proxy.set_target(empty_server.address)
         proxy.disconnect_all()
-        publish(other, NEW)
-        yield other
+        publish(empty_server, NEW)
+        yield empty_server
 
 
 def test_loss_of_unsynced_messages_is_reported(proxy: FaultyProxy, tmp_path: Path) -> None:
-    kept, cut = tmp_path / "kept", tmp_path / "cut"
-    with bus_server(data_dir=kept, durability=Durability.OS) as before:
+    data_dir, cut = tmp_path / "kept", tmp_path / "cut"
+    with bus_server(data_dir=data_dir, durability=Durability.OS) as before:
         proxy.set_target(before.address)
         publish(before, NEW[:100])
-        shutil.copytree(kept, cut)  # What the disk has when the power fails.
+        shutil.copytree(data_dir, cut)  # What the disk has when the power fails.
         publish(before, NEW[100:])
         with running_query(proxy) as query, running_query(proxy, failOnDataLoss="false") as loose:
             assert query.reader
@@ -147,7 +147,7 @@ def test_lost_messages_end_the_query(server: BusServer, proxy: FaultyProxy, poin
     publish(server, OLD)
     with contextlib.ExitStack() as stack, running_query(proxy) as query:
         with pytest.raises(DataLossError) as describe_losses:
-            query.catch_up(once(point, lambda: stack.enter_context(another_bus(proxy))))
+            query.catch_up(call_once_at(point, lambda: stack.enter_context(another_bus(proxy))))
         assert re.search(
             rf"messages \d+ (to 2499|and on) of class 1 at {proxy.address} are lost: .*was reset",
             str(describe_losses.value),
@@ -163,15 +163,15 @@ def test_lost_messages_are_skipped_if_allowed(
 ) -> None:
     publish(server, OLD)
     with contextlib.ExitStack() as stack, running_query(proxy, failOnDataLoss="false") as query:
-        query.run(once(point, lambda: stack.enter_context(another_bus(proxy))))
+        query.run(call_once_at(point, lambda: stack.enter_context(another_bus(proxy))))
         query.catch_up()
         assert query.run() is None
     counts = query.counts()
     assert set(counts.values()) == {1}
     assert set(NEW) <= set(counts)
-    kept = len(set(counts) & set(OLD))
-    assert kept == (len(OLD) if point in ("read", "done") else kept)
-    first = kept if point == "reading" else len(OLD) if point in ("read", "done") else 0
+    received_count = len(set(counts) & set(OLD))
+    assert received_count == (len(OLD) if point in ("read", "done") else received_count)
+    first = received_count if point == "reading" else len(OLD) if point in ("read", "done") else 0
     last = "and on" if point in ("read", "done") else "to 2499"
     assert f"messages {first} {last} of class 1 at {proxy.address} are lost" in caplog.text
 
@@ -196,7 +196,7 @@ def test_dropped_messages_are_the_only_loss(
         ):
             publish(server, OLD[:60])
             more = OLD[60 : 160 if point != "done" else 240]
-            run_over = once(point, lambda up=server, rest=more: publish(up, rest))
+            run_over = call_once_at(point, lambda up=server, payloads=more: publish(up, payloads))
             if allowed == "true":
                 with pytest.raises(DataLossError, match=loss):
                     query.catch_up(run_over)
@@ -249,7 +249,7 @@ def test_new_class_is_read_from_its_first_message(server: BusServer, proxy: Faul
 def run_concurrently(*attempts: Callable[[], Any]) -> list[Any]:
     """Run the attempts concurrently and return the result or the exception of each."""
     with ThreadPoolExecutor(len(attempts)) as pool:
-        futures = [pool.submit(one) for one in attempts]
+        futures = [pool.submit(attempt) for attempt in attempts]
         return [future.exception() or future.result() for future in futures]
 
 
@@ -261,11 +261,11 @@ def test_task_attempts_read_the_same(server: BusServer, proxy: FaultyProxy) -> N
         end = reader.latestOffset(start, reader.getDefaultReadLimit())
         tasks = pickle.loads(pickle.dumps(list(reader.partitions(start, end))))
         for task in tasks:
-            one, other = run_concurrently(
+            first, second = run_concurrently(
                 *[lambda t=task: pa.Table.from_batches(reader.read(t))] * 2
             )
-            assert one.equals(other)
-            assert one.num_rows == len(OLD) // 2
+            assert first.equals(second)
+            assert first.num_rows == len(OLD) // 2
 
 
 def rows(payloads: list[bytes], piece: int) -> Iterator[pa.RecordBatch]:
@@ -326,7 +326,7 @@ def test_lost_writes_of_a_task_are_published_again() -> None:
     settings = Settings(limits=Limits(credit_bytes=50_000))  # Most of it is confirmed on the way.
     with (
         bus_server(settings) as server,
-        bus_server(settings) as other,
+        bus_server(settings) as empty_server,
         faulty_proxy(server.address) as proxy,
     ):
         options = SinkOptions(proxy.address, class_="1", timeout=60)
@@ -335,13 +335,13 @@ def test_lost_writes_of_a_task_are_published_again() -> None:
             for number, batch in enumerate(rows(OLD, 100)):
                 yield batch
                 if number == 15:
-                    proxy.set_target(other.address)
+                    proxy.set_target(empty_server.address)
                     proxy.disconnect_all()
 
         with pytest.raises(BusResetError, match=f"the bus at {proxy.address} was reset"):
             write_task(interrupted(), options, "task")
-        half = stored_payloads(other)
+        half = stored_payloads(empty_server)
         assert half == OLD[-len(half) :]
         assert len(half) < len(OLD)
         assert write_task(rows(OLD, 100), options, "task") == TaskWriteResult(len(OLD), 0)
-        assert stored_payloads(other) == half + OLD
+        assert stored_payloads(empty_server) == half + OLD

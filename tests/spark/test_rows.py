@@ -70,7 +70,7 @@ def test_rows_keep_content_and_order(rows: list[Any], with_headers: bool) -> Non
         beside["headers"] = pa.array([None, []] * len(rows), pa.map_(pa.string(), pa.string()))
         beside["headers"] = beside["headers"][: len(rows)]
     found = row_runs(value=pa.array([b"%d" % n for n in range(len(rows))], pa.binary()), **beside)
-    each = [(one.class_, payload, one.envelope) for one in found for payload in one.payloads]
+    each = [(run.class_, payload, run.envelope) for run in found for payload in run.payloads]
     expected = []
     for n, (class_, channel, key, expiry) in enumerate(rows):
         envelope = Envelope(

@@ -18,7 +18,7 @@ from simplebus.spark.read.planner import MessageRange
 from simplebus.spark.read.tasks import SparkPartition, read_partition
 from simplebus.testing.server import BusServer, bus_server
 from tests.client.faulty_server import FaultyProxy, faulty_proxy, silent_listener
-from tests.spark.simulated_query import SimulatedQuery, once
+from tests.spark.simulated_query import SimulatedQuery, call_once_at
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def query(
 ) -> Iterator[SimulatedQuery]:
     """Yield a query over two buses that hold 3 messages of class 1 each."""
     monkeypatch.setattr(stream, "_UNREACHABLE_RETRY_SECONDS", 0.0)
-    for one in (server.address, proxy.address):
-        publish(one, 3)
+    for address in (server.address, proxy.address):
+        publish(address, 3)
     found = SimulatedQuery(
         servers=f"{server.address},{proxy.address}",
         subscribe="1",
@@ -175,10 +175,10 @@ def test_server_lost_in_a_batch_is_retried_and_named(
         BusConnectionError,
         match=f"messages 0 to 2 of class 1 at {place(proxy.address)} could not be read completely",
     ):
-        query.run(once("planned", lambda: block_connections(proxy)))
+        query.run(call_once_at("planned", lambda: block_connections(proxy)))
     message_range = MessageRange(place(proxy.address), "", "1", 0, 3)
-    given = {**query.options, "failOnDataLoss": "false"}
-    task = SparkPartition(message_range, 1, source_options(given, streaming=True))
+    options = {**query.options, "failOnDataLoss": "false"}
+    task = SparkPartition(message_range, 1, source_options(options, streaming=True))
     with caplog.at_level(logging.WARNING):
         assert list(read_partition(task)) == []
     assert (
@@ -192,13 +192,15 @@ def test_server_lost_in_a_batch_is_retried_and_named(
 
 
 def test_server_with_two_addresses_is_rejected(server: BusServer) -> None:
-    here = server.address.removeprefix("simplebus://")
-    other = here.replace("127.0.0.1", "localhost")
+    address = server.address.removeprefix("simplebus://")
+    second_address = address.replace("127.0.0.1", "localhost")
     with simplebus.connect_blocking(server.address) as bus:
         bus.publish(b"x", class_id=1)
-    one = SimulatedQuery(servers=f"{here},{other}", subscribe=1, startingOffsets="earliest")
+    simulated_query = SimulatedQuery(
+        servers=f"{address},{second_address}", subscribe=1, startingOffsets="earliest"
+    )
     with pytest.raises(
-        OffsetError, match=f"servers has {here} and {other}, which are the same bus"
+        OffsetError, match=f"servers has {address} and {second_address}, which are the same bus"
     ):
-        one.run()
-    one.stop()
+        simulated_query.run()
+    simulated_query.stop()

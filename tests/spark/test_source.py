@@ -34,7 +34,7 @@ def test_batch_contains_every_message_with_its_fields(spark: Any, server: BusSer
     assert [row.offset for row in found[:1000]] == list(range(1000))
     last = found[1000]
     assert (last.topic, bytes(last.key), last.channel) == ("orders", b"k", "orders.eu")
-    assert [(one.key, bytes(one.value)) for one in last.headers] == [("a", b"b")]
+    assert [(header.key, bytes(header.value)) for header in last.headers] == [("a", b"b")]
     assert (found[0].key, found[0].channel, found[0].headers) == (None,) * 3
     assert (found[0].partition, found[0].timestampType) == (1, 1)
     assert abs(found[0].timestamp.timestamp() - time.time()) < 600

@@ -33,7 +33,7 @@ def test_spark_home_has_everything_but_the_zip(
     assert not (made / "python" / "lib").exists()
     monkeypatch.delenv("SPARK_HOME")
     spark_home.use_precompiled_home(tmp_path / "cache")  # It is there.
-    assert [one.name for one in (tmp_path / "cache").iterdir()] == [made.name]
+    assert [folder.name for folder in (tmp_path / "cache").iterdir()] == [made.name]
     monkeypatch.delenv("SPARK_HOME")
 
 

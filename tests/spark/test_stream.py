@@ -15,16 +15,23 @@ from tests.spark.bus_messages import consume_messages, publish_numbers
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
-def kept_from(server: BusServer) -> int:
-    (one,) = [s for s in server.statistics().subscriptions if s.durable.startswith("spark ")]
-    return one.floor
+def retained_floor(server: BusServer) -> int:
+    (subscription,) = [
+        s for s in server.statistics().subscriptions if s.durable.startswith("spark ")
+    ]
+    return subscription.floor
 
 
 def archive(spark: Any, server: BusServer, place: Path, **options: object) -> Any:
     """Start a query that writes the present messages as Parquet and ends."""
     stream = spark.readStream.format("simplebus")
-    given = {"servers": server.address, "subscribe": "1", "startingOffsets": "earliest", **options}
-    for name, value in given.items():
+    defaults = {
+        "servers": server.address,
+        "subscribe": "1",
+        "startingOffsets": "earliest",
+        **options,
+    }
+    for name, value in defaults.items():
         stream = stream.option(name, str(value))
     writing = stream.load().writeStream.format("parquet").trigger(availableNow=True)
     query = writing.option("checkpointLocation", str(place / "checkpoint")).start(
@@ -53,15 +60,15 @@ def test_stream_is_archived_once_across_restarts(
     assert lag(query.lastProgress) == {place: {"1": 0}}
     assert lag(query.recentProgress[0]) == {place: {"1": 600}}
     assert archived(spark, tmp_path) == [("1", n) for n in range(1000)]
-    until(lambda: kept_from(server) == 1000)  # The last batch is let go of too.
+    until(lambda: retained_floor(server) == 1000)  # The last batch is let go of too.
 
     publish_numbers(server, 1000, 1500)
     until(lambda: server.statistics().ring.floor == 1000)  # These are kept for the query.
     publish_numbers(server, 0, 10, class_id=2)
-    with bus_server() as other:
-        publish_numbers(other, 0, 5, class_id=2)
-        both = f"{server.address},{other.address}"
-        publish_numbers(other, 0, 7)
+    with bus_server() as second_server:
+        publish_numbers(second_server, 0, 5, class_id=2)
+        both = f"{server.address},{second_server.address}"
+        publish_numbers(second_server, 0, 7)
         archive(spark, server, tmp_path, servers=both, subscribe="1,2")
         assert archived(spark, tmp_path) == sorted(
             [
@@ -71,7 +78,7 @@ def test_stream_is_archived_once_across_restarts(
                 *(("2", n) for n in range(5)),
             ]
         )
-        assert kept_from(other) == 7
+        assert retained_floor(second_server) == 7
 
 
 def test_missing_messages_end_the_query_or_are_skipped(spark: Any, tmp_path: Path) -> None:

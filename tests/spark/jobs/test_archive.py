@@ -106,12 +106,13 @@ def test_each_message_is_archived_once(
 
     latest_batch = sorted(set(expected(1100)) - set(expected(1000)))
     before = len(data_files(tmp_path))
-    done = compact(spark, str(tmp_path), retention_hours=0)
-    assert re.fullmatch(r"\d+ files became \d+, in \d+ folders?", str(done))
+    first_result = compact(spark, str(tmp_path), retention_hours=0)
+    assert re.fullmatch(r"\d+ files became \d+, in \d+ folders?", str(first_result))
     result = compact(spark, str(tmp_path), retention_hours=0)
     assert str(result).startswith("nothing to merge: ")
     assert found(tmp_path, format) == expected(1100)
-    assert len(data_files(tmp_path)) == before - done.files_before + done.files_after < before
+    merged_count = before - first_result.files_before + first_result.files_after
+    assert len(data_files(tmp_path)) == merged_count < before
     rows = read(spark, str(tmp_path)).where("class != '1'").orderBy("offset").collect()
     assert [int(bytes(row.value)) for row in rows] == list(range(0, 1100, 100))
     assert [row.offset for row in rows] == list(range(11))
@@ -178,8 +179,8 @@ def test_archive_has_folders_of_hours(
     expected = [(published, *part) for published, part in parts.items() for _ in range(3)]
     assert archived() == expected
     # In Parquet, files of the latest batch of a query stay as they are.
-    done = compact(spark, str(tmp_path), retention_hours=0)
-    assert str(done) == f"{8 if format == 'parquet' else 12} files became 4, in 4 folders"
+    result = compact(spark, str(tmp_path), retention_hours=0)
+    assert str(result) == f"{8 if format == 'parquet' else 12} files became 4, in 4 folders"
     assert archived() == expected
     (whole,) = report(spark, str(tmp_path)).where("span = 'run'").collect()
     assert (whole.sent, whole.delivered) == (15, 15)
@@ -268,8 +269,8 @@ def stored(server: BusServer, class_: str | int) -> list[Any]:
 
 def test_archive_is_replayed_once_in_order(spark: Any, server: BusServer, old_archive: str) -> None:
     for attempt in range(2):
-        done = replay(spark, old_archive, server.address, name="again")
-        assert (done.messages, done.stored_before) == (80, 80 * attempt)
+        result = replay(spark, old_archive, server.address, name="again")
+        assert (result.messages, result.stored_before) == (80, 80 * attempt)
     for name, class_ in (("orders", "orders"), ("7", 7)):
         back = stored(server, class_)
         assert [m.payload.decode() for m in back] == [f"{name} {n}" for n in range(40)]
@@ -278,11 +279,11 @@ def test_archive_is_replayed_once_in_order(spark: Any, server: BusServer, old_ar
         assert all(dict(m.headers) == {"n": str(n)} for n, m in enumerate(back))
 
     chosen = {"channels": ["c.1"], "begin": START + timedelta(seconds=1), "to_class": "picked"}
-    done = replay(
+    result = replay(
         spark, old_archive, server.address, end=datetime(2026, 3, 2), speed=1000.0, **chosen
     )
     back = sorted(m.payload.decode() for m in stored(server, "picked"))
     assert back == sorted(f"{name} {n}" for name in ("orders", "7") for n in range(11, 20, 2))
-    assert done.messages == len(back)
+    assert result.messages == len(back)
     nothing = replay(spark, old_archive, server.address, end=datetime(2000, 1, 1))
     assert nothing.messages == 0

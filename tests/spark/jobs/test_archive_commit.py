@@ -92,10 +92,10 @@ def test_kills_archive_each_message_once(steps: list[tuple[str, int]], copies: b
     world = World()
     world.files.copies = copies
     for step, lives in steps:
-        world.files.left = lives
+        world.files.remaining_steps = lives
         with contextlib.suppress(DiedError):
             world.archive(3) if step == "archive" else world.compact()
-    world.files.left = None
+    world.files.remaining_steps = None
     world.archive(2)
     assert world.files.seen() == world.expected()
     world.compact()
@@ -109,10 +109,10 @@ def test_interrupted_compaction_is_completed_without_loss(copies: bool) -> None:
         world.files.copies = copies
         world.archive(8)
         before = world.files.seen()
-        world.files.left = lives
+        world.files.remaining_steps = lives
         with contextlib.suppress(DiedError):
             world.compact()
-        finished, world.files.left = bool(world.files.left), None
+        finished, world.files.remaining_steps = bool(world.files.remaining_steps), None
         assert set(world.files.seen()) == set(before)
         if lives % 2:
             archive_commit.recover_swaps(world.files)
@@ -132,10 +132,10 @@ def test_interrupted_batch_is_completed(copies: bool) -> None:
         world = World()
         world.files.copies = copies
         world.archive(2)
-        world.files.left = lives
+        world.files.remaining_steps = lives
         with contextlib.suppress(DiedError):
             world.archive(3)
-        finished, world.files.left = bool(world.files.left), None
+        finished, world.files.remaining_steps = bool(world.files.remaining_steps), None
         found = world.files.seen()
         assert len(set(found)) == len(found), "a reader saw a message twice"
         world.archive(3)

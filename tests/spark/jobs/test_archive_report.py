@@ -20,7 +20,7 @@ ROWS = st.lists(
 def joined(digests: list[ArchiveDigest]) -> ArchiveDigest:
     names = ("kind", "step", "first", "last")
     return ArchiveDigest(
-        *(np.concatenate([getattr(one, name) for one in digests]) for name in names)
+        *(np.concatenate([getattr(part, name) for part in digests]) for name in names)
     )
 
 
@@ -52,7 +52,8 @@ def test_figures_of_parts_equal_those_of_their_rows(
     for _, at, after in rows:
         by_step[at // STEP_US].append(after)
     assert [(row["begin_s"], row["delivered"], row["latencies_us"][-1]) for row in steps] == [
-        (step * STEP_US / 1e6, len(some), max(some)) for step, some in sorted(by_step.items())
+        (step * STEP_US / 1e6, len(latencies_of_step), max(latencies_of_step))
+        for step, latencies_of_step in sorted(by_step.items())
     ]
 
 

@@ -49,7 +49,7 @@ ROW: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("classes", "meant"),
     [
         ("orders", "dead.orders"),
         ("orders, 7", "dead.orders,dead.7"),
@@ -57,8 +57,8 @@ ROW: dict[str, Any] = {
         ("orders,", "dead.orders,"),
     ],
 )
-def test_dead_letter_classes_are_derived_from_classes(said: str, meant: str) -> None:
-    assert dead_letter_classes(said) == meant
+def test_dead_letter_classes_are_derived_from_classes(classes: str, meant: str) -> None:
+    assert dead_letter_classes(classes) == meant
 
 
 def test_row_is_formatted_for_a_table() -> None:
@@ -78,17 +78,17 @@ def test_incomplete_row_is_formatted() -> None:
 
 @pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=2)), None])
 def test_times_are_shown_in_utc(zone: tzinfo | None) -> None:
-    there = ROW["last"].astimezone(zone)
-    row = {**ROW, "last": there if zone else there.replace(tzinfo=None)}
+    local_time = ROW["last"].astimezone(zone)
+    row = {**ROW, "last": local_time if zone else local_time.replace(tzinfo=None)}
     assert to_table_cells(row)[5] == "2026-11-21 09:30:00+00:00"
     assert to_json_object(row)["last"] == "2026-11-21T09:30:00+00:00"
 
 
 def test_row_is_encoded_as_json() -> None:
-    again = json.loads(json.dumps(to_json_object(ROW)))
-    assert datetime.fromisoformat(again.pop("first")) == ROW["first"]
-    assert datetime.fromisoformat(again.pop("last")) == ROW["last"]
-    assert again == {name: ROW[name] for name in again}
+    decoded = json.loads(json.dumps(to_json_object(ROW)))
+    assert datetime.fromisoformat(decoded.pop("first")) == ROW["first"]
+    assert datetime.fromisoformat(decoded.pop("last")) == ROW["last"]
+    assert decoded == {name: ROW[name] for name in decoded}
 
 
 def test_classes_or_archive_are_required() -> None:
@@ -187,8 +187,8 @@ def test_figures_of_given_and_stored_dead_letters_agree(
         yield spark
 
     monkeypatch.setattr(command, "spark_session", this_session)
-    asked = ["--servers", server.address, "--subscribe", "orders,none", "--json"]
-    result = CliRunner().invoke(cli.app, ["pipeline", "dead-letters", *asked])
+    arguments = ["--servers", server.address, "--subscribe", "orders,none", "--json"]
+    result = CliRunner().invoke(cli.app, ["pipeline", "dead-letters", *arguments])
     assert (result.exit_code, result.stderr) == (0, "")
     [row] = map(json.loads, result.stdout.splitlines())
     assert (row["class"], row["subscription"], row["messages"]) == ("orders", "billing", 2)

@@ -47,7 +47,7 @@ def test_publisher_name_identifies_the_messages() -> None:
     assert publisher_name("again", GROUP, replace(CHOSEN, begin=elsewhere), "") == name
     # Which other classes there are makes no difference to the messages of this one.
     assert publisher_name("again", GROUP, replace(CHOSEN, classes=("orders",)), "") == name
-    others = [
+    other_names = [
         publisher_name("other", GROUP, CHOSEN, ""),
         publisher_name("again", ("orders", "h:1", "anew"), CHOSEN, ""),
         publisher_name("again", ("orders", "h:2", "memory"), CHOSEN, ""),
@@ -55,7 +55,7 @@ def test_publisher_name_identifies_the_messages() -> None:
         publisher_name("again", GROUP, replace(CHOSEN, begin=None, end=CHOSEN.begin), ""),
         publisher_name("again", GROUP, CHOSEN, "orders"),
     ]
-    assert len({name, *others}) == 7
+    assert len({name, *other_names}) == 7
 
 
 def test_rows_keep_order_and_fields() -> None:
@@ -73,17 +73,17 @@ def test_patterns_match_like_the_broker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("options", "sentence"),
     [
         ({"servers": "h:1,h:2"}, "expected one bus in servers of a sink, got h:1, h:2"),
         ({"servers": "h:1", "speed": 0.0}, r"expected a speed above 0, got 0\.0"),
         ({"servers": "h:1", "to_class": "a,b"}, "expected one class in the option class, got a, b"),
     ],
 )
-def test_invalid_replay_fails_before_reading(given: dict[str, Any], sentence: str) -> None:
+def test_invalid_replay_fails_before_reading(options: dict[str, Any], sentence: str) -> None:
     nobody: Any = None
     with pytest.raises(ValueError, match=sentence):
-        replay(nobody, "/archive", **given)
+        replay(nobody, "/archive", **options)
 
 
 # A task, without Spark --------------------------------------------------------------------------

@@ -45,16 +45,16 @@ def test_executors_import_the_package_of_the_driver(tmp_path: Path) -> None:
 
 
 def test_interrupt_during_jvm_start_is_raised_afterwards() -> None:
-    handler, done = signal.getsignal(signal.SIGINT), []
+    handler, starts = signal.getsignal(signal.SIGINT), []
 
     def start(*, interrupted: bool) -> None:
         with session._deferred_interrupt():
             if interrupted:
                 signal.raise_signal(signal.SIGINT)
-            done.append(interrupted)
+            starts.append(interrupted)
 
     with pytest.raises(KeyboardInterrupt):
         start(interrupted=True)
     assert signal.getsignal(signal.SIGINT) is handler
     start(interrupted=False)
-    assert done == [True, False]
+    assert starts == [True, False]

@@ -31,13 +31,16 @@ def place(server: BusServer) -> str:
 def reader(
     server: BusServer, kind: type[BatchReader] = BatchReader, **options: object
 ) -> BatchReader:
-    given = {"servers": server.address, "subscribe": "1", "timeout": 5, **options}
-    return kind(source_options({n: str(v) for n, v in given.items()}, streaming=False))
+    defaults = {"servers": server.address, "subscribe": "1", "timeout": 5, **options}
+    return kind(source_options({n: str(v) for n, v in defaults.items()}, streaming=False))
 
 
 def rows(found: BatchReader) -> list[dict[str, Any]]:
     return [
-        row for task in found.partitions() for one in found.read(task) for row in one.to_pylist()
+        row
+        for task in found.partitions()
+        for batch in found.read(task)
+        for row in batch.to_pylist()
     ]
 
 
@@ -62,10 +65,12 @@ def test_batch_reads_between_two_times(server: BusServer) -> None:
     for n in (5, 10):
         cuts.append(a_minute_later(server))
         publish_numbers(server, n, n + 5)
-    one, other = cuts
-    assert offsets(reader(server, startingTimestamp=one)) == list(range(5, 15))
-    assert offsets(reader(server, endingTimestamp=other)) == list(range(10))
-    assert offsets(reader(server, startingTimestamp=one, endingTimestamp=other)) == [*range(5, 10)]
+    first_cut, second_cut = cuts
+    assert offsets(reader(server, startingTimestamp=first_cut)) == list(range(5, 15))
+    assert offsets(reader(server, endingTimestamp=second_cut)) == list(range(10))
+    assert offsets(reader(server, startingTimestamp=first_cut, endingTimestamp=second_cut)) == [
+        *range(5, 10)
+    ]
     by_class = [json.dumps({place(server): {"1": cut}}) for cut in cuts]
     both = dict(
         zip(("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"), by_class, strict=True)
@@ -76,15 +81,15 @@ def test_batch_reads_between_two_times(server: BusServer) -> None:
     with pytest.raises(OffsetError, match="stores no message accepted since then"):
         reader(server, startingTimestamp=late).partitions()
     stamps = {row["offset"]: row["timestamp"].timestamp() * 1000 for row in rows(reader(server))}
-    assert stamps[4] < one <= stamps[5] <= stamps[9] < other <= stamps[10]
+    assert stamps[4] < first_cut <= stamps[5] <= stamps[9] < second_cut <= stamps[10]
 
 
 def test_message_time_is_stable(server: BusServer) -> None:
     publish_numbers(server, 0, 5)
     before = [row["timestamp"] for row in rows(reader(server))]
     publish_numbers(server, 5, 9)
-    given = json.dumps({place(server): {"1": 3}})
-    after = rows(reader(server, startingOffsets=given, maxRecordsPerPartition=1))
+    starting_offsets = json.dumps({place(server): {"1": 3}})
+    after = rows(reader(server, startingOffsets=starting_offsets, maxRecordsPerPartition=1))
     assert [row["timestamp"] for row in after][:2] == before[3:]
 
 
@@ -93,12 +98,12 @@ def test_pushed_filters_agree_with_spark(server: BusServer) -> None:
     publish_numbers(server, 0, 9, "orders")
     found = reader(server, FilteringReader, subscribe="1,orders")
     assert isinstance(found, FilteringReader)
-    asked = [
+    filters = [
         EqualTo(("topic",), "orders"),
         GreaterThan(("offset",), 2),
         LessThanOrEqual(("offset",), 5),
     ]
-    assert list(found.pushFilters(asked)) == asked
+    assert list(found.pushFilters(filters)) == filters
     assert [(row["topic"], row["offset"]) for row in rows(found)] == [
         ("orders", n) for n in (3, 4, 5)
     ]
@@ -121,12 +126,12 @@ def test_unreadable_requests_are_reported(
     server: BusServer, options: dict[str, Any], error: type[Exception], sentence: str
 ) -> None:
     publish_numbers(server, 0, 5)
-    given = {
+    encoded_options = {
         name: json.dumps({place(server): {"1": value}}) if isinstance(value, int) else value
         for name, value in options.items()
     }
     with pytest.raises(error, match=sentence):
-        reader(server, **given).partitions()
+        reader(server, **encoded_options).partitions()
 
 
 def test_offsets_below_first_stored_message_are_a_loss() -> None:
@@ -134,10 +139,12 @@ def test_offsets_below_first_stored_message_are_a_loss() -> None:
         publish_numbers(server, 0, 5)
         with simplebus.connect_blocking(server.address) as bus, bus.subscribe(1) as messages:
             take(messages, 5)
-        given = json.dumps({place(server): {"1": 1}})
+        starting_offsets = json.dumps({place(server): {"1": 1}})
         with pytest.raises(DataLossError, match=r"messages 1 to 2 of class 1 at .* are lost"):
-            reader(server, startingOffsets=given).partitions()
-        assert offsets(reader(server, startingOffsets=given, failOnDataLoss="false")) == [3, 4]
+            reader(server, startingOffsets=starting_offsets).partitions()
+        assert offsets(
+            reader(server, startingOffsets=starting_offsets, failOnDataLoss="false")
+        ) == [3, 4]
 
 
 def test_unreachable_server_is_awaited_for_the_timeout(

@@ -62,7 +62,7 @@ def test_misspelled_class_is_reported_and_not_created(server: BusServer) -> None
             bus.check_classes(["orders", "ordres"])
         with pytest.raises(ClassMissingError, match="no class 'zzz'; check the option subscribe"):
             bus.check_classes(["zzz"])
-        assert [one.name for one in bus.blocking_bus.explain().classes] == ["orders"]
+        assert [cls.name for cls in bus.blocking_bus.explain().classes] == ["orders"]
 
 
 def test_user_who_may_not_inquire_reads_without_a_check(

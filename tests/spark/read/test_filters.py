@@ -87,7 +87,7 @@ def test_exact_filters_read_only_matching_messages(
 
 
 @pytest.mark.parametrize(
-    "unknown",
+    "unknown_filter",
     [
         MADE["StringContains"](("topic",), "7"),
         MADE["IsNotNull"](("offset",)),
@@ -96,5 +96,5 @@ def test_exact_filters_read_only_matching_messages(
         object(),
     ],
 )
-def test_unknown_filters_select_everything(unknown: object) -> None:
-    assert bounds_of_filters([unknown]).narrow(START, END) == (START, END)
+def test_unknown_filters_select_everything(unknown_filter: object) -> None:
+    assert bounds_of_filters([unknown_filter]).narrow(START, END) == (START, END)

@@ -93,8 +93,8 @@ def values(rows: list[dict[str, Any]]) -> list[bytes]:
 
 def batch(**options: object) -> list[dict[str, Any]]:
     """Return the rows that a batch job reads."""
-    given = {name: str(value) for name, value in options.items()}
-    reader = BatchReader(source_options(given, streaming=False))
+    texts = {name: str(value) for name, value in options.items()}
+    reader = BatchReader(source_options(texts, streaming=False))
     tables = [pa.Table.from_batches(reader.read(task)) for task in reader.partitions()]
     return [row for table in tables for row in table.to_pylist()]
 
@@ -131,8 +131,10 @@ def test_columns_agree_with_message_by_message_oracle(
         bus.sync()
         bus.broker.clock.now += 0.5
     bus.crash()
-    there = JournalInspection(path).messages(1, count=1000)
-    expected = [(one.sequence, one.payload, one.envelope, one.time) for one in there]
+    messages = JournalInspection(path).messages(1, count=1000)
+    expected = [
+        (message.sequence, message.payload, message.envelope, message.time) for message in messages
+    ]
     first = data.draw(st.integers(0, sent))
     last = data.draw(st.integers(first, sent))
     journal = SparkJournalReader(str(path))
@@ -187,9 +189,9 @@ def test_batch_job_reads_journal_like_a_server(journaled_bus: JournaledBus) -> N
 
 def test_several_journals_are_read_like_several_servers(tmp_path: Path) -> None:
     tills = [JournaledBus(tmp_path / name) for name in "ab"]
-    for one in tills:
-        one.lots(1)
-    paths = ",".join(str(one.path) for one in tills)
+    for till in tills:
+        till.lots(1)
+    paths = ",".join(str(till.path) for till in tills)
     with pytest.raises(
         OffsetError, match=r"path has .*/a and .*/b, which are the same bus; drop one"
     ):
@@ -323,9 +325,9 @@ def test_unsynced_messages_are_not_reported(
     journaled_bus.bus.crash()
     for segment in journaled_bus.segments():
         os.truncate(segment, safe[segment])
-    again = KeptBus(journaled_bus.path)
-    assert again.broker.classes[1].ring.head == journaled_bus.sent
-    again.crash()
+    reopened_bus = KeptBus(journaled_bus.path)
+    assert reopened_bus.broker.classes[1].ring.head == journaled_bus.sent
+    reopened_bus.crash()
 
 
 def test_failed_sync_ends_the_read(
@@ -376,7 +378,7 @@ def test_deleted_segment_is_a_loss(
             with pytest.raises(DataLossError, match=r"messages 0 to 19 .* holds messages from 20"):
                 reader.partitions(start, reader.latestOffset(start, None))
         else:
-            found = [pa.Table.from_batches(reader.read(one)).num_rows for one in planned]
+            found = [pa.Table.from_batches(reader.read(task)).num_rows for task in planned]
             assert sum(found) == 20
     assert stored_extent(journaled_bus.path) == ClassExtent(20, 40)
     journal, whole = (
@@ -388,7 +390,7 @@ def test_deleted_segment_is_a_loss(
     assert sum(piece.count for piece in journal.read(whole, strict=False)) == 20
     following = query(journaled_bus, failOnDataLoss="false")
     following.ends = [json.dumps({str(journaled_bus.path): {"orders": 5, "": "here"}})]
-    following.done = 1
+    following.committed_count = 1
     assert values(following.run() or []) == payloads_of(20, 40)
     assert "messages 5 to 19 of class orders" in caplog.text
 
@@ -436,16 +438,18 @@ def test_reused_sequences_end_the_query(journaled_bus: JournaledBus) -> None:
     following.run()
     journaled_bus.bus.crash()
     journaled_bus.segments()[-1].unlink()  # As if no one had made it safe.
-    said = r"messages 10 to 19 of class orders .* they were read, and the bus has lost them"
-    with pytest.raises(DataLossError, match=said):
+    error_pattern = (
+        r"messages 10 to 19 of class orders .* they were read, and the bus has lost them"
+    )
+    with pytest.raises(DataLossError, match=error_pattern):
         following.run()
-    again = query(journaled_bus, failOnDataLoss="false")
-    again.ends, again.done = following.ends[:1], 1
-    assert again.run() == []
+    second_query = query(journaled_bus, failOnDataLoss="false")
+    second_query.ends, second_query.committed_count = following.ends[:1], 1
+    assert second_query.run() == []
     journaled_bus = JournaledBus(journaled_bus.path)
     journaled_bus.sent = 10
     journaled_bus.lots(1)
-    assert values(again.run() or []) == payloads_of(10, 20)
+    assert values(second_query.run() or []) == payloads_of(10, 20)
 
 
 # What cannot be ---------------------------------------------------------------------------------

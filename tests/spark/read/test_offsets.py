@@ -39,9 +39,9 @@ places = st.dictionaries(servers, positions)
 
 @given(places, st.one_of(st.none(), st.builds(QueryIdentity, names, st.text(max_size=5), places)))
 def test_offsets_round_trip(offsets: dict[str, ServerOffsets], query: QueryIdentity | None) -> None:
-    kept = json.loads(json.dumps(dump_offsets(offsets, query)))
-    assert load_offsets(kept) == offsets
-    assert load_query(kept) == query
+    decoded = json.loads(json.dumps(dump_offsets(offsets, query)))
+    assert load_offsets(decoded) == offsets
+    assert load_query(decoded) == query
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_invalid_query_identity_is_rejected(bad: object) -> None:
 
 
 def test_equal_offsets_are_encoded_equally() -> None:
-    one = dump_offsets({"a": ServerOffsets("x", {"1": 1, "2": 2}), "b": ServerOffsets("", {})})
-    other = dump_offsets({"b": ServerOffsets("", {}), "a": ServerOffsets("x", {"2": 2, "1": 1})})
-    assert json.dumps(one) == json.dumps(other)
+    first = dump_offsets({"a": ServerOffsets("x", {"1": 1, "2": 2}), "b": ServerOffsets("", {})})
+    second = dump_offsets({"b": ServerOffsets("", {}), "a": ServerOffsets("x", {"2": 2, "1": 1})})
+    assert json.dumps(first) == json.dumps(second)
 
 
 @pytest.mark.parametrize("bad", [{"a": 7}, {"a": {"7": -1}}, {"a": {"7": "x"}}, {"a": {"7": True}}])

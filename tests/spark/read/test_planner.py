@@ -26,8 +26,8 @@ def at(*sequences: int, bus: str = "m") -> dict[str, ServerOffsets]:
     return {"s": ServerOffsets(bus, {str(n): sequence for n, sequence in enumerate(sequences)})}
 
 
-def memory(*held: tuple[int, int], bus: str = "m") -> dict[str, BusExtent]:
-    return {"s": BusExtent(bus, {str(n): ClassExtent(*pair) for n, pair in enumerate(held)})}
+def memory(*bounds: tuple[int, int], bus: str = "m") -> dict[str, BusExtent]:
+    return {"s": BusExtent(bus, {str(n): ClassExtent(*pair) for n, pair in enumerate(bounds)})}
 
 
 def test_stored_messages_are_read_from_start_to_end() -> None:
@@ -58,10 +58,10 @@ def test_restart_after_planning_loses_the_batch() -> None:
 
 
 def test_restarted_server_is_read_from_its_first_message() -> None:
-    held = memory((0, 3), bus="n")
-    end = next_batch_end(at(5), held)
+    extents = memory((0, 3), bus="n")
+    end = next_batch_end(at(5), extents)
     assert end == at(3, bus="n")
-    found = plan_reads(at(5), end, held)
+    found = plan_reads(at(5), end, extents)
     assert found.ranges == [MessageRange("s", "n", "0", 0, 3)]
     assert [(loss.first, loss.last) for loss in found.losses] == [(5, None)]
     assert "messages 5 and on of class 0 at s are lost" in str(found.losses[0])
@@ -97,10 +97,10 @@ def test_backlog_is_reported_per_class() -> None:
     assert count_backlog(at(5, 9), memory((0, 20), (0, 9))) == {("s", "0"): 15, ("s", "1"): 0}
 
 
-held = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: (min(pair), max(pair)))
+extents = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: (min(pair), max(pair)))
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), held), min_size=1, max_size=4), st.data())
+@given(st.lists(st.tuples(st.integers(0, 50), extents), min_size=1, max_size=4), st.data())
 def test_batches_read_or_lose_each_message_once(
     classes: list[tuple[int, tuple[int, int]]], data: st.DataObject
 ) -> None:
@@ -112,14 +112,14 @@ def test_batches_read_or_lose_each_message_once(
         end = next_batch_end(position, memories, most)
         found = plan_reads(position, end, memories)
         assert found == plan_reads(position, end, memories)
-        for one in (*found.ranges, *found.losses):
-            assert one.last is not None
-            numbers = set(range(one.first, one.last))
+        for message_range in (*found.ranges, *found.losses):
+            assert message_range.last is not None
+            numbers = set(range(message_range.first, message_range.last))
             assert numbers
-            assert not numbers & seen[int(one.class_)]
-            seen[int(one.class_)] |= numbers
+            assert not numbers & seen[int(message_range.class_)]
+            seen[int(message_range.class_)] |= numbers
         if most is not None:
-            assert sum(one.count for one in found.ranges) <= most
+            assert sum(message_range.count for message_range in found.ranges) <= most
         if end == position:
             break
         position = end
@@ -137,9 +137,9 @@ def test_tasks_partition_the_ranges(counts: list[int], most: int, at_least: int 
     whole = [MessageRange("s", "m", str(n), 7, 7 + count) for n, count in enumerate(counts)]
     tasks = split_ranges(whole, max_messages=most, min_ranges=at_least)
     assert all(0 < task.count <= most for task in tasks)
-    for one in whole:
-        pieces = [task for task in tasks if task.class_ == one.class_]
-        assert (pieces[0].first, pieces[-1].last) == (one.first, one.last)
+    for message_range in whole:
+        pieces = [task for task in tasks if task.class_ == message_range.class_]
+        assert (pieces[0].first, pieces[-1].last) == (message_range.first, message_range.last)
         assert all(a.last == b.first for a, b in itertools.pairwise(pieces))
     if at_least is not None:
         assert len(tasks) >= min(at_least, sum(counts))

@@ -48,9 +48,9 @@ def test_missing_progress_fields_are_omitted() -> None:
 
 
 def test_class_progress_is_that_of_the_slower_source() -> None:
-    one, other = (dump_offsets({"a:1": ServerOffsets("m", {"7": n})}) for n in (3, 6))
+    slower, faster = (dump_offsets({"a:1": ServerOffsets("m", {"7": n})}) for n in (3, 6))
     heads = dump_offsets({"a:1": ServerOffsets("m", {"7": 8})})
-    both = progress(one, heads)["sources"] + progress(other, heads)["sources"]
+    both = progress(slower, heads)["sources"] + progress(faster, heads)["sources"]
     assert lag({"sources": both}) == lag({"sources": both[::-1]}) == {"a:1": {"7": 5}}
 
 

@@ -32,7 +32,7 @@ def test_durable_retains_only_messages_from_its_position(
         BusReader(stateless_server.address, timeout=60) as source,
     ):
 
-        def held() -> ClassExtent:
+        def class_extent() -> ClassExtent:
             return source.get_extent(["1"]).classes["1"]
 
         bus.publish_many([b"x"] * 10, class_id=1)
@@ -42,7 +42,7 @@ def test_durable_retains_only_messages_from_its_position(
             take(waiting, 10)
         for to in (3, 3, 7):
             assert pin.retain_from("1", to) == to
-            until(lambda to=to: held() == ClassExtent(to, 10))
+            until(lambda to=to: class_extent() == ClassExtent(to, 10))
         with bus.subscribe(1, start="new") as messages:
             bus.publish_many([b"x"] * 5, class_id=1)
             take(messages, 5)
@@ -51,4 +51,4 @@ def test_durable_retains_only_messages_from_its_position(
         late.forget("1")
         assert pin.retain_from("1", 3) == 7
         assert pin.retain_from("1", "new") == 15
-        until(lambda: held() == ClassExtent(15, 15))
+        until(lambda: class_extent() == ClassExtent(15, 15))

@@ -42,7 +42,10 @@ def test_durable_retains_only_messages_from_its_position(
     with source as bus:
         pin = RetentionDurable(bus, name)
         assert pin.retain_from("1", "earliest") == 0
-        with simplebus.connect_blocking(server.address) as other, other.subscribe(1) as waiting:
+        with (
+            simplebus.connect_blocking(server.address) as subscriber,
+            subscriber.subscribe(1) as waiting,
+        ):
             take(waiting, 10)
         for to in (3, 3, 7):
             assert pin.retain_from("1", to) == to
@@ -56,7 +59,10 @@ def test_durable_retains_only_messages_from_its_position(
 def test_named_durable_stays_after_the_query(server: BusServer, source: BusReader) -> None:
     with source as bus:
         RetentionDurable(bus, "query").retain_from("1", 4)
-    with simplebus.connect_blocking(server.address) as other, other.subscribe(1) as waiting:
+    with (
+        simplebus.connect_blocking(server.address) as subscriber,
+        subscriber.subscribe(1) as waiting,
+    ):
         take(waiting, 10)
     publish_and_take(server, 5)
     assert floor(server) == 4
@@ -98,12 +104,12 @@ def test_second_query_with_same_durable_name_is_rejected(
     server: BusServer, source: BusReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pins, "_NAME_IN_USE_TIMEOUT_SECONDS", 0.3)
-    with source as bus, BusReader(server.address, timeout=60) as other:
+    with source as bus, BusReader(server.address, timeout=60) as second_bus:
         pin = RetentionDurable(bus, "query")
         pin.retain_from("1", 4)
         with pytest.raises(
             RetentionError, match=r"durable 'query' of class 1 at .*: give each query"
         ):
-            RetentionDurable(other, "query").retain_from("1", 4)
+            RetentionDurable(second_bus, "query").retain_from("1", 4)
         pin.release()
-        RetentionDurable(other, "query").retain_from("1", 4)
+        RetentionDurable(second_bus, "query").retain_from("1", 4)

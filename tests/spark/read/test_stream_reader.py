@@ -18,7 +18,7 @@ from simplebus.spark.read.offsets import OffsetError
 from simplebus.spark.read.retention_durable import QueryRetention
 from simplebus.testing.server import BusServer, bus_server, until
 from tests.spark.bus_messages import consume_messages
-from tests.spark.simulated_query import POINTS, SimulatedQuery, once
+from tests.spark.simulated_query import POINTS, SimulatedQuery, call_once_at
 
 
 def publish(server: BusServer, count: int, class_id: int | str = 1) -> None:
@@ -34,26 +34,31 @@ def query(server: BusServer, **options: object) -> SimulatedQuery:
     return SimulatedQuery(**{"servers": server.address, "subscribe": 1, **options})
 
 
-def run(one: SimulatedQuery, **options: object) -> list[int]:
+def run(stream_query: SimulatedQuery, **options: object) -> list[int]:
     """Run a query with further options until it has caught up. Returns the offsets of new rows."""
-    return [offset for _, _, offset in run_all(one, **options)]
+    return [offset for _, _, offset in run_all(stream_query, **options)]
 
 
-def run_all(one: SimulatedQuery, **options: object) -> list[tuple[str, str, int]]:
+def run_all(stream_query: SimulatedQuery, **options: object) -> list[tuple[str, str, int]]:
     """Run the query. Returns server, class and offset of its rows, batch by batch."""
-    before = len(one.rows)
-    usual, one.options = one.options, one.options | {n: str(v) for n, v in options.items()}
+    before = len(stream_query.rows)
+    usual, stream_query.options = (
+        stream_query.options,
+        stream_query.options | {n: str(v) for n, v in options.items()},
+    )
     try:
-        one.catch_up()
+        stream_query.catch_up()
     finally:
-        one.stop()
-        one.options = usual
-    return sorted((row["server"], row["topic"], row["offset"]) for row in one.rows[before:])
+        stream_query.stop()
+        stream_query.options = usual
+    return sorted(
+        (row["server"], row["topic"], row["offset"]) for row in stream_query.rows[before:]
+    )
 
 
-def query_identity(one: SimulatedQuery) -> dict[str, Any]:
+def query_identity(stream_query: SimulatedQuery) -> dict[str, Any]:
     """Return the query identity recorded in the last offsets of the query."""
-    found: dict[str, Any] = json.loads(one.ends[-1])["query"]
+    found: dict[str, Any] = json.loads(stream_query.ends[-1])["query"]
     return found
 
 
@@ -61,12 +66,12 @@ class CrashError(Exception):
     """Simulated crash of the driver."""
 
 
-def crash_at(one: SimulatedQuery, point: str) -> None:
+def crash_at(stream_query: SimulatedQuery, point: str) -> None:
     """Crash a running query in its next batch."""
 
     with pytest.raises(CrashError):
-        one.run(once(point, crash))
-    one.die()
+        stream_query.run(call_once_at(point, crash))
+    stream_query.die()
 
 
 def crash() -> None:
@@ -82,19 +87,19 @@ def test_query_durable_name_is_in_its_checkpoint(
     server: BusServer,
 ) -> None:
     publish(server, 5)
-    one, other = query(server, startingOffsets="earliest"), query(server)
-    assert run(one) == [0, 1, 2, 3, 4]
-    assert run(other) == []
-    identity = query_identity(one)
+    first_query, second_query = query(server, startingOffsets="earliest"), query(server)
+    assert run(first_query) == [0, 1, 2, 3, 4]
+    assert run(second_query) == []
+    identity = query_identity(first_query)
     assert durables(server) == {
         identity["durable"]: 5,
-        query_identity(other)["durable"]: 5,
+        query_identity(second_query)["durable"]: 5,
     }
     publish(server, 3)
     # The first messages were stored for the first subscription only.
     until(lambda: server.statistics().ring.floor == 5)
-    assert run(one) == run(other) == [5, 6, 7]
-    assert query_identity(one) == identity
+    assert run(first_query) == run(second_query) == [5, 6, 7]
+    assert query_identity(first_query) == identity
     assert set(durables(server).values()) == {8}
     assert server.statistics().ring.floor == 8
 
@@ -107,36 +112,36 @@ def test_repeated_first_batch_begins_at_the_same_offset(
 ) -> None:
     publish(server, 5)
     named = {} if durable is None else {"durable": durable}
-    one = query(server, startingOffsets=starting, **named)
-    assert one.reader  # It is asked where to begin.
+    stream_query = query(server, startingOffsets=starting, **named)
+    assert stream_query.reader  # It is asked where to begin.
     publish(server, 4)
-    crash_at(one, crash)
+    crash_at(stream_query, crash)
     if starting == "latest":  # Else it was for the query, which was the first to come.
         consume_messages(server, 5)
     publish(server, 2)
-    assert run(one) == list(range(5 if starting == "latest" else 0, 11))
+    assert run(stream_query) == list(range(5 if starting == "latest" else 0, 11))
     assert len(durables(server)) == 1
 
 
 def test_empty_query_keeps_its_start_offset(server: BusServer) -> None:
     publish(server, 5)
-    one = query(server)
-    assert run(one) == []
+    stream_query = query(server)
+    assert run(stream_query) == []
     publish(server, 2)
     consume_messages(server, 5)
-    assert run(one) == [5, 6]
-    assert run(one) == []
-    assert len(one.ends) == 2  # What is there is told once.
+    assert run(stream_query) == [5, 6]
+    assert run(stream_query) == []
+    assert len(stream_query.ends) == 2  # What is there is told once.
 
 
 def test_query_without_durable_retains_nothing(server: BusServer) -> None:
     publish(server, 5)
-    one = query(server, startingOffsets="earliest", durable="None")
-    assert len(run(one)) == 5
+    stream_query = query(server, startingOffsets="earliest", durable="None")
+    assert len(run(stream_query)) == 5
     until(lambda: not server.statistics().subscriptions)
-    assert "durable" not in query_identity(one)
+    assert "durable" not in query_identity(stream_query)
     publish(server, 2)
-    assert run(one) == [5, 6]
+    assert run(stream_query) == [5, 6]
 
 
 def test_durable_of_abandoned_query_expires(
@@ -144,30 +149,30 @@ def test_durable_of_abandoned_query_expires(
 ) -> None:
     publish(server, 5)
     for options, seconds in (({}, 7 * 86_400), ({"durableIdle": "90s"}, 90)):
-        one = query(server, **options)
-        run(one)
-        name = query_identity(one)["durable"]
-        [kept] = server.ask(
+        stream_query = query(server, **options)
+        run(stream_query)
+        name = query_identity(stream_query)["durable"]
+        [idle_seconds] = server.ask(
             lambda up, name=name: [
                 position.idle_seconds
                 for position in up.server.broker.classes[1].positions
                 if position.durable == name
             ]
         )
-        assert kept == seconds
+        assert idle_seconds == seconds
 
 
 def test_new_durable_name_replaces_the_previous_one(server: BusServer) -> None:
     publish(server, 5)
-    one = query(server, startingOffsets="earliest")
-    run(one)
+    stream_query = query(server, startingOffsets="earliest")
+    run(stream_query)
     assert [name[:6] for name in durables(server)] == ["spark "]
-    run(one, durable="archive")
+    run(stream_query, durable="archive")
     assert durables(server) == {"archive": 5}
-    run(one, durable="none")
+    run(stream_query, durable="none")
     assert durables(server) == {}
-    run(one)
-    assert durables(server) == {query_identity(one)["durable"]: 5}
+    run(stream_query)
+    assert durables(server) == {query_identity(stream_query)["durable"]: 5}
 
 
 def test_durable_of_removed_class_is_forgotten(server: BusServer) -> None:
@@ -176,53 +181,53 @@ def test_durable_of_removed_class_is_forgotten(server: BusServer) -> None:
             publish(server, 5, class_id)
             publish(stopped_server, 5, class_id)
         both = f"{server.address},{stopped_server.address}"
-        one = query(server, servers=both, subscribe="1,2", startingOffsets="earliest")
-        assert len(run(one)) == 20
+        stream_query = query(server, servers=both, subscribe="1,2", startingOffsets="earliest")
+        assert len(run(stream_query)) == 20
         publish(server, 1)
-        found = run_all(one, servers=server.address, subscribe="1")
+        found = run_all(stream_query, servers=server.address, subscribe="1")
         assert found == [(place(server), "1", 5)]
-        assert durables(server, 1) == {query_identity(one)["durable"]: 6}
+        assert durables(server, 1) == {query_identity(stream_query)["durable"]: 6}
         assert not durables(server, 2)
         assert not durables(stopped_server, 1)
         assert not durables(stopped_server, 2)
-        offsets = json.loads(one.ends[-1])
+        offsets = json.loads(stream_query.ends[-1])
         assert set(offsets) == {place(server), "query"}
         assert set(offsets[place(server)]) == {"1", ""}
 
 
 def test_added_class_begins_at_earliest(server: BusServer) -> None:
     publish(server, 3)
-    one = query(server)
-    assert run(one) == []
-    with bus_server() as other:
+    stream_query = query(server)
+    assert run(stream_query) == []
+    with bus_server() as second_server:
         publish(server, 2, "orders")
-        publish(other, 4)
-        both = f"{server.address},{other.address}"
-        found = run_all(one, servers=both, subscribe="1,orders")
+        publish(second_server, 4)
+        both = f"{server.address},{second_server.address}"
+        found = run_all(stream_query, servers=both, subscribe="1,orders")
         assert sorted(found) == sorted(
             [(place(server), "orders", n) for n in range(2)]
-            + [(place(other), "1", n) for n in range(4)]
+            + [(place(second_server), "1", n) for n in range(4)]
         )
 
 
 def test_new_class_is_read_from_its_first_message(server: BusServer) -> None:
-    one = query(server, subscribe="orders")
-    one.catch_up()
+    stream_query = query(server, subscribe="orders")
+    stream_query.catch_up()
     publish(server, 3, "orders")
-    assert run(one) == [0, 1, 2]
+    assert run(stream_query) == [0, 1, 2]
 
 
 def test_checkpoint_without_name_is_resumed(server: BusServer) -> None:
     publish(server, 5)
-    one = query(server, startingOffsets="earliest")
-    run(one)
-    old = json.loads(one.ends[-1])
+    stream_query = query(server, startingOffsets="earliest")
+    run(stream_query)
+    old = json.loads(stream_query.ends[-1])
     old.pop("query")
-    one.ends[-1] = json.dumps(old)
+    stream_query.ends[-1] = json.dumps(old)
     publish(server, 2)
-    crash_at(one, "planned")
-    assert run(one) == [5, 6]
-    assert query_identity(one)["durable"] in durables(server)
+    crash_at(stream_query, "planned")
+    assert run(stream_query) == [5, 6]
+    assert query_identity(stream_query)["durable"] in durables(server)
 
 
 # Where to begin ----------------------------------------------------------------------------------
@@ -230,11 +235,11 @@ def test_checkpoint_without_name_is_resumed(server: BusServer) -> None:
 
 def test_query_begins_at_a_time(server: BusServer) -> None:
     publish(server, 3)
-    one = query(server, startingTimestamp=1000, startingOffsets="latest")
-    assert run(one) == [0, 1, 2]
+    stream_query = query(server, startingTimestamp=1000, startingOffsets="latest")
+    assert run(stream_query) == [0, 1, 2]
     late = 4_000_000_000_000
-    given = json.dumps({place(server): {"1": late}})
-    for options in ({"startingTimestamp": late}, {"startingOffsetsByTimestamp": given}):
+    times_json = json.dumps({place(server): {"1": late}})
+    for options in ({"startingTimestamp": late}, {"startingOffsetsByTimestamp": times_json}):
         with pytest.raises(
             OffsetError, match=rf"is {late} \(2096-.*\) for class 1 at .*stores no message acc"
         ):
@@ -256,13 +261,13 @@ def test_invalid_start_is_reported(
     server: BusServer, options: dict[str, dict[str, int]], sentence: str
 ) -> None:
     publish(server, 5)
-    given = {name: json.dumps({place(server): value}) for name, value in options.items()}
+    encoded_options = {name: json.dumps({place(server): value}) for name, value in options.items()}
     with pytest.raises(OffsetError, match=sentence):
-        run(query(server, **given))
-    one = query(server, startingOffsets="earliest")
-    run(one)
+        run(query(server, **encoded_options))
+    stream_query = query(server, startingOffsets="earliest")
+    run(stream_query)
     publish(server, 1)
-    assert run(one, **given) == [5]  # A started query ignores its start options.
+    assert run(stream_query, **encoded_options) == [5]  # A started query ignores its start options.
 
 
 def test_missing_class_fails_and_is_not_created(server: BusServer) -> None:
@@ -276,13 +281,13 @@ def test_offsets_below_first_message_are_a_loss(strict: bool) -> None:
     with bus_server(Settings(keep=Retention(messages=2))) as server:
         publish(server, 5)
         consume_messages(server, 5)
-        given = json.dumps({place(server): {"1": 1}})
-        one = query(server, startingOffsets=given, failOnDataLoss=strict)
+        starting_offsets = json.dumps({place(server): {"1": 1}})
+        stream_query = query(server, startingOffsets=starting_offsets, failOnDataLoss=strict)
         if strict:
             with pytest.raises(Exception, match=r"messages 1 to 2 of class 1 at .* are lost: the"):
-                run(one)
+                run(stream_query)
         else:
-            assert run(one) == [3, 4]
+            assert run(stream_query) == [3, 4]
 
 
 def test_batch_waits_for_minimum_or_timeout(
@@ -291,16 +296,18 @@ def test_batch_waits_for_minimum_or_timeout(
     now = [100.0]
     monkeypatch.setattr("simplebus.spark.read.stream.monotonic", lambda: now[0])
     publish(server, 2)
-    one = query(server, startingOffsets="earliest", minOffsetsPerTrigger=3, maxTriggerDelay="90s")
+    stream_query = query(
+        server, startingOffsets="earliest", minOffsetsPerTrigger=3, maxTriggerDelay="90s"
+    )
     due = []
     for count, seconds in ((0, 0), (2, 0), (1, 0), (1, 89), (0, 1), (1, 0)):
         publish(server, count)
         now[0] += seconds
-        due.append(one.run() is not None)
+        due.append(stream_query.run() is not None)
     assert due == [True, False, True, False, True, False]
-    assert [row["offset"] for row in one.rows] == list(range(6))
-    one.reader.prepareForTriggerAvailableNow()
-    assert run(one) == [6]  # Who is to end waits for nothing.
+    assert [row["offset"] for row in stream_query.rows] == list(range(6))
+    stream_query.reader.prepareForTriggerAvailableNow()
+    assert run(stream_query) == [6]  # Who is to end waits for nothing.
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -310,14 +317,15 @@ def test_each_message_is_read_once_under_faults(seed: int) -> None:
         publish(server, 3)
         publish(server, 3, 2)
         starting = chance.choice(["latest", "earliest"])
-        one = query(
+        stream_query = query(
             server, subscribe="1,2", startingOffsets=starting, maxOffsetsPerTrigger=4, timeout=60
         )
-        assert one.reader  # Only the first answer to where it begins counts if it comes to a batch.
+        # Only the first answer to where it begins counts if it comes to a batch.
+        assert stream_query.reader
         publish(server, 1)
         heads = Counter({"1": 4, "2": 3})
         with pytest.raises(CrashError):
-            one.run(once("ended", crash))
+            stream_query.run(call_once_at("ended", crash))
         for _ in range(40):
             match chance.choice(["publish", "run", "stop", "hang up", *POINTS]):
                 case "publish":
@@ -325,18 +333,18 @@ def test_each_message_is_read_once_under_faults(seed: int) -> None:
                     publish(server, count := chance.randint(1, 5), class_id)
                     heads[str(class_id)] += count
                 case "run":
-                    one.run()
+                    stream_query.run()
                 case "stop":
-                    one.stop()
+                    stream_query.stop()
                 case "hang up":
                     server.hang_up()
                 case point:
                     with contextlib.suppress(CrashError):
-                        one.run(once(point, crash))
-                    one.die()
-        run(one)
+                        stream_query.run(call_once_at(point, crash))
+                    stream_query.die()
+        run(stream_query)
         first = 0 if starting == "earliest" else 3
-        received = sorted((row["topic"], row["offset"]) for row in one.rows)
+        received = sorted((row["topic"], row["offset"]) for row in stream_query.rows)
         assert received == [(name, n) for name in sorted(heads) for n in range(first, heads[name])]
         for class_id, head in heads.items():
             assert list(durables(server, int(class_id)).values()) == [head]
@@ -349,12 +357,12 @@ def test_log_of_failing_releases_is_limited(
         raise BusConnectionError("the bus is away")
 
     publish(server, 3)
-    one = query(server, startingOffsets="earliest", failOnDataLoss="false")
-    one.run()
+    stream_query = query(server, startingOffsets="earliest", failOnDataLoss="false")
+    stream_query.run()
     monkeypatch.setattr(QueryRetention, "retain_from", fail)
     caplog.clear()
     for _ in range(100):
-        one.reader.commit(json.loads(one.ends[-1]))
-    one.stop()
+        stream_query.reader.commit(json.loads(stream_query.ends[-1]))
+    stream_query.stop()
     releases = [each for each in caplog.records if vars(each)["event"] == "durable.release_failed"]
     assert len(releases) == 8

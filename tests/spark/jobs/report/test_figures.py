@@ -40,8 +40,8 @@ def one_by_one(rows: list[Row], subscriber: int) -> dict[str, Any]:
     """Return the figures message by message, as the oracle."""
     times: dict[str, dict[int, list[int]]] = {kind: defaultdict(list) for kind in KINDS}
     ends, begins = [], []
-    for kind, whose, at, first, last in rows:
-        if whose in (None, subscriber):
+    for kind, row_subscriber, at, first, last in rows:
+        if row_subscriber in (None, subscriber):
             ends.append(at)
             begins += [at] if kind == "sent" else []
             for n in range(first, last):
@@ -75,8 +75,8 @@ def one_by_one(rows: list[Row], subscriber: int) -> dict[str, Any]:
             kind: {
                 step: sum(
                     last - first
-                    for k, whose, at, first, last in rows
-                    if k in kinds and whose in (None, subscriber) and at // STEP_NS == step
+                    for k, row_subscriber, at, first, last in rows
+                    if k in kinds and row_subscriber in (None, subscriber) and at // STEP_NS == step
                 )
                 for step in range(10)
             }
@@ -90,8 +90,8 @@ def one_by_one(rows: list[Row], subscriber: int) -> dict[str, Any]:
 
 
 def any_row() -> st.SearchStrategy[Row]:
-    def ended(kind: str, who: int, at: int, first: int, length: int) -> Row:
-        return kind, None if kind == "sent" else who, at, first, first + length
+    def ended(kind: str, subscriber: int, at: int, first: int, length: int) -> Row:
+        return kind, None if kind == "sent" else subscriber, at, first, first + length
 
     # Few numbers and times: ranges overlap, repeat each other and leave gaps, all the time.
     return st.builds(
@@ -106,16 +106,16 @@ def any_row() -> st.SearchStrategy[Row]:
 
 @given(st.lists(any_row(), max_size=25))
 def test_figures_agree_with_message_by_message_oracle(rows: list[Row]) -> None:
-    given = rows_of(*rows)
-    given.check("a test")
+    trace_rows = rows_of(*rows)
+    trace_rows.check("a test")
     for subscriber in (0, 1):
         expected = one_by_one(rows, subscriber)
-        found = run_figures(given, subscriber)
+        found = run_figures(trace_rows, subscriber)
         for name in ("sent", "delivered", "acked", "redelivered", "duplicates", "lost", "unsent"):
             assert getattr(found, name) == expected[name], name
         assert found.seconds == pytest.approx(expected["seconds"])
         assert found.latencies_ns == expected["latencies_ns"]
-        steps = run_steps(given, subscriber, step_ns=STEP_NS)
+        steps = run_steps(trace_rows, subscriber, step_ns=STEP_NS)
         for kind, counts in expected["per_step"].items():
             per_step = getattr(steps, kind).tolist()
             assert per_step == [counts[step] for step in range(len(per_step))], kind
@@ -134,12 +134,12 @@ def test_redelivery_duplicate_and_loss_are_distinguished() -> None:
         ("acked", 0, 100, 0, 9),
         ("delivered", 1, 50, 0, 10),
     )
-    one, two = run_figures(rows, 0), run_figures(rows, 1)
-    assert (one.delivered, one.redelivered, one.duplicates, one.lost) == (9, 3, 1, 1)
-    assert one.latencies_ns == (10, 90, 90, 90, 90)  # Of 10 x 5, 20 x 3, 90.
-    assert (one.acked, one.seconds, one.rate) == (9, 2.0, 4.5)
-    assert (two.delivered, two.redelivered, two.duplicates, two.lost) == (10, 0, 0, 0)
-    assert two.acked == 0
+    first, second = run_figures(rows, 0), run_figures(rows, 1)
+    assert (first.delivered, first.redelivered, first.duplicates, first.lost) == (9, 3, 1, 1)
+    assert first.latencies_ns == (10, 90, 90, 90, 90)  # Of 10 x 5, 20 x 3, 90.
+    assert (first.acked, first.seconds, first.rate) == (9, 2.0, 4.5)
+    assert (second.delivered, second.redelivered, second.duplicates, second.lost) == (10, 0, 0, 0)
+    assert second.acked == 0
 
 
 def test_clock_differences_appear_in_every_step() -> None:
@@ -190,8 +190,10 @@ def test_quantiles_are_weighted_by_count(rows: list[tuple[int, int, int]], share
 @given(st.lists(st.integers(0, 40)))
 def test_ranges_contain_each_number_as_often(numbers: list[int]) -> None:
     begins, ends = consecutive_ranges(np.array(sorted(numbers), np.int64))
-    held = [n for b, e in zip(begins.tolist(), ends.tolist(), strict=True) for n in range(b, e)]
-    assert sorted(held) == sorted(numbers)
+    contained = [
+        n for b, e in zip(begins.tolist(), ends.tolist(), strict=True) for n in range(b, e)
+    ]
+    assert sorted(contained) == sorted(numbers)
 
 
 @pytest.mark.parametrize(

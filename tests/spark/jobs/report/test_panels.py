@@ -25,8 +25,8 @@ ACKED = {"simplebus"}
 STEPS = 4
 
 
-def row(**said: Any) -> dict[str, Any]:
-    return {**dict.fromkeys(NAMES), **said}
+def row(**values: Any) -> dict[str, Any]:
+    return {**dict.fromkeys(NAMES), **values}
 
 
 def rows_of(scenario: str) -> list[dict[str, Any]]:
@@ -63,20 +63,26 @@ RUN = {
 def test_table_has_medians_and_sums_of_failures() -> None:
     order = ["flow-16/nats core", "flow-16/simplebus"]
     found = summarize(ROWS, order)
-    assert [f"{one.key['scenario']}/{one.key['variant']}" for one in found] == [
+    assert [f"{summary.key['scenario']}/{summary.key['variant']}" for summary in found] == [
         *order,
         *(f"{scenario}/{name}" for scenario in ("flow-128", "steady") for name in sorted(RATES)),
     ]
-    one = found[1]
-    assert (one.rounds, one.rate) == (3, RoundSpread(1000.0, 900.0, 1200.0))
-    assert (one.counts["lost"], one.counts["redelivered"], one.counts["sent"]) == (3, 3, 120)
-    assert one.latencies_us["p50_us"] == RoundSpread(1000.0, 900.0, 1200.0)
+    summary = found[1]
+    assert (summary.rounds, summary.rate) == (3, RoundSpread(1000.0, 900.0, 1200.0))
+    assert (summary.counts["lost"], summary.counts["redelivered"], summary.counts["sent"]) == (
+        3,
+        3,
+        120,
+    )
+    assert summary.latencies_us["p50_us"] == RoundSpread(1000.0, 900.0, 1200.0)
 
 
 def test_rate_is_that_of_the_slowest_subscriber() -> None:
     of = {"span": "run", "scenario": "s", "variant": "v", "round": 0}
     rates = [("1", "a", 5.0), ("1", "b", 3.0), ("2", "a", 4.0)]
-    rows = [row(**of, subscriber=who, rate=rate, **{"class": c}) for c, who, rate in rates]
+    rows = [
+        row(**of, subscriber=subscriber, rate=rate, **{"class": c}) for c, subscriber, rate in rates
+    ]
     assert rates_by_round(rows, "s") == {"v": {0: 7.0}}
     assert median_round({0: 5.0, 1: 9.0, 2: 7.0}) == 2
     assert median_round({0: 5.0, 1: 9.0}) == 0
@@ -149,8 +155,8 @@ def test_all_panels_are_drawn() -> None:
         assert len(axes.collections) == 3
         assert median.get_ydata()[0] in (1000.0, 400.0)
         assert axes.get_ylim() == series[2].get_ylim()  # What is compared has one scale.
-    said = {text.get_text() for text in figure.texts}
-    assert {shown.title, shown.subtitle, *shown.footer} <= said
+    texts = {text.get_text() for text in figure.texts}
+    assert {shown.title, shown.subtitle, *shown.footer} <= texts
 
     png = draw_chart(shown)
     assert png[:8] == b"\x89PNG\r\n\x1a\n"

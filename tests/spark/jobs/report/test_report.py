@@ -82,8 +82,8 @@ def test_report_includes_losses_and_duplicates(spark: Any, tmp_path: Path) -> No
 
     def run(*key: object, by: tuple[str, ...]) -> list[Any]:
         chosen = [r for r in rows if r["span"] == "run" and tuple(r[name] for name in by) == key]
-        (one,) = chosen
-        return [*(one[name] for name in counted), one["seconds"], one["p50_us"], one["max_us"]]
+        (row,) = chosen
+        return [*(row[name] for name in counted), row["seconds"], row["p50_us"], row["max_us"]]
 
     of_trace = ("round", "class", "subscriber")
     assert run(0, "1", "one", by=of_trace) == [100, 90, 90, 20, 5, 10, 0, 0.2, 2e3, 199e3]
