@@ -318,7 +318,7 @@ class PromiseChecker(DeliveryChecks):
                 reply["cursor"] = max(known_history.first, reply["cursor"])
             elif known_history is None or not reply["resumed"]:
                 self.check(
-                    known_history is None or not known_history.durable or bool(self._gone),
+                    known_history is None or not known_history.durable,
                     "durables are not forgotten",
                     f"{durable} of class {class_id} is new to the bus",
                 )
