@@ -219,7 +219,7 @@ def match_channels(channels: pa.Array, patterns: tuple[str, ...]) -> pa.Array:
     """Return a mask of the channels that match a pattern. Each distinct channel is matched once."""
     found = channels.dictionary_encode()
     names = found.dictionary.to_pylist()
-    is_matching = [any(matches(one, name) for one in patterns) for name in names]
+    is_matching = [any(matches(pattern, name) for pattern in patterns) for name in names]
     is_matching.append("#" in patterns)  # For messages without a channel.
     indexes = found.indices.fill_null(len(names))
     return pa.array(is_matching, pa.bool_()).take(indexes)

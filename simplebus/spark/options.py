@@ -311,19 +311,19 @@ def _patterns(text: str) -> tuple[str, ...]:
 
 
 def _starting(text: str) -> OffsetSpec:
-    return parse_offsets(text, known=_normalize_names)
+    return parse_offsets(text, normalize=_normalize_names)
 
 
 def _batch_start(text: str) -> OffsetSpec:
-    return parse_offsets(text, known=_normalize_names, latest=False)
+    return parse_offsets(text, normalize=_normalize_names, latest=False)
 
 
 def _ending(text: str) -> OffsetSpec:
-    return parse_offsets(text, known=_normalize_names, earliest=False)
+    return parse_offsets(text, normalize=_normalize_names, earliest=False)
 
 
 def _times(text: str) -> NumbersByClass:
-    return parse_times(text, known=_normalize_names)
+    return parse_times(text, normalize=_normalize_names)
 
 
 def _milliseconds(text: str) -> int:

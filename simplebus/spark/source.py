@@ -242,7 +242,9 @@ class BatchReader(DataSourceReader):
                 for server in options.servers
             }
             check_distinct(
-                {at: one.memory_id for at, one in extents.items()}, "bus", options.location_option
+                {at: extent.memory_id for at, extent in extents.items()},
+                "bus",
+                options.location_option,
             )
             option = option_name(options.starting, "startingOffsets")
             start = resolve_offsets(starting, extents, option=option)

@@ -199,7 +199,7 @@ def load_query(offsets_json: Mapping[str, Any]) -> QueryIdentity | None:
 def parse_offsets(
     text: str,
     *,
-    known: Callable[[str, str], tuple[str, str]],
+    normalize: Callable[[str, str], tuple[str, str]],
     earliest: bool = True,
     latest: bool = True,
 ) -> OffsetSpec:
@@ -207,7 +207,7 @@ def parse_offsets(
 
     Args:
         text: The option's value. In JSON, -1 is latest and -2 is earliest.
-        known: Returns the normalized names of a server and a class.
+        normalize: Returns the normalized names of a server and a class.
         earliest: False if `earliest` is not allowed, as for an end.
         latest: False if `latest` is not allowed, as for the start of a batch.
 
@@ -228,24 +228,24 @@ def parse_offsets(
     lowest = EARLIEST if earliest else LATEST
     return _by_class(
         word,
-        known,
+        normalize,
         lambda value, server, name: _sequence(value, server, name, lowest=lowest),
         expected='expected earliest, latest or JSON such as {"127.0.0.1:8888": {"7": 120}}',
     )
 
 
-def parse_times(text: str, *, known: Callable[[str, str], tuple[str, str]]) -> NumbersByClass:
+def parse_times(text: str, *, normalize: Callable[[str, str], tuple[str, str]]) -> NumbersByClass:
     """Parse a user's JSON of milliseconds since 1970, by server and class.
 
     Raises OffsetError.
     """
     example = 'expected JSON such as {"127.0.0.1:8888": {"7": 1763740800000}}'
-    return _by_class(text, known, _milliseconds, expected=example)
+    return _by_class(text, normalize, _milliseconds, expected=example)
 
 
 def _by_class(
     text: str,
-    known: Callable[[str, str], tuple[str, str]],
+    normalize: Callable[[str, str], tuple[str, str]],
     number: Callable[[Any, str, str], int],
     *,
     expected: str,
@@ -263,7 +263,7 @@ def _by_class(
             raise OffsetError(f"the JSON has {classes!r} for {server}; {expected}")
         for name, value in classes.items():
             if name:
-                server_name, class_ = known(server, name)
+                server_name, class_ = normalize(server, name)
                 found.setdefault(server_name, {})[class_] = number(value, server, name)
     return found
 
