@@ -101,12 +101,12 @@ def expected_values(use: OptionUse) -> dict[str, str]:
 
 def unknown_option_message(name: str, use: OptionUse) -> str:
     """Return the error message for an option that this use does not have."""
-    known = {option.lower(): option for option in expected_values(use)}
+    expected_names = {option.lower(): option for option in expected_values(use)}
     return f"there is no option {_spelling(name)} here; " + (
         _other_use_hint(name.lower())
         or _kafka_hint(name.lower())
-        or _similar_hint(name.lower(), known)
-        or f"expected {', '.join(known.values())}"
+        or _similar_hint(name.lower(), expected_names)
+        or f"expected {', '.join(expected_names.values())}"
     )
 
 
@@ -132,9 +132,9 @@ def _kafka_hint(name: str) -> str | None:
     return None
 
 
-def _similar_hint(name: str, known: dict[str, str]) -> str | None:
-    similar = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {known[similar[0]]}?" if similar else None
+def _similar_hint(name: str, expected_names: dict[str, str]) -> str | None:
+    similar = difflib.get_close_matches(name, expected_names, n=1, cutoff=0.5)
+    return f"did you mean {expected_names[similar[0]]}?" if similar else None
 
 
 def encode_table() -> str:
