@@ -188,7 +188,7 @@ def test_take_acknowledges_the_previous_messages(run: Run, server: BusServer) ->
         bus.publish_many(NUMBERED, class_id=1)
         batch = messages.take(30)
         assert [m.payload for m in batch] == NUMBERED[: len(batch)]
-        with pytest.raises(ValueError, match="from 1 on, got 0"):
+        with pytest.raises(ValueError, match="1 message or more, got 0"):
             messages.take(0)
 
 
