@@ -113,7 +113,7 @@ def unknown_option_message(name: str, use: OptionUse) -> str:
 def _spelling(name: str) -> str:
     """Return the documented spelling of a known name. Spark passes some names in lower case."""
     names = (option.name for option in (*OPTIONS, *KAFKA_OPTIONS))
-    return next((one for one in names if one.lower() == name.lower()), name)
+    return next((spelling for spelling in names if spelling.lower() == name.lower()), name)
 
 
 def _other_use_hint(name: str) -> str | None:

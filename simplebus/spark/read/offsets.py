@@ -70,10 +70,10 @@ class TimestampSpec:
             return LATEST
         milliseconds = self.time_for(server, name)
         time = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
-        when = time.isoformat(timespec="milliseconds")
+        shown_time = time.isoformat(timespec="milliseconds")
         raise OffsetError(
-            f"{self.option} is {milliseconds} ({when}) for class {name} at {server}, which stores "
-            "no message accepted since then; to start with the next message, set the option "
+            f"{self.option} is {milliseconds} ({shown_time}) for class {name} at {server}, which "
+            "stores no message accepted since then; to start with the next message, set the option "
             "startingOffsetsByTimestampStrategy to latest"
         )
 
