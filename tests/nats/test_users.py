@@ -44,7 +44,7 @@ def test_decodes_a_public_key() -> None:
         ("U", "expected base 32"),
         (PUBLIC[:-1], "expected"),
         ("A" + PUBLIC[1:], "expected a user's public key"),
-        (PUBLIC[:-2] + ("AA" if PUBLIC[-2:] != "AA" else "BB"), "its checksum is wrong"),
+        (PUBLIC[:-2] + ("AA" if PUBLIC[-2:] != "AA" else "BB"), "the checksum is wrong"),
         (PUBLIC.lower(), "expected base 32"),
         (PUBLIC + "!", "expected base 32"),
         ("ä" * 56, "expected base 32"),
