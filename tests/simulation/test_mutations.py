@@ -290,7 +290,7 @@ MUTATIONS: list[tuple[object, str, Mutation, str, int, dict[str, Any]]] = [
     (BrokerRestorer, "open_class", forget_class_names, "class names survive restarts", 100, CUT),
     (SegmentChain, "_report", lambda _: do_nothing, "skipped records are logged", 100, TORN),
     (SegmentChain, "_report", lambda _: do_nothing, "damaged records are reported", 100, DAMAGED),
-    (Checkpointer, "_with_present_head", keep_old_heads, CONFIRMED, 11, DAMAGED),
+    (Checkpointer, "_with_present_head", keep_old_heads, CONFIRMED, 248, DAMAGED),
     (SegmentChain, "_can_continue_at", skip_the_rest, CONFIRMED, 100, DAMAGED),
     (
         Store,

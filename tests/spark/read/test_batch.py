@@ -154,5 +154,5 @@ def test_unreachable_server_is_awaited_for_the_timeout(
     with silent_listener() as deaf:
         both = f"{server.address},{deaf.address}"
         publish_numbers(server, 0, 1)
-        with pytest.raises(BusConnectionError, match=rf"{deaf.address}, but no answer .* 0\.1 s"):
+        with pytest.raises(BusConnectionError, match=rf"{deaf.address}, but no answer .* 0\.\d+ s"):
             reader(server, servers=both, timeout=3600).partitions()
