@@ -386,8 +386,12 @@ def _boolean(text: str) -> bool:
     return found
 
 
+_COUNT = re.compile(r"0*[1-9]\d{0,17}", re.ASCII)
+"""A count that fits the connector's 64 bits."""
+
+
 def _count(text: str) -> int:
-    if not (text.strip().isdecimal() and text.isascii() and int(text) > 0):
+    if not _COUNT.fullmatch(text.strip()):
         raise ValueError("expected a whole number from 1 on")
     return int(text)
 

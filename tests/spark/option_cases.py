@@ -40,6 +40,7 @@ INVALID_BATCH_OPTIONS: list[tuple[dict[str, str], str]] = [
     (NEEDED | {"channels": "a..b"}, "channels is 'a..b'"),
     (NEEDED | {"failOnDataLoss": "maybe"}, "failOnDataLoss is 'maybe': expected true or false"),
     (NEEDED | {"minPartitions": "0"}, "expected a whole number from 1 on"),
+    (NEEDED | {"minPartitions": "9" * 19}, "expected a whole number from 1 on"),
     (NEEDED | {"timeout": "soon"}, "expected seconds above 0"),
     (NEEDED | {"timeout": "inf"}, "expected seconds above 0"),
     (
