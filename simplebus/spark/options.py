@@ -250,7 +250,14 @@ def _split_list(text: str) -> list[str]:
 
 
 def _servers(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(server_name(part) for part in _split_list(text)))
+    return tuple(dict.fromkeys(map(server_name, _split_servers(text))))
+
+
+def _split_servers(text: str) -> list[str]:
+    found = _split_list(text)
+    if not found:
+        raise ValueError("expected host:port of each bus, with commas")
+    return found
 
 
 def server_name(text: str) -> str:
@@ -264,7 +271,7 @@ def is_path(server: str) -> bool:
 
 
 def _paths_or_servers(text: str) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(location_name(part) for part in _split_list(text)))
+    found = tuple(dict.fromkeys(location_name(part) for part in _split_servers(text)))
     if len({is_path(location) for location in found}) > 1:
         raise ValueError("expected either buses or data directories of buses, got both")
     return found

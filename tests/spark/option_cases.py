@@ -24,6 +24,8 @@ INVALID_STREAM_OPTIONS: list[tuple[dict[str, str], str]] = [
 INVALID_BATCH_OPTIONS: list[tuple[dict[str, str], str]] = [
     ({"subscribe": "7"}, "servers is missing; expected simplebus host:port"),
     ({"servers": "a", "subscribe": " "}, "subscribe is missing"),
+    ({"servers": " , ", "subscribe": "7"}, "servers is ' , ': expected host:port of each bus"),
+    ({"path": ",", "subscribe": "7"}, "path is ',': expected host:port of each bus"),
     ({"servers": "http://a", "subscribe": "7"}, "'http://a'.*not a server address"),
     (
         NEEDED | {"startingOffset": "latest"},

@@ -182,10 +182,15 @@ record SourceOptions(
     }
 
     static List<String> parseServers(String text) {
-        return OptionReader.splitList(text).stream()
-                .map(SourceOptions::serverName)
-                .distinct()
-                .collect(Collectors.toList());
+        List<String> found =
+                OptionReader.splitList(text).stream()
+                        .map(SourceOptions::serverName)
+                        .distinct()
+                        .collect(Collectors.toList());
+        if (found.isEmpty()) {
+            throw new IllegalArgumentException("expected host:port of each bus, with commas");
+        }
+        return found;
     }
 
     private static String serverName(String text) {
