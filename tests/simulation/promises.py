@@ -98,7 +98,16 @@ class PromiseChecker(DeliveryChecks):
 
     def session_closed(self, session: Session) -> None:
         session_history = self.session_histories.pop(session.session_id)
-        frames, _ = parse_frames(session_history.partial_sent + bytes(session.outbox._unsent_bytes))
+        self._count_unsent_messages(session_history)
+        for position_history in session_history.position_histories.values():
+            for sent in position_history.sent.values():
+                if sent.holder[0] == session.session_id:
+                    sent.is_open = False
+
+    def _count_unsent_messages(self, session_history: SessionHistory) -> None:
+        """Count the messages that the server has taken for a connection, but not sent."""
+        unsent_bytes = bytes(session_history.session.outbox._unsent_bytes)
+        frames, _ = parse_frames(session_history.partial_sent + unsent_bytes)
         delivery = session_history.delivery
         for kind, class_id, message_id, last, _ in frames:
             if kind == DELIVER:
@@ -107,10 +116,6 @@ class PromiseChecker(DeliveryChecks):
                 number = delivery[2] if session_history.version == 2 else class_id
                 if number in session_history.position_histories:
                     session_history.position_histories[number].lost += 1
-        for position_history in session_history.position_histories.values():
-            for sent in position_history.sent.values():
-                if sent.holder[0] == session.session_id:
-                    sent.is_open = False
 
     def session_failed(self, session: Session, error: RemoteProtocolError) -> None:
         """Record a protocol error: the last bytes were applied only up to some frame."""
@@ -531,6 +536,7 @@ class PromiseChecker(DeliveryChecks):
         for session_history in self.session_histories.values():
             for position_history in session_history.position_histories.values():
                 self._check_last_values(position_history)
+            self._count_unsent_messages(session_history)
         self._check_counters(broker)
 
     def _needed_at_all(self, position_history: PositionHistory) -> Iterable[int]:
