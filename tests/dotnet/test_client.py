@@ -35,7 +35,8 @@ CSHARP_TESTS = [
     for name in re.findall(r"\[Test\]\s+public static (?:async )?Task (\w+)\(", source.read_text())
 ]
 
-pytestmark = pytest.mark.xdist_group("dotnet")  # Else each worker compiles the programs.
+# Without the group, each worker compiles the programs.
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("dotnet")]
 
 ClientPrograms = Callable[..., contextlib.AbstractContextManager[Program]]
 
@@ -163,7 +164,6 @@ def test_documented_programs_run(dotnet_sdk: DotnetSdk, tmp_path: Path) -> None:
 # Killed servers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_publishes_once_while_the_server_is_killed(
     client_programs: ClientPrograms, tmp_path: Path
 ) -> None:

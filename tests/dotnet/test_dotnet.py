@@ -40,7 +40,8 @@ ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "protocol" / "dotnet" / "Version1"
 VECTORS = ROOT / "protocol" / "vectors"
 
-pytestmark = pytest.mark.xdist_group("dotnet")  # Else each worker compiles the programs.
+# Without the group, each worker compiles the programs.
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("dotnet")]
 
 README_PROGRAM = """
 using System;
@@ -622,7 +623,6 @@ class CuttingProxy(threading.Thread):
             target.shutdown(socket.SHUT_WR)
 
 
-@pytest.mark.long
 def test_repeated_disconnects_lose_no_message(dotnet: Dotnet) -> None:
     count = 20_000
     cuts = [5, 100_001, 17 + 30, 200_007]  # In the reply, in a message, anywhere.

@@ -19,6 +19,8 @@ from load.single_messages import NATS_PY
 from simplebus.spark.jobs.report.traces import RUN_FILE
 from tests.support.requirements import require_program
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -63,7 +65,6 @@ def test_a_fault_of_a_nats_server_is_named(fault: str) -> None:
     assert broken_nats_server.FAULTS[fault] in broken_nats_server.check_fault(fault, "many")
 
 
-@pytest.mark.long
 def test_timed_programs_verify_messages() -> None:
     has_peer = sdk.is_peer_available()
     with sdk.open_environment(RunOptions(rounds=1), has_peer=has_peer) as bench:
@@ -73,7 +74,6 @@ def test_timed_programs_verify_messages() -> None:
                 assert measure.measure(bench, 100) > 0, measure.name
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["requests", "confirmed", "one-way"])
 def test_programs_of_single_messages_verify_them(name: str) -> None:
     (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == name]
@@ -96,7 +96,6 @@ def test_targets_name_variants_of_their_scenario() -> None:
             assert {target.of, target.against} - {None} <= names, target.title
 
 
-@pytest.mark.long
 def test_a_short_run_against_the_real_server_reports_a_verified_rate(tmp_path: Path) -> None:
     report, traces = tmp_path / "figures.json", tmp_path / "traces"
     completed = subprocess.run(

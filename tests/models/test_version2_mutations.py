@@ -33,6 +33,8 @@ from simplebus.core.subscription.unacked_messages import UnackedMessages
 from tests.models.broken_broker import Patch, assert_model_detects_defect
 from tests.models.test_version2_model import Version2Machine, class_ids
 
+pytestmark = pytest.mark.long
+
 
 @seed(1)  # Seeds that detect each defect soon with the current model.
 class TrustingMachine(Version2Machine):

@@ -23,7 +23,7 @@ from tests.client.faulty_server import faulty_proxy
 from tests.spark.bus_messages import publish_numbers, stored_payloads
 from tests.spark.heartbeat_bus import heartbeat_bus
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 JAVA, PYTHON = "simplebus", "simplebus_python"
 ROWS = [b"%d" % n for n in range(600)]

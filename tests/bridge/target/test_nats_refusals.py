@@ -116,6 +116,7 @@ authorization {
 }"""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("user", "copied", "problem"),
     [
