@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from simplebus.core.broker.broker import Broker
+from simplebus.core.drain_list import drain_list
 from simplebus.core.errors import Reason
 from simplebus.core.limits import HEADROOM_BYTES, Limits
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
@@ -313,7 +314,7 @@ class NatsServer:
         in_messages, in_bytes = self.closed_in_messages, self.closed_in_bytes
         out_messages, out_bytes = self.closed_out_messages, self.closed_out_bytes
         subscriptions = pending_bytes = 0
-        for number, session in enumerate(list(self.sessions.values()), 1):
+        for number, session in enumerate(drain_list(list(self.sessions.values())), 1):
             if number % _SESSIONS_PER_STEP == 0:
                 yield
             subscriptions += len(session.subscriptions)

@@ -21,6 +21,7 @@ import trio
 from simplebus.core.broker.broker import NO_ACTIONS, Broker, Settings
 from simplebus.core.broker.wait_reasons import format_count, format_message_count
 from simplebus.core.commit_log import CommitLog
+from simplebus.core.drain_list import drain_list
 from simplebus.core.errors import DEAD_LETTER_REASONS, Reason, RemoteProtocolError
 from simplebus.core.limits import (
     ACK_READ_DELAY_SECONDS,
@@ -303,7 +304,7 @@ class Server:
             self._is_removing_patterns = True
             self.start_soon(self._remove_patterns)
         if self.broker.tick_number % _UNACKED_CHECK_TICKS == 0:
-            for number, connection in enumerate(list(self.connections.values()), 1):
+            for number, connection in enumerate(drain_list(list(self.connections.values())), 1):
                 if number % _UNACKED_CHECKS_PER_TURN == 0:
                     yield
                 if connection.unacked_seconds() > _UNACKED_SECONDS_MAX:
@@ -655,13 +656,11 @@ class Server:
 
         Traffic of a client that leaves between the steps is counted once.
         """
-        owners = (*self.connections.values(), *self.local_clients.values())
+        owners = drain_list([*self.connections.values(), *self.local_clients.values()])
         total = self._closed_traffic
-        for first in range(0, len(owners), COUNTED_SESSIONS_PER_STEP):
-            if first:
-                yield
-            part = owners[first : first + COUNTED_SESSIONS_PER_STEP]
+        while part := list(islice(owners, COUNTED_SESSIONS_PER_STEP)):
             total = total.with_sessions([owner.session for owner in part])
+            yield
         return total
 
     def log_closed(

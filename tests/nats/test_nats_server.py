@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 
@@ -535,3 +536,20 @@ def test_statistics_count_clients_in_steps_and_each_once() -> None:
         next(steps)
     assert finished.value.value.in_messages == 3
     assert harness.nats_server.statistics().in_messages == 3
+
+
+def test_statistics_do_not_keep_counted_clients_that_have_left() -> None:
+    harness = waiting()
+    clients = [Client(harness) for _ in range(600)]
+    sessions = [weakref.ref(each.session) for each in clients]
+    steps = harness.nats_server.statistics_in_steps()
+    next(steps)
+    for client in clients:
+        client.close()
+    clients.clear()
+    del client
+    next(steps)
+    assert sum(reference() is not None for reference in sessions) < 400
+    with pytest.raises(StopIteration):
+        next(steps)
+    assert not any(reference() for reference in sessions)

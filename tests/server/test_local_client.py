@@ -48,6 +48,7 @@ async def test_local_clients_exchange_messages_with_remote_clients(
                 monkeypatch.setattr(server_module, "COUNTED_SESSIONS_PER_STEP", 1)
                 steps = server.server.total_traffic()
                 next(steps)  # There are two sessions.
+                next(steps)
                 with pytest.raises(StopIteration) as ended:
                     next(steps)
                 assert ended.value.value.messages == 2 * MESSAGE_COUNT

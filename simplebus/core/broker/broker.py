@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 import msgspec
@@ -29,6 +29,7 @@ from simplebus.core.broker.inquire import InquiryHandler
 from simplebus.core.broker.subscription_manager import SubscriptionManager
 from simplebus.core.clock import BrokerClock
 from simplebus.core.commit_log import CommitLog
+from simplebus.core.drain_list import drain_list
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import BaseGroup
 from simplebus.core.limits import (
@@ -816,11 +817,9 @@ class Broker:
         self.subscription_manager.tick()
         self.idle_classes.tick()
         pending_bytes, limit_bytes = 0, self.settings.limits.total_pending_bytes
-        sessions = list(self.sessions.values())
-        for first in range(0, len(sessions), TICKED_SESSIONS_PER_TURN):
-            part = [
-                s for s in sessions[first : first + TICKED_SESSIONS_PER_TURN] if not s.is_closed
-            ]
+        sessions = drain_list(list(self.sessions.values()))
+        while examined := list(islice(sessions, TICKED_SESSIONS_PER_TURN)):
+            part = [each for each in examined if not each.is_closed]
             yield self._tick_sessions(part)
             pending_bytes += sum(session.pending_bytes for session in part)
         if pending_bytes > limit_bytes:

@@ -19,6 +19,7 @@ from weakref import ref
 
 from simplebus.core.broker.broker import Broker
 from simplebus.core.clock import BrokerClock
+from simplebus.core.drain_list import drain_list
 from simplebus.core.errors import Reason
 from simplebus.core.session.pending_limits import UncountedPendingBytes
 from simplebus.core.session.rate_limits import SessionRateLimits
@@ -246,9 +247,8 @@ class SlowConsumerMonitor:
 
         Called once per tick. Other calls are allowed between the parts.
         """
-        kept_bytes, sessions = 0, list(self._tracked_sessions)
-        for first in range(0, len(sessions), CHECKED_CLIENTS_PER_TURN):
-            part = sessions[first : first + CHECKED_CLIENTS_PER_TURN]
+        kept_bytes, sessions = 0, drain_list(list(self._tracked_sessions))
+        while part := list(islice(sessions, CHECKED_CLIENTS_PER_TURN)):
             yield [
                 (session, error)
                 for session in part
