@@ -42,7 +42,7 @@ SNAPSHOT_MAX_AGE_SECONDS = 0.5
 """Time for which a snapshot is reused."""
 READER_TIMEOUT_SECONDS = 5.0
 """Time for which a reader of detailed snapshots is expected to return."""
-_PARTS_PER_STEP = 4
+_PARTS_PER_STEP = 2
 
 
 class Dashboard:

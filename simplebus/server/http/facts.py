@@ -7,7 +7,7 @@ and lists have maximum lengths, so that many classes or connections do not delay
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from heapq import nlargest
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from simplebus.core.broker.inquire_positions import PositionReporter, producer_name, truncate_text
+from simplebus.core.drain_list import drain_list
 from simplebus.core.errors import Reason
 from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import Limits
@@ -310,67 +311,91 @@ class FactsCollector:
     def collect_connections(self) -> Steps[list[ConnectionFacts]]:
         """Collect the open connections in steps: NATS clients first, in order of arrival."""
         found = []
-        for count, connection in enumerate(self._connections()):
+        for count, connection in enumerate(drain_list(self._connections())):
             if count % _ROWS_PER_STEP == _ROWS_PER_STEP - 1:
                 yield
             if (facts := _describe_connection(connection)) is not None:
                 found.append(facts)
         return found
 
-    def collect_subscriptions(
-        self, cids: Collection[int] | None = None, *, offset: int = 0, limit: int | None = None
-    ) -> Steps[list[SubscriptionFacts]]:
-        """Collect subscriptions in steps.
+    def collect_subscriptions(self, offset: int, limit: int) -> Steps[list[SubscriptionFacts]]:
+        """Collect the subscriptions of all connections in steps, in the order of the connections.
 
         Args:
-            cids: Connections to list, each with a limited number of subjects; None for all
-                subscriptions of all connections.
             offset: Number of subscriptions to skip.
-            limit: Maximum number of subscriptions; None for no limit.
+            limit: Maximum number of subscriptions.
         """
-        most = None if cids is None else SUBJECTS_PER_CONNECTION_MAX
-        every = (
-            subscription
-            for connection in self._connections()
-            if cids is None or _connection_id(connection) in cids
-            for subscription in islice(self._list_subscriptions(connection), most)
-        )
-        selected = islice(every, offset, None if limit is None else offset + limit)
         found: list[SubscriptionFacts] = []
-        while batch := list(islice(selected, _ROWS_PER_STEP)):
-            found += batch
-            yield
+        listed_count = 0
+        """Subscriptions of this step."""
+        for number, connection in enumerate(drain_list(self._connections()), 1):
+            count = _count_subscriptions(connection)
+            for first in range(offset, count, _ROWS_PER_STEP):
+                part_limit = min(_ROWS_PER_STEP, limit - len(found))
+                part = self._list_subscriptions(connection, first, part_limit)
+                found += part
+                listed_count += len(part)
+                if len(found) >= limit:
+                    return found
+                if listed_count >= _ROWS_PER_STEP:
+                    listed_count = 0
+                    yield
+            offset = max(0, offset - count)
+            if number % _COUNTED_PER_STEP == 0:
+                yield
         return found
 
     def count_subscriptions(self) -> Steps[int]:
         """Count in steps the subscriptions that `collect_subscriptions` lists."""
         total = 0
-        for number, connection in enumerate(self._connections(), 1):
-            session = connection.session
-            total += (
-                len(session.subscriptions)
-                if isinstance(session, NatsSession)
-                else sum(len(_patterns(each)) for each in session.subscriptions.values())
-            )
+        for number, connection in enumerate(drain_list(self._connections()), 1):
+            total += _count_subscriptions(connection)
             if number % _COUNTED_PER_STEP == 0:
                 yield
         return total
 
-    def _list_subscriptions(self, connection: AnyConnection) -> Iterator[SubscriptionFacts]:
+    def list_subscriptions(self, cid: int) -> list[SubscriptionFacts]:
+        """Return the first SUBJECTS_PER_CONNECTION_MAX subscriptions of a connection; none if it
+        was closed.
+        """
+        connection: AnyConnection | None
+        if cid >= BINARY_CID_OFFSET:
+            connection = self._server.connections.get(cid - BINARY_CID_OFFSET)
+        else:
+            nats = self._nats_listener
+            connection = nats.connections.get(cid) if nats is not None else None
+        if connection is None:
+            return []
+        return self._list_subscriptions(connection, 0, SUBJECTS_PER_CONNECTION_MAX)
+
+    def _list_subscriptions(
+        self, connection: AnyConnection, first: int, limit: int
+    ) -> list[SubscriptionFacts]:
+        """Return at most `limit` subscriptions of a connection, from the one with index `first`."""
         session, cid = connection.session, _connection_id(connection)
+        found: list[SubscriptionFacts] = []
         if isinstance(session, NatsSession):
-            for sid, each in list(session.subscriptions.items()):
+            for sid in islice(session.subscriptions, first, first + limit):
+                each = session.subscriptions[sid]
                 subject, sid_text, queue = map(_text, (each.subject, sid, each.queue or b""))
-                yield SubscriptionFacts(cid, subject, sid_text, each.delivered_count, queue)
-            return
-        for key, subscription in list(session.subscriptions.items()):
-            position = subscription.position
-            label = self._server.broker.classes[subscription.class_id].label
-            for pattern in _patterns(subscription):
-                subject = f"class.{label} {pattern}"
-                yield SubscriptionFacts(
-                    cid, subject, str(key), position.delivered_count, position.group
-                )
+                found.append(SubscriptionFacts(cid, subject, sid_text, each.delivered_count, queue))
+            return found
+        for key, subscription in session.subscriptions.items():
+            patterns = _patterns(subscription)
+            if first < len(patterns):
+                position = subscription.position
+                label = self._server.broker.classes[subscription.class_id].label
+                for pattern in patterns[first : first + limit - len(found)]:
+                    subject = f"class.{label} {pattern}"
+                    found.append(
+                        SubscriptionFacts(
+                            cid, subject, str(key), position.delivered_count, position.group
+                        )
+                    )
+            if len(found) == limit:
+                break
+            first = max(0, first - len(patterns))
+        return found
 
     def _connections(self) -> list[AnyConnection]:
         nats = self._nats_listener.connections.values() if self._nats_listener is not None else ()
@@ -432,6 +457,14 @@ def _describe_connection(connection: AnyConnection) -> ConnectionFacts | None:
         subscriptions=len(session.subscriptions),
         tls=tls or None,
     )
+
+
+def _count_subscriptions(connection: AnyConnection) -> int:
+    """Return how many subscriptions of a connection are listed: one for each pattern."""
+    session = connection.session
+    if isinstance(session, NatsSession):
+        return len(session.subscriptions)
+    return sum(len(_patterns(each)) for each in session.subscriptions.values())
 
 
 def _connection_id(connection: AnyConnection) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -50,7 +50,8 @@ _CONNECTION_FIELDS = (
 _DAY, _YEAR = 86_400, 365 * 86_400
 _NANOSECONDS = 1_000_000_000
 
-_ROWS_PER_STEP = 100
+_ROWS_PER_STEP = 32
+_SORTED_PER_STEP = 2048
 
 
 class VarzEndpoints:
@@ -114,28 +115,19 @@ class VarzEndpoints:
         if request.query.get("state", "open") == "closed":
             connections = []
         if sort is not None:
-            connections.sort(key=sort, reverse=descending)
+            yield from _sort_in_steps(connections, sort, descending=descending)
         page = connections[offset : offset + limit]
         now = time.time()
-        rows: list[dict[str, Any]] = []
-        for number, each in enumerate(page, 1):
-            rows.append(_format_connection(each, now, auth=request.get_flag("auth")))
-            if number % _ROWS_PER_STEP == 0:
-                yield
-        if subs and subs not in ("0", "false"):
-            cids = {each.cid for each in page}
-            listed_by_cid: dict[int, list[SubscriptionFacts]] = {}
-            for found in (yield from self._collector.collect_subscriptions(cids)):
-                listed_by_cid.setdefault(found.cid, []).append(found)
-            yield
-            for number, row in enumerate(rows, 1):
-                if number % _ROWS_PER_STEP == 0:
-                    yield
-                listed = listed_by_cid.get(row["cid"], [])
+        rows: list[msgspec.Raw] = []
+        for each in page:
+            row = _format_connection(each, now, auth=request.get_flag("auth"))
+            if subs and subs not in ("0", "false"):
+                listed = self._collector.list_subscriptions(each.cid)
                 if subs == "detail":
                     row["subscriptions_list_detail"] = listed
                 else:
-                    row["subscriptions_list"] = [each.subject for each in listed]
+                    row["subscriptions_list"] = [subscription.subject for subscription in listed]
+            yield from _add_row(rows, row)
         return json_response(
             {
                 **self._heading(),
@@ -153,7 +145,7 @@ class VarzEndpoints:
         routes, rows, total = facts.routes, list[SubscriptionFacts](), 0
         if request.get_flag("subs"):
             total = yield from self._collector.count_subscriptions()
-            rows = yield from self._collector.collect_subscriptions(offset=offset, limit=limit)
+            rows = yield from self._collector.collect_subscriptions(offset, limit)
         return json_response(
             {
                 **self._heading(),
@@ -183,16 +175,18 @@ class VarzEndpoints:
                 return error_response(404, error.sentence)
             return json_response(report)
         limit, offset = _page(request)
-        classes = yield from self._collector.collect_classes(offset, limit)
+        rows: list[msgspec.Raw] = []
+        for facts in (yield from self._collector.collect_classes(offset, limit)):
+            yield from _add_row(rows, _format_class(facts))
         return json_response(
             {
                 "bus": self._collector.identity,
                 "now": format_timestamp(time.time()),
-                "num_classes": len(classes),
+                "num_classes": len(rows),
                 "total": self._collector.class_count,
                 "offset": offset,
                 "limit": limit,
-                "classes": [_format_class(each) for each in classes],
+                "classes": rows,
             }
         )
 
@@ -311,6 +305,13 @@ def _format_class(facts: ClassFacts) -> dict[str, Any]:
     return {**msgspec.structs.asdict(facts), "dropped": dropped}
 
 
+def _add_row(rows: list[msgspec.Raw], row: dict[str, Any]) -> Generator[None, None, None]:
+    """Encode a row of a list, and yield after every _ROWS_PER_STEP-th one."""
+    rows.append(msgspec.Raw(msgspec.json.encode(row)))
+    if len(rows) % _ROWS_PER_STEP == 0:
+        yield
+
+
 # Sort order --------------------------------------------------------------------------------------
 
 SortKey: TypeAlias = Callable[[ConnectionFacts], float]
@@ -340,6 +341,17 @@ def _parse_sort(requested: str) -> tuple[SortKey | None, bool]:
         sort_keys = ", ".join(filter(None, _SORT_KEYS))
         raise BadRequestError(f"expected sort to be one of {sort_keys}; got {requested[:40]!r}")
     return found
+
+
+def _sort_in_steps(
+    connections: list[ConnectionFacts], key: SortKey, *, descending: bool
+) -> Generator[None, None, None]:
+    """Sort connections: parts of them in steps, so that the last step only merges the parts."""
+    for first in range(0, len(connections), _SORTED_PER_STEP):
+        part = slice(first, first + _SORTED_PER_STEP)
+        connections[part] = sorted(connections[part], key=key, reverse=descending)
+        yield
+    connections.sort(key=key, reverse=descending)
 
 
 # Time formats ------------------------------------------------------------------------------------

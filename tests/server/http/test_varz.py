@@ -23,6 +23,7 @@ from simplebus.core.statistics import BrokerStatistics
 from simplebus.core.users.passwords import PasswordVerifier, hash_token
 from simplebus.core.users.users import User, Users
 from simplebus.nats.settings import NatsSettings
+from simplebus.server.http import facts
 from simplebus.server.http import varz as http_varz
 from simplebus.server.http.varz import format_duration, format_timestamp
 from simplebus.server.run import RunningServer
@@ -295,6 +296,36 @@ async def test_subsz_total_counts_all_listed_subscriptions() -> None:
             assert (len(page["subscriptions_list"]), page["total"]) == (1, 4)
 
 
+async def test_pages_of_subsz_together_list_each_subscription_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(facts, "_ROWS_PER_STEP", 3)
+    monkeypatch.setattr(facts, "_COUNTED_PER_STEP", 2)
+    async with (
+        serving(nats_port=0, http_port=0) as server,
+        simplebus.connect(server.addresses[0]) as bus,
+    ):
+        for count in (5, 0, 1, 7):
+            client = await connect_nats_peer(server)
+            for number in range(count):
+                await client.send(b"SUB a.%d %d\r\n" % (number, number))
+            await client.send(b"PING\r\n")
+            await client.read_line()
+        async with bus.subscribe("one", "a", "b.*", "c.#", "d"), bus.subscribe("two"):
+            assert server.monitor is not None
+            collector = server.monitor.collector
+            everything = run_steps(collector.collect_subscriptions(0, 100))
+            assert len(everything) == run_steps(collector.count_subscriptions()) == 18
+            for offset in range(20):
+                for limit in range(1, 20):
+                    found = run_steps(collector.collect_subscriptions(offset, limit))
+                    assert found == everything[offset : offset + limit], (offset, limit)
+            for cid in {each.cid for each in everything}:
+                expected = [each for each in everything if each.cid == cid]
+                assert collector.list_subscriptions(cid) == expected
+            assert collector.list_subscriptions(999) == []
+
+
 async def test_user_is_shown_for_every_kind_of_credentials() -> None:
     tokens = User("tokens", token=hash_token("t"))
     addresses = User("addresses", addresses=("127.0.0.0/8",))
@@ -321,7 +352,8 @@ NATS_TOP_SORT_KEYS = {
 
 
 @pytest.mark.parametrize("sort", sorted(http_varz._SORT_KEYS.keys() | NATS_TOP_SORT_KEYS))
-async def test_connz_sorts_as_requested(sort: str) -> None:
+async def test_connz_sorts_as_requested(sort: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_varz, "_SORTED_PER_STEP", 2)
     async with serving(http_port=0) as server:
         for count in (1, 3, 2):
             bus = await connect(server, [1])
