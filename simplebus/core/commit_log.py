@@ -20,7 +20,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from simplebus.core.errors import Reason
-from simplebus.core.limits import COMMIT_LOG_BYTES_MAX, TIME_INDEX_STEP_SECONDS
+from simplebus.core.limits import (
+    CHANGES_PER_WRITE_BATCH,
+    COMMIT_LOG_BYTES_MAX,
+    TIME_INDEX_STEP_SECONDS,
+)
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.protocol.events import FrameRefused
 from simplebus.core.session.session import Session
@@ -134,6 +138,13 @@ class CommitLog:
             or self.changed_durables
             or self._is_progress_requested
         )
+
+    @property
+    def has_many_changes(self) -> bool:
+        """True if the next batch will contain many changes of classes, durables and producers."""
+        change_count = len(self.changed_class_ids) + len(self._producer_starts)
+        change_count += sum(map(len, self.changed_durables.values()))
+        return change_count >= CHANGES_PER_WRITE_BATCH
 
     @property
     def next_batch_bytes(self) -> int:

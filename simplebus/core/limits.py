@@ -371,6 +371,9 @@ CHECKPOINT_POSITIONS_PER_TURN = 64
 CHECKPOINT_ROWS_PER_TURN = 1024
 CHECKPOINT_RANGES_MAX = 8192
 CHECKPOINT_PAUSE_SECONDS = 0.005
+# With so many changes of classes, durables and publisher names, a write batch does not wait for the
+# journal's thread: building a longer one would take too long.
+CHANGES_PER_WRITE_BATCH = 64
 # Publisher names that a snapshot collects in one turn. A connected publisher whose numbers are not
 # all confirmed counts for more.
 CHECKPOINT_PRODUCERS_PER_TURN = 1024

@@ -3,7 +3,9 @@
 `load` recovers the broker by `storage.recovery`, before the pump starts.
 
 The writer has at most two write batches: it writes one, and the other waits. Entries that arrive
-meanwhile form the next batch, so a slow disk gets larger batches.
+meanwhile form the next batch, so a slow disk gets larger batches. Many new classes or durables do
+not wait, because one batch with all of them would occupy the event loop: further batches are
+queued.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ from simplebus.storage.segment_reader import SegmentReader
 log = EventLogger("simplebus.server")
 
 _BATCHES_IN_FLIGHT_MAX = 2
+_BATCHES_WITH_CHANGES_MAX = 256
+"""Batches in flight up to which one with many changes is queued."""
 
 RunInLoop = Callable[..., None]
 """Schedules a function with its arguments in the event loop; may be called from any thread."""
@@ -180,8 +184,11 @@ class JournalPump:
     @property
     def _is_busy(self) -> bool:
         """True if the writer has enough batches. After each one it calls `submit_pending`."""
-        in_flight_count = self._commit_log.last_batch_number - self._last_written
-        return in_flight_count >= _BATCHES_IN_FLIGHT_MAX
+        commit_log = self._commit_log
+        in_flight_count = commit_log.last_batch_number - self._last_written
+        if in_flight_count < _BATCHES_IN_FLIGHT_MAX:
+            return False
+        return not commit_log.has_many_changes or in_flight_count >= _BATCHES_WITH_CHANGES_MAX
 
     def submit_pending(self) -> int:
         """Write new entries, or pass entries and reads to the threads, unless they have enough.

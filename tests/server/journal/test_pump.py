@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import queue
+import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,19 +17,21 @@ import trio
 import trio.lowlevel
 
 import simplebus
-from simplebus.core.commit_log import CommitLog
+from simplebus.core.commit_log import CommitLog, WriteBatch
 from simplebus.core.errors import RefusedError
-from simplebus.core.limits import Limits
+from simplebus.core.limits import CHANGES_PER_WRITE_BATCH, Limits
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.settings import ClassSettings, FullPolicy, Settings
+from simplebus.core.snapshot import decode_changes
 from simplebus.server.journal import writer
 from simplebus.server.journal.pump import JournalPump, load
 from simplebus.server.journal.writer import DIRECT_WRITE_BYTES_MAX
 from simplebus.storage.append_file import AppendFile
 from simplebus.storage.directory import lock_directory
+from simplebus.storage.journal import Journal
 from simplebus.testing.server import bus_server
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import connect_version2, publish
+from tests.behaviour.wire_peer_v2 import connect_version2, publish, subscribe, unsubscribe
 from tests.support.running_server import class_statistics, connect, message, serving, wait_until
 
 PATIENCE_SECONDS = 60.0
@@ -168,3 +172,52 @@ def test_late_report_of_the_thread_does_not_stop_the_journal(tmp_path: Path) -> 
         assert commit_log.durable_position == commit_log.log_position
         assert pump.statistics().pending_batch_count == 0
         pump.close()
+
+
+def test_new_durables_are_written_in_bounded_batches_while_the_disk_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    can_sync = threading.Event()
+    batches: list[WriteBatch] = []
+    sync, write = Journal.sync, Journal.write
+
+    def wait_and_sync(journal: Journal) -> None:
+        assert can_sync.wait(PATIENCE_SECONDS)
+        sync(journal)
+
+    def record_and_write(journal: Journal, batch: WriteBatch) -> None:
+        batches.append(batch)
+        write(journal, batch)
+
+    monkeypatch.setattr(Journal, "sync", wait_and_sync)
+    monkeypatch.setattr(Journal, "write", record_and_write)
+    commit_log = CommitLog(Durability.DISK)
+    bus = BrokerHarness(commit_log=commit_log)
+    reports: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    with contextlib.closing(lock_directory(tmp_path, new_bus="here")) as directory:
+        pump = JournalPump(bus.broker, directory, lambda: None)
+        load(bus.broker, directory)
+        pump.start(lambda function, *arguments: reports.put(partial(function, *arguments)))
+        peer = connect_version2(bus)
+        for number in range(1, 301):
+            peer.send(subscribe(1, number, durable=f"d{number}"))
+            pump.submit_pending()
+        for number in range(1, 101):
+            peer.send(unsubscribe(number, forget=True))
+            pump.submit_pending()
+        assert peer.receive_replies() == []
+        can_sync.set()
+        while commit_log.durable_position < commit_log.log_position:
+            reports.get(timeout=PATIENCE_SECONDS)()
+            pump.submit_pending()
+        kinds = Counter(each.kind for each in peer.receive_replies())
+        assert kinds == {"subscribe": 300, "unsubscribe": 100}
+        pump.close()
+    changes = [decode_changes(each.changes) for each in batches if each.changes]
+    assert sum(len(each.positions) for each in changes) >= 250
+    assert max(len(each.positions) for each in changes) <= CHANGES_PER_WRITE_BATCH
+    recovered = BrokerHarness(commit_log=CommitLog(Durability.DISK))
+    with contextlib.closing(lock_directory(tmp_path, new_bus="here")) as directory:
+        load(recovered.broker, directory)
+    durables = {each.durable for each in recovered.broker.classes[1].positions}
+    assert durables == {f"d{number}" for number in range(101, 301)}
