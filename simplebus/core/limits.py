@@ -75,8 +75,8 @@ TICKED_CLASSES_PER_TURN = 128
 # Classes of a Connect that are created in one turn of the event loop. A shorter Connect never names
 # more of them.
 CREATED_CLASSES_PER_TURN = 32
-# Existing classes to which new settings are applied in one turn.
-CHANGED_CLASSES_PER_TURN = 512
+# Existing classes that are examined in one turn when settings change.
+EXAMINED_CLASSES_PER_TURN = 512
 LONG_CONNECT_BYTES = 2 * CREATED_CLASSES_PER_TURN
 EXPENSIVE_EVENTS_READ_BYTES = 1024
 

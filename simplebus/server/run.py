@@ -423,6 +423,7 @@ async def reload(running: RunningServer, options: ServeOptions) -> ServeOptions:
                 options.classes,
             ):
                 await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
             running.server.replace_users(new_options.users)
             running.server.address_limits.set_limits(
                 new_options.per_address, new_options.connection_rate

@@ -20,11 +20,11 @@ from simplebus.core import dead_letters
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
-    CHANGED_CLASSES_PER_TURN,
     CLASS_ID_MAX,
     CREATED_CLASSES_PER_TURN,
     DEAD_LETTERS_MEMORY_DIVISOR,
     DEAD_LETTERS_RESERVE_DIVISOR,
+    EXAMINED_CLASSES_PER_TURN,
     NAME_CHARACTERS_MAX,
     RING_BYTES_MIN,
     SPILL_MEMORY_DIVISOR,
@@ -227,8 +227,7 @@ class ClassRegistry:
 
     def _apply_in_parts(self, keys: Collection[int | str] | None) -> Iterator[None]:
         """Apply the settings to the classes with these ids and names, or to all if it is None."""
-        count = 0
-        for cls in list(self.classes.values()):
+        for number, cls in enumerate(list(self.classes.values()), 1):
             if (
                 keys is None
                 or cls.class_id in keys
@@ -236,9 +235,8 @@ class ClassRegistry:
                 or cls.spill is not None  # It may not spill any more.
             ):
                 self._apply_class_settings(cls)
-                count += 1
-                if count % CHANGED_CLASSES_PER_TURN == 0:
-                    yield
+            if number % EXAMINED_CLASSES_PER_TURN == 0:
+                yield
 
     def find_dead_letter_sources(self, text: str) -> list[ClassIdentity]:
         """Return (id, name) of the classes whose dead letters are stored in `dead.<text>`.

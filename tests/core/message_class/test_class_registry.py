@@ -177,7 +177,8 @@ def test_settings_of_one_class_are_applied_without_those_of_all_others() -> None
     classes = ClassRegistry(Settings())
     classes.declare_classes(list(range(1000)))
     own = CountedSettings({7: ClassSettings(messages_max=7)})
-    assert list(classes.apply_settings(Settings(limits=Limits(connections=9), classes=own))) == []
+    for _ in classes.apply_settings(Settings(limits=Limits(connections=9), classes=own)):
+        pass
     assert classes.classes[7].ring.messages_max == 7
     assert own.lookup_count <= 3
 
@@ -186,7 +187,7 @@ def test_settings_of_one_class_are_applied_without_those_of_all_others() -> None
 def test_settings_of_many_classes_are_applied_in_portions(
     monkeypatch: pytest.MonkeyPatch, has_own: bool
 ) -> None:
-    monkeypatch.setattr(class_registry, "CHANGED_CLASSES_PER_TURN", 10)
+    monkeypatch.setattr(class_registry, "EXAMINED_CLASSES_PER_TURN", 10)
     classes = ClassRegistry(Settings())
     classes.declare_classes(list(range(35)))
     settings = Settings(limits=Limits(class_messages=7))
