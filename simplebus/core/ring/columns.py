@@ -221,6 +221,10 @@ class ChannelCounts:
         """Subtract messages with these channels."""
         np.subtract.at(self.by_number, channels, 1)
 
+    def clear(self) -> None:
+        """Set all counts to 0."""
+        self.by_number.fill(0)
+
     def reset(self) -> None:
         """Free the counts. No stored message has a channel."""
         assert not self.by_number[1:].any()

@@ -452,12 +452,23 @@ class Ring:
             return
         assert floor <= self.head, (floor, self.head)
         if self.floor < self.envelopes_until:
-            for segment, start, stop in self._segments_of(self.floor, floor):
-                if segment.columns.channels is not None:
-                    self.channel_counts.subtract(segment.columns.channels[start:stop])
+            counts = self.channel_counts
+            if floor - self.floor > self.head - floor + len(counts.by_number):
+                counts.clear()  # Counting those that stay takes less time.
+                for channels in self._channel_columns(floor, self.head):
+                    counts.add(channels, len(channels))
+            else:
+                for channels in self._channel_columns(self.floor, floor):
+                    counts.subtract(channels)
         self.floor = floor
         if floor >= self._first_end:
             self._recycle_drained()
+
+    def _channel_columns(self, first: int, last: int) -> Iterator[Channels]:
+        """Yield the channels of the messages first..last-1, as far as some of them have one."""
+        for segment, start, stop in self._segments_of(first, last):
+            if segment.columns.channels is not None:
+                yield segment.columns.channels[start:stop]
 
     def _restart_last(self) -> None:
         """Reuse the front of the last segment, which is in the cache. The ring is empty."""
