@@ -75,6 +75,10 @@ TICKED_CLASSES_PER_TURN = 128
 # Classes of a Connect that are created in one turn of the event loop. A shorter Connect never names
 # more of them.
 CREATED_CLASSES_PER_TURN = 32
+# Classes and subjects of a Connect that are checked in one turn. If other requests create classes
+# between the turns, the check is repeated: so many times at most, the last time in one turn.
+CHECKED_CLASSES_PER_TURN = 512
+DECLARATION_CHECKS_MAX = 4
 # Existing classes that are examined in one turn when settings change.
 EXAMINED_CLASSES_PER_TURN = 512
 LONG_CONNECT_BYTES = 2 * CREATED_CLASSES_PER_TURN

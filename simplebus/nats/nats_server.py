@@ -15,10 +15,10 @@ from functools import partial
 import numpy as np
 
 from simplebus.core.broker.broker import Broker
-from simplebus.core.drain_list import drain_list
 from simplebus.core.errors import Reason
 from simplebus.core.limits import HEADROOM_BYTES, Limits
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
+from simplebus.core.steps import drain_list, run_to_end
 from simplebus.core.users.users import User, Users
 from simplebus.nats import subjects
 from simplebus.nats.bus.acked import AckedSubscription
@@ -298,13 +298,7 @@ class NatsServer:
 
     def statistics(self) -> NatsServerStatistics:
         """Return the current counters."""
-        steps = self.statistics_in_steps()
-        while True:
-            try:
-                next(steps)
-            except StopIteration as finished:
-                statistics: NatsServerStatistics = finished.value
-                return statistics
+        return run_to_end(self.statistics_in_steps())
 
     def statistics_in_steps(self) -> Generator[None, None, NatsServerStatistics]:
         """Return the same in steps, because there may be many clients.

@@ -21,7 +21,6 @@ import trio
 from simplebus.core.broker.broker import NO_ACTIONS, Broker, Settings
 from simplebus.core.broker.wait_reasons import format_count, format_message_count
 from simplebus.core.commit_log import CommitLog
-from simplebus.core.drain_list import drain_list
 from simplebus.core.errors import DEAD_LETTER_REASONS, Reason, RemoteProtocolError
 from simplebus.core.limits import (
     ACK_READ_DELAY_SECONDS,
@@ -32,6 +31,7 @@ from simplebus.core.protocol.opening import Opening, WrongProtocolError
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.session import Session
+from simplebus.core.steps import drain_list
 from simplebus.core.users.rate_limit import RateLimit
 from simplebus.core.users.users import User, Users
 from simplebus.jetstream.backend import JetStreamBackend

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simplebus.core.broker import broker as broker_module
+from simplebus.core.broker import subscription_manager
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import CREATED_CLASSES_PER_TURN, DECLARED_CLASSES_ENDED_PER_TURN
-from simplebus.core.message_class import class_registry
+from simplebus.core.message_class import class_registry, subject_bindings
 from simplebus.core.message_class.class_ids import preferred_id
 from simplebus.core.session import session as session_module
 from tests.behaviour import wire_peer
@@ -49,6 +50,11 @@ def run_turn(peer: WirePeer) -> bool:
     return True
 
 
+def run_all_turns(peer: WirePeer) -> None:
+    while run_turn(peer):
+        pass
+
+
 def disconnect(peer: WirePeer) -> None:
     """Close the connection as a server does."""
     while peer.session.is_request_pending:
@@ -74,8 +80,7 @@ def test_each_turn_creates_few_classes_and_nothing_behind_is_processed() -> None
     assert sum(counts) == MANY
     (reply,) = peer.receive_replies()
     assert list(reply.content["classes"]) == NAMES
-    while run_turn(peer):
-        pass
+    run_all_turns(peer)
     assert bus.statistics(1).ring.message_count == 1
     created_by = {cls.created_by for cls in bus.broker.classes.values() if cls.name}
     assert created_by == {"session 1 'p' (session 1 ('c'))"}
@@ -118,8 +123,7 @@ def test_reserved_classes_count_for_limits_and_quotas() -> None:
     assert connect_version2(bus, classes=["other"]).session.created_class_count == 1
     refused = Version2Peer(bus, bus.broker.open_session())
     assert refused.send_refused(connect_request("another")) is Reason.TOO_MANY_CLASSES
-    while run_turn(peer):
-        pass
+    run_all_turns(peer)
     assert len(bus.broker.classes) == MANY + 1
     assert bus.broker.store.class_registry.class_count == MANY + 1
 
@@ -136,8 +140,7 @@ def test_reserved_name_is_refused_with_another_id_and_used_with_its_own() -> Non
     assert other_peer.receive_error_codes() == ["class_name_conflict"] * 2
     other_peer.send(connect_request("five"), subscribe(5, 1))
     assert [reply.kind for reply in other_peer.receive_replies()] == ["connect", "subscribe"]
-    while run_turn(peer):
-        pass
+    run_all_turns(peer)
     (reply,) = peer.receive_replies()
     assert reply.content["classes"]["five"] == 5
     assert bus.broker.classes[5].session_count == 2
@@ -150,8 +153,7 @@ def test_reserved_id_is_not_assigned_to_another_name() -> None:
     run_turn(peer)
     connect_version2(bus, classes=["orders"])
     assert bus.broker.store.class_id_by_name["orders"] != preferred_id("orders")
-    while run_turn(peer):
-        pass
+    run_all_turns(peer)
     assert bus.broker.classes[preferred_id("orders")].name == ""
 
 
@@ -177,8 +179,7 @@ def test_publisher_name_that_is_taken_over_meanwhile_belongs_to_the_new_session(
     run_turn(peer)
     newer = connect_version2(bus, classes=[1], name="p", instance="i")
     assert peer.session.is_closed
-    while run_turn(peer):
-        pass
+    run_all_turns(peer)
     assert len(bus.broker.classes) == MANY + 1
     assert bus.broker.classes[1].session_count == 1
     assert sum(cls.session_count for cls in bus.broker.classes.values()) == 1
@@ -208,9 +209,74 @@ def test_subject_that_is_reserved_is_bound_by_the_first_connect_that_completes()
     assert seen == []
     connect_version2(bus, classes=[{"id": 5, "subjects": ["a"]}])
     assert seen == [(5, "a", True)]
-    while run_turn(peer):
-        pass
+    run_all_turns(peer)
     assert sorted(seen) == [(5, "a", True), (5, "b", True)]
+
+
+@pytest.mark.parametrize("conflict", ["name", "id", "limit"])
+def test_class_that_another_client_creates_during_the_check_is_respected(conflict: str) -> None:
+    """Whichever part of the check has already passed when the other Connect arrives."""
+    references = [*NAMES[:6], {"id": 5, "name": "five"}]
+    for turn_count in range(1, 30):
+        with tiny_turns(1):
+            bus = BrokerHarness(classes=7 if conflict == "limit" else 8)
+            peer = open_peer(bus)
+            peer.send(connect_request(*references))
+            for _ in range(turn_count):
+                run_turn(peer)
+            if bus.broker.store.class_registry.class_count:
+                return
+            other = {
+                "name": NAMES[2],
+                "id": {"id": preferred_id(NAMES[2])},
+                "limit": "other",
+            }[conflict]
+            connect_version2(bus, classes=[other])
+            if conflict == "limit":
+                with pytest.raises(RemoteProtocolError) as caught:
+                    run_all_turns(peer)
+                assert caught.value.reason is Reason.TOO_MANY_CLASSES
+                assert set(bus.broker.store.class_id_by_name) == {"other"}
+                continue
+            run_all_turns(peer)
+            (reply,) = peer.receive_replies()
+            ids = reply.content["classes"]
+            assert len(set(ids.values())) == 7
+            assert ids == bus.broker.store.class_id_by_name
+            assert (ids[NAMES[2]] == preferred_id(NAMES[2])) == (conflict == "name")
+    pytest.fail("the check never ended")
+
+
+def test_check_ends_even_if_every_turn_of_others_creates_a_class() -> None:
+    bus = BrokerHarness()
+    peer = open_peer(bus)
+    with tiny_turns(1):
+        peer.send(connect_request(*NAMES[:10]))
+        other_peer = connect_version2(bus, classes=[])
+        for number in range(300):
+            run_turn(peer)
+            if not peer.session.is_request_pending:
+                break
+            other_peer.send(connect_request(f"other {number}"))
+        (reply,) = peer.receive_replies()
+    assert list(reply.content["classes"]) == NAMES[:10]
+
+
+def test_connection_that_is_closed_during_the_check_creates_nothing() -> None:
+    bus = BrokerHarness()
+    with tiny_turns(1):
+        for turn_count in range(1, 8):
+            peer = open_peer(bus)
+            peer.send(connect_request(*NAMES[:8], {"id": 5, "subjects": ["a"]}, name="p"))
+            for _ in range(turn_count):
+                run_turn(peer)
+            bus.broker.close_session(peer.session)
+            while peer.session.is_request_pending:
+                bus.broker.continue_request(peer.session)
+    assert not bus.broker.classes
+    assert bus.broker.store.class_registry.class_count == 0
+    assert len(bus.broker.store.subject_bindings) == 0
+    assert connect_version2(bus, classes=["a"], name="p").session.created_class_count == 1
 
 
 IDS = st.sampled_from([1, 2, preferred_id("a")])
@@ -228,9 +294,11 @@ REFERENCES = st.one_of(
 
 
 @contextmanager
-def tiny_turns() -> Iterator[None]:
-    """Create one class per turn, in every Connect."""
+def tiny_turns(checked_count: int) -> Iterator[None]:
+    """Create one class per turn, in every Connect, and check `checked_count`."""
     with pytest.MonkeyPatch.context() as patch:
+        for module in (class_registry, subject_bindings, subscription_manager):
+            patch.setattr(module, "CHECKED_CLASSES_PER_TURN", checked_count)
         patch.setattr(class_registry, "CREATED_CLASSES_PER_TURN", 1)
         patch.setattr(broker_module, "CREATED_CLASSES_PER_TURN", 1)
         patch.setattr(session_module, "LONG_CONNECT_BYTES", 0)
@@ -240,30 +308,43 @@ def tiny_turns() -> Iterator[None]:
 @settings(max_examples=3 * settings().max_examples)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.lists(REFERENCES, max_size=4)), max_size=5),
+    st.sampled_from([1, 2, 3, 512]),
     st.data(),
 )
 def test_connects_in_turns_end_as_those_at_once(
-    requests: list[tuple[int, list[object]]], data: st.DataObject
+    requests: list[tuple[int, list[object]]], checked_count: int, data: st.DataObject
 ) -> None:
-    """The checks determine the order; that of the other parts does not matter."""
-    with tiny_turns():
+    """The ends of the checks determine the order; that of the other parts does not matter."""
+    unchecked: dict[int, list[object]] = {}
+    """Requests by index of the peer."""
+    order: list[tuple[int, list[object]]] = []
+    with tiny_turns(checked_count):
         split = BrokerHarness(classes=4)
+        registry = split.broker.store.class_registry
         peers = [connect_version2(split, classes=[]) for _ in range(3)]
         for peer in peers:
             peer.session.allow_split_reads()
-        order: list[tuple[int, list[object]]] = []
+
+        def run_turns(index: int, *, most: int = 1000) -> None:
+            session = peers[index].session
+            while most and (session.is_request_pending or session.unprocessed):
+                most -= 1
+                with count_calls(registry, "reserve") as reserved:
+                    run_turn(peers[index])
+                if index in unchecked and (reserved or not session.is_request_pending):
+                    order.append((index, unchecked.pop(index)))
+
         for index, references in requests:
-            while peers[index].session.is_request_pending:
-                run_turn(peers[index])
-            peers[index].send(connect_request(*references))
-            if peers[index].session.is_request_pending:
-                run_turn(peers[index])  # Decoding has a turn of its own.
-            order.append((index, references))
-            for peer_index in data.draw(st.lists(st.integers(0, 2), max_size=6)):
-                run_turn(peers[peer_index])
-        for peer in peers:
-            while run_turn(peer):
-                pass
+            run_turns(index)
+            unchecked[index] = references
+            with count_calls(registry, "reserve") as reserved:
+                peers[index].send(connect_request(*references))
+            if reserved or not peers[index].session.is_request_pending:
+                order.append((index, unchecked.pop(index)))
+            for peer_index in data.draw(st.lists(st.integers(0, 2), max_size=12)):
+                run_turns(peer_index, most=1)
+        for index in range(len(peers)):
+            run_turns(index)
         replies = [[reply.content for reply in peer.receive_replies()] for peer in peers]
     whole = BrokerHarness(classes=4)
     expected_peers = [connect_version2(whole, classes=[]) for _ in range(3)]
@@ -275,6 +356,21 @@ def test_connects_in_turns_end_as_those_at_once(
     for peer in (*peers, *expected_peers):
         disconnect(peer)
     assert all(cls.session_count == 0 for cls in split.broker.classes.values())
+
+
+@contextmanager
+def count_calls(target: object, method: str) -> Iterator[list[None]]:
+    """Record the calls of a method of an object."""
+    calls: list[None] = []
+    function = getattr(target, method)
+
+    def record_and_call(*arguments: object, **keywords: object) -> object:
+        calls.append(None)
+        return function(*arguments, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, method, record_and_call)
+        yield calls
 
 
 def describe(bus: BrokerHarness) -> object:

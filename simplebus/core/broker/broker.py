@@ -29,7 +29,6 @@ from simplebus.core.broker.inquire import InquiryHandler
 from simplebus.core.broker.subscription_manager import SubscriptionManager
 from simplebus.core.clock import BrokerClock
 from simplebus.core.commit_log import CommitLog
-from simplebus.core.drain_list import drain_list
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import BaseGroup
 from simplebus.core.limits import (
@@ -76,6 +75,7 @@ from simplebus.core.session.session import Session
 from simplebus.core.session.version2 import Version2Decoder
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.statistics import BrokerStatistics
+from simplebus.core.steps import drain_list
 from simplebus.core.store.idle_classes import IdleClasses
 from simplebus.core.store.publisher_confirms import PublisherConfirms
 from simplebus.core.store.quotas import Quotas
@@ -643,7 +643,9 @@ class Broker:
             if session.is_closed:
                 return
         try:
-            checked = self.subscription_manager.check_connect(session, greeting)
+            checked = yield from self.subscription_manager.check_connect(session, greeting)
+            if checked is None:
+                return
             claim = checked.claim
             if claim is not None and claim.former_session_id is not None:
                 self._end_taken_over_session(self.sessions[claim.former_session_id])

@@ -13,7 +13,6 @@ from functools import partial
 from heapq import nsmallest
 from itertools import islice
 from operator import itemgetter
-from typing import TypeVar
 
 import msgspec
 
@@ -70,22 +69,12 @@ from simplebus.core.protocol.inquiry import (
 )
 from simplebus.core.session.session import Session
 from simplebus.core.settings import Retention
+from simplebus.core.steps import run_to_end
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.position import Position
 from simplebus.core.users.permissions import Grants, has_private_channels
 
-T = TypeVar("T")
 _CLASSES_PER_STEP = 256
-
-
-def _run_to_end(steps: Generator[None, None, T]) -> T:
-    """Run steps to their end at once. Returns their result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
 
 
 def _run_next_step(session: Session, steps: Iterator[None]) -> bool:
@@ -191,12 +180,12 @@ class InquiryHandler:
         """
         match inquiry:
             case BusInquiry():
-                return _run_to_end(self._report_bus(grants))
+                return run_to_end(self._report_bus(grants))
             case ClassInquiry(class_=name_or_id):
                 cls = self._require_class(name_or_id, grants)
                 return self._report_class(cls, remote_counts or {}, grants)
             case ChannelInquiry():
-                return _run_to_end(self._report_channel(inquiry, grants))
+                return run_to_end(self._report_channel(inquiry, grants))
         session = self._sessions.get(inquiry.session)
         if session is None:
             raise RemoteProtocolError(

@@ -7,7 +7,7 @@ request that describes the same names differently is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -24,6 +24,8 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import AnyGroup, Group, GroupMember
 from simplebus.core.group.key_ordered_group import KeyOrderedGroup
 from simplebus.core.limits import (
+    CHECKED_CLASSES_PER_TURN,
+    DECLARATION_CHECKS_MAX,
     DECLARED_CLASSES_ENDED_PER_TURN,
     RETURNED_PER_TURN,
     SUBSCRIPTIONS_ENDED_PER_TURN,
@@ -52,6 +54,7 @@ from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.session.session import Session
 from simplebus.core.settings import Settings
 from simplebus.core.snapshot import PositionSnapshot
+from simplebus.core.steps import run_to_end
 from simplebus.core.store.publisher_confirms import PublisherConfirms
 from simplebus.core.store.quotas import Quotas
 from simplebus.core.store.store import Store
@@ -160,7 +163,9 @@ class SubscriptionManager:
 
     def connect_v1(self, session: Session, class_ids: tuple[int, ...]) -> Iterator[None]:
         """Handle a version 1 Connect in parts: declare classes and send the session id."""
-        declaration = self._check_declaration(session, class_ids)
+        declaration = yield from self._check_declaration(session, class_ids)
+        if session.is_closed:
+            return
         self._reserve_classes(session, declaration, describe_session(session))
         yield from self._create_in_parts(session, declaration)
         if not session.is_closed:
@@ -169,17 +174,43 @@ class SubscriptionManager:
 
     def _check_declaration(
         self, session: Session, references: Sequence[int | str | NamedClass]
-    ) -> Declaration:
-        """Check that a session may declare classes. Changes nothing.
+    ) -> Generator[None, None, Declaration]:
+        """Check in parts that a session may declare classes. Changes nothing.
+
+        The result is valid until the next change of the classes. If other requests change them
+        during the check, it is repeated. The last attempt is not divided, so that it succeeds.
 
         Raises:
             RemoteProtocolError: As `ClassRegistry.check_declaration`, `check_class_references` and
                 `Quotas.check_new_classes`.
         """
         registry = self._store.class_registry
+        for _ in range(DECLARATION_CHECKS_MAX - 1):
+            revision, grants = registry.revision, session.grants
+            try:
+                declaration = yield from self._check_declaration_once(session, references)
+            except RemoteProtocolError:
+                if (revision, grants) == (registry.revision, session.grants):
+                    raise
+            else:
+                if (revision, grants) == (registry.revision, session.grants):
+                    return declaration
+            yield
+        return run_to_end(self._check_declaration_once(session, references))
+
+    def _check_declaration_once(
+        self, session: Session, references: Sequence[int | str | NamedClass]
+    ) -> Generator[None, None, Declaration]:
+        """Check a declaration in parts, see `ClassRegistry.check_in_parts`."""
+        registry = self._store.class_registry
         classes = registry.deduplicate(references)
-        declaration = registry.check_declaration(classes, self.quotas.anonymous_address(session))
-        check_class_references(session, classes, registry)
+        address = self.quotas.anonymous_address(session)
+        declaration = yield from registry.check_in_parts(classes, address)
+        for first in range(0, len(classes), CHECKED_CLASSES_PER_TURN):
+            if first:
+                yield
+            part = classes[first : first + CHECKED_CLASSES_PER_TURN]
+            check_class_references(session, part, registry)
         self.quotas.check_new_classes(session, declaration.ids_and_names, declaration.new_ids)
         return declaration
 
@@ -247,17 +278,22 @@ class SubscriptionManager:
             except RemoteProtocolError:  # The new class is not permitted; v1 has no error reply.
                 self._store.classes[class_id].dropped_counts[Reason.UNAUTHORIZED] += 1
 
-    def check_connect(self, session: Session, greeting: ConnectRequested) -> CheckedConnect:
-        """Check a version 2 Connect, claim the publisher name of the first one, and reserve the
-        classes.
+    def check_connect(
+        self, session: Session, greeting: ConnectRequested
+    ) -> Generator[None, None, CheckedConnect | None]:
+        """Check a version 2 Connect in parts, then claim the publisher name of the first one and
+        reserve the classes.
 
-        The caller ends the former session of the claim, which settles which of its messages are
+        Returns None if the session was closed between the parts. Nothing has changed then. The
+        caller ends the former session of the claim, which settles which of its messages are
         stored, and then calls `connect_v2`.
         """
         decoder, request = session.version2, greeting.body
         assert decoder is not None
         check_first_number(request, self._store.class_registry)
-        declaration = self._check_declaration(session, request.classes)
+        declaration = yield from self._check_declaration(session, request.classes)
+        if session.is_closed:
+            return None
         claim = None
         if not decoder.is_greeted and request.name is not None:
             claim = self.producer_states.claim_name(

@@ -11,7 +11,7 @@ nobody confuses its messages with former ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -20,6 +20,7 @@ from simplebus.core import dead_letters
 from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import (
+    CHECKED_CLASSES_PER_TURN,
     CLASS_ID_MAX,
     CREATED_CLASSES_PER_TURN,
     DEAD_LETTERS_MEMORY_DIVISOR,
@@ -28,6 +29,7 @@ from simplebus.core.limits import (
     NAME_CHARACTERS_MAX,
     RING_BYTES_MIN,
     SPILL_MEMORY_DIVISOR,
+    SUBJECT_BINDINGS_MAX,
 )
 from simplebus.core.message_class.class_ids import (
     ClassReferenceT,
@@ -45,6 +47,7 @@ from simplebus.core.ring.memory_budget import MemoryBudget, MemoryShare
 from simplebus.core.ring.ring import Ring
 from simplebus.core.settings import FullPolicy, Retention, Settings
 from simplebus.core.snapshot import RemovedClass
+from simplebus.core.steps import run_to_end
 from simplebus.core.users.permissions import ClassIdentity, unresolved_class
 
 T = TypeVar("T")
@@ -178,6 +181,8 @@ class ClassRegistry:
         """
         self.created_count = 0
         """Classes created so far."""
+        self.revision = 0
+        """Number of changes so far that the result of `check_declaration` may depend on."""
         self.internal_class_ids: set[int] = set()
         """Ids of dead-letter classes that the bus created. They do not count towards the limit."""
         self.subject_bindings = ClassSubjectBindings()
@@ -220,6 +225,7 @@ class ClassRegistry:
         Messages beyond a lowered limit are not dropped.
         """
         previous, self.settings = self.settings, settings
+        self.revision += 1
         sizes = _compute_budgets(settings)
         self.budget.limit_bytes, self.spill_budget.limit_bytes = sizes.rings, sizes.spill_reads
         self.dead_letter_budget.resize(sizes.dead_letters, reserved=sizes.dead_letters_reserved)
@@ -305,11 +311,14 @@ class ClassRegistry:
             if not (name := names[class_id]):
                 continue
             if (earlier_reservation := self._reserved.get(class_id)) is not None:
+                if earlier_reservation.names[class_id] != name:
+                    self.revision += 1
                 earlier_reservation.names[class_id] = name
                 self._reserved_id_by_name[name] = class_id
             elif self.classes[class_id].name != name:
                 named_ids.append(class_id)
         reserved_ids = [*new_ids, *named_ids]
+        self.revision += bool(reserved_ids)
         self._reserved.update(dict.fromkeys(reserved_ids, reservation))
         self._reserved_id_by_name.update({names[each]: each for each in reserved_ids})
         self._reserved_count += len(new_ids)
@@ -355,6 +364,7 @@ class ClassRegistry:
 
     def remove_class(self, class_id: int) -> None:
         """Remove an unused class."""
+        self.revision += 1
         cls = self.classes.pop(class_id)
         if self.class_id_by_name.get(cls.name) == class_id:
             del self.class_id_by_name[cls.name]
@@ -497,8 +507,21 @@ class ClassRegistry:
         Raises:
             RemoteProtocolError: bad_connect, class_name_conflict or too_many_classes.
         """
-        if (all_known := self._resolve_known(references)) is not None:
-            return all_known
+        return run_to_end(self._resolve_in_parts(references))
+
+    def _resolve_in_parts(
+        self, references: Sequence[int | str | NamedClass]
+    ) -> Generator[None, None, list[tuple[int, str]]]:
+        """Resolve references in parts, see `check_in_parts`."""
+        ids_and_names: list[tuple[int, str]] = []
+        for first in range(0, len(references), CHECKED_CLASSES_PER_TURN):
+            known = self._resolve_known(references[first : first + CHECKED_CLASSES_PER_TURN])
+            if known is None:
+                break
+            ids_and_names += known
+            if len(ids_and_names) == len(references):
+                return ids_and_names
+            yield
         taken_ids = {
             each if isinstance(each, int) else to_named_class(each).id
             for each in references
@@ -533,8 +556,10 @@ class ClassRegistry:
             (n for n in _ALL_IDS if is_free(n)),
         )
         id_by_name, reserved_id_by_name = self.class_id_by_name, self._reserved_id_by_name
-        ids_and_names: list[tuple[int, str]] = []
-        for reference in references:
+        ids_and_names = []
+        for number, reference in enumerate(references, 1):
+            if number % CHECKED_CLASSES_PER_TURN == 0:
+                yield
             if isinstance(reference, str):
                 class_id, name = None, reference
             elif isinstance(reference, int):
@@ -655,7 +680,9 @@ class ClassRegistry:
             declaration.new_ids,
             _Creator(creator, creator_address, created_by),
         )
+        binding_count = len(self.subject_bindings)
         self.subject_bindings.reserve(declaration.bindings, creator_address)
+        self.revision += len(self.subject_bindings) != binding_count
 
     def apply_in_parts(self, declaration: Declaration) -> Iterator[list[int]]:
         """Create the classes of a reserved declaration, in parts of bounded work.
@@ -715,22 +742,41 @@ class ClassRegistry:
                 `ClassSubjectBindings.check_bindings` do; bad_request if a class cannot keep last
                 values.
         """
-        ids_and_names = self.resolve_ids(references)
+        return run_to_end(self.check_in_parts(references, creator_address))
+
+    def check_in_parts(
+        self, references: Sequence[int | str | NamedClass], creator_address: str = ""
+    ) -> Generator[None, None, Declaration]:
+        """Like `check_declaration`, in parts of bounded work.
+
+        The result, or error, is valid only if `revision` did not change between the parts.
+        """
+        ids_and_names = yield from self._resolve_in_parts(references)
         new_ids = self.select_new_ids([class_id for class_id, _ in ids_and_names])
         if self.is_remote and any(isinstance(o, NamedClass) and o.last_values for o in references):
             raise RemoteProtocolError(
                 Reason.BAD_REQUEST,
                 "a stateless server, with its classes in a JetStream cluster, keeps no last values",
             )
-        declaration = Declaration(ids_and_names, [], [], new_ids)
+        last_value_ids: list[int] = []
+        bindings: dict[tuple[int, str], None] = {}
+        turn_count = 0
+        """Classes and subjects that were checked in this turn."""
         for (class_id, name), reference in zip(ids_and_names, references, strict=True):
+            turn_count += 1
             if isinstance(reference, NamedClass):
                 if reference.last_values:
                     self._check_last_values(class_id, name)
-                    declaration.last_value_ids.append(class_id)
-                declaration.bindings.extend((class_id, each) for each in reference.subjects)
-        self.subject_bindings.check_bindings(declaration.bindings, creator_address)
-        return declaration
+                    last_value_ids.append(class_id)
+                bindings.update(((class_id, each), None) for each in reference.subjects)
+                if len(bindings) > SUBJECT_BINDINGS_MAX:
+                    break  # `check_bindings` fails.
+                turn_count += len(reference.subjects)
+            if turn_count >= CHECKED_CLASSES_PER_TURN:
+                turn_count = 0
+                yield
+        yield from self.subject_bindings.check_in_parts(list(bindings), creator_address)
+        return Declaration(ids_and_names, last_value_ids, list(bindings), new_ids)
 
     def _check_last_values(self, class_id: int, name: str) -> None:
         """Raise RemoteProtocolError (bad_request) if a class cannot keep last values as it spills.

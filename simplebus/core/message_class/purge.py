@@ -18,18 +18,13 @@ from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import PURGED_POSITIONS_PER_TURN, PURGED_RANGES_MAX
 from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.steps import run_to_end
 from simplebus.core.subscription.position import Position
 
 
 def purge_messages(cls: MessageClass, first: int, last: int, commit_log: CommitLog | None) -> int:
     """Purge messages at once. Like `purge_in_parts` otherwise."""
-    parts = purge_in_parts(cls, first, last, commit_log)
-    while True:
-        try:
-            next(parts)
-        except StopIteration as stop:
-            count: int = stop.value
-            return count
+    return run_to_end(purge_in_parts(cls, first, last, commit_log))
 
 
 def purge_in_parts(

@@ -7,11 +7,16 @@ most once per class. The NATS listener observes the bindings and routes the mess
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 
 from simplebus.core.channel.pattern import ONE_OR_MORE, TAIL_WILDCARDS, ZERO_OR_MORE, check_pattern
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import ADDRESS_QUOTA_DIVISOR, SUBJECT_BINDINGS_MAX
+from simplebus.core.limits import (
+    ADDRESS_QUOTA_DIVISOR,
+    CHECKED_CLASSES_PER_TURN,
+    SUBJECT_BINDINGS_MAX,
+)
+from simplebus.core.steps import run_to_end
 
 RESERVED_SUBJECT_PREFIXES = ("$", "_INBOX.")
 """Prefixes of subjects that cannot be bound: server APIs and reply subjects."""
@@ -43,9 +48,13 @@ class ClassSubjectBindings:
             RemoteProtocolError: bad_channel if a subject is not valid, bad_request if there are too
                 many.
         """
+        run_to_end(self.check_in_parts(bindings, address))
+
+    def check_in_parts(
+        self, bindings: Iterable[tuple[int, str]], address: str = ""
+    ) -> Generator[None, None, None]:
+        """Like `check_bindings`, in parts. Valid if no bindings are added between the parts."""
         new = [pair for pair in dict.fromkeys(bindings) if pair not in self._bindings]
-        for _, subject in new:
-            check_subject(subject)
         if len(self._bindings) + len(new) > SUBJECT_BINDINGS_MAX:
             raise RemoteProtocolError(
                 Reason.BAD_REQUEST,
@@ -59,6 +68,10 @@ class ClassSubjectBindings:
                 f"cannot bind {len(new)} more subjects to classes: clients of {address} without a "
                 f"user have bound {self._count_by_address[address]} of at most {quota}",
             )
+        for number, (_, subject) in enumerate(new, 1):
+            if number % CHECKED_CLASSES_PER_TURN == 0:
+                yield
+            check_subject(subject)
 
     def reserve(self, bindings: Iterable[tuple[int, str]], address: str = "") -> None:
         """Count these bindings, for which `check_bindings` was called. `bind` makes each valid."""

@@ -19,10 +19,10 @@ from weakref import ref
 
 from simplebus.core.broker.broker import Broker
 from simplebus.core.clock import BrokerClock
-from simplebus.core.drain_list import drain_list
 from simplebus.core.errors import Reason
 from simplebus.core.session.pending_limits import UncountedPendingBytes
 from simplebus.core.session.rate_limits import SessionRateLimits
+from simplebus.core.steps import drain_list
 from simplebus.core.users import rate_limit
 from simplebus.core.users.users import User
 from simplebus.nats.errors import NatsError

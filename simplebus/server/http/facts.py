@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from simplebus.core.broker.inquire_positions import PositionReporter, producer_name, truncate_text
-from simplebus.core.drain_list import drain_list
 from simplebus.core.errors import Reason
 from simplebus.core.group.group import GroupMember
 from simplebus.core.limits import Limits
@@ -26,6 +25,7 @@ from simplebus.core.protocol.inquiry import (
     SessionInquiry,
 )
 from simplebus.core.session.session import Session
+from simplebus.core.steps import drain_list
 from simplebus.jetstream.publish.stream_publisher import StreamPublisherStatistics
 from simplebus.monitor import bus_facts
 from simplebus.monitor.bus_facts import BusFacts, ClassFacts, SlowFacts

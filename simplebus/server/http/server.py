@@ -23,6 +23,7 @@ import trio
 
 from simplebus.core.protocol.opening import OPENING_BYTES, Opening
 from simplebus.core.session.rate_limits import address_network
+from simplebus.core.steps import run_to_end
 from simplebus.core.users.certificate_names import certificate_names
 from simplebus.logs.event_logger import EventLogger
 from simplebus.monitor.dashboard import TICK_SECONDS, Dashboard
@@ -220,7 +221,7 @@ class HttpServer:
             data = sock.recv(HEAD_BYTES_MAX) if self.tls is None else b""
             match = _HEALTH_REQUEST.match(data)
             if match is not None and data.endswith(b"\r\n\r\n"):
-                response = _run_to_end(self._handlers.handle(Request(match[2].decode())))
+                response = run_to_end(self._handlers.handle(Request(match[2].decode())))
                 protocol, without_body = h11.Connection(h11.SERVER), match[1] == b"HEAD"
                 protocol.receive_data(data)
                 protocol.next_event()
@@ -268,7 +269,7 @@ class HttpServer:
         try:
             # Health checks are cheap, and a supervisor restarts a server that is slow to answer.
             is_health = request.path in PUBLIC_PATHS
-            response = _run_to_end(steps) if is_health else await self.run_steps(steps)
+            response = run_to_end(steps) if is_health else await self.run_steps(steps)
         except Exception:
             log.exception("http_request.failed", "answering {path!r:.80} failed", path=request.path)
             return error_response(500, "internal error; see the server's log")
@@ -311,16 +312,6 @@ class HttpServer:
             finally:
                 steps.close()
                 self._next_response_at = trio.current_time() + loop_seconds * (1 / LOOP_SHARE - 1)
-
-
-def _run_to_end(steps: Generator[None, None, T]) -> T:
-    """Run a generator to its end at once. Returns its result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
 
 
 def warn_if_public(hosts: Iterable[str]) -> None:

@@ -1,11 +1,21 @@
-"""Iteration over a list that removes its items."""
+"""Helpers for long work that is a generator, so that other work is possible after each step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+def run_to_end(steps: Generator[None, None, T]) -> T:
+    """Run a generator to its end at once. Returns its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
 
 
 def drain_list(items: list[T]) -> Iterator[T]:

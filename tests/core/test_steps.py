@@ -1,4 +1,4 @@
-"""drain_list yields what a list contains, and keeps no item that it has yielded."""
+"""Tests of the helpers for work in steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplebus.core.drain_list import drain_list
+from simplebus.core.steps import drain_list
 
 
 class Item:
@@ -15,11 +15,11 @@ class Item:
 
 
 @given(st.lists(st.integers()))
-def test_yields_the_items_in_order(items: list[int]) -> None:
+def test_drain_list_yields_the_items_in_order(items: list[int]) -> None:
     assert list(drain_list(items.copy())) == items
 
 
-def test_keeps_only_the_items_that_follow() -> None:
+def test_drain_list_keeps_only_the_items_that_follow() -> None:
     items = [Item() for _ in range(3)]
     references = [weakref.ref(each) for each in items]
     iterator = drain_list(items)
