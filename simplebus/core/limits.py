@@ -41,7 +41,7 @@ JOINED_BYTES_MAX = 16 * 1024
 # A Confirm that may wait is sent alone after this time.
 CONFIRM_WAIT_SECONDS = 0.005
 
-# Size of one read from a socket. Smaller reads cost more in total: every batch has a fixed cost.
+# Size of the largest read from a socket. Each batch has a fixed cost, so large reads cost less.
 RECEIVE_BYTES = 2 * 1024 * 1024
 
 # A partial frame up to this length is copied in front of the next read; a longer one is assembled.

@@ -39,6 +39,7 @@ from simplebus.server.preauth.closing import ClosingConnections
 from simplebus.server.preauth.eviction import EvictableConnections
 from simplebus.server.preauth.greeting import Greeting
 from simplebus.server.preauth.queue import PreAuthQueue
+from simplebus.server.read_limit import MEASURED_READ_BYTES_MIN, ReadLimit
 from simplebus.server.slow_requests import SlowRequestTurns
 
 # Outbox pieces sent before other connections get a turn.
@@ -219,7 +220,7 @@ class Connection(Generic[SessionT]):
     async def run(self) -> None:
         """Serve the client until it closes, violates the protocol or is disconnected."""
         listener, session, sock = self._listener, self.session, self.socket
-        space = listener.buffer.writable
+        space, read_limit = listener.buffer.writable, ReadLimit()
         reason: str | RemoteProtocolError = "closed by the peer"
         try:
             with self._cancel_scope:
@@ -249,7 +250,9 @@ class Connection(Generic[SessionT]):
                         count = (
                             session.refill(listener.buffer)
                             if session.unprocessed
-                            else transport.recv_into(space[: session.next_read_bytes])
+                            else transport.recv_into(
+                                space[: min(session.next_read_bytes, read_limit.size_bytes)]
+                            )
                         )
                     except BlockingIOError:
                         continue
@@ -260,7 +263,12 @@ class Connection(Generic[SessionT]):
                         break
                     if not self._is_opening_checked:
                         self._check_opening(space[:count])
-                    listener.receive(session, count)
+                    if count < MEASURED_READ_BYTES_MIN:
+                        listener.receive(session, count)
+                    else:
+                        began_at = time.thread_time()
+                        listener.receive(session, count)
+                        read_limit.record(count, time.thread_time() - began_at)
                     if session.is_reading_paused:
                         await self._wait_until_resumed()
                     elif listener.should_delay_read(session):
