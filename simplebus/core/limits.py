@@ -52,6 +52,10 @@ RECEIVE_PADDING_BYTES = 16
 
 # Size of one write to a socket, so that no subscriber occupies the event loop for long.
 SEND_BYTES = 2 * 1024 * 1024
+# A piece of this size ends the turn of its connection.
+LARGE_PIECE_BYTES = 256 * 1024
+# Messages of one piece that get a new timer index, which takes 0.1 microseconds each.
+RESTAMPED_MESSAGES_MAX = 16_384
 
 # After a read with more events than this, of fewer bytes each, the next read is short: many small
 # events occupy the event loop for long.

@@ -26,6 +26,7 @@ from simplebus.core.limits import (
     CONNECTION_SCAN_MESSAGES_MAX,
     DISCONNECT_CHECK_SECONDS,
     HANDSHAKE_FRAME_BYTES_MAX,
+    LARGE_PIECE_BYTES,
     TRICKLE_SECONDS,
 )
 from simplebus.core.protocol.opening import OPENING_BYTES, WrongProtocolError
@@ -482,6 +483,8 @@ class Connection(Generic[SessionT]):
                     return False
                 if outbox.is_idle:
                     return self.tls is None or self._is_flushed()
+                if count >= LARGE_PIECE_BYTES:
+                    break
         except BlockingIOError:
             return False
         except OSError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simplebus.core.limits import RECEIVE_BYTES
 
-READ_SECONDS_MAX = 0.003
+READ_SECONDS_MAX = 0.002
 """CPU time that processing a read should not exceed, so that other clients are served soon."""
 MEASURED_READ_BYTES_MIN = 64 * 1024
 """Shorter reads are not measured: the session limits the number of their slow requests."""

@@ -435,6 +435,10 @@ class Ring:
         segment = self._segments[low]
         return segment.find_frame(position - segment.start_position) + 1
 
+    def has_timer_index(self, first: int, timer_index: int) -> bool:
+        """Return True if the frames from `first` on carry this timer index."""
+        return timer_index == self._timer_index and first >= self._stamped_from
+
     def set_timer_index(self, first: int, last: int, timer_index: int) -> None:
         """Write `timer_index` into frames first..last-1."""
         if timer_index != self._timer_index:

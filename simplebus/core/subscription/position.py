@@ -34,6 +34,7 @@ from simplebus.core.limits import (
     REDELIVERY_PIECES,
     REDELIVERY_PLAIN_BYTES,
     REDELIVERY_PLAIN_MESSAGES,
+    RESTAMPED_MESSAGES_MAX,
     SCAN_COST_OF_COPY,
     SCAN_COST_OF_PIECE,
     SCAN_MESSAGES_MAX,
@@ -549,8 +550,11 @@ class Position:
             last = first
         if first >= last:
             return _NO_FRAMES, first
+        timer_index = tick % self._timer_index_modulus
+        if not ring.has_timer_index(first, timer_index):
+            last = min(last, first + RESTAMPED_MESSAGES_MAX)
         piece, last = ring.view_frames(first, last, SEND_BYTES)
-        ring.set_timer_index(first, last, tick % self._timer_index_modulus)
+        ring.set_timer_index(first, last, timer_index)
         return piece, last
 
     def count_sent(self, count: int, attempts: int) -> None:
