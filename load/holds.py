@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import resource
+import selectors
 import signal
 import socket
 import sys
@@ -24,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from load import attacks
 from load.brokers import HOST, REPOSITORY, START_S
@@ -46,8 +47,9 @@ CLASSES = Limits().classes
 MESSAGES = 1_000_000
 CHANNELS = 50_000
 MEMBERS = 1000
+SUBSCRIBERS = 1000
 CONNECTIONS = 5000
-FULL, CHANNELED, VALUES, TIMED, GROUPED, REJECTED = 1, 2, 3, 4, 5, 7
+FULL, CHANNELED, VALUES, TIMED, GROUPED, REJECTED, WATCHED = 1, 2, 3, 4, 5, 7, 8
 """Classes."""
 
 SERVER = (
@@ -397,6 +399,42 @@ def keep_last_values(server: HeldServer) -> None:
     client.close()
 
 
+def publish_to_many(server: HeldServer) -> None:
+    """Publish to subscribers with a connection each, in large and in small writes."""
+    sockets = [_subscribe_version_1(server, WATCHED) for _ in range(SUBSCRIBERS)]
+    readers = threading.Thread(target=_discard_all, args=(sockets,), daemon=True)
+    readers.start()
+    publisher = Client(server, WATCHED)
+    frame = frames.encode(frames.MESSAGE, class_id=WATCHED, content=b"0123456789abcdef")
+    for count in (1, 1000, 1, 1):
+        publisher.socket.sendall(count * frame)
+        publisher.read_for(QUIET_S)
+    publisher.close()
+    for sock in sockets:
+        sock.shutdown(socket.SHUT_RDWR)
+    readers.join()
+
+
+def _subscribe_version_1(server: HeldServer, class_id: int) -> socket.socket:
+    sock = socket.create_connection((HOST, server.tcp), timeout=PATIENCE_S)
+    sock.sendall(frames.encode(frames.CONNECT, content=b"[%d]" % class_id))
+    sock.sendall(frames.encode(frames.SUBSCRIBE, class_id=class_id))
+    return sock
+
+
+def _discard_all(sockets: list[socket.socket]) -> None:
+    """Read and discard data until every connection has ended."""
+    with selectors.DefaultSelector() as selector:
+        for sock in sockets:
+            selector.register(sock, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select():
+                sock = cast(socket.socket, key.fileobj)
+                if not sock.recv(1 << 20):
+                    selector.unregister(sock)
+                    sock.close()
+
+
 def declare_classes(server: HeldServer) -> None:
     Client(server, *(f"class {n}" for n in range(CLASSES - 500))).close()
 
@@ -466,6 +504,27 @@ def nats_publish(server: HeldServer) -> None:
     sock.close()
 
 
+def nats_publish_to_many(server: HeldServer) -> None:
+    """Publish to NATS subscribers with a connection each, in large and in small writes."""
+    sockets = [
+        socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
+        for _ in range(SUBSCRIBERS)
+    ]
+    for sock in sockets:
+        sock.sendall(b'CONNECT {"verbose":false}\r\nSUB watched.* 1\r\n')
+    readers = threading.Thread(target=_discard_all, args=(sockets,), daemon=True)
+    readers.start()
+    publisher = socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
+    publisher.sendall(b'CONNECT {"verbose":false}\r\n')
+    for count in (1, 1000, 1, 1):
+        publisher.sendall(count * b"PUB watched.a 1\r\nx\r\n")
+        time.sleep(QUIET_S)
+    publisher.close()
+    for sock in sockets:
+        sock.shutdown(socket.SHUT_RDWR)
+    readers.join()
+
+
 def attack(kind: str) -> Callable[[HeldServer], object]:
     """Return an attack of `load.attacks` as a kind of request."""
     return lambda server: attacks.ATTACKS[kind](server.tcp, server.nats)
@@ -485,12 +544,14 @@ KINDS: Kinds = {
     "62,500 Nacks without a durable, and the next Subscribe": nack_and_hand_over,
     "groups with 1,000 members": open_groups,
     "last values of 50,000 channels": keep_last_values,
+    "a message to 1,000 connections": publish_to_many,
     "Purge of 5,000,000 messages": purge,
     "Connect with 3,596 new classes": declare_classes,
     "Inquire, every kind": inquire,
     "HTTP pages with 5,000 connections": read_http,
     "reload": reload,
     "NATS messages": nats_publish,
+    "a NATS message to 1,000 connections": nats_publish_to_many,
     "61,440 patterns": attack("patterns"),
     "200,000 NATS wildcards": attack("wildcards"),
     "5,000 silent connections": attack("connections"),

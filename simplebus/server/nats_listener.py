@@ -280,7 +280,7 @@ class NatsListener:
             self.server.throttles[self] = None
         for session in nats_server.drain_ready():
             if session.client_id in connections:
-                connections[session.client_id].flush()
+                self.server.send_turns.flush(connections[session.client_id])
         for session, error in nats_server.drain_disconnecting():
             if session.client_id in connections:
                 connections[session.client_id].disconnect(error)

@@ -6,7 +6,7 @@ from simplebus.core.limits import RECEIVE_BYTES
 
 READ_SECONDS_MAX = 0.002
 """CPU time that processing a read should not exceed, so that other clients are served soon."""
-MEASURED_READ_BYTES_MIN = 64 * 1024
+MEASURED_READ_BYTES_MIN = 32 * 1024
 """Shorter reads are not measured: the session limits the number of their slow requests."""
 _INITIAL_BYTES = 256 * 1024
 

@@ -46,6 +46,7 @@ from simplebus.server.preauth.closing import ClosingConnections
 from simplebus.server.preauth.eviction import EvictableConnections
 from simplebus.server.preauth.greeting import Greeting, parse_greeting
 from simplebus.server.preauth.queue import PreAuthQueue
+from simplebus.server.send_turns import SendTurns
 from simplebus.server.slow_requests import SlowRequestTurns
 from simplebus.server.tls.certificates import ReloadableCertificate
 from simplebus.server.tls.handshake import TlsConnection
@@ -170,6 +171,7 @@ class Server:
         self.auth_worker: AuthWorker | None = None
         self.preauth_queue = PreAuthQueue()
         self.slow_request_turns = SlowRequestTurns()
+        self.send_turns = SendTurns(self.start_soon, self.flush_ready)
         self.evictable_connections = EvictableConnections()
         self.other_evictable_connections: list[EvictableConnections] = []
         """Unauthenticated connections of the other listeners."""
@@ -590,13 +592,14 @@ class Server:
         if self._drain_check is not None:
             self._drain_check.set()
         broker = self.broker
+        self.send_turns.begin_turn()
         if self.latency is not None and self.latency.pending_batches:
             self.latency.record_durable()
         while (actions := broker.end_turn()) is not NO_ACTIONS or self.listeners_to_flush:
             for session_id in actions.flush:
                 owner = self.connections.get(session_id) or self._find_session_owner(session_id)
                 if owner is not None:
-                    owner.flush()
+                    self.send_turns.flush(owner)
             for session, error in actions.close:
                 self._disconnect(session, error)
             for session in actions.resume:

@@ -100,6 +100,20 @@ class SequenceSet:
             self.remove(first, last)
         return ranges
 
+    def pop(self, first: int, last: int) -> SequenceSet:
+        """Remove first..last-1. Returns the set of those that were in this set."""
+        begin, end = bisect_right(self._lasts, first), bisect_left(self._firsts, last)
+        if begin >= end or first >= last:
+            return SequenceSet()
+        firsts, lasts = self._firsts[begin:end], self._lasts[begin:end]
+        firsts[0], lasts[-1] = max(first, firsts[0]), min(last, lasts[-1])
+        self.remove(first, last)
+        return SequenceSet.from_bounds(firsts, lasts)
+
+    def is_within(self, first: int, last: int) -> bool:
+        """Return True if the set contains nothing but some of first..last-1."""
+        return not self._firsts or (first <= self._firsts[0] and self._lasts[-1] <= last)
+
     @property
     def bounds(self) -> tuple[list[int], list[int]]:
         """First sequences of the ranges, and their exclusive ends. They must not be changed."""

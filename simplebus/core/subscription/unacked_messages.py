@@ -638,8 +638,13 @@ class UnackedMessages:
 
     def _remove_resend(self, first: int, last: int) -> None:
         """Record that first..last-1 do not wait to be redelivered, before they are settled."""
-        for begin, end in self._resend_sequences.pop_ranges(first, last):
-            self._resend_count -= self._window.count_unacked(begin, end)
+        sequences = self._resend_sequences
+        if sequences.is_within(first, last):
+            sequences.clear()
+            self._resend_count = 0
+        else:
+            removed = sequences.pop(first, last)
+            self._resend_count -= self._window.count_unacked_set(removed)
 
     def _queue_inherited(self, spans: list[Span]) -> None:
         """Queue the spans of a predecessor."""

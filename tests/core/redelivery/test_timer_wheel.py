@@ -47,6 +47,15 @@ class SequenceSetMachine(RuleBasedStateMachine):
         assert [s for a, b in taken for s in range(a, b)] == sorted(set(range(*pair)) & self.model)
         self.model -= set(range(*pair))
 
+    @rule(pair=bounds)
+    def pop(self, pair: tuple[int, int]) -> None:
+        selected = set(range(*pair))
+        assert self.set.is_within(*pair) == (self.model <= selected)
+        popped = self.set.pop(*pair)
+        popped.check()
+        assert [s for a, b in popped for s in range(a, b)] == sorted(selected & self.model)
+        self.model -= selected
+
     @rule(numbers=st.sets(st.integers(0, 60)))
     def update(self, numbers: set[int]) -> None:
         self.set.update(flags_to_ranges(np.isin(np.arange(61), list(numbers))))

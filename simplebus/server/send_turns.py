@@ -1,0 +1,86 @@
+"""Turns of connections that are sent new messages at the same time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from itertools import islice
+from typing import Protocol
+
+import trio
+
+SEND_SECONDS_MAX = 0.0015
+"""Time for which one turn of the event loop sends. A message may have thousands of receivers."""
+_CONNECTIONS_MAX = 64
+"""Connections that one turn sends to."""
+
+
+class _Session(Protocol):
+    @property
+    def is_closed(self) -> bool: ...
+
+
+class _Sender(Protocol):
+    """Interface of a connection."""
+
+    @property
+    def session(self) -> _Session: ...
+    def flush(self) -> object:
+        """Send what the client accepts now."""
+
+
+class SendTurns:
+    """Sends to connections at once while the turn has time, and to the others in later turns."""
+
+    def __init__(
+        self,
+        start_soon: Callable[[Callable[[], Awaitable[object]]], None],
+        end_turn: Callable[[], None],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Create without waiting connections.
+
+        Args:
+            start_soon: starts a task of the server.
+            end_turn: called at the end of each later turn, because sending changes the broker.
+            clock: time in seconds.
+        """
+        self._start_soon = start_soon
+        self._end_turn = end_turn
+        self._clock = clock
+        self._deadline = 0.0
+        """Time at which the current turn stops sending."""
+        self._waiting: dict[_Sender, None] = {}
+        """Connections of later turns, in order."""
+        self._is_running = False
+        """True if the task of the later turns runs."""
+
+    def begin_turn(self) -> None:
+        """Begin a turn, which may send for `SEND_SECONDS_MAX`."""
+        self._deadline = self._clock() + SEND_SECONDS_MAX
+
+    def flush(self, connection: _Sender) -> None:
+        """Send to a connection in this turn or, if its time is over, in a later one."""
+        if self._clock() < self._deadline:
+            connection.flush()
+            return
+        self._waiting[connection] = None
+        if not self._is_running:
+            self._is_running = True
+            self._start_soon(self._send_waiting)
+
+    async def _send_waiting(self) -> None:
+        try:
+            while self._waiting:
+                await trio.lowlevel.checkpoint()  # Other clients are served between two turns.
+                self.begin_turn()
+                for connection in list(islice(self._waiting, _CONNECTIONS_MAX)):
+                    if self._clock() >= self._deadline:
+                        break
+                    del self._waiting[connection]
+                    if not connection.session.is_closed:
+                        connection.flush()
+                self._end_turn()
+        finally:
+            self._is_running = False
