@@ -51,7 +51,7 @@ OUTPUT_PIECE_BYTES = 64 * 1024
 # Events and output of one read; a batch is one event. Above, the next read of the client is
 # shorter, down to READ_BYTES_MIN, so that a busy client does not delay others.
 EVENTS_PER_READ = 2048
-OUTPUT_PER_READ_BYTES = 2 * 1024 * 1024
+OUTPUT_PER_READ_BYTES = 6 * 1024 * 1024
 # Cost of events outside batches, as bytes of output that take equally long.
 EVENT_COST_BYTES = 4 * 1024
 SUBSCRIBE_COST_BYTES = 1024 * 1024

@@ -9,14 +9,15 @@ READ_SECONDS_MAX = 0.002
 MEASURED_READ_BYTES_MIN = 32 * 1024
 """Shorter reads are not measured: the session limits the number of their slow requests."""
 _INITIAL_BYTES = 256 * 1024
+_AIMED_SECONDS = 0.8 * READ_SECONDS_MAX
+_GROWTH_MAX = 2.0
 
 
 class ReadLimit:
     """Largest size of the next read of one connection, in bytes.
 
-    The size doubles while full reads take less than half of `READ_SECONDS_MAX`, up to
-    `RECEIVE_BYTES`, because larger batches need less time per message. It shrinks after a read that
-    took longer, in proportion.
+    The size grows while full reads are fast, up to `RECEIVE_BYTES`, because larger batches need
+    less time per message. It shrinks after a read that took longer than `READ_SECONDS_MAX`.
     """
 
     def __init__(self) -> None:
@@ -29,8 +30,9 @@ class ReadLimit:
             received_bytes: size of the read.
             seconds: CPU time of its processing, including the messages sent to subscribers.
         """
-        if seconds > READ_SECONDS_MAX:
-            fitting_bytes = int(received_bytes * READ_SECONDS_MAX / seconds)
-            self.size_bytes = max(MEASURED_READ_BYTES_MIN, fitting_bytes)
-        elif received_bytes >= self.size_bytes and seconds <= READ_SECONDS_MAX / 2:
-            self.size_bytes = min(2 * self.size_bytes, RECEIVE_BYTES)
+        is_slow = seconds > READ_SECONDS_MAX
+        is_fast = seconds < _AIMED_SECONDS and received_bytes >= self.size_bytes
+        if is_slow or is_fast:
+            factor = _AIMED_SECONDS / seconds if seconds > 0 else _GROWTH_MAX
+            fitting_bytes = int(received_bytes * min(factor, _GROWTH_MAX))
+            self.size_bytes = min(max(MEASURED_READ_BYTES_MIN, fitting_bytes), RECEIVE_BYTES)

@@ -27,7 +27,7 @@ def test_a_read_that_does_not_fill_the_limit_leaves_it() -> None:
 def test_a_slow_read_reduces_the_limit_in_proportion() -> None:
     limit = ReadLimit()
     limit.record(RECEIVE_BYTES, seconds=4 * READ_SECONDS_MAX)
-    assert limit.size_bytes == RECEIVE_BYTES // 4
+    assert RECEIVE_BYTES // 6 < limit.size_bytes <= RECEIVE_BYTES // 4
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 10)), max_size=50))

@@ -37,6 +37,8 @@ from simplebus.nats.server.outbox import NatsOutbox
 from simplebus.nats.server.permissions import OpenReplies, PermissionCache, SubjectGrants
 
 _NONE: Indexes = np.empty(0, np.int64)
+_AIMED_COST = 0.9
+"""Part of the greatest cost of a read that its size aims at."""
 
 GatheredRows: TypeAlias = list[tuple[bytes, Indexes | None]]
 """Messages of the current batch for one client: subscription id and rows; None for all rows."""
@@ -273,15 +275,16 @@ class NatsSession:
     def adapt_read_size(self, count: int, *, output_bytes: int, event_count: int) -> None:
         """Choose the next read size after a read of `count` bytes.
 
-        The size doubles while reads are full and cheap, up to `RECEIVE_BYTES`. It shrinks if one
-        read caused too many events or enough output to make a receiver slow.
+        The size grows while reads are full and cheap, up to twice at a time and to `RECEIVE_BYTES`.
+        It shrinks if one read caused too many events or enough output to make a receiver slow.
         """
         max_output_bytes = min(OUTPUT_PER_READ_BYTES, self._slow_pending_bytes)
         cost = max(output_bytes / max_output_bytes, event_count / EVENTS_PER_READ)
         if cost > 1:
             self._next_read_bytes = max(READ_BYTES_MIN, int(count / cost))
-        elif count >= self._next_read_bytes and cost <= 0.5:
-            self._next_read_bytes = min(2 * self._next_read_bytes, RECEIVE_BYTES)
+        elif count >= self._next_read_bytes and cost < _AIMED_COST:
+            growth = 2.0 if 2 * cost <= _AIMED_COST else _AIMED_COST / cost
+            self._next_read_bytes = min(int(growth * count), RECEIVE_BYTES)
 
     def reduce_read_size(self) -> None:
         """Read less at a time, because receivers do not keep up."""
