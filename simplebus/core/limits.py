@@ -83,6 +83,10 @@ CREATED_CLASSES_PER_TURN = 32
 # between the turns, the check is repeated: so many times at most, the last time in one turn.
 CHECKED_CLASSES_PER_TURN = 512
 DECLARATION_CHECKS_MAX = 4
+# Classes whose permissions are checked in one turn, for a user with fewer rules than the second
+# number. Further rules make the turns shorter in proportion.
+PERMISSION_CHECKS_PER_TURN = 128
+RULES_PER_PERMISSION_CHECK = 16
 # Existing classes that are examined in one turn when settings change.
 EXAMINED_CLASSES_PER_TURN = 512
 LONG_CONNECT_BYTES = 2 * CREATED_CLASSES_PER_TURN

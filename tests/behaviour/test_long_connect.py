@@ -16,6 +16,9 @@ from simplebus.core.limits import CREATED_CLASSES_PER_TURN, DECLARED_CLASSES_END
 from simplebus.core.message_class import class_registry, subject_bindings
 from simplebus.core.message_class.class_ids import preferred_id
 from simplebus.core.session import session as session_module
+from simplebus.core.users.passwords import hash_token
+from simplebus.core.users.permissions import PermissionRule, PermissionRules, Permissions
+from simplebus.core.users.users import User, Users
 from tests.behaviour import wire_peer
 from tests.behaviour.wire_peer import BrokerHarness, WirePeer
 from tests.behaviour.wire_peer_v2 import (
@@ -262,6 +265,24 @@ def test_check_ends_even_if_every_turn_of_others_creates_a_class() -> None:
     assert list(reply.content["classes"]) == NAMES[:10]
 
 
+def test_class_without_permission_refuses_the_connect_at_any_place() -> None:
+    rules = PermissionRules((PermissionRule("class*"),))
+    permissions = Permissions(rules, PermissionRules(()), wildcards=True)
+    user = User("ada", token=hash_token("t"), permissions=permissions)
+    for place in range(6):
+        bus = BrokerHarness(classes=100)
+        bus.broker.user_directory.replace_users(Users([user]))
+        names = NAMES[:5]
+        names.insert(place, "other")
+        peer = open_peer(bus)
+        with tiny_turns(2):
+            peer.send(connect_request(*names, auth={"token": "t"}))
+            with pytest.raises(RemoteProtocolError) as caught:
+                run_all_turns(peer)
+        assert caught.value.reason is Reason.UNAUTHORIZED
+        assert bus.broker.store.class_registry.class_count == 0
+
+
 def test_connection_that_is_closed_during_the_check_creates_nothing() -> None:
     bus = BrokerHarness()
     with tiny_turns(1):
@@ -297,8 +318,9 @@ REFERENCES = st.one_of(
 def tiny_turns(checked_count: int) -> Iterator[None]:
     """Create one class per turn, in every Connect, and check `checked_count`."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (class_registry, subject_bindings, subscription_manager):
+        for module in (class_registry, subject_bindings):
             patch.setattr(module, "CHECKED_CLASSES_PER_TURN", checked_count)
+        patch.setattr(subscription_manager, "PERMISSION_CHECKS_PER_TURN", checked_count)
         patch.setattr(class_registry, "CREATED_CLASSES_PER_TURN", 1)
         patch.setattr(broker_module, "CREATED_CLASSES_PER_TURN", 1)
         patch.setattr(session_module, "LONG_CONNECT_BYTES", 0)

@@ -24,10 +24,11 @@ from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import AnyGroup, Group, GroupMember
 from simplebus.core.group.key_ordered_group import KeyOrderedGroup
 from simplebus.core.limits import (
-    CHECKED_CLASSES_PER_TURN,
     DECLARATION_CHECKS_MAX,
     DECLARED_CLASSES_ENDED_PER_TURN,
+    PERMISSION_CHECKS_PER_TURN,
     RETURNED_PER_TURN,
+    RULES_PER_PERMISSION_CHECK,
     SUBSCRIPTIONS_ENDED_PER_TURN,
 )
 from simplebus.core.message_class.class_registry import ClassRegistry, Declaration
@@ -206,11 +207,13 @@ class SubscriptionManager:
         classes = registry.deduplicate(references)
         address = self.quotas.anonymous_address(session)
         declaration = yield from registry.check_in_parts(classes, address)
-        for first in range(0, len(classes), CHECKED_CLASSES_PER_TURN):
-            if first:
-                yield
-            part = classes[first : first + CHECKED_CLASSES_PER_TURN]
-            check_class_references(session, part, registry)
+        if session.grants is not None:
+            divisor = 1 + session.grants.rule_count // RULES_PER_PERMISSION_CHECK
+            count = max(1, PERMISSION_CHECKS_PER_TURN // divisor)
+            for first in range(0, len(classes), count):
+                if len(classes) > count:
+                    yield
+                check_class_references(session, classes[first : first + count], registry)
         self.quotas.check_new_classes(session, declaration.ids_and_names, declaration.new_ids)
         return declaration
 

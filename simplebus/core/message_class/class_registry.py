@@ -308,7 +308,8 @@ class ClassRegistry:
         reservation = _Reservation(names, set(new_ids), creator)
         named_ids = []
         for class_id in names.keys() - reservation.new_ids:
-            if not (name := names[class_id]):
+            name = names[class_id]
+            if not name or self.class_id_by_name.get(name) == class_id:
                 continue
             if (earlier_reservation := self._reserved.get(class_id)) is not None:
                 if earlier_reservation.names[class_id] != name:

@@ -311,6 +311,13 @@ class Grants:
         self._publish_cache: dict[_CacheKey, ClassPermissions] = {}
         self._subscribe_cache: dict[_CacheKey, ClassPermissions] = {}
 
+    @property
+    def rule_count(self) -> int:
+        """Number of rules that may have to be compared with a class."""
+        rules = self.permissions
+        groups = (rules.publish.allow, rules.publish.deny, rules.subscribe.allow)
+        return sum(len(each or ()) for each in (*groups, rules.subscribe.deny, rules.admin))
+
     def publish_permissions(self, class_id: int, name: str) -> ClassPermissions:
         """Return the permissions to publish to this class."""
         return self._cached_permissions(
