@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from simplebus.core.clock import BrokerClock
 from simplebus.core.group.least_loaded import LeastLoadedMembers
@@ -39,7 +39,7 @@ from simplebus.core.subscription.selection import MessageSelection, Ranges
 MESSAGES_PER_TURN_MAX = 64
 
 # Messages scanned before the group continues in a later turn, so that a long scan does not delay
-# other sessions. A continued scan covers REDELIVERY_MESSAGES.
+# other sessions.
 FIRST_SCAN_MAX = 512
 
 # Assignments to members before the group continues in a later turn: each takes 20 microseconds.
@@ -318,6 +318,9 @@ M = TypeVar("M", bound=GroupMember)
 class BaseGroup(Generic[M]):
     """Members that share a position, of any kind of group. A `WakeupTarget`."""
 
+    _continued_scan_max: ClassVar[int] = REDELIVERY_MESSAGES
+    """Messages that a continued scan covers in one turn."""
+
     def __init__(
         self, position: Position, clock: BrokerClock, delayed_wakeups: DelayedWakeups
     ) -> None:
@@ -430,7 +433,7 @@ class BaseGroup(Generic[M]):
 
     def handle_wakeup(self) -> bool:
         if self._is_scan_unfinished:
-            self._scan_limit = REDELIVERY_MESSAGES
+            self._scan_limit = self._continued_scan_max
         self._is_scan_unfinished = False
         return True
 

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import accumulate, islice
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -302,6 +302,8 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
     It is a `MessageHolder` of its position: it holds the messages that wait in partitions.
     """
 
+    _continued_scan_max: ClassVar[int] = 2048
+
     def __init__(
         self, position: Position, clock: BrokerClock, delayed_wakeups: DelayedWakeups
     ) -> None:
@@ -547,7 +549,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
     def _enqueue_redeliveries(self) -> None:
         """Make redelivered messages ready, and add new ones behind the cursor to partitions."""
         redeliveries = self.position.select_redeliveries(
-            min(max(self._queue_space, 1), REDELIVERY_MESSAGES)
+            min(max(self._queue_space, 1), self._continued_scan_max)
         )
         if redeliveries is None:
             self._dequeue_finished()
@@ -568,7 +570,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
     def _enqueue_new(self) -> None:
         """Advance the cursor over as many messages as can be assigned soon."""
         free_count = self._available_members.least_loaded().free_count
-        scan_count = min(max(len(self.members) * free_count, _SCAN_MIN), REDELIVERY_MESSAGES)
+        scan_count = min(max(len(self.members) * free_count, _SCAN_MIN), self._continued_scan_max)
         selected, last = self.position.select_new(scan_count, self._queue_space)
         self.position.pass_new(selected, last)
         for begin, end in selected.sendable:
