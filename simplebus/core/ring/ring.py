@@ -456,23 +456,22 @@ class Ring:
             return
         assert floor <= self.head, (floor, self.head)
         if self.floor < self.envelopes_until:
-            counts = self.channel_counts
-            if floor - self.floor > self.head - floor + len(counts.by_number):
-                counts.clear()  # Counting those that stay takes less time.
-                for channels in self._channel_columns(floor, self.head):
-                    counts.add(channels, len(channels))
-            else:
-                for channels in self._channel_columns(self.floor, floor):
-                    counts.subtract(channels)
+            counts, first, last = self.channel_counts, self.floor, floor
+            is_recount = floor - first > self.head - floor + len(counts.by_number)
+            if is_recount:  # Counting the messages that stay takes less time.
+                counts.clear()
+                first, last = floor, self.head
+            for segment, start, stop in self._segments_of(first, last):
+                channels = segment.columns.channels
+                if channels is None:
+                    continue
+                if is_recount:
+                    counts.add(channels[start:stop], stop - start)
+                else:
+                    counts.subtract(channels[start:stop])
         self.floor = floor
         if floor >= self._first_end:
             self._recycle_drained()
-
-    def _channel_columns(self, first: int, last: int) -> Iterator[Channels]:
-        """Yield the channels of the messages first..last-1, as far as some of them have one."""
-        for segment, start, stop in self._segments_of(first, last):
-            if segment.columns.channels is not None:
-                yield segment.columns.channels[start:stop]
 
     def _restart_last(self) -> None:
         """Reuse the front of the last segment, which is in the cache. The ring is empty."""
