@@ -70,6 +70,7 @@ OPTIONS = (
     OptionName("class", "class by name or id", ("sink",)),
     OptionName("channel", "a channel", ("sink",)),
     OptionName("valueFormat", "bytes or json", ("sink",)),
+    OptionName("publisher", "a name", ("sink",)),
     OptionName("checkpointLocation", "Spark's own", ("sink",)),
 )
 

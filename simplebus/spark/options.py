@@ -31,6 +31,9 @@ TIMEOUT_SECONDS = 30.0
 DURABLE_IDLE_SECONDS = 7 * 86_400.0
 # The default of Spark's Kafka source.
 MAX_DELAY_SECONDS = 15 * 60.0
+# The name of a task, which adds a partition and the memory id of the bus, has at most
+# NAME_CHARACTERS_MAX characters.
+PUBLISHER_CHARACTERS_MAX = 128
 # Small enough that a failed task is cheap to repeat and one class keeps several cores busy; large
 # enough that starting a task does not show.
 MAX_PARTITION_MESSAGES = 500_000
@@ -93,6 +96,8 @@ class SinkOptions:
     timeout: float = TIMEOUT_SECONDS
     is_json: bool = False
     """True if values of any type are encoded as JSON text."""
+    publisher: str = ""
+    """Name of a batch write, whose rows are stored once per name; empty for a new name."""
 
 
 def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -205,6 +210,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         channel=reader.get("channel", "", str.strip),
         timeout=reader.get("timeout", TIMEOUT_SECONDS, _seconds),
         is_json=reader.get("valueFormat", False, _is_json_format),
+        publisher=reader.get("publisher", "", _publisher_name),
     )
 
 
@@ -432,6 +438,21 @@ def _durable_name(text: str) -> str:
     if not 0 < len(text.strip()) <= NAME_CHARACTERS_MAX:
         raise ValueError(f"expected a name of 1 to {NAME_CHARACTERS_MAX} characters, or none")
     return "" if text.strip().lower() == "none" else text.strip()
+
+
+def _publisher_name(text: str) -> str:
+    if not 0 < len(text.strip()) <= PUBLISHER_CHARACTERS_MAX:
+        raise ValueError(f"expected a name of 1 to {PUBLISHER_CHARACTERS_MAX} characters")
+    return text.strip()
+
+
+def check_stream_sink(options: SinkOptions) -> None:
+    """Raise ValueError if a stream cannot be written with these options."""
+    if options.publisher:
+        raise ValueError(
+            f"the option publisher is {options.publisher!r}, but a stream already stores each row "
+            "once; expected publisher for a batch only, also one of foreachBatch"
+        )
 
 
 def _normalize_names(server: str, class_: str) -> tuple[str, str]:

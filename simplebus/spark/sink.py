@@ -1,6 +1,8 @@
 """Batch and stream writers of `format("simplebus")`: they publish rows as messages.
 
 Each task has its own publisher name, made of query, batch, partition and the memory id of the bus.
+In a batch write, the option publisher takes the place of query and batch, so that a write that is
+repeated with this option is stored once.
 Row n is message number n, so the bus discards the rows that an earlier attempt of the task stored.
 A retried task replaces the connection of a previous attempt that still runs. Each row is stored
 **once** if
@@ -34,6 +36,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from simplebus.client.blocking.bus import BlockingBus
+from simplebus.client.blocking.connect import connect_blocking
 from simplebus.spark.error_reports import report_without_traceback
 from simplebus.spark.json_payloads.encoder import check_json_type
 from simplebus.spark.keepalive import ConnectionKeepalive
@@ -43,6 +46,10 @@ from simplebus.spark.rows import RowRun, check_columns, message_runs
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+# Timeout of a connection without retries: the user who starts a write waits for it.
+_CONNECT_SECONDS = 5.0
 
 
 class BusResetError(Exception):
@@ -69,16 +76,18 @@ def check_sink(schema: StructType, options: SinkOptions, *, overwrite: bool) -> 
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writer for `frame.write`. Each job has its own publisher names."""
+    """Writer for `frame.write`. Each job has its own publisher names, unless the option publisher
+    is set.
+    """
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
-        self._job = uuid.uuid4().hex
+        self._job = options.publisher or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWriteResult:
         """Publish the rows of one task."""
         with report_without_traceback():
-            return write_task(iterator, self._options, f"spark {self._job} {_partition()}")
+            return write_task(iterator, self._options, task_publisher(self._job, _partition()))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -94,7 +103,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId")
         if not query or batch is None:
             raise RuntimeError("Spark did not set the query id and batch id of this task")
-        name = f"spark {query} {batch} {_partition()}"
+        name = task_publisher(f"{query} {batch}", _partition())
         with report_without_traceback():
             return write_task(iterator, self._options, name)
 
@@ -113,6 +122,32 @@ def _context() -> Any:
 
 def _partition() -> int:
     return int(_context().partitionId())
+
+
+def task_publisher(job: str, partition: int) -> str:
+    """Return the publisher name of a task, without the memory id of the bus.
+
+    Args:
+        job: Option publisher or random id of a batch write; query and batch of a stream.
+        partition: Number of the task.
+    """
+    return f"spark {job} {partition}"
+
+
+def count_stored(options: SinkOptions, partition: int) -> int:
+    """Return how many rows of a partition a batch write with this publisher has stored.
+
+    An unfinished write with the same publisher loses its connection.
+
+    Raises:
+        BusConnectionError: The bus cannot be reached within seconds.
+    """
+    timeout = min(options.timeout, _CONNECT_SECONDS)
+    with connect_blocking(options.server, timeout=timeout) as bus:
+        memory = bus.connection.core.bus_id
+    name = f"{task_publisher(options.publisher, partition)} {memory}"
+    with connect_blocking(options.server, name=name, instance=name, timeout=timeout) as bus:
+        return bus.connection.core.publish_buffer.stored_before_count
 
 
 def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) -> TaskWriteResult:

@@ -34,6 +34,7 @@ from simplebus.spark.java import JAR
 from simplebus.spark.options import (
     SinkOptions,
     SourceOptions,
+    check_stream_sink,
     is_true,
     sink_options,
     source_options,
@@ -182,7 +183,10 @@ class SimplebusSource(DataSource):
         Raises:
             ValueError: An option or a column is unknown, missing or invalid.
         """
-        return StreamWriter(self._sink_options(schema, overwrite=overwrite))
+        options = self._sink_options(schema, overwrite=overwrite)
+        with report_without_traceback():
+            check_stream_sink(options)
+        return StreamWriter(options)
 
     def _sink_options(self, schema: StructType, *, overwrite: bool) -> SinkOptions:
         with report_without_traceback():

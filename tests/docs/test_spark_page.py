@@ -37,5 +37,5 @@ def test_spark_page_lists_all_options() -> None:
     cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
     listed = {name for cell in cells for name in re.findall(r"`([a-zA-Z]{4,})`", cell)}
     names = {option.name for option in OPTIONS}
-    assert listed - {"earliest", "latest", "error", "false", "true"} <= names
+    assert listed - {"earliest", "latest", "error", "false", "true", "bytes"} <= names
     assert [name for name in names - {"checkpointLocation"} if f"`{name}`" not in section] == []

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import simplebus
 from simplebus.core.limits import HEADER_BYTES, Limits
 from simplebus.core.settings import FullPolicy, Retention, Settings
 from simplebus.spark.read.bus_reader import BusReader
@@ -196,6 +197,8 @@ def test_both_sinks_refuse_the_same_rows(
         ),
         ({"class": "1", "valueFormat": "avro"}, "valueFormat is 'avro': expected bytes or json"),
         ({"class": "1", "timeout": "soon"}, "the option timeout is 'soon': expected seconds above"),
+        ({"class": "1", "publisher": " "}, "publisher is ' ': expected a name of 1 to 128 charact"),
+        ({"class": "1", "publisher": "x" * 129}, "': expected a name of 1 to 128 characters"),
     ],
 )
 def test_both_sinks_report_invalid_options(
@@ -447,15 +450,43 @@ def test_task_waits_for_slow_rows(spark: Any) -> None:
         assert stored_payloads(bus.server) == ROWS
 
 
+@pytest.mark.parametrize("kinds", [(JAVA, PYTHON), (PYTHON, JAVA)])
+def test_repeated_write_of_a_publisher_is_stored_once(
+    spark: Any, server: BusServer, kinds: tuple[str, str]
+) -> None:
+    def write(kind: str, last: int, **options: str) -> None:
+        frame = spark.range(0, last, 1, 2).selectExpr("cast(id as string) as value")
+        frame = frame.where("id < 300").union(frame.where("id >= 300")).coalesce(1)
+        sink(frame, kind, server, **{"class": "1", **options}).save()
+
+    publisher = {"publisher": "örders of 2026-11-21"}
+    write(kinds[0], 400, **publisher)
+    assert stored_payloads(server) == ROWS[:400]
+    for kind in (*kinds[::-1], kinds[1]):
+        write(kind, 600, **publisher)
+        assert stored_payloads(server) == ROWS
+    write(kinds[1], 600, publisher="another")
+    write(kinds[1], 600)
+    assert stored_payloads(server) == ROWS * 3
+
+
 # Queries ------------------------------------------------------------------------------------------
 
 
-def copy(spark: Any, kind: str, server: BusServer, folder: Path, condition: str = "true") -> str:
+def copy(
+    spark: Any,
+    kind: str,
+    server: BusServer,
+    folder: Path,
+    condition: str = "true",
+    **options: str,
+) -> str:
     """Copy class 1 to the class "copies" until no message waits. Return the error of the query."""
     frame = spark.readStream.format(JAVA).options(servers=server.address, subscribe="1")
     frame = frame.option("startingOffsets", "earliest").option("minPartitions", "2").load()
     frame = frame.selectExpr(f"if({condition}, value, raise_error('killed')) as value")
-    writing = sink(frame, kind, server, **{"class": "copies"}).trigger(availableNow=True)
+    writing = sink(frame, kind, server, **{"class": "copies", **options})
+    writing = writing.trigger(availableNow=True)
     # Without an aggregation, both modes are the same.
     writing = writing.outputMode("update" if kind == JAVA else "append")
     query = writing.option("checkpointLocation", str(folder)).start()
@@ -466,6 +497,21 @@ def copy(spark: Any, kind: str, server: BusServer, folder: Path, condition: str 
     finally:
         query.stop()
     return ""
+
+
+def test_streams_refuse_a_publisher(spark: Any, server: BusServer, tmp_path: Path) -> None:
+    publish_numbers(server, 0, 3)
+    for kind in (JAVA, PYTHON):
+        error = copy(spark, kind, server, tmp_path / kind, publisher="x")
+        assert "the option publisher is 'x', but a stream already stores each row once" in error
+        assert "Traceback" not in error
+        assert "\tat " not in error
+    assert "copies" not in server_classes(server)
+
+
+def server_classes(server: BusServer) -> list[str]:
+    with simplebus.connect_blocking(server.address) as bus:
+        return [each.name for each in bus.explain().classes]
 
 
 def copied(server: BusServer) -> list[int]:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
-from simplebus.spark.options import compile_class_pattern, sink_options, source_options
+from simplebus.core.limits import NAME_CHARACTERS_MAX
+from simplebus.spark.options import (
+    check_stream_sink,
+    compile_class_pattern,
+    sink_options,
+    source_options,
+)
 from simplebus.spark.read.offsets import TimestampSpec
+from simplebus.spark.sink import task_publisher
 from tests.spark.option_cases import INVALID_BATCH_OPTIONS, INVALID_STREAM_OPTIONS, NEEDED
 
 
@@ -119,6 +128,21 @@ def test_sink_has_one_server_and_one_class() -> None:
         ValueError, match=r"no option topic here; use subscribe in .*, and class in"
     ):
         sink_options({"servers": "a", "topic": "1"})
+
+
+def test_publisher_names_a_batch_write() -> None:
+    options = {"servers": "a", "class": "orders"}
+    assert sink_options(options).publisher == ""
+    found = sink_options(options | {"publisher": " " + "ö" * 128})
+    assert found.publisher == "ö" * 128
+    with pytest.raises(ValueError, match=r"the option publisher is 'ö+', but a stream already st"):
+        check_stream_sink(found)
+    for name in (" ", "x" * 129):
+        with pytest.raises(ValueError, match=r"publisher is .*: expected a name of 1 to 128 c"):
+            sink_options(options | {"publisher": name})
+    # The longest name of a task, of the largest partition number and a memory id.
+    task = task_publisher(found.publisher, (1 << 31) - 1)
+    assert len(f"{task} {uuid.uuid4().hex}") <= NAME_CHARACTERS_MAX
 
 
 def test_path_selects_journals_that_offsets_name() -> None:

@@ -1,9 +1,12 @@
 """Replay of an archive to a bus: by class, channel and time, at full speed or at the original pace.
 
-Messages of one class, server and memory form a stream: one publisher sends them in the order of
-their offsets. The publisher's name is derived from the replay's name and the selection, and row n
-of the stream is its message number n. So a repeated replay continues where the previous one ended,
-within the limits described in `sink`.
+Messages of one class, server and memory form a stream: one task writes them in the order of their
+offsets. The option publisher of this write is derived from the replay's name and the selection. So
+a repeated replay continues where the previous one ended, within the limits described in `sink`.
+
+At full speed, each stream is a batch write by `format("simplebus")`: by the connector if the
+session has its jar. At a pace, Python tasks publish the messages under the same names, since the
+connector sends only large blocks, and all streams must run at once.
 
 >>> replay(spark, "/data/archive", "127.0.0.1:8888", classes=["orders"], name="again")
 """
@@ -17,21 +20,29 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from simplebus.core.channel.pattern import ONE_SEGMENT, TAIL_WILDCARDS, ZERO_OR_MORE
 from simplebus.spark.jobs.archive import read
 from simplebus.spark.jobs.pacing import DUE, IDLE_SECONDS_MAX, ReplaySchedule, pace_batches
+from simplebus.spark.jobs.session import activate_session
 from simplebus.spark.options import SinkOptions, sink_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
+_SINK = "simplebus"
+_PARTITION = 0
+"""Partition of the only task of a stream's write."""
 _STREAM = "stream"
 _COLUMNS = ("value", "key", "headers", "channel")
 _GROUP = ("class", "server", "memory")
+_SEGMENT = "[^.]++"
+"""Regular expression of one segment of a channel."""
 # Batches queued for a stream whose messages are not due yet.
 _QUEUED_BATCHES_MAX = 2
 _POLL_SECONDS = 0.2
@@ -55,9 +66,13 @@ class ReplaySelection:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStream:
-    """Publisher of the messages of one class, server and memory."""
+    """Messages of one class, server and memory, and their sink."""
 
-    publisher: str
+    group: tuple[str | None, ...]
+    """Class, server and memory."""
+    count: int
+    first: int
+    """First publishing time, in microseconds since 1970."""
     sink: SinkOptions
 
 
@@ -73,7 +88,7 @@ class ReplayResult:
 def publisher_name(
     name: str, group: Sequence[str | None], selection: ReplaySelection, to_class: str
 ) -> str:
-    """Return a stream's publisher name: equal for equal selections only."""
+    """Return the option publisher of a stream: equal for equal selections only."""
     window = [at and at.astimezone(UTC).isoformat() for at in (selection.begin, selection.end)]
     identity = [*group, *window, to_class, *selection.channels]
     return f"replay {name} {hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]}"
@@ -126,32 +141,32 @@ def replay(
     selection = ReplaySelection(tuple(classes), tuple(channels), begin, end)
     name = name or uuid.uuid4().hex
     frame = _filtered(read(spark, path), selection)
-    groups = _groups(frame)
     streams = [
         ReplayStream(
-            publisher_name(name, group, selection, to_class),
-            replace(sink, class_=to_class or group[0]),
+            group,
+            count,
+            first,
+            replace(
+                sink,
+                class_=to_class or group[0] or "",
+                publisher=publisher_name(name, group, selection, to_class),
+            ),
         )
-        for group, _ in groups
+        for group, count, first in _groups(frame)
     ]
-    if not groups:
-        return ReplayResult(0, 0)
-    schedule = None
-    tasks = len(groups)
-    if speed is not None:
-        # All streams run at once, so there may be no more tasks than cores.
-        tasks = min(tasks, spark.sparkContext.defaultParallelism)
-        schedule = ReplaySchedule(
-            min(first for _, first in groups), time.time() + _START_DELAY_SECONDS, speed
-        )
-    rows = _assign_streams(
-        spark, frame, [group for group, _ in groups], tasks, is_paced=schedule is not None
-    )
-    published_counts = rows.mapInArrow(
-        StreamPublisherTask(streams, selection.channels, schedule), "messages bigint, before bigint"
-    )
-    counts = published_counts.collect()
-    return ReplayResult(sum(row.messages for row in counts), sum(row.before for row in counts))
+    stored_before = sum(map(_count_stored, streams))
+    if streams and speed is None:
+        _publish(spark, frame, streams)
+    elif streams and speed is not None:
+        _publish_paced(spark, frame, streams, speed)
+    return ReplayResult(sum(stream.count for stream in streams), stored_before)
+
+
+def _count_stored(stream: ReplayStream) -> int:
+    """Return how many of the messages an earlier run has published."""
+    from simplebus.spark.sink import count_stored
+
+    return min(count_stored(stream.sink, _PARTITION), stream.count)
 
 
 # Selection ---------------------------------------------------------------------------------------
@@ -162,6 +177,8 @@ def _filtered(frame: DataFrame, selection: ReplaySelection) -> DataFrame:
 
     if selection.classes:
         frame = frame.where(sql.col("class").isin(*selection.classes))
+    if selection.channels:
+        frame = frame.where(_matches_channels(selection.channels))
     stamp, day = sql.col("timestamp"), sql.col("date")
     if selection.begin is not None:
         frame = frame.where(stamp >= sql.lit(selection.begin))
@@ -172,25 +189,58 @@ def _filtered(frame: DataFrame, selection: ReplaySelection) -> DataFrame:
     return frame
 
 
-def _groups(frame: DataFrame) -> list[tuple[tuple[Any, ...], int]]:
-    """Return class, server and memory of each stream, and its first publishing time."""
+def channel_expression(pattern: str) -> str:
+    """Return a regular expression of Java that matches the same channels as a legal pattern.
+
+    A message without a channel is the empty text.
+    """
+    *segments, last = pattern.split(".")
+    texts = [_SEGMENT if each == ONE_SEGMENT else _quote(each) for each in segments]
+    if last not in TAIL_WILDCARDS:
+        texts.append(_SEGMENT if last == ONE_SEGMENT else _quote(last))
+        return "[.]".join(texts)
+    if not texts:
+        one_or_more = f"{_SEGMENT}([.]{_SEGMENT})*+"
+        return f"({one_or_more})?" if last == ZERO_OR_MORE else one_or_more
+    return "[.]".join(texts) + f"([.]{_SEGMENT})" + ("*+" if last == ZERO_OR_MORE else "++")
+
+
+def _quote(text: str) -> str:
+    """Quote a text for Java, in which `\\Q` quotes all characters up to `\\E`."""
+    return "\\Q" + text.replace("\\E", "\\E\\\\E\\Q") + "\\E"
+
+
+def _matches_channels(patterns: Sequence[str]) -> Column:
     from pyspark.sql import functions as sql
 
-    found = frame.groupBy(*_GROUP).agg(sql.min(sql.unix_micros("timestamp")).alias("first"))
+    expression = "|".join(f"(?:{channel_expression(pattern)})" for pattern in patterns)
+    return sql.coalesce("channel", sql.lit("")).rlike(f"\\A(?:{expression})\\z")
+
+
+def _groups(frame: DataFrame) -> list[tuple[tuple[str | None, ...], int, int]]:
+    """Return class, server and memory of each stream, its number of messages and its first
+    publishing time.
+    """
+    from pyspark.sql import functions as sql
+
+    found = frame.groupBy(*_GROUP).agg(
+        sql.count("*").alias("messages"), sql.min(sql.unix_micros("timestamp")).alias("first")
+    )
     rows = [
-        (tuple(row[name] for name in _GROUP), int(row["first"] or 0)) for row in found.collect()
+        (tuple(row[name] for name in _GROUP), int(row["messages"]), int(row["first"] or 0))
+        for row in found.collect()
     ]
     return sorted(rows, key=lambda row: [value or "" for value in row[0]])
 
 
 def _assign_streams(
-    spark: SparkSession, frame: DataFrame, groups: list[Any], tasks: int, *, is_paced: bool
+    spark: SparkSession, frame: DataFrame, streams: list[ReplayStream], tasks: int
 ) -> DataFrame:
-    """Return the rows with their stream number, each stream sorted and in one task."""
+    """Return the rows with stream number and due time, each stream in one task and sorted."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
-    numbered_groups = [(number, *group) for number, group in enumerate(groups)]
+    numbered_groups = [(number, *stream.group) for number, stream in enumerate(streams)]
     names = [f"_{name}" for name in _GROUP]
     numbers = spark.createDataFrame(
         numbered_groups, f"{_STREAM} int, {' string, '.join(names)} string"
@@ -199,33 +249,67 @@ def _assign_streams(
     for name in _GROUP:
         same = same & sql.col(name).eqNullSafe(sql.col(f"_{name}"))
     frame = frame.join(sql.broadcast(numbers), same)
-    order: tuple[str, ...] = (_STREAM, "offset")
-    columns: list[Any] = [_STREAM, "offset", *_COLUMNS]
-    if is_paced:
-        before = Window.partitionBy(_STREAM).orderBy("offset")
-        frame = frame.withColumn(DUE, sql.max(sql.unix_micros("timestamp")).over(before))
-        frame = frame.withColumn(DUE, sql.coalesce(DUE, sql.lit(0)))
-        order, columns = (DUE, *order), [*columns, DUE]
-    frame = frame.select(*columns).repartitionById(tasks, sql.col(_STREAM) % tasks)
-    return frame.sortWithinPartitions(*order)
+    before = Window.partitionBy(_STREAM).orderBy("offset")
+    frame = frame.withColumn(DUE, sql.max(sql.unix_micros("timestamp")).over(before))
+    frame = frame.withColumn(DUE, sql.coalesce(DUE, sql.lit(0)))
+    frame = frame.select(_STREAM, "offset", *_COLUMNS, DUE)
+    frame = frame.repartitionById(tasks, sql.col(_STREAM) % tasks)
+    return frame.sortWithinPartitions(DUE, _STREAM, "offset")
 
 
-# Publishing --------------------------------------------------------------------------------------
+# Publishing at full speed ------------------------------------------------------------------------
+
+
+def _publish(spark: SparkSession, frame: DataFrame, streams: list[ReplayStream]) -> None:
+    """Write each stream by a job with one task, as many at a time as there are cores."""
+    tasks = min(len(streams), spark.sparkContext.defaultParallelism)
+    with ThreadPoolExecutor(tasks, "replay", activate_session, (spark,)) as pool:
+        jobs = [pool.submit(_write_stream, frame, stream) for stream in streams]
+        wait(jobs, return_when=FIRST_EXCEPTION)
+        if any(job.done() and job.exception() for job in jobs):
+            pool.shutdown(wait=False, cancel_futures=True)
+        for job in jobs:
+            if not job.cancelled():
+                job.result()
+
+
+def _write_stream(frame: DataFrame, stream: ReplayStream) -> None:
+    from pyspark.sql import functions as sql
+
+    for name, value in zip(_GROUP, stream.group, strict=True):
+        frame = frame.where(sql.col(name).eqNullSafe(sql.lit(value)))
+    rows = frame.select("offset", *_COLUMNS).coalesce(1).sortWithinPartitions("offset")
+    # A column, since the option refuses names with commas.
+    rows = rows.select(*_COLUMNS, sql.lit(stream.sink.class_).alias("class"))
+    writing = rows.write.format(_SINK).mode("append").option("servers", stream.sink.server)
+    writing = writing.option("timeout", stream.sink.timeout)
+    writing.option("publisher", stream.sink.publisher).save()
+
+
+# Publishing at a pace ----------------------------------------------------------------------------
+
+
+def _publish_paced(
+    spark: SparkSession, frame: DataFrame, streams: list[ReplayStream], speed: float
+) -> None:
+    # All streams run at once, so there may be no more tasks than cores.
+    tasks = min(len(streams), spark.sparkContext.defaultParallelism)
+    schedule = ReplaySchedule(
+        min(stream.first for stream in streams), time.time() + _START_DELAY_SECONDS, speed
+    )
+    rows = _assign_streams(spark, frame, streams, tasks)
+    sinks = [stream.sink for stream in streams]
+    rows.mapInArrow(StreamPublisherTask(sinks, schedule), "messages bigint").collect()
 
 
 class StreamPublisherTask:
-    """Function of `mapInArrow`: publishes a task's rows by stream."""
+    """Function of `mapInArrow`: publishes a task's rows by stream, each when it is due."""
 
-    def __init__(
-        self,
-        streams: list[ReplayStream],
-        channels: tuple[str, ...],
-        schedule: ReplaySchedule | None,
-    ) -> None:
-        self._streams, self._channels, self._schedule = streams, channels, schedule
+    def __init__(self, sinks: list[SinkOptions], schedule: ReplaySchedule) -> None:
+        self._sinks, self._schedule = sinks, schedule
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Publish all rows of a task. Yield one row of counts per stream."""
+        """Publish all rows of a task. Yield the number of messages of each stream."""
         import pyarrow as pa
 
         threads: dict[int, _PublisherThread] = {}
@@ -233,17 +317,14 @@ class StreamPublisherTask:
             for batch in batches:
                 for number, rows in split_by_stream(batch):
                     if number not in threads:
-                        threads[number] = _PublisherThread(self._streams[number], self._schedule)
-                    match_channels = filter_channels(rows, self._channels)
-                    if match_channels.num_rows:
-                        threads[number].put(match_channels)
+                        threads[number] = _PublisherThread(self._sinks[number], self._schedule)
+                    threads[number].put(rows)
             counts = [stream.wait_published() for stream in threads.values()]
         finally:
             for stream in threads.values():
                 stream.stop()
         yield pa.RecordBatch.from_pydict(
-            {"messages": [each[0] for each in counts], "before": [each[1] for each in counts]},
-            schema=pa.schema([("messages", pa.int64()), ("before", pa.int64())]),
+            {"messages": counts}, schema=pa.schema([("messages", pa.int64())])
         )
 
 
@@ -257,23 +338,16 @@ def split_by_stream(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch
         yield number, rows.select([name for name in rows.schema.names if name in (*_COLUMNS, DUE)])
 
 
-def filter_channels(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.RecordBatch:
-    """Return the rows whose channel matches a pattern; all rows if there are no patterns."""
-    from simplebus.spark.arrow_columns import match_channels
-
-    return batch.filter(match_channels(batch.column("channel"), patterns)) if patterns else batch
-
-
 class _PublisherThread:
     """Thread that publishes one stream. Its bounded queue slows down the producer."""
 
-    def __init__(self, stream: ReplayStream, schedule: ReplaySchedule | None) -> None:
-        self._stream, self._schedule = stream, schedule
+    def __init__(self, sink: SinkOptions, schedule: ReplaySchedule) -> None:
+        self._sink, self._schedule = sink, schedule
         self._rows: queue.Queue[Any] = queue.Queue(_QUEUED_BATCHES_MAX)
         self._stop_requested = threading.Event()
-        self._result: tuple[int, int] = (0, 0)
+        self._count = 0
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=stream.publisher, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=sink.publisher, daemon=True)
         self._thread.start()
 
     def put(self, rows: pa.RecordBatch | None) -> None:
@@ -286,14 +360,12 @@ class _PublisherThread:
             except queue.Full:
                 continue
 
-    def wait_published(self) -> tuple[int, int]:
-        """Wait until all rows are published. Return how many there were, and how many were stored
-        before.
-        """
+    def wait_published(self) -> int:
+        """Wait until all rows are published. Return how many there were."""
         self.put(None)
         self._thread.join()
         self._check()
-        return self._result
+        return self._count
 
     def stop(self) -> None:
         """Stop the thread. The next publisher of this name disconnects a hanging one."""
@@ -305,16 +377,12 @@ class _PublisherThread:
             raise self._error
 
     def _run(self) -> None:
-        from simplebus.spark.sink import write_task
+        from simplebus.spark.sink import task_publisher, write_task
 
-        rows: Iterator[Any] = self._queued_rows()
-        if self._schedule is not None:
-            rows = _drop_column(
-                pace_batches(rows, self._schedule, now=time.time, sleep=self._sleep), DUE
-            )
+        rows = pace_batches(self._queued_rows(), self._schedule, now=time.time, sleep=self._sleep)
+        name = task_publisher(self._sink.publisher, _PARTITION)
         try:
-            written = write_task(rows, self._stream.sink, self._stream.publisher)
-            self._result = written.rows, written.stored_before
+            self._count = write_task(_drop_column(rows, DUE), self._sink, name).rows
         except BaseException as error:
             self._error = error
 

@@ -126,6 +126,15 @@ def session(
     return spark
 
 
+def activate_session(spark: SparkSession) -> None:
+    """Make a session the active one of this thread.
+
+    `save` of a frame finds a data source in Python through the active session only.
+    """
+    assert spark._jvm is not None
+    spark._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+
+
 @contextlib.contextmanager
 def _deferred_interrupt() -> Iterator[None]:
     """Defer Ctrl-C to the end of the block, so that a half-launched JVM is not orphaned."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +17,17 @@ import pyarrow.parquet as pq
 import pytest
 
 import simplebus
+from simplebus.core.limits import Limits
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.settings import Retention, Settings
+from simplebus.spark.jobs import replay as replay_module
 from simplebus.spark.jobs.archive import archive, messages, read
 from simplebus.spark.jobs.compaction import compact
-from simplebus.spark.jobs.replay import replay
+from simplebus.spark.jobs.replay import ReplayResult, replay
 from simplebus.spark.jobs.report.report import read as report
-from simplebus.testing.server import BusServer, bus_server
+from simplebus.testing.server import PATIENCE_SECONDS, BusServer, bus_server, until
+from tests.spark.processes import end_session
+from tests.support.programs import environment
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -267,7 +275,19 @@ def stored(server: BusServer, class_: str | int) -> list[Any]:
         return list(bus.fetch(class_))
 
 
-def test_archive_is_replayed_once_in_order(spark: Any, server: BusServer, old_archive: str) -> None:
+SINKS = ("simplebus", "simplebus_python")
+"""Sinks of sessions with and without the connector's jar."""
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_archive_is_replayed_once_in_order(
+    spark: Any,
+    server: BusServer,
+    old_archive: str,
+    monkeypatch: pytest.MonkeyPatch,
+    sink: str,
+) -> None:
+    monkeypatch.setattr(replay_module, "_SINK", sink)
     for attempt in range(2):
         result = replay(spark, old_archive, server.address, name="again")
         assert (result.messages, result.stored_before) == (80, 80 * attempt)
@@ -278,12 +298,111 @@ def test_archive_is_replayed_once_in_order(spark: Any, server: BusServer, old_ar
         assert all(m.channel == f"c.{n % 2}" for n, m in enumerate(back))
         assert all(dict(m.headers) == {"n": str(n)} for n, m in enumerate(back))
 
-    chosen = {"channels": ["c.1"], "begin": START + timedelta(seconds=1), "to_class": "picked"}
-    result = replay(
-        spark, old_archive, server.address, end=datetime(2026, 3, 2), speed=1000.0, **chosen
-    )
-    back = sorted(m.payload.decode() for m in stored(server, "picked"))
-    assert back == sorted(f"{name} {n}" for name in ("orders", "7") for n in range(11, 20, 2))
-    assert result.messages == len(back)
+    chosen: dict[str, Any] = {
+        "channels": ["c.1"],
+        "begin": START + timedelta(seconds=1),
+        "to_class": "picked",
+    }
+    expected = sorted(f"{name} {n}" for name in ("orders", "7") for n in range(11, 20, 2))
+    for speed, before in ((1000.0, 0), (None, len(expected))):
+        result = replay(
+            spark,
+            old_archive,
+            server.address,
+            end=datetime(2026, 3, 2),
+            speed=speed,
+            name="picked",
+            **chosen,
+        )
+        assert (result.messages, result.stored_before) == (len(expected), before)
+        assert sorted(m.payload.decode() for m in stored(server, "picked")) == expected
     nothing = replay(spark, old_archive, server.address, end=datetime(2000, 1, 1))
     assert nothing.messages == 0
+
+
+PADDING = b"x" * 500
+"""Makes a stream longer than the blocks that a publisher sends."""
+
+
+def write_numbers(spark: Any, path: str, count: int, *, bad: int = -1) -> None:
+    """Write an archive of class 7. The message `bad` has a channel that cannot be published."""
+    frame = spark.range(0, count, 1, 4).selectExpr(
+        f"concat(cast(string(id) as binary), X'{PADDING.hex()}') value",
+        "id offset",
+        f"if(id = {bad}, 'a..b', 'a.b') channel",
+        "timestamp_micros(id) timestamp",
+        "'7' class",
+        "date'1970-01-01' date",
+    )
+    frame.write.partitionBy("class", "date").mode("overwrite").parquet(path)
+
+
+def numbers(payloads: list[bytes]) -> list[int]:
+    assert all(payload.endswith(PADDING) for payload in payloads)
+    return [int(payload.removesuffix(PADDING)) for payload in payloads]
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [(SINKS[0], None), (SINKS[1], None), (SINKS[0], 1e9), (SINKS[0], None)],
+        [(SINKS[1], None), (SINKS[0], None), (SINKS[1], None), (SINKS[0], 1e9)],
+    ],
+)
+def test_failed_replay_continues_where_it_ended(
+    spark: Any,
+    server: BusServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    runs: list[tuple[str, float | None]],
+) -> None:
+    """All runs but the last fail at a message."""
+    count, stored_count = 8000, 0
+    for number, (sink, speed) in enumerate(runs, 1):
+        monkeypatch.setattr(replay_module, "_SINK", sink)
+        is_last = number == len(runs)
+        write_numbers(spark, str(tmp_path), count, bad=-1 if is_last else 2000 * number)
+        run = partial(replay, spark, str(tmp_path), server.address, speed=speed, name="again")
+        if is_last:
+            assert run() == ReplayResult(count, stored_count)
+        else:
+            with pytest.raises(Exception, match=r"channel 'a\.\.b': segment 2"):
+                run()
+        found = numbers([message.payload for message in stored(server, 7)])
+        assert found == list(range(len(found)))
+        assert len(found) > stored_count
+        stored_count = len(found)
+    assert stored_count == count
+
+
+def test_killed_replay_stores_each_message_once(spark: Any, tmp_path: Path) -> None:
+    """The command and its JVM are killed while the bus has no space."""
+    count, class_messages = 5000, 1000
+    archive_path = str(tmp_path / "archive")
+    write_numbers(spark, archive_path, count)
+    program = [sys.executable, "-m", "simplebus", "pipeline", "replay", archive_path]
+    with (
+        bus_server(Settings(limits=Limits(class_messages=class_messages))) as server,
+        simplebus.connect_blocking(server.address) as bus,
+        bus.subscribe(7) as messages,
+    ):
+        program += ["--servers", server.address, "--name", "again", "--master", "local[2]"]
+        process = subprocess.Popen(program, start_new_session=True, env=environment())
+        try:
+            until(lambda: server.statistics(7).blocked_sessions > 0)
+        finally:
+            end_session(process.pid)
+            process.wait()
+        with ThreadPoolExecutor() as pool:
+            again = pool.submit(
+                replay, spark, str(tmp_path / "archive"), server.address, name="again"
+            )
+            received: list[bytes] = []
+            while len(received) < count:
+                piece = messages.take(count - len(received), timeout=PATIENCE_SECONDS)
+                assert piece, f"{len(received)} of {count} messages arrived"
+                received.extend(message.payload for message in piece)
+            result = again.result()
+        assert result.messages == count
+        assert result.stored_before >= class_messages
+        assert numbers(received) == list(range(count))

@@ -1,7 +1,8 @@
-"""Assignment of archived rows to replay streams, and the streams' publisher names."""
+"""Selection of archived messages, names of replay streams, and their publishing at a pace."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -11,18 +12,19 @@ import pyarrow as pa
 import pytest
 
 import simplebus
+from simplebus.core.channel.pattern import matches
 from simplebus.core.errors import BusConnectionError
 from simplebus.spark.jobs.pacing import DUE, ReplaySchedule
 from simplebus.spark.jobs.replay import (
     ReplaySelection,
-    ReplayStream,
     StreamPublisherTask,
-    filter_channels,
+    channel_expression,
     publisher_name,
     replay,
     split_by_stream,
 )
 from simplebus.spark.options import SinkOptions
+from simplebus.spark.sink import count_stored
 from simplebus.testing.server import BusServer
 
 GROUP = ("orders", "h:1", "memory")
@@ -65,11 +67,23 @@ def test_rows_keep_order_and_fields() -> None:
     assert found[0].schema.names == ["value", "channel"]
 
 
-def test_patterns_match_like_the_broker() -> None:
-    rows = batch([0] * 5, ["a.b", "a.b.c", None, "a.c", "b"])
-    assert filter_channels(rows, ("a.*",)).column("offset").to_pylist() == [0, 3]
-    assert filter_channels(rows, ("a.#", "b")).column("offset").to_pylist() == [0, 1, 3, 4]
-    assert filter_channels(rows, ("#",)).num_rows == filter_channels(rows, ()).num_rows == 5
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_channel_expressions_match_like_the_broker(spark: Any) -> None:
+    source = random.Random(29)
+    expression = spark._jvm.java.util.regex.Pattern
+
+    def text(segments: list[str]) -> str:
+        return ".".join(source.choices(segments, k=source.randrange(1, 5)))
+
+    names = ["a", "b", "ä", "*", "#", ">", "\\E", "\\Q.\\E", "[", "$", "a\u2028"]
+    channels = ["", ".", "a.", ".a", *(text(names) for _ in range(60))]
+    for _ in range(60):
+        pattern = text([*names, "*", "*"]).replace("#", "*").replace(">", "*")
+        pattern += source.choice(["", ".#", ".>"])
+        for legal in (pattern, "#", ">"):
+            found = [expression.matches(channel_expression(legal), name) for name in channels]
+            assert found == [matches(legal, name) for name in channels], legal
 
 
 @pytest.mark.parametrize(
@@ -111,9 +125,14 @@ def rows(last: int, *, dies: bool = False) -> Iterator[Any]:
         raise TaskFailedError
 
 
-def streams(address: str) -> list[ReplayStream]:
-    sinks = [SinkOptions(address, class_=name, timeout=1) for name in ("even", "odd")]
-    return [ReplayStream(f"stream {sink.class_}", sink) for sink in sinks]
+DUE_NOW = ReplaySchedule(0, 0.0, 1.0)
+
+
+def sinks(address: str) -> list[SinkOptions]:
+    return [
+        SinkOptions(address, class_=name, timeout=1, publisher=f"replay {name}")
+        for name in ("even", "odd")
+    ]
 
 
 def stored(server: BusServer, name: str) -> list[int]:
@@ -123,20 +142,18 @@ def stored(server: BusServer, name: str) -> list[int]:
     return [int(message.payload) for message in found]
 
 
-@pytest.mark.parametrize("pace", [None, ReplaySchedule(0, 0.0, 1.0)])
-def test_killed_replay_continues_at_its_position(
-    server: BusServer, pace: ReplaySchedule | None
-) -> None:
-    publishing = StreamPublisherTask(streams(server.address), (), pace)
+def test_killed_replay_continues_at_its_position(server: BusServer) -> None:
+    publishing = StreamPublisherTask(sinks(server.address), DUE_NOW)
     for last in (170, 30, 410):
         with pytest.raises(TaskFailedError):
             list(publishing(rows(last, dies=True)))
     (found,) = publishing(rows(600))
     assert found.column("messages").to_pylist() == [300, 300]
+    assert [count_stored(sink, 0) for sink in sinks(server.address)] == [300, 300]
     assert stored(server, "even") == list(range(0, 600, 2))
     assert stored(server, "odd") == list(range(1, 600, 2))
 
 
 def test_unreachable_server_ends_the_task() -> None:
     with pytest.raises(BusConnectionError, match=r"127\.0\.0\.1:9"):
-        list(StreamPublisherTask(streams("127.0.0.1:9"), (), None)(rows(10_000)))
+        list(StreamPublisherTask(sinks("127.0.0.1:9"), DUE_NOW)(rows(10_000)))

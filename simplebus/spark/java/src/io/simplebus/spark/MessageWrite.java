@@ -39,12 +39,16 @@ final class MessageWrite implements Write, BatchWrite, StreamingWrite {
 
     @Override
     public StreamingWrite toStreaming() {
+        options.checkStream();
         return this;
     }
 
     @Override
     public DataWriterFactory createBatchWriterFactory(PhysicalWriteInfo info) {
-        String job = UUID.randomUUID().toString().replace("-", "");
+        String job =
+                options.publisher().isEmpty()
+                        ? UUID.randomUUID().toString().replace("-", "")
+                        : options.publisher();
         return new MessageWriterFactory(columns, options, job);
     }
 

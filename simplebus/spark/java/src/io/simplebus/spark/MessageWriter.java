@@ -20,6 +20,7 @@ final class MessageWriter implements DataWriter<InternalRow> {
     private final String name;
     private final RowMetadata metadata;
     private BusPublisher bus;
+    private String className;
     private int classId;
 
     /** @param name name of the publisher, without the memory id of the bus */
@@ -44,8 +45,9 @@ final class MessageWriter implements DataWriter<InternalRow> {
             return;
         }
         byte[] payload = metadata.payload(row, bus.position());
-        if (metadata.read(row, bus.position())) {
-            classId = classId(metadata.className());
+        if (metadata.read(row, bus.position()) && !metadata.className().equals(className)) {
+            className = metadata.className();
+            classId = classId(className);
         }
         try {
             bus.publish(classId, metadata.prefix(), payload);

@@ -11,7 +11,7 @@ import org.apache.spark.sql.connector.write.streaming.StreamingDataWriterFactory
  * <p>The publisher of a task is called as in the Python sink, so that either continues the other's
  * batch.
  *
- * @param id id of the batch job, or of the streaming query
+ * @param id option {@code publisher} or random id of the batch job, or id of the streaming query
  */
 record MessageWriterFactory(SinkColumns columns, SinkOptions options, String id)
         implements DataWriterFactory, StreamingDataWriterFactory {

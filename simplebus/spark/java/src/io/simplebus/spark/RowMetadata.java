@@ -30,6 +30,7 @@ final class RowMetadata {
     private final DataType[] types;
     private final JsonEncoder json;
     private boolean isFirst = true;
+    private boolean hadHeaders;
     private Object classOf;
     private Object channel;
     private byte[] key;
@@ -81,7 +82,8 @@ final class RowMetadata {
         Object newExpiry = valueOf(row, columns.expiry());
         boolean hasHeaders = columns.headers() >= 0 && !row.isNullAt(columns.headers());
         if (!isFirst
-                && columns.headers() < 0
+                && !hasHeaders
+                && !hadHeaders
                 && Objects.equals(newClass, classOf)
                 && Objects.equals(newChannel, channel)
                 && Arrays.equals(newKey, key)
@@ -89,6 +91,7 @@ final class RowMetadata {
             return false;
         }
         isFirst = false;
+        hadHeaders = hasHeaders;
         classOf = copyOf(newClass);
         channel = copyOf(newChannel);
         key = newKey;

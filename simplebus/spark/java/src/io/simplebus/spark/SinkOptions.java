@@ -13,10 +13,22 @@ import java.util.Map;
  * @param channel channel of rows without one; empty for none
  * @param timeoutSeconds time for which connecting to the bus is retried
  * @param isJson true if values of any type are encoded as JSON text
+ * @param publisher name of a batch write, whose rows are stored once per name; empty for a new name
  */
 record SinkOptions(
-        String server, String className, String channel, double timeoutSeconds, boolean isJson)
+        String server,
+        String className,
+        String channel,
+        double timeoutSeconds,
+        boolean isJson,
+        String publisher)
         implements Serializable {
+    /**
+     * Limit of the option publisher: a task adds its partition and the memory id of the bus, and a bus
+     * accepts names of 200 characters.
+     */
+    private static final int PUBLISHER_CHARACTERS_MAX = 128;
+
     /**
      * Parses options.
      *
@@ -42,7 +54,31 @@ record SinkOptions(
                 classes.get(0),
                 reader.get("channel", "", String::strip),
                 reader.get("timeout", SourceOptions.TIMEOUT_SECONDS, OptionReader::parseSeconds),
-                reader.get("valueFormat", false, SinkOptions::parseFormat));
+                reader.get("valueFormat", false, SinkOptions::parseFormat),
+                reader.get("publisher", "", SinkOptions::parsePublisher));
+    }
+
+    /**
+     * Checks that a stream can be written with these options.
+     *
+     * @throws IllegalArgumentException if not
+     */
+    void checkStream() {
+        if (!publisher.isEmpty()) {
+            throw new IllegalArgumentException(
+                    "the option publisher is '" + publisher + "', but a stream already stores each row "
+                            + "once; expected publisher for a batch only, also one of foreachBatch");
+        }
+    }
+
+    private static String parsePublisher(String text) {
+        String name = text.strip();
+        int length = name.codePointCount(0, name.length());
+        if (length < 1 || length > PUBLISHER_CHARACTERS_MAX) {
+            throw new IllegalArgumentException(
+                    "expected a name of 1 to " + PUBLISHER_CHARACTERS_MAX + " characters");
+        }
+        return name;
     }
 
     private static boolean parseFormat(String text) {
