@@ -292,9 +292,11 @@ SUBJECT_BINDINGS_MAX = 4096
 PATTERN_SEGMENTS_MAX = 128
 # Patterns that are compared with a channel name at once.
 PATTERN_PAGE_SIZE = 1024
-# Patterns of ended subscriptions that are removed in one turn of the event loop. More would delay
-# other clients by several milliseconds.
-PATTERNS_REMOVED_PER_TURN = 64
+# Patterns of new subscriptions that are indexed, or of ended ones that are removed, in one turn of
+# the event loop. More would delay other clients by several milliseconds.
+PATTERNS_PER_TURN = 64
+# Patterns of a subscription that are indexed when it begins; more of them are indexed later.
+PATTERNS_INDEXED_AT_ONCE = 16
 # Patterns of a subscription that are removed when it ends; more of them are removed later.
 PATTERNS_REMOVED_AT_ONCE = 4
 # Subscriptions and declared classes of a closed connection that end in one turn of the event loop.

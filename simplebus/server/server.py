@@ -208,7 +208,7 @@ class Server:
         self.has_ended = False
         self.lifecycle: LifecycleCommands | None = None
         """Commands of operators; None before the ready line and during the shutdown."""
-        self._is_removing_patterns = False
+        self._is_updating_patterns = False
         self._drain_check: trio.Event | None = None
         """Set after each change of the broker while `wait_drained` waits."""
         self._logged_class_count = 0
@@ -302,9 +302,9 @@ class Server:
             for session, error in overdue:
                 self._disconnect(session, error)
             yield
-        if not self._is_removing_patterns and self.broker.store.remove_some_patterns():
-            self._is_removing_patterns = True
-            self.start_soon(self._remove_patterns)
+        if not self._is_updating_patterns and self.broker.store.update_some_patterns():
+            self._is_updating_patterns = True
+            self.start_soon(self._update_patterns)
         if self.broker.tick_number % _UNACKED_CHECK_TICKS == 0:
             for number, connection in enumerate(drain_list(list(self.connections.values())), 1):
                 if number % _UNACKED_CHECKS_PER_TURN == 0:
@@ -320,11 +320,11 @@ class Server:
                     )
         self.flush_ready()
 
-    async def _remove_patterns(self) -> None:
-        """Remove the patterns of ended subscriptions in small steps."""
-        while self.broker.store.remove_some_patterns():
+    async def _update_patterns(self) -> None:
+        """Index patterns of new subscriptions, and remove those of ended ones, in small steps."""
+        while self.broker.store.update_some_patterns():
             await self.slow_request_turns.wait_turn()
-        self._is_removing_patterns = False
+        self._is_updating_patterns = False
 
     def _log_losses(self) -> Iterator[None]:
         """Log one line per reason for frames and messages dropped since the previous tick."""

@@ -284,7 +284,7 @@ def test_refused_subscription_uses_no_memory_and_keeps_backlog(start: str) -> No
     patterns = [f"{number}.{'*.' * 100}#" for number in range(count)]
     peer.send(subscribe(1, 5, channels=patterns, start=start))
     assert peer.receive_error_codes() == ["memory_limit" if start == "waiting" else "bad_request"]
-    while bus.broker.store.remove_some_patterns():
+    while bus.broker.store.update_some_patterns():
         pass
     assert bus.broker.budget.used_bytes == used
     assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1, 2]

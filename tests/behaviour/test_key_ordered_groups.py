@@ -295,7 +295,8 @@ def test_hot_key_does_not_block_other_keys() -> None:
     bus.skips_checks = True
     (only,) = join_members(bus, 1)
     publish_keys(bus, *[b"hot"] * 5000, b"cold")
-    bus.broker.run_due_wakeups()
+    while bus.broker.next_wakeup <= bus.broker.clock.now:  # The group scans in portions.
+        bus.broker.run_due_wakeups()
     assert only.receive_message_ids() == [0, 5000]
 
 

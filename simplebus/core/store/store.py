@@ -116,7 +116,7 @@ class Store:
         self._slow_positions: dict[Position, None] = {}
         """Positions whose consumer must be disconnected because their backlog is too long."""
         self._classes_to_search: list[MessageClass] = []
-        """Classes that `remove_some_patterns` has not searched yet."""
+        """Classes that `update_some_patterns` has not searched yet."""
         self.position_changes = PositionChanges(
             has_journal=commit_log is not None
             and commit_log.requires_durability
@@ -761,7 +761,7 @@ class Store:
         """
         self.failure_reasons.forget_acked()
         self.message_ids.tick(self.clock.now)
-        self.remove_some_patterns()
+        self.update_some_patterns()
         if 4 * self.budget.available_bytes < self.budget.limit_bytes:
             self._forget_unused_channels()
         scan_budget, channel_budget = EXPIRY_SCAN_MESSAGES_MAX, FORGET_CHANNELS_MIN
@@ -784,17 +784,20 @@ class Store:
             if cls.blocked_sessions or cls.retention.seconds or cls.has_last_values:
                 self.trim_class(cls)  # Other classes may have given memory back.
 
-    def remove_some_patterns(self) -> bool:
-        """Remove some patterns of ended subscriptions. Returns False if all classes were searched.
+    def update_some_patterns(self) -> bool:
+        """Index some patterns of new subscriptions, and remove some of ended ones.
 
         One call per tick suffices, but more of them free the memory sooner.
+
+        Returns:
+            False if all classes were searched.
         """
         if not self._classes_to_search:
             self._classes_to_search = list(self.classes.values())
         for _ in range(min(TICKED_CLASSES_PER_TURN, len(self._classes_to_search))):
             cls = self._classes_to_search[-1]
-            if cls.channels.has_removed_patterns and self.classes.get(cls.class_id) is cls:
-                cls.channels.remove_some_patterns()
+            if cls.channels.has_pattern_changes and self.classes.get(cls.class_id) is cls:
+                cls.channels.update_some_patterns()
                 return True
             self._classes_to_search.pop()
         return bool(self._classes_to_search)

@@ -30,8 +30,9 @@ from simplebus.core.limits import (
     FORGET_CHANNELS_MIN,
     PATTERN_BYTES,
     PATTERN_SEGMENT_BYTES,
+    PATTERNS_INDEXED_AT_ONCE,
+    PATTERNS_PER_TURN,
     PATTERNS_REMOVED_AT_ONCE,
-    PATTERNS_REMOVED_PER_TURN,
 )
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.frames import Flags
@@ -114,6 +115,13 @@ class ChannelFilter:
             self._match_states[number] = _MATCHED if is_wanted else _NOT_MATCHED
             self._matched_count += is_wanted
 
+    def add_unknown_channels(self, numbers: npt.NDArray[np.intp]) -> None:
+        """Add new channels that are compared with the patterns later; the last number is the
+        greatest.
+        """
+        self._grow_to(int(numbers[-1]))
+        self._match_states[numbers] = _UNKNOWN
+
     def remove_channels(self, numbers: npt.NDArray[np.intp]) -> None:
         """Remove ascending numbers that are no longer in use."""
         numbers = numbers[: numbers.searchsorted(self._match_states.size)]
@@ -166,12 +174,12 @@ class ChannelFilter:
 
     def _evaluate_channel(self, number: int) -> None:
         name = self._name_by_number[number]
-        is_wanted = self._has_pattern(name) if name else ZERO_OR_MORE in self.watched_patterns
+        is_wanted = self.has_pattern(name) if name else ZERO_OR_MORE in self.watched_patterns
         is_wanted = is_wanted and (self.scope is None or self.scope.is_allowed(name))
         self._match_states[number] = _MATCHED if is_wanted else _NOT_MATCHED
         self._matched_count += is_wanted
 
-    def _has_pattern(self, name: str) -> bool:
+    def has_pattern(self, name: str) -> bool:
         """Return True if a pattern matches the channel."""
         return (self._pattern_set or self._index_patterns()).has_match(name)
 
@@ -212,6 +220,10 @@ class ChannelTable:
         """Numbers that are charged to the memory budget, in every table that has a row for each."""
         self._filter_index: SubscriptionIndex[ChannelFilter] = SubscriptionIndex()
         self._filters: dict[ChannelFilter, None] = {}
+        self._unindexed_patterns: dict[ChannelFilter, list[str]] = {}
+        """Patterns that are not in the index yet, by filter. Such a filter compares new channels
+        itself, when messages with them are delivered.
+        """
         self._removed_patterns: deque[tuple[ChannelFilter, list[str]]] = deque()
         """Removed filters with patterns that are still in the index."""
         self._name_count_max = CHANNEL_NAMES_MAX
@@ -252,10 +264,13 @@ class ChannelTable:
 
     def find_filters(self, name: str) -> tuple[ChannelFilter, ...]:
         """Return the filters with a pattern that matches this channel."""
-        filters = self._filter_index.match(name)
-        if self._removed_patterns:
-            filters = tuple(each for each in filters if each in self._filters)
-        return filters
+        unindexed = [each for each in self._unindexed_patterns if each.has_pattern(name)]
+        indexed = self._filter_index.match(name)
+        return (*filter(self._is_indexed, indexed), *unindexed)
+
+    def _is_indexed(self, channel_filter: ChannelFilter) -> bool:
+        """Return True if the index has all patterns of a filter that was not removed."""
+        return channel_filter in self._filters and channel_filter not in self._unindexed_patterns
 
     def intern_names(self, names: Sequence[str]) -> list[int] | None:
         """Return the numbers of these channels, "" being none.
@@ -294,39 +309,65 @@ class ChannelTable:
     def add_filter(
         self, patterns: Sequence[str], scope: ClassPermissions | None = None
     ) -> ChannelFilter | None:
-        """Add a filter for these patterns and this scope. Returns None if there is no memory."""
+        """Add a filter for these patterns and this scope. Returns None if there is no memory.
+
+        Many patterns are indexed by later calls of `update_some_patterns`.
+        """
         channel_filter = ChannelFilter(
             tuple(dict.fromkeys(patterns)), self._name_by_number, self._number_by_name, scope
         )
         needed_bytes = _patterns_bytes(channel_filter.watched_patterns) + self._capacity
         while not self._take_budget(needed_bytes):
-            if not self.has_removed_patterns:
+            if not self._removed_patterns:
                 return None
-            self.remove_some_patterns()
+            self._remove_some_patterns(PATTERNS_PER_TURN)
         self._filters[channel_filter] = None
-        self._filter_index.insert_all(channel_filter.watched_patterns, channel_filter)
+        patterns = channel_filter.watched_patterns
+        if len(patterns) <= PATTERNS_INDEXED_AT_ONCE:
+            self._filter_index.insert_all(patterns, channel_filter)
+        else:
+            self._unindexed_patterns[channel_filter] = list(patterns)
         return channel_filter
 
     def remove_filter(self, channel_filter: ChannelFilter) -> None:
         """Remove a filter. Very few patterns are removed now, more by later calls of
-        `remove_some_patterns`, because many filters may end at the same time.
+        `update_some_patterns`, because many filters may end at the same time.
         """
         del self._filters[channel_filter]
-        self._return_budget(self._capacity)
-        patterns = list(channel_filter.watched_patterns)
+        unindexed = self._unindexed_patterns.pop(channel_filter, [])
+        self._return_budget(self._capacity + _patterns_bytes(unindexed))
+        indexed_count = len(channel_filter.watched_patterns) - len(unindexed)
+        patterns = list(channel_filter.watched_patterns[:indexed_count])
         if len(patterns) <= PATTERNS_REMOVED_AT_ONCE:
             self._remove_patterns(channel_filter, patterns)
         else:
             self._removed_patterns.append((channel_filter, patterns))
 
     @property
-    def has_removed_patterns(self) -> bool:
-        """True if `remove_some_patterns` has work to do."""
-        return bool(self._removed_patterns)
+    def has_pattern_changes(self) -> bool:
+        """True if `update_some_patterns` has work to do."""
+        return bool(self._unindexed_patterns or self._removed_patterns)
 
-    def remove_some_patterns(self) -> None:
-        """Remove up to PATTERNS_REMOVED_PER_TURN patterns of removed filters."""
-        count = PATTERNS_REMOVED_PER_TURN
+    def update_some_patterns(self) -> None:
+        """Index patterns of new filters, or remove those of removed ones: PATTERNS_PER_TURN."""
+        count = PATTERNS_PER_TURN - self._index_some_patterns(PATTERNS_PER_TURN)
+        self._remove_some_patterns(count)
+
+    def _index_some_patterns(self, max_count: int) -> int:
+        """Index up to `max_count` patterns, in their order. Returns how many."""
+        left_count = max_count
+        while self._unindexed_patterns and left_count:
+            channel_filter, patterns = next(iter(self._unindexed_patterns.items()))
+            indexed = patterns[:left_count]
+            self._filter_index.insert_all(indexed, channel_filter)
+            del patterns[:left_count]
+            left_count -= len(indexed)
+            if not patterns:
+                del self._unindexed_patterns[channel_filter]
+        return max_count - left_count
+
+    def _remove_some_patterns(self, count: int) -> None:
+        """Remove up to `count` patterns of removed filters."""
         while self._removed_patterns and count:
             channel_filter, patterns = self._removed_patterns[0]
             removed = patterns[-count:]
@@ -436,6 +477,10 @@ class ChannelTable:
         self._is_number_used[numbers] = True
         if self._filter_index:
             self._add_to_filters(names, numbers)
+        if self._unindexed_patterns:
+            added = np.array(sorted(numbers), np.intp)
+            for channel_filter in self._unindexed_patterns:
+                channel_filter.add_unknown_channels(added)
 
     def _add_to_filters(self, names: list[str], numbers: list[int]) -> None:
         """Add new channels to the filters that match."""
@@ -446,7 +491,7 @@ class ChannelTable:
         for filters, matched in numbers_by_filters.values():
             added = np.array(sorted(matched), np.intp)  # Sorted once for all equal filters.
             for channel_filter in dict.fromkeys(filters):
-                if channel_filter in self._filters:
+                if self._is_indexed(channel_filter):
                     channel_filter.add_channels(added)
 
     def build_rows(

@@ -66,16 +66,26 @@ steps = st.one_of(
     st.tuples(st.just("release"), st.integers(0, 9)),
     st.tuples(st.just("look"), st.integers(0, 5)),
     st.tuples(st.just("rest"), st.integers(0, 9)),
+    st.tuples(st.just("index"), st.just(0)),
 )
 
 
-@given(st.lists(steps, max_size=30), st.sampled_from([3, 5, 1000]))
-def test_filters_match_like_patterns(script: list[tuple[str, list[str] | int]], most: int) -> None:
+@given(
+    script=st.lists(steps, max_size=30),
+    most=st.sampled_from([3, 5, 1000]),
+    indexed_at_once=st.sampled_from([0, 1, 16]),
+    per_turn=st.integers(1, 3),
+)
+def test_filters_match_like_patterns(
+    script: list[tuple[str, list[str] | int]], most: int, indexed_at_once: int, per_turn: int
+) -> None:
     ring = create_ring()
     stored: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(channel_filter, "CHANNEL_NAMES_MAX", most)
         patch.setattr(channel_filter, "FORGET_CHANNELS_MIN", 1)
+        patch.setattr(channel_filter, "PATTERNS_INDEXED_AT_ONCE", indexed_at_once)
+        patch.setattr(channel_filter, "PATTERNS_PER_TURN", per_turn)
         table = ChannelTable(ring)
         filters: list[ChannelFilter] = []
         for action, value in script:
@@ -94,14 +104,23 @@ def test_filters_match_like_patterns(script: list[tuple[str, list[str] | int]], 
                 ring.free()
                 assert table.shrink_idle(value) <= value
                 table.check_invariants()
+            elif action == "index":
+                table.update_some_patterns()
             elif action == "release":
                 ring.release(min(ring.head, ring.floor + value))
             elif filters and len(ring):
                 check_filter(filters[value % len(filters)], ring, stored)
             table.check_invariants()
+            for name in NAMES:
+                found = table.find_filters(name)
+                assert set(found) == {each for each in filters if has_match(each, name)}
         for each in filters:
             if len(ring):
                 check_filter(each, ring, stored)
+
+
+def has_match(filter_: ChannelFilter, name: str) -> bool:
+    return any(is_match(pattern, name) for pattern in filter_.watched_patterns)
 
 
 def check_filter(filter_: ChannelFilter, ring: Ring, stored: list[str]) -> None:
@@ -143,6 +162,8 @@ def test_filter_is_updated_once_for_many_new_channels(monkeypatch: pytest.Monkey
     beginnings = [".".join(steps) for steps in product("a*", repeat=8)]
     filters = [add_filter(table, *[f"{begin}.{end}" for begin in beginnings]) for end in "#>*"]
     few = add_filter(table, "a.#", "*.b")
+    while table.has_pattern_changes:
+        table.update_some_patterns()
     names = [f"{'a.' * 8}{n}" for n in range(500)]
     store_messages(table, ring, [*names, *names, "", "x.b"])
     assert sorted(map(id, updated)) == sorted(map(id, [*filters, few, few]))
@@ -284,7 +305,7 @@ def test_filter_that_matches_all_channels_is_detected(
 def test_one_turn_compares_few_channels_with_patterns(
     patterns: list[str], is_group: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compared_count, has_pattern = 0, ChannelFilter._has_pattern
+    compared_count, has_pattern = 0, ChannelFilter.has_pattern
 
     def counted(self: ChannelFilter, name: str) -> bool:
         nonlocal compared_count
@@ -295,7 +316,7 @@ def test_one_turn_compares_few_channels_with_patterns(
     bus.skips_checks = True
     contents = [channel_envelope(f"site.{n}.power", b"x") for n in range(5000)]
     connect_version2(bus, publish_envelopes(1, 0, *contents), classes=[1])
-    monkeypatch.setattr(ChannelFilter, "_has_pattern", counted)
+    monkeypatch.setattr(ChannelFilter, "has_pattern", counted)
     options: dict[str, object] = {"max_in_flight": 10_000}
     if is_group:
         options["group"] = "g"
