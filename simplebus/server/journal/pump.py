@@ -238,8 +238,17 @@ class JournalPump:
         batch = max(batch, self._last_written)
         self._last_written = batch
         self._is_space_low = not has_space
-        self._broker.mark_durable(batch, has_space=has_space)
+        self._mark_durable()
+
+    def _mark_durable(self) -> None:
+        """Report the written batches to the broker: many of them in several turns, because a reply
+        may be sent for each of their changes.
+        """
+        batch = min(self._last_written, self._commit_log.durable_position + _BATCHES_IN_FLIGHT_MAX)
+        self._broker.mark_durable(batch, has_space=not self._is_space_low)
         self._flush_ready()
+        if batch < self._last_written:
+            self._call_in_loop(self._mark_durable)
 
     def _on_failure(self, failure: WriteFailure) -> None:
         if self._commit_log.write_error is None:
