@@ -7,7 +7,6 @@ Sub-packages and modules, lowest layer first. Each imports only those above it:
 
     errors, limits, clock     exceptions and reason codes; bounds; the time that the driver sets
     histogram, toml           duration histograms; TOML parser for untrusted text
-    sharded_dict              dict for very many entries, which grows in small steps
     steps                     helpers for long work that is cut into steps
     channel                   channel names, patterns, and indexes that match them
     settings                  settings of a broker and of its classes

@@ -26,8 +26,8 @@ from simplebus.core.channel.pattern import (
     is_literal,
     split_segments,
 )
+from simplebus.core.channel.sharded_dict import ShardedDict
 from simplebus.core.limits import PATTERN_PAGE_SIZE
-from simplebus.core.sharded_dict import ShardedDict
 
 PREFIX_SEGMENTS = 3
 _NO_TAIL = ""

@@ -13,8 +13,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 from simplebus.core.channel.pattern import check_pattern, is_literal, split_segments
 from simplebus.core.channel.pattern_index import PageMatches, PatternIndex, matched_values
+from simplebus.core.channel.sharded_dict import ShardedDict
 from simplebus.core.limits import CACHE_NAMES_MAX, CACHE_RESULTS_MAX, CACHE_VALUES_MAX
-from simplebus.core.sharded_dict import ShardedDict
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T", bound=Hashable)

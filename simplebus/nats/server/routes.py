@@ -17,10 +17,10 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from simplebus.core.channel.sharded_dict import ShardedDict
 from simplebus.core.channel.subscription_index import SubscriptionIndex
 from simplebus.core.limits import INQUIRY_TEXT_CHARACTERS_MAX, Limits
 from simplebus.core.protocol.inquiry import ListenerInfo
-from simplebus.core.sharded_dict import ShardedDict
 from simplebus.nats import subjects
 from simplebus.nats.limits import (
     MERGED_GROUPS_MAX,

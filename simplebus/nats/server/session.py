@@ -12,13 +12,13 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 import numpy as np
 
+from simplebus.core.channel.sharded_dict import ShardedDict
 from simplebus.core.errors import RemoteProtocolError
 from simplebus.core.limits import RECEIVE_BYTES, TRICKLE_BYTES
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.session.rate_limits import address_network
 from simplebus.core.session.session import Session
-from simplebus.core.sharded_dict import ShardedDict
 from simplebus.core.users.permissions import Grants
 from simplebus.core.users.rate_limit import RateLimiter, read_bytes
 from simplebus.core.users.users import User

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from simplebus.core.sharded_dict import ShardedDict
+from simplebus.core.channel.sharded_dict import ShardedDict
 
 KEYS = st.integers(0, 12)
 
