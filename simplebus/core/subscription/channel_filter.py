@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -202,6 +203,15 @@ class ChannelFilter:
             self._match_states = np.concatenate([self._match_states, added])
 
 
+class _RemovedFilter(NamedTuple):
+    """A removed filter and those of its patterns that were not removed yet."""
+
+    channel_filter: ChannelFilter
+    patterns: list[str]
+    indexed_count: int
+    """Leading patterns that are in the index."""
+
+
 class ChannelTable:
     """Channels of one class and the filters of its subscriptions."""
 
@@ -224,8 +234,8 @@ class ChannelTable:
         """Patterns that are not in the index yet, by filter. Such a filter compares new channels
         itself, when messages with them are delivered.
         """
-        self._removed_patterns: deque[tuple[ChannelFilter, list[str]]] = deque()
-        """Removed filters with patterns that are still in the index."""
+        self._removed_filters: deque[_RemovedFilter] = deque()
+        """Removed filters with patterns that are still in the index or in the budget."""
         self._name_count_max = CHANNEL_NAMES_MAX
         self._fully_used_floor = -1
         """Floor of the ring at which all channels were found to be in use."""
@@ -318,7 +328,7 @@ class ChannelTable:
         )
         needed_bytes = _patterns_bytes(channel_filter.watched_patterns) + self._capacity
         while not self._take_budget(needed_bytes):
-            if not self._removed_patterns:
+            if not self._removed_filters:
                 return None
             self._remove_some_patterns(PATTERNS_PER_TURN)
         self._filters[channel_filter] = None
@@ -334,19 +344,19 @@ class ChannelTable:
         `update_some_patterns`, because many filters may end at the same time.
         """
         del self._filters[channel_filter]
-        unindexed = self._unindexed_patterns.pop(channel_filter, [])
-        self._return_budget(self._capacity + _patterns_bytes(unindexed))
-        indexed_count = len(channel_filter.watched_patterns) - len(unindexed)
-        patterns = list(channel_filter.watched_patterns[:indexed_count])
+        self._return_budget(self._capacity)
+        patterns = list(channel_filter.watched_patterns)
+        indexed_count = len(patterns) - len(self._unindexed_patterns.pop(channel_filter, ()))
+        removed = _RemovedFilter(channel_filter, patterns, indexed_count)
         if len(patterns) <= PATTERNS_REMOVED_AT_ONCE:
-            self._remove_patterns(channel_filter, patterns)
+            self._remove_last_patterns(removed, len(patterns))
         else:
-            self._removed_patterns.append((channel_filter, patterns))
+            self._removed_filters.append(removed)
 
     @property
     def has_pattern_changes(self) -> bool:
         """True if `update_some_patterns` has work to do."""
-        return bool(self._unindexed_patterns or self._removed_patterns)
+        return bool(self._unindexed_patterns or self._removed_filters)
 
     def update_some_patterns(self) -> None:
         """Index patterns of new filters, or remove those of removed ones: PATTERNS_PER_TURN."""
@@ -368,20 +378,21 @@ class ChannelTable:
 
     def _remove_some_patterns(self, count: int) -> None:
         """Remove up to `count` patterns of removed filters."""
-        while self._removed_patterns and count:
-            channel_filter, patterns = self._removed_patterns[0]
-            removed = patterns[-count:]
-            self._remove_patterns(channel_filter, removed)
-            del patterns[-count:]
-            count -= len(removed)
-            if not patterns:
-                self._removed_patterns.popleft()
+        while self._removed_filters and count:
+            removed = self._removed_filters[0]
+            removed_count = min(count, len(removed.patterns))
+            self._remove_last_patterns(removed, removed_count)
+            count -= removed_count
+            if not removed.patterns:
+                self._removed_filters.popleft()
 
-    def _remove_patterns(self, channel_filter: ChannelFilter, patterns: list[str]) -> None:
-        """Remove patterns of a removed filter and return their memory."""
-        for pattern in patterns:
-            self._filter_index.remove(pattern, channel_filter)
-        self._return_budget(_patterns_bytes(patterns))
+    def _remove_last_patterns(self, removed: _RemovedFilter, count: int) -> None:
+        """Remove the last `count` patterns of a removed filter, and return their memory."""
+        begin = len(removed.patterns) - count
+        for pattern in removed.patterns[begin : removed.indexed_count]:
+            self._filter_index.remove(pattern, removed.channel_filter)
+        self._return_budget(_patterns_bytes(removed.patterns[begin:]))
+        del removed.patterns[begin:]
 
     def forget_unused(self, max_count: int) -> int:
         """Forget up to `max_count` channels that no stored message carries. Returns how many."""
@@ -539,7 +550,7 @@ class ChannelTable:
             + sum(
                 _patterns_bytes(channel_filter.watched_patterns) for channel_filter in self._filters
             )
-            + sum(_patterns_bytes(patterns) for _, patterns in self._removed_patterns)
+            + sum(_patterns_bytes(removed.patterns) for removed in self._removed_filters)
             + self._capacity * self._bytes_per_number
         )
 
