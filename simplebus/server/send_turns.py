@@ -49,20 +49,20 @@ class SendTurns:
         self._start_soon = start_soon
         self._end_turn = end_turn
         self._clock = clock
-        self._deadline = 0.0
-        """Time at which the current turn stops sending."""
+        self._deadline: float | None = None
+        """Time at which the current turn stops sending; None before it sends."""
         self._waiting: dict[_Sender, None] = {}
         """Connections of later turns, in order."""
         self._is_running = False
         """True if the task of the later turns runs."""
 
     def begin_turn(self) -> None:
-        """Begin a turn, which may send for `SEND_SECONDS_MAX`."""
-        self._deadline = self._clock() + SEND_SECONDS_MAX
+        """Begin a turn, which may send for `SEND_SECONDS_MAX` from its first connection on."""
+        self._deadline = None
 
     def flush(self, connection: _Sender) -> None:
         """Send to a connection in this turn or, if its time is over, in a later one."""
-        if self._clock() < self._deadline:
+        if self._has_time():
             connection.flush()
             return
         self._waiting[connection] = None
@@ -70,13 +70,21 @@ class SendTurns:
             self._is_running = True
             self._start_soon(self._send_waiting)
 
+    def _has_time(self) -> bool:
+        """Return True if the current turn may send to another connection."""
+        now = self._clock()
+        if self._deadline is None:
+            self._deadline = now + SEND_SECONDS_MAX
+            return True
+        return now < self._deadline
+
     async def _send_waiting(self) -> None:
         try:
             while self._waiting:
                 await trio.lowlevel.checkpoint()  # Other clients are served between two turns.
                 self.begin_turn()
                 for connection in list(islice(self._waiting, _CONNECTIONS_MAX)):
-                    if self._clock() >= self._deadline:
+                    if not self._has_time():
                         break
                     del self._waiting[connection]
                     if not connection.session.is_closed:

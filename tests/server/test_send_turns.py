@@ -6,9 +6,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import pytest
 import trio
 
+from simplebus.server import send_turns
 from simplebus.server.send_turns import SEND_SECONDS_MAX, SendTurns
+from tests.support.nats_peer import connect_nats_peer
+from tests.support.running_server import connect, message, serving, subscribe, wait_until
 
 
 @dataclass
@@ -52,12 +56,18 @@ async def test_connections_that_do_not_fit_into_a_turn_are_sent_to_in_the_next_o
     assert ended_turns == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
 
 
+def use_up_turn(turns: SendTurns, clock: Clock) -> None:
+    turns.flush(SlowConnection(clock))
+    turns.flush(SlowConnection(clock))
+
+
 async def test_a_waiting_connection_is_sent_to_once() -> None:
     clock = Clock()
     connection = SlowConnection(clock)
     async with trio.open_nursery() as nursery:
         turns = SendTurns(nursery.start_soon, lambda: None, clock=clock)
-        turns.flush(connection)  # No turn has begun.
+        use_up_turn(turns, clock)
+        turns.flush(connection)
         turns.flush(connection)
         assert connection.flush_count == 0
     assert connection.flush_count == 1
@@ -68,6 +78,7 @@ async def test_a_new_turn_sends_at_once_although_others_wait() -> None:
     waiting, other = SlowConnection(clock), SlowConnection(clock)
     async with trio.open_nursery() as nursery:
         turns = SendTurns(nursery.start_soon, lambda: None, clock=clock)
+        use_up_turn(turns, clock)
         turns.flush(waiting)
         turns.begin_turn()
         turns.flush(other)
@@ -80,6 +91,7 @@ async def test_a_connection_that_closed_while_it_waited_is_not_sent_to() -> None
     connection = SlowConnection(clock)
     async with trio.open_nursery() as nursery:
         turns = SendTurns(nursery.start_soon, lambda: None, clock=clock)
+        use_up_turn(turns, clock)
         turns.flush(connection)
         connection.session.is_closed = True
     assert connection.flush_count == 0
@@ -96,7 +108,50 @@ async def test_a_connection_that_gets_messages_at_the_end_of_a_full_turn_has_ano
             turns.flush(second)
 
     turns = SendTurns(started.append, end_turn, clock=clock)
+    use_up_turn(turns, clock)
     turns.flush(first)
     await started.pop()()
     assert flush_counts([first, second]) == [1, 1]
     assert not started, "the task ran already"
+
+
+@pytest.fixture
+def one_connection_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send_turns, "SEND_SECONDS_MAX", 0.0)
+
+
+@pytest.mark.usefixtures("one_connection_per_turn")
+async def test_every_subscriber_receives_every_message_in_order() -> None:
+    async with serving() as server:
+        peers = [await connect(server, [1]) for _ in range(10)]
+        for peer in peers:
+            await peer.send(subscribe())
+        await wait_until(lambda: len(server.server.broker.classes[1].subscriptions) == len(peers))
+        publisher = await connect(server, [1])
+        payloads = [b"%d" % number for number in range(20)]
+        for payload in payloads[:-1]:
+            await publisher.send(message(payload))
+        leaving = peers.pop()
+        leaving.stream.socket.close()
+        await publisher.send(message(payloads[-1]))
+        for peer in peers:
+            assert await peer.read_messages(len(payloads)) == list(enumerate(payloads))
+
+
+@pytest.mark.usefixtures("one_connection_per_turn")
+async def test_every_nats_subscriber_receives_every_message_in_order() -> None:
+    async with serving(nats_port=0) as server:
+        peers = [await connect_nats_peer(server) for _ in range(10)]
+        for peer in peers:
+            await peer.send(b"SUB a 1\r\nPING\r\n")
+            assert await peer.read_line() == b"PONG"
+        leaving = peers.pop()
+        publisher = await connect_nats_peer(server)
+        for number in range(20):
+            await publisher.send(b"PUB a 2\r\n%02d\r\n" % number)
+            if number == 10:
+                await leaving.stream.aclose()
+        for peer in peers:
+            for number in range(20):
+                assert await peer.read_line() == b"MSG a 1 2"
+                assert await peer.read_line() == b"%02d" % number
