@@ -33,7 +33,7 @@ class ShardedDict(MutableMapping[K, V]):
 
     @property
     def part_sizes(self) -> list[int]:
-        """Number of entries of each part, as many as are copied at most when it grows."""
+        """Number of entries of each part. Growth of a part copies at most its entries."""
         return list(map(len, self._parts))
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class ShardedDict(MutableMapping[K, V]):
             self._length += len(part)
 
     def popitem(self) -> tuple[K, V]:
-        """Remove and return an entry. Raises KeyError if there is none."""
+        """Remove and return an entry. Raises KeyError if the dict is empty."""
         item = next(filter(None, self._parts), self._parts[0]).popitem()
         self._length -= 1
         return item

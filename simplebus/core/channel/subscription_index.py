@@ -98,7 +98,7 @@ class SubscriptionIndex(Generic[T]):
         return True
 
     def insert_all(self, patterns: Iterable[str], value: T) -> None:
-        """Add a value to several patterns, which are legal and of which it has none yet."""
+        """Add a value to several legal patterns. The value must not have any of them yet."""
         wild, literal, order = self._wild, self._literal, self._next_order
         for pattern in patterns:
             store: ShardedDict[str, _Values[T]] | PatternIndex[_Values[T]] = (

@@ -35,7 +35,7 @@ class BacklogCounter:
         """Count twice as many messages as are new, plus up to `backlog_max` older ones.
 
         Returns:
-            How many messages were inspected in addition to the new ones.
+            Number of older messages that were inspected.
         """
         ring, head = self._ring, self._ring.head
         new_count = head - self._seen_head

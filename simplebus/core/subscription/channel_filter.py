@@ -1,4 +1,4 @@
-"""Channels of one class as numbers, and which subscriptions want which of them.
+"""Channels of one class as numbers, and the channels that each subscription receives.
 
 - A channel is matched against a subscription's patterns once. From then on, filtering a run of
   messages is a table lookup by channel number.
@@ -53,7 +53,7 @@ MatchStates = npt.NDArray[np.uint8]
 
 
 class ChannelFilter:
-    """Channels that one subscription wants."""
+    """Channels that one subscription receives."""
 
     __slots__ = (
         "_match_states",
@@ -204,7 +204,7 @@ class ChannelFilter:
 
 
 class _RemovedFilter(NamedTuple):
-    """A removed filter and those of its patterns that were not removed yet."""
+    """A removed filter and its patterns that the index still contains."""
 
     channel_filter: ChannelFilter
     patterns: list[str]
@@ -359,7 +359,10 @@ class ChannelTable:
         return bool(self._unindexed_patterns or self._removed_filters)
 
     def update_some_patterns(self) -> None:
-        """Index patterns of new filters, or remove those of removed ones: PATTERNS_PER_TURN."""
+        """Index patterns of new filters, then remove patterns of removed filters.
+
+        Handles up to PATTERNS_PER_TURN patterns in total.
+        """
         count = PATTERNS_PER_TURN - self._index_some_patterns(PATTERNS_PER_TURN)
         self._remove_some_patterns(count)
 

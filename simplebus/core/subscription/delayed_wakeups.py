@@ -54,7 +54,7 @@ class DelayedWakeups:
             self.next_wakeup = min(self.next_wakeup, due_time)
 
     def run_due_wakeups(self) -> Iterator[WakeupTarget]:
-        """Wake the targets that are due, and yield those that have something to send.
+        """Wake the targets that are due, and yield the targets that have something to send.
 
         A yielded target must be resumed before the next one is requested.
         """

@@ -50,7 +50,7 @@ class PendingDeadLetters:
 
     @property
     def first_sequence(self) -> int:
-        """Lowest sequence. There must be one."""
+        """Lowest sequence. At least one message must be pending."""
         return next(iter(self._all_sequences))[0]
 
     def add(self, ranges: Ranges, reason: Reason, attempts: int) -> None:

@@ -67,7 +67,7 @@ _NO_FRAMES = memoryview(b"")
 class PositionChanges:
     """Positions with changes that the store has not handled yet.
 
-    A position may change while frames are taken from an outbox, where nobody waits for a result.
+    A position may change while frames are taken from an outbox, where no caller handles a result.
     `Store.apply_position_changes` handles the changes afterwards.
     """
 
@@ -334,8 +334,10 @@ class Position:
         return True
 
     def _limit_scan(self, first: int, last: int) -> int:
-        """Return the end of a scan of first..last-1 that compares few channels with the patterns
-        for the first time. These count as many scanned messages.
+        """Return the end of a scan of first..last-1.
+
+        The scan compares a limited number of channels with the patterns for the first time. Each of
+        these channels counts as several scanned messages.
         """
         if self.channel_filter is None or last - first <= PLAIN_FRAMES_MAX:
             return last
@@ -430,7 +432,7 @@ class Position:
     def _copy_single(self, tick: int) -> CopiedFrames | None:
         """Return a copy of the only new message: a fast path of `_copy_new`.
 
-        None if the message cannot be sent now as it is stored.
+        None if the stored frame cannot be sent unchanged now.
         """
         ring, sequence = self.ring, self.window.cursor
         if (
@@ -479,7 +481,7 @@ class Position:
     def _skip_unsendable(
         self, selected: MessageSelection, end_sequence: int, *, attempts: int
     ) -> None:
-        """Skip messages that do not match or have expired, and delay those that are not due."""
+        """Skip messages that do not match or have expired, and delay messages that are not due."""
         if selected.skipped:
             self._mark_skipped(selection.ranges_before(selected.skipped, end_sequence))
             self._changes.record_moved(self)
@@ -670,7 +672,7 @@ class Position:
         return is_measured or bool(self.unacked.queue)
 
     def delay_span(self, due_time: float, span: Span) -> None:
-        """Queue a span when its time has come."""
+        """Queue a span at `due_time`, in seconds since 1970."""
         self.unacked.delay(due_time, span)
         self._delayed_wakeups.schedule_wakeup(due_time, self)
 
@@ -883,7 +885,7 @@ class Position:
         self._skip_unsendable(expired, ranges[-1][1], attempts=0)
 
     def skip_unsent(self, sequences: list[int]) -> None:
-        """Skip messages behind the cursor that were never sent and that nobody holds any more."""
+        """Skip messages behind the cursor that were never sent and that no member holds."""
         for sequence in sequences:
             self.window.ack_range(sequence, sequence + 1)
         self._skipped_count += len(sequences)
@@ -1019,7 +1021,7 @@ class Position:
     def next_dead_letters(self) -> tuple[Ranges, Reason, int] | None:
         """Return the oldest pending dead letters with one reason and attempt count.
 
-        Their number and bytes are limited. None if there are none in memory.
+        Their number and bytes are limited. None if no dead letters are in memory.
         """
         ring = self.ring
         batch = self.unacked.pending_dead_letters.next_batch(ring.floor, ring.head)
@@ -1087,11 +1089,11 @@ class Position:
         self.unattended_since = now
 
     def mark_logged(self, log_position: int) -> None:
-        """Record the log position of the entry that created or removes it."""
+        """Record the log position of the entry that created or removes this position."""
         self.log_position = log_position
 
     def set_owner(self, user: str, address: str = "") -> None:
-        """Set the user that it belongs to, and the address if it has no user; empty for none."""
+        """Set the user that owns the position, or the client's address if it has no user."""
         self.owner, self.owner_address = user, address
 
     def set_idle_seconds(self, idle_seconds: float | None) -> None:

@@ -67,7 +67,7 @@ class MessageHolder(Protocol):
 class UnackedMessages:
     """Unacknowledged messages of one position.
 
-    Those that the members of a group hold stay with the members; see `add_holder`.
+    Messages that the members of a group hold stay with the members; see `add_holder`.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class UnackedMessages:
         return self._delayed_spans[0][0] if self._delayed_spans else NEVER
 
     def count_in_flight(self) -> int:
-        """Return the number of messages in flight, without those that wait for redelivery."""
+        """Return the number of messages in flight, excluding messages that wait for redelivery."""
         if not self.has_waiting:
             return self._window.in_flight_count
         waiting = len(self._unsent_sequences) + self._resend_count + len(self.pending_dead_letters)
@@ -447,7 +447,7 @@ class UnackedMessages:
         heapq.heappush(self._delayed_spans, (due_time, span.first, span))
 
     def queue_due_delays(self) -> int:
-        """Queue delayed spans whose time has come, a limited number. Returns their number."""
+        """Queue a limited number of delayed spans that are due. Returns how many were queued."""
         count = 0
         while (
             self._delayed_spans
