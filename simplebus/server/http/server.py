@@ -2,8 +2,9 @@
 
 Requests must not slow down messages. Connections, bytes and waits are bounded. Responses are
 computed one at a time, and the event loop then has nine times as long for other work. If there are
-too many connections, the one that was idle longest is closed, from the network with most of them.
-Health checks are answered even then: without an answer, a supervisor would restart the server.
+too many connections, the server closes the longest idle connection of the network that has the most
+connections. Health checks are answered even then: without an answer, a supervisor would restart the
+server.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ class HttpServer:
             tls: Returns the SSL context for a new connection; None for plain HTTP.
             allowed_hosts: Host names that requests may use.
             preauth_queue: Queue shared with the other listeners; None creates one.
-            wrong_port_check: Ports of the other listeners; None if there are none.
+            wrong_port_check: Ports of the other listeners; None if the server has no other
+                listener.
         """
         self.dashboard = dashboard
         self._handlers = dashboard.build_routes(extra_handlers)
