@@ -77,7 +77,7 @@ def run(run_options: RunOptions) -> list[Row]:
 
 
 def _register_python_source(spark: Any) -> None:
-    """Register the source in Python under a name of its own, beside the connector."""
+    """Register the Python source under a separate name, so that both sources can be used."""
     from simplebus.spark.source import SimplebusSource
 
     class PythonSource(SimplebusSource):  # Local, so that it is sent to the workers.

@@ -278,9 +278,9 @@ class _FieldReader:
                 stamps = np.where(has_field, stamps, fetched.acceptance_times())
         return pa.array(stamps).view(pa.timestamp("us", tz="UTC")), pa.array(types)
 
-    def read_texts(self, which: int, kind: pa.DataType) -> pa.Array:
+    def read_texts(self, field: int, kind: pa.DataType) -> pa.Array:
         """Read the next length-prefixed field of each message; null if it is absent or empty."""
-        has_field = self._has_field(which)
+        has_field = self._has_field(field)
         if has_field is None:
             return pa.nulls(self._count, kind)
         lengths = self._read_numbers(_UINT16, np.where(has_field, self._cursors, 0)).astype(
@@ -312,8 +312,8 @@ class _FieldReader:
         if out.any():
             raise self._envelope_error(out)
 
-    def _envelope_error(self, which: Flags) -> ValueError:
-        sequence = self._first + int(np.flatnonzero(which)[0])
+    def _envelope_error(self, is_invalid: Flags) -> ValueError:
+        sequence = self._first + int(np.flatnonzero(is_invalid)[0])
         return ValueError(f"the bus sent a bad envelope with message {sequence}")
 
     def _slice_frames(
@@ -350,7 +350,7 @@ class _FieldReader:
 
 
 def _header_lists(texts: pa.Array) -> pa.Array:
-    """Decode headers, each distinct text once; null where there are none."""
+    """Decode headers, each distinct text once; null for messages without headers."""
     kind = _HEADERS_FIELD.type
     if texts.null_count == len(texts):
         return pa.nulls(len(texts), kind)

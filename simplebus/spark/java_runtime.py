@@ -73,7 +73,7 @@ def _describe_version(version: int | None) -> str:
 
 
 def parse_version(text: str) -> int | None:
-    """Return the major version from the output of `java -version`; None if there is none."""
+    """Return the major version from the output of `java -version`; None if it shows no version."""
     match = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(match[1]) if match else None
 

@@ -71,7 +71,7 @@ class SimplebusSource(DataSource):
     means that the publisher set the timestamp; 1 means that the bus accepted the message then,
     within some hundredths of a second. includeHeaders adds headers. includeMemory adds memory, the
     id of the bus memory that the offset belongs to: a bus that lost its data has a new memory id
-    and starts at offset 0. Server, memory, topic and offset identify a message for ever. Only
+    and starts at offset 0. Server, memory, topic and offset identify a message forever. Only
     value, offset and timestamp are never null.
 
     Args:

@@ -1,4 +1,4 @@
-"""The source in Python under a name of its own, beside the connector."""
+"""The Python source under a separate name, so that the Java connector can be used beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns: what they hold is what `decode` says, message by message."""
+"""Arrow columns contain the same values as messages that are decoded one by one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A bus that keeps a journal is killed under two queries, and comes back: nothing is there twice.
+"""A bus with a journal is killed and restarted during two queries: no row is duplicated.
 
-One query asks the bus, and is in the middle of a batch; the other one reads the bus's files.
+One query reads from the bus and is within a batch; the other query reads the journal files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tests of a real cluster whose driver is killed while several queries run.
 
-The driver, with one executor in a process of its own, brings the first batch of each query to a
+The driver, with one executor in a separate process, brings the first batch of each query to a
 different point:
 
     early       one task has written its file, the other one all its rows; nothing is committed

@@ -1,4 +1,4 @@
-"""`simplebus pipeline`: what it accepts and says, without a Spark."""
+"""Arguments and error messages of `simplebus pipeline`, without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connector in Java reads, streams and reports as the source in Python does."""
+"""The Java connector returns the same rows, offsets and errors as the Python source."""
 
 from __future__ import annotations
 

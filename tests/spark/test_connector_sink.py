@@ -1,4 +1,4 @@
-"""The connector in Java publishes rows as the sink in Python does, each of them once."""
+"""The Java connector publishes the same messages as the Python sink, each row once."""
 
 from __future__ import annotations
 

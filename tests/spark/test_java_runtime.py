@@ -1,4 +1,4 @@
-"""Tests of the choice of Java for Spark, and of the error if there is none."""
+"""Tests of the choice of Java for Spark, and of the error if no Java is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bus does not take a busy query for dead."""
+"""The keepalive of a busy query keeps its idle connections open."""
 
 from __future__ import annotations
 

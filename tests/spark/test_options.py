@@ -1,4 +1,4 @@
-"""Options of a Spark job: texts in, values or a sentence out."""
+"""Parsing of the options of a Spark job, and the errors for invalid values."""
 
 from __future__ import annotations
 

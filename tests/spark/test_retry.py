@@ -1,4 +1,4 @@
-"""Tasks wait for a bus that is away, and not for one that will not have them."""
+"""Tasks retry an unreachable bus, but not a bus that refuses them."""
 
 from __future__ import annotations
 

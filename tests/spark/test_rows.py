@@ -1,4 +1,4 @@
-"""Rows as messages, and what is said about rows that cannot be."""
+"""Conversion of rows to messages, and the errors for rows that cannot be published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One query on several buses: one that does not answer ends it, or costs the others nothing."""
+"""A query on several buses: an unreachable bus ends the query, or does not delay other buses."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def new_rows(query: SimulatedQuery) -> list[tuple[str, int]]:
 def test_several_servers_form_one_stream(
     server: BusServer, proxy: FaultyProxy, query: SimulatedQuery
 ) -> None:
-    both = [place(server.address), place(proxy.address)]
-    assert new_rows(query) == sorted((place, n) for place in both for n in range(3))
+    places = [place(server.address), place(proxy.address)]
+    assert new_rows(query) == sorted((place, n) for place in places for n in range(3))
     assert query.reader.reportLatestOffset() == {
         name: found for name, found in json.loads(query.ends[-1]).items() if name != "query"
     }

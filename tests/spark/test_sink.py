@@ -1,4 +1,4 @@
-"""Rows become messages, confirmed, and once however often a task is tried."""
+"""The sink publishes each row once, with a confirm, also if Spark retries a task."""
 
 from __future__ import annotations
 

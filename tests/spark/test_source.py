@@ -1,4 +1,4 @@
-"""A real Spark reads from a real bus."""
+"""Batch reads by Spark from a bus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A home of Spark's has what is installed, all but the zip that is compiled anew each time."""
+"""The precompiled Spark home contains the installed files, except the zip of Python sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Spark streams from a real bus: nothing lost, nothing twice, and nothing kept too long."""
+"""Spark streams from a bus: no lost or duplicate rows, and processed messages are released."""
 
 from __future__ import annotations
 
@@ -60,21 +60,21 @@ def test_stream_is_archived_once_across_restarts(
     assert lag(query.lastProgress) == {place: {"1": 0}}
     assert lag(query.recentProgress[0]) == {place: {"1": 600}}
     assert archived(spark, tmp_path) == [("1", n) for n in range(1000)]
-    until(lambda: retained_floor(server) == 1000)  # The last batch is let go of too.
+    until(lambda: retained_floor(server) == 1000)  # The last batch is released, too.
 
     publish_numbers(server, 1000, 1500)
     until(lambda: server.statistics().ring.floor == 1000)  # These are kept for the query.
     publish_numbers(server, 0, 10, class_id=2)
     with bus_server() as second_server:
         publish_numbers(second_server, 0, 5, class_id=2)
-        both = f"{server.address},{second_server.address}"
+        addresses = f"{server.address},{second_server.address}"
         publish_numbers(second_server, 0, 7)
-        archive(spark, server, tmp_path, servers=both, subscribe="1,2")
+        archive(spark, server, tmp_path, servers=addresses, subscribe="1,2")
         assert archived(spark, tmp_path) == sorted(
             [
                 *(("1", n) for n in range(1500)),
-                *(("2", n) for n in range(10)),  # A class that was added begins with what it holds.
-                *(("1", n) for n in range(7)),  # And so does a bus.
+                *(("2", n) for n in range(10)),  # An added class is read from its start.
+                *(("1", n) for n in range(7)),  # An added bus, too.
                 *(("2", n) for n in range(5)),
             ]
         )

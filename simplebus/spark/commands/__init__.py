@@ -39,7 +39,7 @@ class _Commands(typer.core.TyperGroup):
         return list(MODULES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; None if there is none of this name."""
+        """Return the command with this name; None if it does not exist."""
         if cmd_name not in MODULES:
             return None
         module = import_module(MODULES[cmd_name])

@@ -64,7 +64,7 @@ def read_digest(jar: Path) -> str:
 
 
 def javac_version() -> int | None:
-    """Return the major version of `javac` on PATH; None if there is none."""
+    """Return the major version of `javac`; None if PATH has no `javac`."""
     javac = shutil.which("javac")
     if javac is None:
         return None

@@ -198,14 +198,14 @@ def plan_merges(
     target_bytes: int,
     before: date | None = None,
 ) -> MergePlan:
-    """Plan the merges worth doing: those of folders with several small files.
+    """Plan the merges of folders with several small files.
 
     Args:
         files: All visible files.
         latest: Latest batch by query. Files of this batch are not merged, because its query may
             repeat it. The same applies to the last visible batch of a query without an entry.
         target_bytes: Approximate size of a merged file.
-        before: Merge only days before this one; None for all files.
+        before: Merge only files of earlier days; None for all files.
     """
     folders: dict[str, list[ArchiveFile]] = {}
     for file in files:
@@ -237,7 +237,7 @@ def plan_merges(
 def expired_files(
     files: Iterable[ArchiveFile], *, latest: Mapping[str, int], before: date
 ) -> set[str]:
-    """Return the paths of finished files of days before this one.
+    """Return the paths of finished files of days before `before`.
 
     Args:
         files: All visible files.

@@ -43,8 +43,8 @@ class ArchiveDigest:
 
     def select_kind(self, kind: int) -> tuple[Integers, Integers, Integers]:
         """Return step, first and last of the entries of one kind."""
-        which = self.kind == kind
-        return self.step[which], self.first[which], self.last[which]
+        is_selected = self.kind == kind
+        return self.step[is_selected], self.first[is_selected], self.last[is_selected]
 
 
 def digest(

@@ -57,7 +57,7 @@ def error_sentence(error: BaseException | str) -> str:
 
 
 def _parse_traceback(block: str) -> tuple[str, str] | None:
-    """Return type and message of the exception at the end of a traceback; None if there is none."""
+    """Return type and message of the exception at the end of a traceback; None if not found."""
     lines = iter(block.splitlines())
     next(lines, None)
     for line in lines:

@@ -245,10 +245,10 @@ def _assign_streams(
     numbers = spark.createDataFrame(
         numbered_groups, f"{_STREAM} int, {' string, '.join(names)} string"
     )
-    same: Column = sql.lit(True)
+    is_same_group: Column = sql.lit(True)
     for name in _GROUP:
-        same = same & sql.col(name).eqNullSafe(sql.col(f"_{name}"))
-    frame = frame.join(sql.broadcast(numbers), same)
+        is_same_group = is_same_group & sql.col(name).eqNullSafe(sql.col(f"_{name}"))
+    frame = frame.join(sql.broadcast(numbers), is_same_group)
     before = Window.partitionBy(_STREAM).orderBy("offset")
     frame = frame.withColumn(DUE, sql.max(sql.unix_micros("timestamp")).over(before))
     frame = frame.withColumn(DUE, sql.coalesce(DUE, sql.lit(0)))
@@ -261,7 +261,7 @@ def _assign_streams(
 
 
 def _publish(spark: SparkSession, frame: DataFrame, streams: list[ReplayStream]) -> None:
-    """Write each stream by a job with one task, as many at a time as there are cores."""
+    """Write each stream by a job with one task. As many jobs run in parallel as there are cores."""
     tasks = min(len(streams), spark.sparkContext.defaultParallelism)
     with ThreadPoolExecutor(tasks, "replay", activate_session, (spark,)) as pool:
         jobs = [pool.submit(_write_stream, frame, stream) for stream in streams]

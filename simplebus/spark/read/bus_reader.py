@@ -152,8 +152,8 @@ class BusReader:
                 return BusExtent(bus, dict(zip(names, extents, strict=True)))
 
     def find_first_since(self, times: Mapping[str, int]) -> dict[str, int | None]:
-        """Return the first message of each class accepted at or after a time; None if there is
-        none yet.
+        """Return the first message of each class accepted at or after a time; None if no such
+        message is stored.
 
         Messages accepted shortly before the time may be included. Raises ClassMissingError and
         BusConnectionError.

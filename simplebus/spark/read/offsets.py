@@ -49,7 +49,9 @@ class TimestampSpec:
     """
 
     def time_for(self, server: str, name: str) -> int:
-        """Return the time for a class. Raises OffsetError if there is none."""
+        """Return the time for a class in milliseconds since 1970. Raises OffsetError if it is
+        missing.
+        """
         if isinstance(self.milliseconds, int):
             return self.milliseconds
         found = self.milliseconds.get(server, {}).get(name)
@@ -79,7 +81,7 @@ class TimestampSpec:
 
 
 class OffsetError(ValueError):
-    """Invalid offsets. The text names server and class, the value and the expected one."""
+    """Invalid offsets. The message names server, class, the value and the expected value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,8 +87,8 @@ class RetentionDurable:
                 self._wire.wait_until(lambda: self._core.is_ready)
 
     def _subscribe_at(self, class_: str, to: int | str, previous: _HeldPosition | None) -> int:
-        """Open the new position. An unnamed previous one is closed after that, so that nothing is
-        released.
+        """Open the new position and close the previous one. An unnamed previous position is closed
+        after the new one is open, so that no messages are released.
         """
         if previous is not None and self._name:
             self._unsubscribe(previous)
@@ -143,8 +143,8 @@ class RetentionDurable:
         """Claim the messages that wait at the bus for a class's first subscription, and release
         them.
 
-        This query's position already retains them. Unclaimed, they would fill the class for ever.
-        Raises BusConnectionError.
+        This query's position already retains them. Unclaimed messages would stay in the class
+        forever. Raises BusConnectionError.
         """
         request = SubscribeRequest(start="waiting", max_in_flight=1)
         inbox = self._core.subscribe(self._bus.class_id(class_), request)

@@ -196,7 +196,7 @@ class SparkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return query if query.start_offsets else replace(query, start_offsets=position)
 
     def _durable_name(self, query: QueryIdentity | None) -> str:
-        """Return the name of the durables; empty for none."""
+        """Return the name of the query's durables; empty if the query has no durable."""
         durable = self._options.durable
         if durable is not None:
             return durable
@@ -230,7 +230,7 @@ class SparkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Reading -------------------------------------------------------------------------------------
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
-        """Return the tasks of a batch, which may be a repeated one."""
+        """Return the tasks of a batch. Spark may repeat a batch."""
         with self._connection_lock():
             query, before = load_query(end), load_offsets(start)
             start_query = load_query(start)

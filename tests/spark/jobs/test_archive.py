@@ -1,4 +1,4 @@
-"""A real Spark archives, compacts and plays back what a real bus holds; others read it."""
+"""Spark archives, compacts and replays the messages of a bus; other readers read the archive."""
 
 from __future__ import annotations
 
@@ -316,8 +316,8 @@ def test_archive_is_replayed_once_in_order(
         )
         assert (result.messages, result.stored_before) == (len(expected), before)
         assert sorted(m.payload.decode() for m in stored(server, "picked")) == expected
-    nothing = replay(spark, old_archive, server.address, end=datetime(2000, 1, 1))
-    assert nothing.messages == 0
+    empty_result = replay(spark, old_archive, server.address, end=datetime(2000, 1, 1))
+    assert empty_result.messages == 0
 
 
 PADDING = b"x" * 500

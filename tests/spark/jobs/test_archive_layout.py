@@ -1,4 +1,4 @@
-"""Names in an archive, and what is worth merging."""
+"""Names of files and folders in an archive, and the choice of files to merge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digests of an archive's pieces say together what all of its rows say."""
+"""Digests of the parts of an archive give the same figures as all of its rows."""
 
 from __future__ import annotations
 

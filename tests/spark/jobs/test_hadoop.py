@@ -1,4 +1,4 @@
-"""Listing of an archive that others change."""
+"""Listing of an archive that other programs change meanwhile."""
 
 from __future__ import annotations
 

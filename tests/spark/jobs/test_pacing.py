@@ -1,4 +1,4 @@
-"""Messages come again in the time in which they came."""
+"""A replay keeps the intervals between the original publish times."""
 
 from __future__ import annotations
 

@@ -95,9 +95,9 @@ def test_channel_expressions_match_like_the_broker(spark: Any) -> None:
     ],
 )
 def test_invalid_replay_fails_before_reading(options: dict[str, Any], sentence: str) -> None:
-    nobody: Any = None
+    no_session: Any = None
     with pytest.raises(ValueError, match=sentence):
-        replay(nobody, "/archive", **options)
+        replay(no_session, "/archive", **options)
 
 
 # A task, without Spark --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Schemas for from_json, from types of Python, JSON schemas and DDL."""
+"""Schemas for Spark's `from_json`, built from Python types, JSON schemas and DDL."""
 
 from __future__ import annotations
 

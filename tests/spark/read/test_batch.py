@@ -72,10 +72,10 @@ def test_batch_reads_between_two_times(server: BusServer) -> None:
         *range(5, 10)
     ]
     by_class = [json.dumps({place(server): {"1": cut}}) for cut in cuts]
-    both = dict(
+    options = dict(
         zip(("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"), by_class, strict=True)
     )
-    assert offsets(reader(server, **both)) == list(range(5, 10))
+    assert offsets(reader(server, **options)) == list(range(5, 10))
     late = 4_000_000_000_000
     assert offsets(reader(server, endingTimestamp=late)) == list(range(15))
     with pytest.raises(OffsetError, match="stores no message accepted since then"):
@@ -152,7 +152,7 @@ def test_unreachable_server_is_awaited_for_the_timeout(
 ) -> None:
     monkeypatch.setattr(buses, "_CONNECT_SECONDS", 0.1)
     with silent_listener() as deaf:
-        both = f"{server.address},{deaf.address}"
+        addresses = f"{server.address},{deaf.address}"
         publish_numbers(server, 0, 1)
         with pytest.raises(BusConnectionError, match=rf"{deaf.address}, but no answer .* 0\.\d+ s"):
-            reader(server, servers=both, timeout=3600).partitions()
+            reader(server, servers=addresses, timeout=3600).partitions()

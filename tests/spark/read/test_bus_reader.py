@@ -1,4 +1,4 @@
-"""Questions to a real bus, without Spark."""
+"""Requests of the reader to a real bus, without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters narrow what is read, and never leave out what is wanted."""
+"""Filters reduce the messages that are read, and never exclude a matching message."""
 
 from __future__ import annotations
 

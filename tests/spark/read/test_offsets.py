@@ -1,4 +1,4 @@
-"""Offsets: as Spark keeps them, as a user writes them, and what is to be read of them."""
+"""Offsets in Spark's checkpoints and in options, and the ranges that they select."""
 
 from __future__ import annotations
 

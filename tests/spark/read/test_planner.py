@@ -1,4 +1,4 @@
-"""From offsets and what buses hold to ranges: nothing twice, nothing left out silently."""
+"""Planning of read ranges from offsets and stored messages: no duplicates, no unreported losses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A query's reader, asked as Spark asks it: nothing lost, nothing twice, and the buses keep no more
-than they should."""
+"""Stream reader, called in Spark's order: no lost or duplicate rows, and no unneeded retention."""
 
 from __future__ import annotations
 
@@ -180,8 +179,8 @@ def test_durable_of_removed_class_is_forgotten(server: BusServer) -> None:
         for class_id in (1, 2):
             publish(server, 5, class_id)
             publish(stopped_server, 5, class_id)
-        both = f"{server.address},{stopped_server.address}"
-        stream_query = query(server, servers=both, subscribe="1,2", startingOffsets="earliest")
+        addresses = f"{server.address},{stopped_server.address}"
+        stream_query = query(server, servers=addresses, subscribe="1,2", startingOffsets="earliest")
         assert len(run(stream_query)) == 20
         publish(server, 1)
         found = run_all(stream_query, servers=server.address, subscribe="1")
@@ -202,8 +201,8 @@ def test_added_class_begins_at_earliest(server: BusServer) -> None:
     with bus_server() as second_server:
         publish(server, 2, "orders")
         publish(second_server, 4)
-        both = f"{server.address},{second_server.address}"
-        found = run_all(stream_query, servers=both, subscribe="1,orders")
+        addresses = f"{server.address},{second_server.address}"
+        found = run_all(stream_query, servers=addresses, subscribe="1,orders")
         assert sorted(found) == sorted(
             [(place(server), "orders", n) for n in range(2)]
             + [(place(second_server), "1", n) for n in range(4)]

@@ -1,4 +1,4 @@
-"""Tasks, without Spark."""
+"""Read tasks, run without Spark."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def _build_series(rows: Sequence[Row], name: str, color: str) -> ChartSeries:
         note,
         [row["begin_s"] - begin + row["seconds"] / 2 for row in steps],
         rates,
-        {which: [row[which] for row in steps] for which in LATENCIES},
+        {latency: [row[latency] for row in steps] for latency in LATENCIES},
     )
 
 
@@ -217,8 +217,8 @@ def _fill_gaps(steps: Sequence[Row]) -> list[Row]:
         seconds = row["seconds"]
         begins = [found[-1]["begin_s"] + seconds, row["begin_s"] - seconds] if found else []
         if begins and begins[1] > begins[0] - seconds / 2:
-            nothing = dict.fromkeys(row) | {"seconds": seconds}
-            found += [nothing | {"begin_s": at} for at in dict.fromkeys(begins)]
+            empty_step = dict.fromkeys(row) | {"seconds": seconds}
+            found += [empty_step | {"begin_s": at} for at in dict.fromkeys(begins)]
         found.append(row)
     return found
 

@@ -43,8 +43,8 @@ class TimedRanges:
         """Sum of all lengths."""
         return int(self.lengths.sum())
 
-    def __getitem__(self, which: Any) -> TimedRanges:
-        return TimedRanges(self.at[which], self.first[which], self.last[which])
+    def __getitem__(self, index: Any) -> TimedRanges:
+        return TimedRanges(self.at[index], self.first[index], self.last[index])
 
     @classmethod
     def of(cls, at: Any, first: Any, last: Any) -> TimedRanges:
@@ -77,7 +77,7 @@ def coverage_counts(ranges: TimedRanges, edges: Integers) -> Integers:
 
 
 def earliest_times(ranges: TimedRanges, edges: Integers) -> Integers:
-    """Return the earliest time of the ranges covering each cell; NEVER if there are none.
+    """Return the earliest time of the ranges covering each cell; NEVER for a cell without ranges.
 
     A range of cells is the union of two ranges of 2**k cells. Its time is recorded for both, and
     then propagated from each length to its halves.

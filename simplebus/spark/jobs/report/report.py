@@ -107,7 +107,7 @@ def read(spark: SparkSession, *paths: str, step_s: float | None = None) -> DataF
 
 
 def read_run(spark: SparkSession, path: str) -> dict[str, Any] | None:
-    """Return the content of a run's RUN_FILE; None if there is none. Raises ReportError."""
+    """Return the content of a run's RUN_FILE; None if the file is missing. Raises ReportError."""
     data = HadoopArchiveFiles(spark, path).read(RUN_FILE)
     if data is None:
         return None
@@ -299,9 +299,9 @@ def _batch_digests(batch: Any, step_us: int) -> Iterator[Any]:
         code = code * len(encoded.dictionary) + encoded.indices.to_numpy()
     columns = [batch[name].to_numpy() for name in ("offset", "at", "after")]
     for place in np.unique(code):
-        which = np.flatnonzero(code == place)
-        found = digest(*(column[which] for column in columns), step_us=step_us)
-        names = [pa.repeat(batch[name][int(which[0])], found.kind.size) for name in _ARCHIVE_KEY]
+        indexes = np.flatnonzero(code == place)
+        found = digest(*(column[indexes] for column in columns), step_us=step_us)
+        names = [pa.repeat(batch[name][int(indexes[0])], found.kind.size) for name in _ARCHIVE_KEY]
         numbers = [pa.array(getattr(found, name)) for name in _DIGEST_COLUMNS]
         yield pa.RecordBatch.from_arrays(
             [*names, *numbers], names=[*_ARCHIVE_KEY, *_DIGEST_COLUMNS]

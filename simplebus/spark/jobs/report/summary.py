@@ -108,7 +108,7 @@ def rates_by_round(rows: Iterable[Row], scenario: str) -> dict[str, dict[int, fl
 
 
 def median_round(rates: Mapping[int, float]) -> int:
-    """Return the round with the median rate; of two, the slower one."""
+    """Return the number of the round with the median rate; of two middle rounds, the slower one."""
     return sorted(rates, key=lambda turn: (rates[turn], turn))[(len(rates) - 1) // 2]
 
 

@@ -59,7 +59,7 @@ class TraceError(ValueError):
 
 
 def check_columns(found: Mapping[str, str], *, place: str) -> None:
-    """Raise TraceError if these columns are not those of a trace. Further columns are allowed."""
+    """Raise TraceError unless a table has the columns of a trace. Further columns are allowed."""
     for name, kind in COLUMNS.items():
         if name not in found:
             columns = ", ".join(found) or "none"
@@ -83,11 +83,11 @@ class TraceRows:
     ranges: TimedRanges
 
     def of(self, kind: str, subscriber: int | None = None) -> TimedRanges:
-        """Return the ranges of one kind, of all subscribers or of one."""
-        which = self.kind == (self.kinds.index(kind) if kind in self.kinds else -1)
+        """Return the ranges of one kind, of one subscriber or of all if it is None."""
+        is_selected = self.kind == (self.kinds.index(kind) if kind in self.kinds else -1)
         if subscriber is not None:
-            which &= self.subscriber == subscriber
-        return self.ranges[which]
+            is_selected &= self.subscriber == subscriber
+        return self.ranges[is_selected]
 
     def check(self, group: str) -> None:
         """Raise TraceError that quotes the first invalid row."""

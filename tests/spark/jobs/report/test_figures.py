@@ -1,4 +1,4 @@
-"""Figures of ranges are those that counting message by message would find."""
+"""Figures computed from ranges equal figures that are counted message by message."""
 
 from __future__ import annotations
 
