@@ -1,9 +1,9 @@
 """Simulated disk that loses unsynced data, flips bits, becomes full, fails and is slow.
 
 The journal writes real files; `patch_journal` intercepts the few calls at which the process may
-die. A process that dies leaves everything it has written. A power cut leaves what was synced, and a
-random part of the rest: each page as written or as zeros, one of them torn. Of created and removed
-names the last ones may be lost, in order, per folder.
+die. A process that dies leaves everything it has written. A power cut leaves the synced bytes and a
+random part of the unsynced bytes: each page as written or as zeros, one page torn. Of created and
+removed names the last ones may be lost, in order, per folder.
 
     │ synced │ page page page │ zeros │       after a cut: each page there or not, any size
 """

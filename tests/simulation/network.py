@@ -101,7 +101,7 @@ class SimulatedConnection:
         return self.client if end is self.server else self.server
 
     def close_from(self, by: Endpoint) -> None:
-        """Close one end; the other end receives what is under way."""
+        """Close one end; the other end receives the bytes that are under way."""
         own_pipe, other_pipe = (self.up, self.down) if by is self.client else (self.down, self.up)
         other_pipe.is_closed = True
         own_pipe.ends = True

@@ -93,7 +93,7 @@ class SdkClient(SimulatedClient):
         self.flush()
 
     def _consume(self) -> None:
-        """Take messages as a loop does: they are acknowledged with the next call."""
+        """Read messages as a loop does: the next call acknowledges the messages of this call."""
         rng = self.world.random
         max_count = 1 << 20 if self.world.is_calm else rng.randint(0, 9)
         try:
@@ -114,8 +114,8 @@ class SdkClient(SimulatedClient):
         except RefusedError:
             return
         rng.shuffle(self._unacked)
-        many = len(self._unacked) if self.world.is_calm else rng.randint(0, len(self._unacked))
-        for message in self._unacked[:many]:
+        count = len(self._unacked) if self.world.is_calm else rng.randint(0, len(self._unacked))
+        for message in self._unacked[:count]:
             outcome = rng.random()
             if outcome < 0.7 or self.world.is_calm:
                 self.processed.add(message_token(message.payload))
@@ -124,7 +124,7 @@ class SdkClient(SimulatedClient):
                 message.nack(rng.choice([None, 0.0, 0.5]))
             elif outcome < 0.9:
                 message.working()
-        del self._unacked[:many]
+        del self._unacked[:count]
 
     @property
     def is_done(self) -> bool:

@@ -1,8 +1,8 @@
 """Checks of everything that the simulated bus sends.
 
 The history consists of the bytes of each session, decoded by oracles. Of the broker only its rings,
-windows and counters are read. Where the history cannot tell what is right (a late ack, an expired
-message, a loss that a crash may cause), nothing is checked. A broken promise raises
+windows and counters are read. Nothing is checked where the history does not determine the correct
+result: a late ack, an expired message, a loss that a crash may cause. A broken promise raises
 BrokenPromiseError at once.
 """
 

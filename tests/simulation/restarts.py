@@ -1,7 +1,7 @@
-"""Checks of what must survive the end of a process.
+"""Checks of the state that must survive the end of a process.
 
-A crash may take some messages, depending on durability and on how the process ended. What it has
-taken is removed from the history.
+A crash may lose some messages, depending on durability and on how the process ended. Lost messages
+are removed from the history.
 
     messages     accepted messages of each class, by sequence
     positions    what each position is entitled to, was sent, and has acked
@@ -172,7 +172,9 @@ class RestartChecks:
             session_history.clean_clock = min(session_history.clean_clock, now)
 
     def _replace_message(self, class_id: int, sequence: int, stored: bytes) -> None:
-        """Record that an older message is back instead of the one that reused its sequence."""
+        """Record that an older message is stored again instead of the message that reused its
+        sequence.
+        """
         log = self.messages[class_id]
         if not log[sequence]:
             return
