@@ -476,8 +476,9 @@ def read_http(server: HeldServer) -> None:
     for sock in sockets:
         sock.sendall(b'CONNECT {"verbose":false}\r\nSUB a.%d 1\r\nPING\r\n' % sock.fileno())
     for path in (
-        *("/metrics", "/healthz", "/varz", "/classz", f"/connz?limit={2 * CONNECTIONS}&subs=1"),
-        *(f"/connz?limit={2 * CONNECTIONS}&sort=bytes_to", "/subsz?subs=1&limit=100000", "/"),
+        *("/metrics", "/facts", "/healthz", "/varz", "/classz", "/subsz?subs=1&limit=100000", "/"),
+        f"/connz?limit={2 * CONNECTIONS}&subs=1",
+        f"/connz?limit={2 * CONNECTIONS}&sort=bytes_to",
     ):
         _http(server, path)
     for sock in sockets:

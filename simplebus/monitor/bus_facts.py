@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from heapq import nlargest
 from itertools import islice
+from typing import TypeVar
 
 import msgspec
 
@@ -25,6 +26,7 @@ from simplebus.core.errors import DEAD_LETTER_REASONS, Reason
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.protocol.inquiry import PositionInfo
 from simplebus.core.session.session import Session
+from simplebus.core.steps import drain_list
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.position import Position
 
@@ -40,7 +42,9 @@ CANDIDATES_MAX = 10_000
 _PROTOCOLS = {-1: "NATS", 0: "unknown", 1: "version 1", 2: "version 2"}
 _POSITIONS_PER_STEP = 256
 _DESCRIPTIONS_PER_STEP = 8
+_CANDIDATES_PER_STEP = 256
 CLASSES_COMPARED_PER_STEP = 512
+T = TypeVar("T")
 
 
 class ClassFacts(msgspec.Struct, frozen=True):
@@ -285,12 +289,10 @@ def collect_slow(broker: Broker, reporter: PositionReporter) -> Generator[None, 
         positions.append(PositionFacts(truncate_text(cls.label), info, is_blocking))
         if count % _DESCRIPTIONS_PER_STEP == _DESCRIPTIONS_PER_STEP - 1:
             yield
-    sessions = nlargest(
-        SESSIONS_MAX,
-        islice(broker.sessions.values(), CANDIDATES_MAX),
-        key=lambda each: each.pending_bytes,
+    candidates = list(islice(broker.sessions.values(), CANDIDATES_MAX))
+    sessions = yield from select_largest(
+        SESSIONS_MAX, candidates, key=lambda each: each.pending_bytes
     )
-    yield
     total = sum(len(cls.positions) for cls in broker.classes.values())
     return SlowFacts(
         positions,
@@ -300,13 +302,28 @@ def collect_slow(broker: Broker, reporter: PositionReporter) -> Generator[None, 
     )
 
 
+def select_largest(
+    count: int, candidates: list[T], key: Callable[[T], float]
+) -> Generator[None, None, list[T]]:
+    """Remove all candidates and return those with the largest keys, in steps; of equal ones, the
+    first ones. The largest one comes first.
+    """
+    remaining, selected = drain_list(candidates), list[T]()
+    while part := list(islice(remaining, _CANDIDATES_PER_STEP)):
+        selected = nlargest(count, [*selected, *part], key=key)
+        yield
+    return selected
+
+
 def _find_lagging_positions(
     classes: Iterable[MessageClass],
 ) -> Generator[None, None, list[tuple[MessageClass, Position]]]:
     """Return the positions with the largest lag, in steps."""
     found: list[tuple[int, int, MessageClass, Position]] = []
     position_count = 0
-    for cls in list(classes):
+    for number, cls in enumerate(list(classes), 1):
+        if number % CLASSES_COMPARED_PER_STEP == 0:
+            yield
         for position in list(cls.positions):
             position_count += 1
             lag = position.class_ring.head - position.window.floor

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from heapq import nlargest
 from typing import TypeVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.broker.class_warnings import GROWTH_SECONDS
@@ -238,3 +241,13 @@ def test_dead_letters_do_not_count_as_dropped() -> None:
     titles = [column.title for column in table.columns]
     (row,) = table.rows
     assert (row[titles.index("Dropped")], row[titles.index("Dead-lettered")]) == (4, 3)
+
+
+@given(st.integers(1, 4), st.lists(st.integers(0, 3), max_size=20), st.integers(1, 5))
+def test_selection_in_steps_matches_nlargest(count: int, values: list[int], step: int) -> None:
+    candidates = list(enumerate(values))
+    expected = nlargest(count, candidates, key=lambda each: each[1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bus_facts, "_CANDIDATES_PER_STEP", step)
+        steps = bus_facts.select_largest(count, candidates, key=lambda each: each[1])
+        assert run_steps(steps)[0] == expected

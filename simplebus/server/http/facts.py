@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from heapq import nlargest
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -252,7 +251,7 @@ class FactsCollector:
         slow, clients, clients_left_out = SlowFacts(), list[ConnectionFacts](), 0
         if detailed:
             slow = yield from bus_facts.collect_slow(broker, self._position_reporter)
-            clients = self._collect_clients()
+            clients = yield from self._collect_clients()
             clients_left_out = max(0, nats.clients - len(clients)) if nats is not None else 0
             yield
         return ServerFacts(
@@ -297,12 +296,14 @@ class FactsCollector:
             counts.append(ListenerFacts("nats", len(nats.connections), nats.accepted_count))
         return [*counts, ListenerFacts("http", *self.http_connections())]
 
-    def _collect_clients(self) -> list[ConnectionFacts]:
+    def _collect_clients(self) -> Steps[list[ConnectionFacts]]:
         if self._nats_listener is None:
             return []
-        candidates = islice(self._nats_listener.connections.values(), bus_facts.CANDIDATES_MAX)
-        chosen = nlargest(
-            _CLIENTS_MAX, candidates, key=lambda each: each.session.outbox.pending_bytes
+        connections = self._nats_listener.connections.values()
+        chosen = yield from bus_facts.select_largest(
+            _CLIENTS_MAX,
+            list(islice(connections, bus_facts.CANDIDATES_MAX)),
+            key=lambda each: each.session.outbox.pending_bytes,
         )
         return [facts for each in chosen if (facts := _describe_connection(each)) is not None]
 
