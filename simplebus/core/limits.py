@@ -89,6 +89,8 @@ PERMISSION_CHECKS_PER_TURN = 128
 RULES_PER_PERMISSION_CHECK = 16
 # Existing classes that are examined in one turn when settings change.
 EXAMINED_CLASSES_PER_TURN = 512
+# Sessions to which changed users and rate limits are applied in one turn.
+CHANGED_SESSIONS_PER_TURN = 128
 LONG_CONNECT_BYTES = 2 * CREATED_CLASSES_PER_TURN
 EXPENSIVE_EVENTS_READ_BYTES = 1024
 

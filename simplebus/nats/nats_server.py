@@ -744,8 +744,11 @@ class NatsServer:
             self.routes.abandon_all(session, subscriptions)
 
 
-def apply_settings(server: NatsServer, settings: NatsSettings) -> None:
-    """Apply reloaded settings. Sessions with a changed user or permissions are disconnected."""
+def apply_settings_in_parts(server: NatsServer, settings: NatsSettings) -> Iterator[None]:
+    """Apply reloaded settings: to new sessions at once, and to the others in parts.
+
+    Sessions with a changed user or permissions are disconnected.
+    """
     before, now = server.authenticator.users, settings.users
     bus = server.bus_adapter.broker.settings.limits if server.bus_adapter is not None else Limits()
     server.settings = settings
@@ -753,15 +756,18 @@ def apply_settings(server: NatsServer, settings: NatsSettings) -> None:
         settings.limits, total_pending_bytes=bus.total_pending_bytes
     )
     server.routes.subscription_memory.limit_bytes = memory_limit(bus)
-    for session in server.sessions.values():
+    are_users_changed = before != now
+    if are_users_changed:
+        server.authenticator = server.authenticator.with_users(now)
+    for number, session in enumerate(drain_list(list(server.sessions.values())), 1):
+        if number % CHECKED_CLIENTS_PER_TURN == 0:
+            yield
         if session.info.connect_urls != settings.connect_urls:
             session.set_connect_urls(settings.connect_urls)
-    if before == now:
-        return
-    server.authenticator = server.authenticator.with_users(now)
-    for session in list(server.sessions.values()):
         if (
-            not session.is_disconnecting
+            are_users_changed
+            and not session.is_disconnecting
+            and session.client_id in server.sessions
             and session.is_identified
             and not _can_stay_connected(session, now)
         ):

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
 import trio
 
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import CHANGED_SESSIONS_PER_TURN
 from simplebus.core.protocol.opening import Opening
 from simplebus.core.protocol.requests import Auth
+from simplebus.core.steps import drain_list
 from simplebus.core.users.users import Users
 from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.errors import NatsError, too_many_connections, unknown_operation
-from simplebus.nats.nats_server import NatsServer
-from simplebus.nats.nats_server import apply_settings as apply_nats_settings
+from simplebus.nats.nats_server import NatsServer, apply_settings_in_parts
 from simplebus.nats.protocol.handshake import parse_greeting
 from simplebus.nats.server.session import NatsSession, PublisherStall
 from simplebus.nats.server.slow_consumers import StallablePublisher
@@ -93,8 +94,9 @@ class NatsListener:
         server.other_evictable_connections.append(self.evictable_connections)
         server.connection_finders.append(self._connection_of_session)
 
-    def apply_settings(self, settings: NatsSettings) -> None:
-        """Apply new settings, and disconnect the clients of removed or changed users.
+    def apply_settings_in_parts(self, settings: NatsSettings) -> Iterator[None]:
+        """Apply new settings: to new clients at once, and to the others in parts. Disconnect the
+        clients of removed or changed users.
 
         The settings of TLS stay, because the listener's certificate does.
         """
@@ -107,12 +109,17 @@ class NatsListener:
             tls_available=previous.tls_available,
             tls_verify=previous.tls_verify,
         )
-        apply_nats_settings(self.nats_server, settings)
+        for _ in apply_settings_in_parts(self.nats_server, settings):
+            self.flush_ready()
+            yield
         self.flush_ready()
 
-    def apply_rate_limits(self) -> None:
+    def apply_rate_limits_in_parts(self) -> Iterator[None]:
         """Apply the publish rate limits of the server's users and addresses to all clients."""
-        for session in self.nats_server.sessions.values():
+        sessions = drain_list(list(self.nats_server.sessions.values()))
+        for number, session in enumerate(sessions, 1):
+            if number % CHANGED_SESSIONS_PER_TURN == 0:
+                yield
             user = self.server.find_user(session.user.name) if session.user is not None else None
             session.set_token_buckets(
                 self.server.broker.rate_limits.token_buckets_for(user, session.address)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import TypeVar
 
 import trio
@@ -78,7 +79,7 @@ def apply_settings(
     classes_before: Iterable[NamedClass],
 ) -> Iterator[None]:
     """Apply settings and class declarations to a broker and its NATS listener: the settings of
-    existing classes while the result is iterated.
+    existing classes and NATS clients while the result is iterated.
 
     Raises CannotReloadError, in which case nothing is changed.
     """
@@ -100,7 +101,7 @@ def apply_settings(
     table.declare_operator_classes(classes)
     _undo_declarations(broker, classes, classes_before)
     if nats_listener is not None:
-        nats_listener.apply_settings(nats)
+        parts = chain(nats_listener.apply_settings_in_parts(nats), parts)
     return parts
 
 

@@ -423,14 +423,17 @@ async def reload(running: RunningServer, options: ServeOptions) -> ServeOptions:
                 options.classes,
             ):
                 await trio.lowlevel.checkpoint()
-            await trio.lowlevel.checkpoint()
-            running.server.replace_users(new_options.users)
+            for _ in running.server.replace_users_in_parts(new_options.users):
+                await trio.lowlevel.checkpoint()
             running.server.address_limits.set_limits(
                 new_options.per_address, new_options.connection_rate
             )
-            running.server.apply_rate_limits(new_options.publish_rate)
+            await trio.lowlevel.checkpoint()
+            for _ in running.server.apply_rate_limits_in_parts(new_options.publish_rate):
+                await trio.lowlevel.checkpoint()
             if running.nats_listener is not None:
-                running.nats_listener.apply_rate_limits()
+                for _ in running.nats_listener.apply_rate_limits_in_parts():
+                    await trio.lowlevel.checkpoint()
             running.server.flush_ready()
             options = replace(
                 options, classes=new_options.classes, drain_seconds=new_options.drain_seconds

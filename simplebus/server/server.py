@@ -24,6 +24,7 @@ from simplebus.core.commit_log import CommitLog
 from simplebus.core.errors import DEAD_LETTER_REASONS, Reason, RemoteProtocolError
 from simplebus.core.limits import (
     ACK_READ_DELAY_SECONDS,
+    CHANGED_SESSIONS_PER_TURN,
     PROGRESS_SECONDS,
     TICKED_CLASSES_PER_TURN,
 )
@@ -480,6 +481,11 @@ class Server:
 
     def replace_users(self, users: Users | None) -> None:
         """Apply a new user table, and disconnect the sessions of removed or changed users."""
+        for _ in self.replace_users_in_parts(users):
+            pass
+
+    def replace_users_in_parts(self, users: Users | None) -> Iterator[None]:
+        """Like `replace_users`, in parts: the table is replaced in the first one."""
         before = self.broker.users
         self.broker.user_directory.replace_users(users)
         if users is not None:
@@ -492,7 +498,10 @@ class Server:
         if before == users:
             return
         users_before = {user.name: user for user in before.users} if before is not None else {}
-        for session in list(self.broker.sessions.values()):
+        sessions = drain_list(list(self.broker.sessions.values()))
+        for number, session in enumerate(sessions, 1):
+            if number % CHANGED_SESSIONS_PER_TURN == 0:
+                yield
             was = users_before.get(session.user)
             is_same = users is not None and was is not None and users.has_unchanged(was)
             is_asked = session.is_authenticated and not session.is_local and not session.is_internal
@@ -504,10 +513,18 @@ class Server:
 
     def apply_rate_limits(self, address_rate: RateLimit) -> None:
         """Apply the publish rate limits of users, and `address_rate` to each address."""
+        for _ in self.apply_rate_limits_in_parts(address_rate):
+            pass
+
+    def apply_rate_limits_in_parts(self, address_rate: RateLimit) -> Iterator[None]:
+        """Like `apply_rate_limits`, in parts: for new sessions in the first one."""
         broker = self.broker
         broker.rate_limits.set_address_rate(address_rate)
-        for session in broker.sessions.values():
-            if not session.is_local:
+        sessions = drain_list(list(broker.sessions.values()))
+        for number, session in enumerate(sessions, 1):
+            if number % CHANGED_SESSIONS_PER_TURN == 0:
+                yield
+            if not (session.is_local or session.is_closed):
                 token_buckets = broker.rate_limits.token_buckets_for(
                     self.find_user(session.user), session.address
                 )

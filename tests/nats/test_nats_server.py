@@ -23,7 +23,7 @@ from simplebus.nats.limits import (
     SUBSCRIBE_COST_BYTES,
     NatsLimits,
 )
-from simplebus.nats.nats_server import apply_settings
+from simplebus.nats.nats_server import apply_settings_in_parts
 from simplebus.nats.protocol.events import MixedBatch, UniformBatch
 from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.protocol.subject_table import SubjectTable
@@ -295,8 +295,10 @@ def test_clients_learn_changed_addresses_of_servers() -> None:
     for each in (client, old_client):
         each.lines()
     settings = replace(harness.nats_server.settings, connect_urls=("other:4222",))
-    apply_settings(harness.nats_server, settings)
-    apply_settings(harness.nats_server, settings)
+    for _ in apply_settings_in_parts(harness.nats_server, settings):
+        pass
+    for _ in apply_settings_in_parts(harness.nats_server, settings):
+        pass
     for each in (client, old_client):
         each.drain()
     assert client.lines().count(b'"connect_urls":["other:4222"]') == 1

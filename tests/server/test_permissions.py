@@ -68,8 +68,10 @@ async def test_changed_limits_apply_to_open_connections() -> None:
         server.server.replace_users(after)
         server.server.apply_rate_limits(UNLIMITED)
         assert server.nats_listener is not None
-        server.nats_listener.apply_settings(NatsSettings(users=after))
-        server.nats_listener.apply_rate_limits()
+        for _ in server.nats_listener.apply_settings_in_parts(NatsSettings(users=after)):
+            pass
+        for _ in server.nats_listener.apply_rate_limits_in_parts():
+            pass
         server.server.flush_ready()
         await bus.flush()
         await wait_until(lambda: server.server.broker.classes[5].ring.head == 40)

@@ -5,19 +5,26 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
 import trio
 
+import simplebus
 from simplebus.core.limits import Limits
 from simplebus.core.protocol.requests import NamedClass
 from simplebus.core.settings import ClassSettings, FullPolicy, Retention, Settings
+from simplebus.core.users.passwords import hash_token
+from simplebus.core.users.rate_limit import RateLimit
 from simplebus.core.users.users import User, Users
 from simplebus.logs.rate_limit import LogRateLimit
+from simplebus.nats import nats_server as nats_server_module
 from simplebus.nats.limits import NatsLimits
 from simplebus.nats.settings import NatsSettings
+from simplebus.server import nats_listener as nats_listener_module
 from simplebus.server import reload as server_reload
+from simplebus.server import server as server_module
 from simplebus.server.reload import CannotReloadError, apply_settings
 from simplebus.server.run import RunningServer, ServeOptions, reload
 from tests.support.nats_peer import connect_nats_peer, open_nats_peer
@@ -323,3 +330,40 @@ async def test_a_reload_under_load_loses_nothing() -> None:
                 )
         await wait_until(lambda: class_statistics(server).ring.message_count == 0)
         assert class_statistics(server).redelivered == 0
+
+
+async def test_users_and_limits_are_applied_in_portions_to_all_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Clients that connect or leave between the portions do not matter."""
+    for module in (server_module, nats_listener_module):
+        monkeypatch.setattr(module, "CHANGED_SESSIONS_PER_TURN", 1)
+    monkeypatch.setattr(nats_server_module, "CHECKED_CLIENTS_PER_TURN", 1)
+    stays, leaves = (User(name, token=hash_token(name)) for name in ("stays", "leaves"))
+    before, after = Users([stays, leaves]), Users([stays])
+    async with serving(users=before, nats_port=0, nats=NatsSettings(users=before)) as server:
+        assert server.nats_listener is not None
+        peers = [
+            await connect_nats_peer(server, auth_token=name)
+            for name in ("leaves", "stays", "leaves", "leaves")
+        ]
+        listener, bus_server = server.nats_listener, server.server
+        async with simplebus.connect(server.addresses[0], token="stays") as bus:
+            parts = chain(
+                listener.apply_settings_in_parts(NatsSettings(users=after)),
+                bus_server.replace_users_in_parts(after),
+                bus_server.apply_rate_limits_in_parts(RateLimit(1e6)),
+                listener.apply_rate_limits_in_parts(),
+            )
+            next(parts)
+            await peers[3].stream.aclose()
+            await wait_until(lambda: len(listener.connections) < 4)
+            peers.append(await connect_nats_peer(server, auth_token="stays"))
+            for _ in parts:
+                await trio.lowlevel.checkpoint()
+            await wait_until(lambda: len(listener.connections) == 2)
+            limits = [each.token_buckets for each in listener.nats_server.sessions.values()]
+            assert [len(each) for each in limits] == [1, 1]
+            await bus.publish(b"x", class_id=1)
+            limits = [each.token_buckets for each in bus_server.broker.sessions.values()]
+            assert [len(each) for each in limits] == [1]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.limits import Limits
 from simplebus.nats.limits import IMMEDIATE_REMOVALS_MAX
-from simplebus.nats.nats_server import apply_settings
+from simplebus.nats.nats_server import apply_settings_in_parts
 from simplebus.nats.server.subscription_memory import estimate_bytes
 from simplebus.nats.settings import NatsSettings
 from tests.nats.server.nats_peer import Client, NatsServerHarness
@@ -97,7 +97,8 @@ def test_limit_is_a_fraction_of_the_bus_memory() -> None:
     interest = harness.nats_server.routes.subscription_memory
     assert interest.limit_bytes == 1 << 28
     harness.nats_server.bus_adapter.broker.settings = Settings(limits=Limits(total_bytes=1 << 31))  # type: ignore[union-attr]
-    apply_settings(harness.nats_server, NatsSettings())
+    for _ in apply_settings_in_parts(harness.nats_server, NatsSettings()):
+        pass
     assert interest.limit_bytes == 1 << 29
 
 
