@@ -9,8 +9,9 @@ they do not occupy the event loop.
 
 A snapshot is collected during a scan. It contains a class or durable as of its portion, together
 with the changes that were recorded since: the state that the changes so far lead to. A publisher is
-contained as of its portion, too; recovery adds the message numbers of later batches. Purges and ids
-of messages are those of the last portion, whose batch contains the snapshot.
+contained as of its portion, too; recovery adds the message numbers of later batches. Purges since
+the portion of their class are contained, because the records of its durables may be older. Ids of
+messages are those of the last portion, whose batch contains the snapshot.
 
 A checkpoint changes nothing in the broker but its commit log, whose lists of changes it clears.
 """
@@ -45,6 +46,7 @@ from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.producer_state import ProducerState
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.redelivery.handover import DelayRanges, PositionHandover, merge_adjacent
+from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.snapshot import (
     ClassSnapshot,
     EncodedProducers,
@@ -120,6 +122,10 @@ class Checkpointer:
         """The part of the next snapshot that the current scan has collected; None if no snapshot is
         due.
         """
+        self._purged_sequences: dict[int, SequenceSet] = {}
+        """Purged messages of each class for the next snapshot: those at the time of the portion of
+        the class, and those since.
+        """
         self._progressed = broker.store.position_changes.progressed
         self._next_progress = float("-inf")
         """Time from which on a batch is written for progress alone, and for costly progress."""
@@ -162,12 +168,14 @@ class Checkpointer:
         refused, purged = commit_log.pop_refusals(), commit_log.pop_purged_ranges()
         if self._next_snapshot is not None:
             self._next_snapshot.apply_changes(changes, batch_number=0)
+            self._collect_purges(purged, self._next_snapshot)
             started = [each.name for each in producer_starts]
             for name in dict.fromkeys([*started, *(name for name, _ in refused)]):
                 self._collect_producer(name)
         if self._next_snapshot is not None and not self._is_scanning:
             snapshot = self._build_snapshot(self._next_snapshot).encode(self._producers)
             self.is_snapshot_due, self._next_snapshot = False, None
+            self._purged_sequences.clear()
             self._change_bytes, self._snapshot_bytes, self._message_bytes = 0, len(snapshot), 0
             return commit_log.pop_write_batch(snapshot=snapshot, numbers_batch=self._numbers_batch)
         changes = StateChanges(
@@ -245,6 +253,7 @@ class Checkpointer:
             self._scanned_count = self._scanned_row_count = 0
             self._row_counts.clear()
             self._next_snapshot = RecoveredState() if self.is_snapshot_due else None
+            self._purged_sequences.clear()
             self._unscanned_producers = (
                 list(self._broker.subscription_manager.producer_states)
                 if self.is_snapshot_due
@@ -287,6 +296,9 @@ class Checkpointer:
         """Collect the changes of a class, except for those of its durables."""
         if self._broker.classes.get(cls.class_id) is not cls:
             return  # It was removed since the scan began.
+        if self._next_snapshot is not None and cls.purged_sequences:
+            purged = self._purged_sequences.setdefault(cls.class_id, SequenceSet())
+            purged.unite(cls.purged_sequences)
         progressed = [
             each for each in cls.positions if not each.durable and self._pop_progress(each)
         ]
@@ -435,6 +447,19 @@ class Checkpointer:
         changes.positions.append(self._snapshot_position(position))
         return True
 
+    def _collect_purges(
+        self, purged: list[tuple[int, int, int]], collected: RecoveredState
+    ) -> None:
+        """Add purged ranges, as (class id, first, last exclusive), to those of the next snapshot.
+
+        The next snapshot does not contain messages below the floor of a class. The portion of a
+        class that is not collected yet finds the class and its durables without these messages.
+        """
+        for class_id, first, last in purged:
+            if (snapshot := collected.classes.get(class_id)) is not None:
+                sequences = self._purged_sequences.setdefault(class_id, SequenceSet())
+                sequences.add(max(first, snapshot.floor), last)
+
     def _build_snapshot(self, collected: RecoveredState) -> StateChanges:
         """Return a snapshot with the collected classes and durables, without publishers."""
         broker = self._broker
@@ -443,10 +468,10 @@ class Checkpointer:
             list(collected.positions.values()),
             purged_ranges=[
                 (class_id, first, last)
-                for class_id, cls in broker.classes.items()
-                if cls.purged_sequences
-                for first, last in cls.purged_sequences.ranges_within(
-                    cls.first_sequence, cls.ring.head
+                for class_id, purged in self._purged_sequences.items()
+                if class_id in collected.classes
+                for first, last in purged.ranges_within(
+                    collected.classes[class_id].floor, broker.classes[class_id].ring.head
                 )
             ],
             boot_id=self._commit_log.boot_id,

@@ -233,6 +233,39 @@ def with_absolute_delays(snapshot: T, now: float) -> T:
     return structs.replace(snapshot, delays=delays, taken_at=0.0)
 
 
+class _PurgeRecorder(CommitLog):
+    """Commit log that records all purged messages."""
+
+    def __init__(self, durability: Durability) -> None:
+        super().__init__(durability)
+        self.purged_sequences: set[tuple[int, int]] = set()
+        """Class and sequence of each."""
+
+    def append_purge(self, class_id: int, first: int, last: int) -> None:
+        super().append_purge(class_id, first, last)
+        self.purged_sequences.update((class_id, sequence) for sequence in range(first, last))
+
+
+def assert_purged(state: RecoveredState, purged_sequences: set[tuple[int, int]]) -> None:
+    """Check that no durable and no backlog of a recovered state contains purged messages."""
+    purged_again = {
+        (class_id, sequence)
+        for class_id, first, last in state.purged_ranges
+        for sequence in range(first, last)
+    }
+    heads = {each.class_id: each.head for each in state.classes.values()}
+    windows = [(each.class_id, each.window) for each in state.positions.values()]
+    windows += [(each.class_id, each.backlog_window) for each in state.classes.values()]
+    for class_id, snapshot in windows:
+        head, floor = heads[class_id], state.classes[class_id].floor
+        window = snapshot.to_window(floor=floor, head=head)
+        missing = set(range(window.cursor, head))
+        for first, last in window.unacked_ranges(window.floor, window.cursor):
+            missing.update(range(first, last))
+        found = {(class_id, sequence) for sequence in missing}
+        assert not found & purged_sequences - purged_again
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.lists(ACTIONS, min_size=10, max_size=60), st.sampled_from([1, 2, 3]))
 def test_snapshot_in_portions_and_later_changes_equal_the_state(
@@ -240,7 +273,7 @@ def test_snapshot_in_portions_and_later_changes_equal_the_state(
 ) -> None:
     bus = BrokerHarness()
     bus.skips_checks = True
-    commit_log = CommitLog(Durability.OS)
+    commit_log = _PurgeRecorder(Durability.OS)
     bus.broker = Broker(bus.broker.settings, commit_log=commit_log)
     checkpointer, recovered = Checkpointer(bus.broker), RecoveredState()
     peer = connect_version2(bus, classes=[1, 2, 3])
@@ -268,6 +301,7 @@ def test_snapshot_in_portions_and_later_changes_equal_the_state(
                 if batch.snapshot:
                     heads = {each.class_id: each.head for each in changes.classes}
                     assert heads == {n: cls.ring.head for n, cls in bus.broker.classes.items()}
+                assert_purged(recovered, commit_log.purged_sequences)
     assert not checkpointer.is_snapshot_begun
     full_batch = Checkpointer(bus.broker).build_write_batch()
     assert full_batch is not None

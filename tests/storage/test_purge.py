@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from simplebus.core import checkpoint
+from simplebus.core.limits import CHECKPOINT_PAUSE_SECONDS
+from simplebus.core.message_class import purge as message_class_purge
 from simplebus.core.settings import Retention, Settings
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import (
@@ -107,4 +110,54 @@ def test_purge_does_not_affect_reused_sequences(tmp_path: Path) -> None:
     bus.crash()
     bus = KeptBus(tmp_path)
     assert connect_version2(bus, subscribe(1, 5)).receive_message_ids() == [0, 1]
+    bus.crash()
+
+
+def sync_later(bus: KeptBus) -> None:
+    """Sync when the next portion of a scan is due."""
+    bus.broker.clock.now += CHECKPOINT_PAUSE_SECONDS
+    bus.sync()
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_purge_during_a_snapshot_survives_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_begun: bool
+) -> None:
+    """The snapshot is collected in portions. With `is_begun` the purge begins before it, otherwise
+    after the durables were collected; in both cases it is completed before the last portion.
+    """
+    monkeypatch.setattr(message_class_purge, "PURGED_POSITIONS_PER_TURN", 1)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_POSITIONS_PER_TURN", 1)
+    durables = ["audit", "billing", "stock"]
+    bus = KeptBus(tmp_path)
+    reader = connect_version2(
+        bus, *[subscribe(1, number, durable=name) for number, name in enumerate(durables, 1)]
+    )
+    bus.sync()
+    peer = connect_version2(bus, publish(1, 0, *numbered(3)), name="till")
+    bus.sync()
+    peer.receive_replies()
+    peer.session.allow_split_reads()
+    assert reader.receive_message_ids() == [0, 1, 2] * len(durables)
+    bus.sync()
+    if is_begun:
+        peer.send(json_request(PURGE, 1, 4))
+        assert peer.receive_replies() == []
+        bus.sync()
+    bus.keeper.is_snapshot_due = True
+    for _ in ("class", *durables):
+        sync_later(bus)
+    assert bus.keeper.is_snapshot_begun
+    if not is_begun:
+        peer.send(json_request(PURGE, 1, 4))
+    while not (replies := peer.receive_replies()):
+        bus.broker.run_due_wakeups()
+    assert [reply.content["purged"] for reply in replies] == [3]
+    sync_later(bus)
+    assert not bus.keeper.is_snapshot_begun
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    for name in durables:
+        assert connect_version2(bus, subscribe(1, 1, durable=name)).receive_message_ids() == []
+    assert len(bus.broker.classes[1].ring) == 0
     bus.crash()
