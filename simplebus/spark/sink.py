@@ -25,6 +25,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
@@ -37,6 +38,7 @@ from pyspark.sql.types import StructType
 
 from simplebus.client.blocking.bus import BlockingBus
 from simplebus.client.blocking.connect import connect_blocking
+from simplebus.core.errors import RefusedError
 from simplebus.spark.error_reports import report_without_traceback
 from simplebus.spark.json_payloads.encoder import check_json_type
 from simplebus.spark.keepalive import ConnectionKeepalive
@@ -108,7 +110,18 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return write_task(iterator, self._options, name)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Do nothing: the bus has confirmed every message."""
+        """Do nothing: the bus has confirmed every message.
+
+        Raises:
+            ValueError: Tasks have no result. With a continuous trigger, Spark passes no rows to a
+                sink in Python.
+        """
+        if None in messages:
+            with report_without_traceback():
+                raise ValueError(
+                    f"batch {batchId} has tasks without a result, as with a continuous trigger; "
+                    "expected the trigger processingTime or availableNow"
+                )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Do nothing: published messages stay, and the next attempt continues after them."""
@@ -132,6 +145,26 @@ def task_publisher(job: str, partition: int) -> str:
         partition: Number of the task.
     """
     return f"spark {job} {partition}"
+
+
+def check_bus(options: SinkOptions) -> None:
+    """Connect to the bus and create the class, without retries.
+
+    So a wrong option fails before tasks start.
+
+    Raises:
+        BusConnectionError: The bus cannot be reached within seconds.
+        ValueError: The bus refuses the class.
+    """
+    with connect_blocking(options.server, timeout=min(options.timeout, _CONNECT_SECONDS)) as bus:
+        if options.class_:
+            try:
+                _resolve_class(bus, options.class_)
+            except RefusedError as error:
+                raise ValueError(
+                    f"cannot write to {options.server}: {error.sentence}; check the option class "
+                    "and the permissions of the user"
+                ) from None
 
 
 def count_stored(options: SinkOptions, partition: int) -> int:
@@ -202,9 +235,22 @@ def write_task(rows: Iterator[pa.RecordBatch], options: SinkOptions, name: str) 
         return TaskWriteResult(count, min(stored, count))
 
 
+def _resolve_class(bus: BlockingBus, name: str) -> int:
+    """Return the id of a class, given as digits or a name. Creates the class if it is new.
+
+    Raises RefusedError if the bus refuses the class.
+    """
+    number = class_id(name)
+    if number is None:
+        return bus.resolve_class_id(name)
+    core = bus.connection.core
+    if not core.publish_buffer.has_class(number):
+        bus.connection.request(partial(core.name_classes, number))
+    return number
+
+
 def _publish(bus: BlockingBus, run: RowRun) -> None:
-    number = class_id(run.class_)
-    number = bus.resolve_class_id(run.class_) if number is None else number
+    number = _resolve_class(bus, run.class_)
     if len(run.payloads) == 1:
         bus.connection.core.publish(run.payloads[0], number, run.envelope)
     else:

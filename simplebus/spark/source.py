@@ -7,8 +7,10 @@ Each executor reads from its SparkPartition alone, without further state from th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark import SparkFiles
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -45,7 +47,7 @@ from simplebus.spark.read.planner import plan_reads
 from simplebus.spark.read.stream import SparkStreamReader
 from simplebus.spark.read.tasks import SparkPartition, make_partitions, read_partition
 from simplebus.spark.read.time_offsets import option_name, resolve_times
-from simplebus.spark.sink import BatchWriter, StreamWriter, check_sink
+from simplebus.spark.sink import BatchWriter, StreamWriter, check_bus, check_sink
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,6 +56,24 @@ log = EventLogger("simplebus.spark")
 
 _CONNECTOR_OPTION = "simplebus.connector"
 """Option of queries that the connector in Java passes on to this source."""
+
+
+_LOGGED_FILE = "simplebus-connector-missing"
+
+
+def _is_first_in_application() -> bool:
+    """Return True for the first call in a Spark application.
+
+    Spark calls the data source in many processes. They share the folder of the files that Spark
+    sends to executors, which Spark deletes at the end of the application.
+    """
+    try:
+        (Path(SparkFiles.getRootDirectory()) / _LOGGED_FILE).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 class SimplebusSource(DataSource):
@@ -102,14 +122,20 @@ class SimplebusSource(DataSource):
         """Return the columns as DDL. Other options are checked later, when the kind of use is
         known.
         """
-        if _CONNECTOR_OPTION not in self.options:
+        self._log_missing_connector()
+        return schema_ddl(**self._optional_columns())
+
+    def _log_missing_connector(self) -> None:
+        """Log that the connector is faster, unless the connector has passed the query on, or the
+        application has logged it before.
+        """
+        if _CONNECTOR_OPTION not in self.options and _is_first_in_application():
             log.warning(
                 "connector.missing",
-                "the source in Python serves the query; the connector is faster: add {path} to "
-                "the setting spark.jars",
+                "the data source in Python serves this session; the connector is faster: add "
+                "{path} to the setting spark.jars",
                 path=JAR,
             )
-        return schema_ddl(**self._optional_columns())
 
     def _optional_columns(self) -> dict[str, bool]:
         return {
@@ -167,9 +193,14 @@ class SimplebusSource(DataSource):
             overwrite: Must be false: a bus only appends.
 
         Raises:
-            ValueError: An option or a column is unknown, missing or invalid.
+            ValueError: An option or a column is unknown, missing or invalid, or the bus refuses
+                the class.
+            BusConnectionError: The bus cannot be reached.
         """
-        return BatchWriter(self._sink_options(schema, overwrite=overwrite))
+        options = self._sink_options(schema, overwrite=overwrite)
+        with report_without_traceback():
+            check_bus(options)
+        return BatchWriter(options)
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
@@ -189,6 +220,7 @@ class SimplebusSource(DataSource):
         return StreamWriter(options)
 
     def _sink_options(self, schema: StructType, *, overwrite: bool) -> SinkOptions:
+        self._log_missing_connector()
         with report_without_traceback():
             options = sink_options(self._user_options())
             check_sink(schema, options, overwrite=overwrite)

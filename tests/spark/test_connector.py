@@ -17,6 +17,7 @@ import pytest
 import simplebus
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.settings import Retention, Settings
+from simplebus.core.users.permissions import PermissionRule, PermissionRules, Permissions
 from simplebus.core.users.users import User, Users
 from simplebus.server.tls.certificates import TlsOptions
 from simplebus.spark import parse_json
@@ -149,7 +150,11 @@ def test_columns_filters_and_statistics_reach_the_plan(spark: Any, mixed_server:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"subscribe": "9"}, "cannot read from {place}: no Connect has named class 9"),
+        (
+            {"subscribe": "9"},
+            "cannot read from {place}: no Connect has named class 9; expected a class that exists: "
+            "check the option subscribe, or publish to the class first",
+        ),
         ({"minPartition": "9"}, "there is no option minpartition here; did you mean minPartitions"),
         ({"subscribe": "örder"}, "{place}: there is no class 'örder'; did you mean örders?"),
         ({"subscribe": "1,zzz"}, "{place}: there is no class 'zzz'; check the option subscribe"),
@@ -206,6 +211,25 @@ def test_streams_of_both_sources_report_the_same_errors(
         with pytest.raises(Exception, match=sentence) as caught:
             query.awaitTermination(60)
         assert_no_traceback(caught.value)
+
+
+def test_sources_report_classes_that_the_user_may_not_read(spark: Any) -> None:
+    allowed = PermissionRules((PermissionRule("orders"),))
+    user = User("ada", addresses=("127.0.0.1",), permissions=Permissions(allowed, allowed))
+    with bus_server(users=Users([user])) as server:
+        sentence = (
+            f"cannot read from {place(server)}: user 'ada' has no permissions in class 'stock'; "
+            "expected a class that the user may subscribe to: check the option subscribe and the "
+        )
+        for kind in FORMATS:
+            with pytest.raises(Exception, match=re.escape(sentence)) as caught:
+                reading(spark.read, kind, server, subscribe="stock").count()
+            assert_no_traceback(caught.value)
+            frame = reading(spark.readStream, kind, server, subscribe="stock")
+            query = frame.writeStream.format("noop").trigger(availableNow=True).start()
+            with pytest.raises(Exception, match=re.escape(sentence)) as caught:
+                query.awaitTermination(60)
+            assert_no_traceback(caught.value)
 
 
 def test_schema_of_the_user_is_refused(spark: Any, server: BusServer) -> None:

@@ -17,9 +17,11 @@ import pytest
 import simplebus
 from simplebus.core.limits import HEADER_BYTES, Limits
 from simplebus.core.settings import FullPolicy, Retention, Settings
+from simplebus.core.users.permissions import PermissionRule, PermissionRules, Permissions
+from simplebus.core.users.users import User, Users
 from simplebus.spark.read.bus_reader import BusReader
 from simplebus.spark.read.planner import MessageRange
-from simplebus.testing.server import BusServer, bus_server
+from simplebus.testing.server import BusServer, bus_server, until
 from tests.client.faulty_server import faulty_proxy
 from tests.spark.bus_messages import publish_numbers, stored_payloads
 from tests.spark.heartbeat_bus import heartbeat_bus
@@ -35,7 +37,7 @@ LONG_ROWS = [b"row %d " % n * 150 for n in range(2400)]
 def sink(frame: Any, kind: str, server: BusServer, **options: str) -> Any:
     """Return a writer of a frame or stream."""
     writing = frame.write.mode("append") if not frame.isStreaming else frame.writeStream
-    return writing.format(kind).options(servers=server.address, **options)
+    return writing.format(kind).options(**{"servers": server.address, **options})
 
 
 # Rows ---------------------------------------------------------------------------------------------
@@ -213,6 +215,45 @@ def test_both_sinks_report_invalid_options(
 
 
 @pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"servers": "127.0.0.1:9"}, "cannot connect to simplebus://127.0.0.1:9: Connection refus"),
+        ({"servers": "http://a"}, "'http://a' is not a server address; expected simplebus://host:"),
+        (
+            {"class": "stock"},
+            "user 'ada' has no permissions in class 'stock'; check the option class and the permis",
+        ),
+        ({"class": "9"}, "user 'ada' has no permissions in class 9; check the option class and"),
+    ],
+)
+def test_wrong_bus_and_class_fail_before_tasks_start(
+    spark: Any, tmp_path: Path, options: dict[str, str], sentence: str
+) -> None:
+    allowed = PermissionRules((PermissionRule("orders"), PermissionRule("1")))
+    user = User("ada", addresses=("127.0.0.1",), permissions=Permissions(allowed, allowed))
+    frame = spark.range(3).selectExpr("if(id >= 0, raise_error('a task'), '') value")
+    with bus_server(users=Users([user])) as server:
+        publish_numbers(server, 0, 3)
+        for kind in (JAVA, PYTHON):
+            writing = sink(frame, kind, server, **{"class": "orders", **options})
+            with pytest.raises(Exception, match=re.escape(sentence)) as caught:
+                writing.save()
+            assert_no_stack(str(caught.value))
+        rows = spark.readStream.format(JAVA).options(servers=server.address, subscribe="1")
+        rows = rows.option("startingOffsets", "earliest").load().select("value")
+        writing = sink(rows, JAVA, server, **{"class": "orders", **options})
+        query = writing.option("checkpointLocation", str(tmp_path)).start()
+        with pytest.raises(Exception, match=re.escape(sentence)) as caught:
+            query.awaitTermination(60)
+        assert_no_stack(str(caught.value))
+
+
+def assert_no_stack(text: str) -> None:
+    assert "Traceback" not in text
+    assert "\tat " not in text
+
+
+@pytest.mark.parametrize(
     ("value", "texts"),
     [
         ("id + 1", ["1", "2"]),
@@ -313,13 +354,13 @@ def test_retried_task_publishes_once(spark: Any, server: BusServer) -> None:
 
 def test_next_attempt_finishes_a_killed_task(spark: Any, server: BusServer) -> None:
     before = 0
-    for until in (210, 35, 520, 600):
+    for last in (210, 35, 520, 600):
         task = Task(spark, server.address)
-        task.publish(ROWS[:until])
-        assert task.flush() == (until, before)
-        task.publish(ROWS[until : until + 50])  # Not sent.
+        task.publish(ROWS[:last])
+        assert task.flush() == (last, before)
+        task.publish(ROWS[last : last + 50])  # Not sent.
         task.close()
-        before = max(before, until)
+        before = max(before, last)
     assert stored_payloads(server) == ROWS
 
 
@@ -504,9 +545,41 @@ def test_streams_refuse_a_publisher(spark: Any, server: BusServer, tmp_path: Pat
     for kind in (JAVA, PYTHON):
         error = copy(spark, kind, server, tmp_path / kind, publisher="x")
         assert "the option publisher is 'x', but a stream already stores each row once" in error
-        assert "Traceback" not in error
-        assert "\tat " not in error
+        assert_no_stack(error)
     assert "copies" not in server_classes(server)
+
+
+def test_stream_waits_for_a_bus_that_restarts(
+    spark: Any, server: BusServer, tmp_path: Path
+) -> None:
+    publish_numbers(server, 0, 3)
+    with faulty_proxy(server.address) as proxy, ThreadPoolExecutor() as pool:
+        rows = spark.readStream.format(JAVA).options(servers=server.address, subscribe="1")
+        rows = rows.option("startingOffsets", "earliest").load().select("value")
+        writing = rows.writeStream.format(JAVA).options(servers=proxy.address, timeout="60")
+        writing = writing.option("class", "copies")
+        query = writing.option("checkpointLocation", str(tmp_path)).start()
+        try:
+            query.processAllAvailable()
+            proxy.is_refusing = True
+            publish_numbers(server, 3, 6)
+            waiting = pool.submit(query.processAllAvailable)
+            until(lambda: proxy.refused_count > 0)
+            proxy.is_refusing = False
+            waiting.result()
+        finally:
+            query.stop()
+    assert copied(server) == list(range(6))
+
+
+def test_continuous_trigger_is_refused(spark: Any, server: BusServer, tmp_path: Path) -> None:
+    """It has no batches that could be repeated with the same rows."""
+    frame = spark.readStream.format("rate").load().selectExpr("cast(value as string) value")
+    writing = sink(frame, JAVA, server, **{"class": "1"}).trigger(continuous="1 second")
+    query = writing.option("checkpointLocation", str(tmp_path)).start()
+    with pytest.raises(Exception, match="the sink got a trigger with continuous, which ") as caught:
+        query.awaitTermination(60)
+    assert_no_stack(str(caught.value))
 
 
 def server_classes(server: BusServer) -> list[str]:

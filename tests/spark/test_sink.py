@@ -12,7 +12,7 @@ import simplebus
 from simplebus.core.errors import BusConnectionError
 from simplebus.spark import keepalive
 from simplebus.spark.options import SinkOptions
-from simplebus.spark.sink import TaskWriteResult, write_task
+from simplebus.spark.sink import StreamWriter, TaskWriteResult, write_task
 from simplebus.testing.server import BusServer
 from tests.spark.bus_messages import stored_payloads
 from tests.spark.heartbeat_bus import heartbeat_bus
@@ -98,6 +98,15 @@ def test_rows_are_published_with_all_columns(spark: Any, server: BusServer) -> N
 def test_digits_of_other_scripts_form_a_name(server: BusServer) -> None:
     write_task(rows(), SinkOptions(server.address, class_="\u0663", timeout=60), "task")
     assert stored_payloads(server, "\u0663") == ROWS
+
+
+def test_batch_of_a_continuous_trigger_is_refused(options: SinkOptions) -> None:
+    """Spark commits it without having passed the rows to the sink in Python."""
+    StreamWriter(options).commit([TaskWriteResult(1, 0), TaskWriteResult(0, 0)], 0)
+    with pytest.raises(
+        ValueError, match="batch 1 has tasks without a result, as with a continuous"
+    ):
+        StreamWriter(options).commit([None, None], 1)
 
 
 def test_task_waits_for_slow_rows(monkeypatch: pytest.MonkeyPatch) -> None:

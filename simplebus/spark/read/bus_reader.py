@@ -37,8 +37,17 @@ _LOGGED_LOSSES_MAX = 20
 """Lost ranges of one batch that are logged one by one."""
 
 
+_CLASS_HINTS: dict[str, str] = {
+    Reason.UNKNOWN_CLASS: "expected a class that exists: check the option subscribe, or publish to "
+    "the class first",
+    Reason.UNAUTHORIZED: "expected a class that the user may subscribe to: check the option "
+    "subscribe and the permissions of the user",
+}
+"""Advice for refused classes."""
+
+
 class ClassMissingError(ValueError):
-    """A subscribed class does not exist."""
+    """A subscribed class does not exist, or the user may not read it."""
 
 
 class BusReader:
@@ -139,7 +148,10 @@ class BusReader:
             ClassMissingError: A class does not exist.
             OffsetError: Two names are the same class.
         """
-        ids = [self.class_id(name) for name in names]
+        try:
+            ids = [self.class_id(name) for name in names]
+        except RefusedError as error:
+            raise self._class_error(error) from error
         check_distinct(dict(zip(names, ids, strict=True)), f"class of {self.server}", "subscribe")
         while True:
             questions = [partial(self._request_extent, class_id, make=make) for class_id in ids]
@@ -186,9 +198,10 @@ class BusReader:
         return self._core.fetch(class_id, SEQUENCE_MAX, 1, create_class=make)
 
     def _class_error(self, error: RefusedError) -> Exception:
-        if error.code != "unknown_class":
+        hint = _CLASS_HINTS.get(error.code)
+        if hint is None:
             return error
-        return ClassMissingError(f"cannot read from {self.server}: {error.sentence}")
+        return ClassMissingError(f"cannot read from {self.server}: {error.sentence}; {hint}")
 
     def _request_all(
         self, questions: Sequence[Callable[[], OpenRequest]]

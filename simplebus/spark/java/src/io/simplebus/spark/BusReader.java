@@ -38,6 +38,16 @@ final class BusReader implements Closeable {
     private static final int SIMILAR_NAMES_MAX = 3;
     private static final double SIMILARITY_MIN = 0.6;
 
+    /** Advice for refused classes, by reason code. */
+    private static final Map<String, String> CLASS_HINTS =
+            Map.of(
+                    "unknown_class",
+                    "expected a class that exists: check the option subscribe, or publish to the class "
+                            + "first",
+                    "unauthorized",
+                    "expected a class that the user may subscribe to: check the option subscribe and "
+                            + "the permissions of the user");
+
     private final String server;
     private final double timeoutSeconds;
     private final Map<String, Integer> ids = new HashMap<>();
@@ -123,11 +133,25 @@ final class BusReader implements Closeable {
         if (known == null) {
             known = SourceOptions.classId(name);
             if (known == null) {
-                known = repeat(() -> connection.nameClasses(List.of(name)).path(name).asInt());
+                try {
+                    known = repeat(() -> connection.nameClasses(List.of(name)).path(name).asInt());
+                } catch (RefusedException error) {
+                    throw classError(error);
+                }
             }
             ids.put(name, known);
         }
         return known;
+    }
+
+    /**
+     * Creates a class, given as digits or a name, if it does not exist.
+     *
+     * @throws RefusedException if the bus refuses the class
+     */
+    void createClass(String name) throws IOException {
+        Integer id = SourceOptions.classId(name);
+        repeat(() -> connection.nameClasses(List.<Object>of(id == null ? name : id)));
     }
 
     /**
@@ -273,13 +297,14 @@ final class BusReader implements Closeable {
         }
     }
 
-    /** Returns the error to throw for a refused Fetch. */
+    /** Returns the error to throw for a refused class. */
     RuntimeException classError(RefusedException error) throws RefusedException {
-        if (error.code().equals("unknown_class")) {
-            return new ClassMissingException(
-                    "cannot read from " + server + ": " + error.getMessage(), error);
+        String hint = CLASS_HINTS.get(error.code());
+        if (hint == null) {
+            throw error;
         }
-        throw error;
+        return new ClassMissingException(
+                "cannot read from " + server + ": " + error.getMessage() + "; " + hint, error);
     }
 
     @Override

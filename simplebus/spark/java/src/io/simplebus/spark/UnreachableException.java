@@ -3,7 +3,7 @@ package io.simplebus.spark;
 import java.io.IOException;
 
 /**
- * A batch cannot be planned, because a bus of the option {@code servers} cannot be read.
+ * A batch or a write cannot be planned, because a bus of the option {@code servers} cannot be reached.
  *
  * <p>PySpark shows only the message of an IllegalArgumentException, and of others the Java stack too.
  */
