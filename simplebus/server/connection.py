@@ -41,7 +41,7 @@ from simplebus.server.preauth.eviction import EvictableConnections
 from simplebus.server.preauth.greeting import Greeting
 from simplebus.server.preauth.queue import PreAuthQueue
 from simplebus.server.read_limit import MEASURED_READ_BYTES_MIN, ReadLimit
-from simplebus.server.slow_requests import SlowRequestTurns
+from simplebus.server.turns import SlowRequestTurns
 
 # Outbox pieces sent before other connections get a turn.
 _SENDS_PER_TURN = 4

@@ -47,10 +47,9 @@ from simplebus.server.preauth.closing import ClosingConnections
 from simplebus.server.preauth.eviction import EvictableConnections
 from simplebus.server.preauth.greeting import Greeting, parse_greeting
 from simplebus.server.preauth.queue import PreAuthQueue
-from simplebus.server.send_turns import SendTurns
-from simplebus.server.slow_requests import SlowRequestTurns
 from simplebus.server.tls.certificates import ReloadableCertificate
 from simplebus.server.tls.handshake import TlsConnection
+from simplebus.server.turns import SendTurns, SlowRequestTurns
 from simplebus.server.wrong_port import WrongPortCheck
 
 log = EventLogger("simplebus.server")

@@ -15,7 +15,7 @@ from simplebus.core.subscription import position
 from simplebus.memory import bus as memory_bus
 from simplebus.server import connection, local_client
 from simplebus.server.local_client import LocalEndpoint
-from simplebus.server.slow_requests import SlowRequestTurns
+from simplebus.server.turns import SlowRequestTurns
 from tests.behaviour.wire_peer_v2 import connect_request, subscribe
 from tests.support.running_server import connect, serving, wait_until
 

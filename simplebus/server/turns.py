@@ -1,4 +1,4 @@
-"""Turns of connections that are sent new messages at the same time."""
+"""Turns of connections that need much time together: slow requests, and many receivers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,22 @@ SEND_SECONDS_MAX = 0.0015
 """Time for which one turn of the event loop sends. A message may have thousands of receivers."""
 _CONNECTIONS_MAX = 64
 """Connections that one turn sends to."""
+
+
+class SlowRequestTurns:
+    """Schedules slow requests: a small portion of one connection in every other loop pass.
+
+    A client that waits while a portion is processed is served before the next one. Waiting
+    connections take turns.
+    """
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+
+    async def wait_turn(self) -> None:
+        """Wait until the caller may process one portion, without another checkpoint before it."""
+        async with self._lock:  # Acquiring it is the first pass for others.
+            await trio.lowlevel.checkpoint()
 
 
 class _Session(Protocol):

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-from simplebus.server import send_turns
-from simplebus.server.send_turns import SEND_SECONDS_MAX, SendTurns
+from simplebus.server import turns as turns_module
+from simplebus.server.turns import SEND_SECONDS_MAX, SendTurns
 from tests.support.nats_peer import connect_nats_peer
 from tests.support.running_server import connect, message, serving, subscribe, wait_until
 
@@ -117,7 +117,7 @@ async def test_a_connection_that_gets_messages_at_the_end_of_a_full_turn_has_ano
 
 @pytest.fixture
 def one_connection_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_turns, "SEND_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(turns_module, "SEND_SECONDS_MAX", 0.0)
 
 
 @pytest.mark.usefixtures("one_connection_per_turn")
