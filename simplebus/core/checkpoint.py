@@ -135,7 +135,8 @@ class Checkpointer:
     def build_write_batch(self, *, is_last: bool = False) -> WriteBatch | None:
         """Return the next write batch, or None if there is nothing to write.
 
-        The first batch contains a snapshot, and so does one that `is_last`.
+        The first batch contains a snapshot, and so does the last batch, for which `is_last` is
+        True.
         """
         commit_log, now = self._commit_log, self._broker.clock.now
         has_entries = not commit_log.is_empty
@@ -209,7 +210,8 @@ class Checkpointer:
         return self._next_snapshot is not None
 
     def _collect_changes(self, now: float, *, is_scan_due: bool, in_portions: bool) -> StateChanges:
-        """Return the changes that the commit log marked as urgent, and those that a scan finds.
+        """Return the changes that the commit log marked as urgent, and the changes that a scan
+        finds.
 
         With `in_portions`, only the next portion of the scan is done.
         """

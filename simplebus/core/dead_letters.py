@@ -1,4 +1,4 @@
-"""Dead letters: messages that a position does not deliver any more, in a class of their own.
+"""Dead letters: messages that a position does not deliver any more, in a separate class.
 
 A dead letter is an ordinary message, so subscribing, fetching and archiving work as usual. This
 module builds the messages; the store appends them.

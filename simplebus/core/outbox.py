@@ -44,7 +44,7 @@ class SendSource(Protocol):
         """True if there may be something to send."""
 
     def copy_frames(self, tick: int) -> bytes:
-        """Return copies of the next frames, which count as sent. Empty if there are none."""
+        """Return copies of the next frames, which count as sent. Empty if no frames wait."""
 
     def peek_frames(self, tick: int) -> memoryview:
         """Return the next frames in one piece, without a copy. `mark_sent` must follow."""
@@ -216,7 +216,7 @@ class Outbox:
     def peek(self, tick: int) -> memoryview:
         """Return the next bytes to send. They are valid until the broker changes.
 
-        The result is empty if there are none or the scan limit was reached.
+        The result is empty if nothing waits to be sent, or if the scan limit was reached.
         """
         self._peeked_source, self.scanned_count = None, 0
         if self._unsent_bytes:

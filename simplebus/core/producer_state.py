@@ -12,7 +12,8 @@ storing a message twice is better than losing it.
                                        5  6  7  8  9             10
 
 If instance B meanwhile used numbers 5 to 9 and disconnected, A can continue neither at 5 nor at 10.
-A is told a number that it has never used, and sends its five messages again with new numbers.
+The server assigns A a number that A has never used, and A sends its five messages again with new
+numbers.
 """
 
 from __future__ import annotations
@@ -81,13 +82,13 @@ class NumberBitmap:
 
     @classmethod
     def from_flags(cls, first: int, flags: Flags) -> NumberBitmap | None:
-        """Return a bitmap of the numbers whose flags are set, or None if there are none."""
+        """Return a bitmap of the numbers whose flags are set, or None if no flag is set."""
         stored = np.flatnonzero(flags)
         return cls(first, flags[: stored[-1] + 1]) if stored.size else None
 
     @property
     def end(self) -> int:
-        """The number after the last stored one."""
+        """The number after the last stored number."""
         return (self.first + self._count) & MESSAGE_ID_MASK
 
     @property
@@ -212,18 +213,19 @@ class ProducerStates:
         is_known = producer is not None
         if producer is None:
             producer = self._by_key[key] = ProducerState(key, name)
-        former = producer.session_id
+        old_session_id = producer.session_id
         is_other_instance = is_known and instance != producer.instance
-        if former is not None and (is_other_instance or not instance):
+        if old_session_id is not None and (is_other_instance or not instance):
             raise RemoteProtocolError(
                 Reason.NAME_IN_USE,
-                f"the name {name!r} is used by session {former}, which belongs to another instance",
+                f"the name {name!r} is used by session {old_session_id}, "
+                "which belongs to another instance",
             )
         self._remove_disconnected(producer)
         producer.instance = instance
         producer.session_id = session_id
         producer.address = address
-        return NameClaim(producer, former, is_known, is_other_instance)
+        return NameClaim(producer, old_session_id, is_known, is_other_instance)
 
     def resume(self, claim: NameClaim, unconfirmed: int | None, *, is_other_bus: bool) -> int:
         """Set the number at which the publisher continues.
@@ -253,7 +255,7 @@ class ProducerStates:
         return 0
 
     def get(self, key: str) -> ProducerState | None:
-        """Return the state with a key, or None if there is none."""
+        """Return the state with a key, or None if the key is unknown."""
         return self._by_key.get(key)
 
     def last_instance(self, key: str) -> str | None:
@@ -283,11 +285,11 @@ class ProducerStates:
         self._set_refusals(producer, [])
 
     def resume_at(self, producer: ProducerState, unconfirmed: int) -> int:
-        """Continue for the same instance, which knows every number below `unconfirmed` to be
-        confirmed.
+        """Continue for the same instance, to which every number below `unconfirmed` was confirmed.
 
-        The publisher sends all later numbers again, except those that it is told are stored. So it
-        is told no number beyond the first refusal that it did not receive.
+        The publisher sends all later numbers again, except the numbers that the Connect reply marks
+        as stored. So the reply contains no number beyond the first refusal that the publisher did
+        not receive.
 
         Returns:
             The number of confirmed messages that are known not to be stored.
@@ -343,8 +345,8 @@ class ProducerStates:
         self._set_refusals(producer, refusals)
 
     def _set_refusals(self, producer: ProducerState, refusals: list[FrameRefused]) -> None:
-        """Replace the refusals of a state. If there are too many in total, the least recently
-        refused states lose theirs.
+        """Replace the refusals of a state. If all states have too many refusals in total, the least
+        recently refused states lose their refusals.
         """
         producer.refusals = refusals
         self._total_refusal_count -= self._refusal_counts.pop(producer.key, 0)

@@ -1,4 +1,4 @@
-"""Restore: rebuilds a broker from its recovered state and messages, before anybody connects.
+"""Restore: rebuilds a broker from its recovered state and messages, before the first connection.
 
 The order is: per class the class, its messages and its backlog; then positions, purges, producers.
 Recovered messages may exceed the limits, because messages released just before a crash may come
@@ -18,10 +18,10 @@ Sequences in the state (positions, backlog, floors, purges) are limited to messa
 are older than the state, because later sequences were assigned again. If too few acks are known,
 messages are redelivered. Names and refusals are always used.
 
-A publisher may reuse a number above the first gap for another message, because it was told a lower
-one. A number below the gap may be missing after a power failure; its publisher sends the message
-again. So such a producer state stays uncertain, across further restarts, until the publisher
-confirms it.
+A publisher may reuse a number above the first gap for another message, because its Connect reply
+contained a lower number. A number below the gap may be missing after a power failure; its publisher
+sends the message again. So such a producer state stays uncertain, across further restarts, until
+the publisher confirms it.
 
 Ids of messages are used only if all numbers are: an id without its message would lose the message
 when its publisher sends it again.

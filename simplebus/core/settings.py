@@ -154,8 +154,9 @@ class Settings:
             raise ValueError(f"heartbeat_seconds must be 0 or more, got {self.heartbeat_seconds}")
         if not self.idle_class_seconds >= 0:
             raise ValueError(f"idle_class_seconds must be 0 or more, got {self.idle_class_seconds}")
-        for key, own in self.classes.items():
-            if own.last_values and self.full_policy_for(own) is FullPolicy.SPILL:
+        for key, class_settings in self.classes.items():
+            policy = self.full_policy_for(class_settings)
+            if class_settings.last_values and policy is FullPolicy.SPILL:
                 raise ValueError(
                     f"class {key} keeps last values, but its policy is spill: set another policy "
                     "(full) for this class"
@@ -167,9 +168,9 @@ class Settings:
         policies = [self.full_policy, *(each.full_policy for each in self.classes.values())]
         return FullPolicy.SPILL in policies
 
-    def full_policy_for(self, own: ClassSettings) -> FullPolicy:
+    def full_policy_for(self, class_settings: ClassSettings) -> FullPolicy:
         """Return the full-class policy for a class with these settings."""
-        return own.full_policy or self.full_policy
+        return class_settings.full_policy or self.full_policy
 
     def settings_for_class(self, class_id: int, name: str = "") -> ClassSettings:
         """Return the settings of a class. Settings for its name take precedence over those for its

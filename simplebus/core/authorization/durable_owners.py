@@ -79,7 +79,7 @@ class DurableOwners:
             )
 
     def check_can_change(self, session: Session, cls: MessageClass, position: Position) -> None:
-        """Raise RemoteProtocolError (unauthorized) if a session may not move or remove it."""
+        """Raise RemoteProtocolError (unauthorized) unless a session may change a position."""
         if not self.can_change(session, cls, position):
             raise _unauthorized_error(
                 session, position, "it belongs to another user", action="move or remove"
@@ -98,7 +98,7 @@ class DurableOwners:
         """Apply permissions again after a class, or the source of its dead letters, was renamed.
 
         A session whose permissions in the class have changed is closed, and its positions are
-        restricted to what it may still see.
+        restricted to messages that it may still receive.
         """
         if not cls.positions:
             return

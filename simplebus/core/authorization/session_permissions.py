@@ -48,12 +48,12 @@ def check_right(session: Session, right: AdminRight, cls: MessageClass | None = 
         return
     class_id, name = (None, "") if cls is None else (cls.class_id, cls.name)
     if not grants.has_right(right, class_id, name):
-        where = "all classes" if cls is None else f"class {_class_label(cls)}"
-        raise _unauthorized_error(session, f"lacks the right {right.value!r} in {where}")
+        place = "all classes" if cls is None else f"class {_class_label(cls)}"
+        raise _unauthorized_error(session, f"lacks the right {right.value!r} in {place}")
 
 
 def is_visible(session: Session, cls: MessageClass) -> bool:
-    """Return True if a session may know that the class exists."""
+    """Return True if the bus may reveal to a session that the class exists."""
     grants = session.grants
     return grants is None or grants.has_any_access(cls.class_id, cls.name)
 

@@ -150,7 +150,7 @@ class AckHandler:
             self._refusal_counts[Reason.ACK_LATE] += 1
 
     def _to_sequences(self, window: AckWindow, first_id: int, last_id: int) -> tuple[int, int]:
-        """Return a range of message ids as sequences, limited to those that were sent."""
+        """Return a range of message ids as sequences, limited to sent messages."""
         first = nearest_sequence(first_id, window.floor)
         last = first + last_id - first_id
         if last > window.cursor:

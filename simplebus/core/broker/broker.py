@@ -354,7 +354,7 @@ class Broker:
         return PublishResult(sequence, log_position, is_duplicate)
 
     def is_durable(self, log_position: int, class_id: int | None = None) -> bool:
-        """Return True if what was published up to a log position is as durable as confirms promise.
+        """Return True if the messages up to a log position are as durable as confirms promise.
 
         With `class_id`, only messages of this class count.
         """
@@ -489,7 +489,7 @@ class Broker:
         return bool(self._changed_class_ids)
 
     def end_turn(self) -> DriverActions:
-        """Finish what the calls since the previous turn have begun, and return what is to be done.
+        """Finish the work of the calls since the previous turn. Returns the actions of the driver.
 
         Trims classes whose positions have moved, advances spill readers, and confirms messages that
         were stored late. The driver calls it again after it has flushed, until nothing is left.
@@ -852,7 +852,7 @@ class Broker:
     def _new_stalled_ticks(self, position: Position) -> int:
         """Return for how many more ticks the version 1 client of a position has read nothing.
 
-        A client cannot ack what it has not read, and copies would wait behind the originals. The
+        A client cannot ack unread messages, and copies would wait behind the originals. The
         original client stops reading while it waits for threads, and its users check the order.
         """
         session = self.sessions.get(position.session_id)
@@ -862,7 +862,7 @@ class Broker:
         return 3 if session.send_blocked_ticks == 2 else 1
 
     def _tick_sessions(self, sessions: list[Session]) -> list[tuple[Session, RemoteProtocolError]]:
-        """Check the timeouts of some sessions. Returns those that must be closed."""
+        """Check the timeouts of some sessions. Returns the sessions that must be closed."""
         limits, seconds = self.settings.limits, self.settings.tick_seconds
         overdue = []
         publish_queue = self.store.publish_queue
@@ -880,7 +880,9 @@ class Broker:
 
     @property
     def next_wakeup(self) -> float:
-        """Time of the next call of `run_due_wakeups`; infinite if there is none."""
+        """Time of the next call of `run_due_wakeups` in seconds since 1970; infinite if none is
+        due.
+        """
         return min(self.delayed_wakeups.next_wakeup, self.publisher_confirms.next_wakeup)
 
     def run_due_wakeups(self) -> None:

@@ -1,8 +1,8 @@
 """Handles Inquire requests: reports on the bus, a class, a session or a channel.
 
-A report changes nothing and looks at no messages. Its size is bounded, and what was left out is
+A report changes nothing and looks at no messages. Its size is bounded, and omitted entries are
 counted. Figures are those of `statistics`; sentences come from `wait_reasons`. Messages in remote
-storage are counted there; if that fails, the report says so.
+storage are counted there; if that fails, the report has the reason.
 """
 
 from __future__ import annotations
@@ -248,7 +248,9 @@ class InquiryHandler:
     # The bus -------------------------------------------------------------------------------------
 
     def _report_bus(self, grants: Grants | None) -> Generator[None, None, BusInfo]:
-        """Build the report on the bus in steps. Each class is described as it is at its step."""
+        """Build the report on the bus in steps. The state of a class is read at the step of the
+        class.
+        """
         store, sessions = self._store, self._sessions
         failure = store.commit_log.write_error if store.commit_log is not None else None
         first_classes: list[tuple[tuple[bool, bool, int, int], ClassOverview]] = []

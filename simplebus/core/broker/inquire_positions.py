@@ -240,7 +240,7 @@ class PositionReporter:
         return 0.0 if session is None else self.ticks_to_seconds(session.send_blocked_ticks)
 
     def describe_session(self, session_id: int) -> str:
-        """Return a short description of a session; empty if there is none."""
+        """Return a short description of a session; empty if the session does not exist."""
         session = self._sessions.get(session_id)
         return "" if session is None else describe_session(session)
 

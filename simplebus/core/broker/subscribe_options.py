@@ -53,14 +53,14 @@ def check_subscribe_request(request: SubscribeRequest) -> None:
 def build_delivery_policy(
     request: SubscribeRequest | None, cls: MessageClass, settings: Settings
 ) -> DeliveryPolicy:
-    """Return the delivery policy of a request: its options, then those of the class, then the
-    broker's.
+    """Return the delivery policy of a request: its options, else the settings of the class, else
+    the settings of the broker.
 
     `request` is None for version 1, which has no options.
     """
-    own = settings.settings_for_class(cls.class_id, cls.name)
-    ack_seconds, deliveries = own.ack_seconds, own.deliveries_max
-    backoff: Sequence[float] = own.backoff_seconds or ()
+    class_settings = settings.settings_for_class(cls.class_id, cls.name)
+    ack_seconds, deliveries = class_settings.ack_seconds, class_settings.deliveries_max
+    backoff: Sequence[float] = class_settings.backoff_seconds or ()
     if request is not None:
         ack_seconds = request.ack_seconds or ack_seconds
         backoff = request.backoff or backoff

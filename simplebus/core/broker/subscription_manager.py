@@ -460,7 +460,7 @@ class SubscriptionManager:
         """Start a version 1 subscription when all inherited delays have passed.
 
         Version 1 cannot mark redeliveries and delivers in order, so all messages wait for the
-        longest delay. In version 2 each message has a delay of its own.
+        longest delay. In version 2 each message has a separate delay.
         """
         if all(due <= self._store.clock.tick for _, _, due in position.inherited_delays):
             subscription = self._delayed_subscriptions.pop(position)
@@ -719,17 +719,17 @@ class SubscriptionManager:
     def _replace_position(
         self,
         cls: MessageClass,
-        former: Position,
+        previous: Position,
         request: SubscribeRequest,
         scope: ClassPermissions | None,
     ) -> Position:
-        """Create a new position for a durable, then end the former one, so that nothing is released
-        between.
+        """Create a new position for a durable, then end its previous position, so that no message
+        is released between.
         """
         position = self._open_position(cls, request, scope)
-        position.set_idle_seconds(former.idle_seconds)
-        self.quotas.assign_owner(position, former.owner, former.owner_address)
-        self.end_position(former)
+        position.set_idle_seconds(previous.idle_seconds)
+        self.quotas.assign_owner(position, previous.owner, previous.owner_address)
+        self.end_position(previous)
         return position
 
     def _set_delivery_policy(

@@ -108,7 +108,7 @@ class GroupMember:
 
     @property
     def free_count(self) -> int:
-        """Messages that may still be assigned to it."""
+        """Number of messages that may still be assigned to the member."""
         if self.is_unresponsive or self.is_leaving or self.assigned_bytes >= IN_FLIGHT_BYTES:
             return 0
         return max(0, self.in_flight_max - self.assigned_count)
@@ -218,7 +218,7 @@ class GroupMember:
         return bool(spans)
 
     def ack_ranges(self, firsts: Integers, lasts: Integers) -> list[tuple[int, int]]:
-        """Acknowledge many ranges. Returns those of which it holds nothing."""
+        """Acknowledge many ranges. Returns the ranges of which the member holds no message."""
         ranges = zip(firsts.tolist(), lasts.tolist(), strict=True)
         return [(a, b) for a, b in ranges if not self.ack_range(a, b)]
 

@@ -193,7 +193,7 @@ class KeyOrderedMember(GroupMember):
         return self._record_removed(*self._in_flight.remove_range(first, last, attempt))
 
     def remove_in_flight_sequences(self, sequences: Iterable[int]) -> list[int]:
-        """Remove `sequences` from the messages in flight and return those that were."""
+        """Remove `sequences` from the messages in flight and return the removed sequences."""
         return self._record_removed(*self._in_flight.remove_sequences(sequences))
 
     def _remove_in_flight_ranges(self, firsts: Integers, lasts: Integers) -> list[int]:
@@ -354,7 +354,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         return []
 
     def discard_range(self, first: int, last: int) -> None:
-        """Assign the messages behind first..last-1 soon. `_dequeue_finished` removes those."""
+        """Assign the messages behind first..last-1 soon. `_dequeue_finished` removes the range."""
         self._request_distribution()
 
     def _dequeue_finished(self) -> None:
@@ -377,7 +377,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         return spans
 
     def find_expired(self, sequences: list[int]) -> list[int]:
-        """Return those of `sequences` that have expired."""
+        """Return the sequences of `sequences` whose messages have expired."""
         ring = self.position.ring
         if min(sequences) >= ring.timed_until:
             return []
@@ -389,7 +389,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         return expired
 
     def skip_expired(self, expired: list[int]) -> None:
-        """Skip ascending, expired messages that no member holds. Others may follow them."""
+        """Skip ascending, expired messages that no member holds. Other messages may follow."""
         self.position.skip_expired(_to_ranges(expired))
         self._dequeue_finished()
         self._request_distribution()
@@ -693,7 +693,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
     # Acknowledgements and redelivery -------------------------------------------------------------
 
     def mark_acked(self, sequences: list[int]) -> None:
-        """Acknowledge messages and make those behind them ready."""
+        """Acknowledge messages and make the messages behind them in their partitions ready."""
         if len(sequences) > PLAIN_FRAMES_MAX:
             numbers = np.array(sequences)
             self.window.ack_ranges(numbers, numbers + 1)
@@ -740,7 +740,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         return [sequence for sequence in partitions if first <= sequence < last]
 
     def _dequeue(self, sequences: list[int]) -> None:
-        """Remove finished messages. Those behind them in their partitions become ready."""
+        """Remove finished messages. The messages behind them in their partitions become ready."""
         unassigned, pop_attempts = self._unassigned_sequences, self.attempts_by_sequence.pop
         if not unassigned.keys().isdisjoint(sequences):
             count_before = len(unassigned)

@@ -1,9 +1,9 @@
 """Messages in flight to one member of a key-ordered group, and when each is overdue.
 
-Messages are held singly, so removing one costs the same wherever it is. A range operation costs
-what it changes, not the length of the range. Removed messages stay in their bucket until the bucket
-is read; an entry is current if its due tick and attempt count match. When most entries are stale,
-the buckets are rebuilt.
+Messages are held singly, so removing one costs the same wherever it is. The cost of a range
+operation depends on the number of changed messages, not on the length of the range. Removed
+messages stay in their bucket until the bucket is read; an entry is current if its due tick and
+attempt count match. When most entries are stale, the buckets are rebuilt.
 
     held      41: due at 17    42: due at 19    90: due at 17
     buckets   due at 17, attempt 1: unsorted 90, row 0: 41 …    due at 19, attempt 2: …
@@ -146,7 +146,9 @@ class KeyOrderedInFlight:
         )
 
     def remove_sequences(self, sequences: Iterable[int]) -> tuple[list[int], int]:
-        """Remove messages. Returns those that were held, and their bytes in total."""
+        """Remove messages. Returns the removed sequences, and the total size of their messages in
+        bytes.
+        """
         removed: list[int] = []
         size, pop = 0, self.held_messages.pop
         for sequence in sequences:
@@ -160,10 +162,10 @@ class KeyOrderedInFlight:
         return removed, size
 
     def remove_range(self, first: int, last: int, attempt: int = 0) -> tuple[list[int], int]:
-        """Remove first..last-1, or those with this attempt.
+        """Remove the messages first..last-1; with `attempt` other than 0, only of this attempt.
 
         Returns:
-            The removed sequences in ascending order, and their bytes in total.
+            The removed sequences in ascending order, and the total size of their messages in bytes.
         """
         if last - first <= _SCALAR_MESSAGES_MAX:
             return self.remove_sequences(list(self._iter_held(first, last, attempt)))
@@ -216,7 +218,9 @@ class KeyOrderedInFlight:
             self._drop_empty(old_due, attempts)
 
     def _iter_held(self, first: int, last: int, attempt: int) -> Iterator[int]:
-        """Yield the held messages of first..last-1, or those with this attempt."""
+        """Yield the held sequences of first..last-1; with `attempt` other than 0, only of this
+        attempt.
+        """
         messages, attempts_of = self.held_messages, self._attempts_by_sequence
         for sequence in range(first, last):
             if sequence in messages and attempt in (0, attempts_of[sequence]):

@@ -53,7 +53,7 @@ class LeastLoadedMembers(Generic[MemberT]):
             self._drop_stale_entries()
 
     def least_loaded(self) -> MemberT:
-        """Return the next member to serve. Raises IndexError if there is none."""
+        """Return the next member to serve. Raises IndexError if no member can accept messages."""
         heap = self._heap
         while True:
             count, turn, member = heap[0]

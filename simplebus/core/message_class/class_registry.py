@@ -1,11 +1,11 @@
 """All classes of a bus by id and name, their settings, and the subjects bound to them.
 
 A request that names several classes either succeeds for all of them or changes nothing. It is
-checked at once, and everything that it creates is reserved: nobody else can use these ids, names
-and quotas. Creating many classes takes long, so that follows in parts, which cannot fail.
+checked at once, and everything that it creates is reserved: no other request can use these ids,
+names and quotas. Creating many classes takes long, so that follows in parts, which cannot fail.
 
 A class that was removed keeps its id for its name, and its next sequence: if it is created again,
-nobody confuses its messages with former ones.
+its messages cannot be confused with earlier messages.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _too_many_classes_error(
 
 
 def class_limit_hint(settings: Settings, setting: str) -> str:
-    """Return the end of an error about too many classes: what ends it."""
+    """Return the last part of an error about too many classes: how to get below the limit."""
     removal = "classes are never removed"
     if settings.idle_class_seconds and not settings.declare_only:
         removal = f"unused ones are removed after {settings.idle_class_seconds:g} s"
@@ -434,28 +434,32 @@ class ClassRegistry:
     def _apply_class_settings(self, cls: MessageClass) -> None:
         """Apply the settings for the class's current name."""
         settings, limits = self.settings, self.settings.limits
-        own = settings.settings_for_class(cls.class_id, cls.name)
-        cls.set_retention(settings.keep if own.keep is None else own.keep)
-        cls.full_policy = settings.full_policy_for(own)
+        class_settings = settings.settings_for_class(cls.class_id, cls.name)
+        keep = class_settings.keep
+        cls.set_retention(settings.keep if keep is None else keep)
+        cls.full_policy = settings.full_policy_for(class_settings)
         if cls.full_policy is FullPolicy.SPILL and cls.name == BRIDGE_RECORDS_CLASS:
             cls.full_policy = FullPolicy.BLOCK
         ring = cls.ring
-        ring.messages_max = min(own.messages_max or limits.class_messages, limits.class_messages)
-        ring.bytes_max = min(own.bytes_max or limits.class_bytes, limits.class_bytes)
+        messages_max = class_settings.messages_max or limits.class_messages
+        ring.messages_max = min(messages_max, limits.class_messages)
+        bytes_max = class_settings.bytes_max or limits.class_bytes
+        ring.bytes_max = min(bytes_max, limits.class_bytes)
         if cls.full_policy is FullPolicy.SPILL and not dead_letters.is_dead_letter_class(cls.name):
             assert self.spill_manager is not None
             cls.spill = cls.spill or ClassSpill(cls, self.spill_manager)
-            cls.spill.bytes_max = own.disk_bytes_max or 0
+            cls.spill.bytes_max = class_settings.disk_bytes_max or 0
         elif cls.spill is not None and not cls.spill.message_count and not cls.spill.readers:
             cls.spill = None  # It spilled by the default settings until it received its name.
-        are_wanted = cls.are_last_values_requested if own.last_values is None else own.last_values
+        configured = class_settings.last_values
+        are_wanted = cls.are_last_values_requested if configured is None else configured
         cls.has_last_values = (
             bool(are_wanted)
             and cls.spill is None
             and not dead_letters.is_dead_letter_class(cls.name)
         )
         if dead_letters.is_dead_letter_class(cls.name):
-            if own.full_policy is not FullPolicy.BLOCK:
+            if class_settings.full_policy is not FullPolicy.BLOCK:
                 cls.full_policy = FullPolicy.DROP_OLDEST
             ring.bytes_max = min(limits.dead_letter_bytes, ring.bytes_max)
 
@@ -589,7 +593,7 @@ class ClassRegistry:
         Args:
             class_id: Id of the class.
             name: Its name.
-            known_id: Id of the class that has the name, or receives it; None if there is none.
+            known_id: Id of the class that has the name, or receives it; None if the name is unused.
             current_name: Name that the class receives by the same request; empty for none.
 
         Raises:
@@ -786,11 +790,10 @@ class ClassRegistry:
         """
         if not name and class_id in self.classes:
             name = self.classes[class_id].name
-        own = self.settings.settings_for_class(class_id, name)
-        can_spill = (
-            self.settings.full_policy_for(own) is FullPolicy.SPILL and name != BRIDGE_RECORDS_CLASS
-        )
-        if can_spill and own.last_values is None:
+        class_settings = self.settings.settings_for_class(class_id, name)
+        policy = self.settings.full_policy_for(class_settings)
+        can_spill = policy is FullPolicy.SPILL and name != BRIDGE_RECORDS_CLASS
+        if can_spill and class_settings.last_values is None:
             raise RemoteProtocolError(
                 Reason.BAD_REQUEST,
                 f"class {name or class_id} spills to disk and therefore keeps no last values",

@@ -364,7 +364,7 @@ class MessageClass:
         return [] if subscription is None else [subscription]
 
     def group_or_position(self, position: Position) -> AnyGroup | Position:
-        """Return the group that shares a position, or the position itself if there is none."""
+        """Return the group that shares a position, or the position itself if no group shares it."""
         return self.groups.get(position, position)
 
     def remove_position(self, position: Position) -> None:
@@ -437,7 +437,7 @@ class MessageClass:
         return AckWindow(floor=min(max(floor, self.first_sequence), ring.head)), PositionHandover()
 
     def _extend_backlog_to_head(self) -> None:
-        """Keep all stored messages in the backlog, as the new position does not take it over."""
+        """Keep all stored messages in the backlog. The new position does not take it over."""
         if not self.positions:
             self.backlog_window.cursor = max(self.backlog_window.cursor, self.ring.head)
 
@@ -471,14 +471,14 @@ class MessageClass:
     def _add_to_backlog(self, position: Position) -> None:
         """Add the unacknowledged messages of the last position to the backlog.
 
-        The position itself is kept, unless another one was: converting its state into ranges takes
-        long if there are many.
+        The position itself is kept, unless another position was kept before: converting its state
+        into ranges takes long if there are many ranges.
         """
         window = position.window
-        former: Position | PositionHandover = PositionHandover()
+        old_state: Position | PositionHandover = PositionHandover()
         if self.backlog_window.floor < self.backlog_window.cursor:
-            window, former = window.merge_unacked(self.backlog_window), self.backlog_state
-        if former != PositionHandover():
+            window, old_state = window.merge_unacked(self.backlog_window), self.backlog_state
+        if old_state != PositionHandover():
             handover = position.build_handover().merge(self.backlog_handover)
             self.backlog_state = handover.restrict_to(window.floor, window.cursor)
         elif position.window.floor < position.window.cursor:

@@ -1,8 +1,8 @@
 """Classes larger than memory: all messages are on disk, and only the newest ones in the ring.
 
 A message is evicted from the ring only after it is on disk. A position that needs evicted messages
-reads from a ring of its own, with the same sequences, which a `SpillReader` fills from disk. There,
-an empty message stands for each message that was acknowledged out of order. Other positions are not
+reads from a private ring, with the same sequences, which a `SpillReader` fills from disk. There, an
+empty message stands for each message that was acknowledged out of order. Other positions are not
 affected. This module requests reads; the driver executes them and returns the results.
 
     disk             first ────────────────────────────────────── written
@@ -191,7 +191,7 @@ class ClassSpill:
 
 
 class SpillReader:
-    """Reads spilled messages of one position into a ring of its own."""
+    """Reads spilled messages of one position into a private ring."""
 
     def __init__(self, cls: SpillingClass, position: Position, spill_manager: SpillManager) -> None:
         self.position = position

@@ -173,7 +173,8 @@ class _CachingEnvelopeReader:
         return values or self._read_new(self._raw[begin:end])
 
     def _read_known(self, begin: int, end: int) -> tuple[int, float, float] | None:
-        """Return the same if channel and headers are cached and nothing needs `decode`, else None.
+        """Return the result of `read` if channel and headers are cached and nothing needs `decode`,
+        else None.
 
         Bytes behind `end` may be read, but never change the result.
         """

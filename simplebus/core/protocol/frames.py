@@ -111,7 +111,8 @@ def encode_ack(*, class_id: int, timer_index: int, first: int, last: int) -> byt
 class FrameBatch:
     """Whole frames, back to back.
 
-    A batch is a view: it is valid until the underlying buffer is written again. Nobody changes it.
+    A batch is a view: it is valid until the underlying buffer is written again. It is never
+    changed.
     """
 
     __slots__ = ("_key_changes", "bounds", "count", "data", "known_keys", "stride")

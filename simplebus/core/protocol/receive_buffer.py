@@ -51,7 +51,7 @@ class ReceiveBuffer:
 
 
 class FrameReceiver:
-    """Incomplete frame of one connection, and counters of what it received."""
+    """Incomplete frame of one connection, and counters of its received frames and bytes."""
 
     def __init__(self, *, frame_bytes_max: int) -> None:
         self.frame_bytes_max = frame_bytes_max
@@ -154,8 +154,8 @@ class FrameReceiver:
             raise self._build_too_long_error(len(self.tail), "and has not ended")
 
     def unread(self, buffer: ReceiveBuffer, batch: FrameBatch, index: int) -> bytes:
-        """Return what was received from frame `index` of the latest batch on, as if it had not been
-        received. The caller then drops the iterator of `receive`.
+        """Return the received bytes from frame `index` of the latest batch on, and do not count
+        them as received. The caller then drops the iterator of `receive`.
         """
         first, last = self._unsplit
         unread = batch.data[batch.bounds[index] :].tobytes() + bytes(buffer.view[first:last])
@@ -181,7 +181,7 @@ class FrameReceiver:
         return FrameBatch.from_frame(memoryview(frame)), first + length - searched
 
     def _cut_before_too_long(self, batch: FrameBatch) -> FrameBatch:
-        """Return the frames in front of the first one that is too long.
+        """Return the frames in front of the first frame that is too long.
 
         Raises:
             RemoteProtocolError: frame_too_long if it is the first of the batch.

@@ -77,7 +77,8 @@ class RequestIdReader(Generic[T]):
         """Value, encoded length of the id and length of the id, by the bytes before that."""
 
     def read(self, content: bytes) -> tuple[T, bytes]:
-        """Return the value and the request id of a message; the id is empty if there is none.
+        """Return the value and the request id of a message; the id is empty if the message has no
+        id.
 
         Args:
             content: Content of its Envelope frame.

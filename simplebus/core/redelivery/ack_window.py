@@ -221,7 +221,7 @@ class AckWindow:
         return edges[::2], edges[1::2]
 
     def _clear_acked(self, first: int, is_wanted: Flags) -> None:
-        """Clear the flags of acknowledged messages, of those from `first` on."""
+        """Clear the flags of acknowledged messages from `first` on."""
         cleared_count = 0
         for start, stop in self._index_ranges(first, min(first + is_wanted.size, self._flags_end)):
             part = is_wanted[cleared_count : cleared_count + stop - start]

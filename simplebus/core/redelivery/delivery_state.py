@@ -66,7 +66,7 @@ def find_oldest_in_flight(
         delay_ticks: Returns the ticks between a delivery and the next one, by attempts.
 
     Returns:
-        The message; None if there is none or it is not found within the inspection limit.
+        The message; None if no message is in flight or none is found within the inspection limit.
     """
     remaining = INQUIRY_MESSAGES_MAX
     by_sent_tick = sorted(

@@ -55,7 +55,7 @@ class FailureReasons:
             self._drop(*next(iter(texts)))
 
     def get(self, position: _Position, sequence: int) -> str:
-        """Return the last reason of a message; empty if there is none."""
+        """Return the last reason of a message; empty if none is stored."""
         return self._texts.get((position, sequence), "")
 
     def forget_acked(self) -> None:

@@ -86,7 +86,7 @@ class InFlightBytes:
 class _Measurement:
     """Measurement of the unacknowledged messages of one moment, from the newest to the oldest.
 
-    The size of those that are released before they are measured is the average of the others.
+    A message that is released before it is measured counts with the average size of the others.
     """
 
     def __init__(self, ring: Ring, in_flight_count: int, window: AckWindow) -> None:

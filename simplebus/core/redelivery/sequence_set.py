@@ -101,7 +101,7 @@ class SequenceSet:
         return ranges
 
     def pop(self, first: int, last: int) -> SequenceSet:
-        """Remove first..last-1. Returns the set of those that were in this set."""
+        """Remove first..last-1. Returns the set of the removed sequences."""
         begin, end = bisect_right(self._lasts, first), bisect_left(self._firsts, last)
         if begin >= end or first >= last:
             return SequenceSet()

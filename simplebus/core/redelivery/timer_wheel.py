@@ -81,8 +81,8 @@ class TimerWheel:
         return bool(self._due)
 
     def remove(self, first: int, last: int, attempt: int = 0) -> list[Span]:
-        """Remove and return messages first..last-1; with `attempt` other than 0, only those with
-        that attempt.
+        """Remove and return messages first..last-1; with `attempt` other than 0, only of this
+        attempt.
         """
         out: list[Span] = []
         for tick, attempts, sequences in self.scheduled_sets(attempt):
@@ -97,8 +97,8 @@ class TimerWheel:
         )
 
     def scheduled_sets(self, attempt: int = 0) -> list[tuple[int, int, SequenceSet]]:
-        """Return (due tick, attempts, messages) of all entries, or of those with `attempt` if it is
-        not 0.
+        """Return (due tick, attempts, messages) of all entries; with `attempt` other than 0, only
+        of this attempt.
         """
         return [
             (tick, attempts, sequences)

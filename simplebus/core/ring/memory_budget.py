@@ -21,7 +21,7 @@ _PRIVATE_AND_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 def allocate_array(count: int, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
-    """Return an uninitialised array; large ones use a mapping of their own.
+    """Return an uninitialised array. Each large array uses a separate memory mapping.
 
     The memory of a mapping returns to the system as soon as the array is dropped. The C allocator
     would keep freed blocks of this size.
@@ -47,7 +47,7 @@ def check_free_address_space(size: int) -> None:
 def discard_pages(array: npt.NDArray[Item], first_byte: int) -> None:
     """Give the whole pages of an array behind `first_byte` back to the system.
 
-    Their content is lost. Arrays without a mapping of their own are left alone.
+    Their content is lost. Arrays without a separate mapping are not changed.
     """
     first_byte = round_up_to_page(first_byte)
     memory = array.base.obj if isinstance(array.base, memoryview) else None

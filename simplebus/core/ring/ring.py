@@ -2,7 +2,7 @@
 
 Sequences only grow. Frames are appended to the last segment, and a segment is reused or freed when
 its last frame was released. The ring grows by another segment, so stored frames are never copied.
-A ring knows nothing of subscriptions; the class calls `release`. Memory is acquired from a budget
+A ring does not refer to subscriptions; the class calls `release`. Memory is acquired from a budget
 before it is allocated.
 
     first segment             …             last segment         spare segments

@@ -651,8 +651,8 @@ class _TurnBudget:
 
     def find_end(self, batch: FrameBatch) -> int | None:
         """Return the number of leading frames of the next batch that the turn should process; None
-        if it may also process what was received behind the batch. At least one frame of the first
-        batch is processed.
+        if it may also process the bytes that were received behind the batch. At least one frame of
+        the first batch is processed.
         """
         if not batch.is_uniform:
             types = batch.data[batch.starts]
@@ -671,7 +671,10 @@ class _TurnBudget:
         return self._find_mixed_end(np.arange(batch.count))
 
     def _find_mixed_end(self, indexes: npt.NDArray[np.intp]) -> int | None:
-        """Return the end of the envelopes that are left, or None. `indexes` are theirs."""
+        """Return the end of the envelopes that this turn may process, or None for all.
+
+        `indexes` are the frame indexes of the envelopes in the batch.
+        """
         if indexes.size > self._mixed_max:
             return int(indexes[self._mixed_max])
         self._mixed_max -= indexes.size

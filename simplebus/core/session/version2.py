@@ -2,7 +2,7 @@
 
 A fault of one frame is a `FrameRefused` event, and decoding continues; only a fault that makes the
 stream ambiguous is an error. A message whose number is not the next one is a duplicate or an error,
-never an event. A publisher with numbers of its own may skip numbers.
+never an event. A publisher that assigns its own numbers may skip numbers.
 """
 
 from __future__ import annotations
@@ -131,7 +131,9 @@ class Version2Decoder(Version1Decoder):
         return NumberBitmap.from_flags(first_number, is_stored)
 
     def _known_numbers_from(self, first: int) -> Integers:
-        """Return all numbers from `first` to the last one that is known to be stored or not."""
+        """Return all numbers from `first` to the last number that is known to be stored or
+        refused.
+        """
         ahead = self.producer.stored_ahead
         count = (self.next_number - first) & MESSAGE_ID_MASK
         if ahead is not None:
@@ -289,7 +291,7 @@ class Version2Decoder(Version1Decoder):
         return fresh, gap
 
     def _repeat_refusals(self, numbers: Integers) -> Iterator[FrameRefused]:
-        """Yield the former refusals of messages that were sent again."""
+        """Yield the earlier refusals of messages that were sent again."""
         for refusal in self.producer.refusals:
             offsets = (numbers - refusal.refers_to) & MESSAGE_ID_MASK
             offsets = np.unique(offsets[offsets < refusal.count])

@@ -8,7 +8,7 @@
 - `compaction`: copies last values to the head, so that older messages can be released.
 - `publisher_confirms`: confirms and replies that wait for the journal.
 - `quotas`: limits on the classes and durables that one user or address creates.
-- `idle_classes`: removes classes that nobody uses.
+- `idle_classes`: removes unused classes.
 
 May import everything of core except `broker`, `checkpoint` and `restore`.
 """

@@ -64,12 +64,12 @@ class LastValueCopy:
     """Floor of the ring before the values were released."""
 
     def count_from(self, sequence: int) -> int:
-        """Return how many values had this old sequence or a higher one."""
+        """Return how many values had this old sequence or a higher sequence."""
         return int(np.count_nonzero(self.old_sequences >= sequence))
 
 
 def compact_if_cluttered(store: CompactingStore, cls: MessageClass) -> None:
-    """Copy some values, if most of the bytes held for values are not theirs.
+    """Copy some values, if most of the bytes that are kept for values belong to other messages.
 
     The class must have been trimmed.
     """

@@ -1,4 +1,4 @@
-"""Removal of classes that nobody has used for a while.
+"""Removal of classes that were unused for a while.
 
 A class is removed only if nothing refers to it: it stores no message, has no subscription, durable,
 bound subject or remembered message id, no open session has declared it, nothing waits for it, and

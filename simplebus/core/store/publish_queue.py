@@ -37,7 +37,7 @@ class AppendingStore(Protocol):
 
 
 class PublishQueue:
-    """Parked messages of one broker. A `WakeupTarget` for those that wait for a rate limit."""
+    """Parked messages of one broker. A `WakeupTarget` for messages that wait for a rate limit."""
 
     def __init__(
         self,
@@ -156,8 +156,8 @@ class PublishQueue:
         self.blocked_classes[target] = None
 
     def _unblock_session(self, session: Session, cls: MessageClass | None = None) -> None:
-        """Remove a session from its queue: that of `cls`, if it is not the class of its first
-        message.
+        """Remove a session from the queue of `cls`, or if `cls` is None, of the class of its first
+        parked message.
         """
         if session in self.rate_queue.waiting_sessions:
             self.rate_queue.remove(session)

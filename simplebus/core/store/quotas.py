@@ -50,7 +50,7 @@ class Quotas:
 
     def anonymous_address(self, session: Session) -> str:
         """Return the address to which a session is charged: empty if it has a user, or is in the
-        process of the server. Addresses of one IPv6 /64 network are one.
+        process of the server. All addresses of an IPv6 /64 network count as one address.
         """
         if self._user_directory.users is not None or session.is_internal or not session.address:
             return ""
@@ -64,7 +64,7 @@ class Quotas:
         Args:
             session: Session that declares classes.
             requested: Id and name of each class.
-            new_ids: Ids of those that do not exist.
+            new_ids: Ids of the classes that do not exist.
 
         Raises:
             RemoteProtocolError: too_many_classes; or unknown_class if only the operator declares

@@ -147,7 +147,7 @@ class Store:
         return cls
 
     def unknown_class_error(self, class_id: int) -> RemoteProtocolError:
-        """Return the error for a class that does not exist, or that a user must not know of."""
+        """Return the error for a class that does not exist, or that the user must not see."""
         hint = ", and --declare-only is on" if self.settings.declare_only else ""
         return RemoteProtocolError(
             Reason.UNKNOWN_CLASS, f"no Connect has named class {class_id}{hint}"
@@ -831,14 +831,14 @@ class Store:
         ring, waiting = cls.ring, cls.backlog_window
         if waiting.floor < ring.floor:
             return 0  # The first messages are on disk.
-        first, many = waiting.floor, EXPIRY_SCAN_INITIAL_MESSAGES
+        first, scan_count = waiting.floor, EXPIRY_SCAN_INITIAL_MESSAGES
         end = min(waiting.cursor if cls.positions else ring.head, ring.timed_until)
         end = min(end, first + max_count)
         while (at := waiting.floor) < end:
-            last = min(end, at + many)
+            last = min(end, at + scan_count)
             floor = selection.first_unexpired(ring, at, last, self.clock.now)
             cls.dropped_counts[Reason.EXPIRED] += waiting.skip_to(floor)
             if waiting.floor < last:
                 break
-            many = min(4 * many, REDELIVERY_MESSAGES)
+            scan_count = min(4 * scan_count, REDELIVERY_MESSAGES)
         return waiting.floor - first

@@ -42,7 +42,7 @@ def hash_token(secret: str) -> str:
 
 
 class PasswordVerifier:
-    """Verifies passwords and remembers those that passed a slow check."""
+    """Verifies passwords and caches the passwords that passed a slow check."""
 
     def __init__(self, key: bytes = b"") -> None:
         """Create a verifier. `key` is random and private to this process."""

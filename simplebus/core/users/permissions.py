@@ -221,8 +221,8 @@ class ClassPermissions:
     def __init__(
         self, *, everything: bool, allow: tuple[str, ...], nothing: bool, deny: tuple[str, ...]
     ) -> None:
-        """Allow everything or the channels of `allow`, except everything (`nothing`) or those of
-        `deny`.
+        """Allow everything or the channels of `allow`, except everything (`nothing`) or the
+        channels of `deny`.
         """
         self.allow = ("#",) if everything else allow
         self.deny = ("#",) if nothing else deny
