@@ -104,7 +104,7 @@ def parse_addresses(
         environment: Environment variables.
 
     Raises:
-        ValueError: If a text is not an address, or there is none.
+        ValueError: If a text is not an address, or `value` is empty.
         TypeError: If `value` is neither a str nor an iterable of str.
     """
     if value is None:

@@ -39,7 +39,7 @@ class HandlerErrors:
             self._errors.append(error)
 
     def to_exception_group(self) -> ExceptionGroup[Exception] | None:
-        """Return the recorded errors as one exception; None if there are none."""
+        """Return the recorded errors as one exception; None if no error was recorded."""
         if not self._errors:
             return None
         count_text = f"{self._count} time{'' if self._count == 1 else 's'}"
@@ -47,7 +47,7 @@ class HandlerErrors:
 
 
 def raise_errors(*possible_errors: Exception | None) -> None:
-    """Raise the errors that are not None: a single one as it is, several as an ExceptionGroup."""
+    """Raise the errors that are not None: a single error directly, several as an ExceptionGroup."""
     errors = [error for error in possible_errors if error is not None]
     if len(errors) == 1:
         raise errors[0]

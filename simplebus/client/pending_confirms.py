@@ -92,7 +92,7 @@ class PendingConfirms:
             self._waiters.popleft().on_done()
 
     def pop_unclaimed(self) -> ExceptionGroup[RefusedError] | None:
-        """Return and clear the refusals that no waiter has claimed; None if there are none."""
+        """Return and clear the refusals that no waiter has claimed; None if all were claimed."""
         self._keep_unclaimed_below(None)
         if not self._unclaimed:
             return None

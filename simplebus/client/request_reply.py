@@ -160,7 +160,7 @@ class ReplyAddress:
     envelope: RequestEnvelope
 
     def check_is_for_replies(self, replies_class: int) -> None:
-        """Raise LocalProtocolError unless class and channel are those of replies."""
+        """Raise LocalProtocolError unless class and channel are reserved for replies."""
         if self.class_id != replies_class or not self.channel.startswith(_REPLY_CHANNEL_PREFIX):
             raise LocalProtocolError(
                 f"a reply was requested on channel {self.channel[:80]!r} of class "

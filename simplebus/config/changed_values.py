@@ -114,7 +114,7 @@ def count_changes(changes: Sequence[ValueChange]) -> str:
 def apply_reload(old: Tables, new: Tables) -> Tables:
     """Return the values of the running server after a reload.
 
-    Those that need a restart keep their old values.
+    Settings that need a restart keep their old values.
     """
     tables = {
         name: dict((new if _is_reloaded(name) else old)[name])

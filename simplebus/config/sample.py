@@ -90,7 +90,7 @@ def _file_key(flag: re.Match[str]) -> str:
 
 
 def _default(setting: Setting) -> str | None:
-    """Return the default as TOML; None if there is none or it depends on other settings."""
+    """Return the default as TOML; None without a default, or if it depends on other settings."""
     if isinstance(setting.default, bool):
         return json.dumps(setting.default)
     text = setting.option_default or setting.default_text.partition(",")[0]

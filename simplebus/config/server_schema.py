@@ -506,7 +506,7 @@ class HttpSettings(SettingsTable):
 
 @dataclass(frozen=True)
 class TlsSettings(CertificateSettings):
-    """TLS of every listener that has no certificate of its own."""
+    """TLS of every listener without separate certificate settings."""
 
     TOML_TABLE = "tls"
     OPTION_PREFIX = "tls_"

@@ -199,7 +199,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Name that identifies the setting: that of the option, with `_` for `-`."""
+        """Name that identifies the setting: the name of the option, with `_` for `-`."""
         return self.table.OPTION_PREFIX + self.field_name if self.table else self.field_name
 
     @property
@@ -281,7 +281,7 @@ class Setting:
         return self.kind.parse(text)
 
     def format_value(self, value: Any) -> Any:
-        """Return a value as it is compared and shown after a reload: a size or choice as a text."""
+        """Return a value in the form that a reload compares and logs: sizes and choices as text."""
         if (self.kind.parse is SIZE.parse or self.kind.choices) and value is not None:
             return self.kind.format(value)
         return None if value == () else value

@@ -125,7 +125,7 @@ def locate_keys(text: str) -> Mapping[str, int]:
 
 
 def _header_steps(parsed: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each name of a parsed table header, and what it contains."""
+    """Yield each name of a parsed table header, and the value of this name."""
     while parsed:
         ((name, inner),) = parsed.items()
         yield name, inner

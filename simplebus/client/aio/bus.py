@@ -141,8 +141,8 @@ class Bus(Publisher):
         left without an exception. If the block raises, its last message is redelivered after a
         backoff; if the block is cancelled, at once. The details:
 
-        - A loop, `get`, `take` and `anext` all acknowledge what was returned before. Inside the
-          body of a loop they do not acknowledge the message of that loop.
+        - A loop, `get`, `take` and `anext` all acknowledge the messages that were returned before.
+          Inside the body of a loop they do not acknowledge the message of that loop.
         - Leaving a loop by `break` or `return`, or by an exception that is handled inside the
           block, acknowledges nothing by itself: the two rules above apply.
         - A loop that is cancelled inside the block returns its message: it is the next one.

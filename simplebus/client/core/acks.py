@@ -85,7 +85,7 @@ class AckSink:
         return b"".join([ack_buffer.encode_pending() for ack_buffer in ack_buffers])
 
     def clear(self) -> None:
-        """Remove all pending outcomes from the send order; the buffers keep theirs."""
+        """Remove all pending outcomes from the send order. The buffers keep their outcomes."""
         self.ack_buffers.clear()
         self.pending_count = 0
 
@@ -339,7 +339,7 @@ class AckToken:
         return self._ack_buffer is not None and self._ack_buffer.is_open
 
     def settle(self, outcome: AckOutcome, first: int, last: int) -> None:
-        """Record `outcome` for those of first..last-1 that the program has not settled itself."""
+        """Record `outcome` for the messages first..last-1 that the program has not settled."""
         assert self._ack_buffer is not None, "a fetched message cannot be settled"
         if self._decided_indexes is None:
             self._ack_buffer.append(outcome, self, first, last)

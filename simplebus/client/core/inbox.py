@@ -401,7 +401,7 @@ class Inbox:
         return next(self._current_batch.messages(handed_out_count - 1, handed_out_count)[1])
 
     def _select_batch(self) -> bool:
-        """Make `_current_batch` a batch with unread messages. Return False if there is none."""
+        """Make `_current_batch` a batch with unread messages. Return False if all are read."""
         assert not self.has_unsettled, "asked for messages while the last hand-out is unsettled"
         self._discard_prepared()
         if self._current_batch is not None and self._prepared_count < len(self._current_batch):

@@ -449,7 +449,7 @@ class Batch:
         )
 
     def settle(self, outcome: tuple[int, bytes], first: int, last: int) -> None:
-        """Record `outcome` for those of first..last-1 that the program did not settle itself."""
+        """Record `outcome` for the messages first..last-1 that the program has not settled."""
         self._ack_token.settle(outcome, self._first_index + first, self._first_index + last)
 
     def __len__(self) -> int:

@@ -473,7 +473,7 @@ class PublishBuffer:
         self._is_confirm_late = False
 
     def release_batch(self) -> PublishBatch | None:
-        """Return the next frames to send; None if there are none or the credit is used up."""
+        """Return the next frames to send; None if no frames wait or the credit is used up."""
         batch = None
         if self._resend_batches:
             batch = self._release_resend()

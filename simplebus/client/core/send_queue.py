@@ -45,7 +45,7 @@ class OutgoingFrames(Protocol):
         """Return the next frames; None if none may be sent now."""
 
     def require_credit(self) -> bool:
-        """Return True, once, if frames wait for credit and a Heartbeat is to be sent for it."""
+        """Return True, once, if frames wait for credit, so that a Heartbeat must request it."""
 
 
 class SendQueue:
@@ -103,7 +103,7 @@ class SendQueue:
             self._deferred_frames.append((position, frame))
 
     def peek(self) -> memoryview:
-        """Return the next bytes to send; empty if there are none."""
+        """Return the next bytes to send; empty if nothing can be sent now."""
         if (
             not self._ready_bytes
             and not self.ack_sink.pending_count
@@ -167,7 +167,7 @@ class SendQueue:
         self._ready_bytes += _frames_bytes(batch)
 
     def _append_next_batch(self) -> bool:
-        """Queue the next frames of the source. Return False if there are none."""
+        """Queue the next frames of the source. Return False if the source has no frames to send."""
         if not self.is_open:
             return False
         batch = self._source.release_batch()

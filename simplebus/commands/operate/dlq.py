@@ -240,7 +240,7 @@ def _choice(
 
 
 async def _find(bus: Bus, class_: int | str) -> ClassInfo:
-    """Return the dead letter class. Raises BusError if there is none."""
+    """Return the dead letter class of a class. Raises BusError if the class has no dead letters."""
     from simplebus.client import dead_letters
     from simplebus.core.errors import BusError
 
