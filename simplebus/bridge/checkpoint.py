@@ -5,7 +5,7 @@ record* there that assigns the next numbers to sequences of the source. A restar
 the record and sends the same messages again under the same numbers.
 
 - The copier sends a batch after the record that announces it is confirmed. Each record also
-announces later batches, so that they need not wait for a record of their own.
+  announces later batches, so that these need not wait for another record.
 - A record repeats the batches in flight, because they may be lost.
 - The copier discards a record that does not match the target's next number, or whose
 fingerprints do not match the source (which was then restored from an old copy). It continues
@@ -172,7 +172,7 @@ class BridgeRecord(msgspec.Struct, frozen=True):
 
     @property
     def end_number(self) -> int:
-        """Number after the highest one that the record describes."""
+        """Number after the highest number that the record describes."""
         return self.batches[-1].end_number
 
     def matches_next_number(self, number: int) -> bool:

@@ -171,7 +171,7 @@ class MessageSource(Protocol):
     """Sequence after the last message at the time the source was opened."""
 
     async def read(self, sequence: int) -> SourceBatch:
-        """Return messages from `sequence` on; the batch is empty if there are none yet."""
+        """Return messages from `sequence` on; the batch is empty if none is stored yet."""
 
     async def read_fingerprint(self, sequence: int) -> MessageFingerprint | None:
         """Return the fingerprint of a message, or None if it was removed."""

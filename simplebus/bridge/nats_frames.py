@@ -63,8 +63,8 @@ class NatsFramer:
 
 
 def _encode_metadata(subject: bytes, block: bytes) -> tuple[bytes, str]:
-    """Return the unstuffed bytes before the payload, and a description of what was altered; empty
-    if nothing was.
+    """Return the unstuffed bytes before the payload, and a description of the altered parts; empty
+    if nothing was altered.
     """
     headers, key = split_key(strip_received_headers(parse_header_block(block)))
     channel = subject_text = subject.decode("utf-8", "backslashreplace")

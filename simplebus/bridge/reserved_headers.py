@@ -3,7 +3,7 @@
 - `Nats-…` headers are instructions to, or results of, a server. They are not copied; a target
 adds its own.
 - `$…` and `_INBOX.…` are API subjects and reply subjects. A bridge publishes there only if a
-rewrite rule of its user says so, not because a channel has such a name.
+  rewrite rule of its user names the subject, not because a channel has such a name.
 - A message key becomes the header `bus-key` if it is plain text, otherwise `bus-key-hex`.
 """
 
@@ -83,7 +83,7 @@ def is_permission_violation(server_error: str) -> bool:
 
 
 def is_required_permission_violation(server_error: str) -> bool:
-    """Return True if the missing permission is one that every bridge needs."""
+    """Return True if every bridge needs the missing permission."""
     return (
         is_permission_violation(server_error) and normalize_subjects(server_error) != server_error
     )

@@ -378,11 +378,11 @@ class UniformRun:
         key_position = len(header) + len(times) + len(channel) - 1
         before = header + bytes((fields,)) + times[1:] + channel[1:]
         pattern = before + bytes(key_bytes) + headers[1:]
-        same = np.frombuffer(pattern, np.uint8)[None]
+        equal_row = np.frombuffer(pattern, np.uint8)[None]
         if not key_bytes and len(times) == 1:
-            return same
+            return equal_row
         rows = np.empty((self.run.count, len(pattern)), np.uint8)
-        rows[:] = same
+        rows[:] = equal_row
         if key_bytes:
             rows[:, key_position : key_position + key_bytes] = self.run.slice_frames(
                 key_at, key_bytes

@@ -343,7 +343,8 @@ class BatchedStreamTarget(NatsTarget):
     async def _handle_unknown_result(self, prepared: TargetBatch, fast_batch: _FastBatch) -> None:
         """Refuse the messages that no stream accepts.
 
-        Raises BusConnectionError if there are none: the result of the whole batch is unknown then.
+        Raises BusConnectionError if streams accept all messages: the result of the whole batch is
+        unknown then.
         """
         body, self._is_uncertain = nats_batch(prepared), True
         rows = np.searchsorted(prepared.sequences, fast_batch.sequences[fast_batch.unanswered])

@@ -228,7 +228,7 @@ class BusTarget:
     async def _find_changed_message(
         self, source: MessageSource, record: BridgeRecord, committed: int
     ) -> int | None:
-        """Return the sequence of a message that differs from the record, or None if there is none.
+        """Return the sequence of a message that differs from the record, or None if all are equal.
 
         Messages below `committed` may have been removed, so they are not compared.
         """
@@ -512,7 +512,7 @@ async def open_bus_target(
 async def _read_last_record(
     connection: ClientConnection, settings: TargetSettings
 ) -> BridgeRecord | None:
-    """Return the last bridge record, or None if there is none."""
+    """Return the last bridge record, or None if the target has no record."""
     inbox = await _subscribe_records(connection, settings, seek=True)
     try:
         with trio.move_on_after(_RECORD_SECONDS):

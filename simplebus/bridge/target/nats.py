@@ -463,7 +463,7 @@ class NatsTarget:
                 raise
 
     async def _find_unanswered(self) -> bool:
-        """Mark messages that no stream accepts. Returns False if there are none.
+        """Mark messages that no stream accepts. Returns False if streams accept all messages.
 
         If another client has subscribed to their subject, the server does not report "no
         responders". Raises FatalConfigurationError if the stream never answers.

@@ -89,7 +89,7 @@ class OrderedStreamTarget(NatsTarget):
         self._send_allowed(self._sent[0])
 
     def _send_allowed(self, prepared: TargetBatch) -> None:
-        """Send as many messages as may be in flight, except those that are known to be refused."""
+        """Send as many messages as may be in flight, except known refused messages."""
         body = nats_batch(prepared)
         limit = min(self._in_flight_max, self._stream_state.batch_limit)
         remaining, bytes_left = limit, _TYPICAL_MESSAGE_BYTES * limit
