@@ -122,7 +122,7 @@ def identity_stream_config(options: JetStreamOptions, identity: str) -> dict[str
 
 
 def cluster_id_of(info: dict[str, Any]) -> str:
-    """Return the identity in a stream's metadata; empty if there is none."""
+    """Return the identity in a stream's metadata; empty if the metadata has none."""
     return _metadata(info, _IDENTITY)
 
 
@@ -147,7 +147,7 @@ def consumer_config(
             another consumer is recreated.
         server_id: Server that uses a plain consumer; empty if none does.
         delivery_policy: Encoded delivery policy, see `DurableCheck`.
-        idle_seconds: Time for which an unused durable is kept; None for ever.
+        idle_seconds: Time for which an unused durable is kept; None for no limit.
         is_ack_all: The consumer belongs to one server, which acknowledges all messages up to
             one. An ack per message costs a NATS server as much as everything else together.
         delivered_before: Last stream sequence that the consumer's predecessor delivered.
@@ -194,12 +194,12 @@ def with_delivery_policy(config: dict[str, Any], delivery_policy: str) -> dict[s
 
 
 def delivery_policy_of(info: dict[str, Any]) -> str:
-    """Return the encoded delivery policy of a durable or group; empty if there is none."""
+    """Return the encoded delivery policy of a durable or group; empty without a policy."""
     return _metadata(info, _DELIVERY_POLICY)
 
 
 def idle_seconds_of(info: dict[str, Any]) -> float | None:
-    """Return the time for which an unused durable is kept; None for ever."""
+    """Return the time in seconds for which an unused durable is kept; None for no limit."""
     return int(info.get("config", {}).get("inactive_threshold") or 0) / 1e9 or None
 
 

@@ -1,7 +1,7 @@
 """Message class whose messages are stored in a JetStream stream.
 
 The ring of the class holds only accepted messages that were not passed to the publisher yet. Every
-position has a ring of its own, which a feed fills. Requests that a cluster cannot satisfy are
+position has a separate ring, which a feed fills. Requests that a cluster cannot satisfy are
 refused.
 """
 
@@ -255,7 +255,7 @@ class RemoteClass(MessageClass):
 
 
 def pause_full_classes(store: Store, full: set[int], paused: set[int]) -> set[int]:
-    """Pause publishing to the full classes and resume the paused ones that are not full any more.
+    """Pause publishing to the full classes and resume the paused classes that have space again.
 
     Returns:
         The classes that are paused now.

@@ -219,9 +219,7 @@ class ClassNameExchange:
             self._classes_to_describe[class_id] = None
 
     async def _describe_stream(self, link: NatsConnection, class_id: int) -> None:
-        """Write the class's name to the description of its stream, if there is a stream without
-        one.
-        """
+        """Write the name of a class to the description of its stream, if this is empty."""
         stream, name = self._subjects.stream_name(class_id), self._name_of(class_id)
         try:
             config = (await link.api_request(f"STREAM.INFO.{stream}"))["config"]

@@ -1,4 +1,4 @@
-"""Identity of the bus, stored in the metadata of a stream of its own.
+"""Identity of the bus, stored in the metadata of a separate stream.
 
 All servers of a cluster and prefix have the same identity, also after restarts, and no two clusters
 share one. The first server creates the stream; JetStream guarantees that only one succeeds. If the
@@ -94,7 +94,7 @@ async def maintain_cluster_id(
 async def _read_or_store_id(
     link: NatsConnection, options: JetStreamOptions, new_id: str, *, should_upgrade: bool = False
 ) -> str:
-    """Return the stored identity; store `new_id` if there is none."""
+    """Return the stored identity; store and return `new_id` if no identity is stored."""
     name = options.names.identity_stream_name
     try:
         info = await link.api_request(f"STREAM.INFO.{name}")

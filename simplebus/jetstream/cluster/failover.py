@@ -91,7 +91,7 @@ async def _is_jetstream_answering(link: NatsConnection) -> bool:
 async def _find_answering_server(
     link: NatsConnection, options: JetStreamOptions
 ) -> NatsAddress | None:
-    """Return another server at which JetStream answers now; None if there is none."""
+    """Return another server at which JetStream answers now; None if it answers nowhere."""
     found: list[NatsAddress] = []
 
     async def query_server(server: NatsAddress) -> None:

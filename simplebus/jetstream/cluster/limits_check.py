@@ -1,7 +1,7 @@
 """Checks of the cluster before a server starts.
 
 Every frame that the server accepts must fit into a NATS message with its headers: a NATS server
-closes the connection after a larger one, and the publisher would retry for ever. No foreign stream
+closes the connection after a larger one, and the publisher would retry forever. No foreign stream
 may store the subjects of this bus.
 """
 

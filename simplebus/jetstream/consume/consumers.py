@@ -3,13 +3,13 @@
 Creation is idempotent: an existing stream or consumer is used. A message stays in its stream until
 every consumer has acknowledged it, so a successor is created before its predecessor is deleted.
 
-A plain subscription has a consumer of its own with ack policy `all`. When it closes, its
+A plain subscription has a separate consumer with ack policy `all`. When it closes, its
 unacknowledged messages move to a consumer with explicit acks.
 
 Messages for the first subscription of a class are kept by the consumer `waiting`, or by a plain
 consumer whose server is gone. A plain subscription claims such a consumer if it is the only one and
 has explicit acks. Otherwise a new consumer starts at the lowest ack floor and the old ones are
-deleted; of two servers that do so at once, only the one that deleted a consumer succeeds. Consumers
+deleted; if two servers claim at once, only the server that deleted a consumer succeeds. Consumers
 that a server is about to release count as unheld.
 """
 
@@ -356,7 +356,7 @@ class ConsumerManager:
         return OpenedConsumer(name, True)
 
     async def _starting(self, class_id: int, start: str | Start) -> dict[str, Any]:
-        """Return the start of a position in the stream as it is now."""
+        """Return the start options of a consumer, for the current state of the stream."""
         if not (isinstance(start, Start) and start.sequence is not None):
             return api.start_config(start)
         info = await self._link.api_request(

@@ -106,7 +106,7 @@ class DeadLetterTracker(Generic[FeedT]):
         """Take over the pending acks of a closed feed.
 
         Returns:
-            The mark after which all its dead letters are stored; None if there are none.
+            The mark after which all dead letters of the feed are stored; None without dead letters.
         """
         self._feeds.discard(feed)
         mark = feed.dead_letters.clear()

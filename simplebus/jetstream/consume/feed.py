@@ -570,8 +570,8 @@ class ConsumerFeed:
         return found + [(pending.messages, 0.0) for pending in self._pending]
 
     def unacked_on_exit(self, delays: list[tuple[int, int, float]]) -> UnackedOnExit | None:
-        """Return the unacknowledged messages of a consumer with ack policy `all`; None if there
-        are none.
+        """Return the unacknowledged messages of a consumer with ack policy `all`; None if all are
+        acknowledged.
 
         `delays` as for `messages_to_return`.
         """

@@ -1,6 +1,6 @@
 """Connection subscriptions that receive the messages of consumers.
 
-Each consumer has an inbox of its own, so late messages of a replaced consumer are ignored. The
+Each consumer has a separate inbox, so late messages of a replaced consumer are ignored. The
 holder of a durable or group also answers queries for it while the position exists.
 """
 
@@ -62,13 +62,13 @@ class ConsumerInboxes:
         return f"{self._inbox}.{self._sids[position]}"
 
     def open(self, feed: ConsumerFeed, name: str) -> None:
-        """Receive the messages of consumer `name` for a feed, instead of its former consumer."""
+        """Receive the messages of consumer `name` for a feed, instead of its previous consumer."""
         core, position = self._core, feed.position
         sid = core.subscribe(f"{self._inbox}.{core.next_sid}")
-        former = self._sids.pop(position, None)
-        if former is not None:
-            core.unsubscribe(former)
-            del self._feeds[former]
+        old_sid = self._sids.pop(position, None)
+        if old_sid is not None:
+            core.unsubscribe(old_sid)
+            del self._feeds[old_sid]
         self._sids[position], self._feeds[sid] = sid, feed
         self.consumer_names[position] = name
         if (position.durable or position.group) and not feed.holder_sid:

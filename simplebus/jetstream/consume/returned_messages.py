@@ -48,7 +48,7 @@ class UnackedOnExit:
         """Acknowledge messages with stored dead letters, or return them if `is_stored` is False.
 
         Returns:
-            The remaining messages; None if there are none.
+            The remaining messages; None if no messages remain.
         """
         delays = np.where(
             self.delays == DEAD_LETTER_PENDING, -1.0 if is_stored else 0.0, self.delays

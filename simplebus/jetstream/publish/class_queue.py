@@ -236,7 +236,9 @@ class ClassPublishQueue:
         )
 
     def find_unstored(self, number: int) -> Publication | None:
-        """Return the in-flight or unverified publication of a request; None if there is none."""
+        """Return the in-flight or unverified publication of a request; None if it does not
+        exist.
+        """
         return self.in_flight.get(number) or self.unverified.get(number)
 
     def append(self, batch_number: int, publication: Publication) -> None:

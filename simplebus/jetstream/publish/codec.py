@@ -53,8 +53,8 @@ assert MESSAGE_ID_MASK < 10**_ID_DIGITS
 
 
 def split_batches(pieces: Sequence[bytes]) -> list[FrameBatch]:
-    """Split frames into batches of one frame type, in order; of one length where many frames have
-    it.
+    """Split frames into batches of one frame type, in order. Long runs of frames with equal length
+    form separate batches.
     """
     raw = bytearray().join((*pieces, bytes(RECEIVE_PADDING_BYTES)))
     last, offset = len(raw) - RECEIVE_PADDING_BYTES, 0
@@ -173,7 +173,7 @@ def message_id_columns(prefix: bytes, numbers: Integers) -> list[Column]:
 
 
 def _headers(batch: FrameBatch, ids: tuple[bytes, Integers] | None) -> list[Column]:
-    """Return the columns of the headers; empty if there are none."""
+    """Return the columns of the headers; empty if the messages have no headers."""
     kind = ENVELOPE_HEADER if batch.data[0] == frames.ENVELOPE else b""
     if ids is None:
         return [encode.HEADER_VERSION_LINE[:-2] + kind + b"\r\n\r\n"] if kind else []

@@ -308,8 +308,8 @@ class AckedDeliveries:
         return number
 
     def encode_next(self, tick: int) -> bytes:
-        """Return the next encoded messages, which count as sent. Empty if there are none or none
-        were found yet.
+        """Return the next encoded messages, which count as sent. Empty if no messages wait, or if
+        the scan has found none yet.
         """
         outbox = self.local_session.outbox
         encoded: list[bytes] = []

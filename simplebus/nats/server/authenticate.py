@@ -69,7 +69,7 @@ class Authenticator:
         return Authenticator(users, self._table, self._secret, self._classes)
 
     def make_nonce(self, client_id: int) -> str:
-        """Return the nonce that a client signs with its nkey; empty if no user has one."""
+        """Return the nonce that a client signs with its nkey; empty if no user has an nkey."""
         if not self._has_nkeys:
             return ""
         digest = hashlib.blake2b(
@@ -158,7 +158,7 @@ class Authenticator:
         certificate_names: Sequence[str],
         address: str,
     ) -> User:
-        """Return the user of a client. Raises NatsError if there is none."""
+        """Return the user of a client. Raises NatsError if no user matches."""
         if options.nkey:
             # Only a public key is logged: the client may have sent a seed by mistake.
             claimed_name = options.nkey if options.nkey.startswith("U") else "an nkey"
@@ -182,7 +182,7 @@ class Authenticator:
         self, auth: Auth | None, *, certificate_names: Sequence[str], address: str
     ) -> User | None:
         """Return the user with a password or token, certificate name or address, or the anonymous
-        user; None if there is none.
+        user; None if no user matches.
         """
         if self.users is None:
             return None

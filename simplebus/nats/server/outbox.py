@@ -24,8 +24,8 @@ class OutboxSource(Protocol):
         """Messages that the last call of `encode_next` scanned."""
 
     def encode_next(self, tick: int) -> bytes:
-        """Return the next bytes, which count as sent. Empty if there are none or none were found
-        yet.
+        """Return the next bytes, which count as sent. Empty if no messages wait, or if the scan has
+        found none yet.
         """
 
 
@@ -78,7 +78,7 @@ class NatsOutbox:
         yield id(self._tail), len(self._tail)
 
     def peek(self, tick: int) -> memoryview:
-        """Return the next bytes to send; empty if there are none."""
+        """Return the next bytes to send; empty if nothing waits to be sent."""
         self.scanned_count = 0
         if not self._pieces:
             self._finish_tail()

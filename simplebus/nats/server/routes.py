@@ -2,7 +2,7 @@
 
 One index holds all subscriptions. Results are cached by subject number until something changes.
 Subjects with the same sinks share a result, so a batch is split by results and not by subjects.
-Every ack has a subject of its own, which no cache contains: all of them share the result of one
+Every ack has a unique subject, which no cache contains: all of them share the result of one
 stand-in, unless a pattern matches only some of them.
 """
 
