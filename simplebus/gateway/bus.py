@@ -83,9 +83,9 @@ class ModuleBus:
             bus.publish(ModuleMessage(b"21.5"), source=thermometer)
 
     A module is an object with a method `receive(message)`, or a function. An `async def` runs in a
-    task of the event loop in which the bus was entered with `async with`, or in a loop of its own.
-    Any other function runs in its own thread and may block; with `quick=True` it shares the event
-    loop.
+    task of the event loop in which the bus was entered with `async with`, or otherwise in a
+    separate loop. Any other function runs in its own thread and may block; with `quick=True` it
+    shares the event loop.
 
     The bus counts references, and its creator holds the first one. At zero references its modules
     are removed, and later calls raise ModuleBusError. Leaving a `with` block releases one
@@ -326,8 +326,8 @@ class ModuleBus:
     def remove_module(self, module: object) -> None:
         """Remove a module. None of its callbacks begins after this; queued messages count as lost.
 
-        Waits for its current callback, except inside that callback, inside one that it waits for,
-        and in an event loop.
+        Waits for the current callback of the module, except in an event loop, inside that callback,
+        and inside another callback that it waits for.
 
         Args:
             module: Module on the bus.

@@ -62,12 +62,12 @@ def split_failure(
 ) -> tuple[Exception | None, BaseException | None]:
     """Split an exception into the failure of a module, and the part that is not its fault.
 
-    Cancellation of the task, and Ctrl-C, are not the module's fault. In a thread of its own,
-    every exception is.
+    Cancellation of the task, and Ctrl-C, are not the module's fault. In the thread of a module,
+    every exception is the module's fault.
 
     Args:
         error: Exception that a module raised.
-        in_thread: True if the module runs in a thread of its own.
+        in_thread: True if the module runs in a separate thread.
         can_raise_ctrl_c: False if Ctrl-C cannot be raised in this call.
 
     Returns:
@@ -98,7 +98,7 @@ def describe_error(error: BaseException) -> str:
 def _split_by_type(
     error: BaseException, foreign_types: tuple[type[BaseException], ...]
 ) -> tuple[BaseException | None, BaseException | None]:
-    """Return the parts of an exception that have none of the types, and those that do."""
+    """Return the part of an exception that has none of the types, and the part that has one."""
     if isinstance(error, BaseExceptionGroup):
         foreign_error, module_error = error.split(foreign_types)
         return module_error, foreign_error

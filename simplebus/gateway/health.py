@@ -1,6 +1,6 @@
 """Health values of a module, requested without blocking the caller.
 
-A blocking `health` runs in a thread of its own, an async one in a task. The caller gets the last
+A blocking `health` runs in a separate thread, an async `health` in a task. The caller gets the last
 values and triggers a new request. A `health` that does not return within ANSWER_TIMEOUT_S is
 reported as not answering. Values are plain and bounded, for any result of `health`.
 """

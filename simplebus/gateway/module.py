@@ -10,7 +10,7 @@ publishes through its port, under its own name.
     modules_changed(names) modules were added or removed
     destroy()              the end, also before a restart after a failure
     health()               plain values by name, requested at any time beside other calls; in a
-                           thread of its own if methods may block, else in the event loop, where it
+                           separate thread if methods may block, else in the event loop, where it
                            returns at once or is async
 """
 

@@ -1,7 +1,7 @@
 """One client connection: moves bytes between a socket and a session.
 
-Decisions are made in the core; this module only reads and writes. A write is tried at once, and
-only what the socket did not accept waits in a task of its own.
+Decisions are made in the core; this module only reads and writes. A write is tried at once. A
+separate task sends the bytes that the socket did not accept.
 
 Back-pressure on publishers: reading from a version 1 client pauses while its messages are parked or
 the journal is behind, and a version 2 client has a credit instead. The next read is delayed while
@@ -367,7 +367,7 @@ class Connection(Generic[SessionT]):
         self.preauth.cancel_in_turn(self._cancel_scope)
 
     def _send_final_bytes(self) -> bool:
-        """Send the last replies that the socket accepts. Returns False if there are none."""
+        """Send the last replies that the socket accepts. Returns False if no reply waits."""
         outbox = self.session.outbox
         try:
             if self._wrong_port_reply:
@@ -443,7 +443,7 @@ class Connection(Generic[SessionT]):
         return bool(poll.poll(0))
 
     def flush(self) -> None:
-        """Send what the socket accepts now; a task of its own sends the rest."""
+        """Send the bytes that the socket accepts now; a separate task sends the rest."""
         if not self._is_writing and not self._send():
             self._is_writing = True
             self._listener.start_soon(self._send_rest)

@@ -49,7 +49,9 @@ async def run(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) 
 
 
 def _collect_all() -> int:
-    """Run a full collection, and exclude what is left. Returns the number of these objects."""
+    """Run a full collection, and exclude the remaining objects. Returns the number of excluded
+    objects.
+    """
     gc.unfreeze()
     gc.collect()
     gc.freeze()

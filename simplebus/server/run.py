@@ -538,7 +538,7 @@ async def _accept_in_scope(
 
 
 def _public_hosts(sockets: list[socket.socket]) -> str:
-    """Return the hosts that other machines can reach, joined by "and"; empty if there are none."""
+    """Return the hosts that other machines can reach, joined by "and"; empty if all are local."""
     hosts = dict.fromkeys(str(sock.getsockname()[0]) for sock in sockets)
     return " and ".join(host for host in hosts if not is_loopback(host))
 

@@ -456,10 +456,10 @@ class Server:
         self.start_soon(connection.run)
 
     def free_descriptor(self, peer: str) -> bool:
-        """Close one connection because file descriptors run out. Returns False if there is none.
+        """Close one connection because file descriptors run out.
 
-        Connections that are closing anyway go first, then an unauthenticated connection of the
-        listener that has most of them.
+        Prefers connections that are closing already, then an unauthenticated connection of the
+        listener that has most of them. Returns False if no connection can be closed.
         """
         if self.closing_connections.close_oldest():
             return True

@@ -132,8 +132,9 @@ class _OpenFile:
         self._last_bytes = self._bytes_before(offset)
 
     def checksum(self, offset: int) -> int:
-        """Return the checksum of the bytes before `offset`; for a closed file, of those that were
-        read.
+        """Return the checksum of the bytes before `offset`.
+
+        For a closed file, return the checksum of the bytes that were read.
         """
         return self._check if self._file.closed else zlib.crc32(self._bytes_before(offset))
 
@@ -269,7 +270,7 @@ class FileFollower:
         return [Line(first.partial_line, first.line_offset)] if first.partial_line else []
 
     def _open_files(self) -> None:
-        """Open the file at the path, and those that had the path since the last open one."""
+        """Open the file at the path, and the files that had the path since the last opened file."""
         for file in [file for file in self._finished if file.is_deleted]:
             self._finished.remove(file)
             file.close()
@@ -344,7 +345,7 @@ class FileFollower:
 
 
 def _open_file(path: Path, key: tuple[int, int]) -> _OpenFile:
-    """Open a file. Raises FileNotFoundError if it is not the expected one."""
+    """Open a file. Raises FileNotFoundError if another file is at the path."""
     file = open(path, "rb", buffering=0, opener=_open_nonblocking)  # noqa: SIM115 - kept open.
     opened_file = _OpenFile(path, file)
     if opened_file.key != key or not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -121,7 +121,7 @@ class JournalWriter:
         return self._done_count == self._put_count
 
     def write_directly(self, batch: WriteBatch) -> bool:
-        """Write a small batch in the calling thread, which is the one that calls `put`.
+        """Write a small batch in the calling thread, which must be the thread that calls `put`.
 
         Returns:
             True if the batch has the durability that a confirm promises. False if it was not

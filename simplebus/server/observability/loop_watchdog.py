@@ -1,7 +1,7 @@
 """Watchdog that reports a stalled event loop from a thread.
 
 Each stall is logged once, while it lasts, with the stack of the loop's thread. If the watchdog's
-own thread did not run either, the whole process was stopped, and the log line says so.
+own thread did not run either, the whole process was stopped, and the log line reports that.
 """
 
 from __future__ import annotations

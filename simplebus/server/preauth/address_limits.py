@@ -39,7 +39,7 @@ class KeyedTokenBuckets:
         return self.token_count(key, now) >= 1
 
     def take_token(self, key: str, now: float) -> bool:
-        """Take a token. Returns False if there is none."""
+        """Take a token. Returns False if the key has no token."""
         tokens = self.token_count(key, now)
         self._tokens.pop(key, None)
         is_there = tokens >= 1

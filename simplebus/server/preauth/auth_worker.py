@@ -85,7 +85,7 @@ class AuthWorker:
         Args:
             auth: Credentials, if any.
             address: Address of the client.
-            is_valid_auth: Checks the credentials for a listener with users of its own.
+            is_valid_auth: Checks the credentials for a listener with separate users.
 
         Raises:
             RemoteProtocolError: too_many_attempts.

@@ -36,7 +36,7 @@ class ClosingConnections:
         self._closers.pop(close, None)
 
     def close_oldest(self) -> bool:
-        """Close the oldest socket to free its descriptor. Returns False if there is none."""
+        """Close the oldest socket to free its descriptor. Returns False if no socket is closing."""
         if not self._closers:
             return False
         close, _ = self._closers.popitem(last=False)

@@ -61,7 +61,7 @@ class EvictableConnections:
             self._largest_size = now  # A size changes by one.
 
     def evict_one(self, error: RemoteProtocolError) -> bool:
-        """Disconnect one connection with `error`. Returns False if there is none.
+        """Disconnect one connection with `error`. Returns False if no connection can be evicted.
 
         Its socket is closed a moment later.
         """
