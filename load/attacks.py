@@ -5,7 +5,7 @@
 The bystander sends itself a message through the NATS port every other millisecond. Each round
 starts a server, measures the bystander while the server is calm, and then from the first request of
 an attack until the attacker's connections have ended. Attackers run at low priority, and the
-server's event loop on a core of its own, as attackers would have their own machine. Figures are
+server's event loop on a separate core, because real attackers have their own machine. Figures are
 relative to the calm of the same round, because machines are shared.
 """
 

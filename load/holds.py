@@ -125,7 +125,7 @@ def run(run_options: RunOptions) -> list[Row]:
 
 
 def select_kinds(kinds: Kinds, only: str) -> Kinds:
-    """Return the kinds with this text in their title, and those that they need, in order."""
+    """Return the kinds with this text in their title, and the kinds that they need, in order."""
     chosen = {title: kind for title, kind in kinds.items() if only in title}
     needed = {each for kind in chosen.values() for each in NEEDED.get(kind, ())}
     return {t: kind for t, kind in kinds.items() if t in chosen or kind in needed}

@@ -48,7 +48,7 @@ def free_port() -> int:
 
 
 def _candidates() -> range:
-    """Return the longer range below or above the ephemeral ports; all ports if there is none."""
+    """Return the longer range below or above the ephemeral ports; all ports if both are empty."""
     first, last = map(int, _RANGE.read_text().split())
     below, above = range(_LOWEST, first), range(last + 1, 1 << 16)
     return max(below, above, key=len) or range(_LOWEST, 1 << 16)

@@ -88,12 +88,12 @@ def mix_names(
 ) -> dict[str, str]:
     """Return a random mix of synced and current names. A renamed file has one of both names."""
     names = dict(synced)
-    former = {key: name for name, key in synced.items() if key != _FOLDER}
+    synced_names = {key: name for name, key in synced.items() if key != _FOLDER}
     for name, key in written.items():
         if synced.get(name) != key and chance.random() < part:
             names[name] = key
-            if key in former and written.get(former[key]) != key:
-                names.pop(former[key], None)
+            if key in synced_names and written.get(synced_names[key]) != key:
+                names.pop(synced_names[key], None)
     written_keys = set(written.values())
     for name, key in synced.items():
         is_removed = name not in written and key not in written_keys

@@ -102,7 +102,7 @@ class Process:
         return self.output()
 
     def last_words(self) -> str:
-        """Return the end of the error output, or of the output if there is none."""
+        """Return the end of the error output, or of the output if the error output is empty."""
         return (self.errors().strip() or self.output().strip() or "it printed nothing")[-600:]
 
     def stop(self) -> None:

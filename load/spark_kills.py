@@ -293,7 +293,7 @@ class _KillRun:
         return found
 
     def check(self, published: int) -> str:
-        """Return a description of missing and twice stored messages; empty if there are none."""
+        """Return a description of missing and duplicate messages; empty if all are stored once."""
         import pyarrow.dataset as ds
 
         files = list((self._folder / "archive").glob("class=*/date=*/*.parquet"))

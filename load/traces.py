@@ -66,7 +66,8 @@ class Tracer:
     def option(self, name: str, *, subscriber: str | None = None) -> dict[str, object]:
         """Return the generator's option to write a trace.
 
-        `subscriber` is its name as a subscriber; without it, only what it sent is recorded.
+        `subscriber` is the generator's name as a subscriber; without it, only sent messages are
+        recorded.
         """
         process = _Process(name, subscriber, self.directory / f"{name}.trace")
         self.processes.append(process)

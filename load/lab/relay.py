@@ -2,8 +2,8 @@
 
     python load/lab/relay.py
 
-The generator verifies every payload, as elsewhere. Its rate here bounds what it can measure of any
-broker.
+The generator verifies every payload, as elsewhere. Its rate here is the highest rate that it can
+measure of any broker.
 """
 
 from __future__ import annotations
