@@ -51,7 +51,7 @@ def payload(class_id: int, number: int) -> bytes:
 
 
 def message_number(class_id: int, content: bytes) -> int:
-    """Return the number of the message with this payload; CORRUPT if there is none."""
+    """Return the number of the message with this payload; CORRUPT if no message has it."""
     digits = content[_NUMBER]
     if not digits.isdigit():
         return CORRUPT

@@ -61,9 +61,9 @@ class MemoryBus:
     clients. The messages exist as long as the object, even when no client is connected.
 
     Leaving the block calls handlers until they have processed all messages that the bus can deliver
-    now, including those that they publish. It does not wait for messages in a
-    backoff or delay. In contrast, leaving `simplebus.connect` ends the handlers, so that a program
-    calls `await bus.drain()` before.
+    now, including messages that handlers publish. It does not wait for messages in a backoff or
+    delay. In contrast, leaving `simplebus.connect` ends the handlers, so that a program calls
+    `await bus.drain()` before.
 
     With `data_dir` the messages are kept in a directory. The directory is opened when the first
     client enters and closed when the last one has left.
@@ -303,7 +303,9 @@ class InProcessServer:
     # Time ----------------------------------------------------------------------------------------
 
     def _start_clock(self) -> None:
-        """Read the clock of the current event loop, which may not be that of earlier clients."""
+        """Read the clock of the current event loop, which may differ from the loop of earlier
+        clients.
+        """
         loop = anyio.lowlevel.current_token()
         if loop != self._loop:
             if self._transports:
@@ -332,7 +334,7 @@ class InProcessServer:
         self.wake_clients()
 
     def _run_due_ticks(self, now: float) -> None:
-        """Run the ticks that are due, except those that would change nothing."""
+        """Run the ticks that are due, except ticks that would change nothing."""
         tick_seconds = self.broker.settings.tick_seconds
         count = int((now - self._next_tick_at) / tick_seconds) + 1
         self._next_tick_at += count * tick_seconds

@@ -110,7 +110,7 @@ _SUMMED_FIELDS = (
 
 
 class PositionFacts(msgspec.Struct, frozen=True):
-    """A position, and what its class says about it."""
+    """A position, and facts about it from its class."""
 
     class_label: str
     info: PositionInfo
@@ -135,12 +135,12 @@ class PositionFacts(msgspec.Struct, frozen=True):
 
     @property
     def oldest_seconds(self) -> float | None:
-        """Time for which its oldest message is in flight; None without one."""
+        """Seconds for which the oldest message is in flight; None if no message is in flight."""
         return self.info.oldest.first_seconds if self.info.oldest is not None else None
 
     @property
     def waits_for(self) -> str:
-        """Sentence about what it waits for."""
+        """Sentence about the event that the position waits for."""
         return complete_sentence(self.info.waits, self.info.waits_for)
 
 

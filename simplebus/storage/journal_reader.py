@@ -136,7 +136,7 @@ class ClassJournalReader:
             yield _join_records(group)
 
     def find_first_since(self, seconds: float) -> int | None:
-        """Return the first message that was accepted at or after a time; None if there is none yet.
+        """Return the first message that was accepted at or after a time; None if none is stored.
 
         Messages up to TIME_INDEX_STEP_SECONDS older may be included.
         """

@@ -1,7 +1,7 @@
 """Record format of the journal's files.
 
 A file contains records back to back, followed by zeros. Decoding never raises: it returns records,
-or the offset and reason of the end. The header has a checksum of its own, so that readers can skip
+or the offset and reason of the end. The header has a separate checksum, so that readers can skip
 bodies. Numbers are little-endian and unaligned.
 
     header   magic "sbj2"  kind  class  sizes of meta and body  count  batch  first  time  checksums

@@ -1,7 +1,7 @@
 """Real server in its own thread, for clients under any event loop or none.
 
-The server is that of `simplebus serve`, on a free port. Every call returns when the server has done
-what was requested.
+The server is that of `simplebus serve`, on a free port. Every call returns when the server has
+executed the request.
 """
 
 from __future__ import annotations
