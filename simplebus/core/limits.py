@@ -71,7 +71,7 @@ SLOW_REQUEST_BYTES = 3072
 # The same for a Nack or Working, which takes about 40 microseconds.
 SLOW_ACK_BYTES = 160
 # Messages with several channels that one turn processes: each new channel takes some microseconds.
-MIXED_ENVELOPES_PER_TURN = 2048
+MIXED_ENVELOPES_PER_TURN = 1024
 # Sessions whose timeouts are checked in one turn of the event loop, and classes and positions that
 # are ticked in one turn.
 TICKED_SESSIONS_PER_TURN = 64
