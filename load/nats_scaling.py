@@ -100,20 +100,20 @@ def matching(run_options: RunOptions) -> list[Row]:
     counts = QUICK_COUNTS if run_options.quick else COUNTS
     rows = []
     for kind, name in servers().items():
-        few: list[float] = []
+        few_subject_rates: list[float] = []
         any_of_all: list[float] = []
         for count in counts:
             with running(kind, server_args=_args(kind, run_options)) as broker:
                 rate, any_subject_rate = rates(
                     broker, count, MESSAGES // (QUICK_PART if run_options.quick else 1)
                 )
-                few.append(rate)
+                few_subject_rates.append(rate)
                 any_of_all.append(any_subject_rate)
                 memory_mb = broker.process.memory_bytes() / MB
             note = f"{name}, {memory_mb:,.0f} MB"
-            rows.append(_row(f"{count:,} subscriptions", [few[-1]], "/s", note))
+            rows.append(_row(f"{count:,} subscriptions", [few_subject_rates[-1]], "/s", note))
         last = f"{counts[-1]:,} subscriptions against {counts[0]}"
-        rows.append(_row(last, [few[-1] / few[0]], "x", name))
+        rows.append(_row(last, [few_subject_rates[-1] / few_subject_rates[0]], "x", name))
         rows.append(_row(f"{last}, any subject", [any_of_all[-1] / any_of_all[0]], "x", name))
     return rows
 
@@ -173,8 +173,8 @@ def rates(broker: RunningBroker, count: int, messages: int) -> tuple[float, floa
             numbers = range(first, min(first + SUBSCRIBED_AT_ONCE, count))
             lines = b"".join(b"SUB %b %d\r\n" % (pattern(n).encode(), n) for n in numbers)
             subscriber.settle(lines + b"PING\r\n")
-        few = [random.randrange(count) for _ in range(NAMES)]
-        drawn = random.choices(few, k=messages), random.choices(range(count), k=messages)
+        subscribed = [random.randrange(count) for _ in range(NAMES)]
+        drawn = random.choices(subscribed, k=messages), random.choices(range(count), k=messages)
         first_rate, second_rate = (_rate(publisher, subscriber, count, each) for each in drawn)
     return first_rate, second_rate
 

@@ -250,8 +250,8 @@ def collect_bus(
         if cls.class_id in busiest:
             listed.append(facts)
         else:
-            none = ClassFacts(OTHER_CLASSES_NAME, classes=0)
-            other_classes = (none if other_classes is None else other_classes).plus(facts)
+            empty_facts = ClassFacts(OTHER_CLASSES_NAME, classes=0)
+            other_classes = (empty_facts if other_classes is None else other_classes).plus(facts)
     return BusFacts(listed, other_classes, total, dead_letter_count)
 
 

@@ -36,13 +36,13 @@ class DeliverySuite(Suite):
 
     @conformance_test
     async def test_delivers_messages_in_the_order_of_acceptance(self) -> None:
-        many = [b"%d" % number for number in range(3000)]
+        payloads = [b"%d" % number for number in range(3000)]
         async with self.open_bus() as bus, bus.subscribe(1) as messages:
-            await bus.publish_many(many[:2000], class_id=1)
-            for payload in many[2000:]:
+            await bus.publish_many(payloads[:2000], class_id=1)
+            for payload in payloads[2000:]:
                 await bus.publish(payload, class_id=1, confirm=False)
-            received = [await messages.get(PATIENCE_SECONDS) for _ in many]
-            assert [message.payload for message in received] == many
+            received = [await messages.get(PATIENCE_SECONDS) for _ in payloads]
+            assert [message.payload for message in received] == payloads
             assert [message.sequence for message in received] == list(range(3000))
             assert {(message.attempt, message.redelivered) for message in received} == {(1, False)}
 
@@ -378,10 +378,10 @@ class DeliverySuite(Suite):
         limits = Limits(
             class_messages=50, class_bytes=4 * 65_536, frame_bytes=4096, credit_bytes=2048
         )
-        many = [b"%06d" % number + bytes(500) for number in range(1000)]
+        payloads = [b"%06d" % number + bytes(500) for number in range(1000)]
         async with self.open_bus(Settings(limits=limits)) as bus, bus.subscribe(1) as messages:
             received: list[bytes] = []
-            for payload in many:
+            for payload in payloads:
                 while True:
                     try:
                         bus.publish_nowait(payload, class_id=1)
@@ -389,22 +389,25 @@ class DeliverySuite(Suite):
                     except BusFullError:
                         more = await messages.take(1000, PATIENCE_SECONDS)
                         received += [message.payload for message in more]
-            while len(received) < len(many):
+            while len(received) < len(payloads):
                 more = await messages.take(1000, PATIENCE_SECONDS)
                 assert more, f"stuck after {len(received)} messages"
                 received += [message.payload for message in more]
-            assert received == many
+            assert received == payloads
 
     @conformance_test
     async def test_respects_max_in_flight(self) -> None:
-        async with self.open_bus() as bus, bus.subscribe(1, max_in_flight=3, auto_ack=False) as few:
+        async with (
+            self.open_bus() as bus,
+            bus.subscribe(1, max_in_flight=3, auto_ack=False) as limited,
+        ):
             await bus.publish_many(NUMBERED, class_id=1)
-            received = [await few.get(PATIENCE_SECONDS) for _ in range(3)]
-            assert await is_silent(few)
+            received = [await limited.get(PATIENCE_SECONDS) for _ in range(3)]
+            assert await is_silent(limited)
             received[0].ack()
             received[2].ack()
-            assert await get_payloads(few, 2) == NUMBERED[3:5]
-            assert await is_silent(few)
+            assert await get_payloads(limited, 2) == NUMBERED[3:5]
+            assert await is_silent(limited)
 
     @conformance_test
     async def test_slow_subscription_does_not_block_others(self) -> None:

@@ -248,11 +248,11 @@ class TaskSuite(Suite):
 
     @conformance_test
     async def test_cancelling_get_loses_no_message(self) -> None:
-        many = [b"%d" % number for number in range(300)]
+        numbers = [b"%d" % number for number in range(300)]
         async with self.open_bus() as bus, bus.subscribe(1) as messages:
 
             async def publish() -> None:
-                for payload in many:
+                for payload in numbers:
                     await bus.publish(payload, class_id=1, confirm=False)
                     await anyio.lowlevel.checkpoint()
 
@@ -260,12 +260,12 @@ class TaskSuite(Suite):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(publish)
                 patience = 0.0
-                while len(received) < len(many):
+                while len(received) < len(numbers):
                     with anyio.move_on_after(patience):
                         while True:
                             received.append((await messages.get()).payload)
                     patience = (patience + 0.0003) % 0.003
-            assert received == many
+            assert received == numbers
 
     @conformance_test
     async def test_block_that_is_cancelled_has_its_last_message_redelivered_at_once(self) -> None:

@@ -65,24 +65,24 @@ class SubscribeSuite(Suite):
 
     @conformance_test
     async def test_group_delivers_each_message_to_one_member(self) -> None:
-        many = [b"%03d" % number for number in range(600)]
+        all_payloads = [b"%03d" % number for number in range(600)]
         async with (
             self.host(MANUAL_TICKS) as host,
             host.connect() as first_bus,
             host.connect() as second_bus,
             first_bus.subscribe(1, group="workers", max_in_flight=20) as a,
             second_bus.subscribe(1, group="workers", max_in_flight=20) as b,
-            second_bus.subscribe(1) as everything,
+            second_bus.subscribe(1) as all_messages,
         ):
-            await first_bus.publish_many(many, class_id=1)
+            await first_bus.publish_many(all_payloads, class_id=1)
             received: list[list[bytes]] = [[], []]
-            while sum(map(len, received)) < len(many):
+            while sum(map(len, received)) < len(all_payloads):
                 for payloads, messages in zip(received, (a, b), strict=True):
                     more = await messages.take(5, 0.05)
                     payloads += [message.payload for message in more]
-            assert sorted(received[0] + received[1]) == many
+            assert sorted(received[0] + received[1]) == all_payloads
             assert all(received)
-            assert await get_payloads(everything, len(many)) == many
+            assert await get_payloads(all_messages, len(all_payloads)) == all_payloads
 
     @conformance_test
     async def test_messages_of_a_leaving_member_go_to_the_others(self) -> None:

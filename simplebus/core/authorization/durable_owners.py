@@ -27,7 +27,7 @@ from simplebus.core.subscription.position import Position
 from simplebus.core.users.permissions import AdminRight, ClassAccess, ClassPermissions
 from simplebus.core.users.user_directory import UserDirectory
 
-_EMPTY_SCOPE = ClassPermissions(everything=False, allow=(), nothing=True, deny=())
+_EMPTY_SCOPE = ClassPermissions(allow_all=False, allow=(), deny_all=True, deny=())
 
 
 class DurableOwners:

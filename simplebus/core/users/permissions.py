@@ -172,9 +172,9 @@ class PermissionRules:
         for source in dead_letter_sources:  # Deny rules also apply to dead letters.
             deny += [r for r in self.deny if is_class_match(r.class_, *source)]
         return ClassPermissions(
-            everything=self.allow is None or any(not rule.channel for rule in allow),
+            allow_all=self.allow is None or any(not rule.channel for rule in allow),
             allow=tuple(sorted({rule.channel for rule in allow if rule.channel})),
-            nothing=any(not rule.channel for rule in deny),
+            deny_all=any(not rule.channel for rule in deny),
             deny=tuple(sorted({rule.channel for rule in deny if rule.channel})),
         )
 
@@ -219,18 +219,18 @@ class ClassPermissions:
     )
 
     def __init__(
-        self, *, everything: bool, allow: tuple[str, ...], nothing: bool, deny: tuple[str, ...]
+        self, *, allow_all: bool, allow: tuple[str, ...], deny_all: bool, deny: tuple[str, ...]
     ) -> None:
-        """Allow everything or the channels of `allow`, except everything (`nothing`) or the
+        """Allow everything or the channels of `allow`, except everything (`deny_all`) or the
         channels of `deny`.
         """
-        self.allow = ("#",) if everything else allow
-        self.deny = ("#",) if nothing else deny
+        self.allow = ("#",) if allow_all else allow
+        self.deny = ("#",) if deny_all else deny
         self.comparison_key = (self.allow, self.deny)
         """Equal for permissions that allow the same."""
-        if nothing or not self.allow:
+        if deny_all or not self.allow:
             self.access = ClassAccess.NONE
-        elif everything and not deny:
+        elif allow_all and not deny:
             self.access = ClassAccess.ALL
         else:
             self.access = ClassAccess.SOME

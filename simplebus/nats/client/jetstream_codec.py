@@ -251,8 +251,8 @@ def _parse_plain_acks(messages: ReceivedMessages, sequences: Integers) -> Flags:
     likely = np.flatnonzero((messages.bodies == begins) & (last - begins > prefix.size))
     if likely.size:
         heads = np.lib.stride_tricks.sliding_window_view(data, prefix.size)[begins[likely]]
-        same = (heads == prefix).all(axis=1) & (data[last[likely]] == ord("}"))
-        likely = likely[same]
+        is_pub_ack = (heads == prefix).all(axis=1) & (data[last[likely]] == ord("}"))
+        likely = likely[is_pub_ack]
         numbers, good = parse_numbers(data, begins[likely] + prefix.size, last[likely])
         good &= numbers > 0
         sequences[likely[good]] = numbers[good]

@@ -33,8 +33,8 @@ from simplebus.nats.server.permissions import PermissionCache, SubjectGrants
 from simplebus.nats.subjects import class_subject
 
 _INBOX, _ACKS, _CLASS = "_INBOX.", "$JS.ACK.", "class."
-_EVERYTHING = ClassPermissions(everything=True, allow=(), nothing=False, deny=())
-_NOTHING = ClassPermissions(everything=False, allow=(), nothing=True, deny=())
+_EVERYTHING = ClassPermissions(allow_all=True, allow=(), deny_all=False, deny=())
+_NOTHING = ClassPermissions(allow_all=False, allow=(), deny_all=True, deny=())
 
 
 class SubjectClasses:

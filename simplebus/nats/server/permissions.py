@@ -74,10 +74,10 @@ class SubjectGrants:
         self._table = table
         allow = _PatternList(permissions.publish_allow or ())
         deny = _PatternList(permissions.publish_deny)
-        everything = permissions.publish_allow is None and permissions.responses is None
+        allows_all = permissions.publish_allow is None and permissions.responses is None
         self.publish_cache = PermissionCache(
             table,
-            lambda name: (everything or allow.matches(name)) and not deny.matches(name),
+            lambda name: (allows_all or allow.matches(name)) and not deny.matches(name),
         )
         """Decides if a subject may be published on, without response permissions."""
         subscribe_allow = tuple(map(normalize_pattern, permissions.subscribe_allow or ()))

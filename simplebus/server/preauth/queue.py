@@ -117,8 +117,8 @@ class PreAuthQueue:
         origin = next(
             (
                 at
-                for at, all_ in self._ready_by_origin.items()
-                if not (is_crowded and self._has_just_accepted(all_[0]))
+                for at, connections in self._ready_by_origin.items()
+                if not (is_crowded and self._has_just_accepted(connections[0]))
             ),
             None,
         )
@@ -180,8 +180,8 @@ class PreAuthQueue:
             len(self._deadlines)
             > 2 * (len(self._polled_by_fd) + self._ready_connection_count) + _EVENTS_PER_STEP
         ):
-            all_ = self._deadlines
-            self._deadlines = [each for each in all_ if each[2].is_scheduled_for(each[0])]
+            entries = self._deadlines
+            self._deadlines = [entry for entry in entries if entry[2].is_scheduled_for(entry[0])]
             heapq.heapify(self._deadlines)
 
     def make_ready(self, connection: PreAuthConnection) -> None:
