@@ -272,9 +272,9 @@ def test_delayed_backlog_message_is_not_delivered_early() -> None:
     connect_version2(
         bus, publish_envelopes(1, 0, timed_envelope(b"a", not_before_ms=2000), timed_envelope(b"b"))
     )
-    former = connect_version2(bus, subscribe(1, 5))
-    assert former.receive_message_ids() == [1]
-    former.disconnect()
+    first_reader = connect_version2(bus, subscribe(1, 5))
+    assert first_reader.receive_message_ids() == [1]
+    first_reader.disconnect()
     assert len(bus.broker.delayed_wakeups) == 0
     reader = connect_version2(bus, subscribe(1, 5))
     assert reader.receive_message_ids() == [1]
@@ -393,9 +393,9 @@ def test_uncarriable_payload_is_counted_and_skipped(count: int) -> None:
 def test_uncarriable_payloads_do_not_stop_redeliveries() -> None:
     bus = BrokerHarness()
     writer = connect_version2(bus, publish_envelopes(1, 0, *[b"\0<\r\n\0>"] * 30, b"\0good"))
-    former = connect_version2(bus, subscribe(1, 5))
-    assert len(former.receive_message_ids()) == 31
-    former.disconnect()
+    first_reader = connect_version2(bus, subscribe(1, 5))
+    assert len(first_reader.receive_message_ids()) == 31
+    first_reader.disconnect()
     old = bus.peer(wire_peer.subscribe(1))
     assert [m.payload for m in old.receive_messages()] == [b"good"]
     assert not writer.session.parked_messages
@@ -465,7 +465,7 @@ def create_small_bus(policy: FullPolicy = FullPolicy.BLOCK) -> BrokerHarness:
 
 
 def messages_on_new_channels(first: int, count: int, class_id: int = 1) -> bytes:
-    """Return messages that each have a channel of their own."""
+    """Return messages with different channels."""
     names = [f"n{number}" for number in range(first, first + count)]
     return publish_envelopes(class_id, first, *[channel_envelope(name, b"") for name in names])
 

@@ -444,8 +444,8 @@ def test_sent_messages_precede_due_ones_after_restart() -> None:
 
 def test_leaving_member_releases_only_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = BrokerHarness()
-    many = [subscribe(1, number, group="g", by_key=True) for number in range(1, 21)]
-    sessions = [connect_version2(bus, *many) for _ in range(4)]
+    requests = [subscribe(1, number, group="g", by_key=True) for number in range(1, 21)]
+    sessions = [connect_version2(bus, *requests) for _ in range(4)]
     (group,) = bus.broker.classes[1].groups.values()
     chosen: list[GroupMember] = []
     take = KeyOrderedGroup._reclaim_ready

@@ -113,9 +113,9 @@ def test_local_session_with_too_many_parked_bytes_is_refused() -> None:
     bus.broker.apply_event(local.session, published_batch(1, *[b"x"] * 3))
     assert local.session.is_reading_paused
     assert local.session.parked_bytes > 0
-    many = published_batch(1, *[b"x" * 900] * 3000)
+    large_batch = published_batch(1, *[b"x" * 900] * 3000)
     with pytest.raises(RemoteProtocolError) as caught:
-        bus.broker.apply_event(local.session, many)
+        bus.broker.apply_event(local.session, large_batch)
     assert caught.value.reason is Reason.PENDING_LIMIT
     local.disconnect()
 

@@ -41,7 +41,7 @@ def open_peer(bus: BrokerHarness, *, address: str = "") -> Version2Peer:
 
 
 def run_turn(peer: WirePeer) -> bool:
-    """Process the next part of what was received. Returns False if there is nothing left."""
+    """Process the next part of the received bytes. Returns False if all are processed."""
     broker, session = peer.bus.broker, peer.session
     if session.is_request_pending:
         broker.continue_request(session)
@@ -229,12 +229,12 @@ def test_class_that_another_client_creates_during_the_check_is_respected(conflic
                 run_turn(peer)
             if bus.broker.store.class_registry.class_count:
                 return
-            other = {
+            conflicting_reference = {
                 "name": NAMES[2],
                 "id": {"id": preferred_id(NAMES[2])},
                 "limit": "other",
             }[conflict]
-            connect_version2(bus, classes=[other])
+            connect_version2(bus, classes=[conflicting_reference])
             if conflict == "limit":
                 with pytest.raises(RemoteProtocolError) as caught:
                     run_all_turns(peer)
@@ -336,7 +336,7 @@ def tiny_turns(checked_count: int) -> Iterator[None]:
 def test_connects_in_turns_end_as_those_at_once(
     requests: list[tuple[int, list[object]]], checked_count: int, data: st.DataObject
 ) -> None:
-    """The ends of the checks determine the order; that of the other parts does not matter."""
+    """The ends of the checks determine the order; the order of the other parts does not matter."""
     unchecked: dict[int, list[object]] = {}
     """Requests by index of the peer."""
     order: list[tuple[int, list[object]]] = []

@@ -166,7 +166,7 @@ STEPS = st.lists(
 
 
 def perform(bus: BrokerHarness, peer: Version2Peer, steps: list[Step]) -> list[tuple[int, ...]]:
-    """Let a subscriber perform steps. Returns what it received, by step."""
+    """Let a subscriber perform steps. Returns its received deliveries, by step."""
     received: list[tuple[int, ...]] = []
     for number, (action, first, count) in enumerate(steps):
         last = first + count

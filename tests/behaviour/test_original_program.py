@@ -1,7 +1,7 @@
 """Behaviour of the original program, right and wrong, as tests by message ids.
 
-Ranges are half-open. A message is released if no subscription needs it. From outside, a released
-message is one that is not redelivered when everything is overdue.
+Ranges are half-open. A message is released if no subscription needs it. From outside, a message
+counts as released if it is not redelivered when all messages are overdue.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def test_publisher_from_another_bus_gets_new_numbers() -> None:
 @pytest.mark.parametrize("unconfirmed", [5, 1 << 29, 1 << 30, (1 << 31) - 1])
 @pytest.mark.parametrize("name", ["new here", "tester"])
 def test_remote_storage_lets_publisher_continue_its_numbers(name: str, unconfirmed: int) -> None:
-    """The stateless server has no state of the publisher, or that of another instance."""
+    """The stateless server has no state of the publisher, or the state of another instance."""
     bus = BrokerHarness()
     bus.broker = create_bus_without_message_1("another")
     bus.broker.store.class_registry.dedup_window_seconds = 120.0

@@ -52,7 +52,7 @@ def patterns(number: int) -> list[str]:
 
 
 def run_turn(peer: WirePeer) -> bool:
-    """Process the next part of what was received. Returns False if there is nothing left."""
+    """Process the next part of the received bytes. Returns False if all are processed."""
     broker, session = peer.bus.broker, peer.session
     if session.is_request_pending:
         broker.continue_request(session)
@@ -475,8 +475,8 @@ def test_subscriptions_that_end_in_portions_end_as_at_once(
         watcher = connect_version2(bus, subscribe(1, 1, group="g"), classes=[1])
         peer = connect_version2(bus, classes=[1])
         for number, each in enumerate(options, 1):
-            own = {**each, "durable": f"d{number}"} if each.get("durable") == "d" else each
-            peer.send(subscribe(1, number, **own))
+            request = {**each, "durable": f"d{number}"} if each.get("durable") == "d" else each
+            peer.send(subscribe(1, number, **request))
         peer.send(publish(1, 0, b"first", b"second"))
         if is_sent:
             peer.receive_deliveries()

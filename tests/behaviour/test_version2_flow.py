@@ -60,9 +60,9 @@ def test_delayed_nack_frees_in_flight_capacity() -> None:
 
 def test_inherited_messages_respect_max_in_flight() -> None:
     bus = BrokerHarness()
-    former = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(9)))
-    assert len(former.receive_message_ids()) == 9
-    former.disconnect()
+    first_reader = connect_version2(bus, subscribe(1, 5), publish(1, 0, *numbered(9)))
+    assert len(first_reader.receive_message_ids()) == 9
+    first_reader.disconnect()
     reader = connect_version2(bus, subscribe(1, 5, max_in_flight=2))
     for first in range(0, 8, 2):
         assert [(m.message_id, m.attempt) for m in reader.receive_deliveries()] == [

@@ -140,16 +140,16 @@ def test_same_name_from_two_sources_works() -> None:
 def test_duplicate_bridges_log_once_and_one_copies(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Without a delay, the two would take the connections from each other all the time."""
+    """Without a delay, each bridge would end the connections of the other all the time."""
 
     async def main() -> None:
         source, target = MemoryBus(), MemoryBus()
-        both = [create_copier(source, target), create_copier(source, target)]
+        copiers = [create_copier(source, target), create_copier(source, target)]
         async with source as source_bus, target as target_bus:
             await create_test_durable(target_bus)
-            async with running(both[0]):
-                await wait_until_up(both[0])
-                async with running(both[1]):
+            async with running(copiers[0]):
+                await wait_until_up(copiers[0])
+                async with running(copiers[1]):
                     for first in range(0, 400, 10):
                         await source_bus.publish_many(
                             numbered_payloads(first, first + 10), class_id="orders"
@@ -159,7 +159,7 @@ def test_duplicate_bridges_log_once_and_one_copies(
                 await source_bus.publish(b"last", class_id="orders")
                 assert await payloads(target_bus, "orders", 1) == [b"last"]
                 await trio.sleep(1)
-            found = [each.statistics() for each in both]
+            found = [each.statistics() for each in copiers]
             assert sum(each.copied for each in found) == 401
             assert sum(each.losses for each in found) < 30
 
@@ -626,7 +626,7 @@ def test_resends_more_messages_than_fit_in_record(
 
 @pytest.mark.parametrize(("channels", "missed"), [((), 5), (("a",), 0)])
 def test_filtered_copier_counts_nothing_as_missed(channels: tuple[str, ...], missed: int) -> None:
-    """The bus drops messages on channels that no subscription wants."""
+    """The bus drops messages on channels that no subscription matches."""
 
     async def main() -> None:
         source = MemoryBus()

@@ -1,5 +1,5 @@
-"""Two bridges with the same configuration, and bridges whose NATS server is away: each problem is
-logged once.
+"""Two bridges with the same configuration, and bridges whose NATS server is stopped: each problem
+is logged once.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ APART = [-3600.0, 0.0, 3600.0]
 
 
 def shift_clock(source: MemoryBus, seconds: float) -> None:
-    """Shift all clocks except that of the source bus."""
+    """Shift all clocks except the clock of the source bus."""
     source._server._clock_offset += seconds
 
 

@@ -1,4 +1,4 @@
-"""Metrics and monitoring page of bridges, as a program of their own and in a server."""
+"""Metrics and monitoring page of bridges, as a separate program and in a server."""
 
 from __future__ import annotations
 

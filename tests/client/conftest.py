@@ -20,7 +20,7 @@ PATIENT = Settings(ack_timeout=600)
 
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[BusServer]:
-    """Server for tests that use classes of their own."""
+    """Server for tests that each use different classes."""
     with bus_server(PATIENT) as server:
         yield server
 

@@ -27,7 +27,9 @@ b"" sends the usual reply, None closes the connection.
 
 
 class FakeServer:
-    """Listener with the replies of a test, and those of a server for everything else."""
+    """Listener that sends the replies of a test, and the replies of a server for all other
+    frames.
+    """
 
     def __init__(self, answer: Answer | None = None, *, credit: int = CREDIT_BYTES) -> None:
         self.connection_count = 0

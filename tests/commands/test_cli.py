@@ -572,9 +572,9 @@ def test_generated_messages_have_number_and_size(url: str) -> None:
 
 
 def test_unreachable_server_prints_one_sentence() -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        url = f"simplebus://127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as unused_socket:
+        unused_socket.bind(("127.0.0.1", 0))
+        url = f"simplebus://127.0.0.1:{unused_socket.getsockname()[1]}"
         for command in (["pub", "1", "x"], ["sub", "1"]):
             status, output, errors = run_program(*command, "--url", url)
             assert (status, output) == (1, "")

@@ -69,8 +69,8 @@ def test_merged_rows_differ_by_at_most_the_slack(
 def test_individual_delays_are_merged_and_scanned_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    count, few = 150, 50
-    monkeypatch.setattr(checkpoint, "CHECKPOINT_POSITIONS", few)
+    count, portion = 150, 50
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_POSITIONS", portion)
     bus = BrokerHarness()
     bus.broker = Broker(bus.broker.settings, commit_log=CommitLog(Durability.MEMORY))
     checkpointer = Checkpointer(bus.broker)
@@ -90,7 +90,9 @@ def test_individual_delays_are_merged_and_scanned_rarely(
     (snapshot,) = decode_changes(batch.changes).positions
     assert (len(snapshot.attempts), len(snapshot.delays)) == (0, 1)
     assert snapshot.delays[0][:2] == (0, count)
-    assert checkpointer.next_full_scan - bus.broker.clock.now >= CHECKPOINT_SECONDS * count / few
+    assert (
+        checkpointer.next_full_scan - bus.broker.clock.now >= CHECKPOINT_SECONDS * count / portion
+    )
 
 
 @pytest.mark.parametrize("delay_ms", [60_000, None])

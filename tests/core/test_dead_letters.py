@@ -69,8 +69,10 @@ def give_up(bus: BrokerHarness, *frames: bytes, count: int, **options: object) -
 def test_dead_letter_headers() -> None:
     bus = BrokerHarness()
     bus.broker.clock.now = 1763700000.25
-    own = Envelope("a.b", b"key", (("trace", "7"), ("trace", "8")), 1234, 9_000_000, 0)
-    give_up(bus, publish_envelopes(1, 0, encode(own, b"<\r\n>")), publish(1, 1, b"plain"), count=2)
+    original = Envelope("a.b", b"key", (("trace", "7"), ("trace", "8")), 1234, 9_000_000, 0)
+    give_up(
+        bus, publish_envelopes(1, 0, encode(original, b"<\r\n>")), publish(1, 1, b"plain"), count=2
+    )
     assert bus.statistics(1).dropped == {Reason.MAX_DELIVERIES: 2}
     assert bus.statistics(1).ring.message_count == 0
     (first, payload), (second, plain) = fetch_dead_letters(bus)
@@ -85,7 +87,7 @@ def test_dead_letter_headers() -> None:
         ("dead-sequence", "0"),
         ("dead-accepted", "1763700000.250000"),
     )
-    assert first == Envelope("a.b", b"key", own.headers + reasons, 1234)
+    assert first == Envelope("a.b", b"key", original.headers + reasons, 1234)
     assert second[:2] == ("", b"")
     assert second.published is None
     assert dead_headers(second, "sequence", "attempts") == ("1", "2")
@@ -235,7 +237,7 @@ def test_memory_is_reserved_for_dead_letters() -> None:
 
 
 def test_orphaned_messages_are_dropped_when_dead_letters_hold_the_memory() -> None:
-    """Otherwise the class would stay blocked for ever."""
+    """Otherwise the class would stay blocked forever."""
     bus = BrokerHarness(
         class_messages=4, frame_bytes=100_000, class_bytes=1 << 18, total_bytes=1 << 19
     )

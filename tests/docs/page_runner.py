@@ -209,7 +209,7 @@ class PageRunner:
         return output
 
     def _open_process(self, command: list[str], output: File) -> subprocess.Popen[bytes]:
-        """Start a command in a process group of its own, as a fork if possible."""
+        """Start a command in a separate process group, as a fork if possible."""
         options: dict[str, Any] = {
             "cwd": self._directory,
             "env": self._environment,

@@ -1,4 +1,4 @@
-"""The .NET SDK of the tests: finds it, builds projects with it, and runs what it built.
+"""The .NET SDK of the tests: finds it, builds projects with it, and runs the built programs.
 
 `.ci/install-dotnet` installs it into `.dotnet/` of the checkout. Another installation is used if
 `TESTS_DOTNET` names the directory of its program `dotnet`.

@@ -1,7 +1,7 @@
 """Tests of the C# client of protocol version 2, on .NET Core.
 
 Most are C# methods in `client/`, which run in one process against one server. Tests that need
-servers of their own control programs of `client/` by their command line.
+separate servers control programs of `client/` by their command line.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tests of the C# client of version 1: its frames, and its behaviour against servers.
 
-The client runs in processes of its own, and its bytes are built and read with `oracles` only.
+The client runs in separate processes, and its bytes are built and read with `oracles` only.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _BODY_CHECKSUM_OFFSET = _HEADER.size - 4
 
 
 def check_envelope(data: bytes) -> None:
-    """Compare the decoder of envelopes with the oracle, and encode what it has decoded."""
+    """Compare the decoder of envelopes with the oracle, and encode the decoded envelope again."""
     expected, found = oracle_decode(data), _decode_envelope(data)
     assert found == expected
     if not isinstance(found, str):

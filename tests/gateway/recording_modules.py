@@ -109,7 +109,7 @@ def assert_no_threads_left() -> None:
 
 
 class _OwnedLock:
-    """Lock that knows which thread holds it."""
+    """Lock that records the thread that holds it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

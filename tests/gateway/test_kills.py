@@ -56,7 +56,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def metric_value(gateway: str, name: str) -> int:
-    """Return a health value of the gateway's uplink, or -1 if there is none."""
+    """Return a health value of the gateway's uplink, or -1 if the metrics do not contain it."""
     with urllib.request.urlopen(f"http://{gateway}/metrics", timeout=60) as answer:
         found = re.search(rf'what="{name}"\}} (\d+)', answer.read().decode())
     return int(found[1]) if found else -1
@@ -73,8 +73,8 @@ def run_outages(
     start: Callable[[], object],
     read: Callable[[], list[int]],
 ) -> None:
-    """Write lines while everything runs, while the other bus is away, while the gateway is away,
-    and after that.
+    """Write lines while everything runs, while the other bus is stopped, while the gateway is
+    stopped, and after that.
     """
     command = ("gateway", str(lines.file), "--http", "0")
     with running_program(*command) as gateway:

@@ -62,7 +62,7 @@ def stateless_servers(urls: list[str], count: int) -> Iterator[list[FakeServer]]
 
 
 class Traffic:
-    """A publisher, and members of a durable group; each knows all servers."""
+    """A publisher and the members of a durable group; each has the addresses of all servers."""
 
     def __init__(self, addresses: list[str]) -> None:
         self.addresses = addresses

@@ -145,7 +145,7 @@ async def test_errors_while_counting_do_not_end_server(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An empty reply of another stateless server, and an error in this one."""
+    """An empty reply of another stateless server, and an error in this server."""
     cluster = options(jetstream_server.url)
     async with (
         two_servers(cluster) as (up, elsewhere, bus, second_server),

@@ -30,8 +30,8 @@ async def test_logs_failed_trim_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     manager: Any = ConsumerManager()
-    nobody: Any = None
-    trimming = StreamTrimmer(nobody, {}, manager, nobody, manager)
+    unused: Any = None
+    trimming = StreamTrimmer(unused, {}, manager, unused, manager)
     for turn in range(2):
         manager.error = JetStreamError(10008, "temporarily unavailable")
         for _ in range(20):

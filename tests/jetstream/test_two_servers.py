@@ -188,9 +188,9 @@ async def test_group_members_at_two_servers_share_messages(jetstream_server: Nat
         trio.open_nursery() as nursery,
     ):
 
-        async def collect(which: int, messages: simplebus.Subscription) -> None:
+        async def collect(member_index: int, messages: simplebus.Subscription) -> None:
             async for message in messages:
-                received[which].append(int(message.payload))
+                received[member_index].append(int(message.payload))
                 if len(received[0]) + len(received[1]) == 2000:
                     nursery.cancel_scope.cancel()
 

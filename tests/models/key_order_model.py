@@ -275,8 +275,8 @@ class KeyOrderModel:
                 assert not group.window.unacked_ranges(message.sequence, message.sequence + 1)
 
     def check_nothing_is_stuck(self) -> None:
-        """Check that of each key a message is in flight or delayed. All members have read and have
-        room.
+        """Check that each key has a message in flight or delayed. All members have read and have
+        space.
         """
         if self.limited or not self.members:
             return

@@ -99,7 +99,7 @@ class KeyGroupMachine(RuleBasedStateMachine):
 
     @rule(first=st.integers(0, 12), count=st.sampled_from([1, 1, 3, 10]))
     def purge(self, first: int, count: int) -> None:
-        """Purge a range that may contain messages that are gone already."""
+        """Purge a range that may contain messages that were removed already."""
         messages = self.model.messages
         remaining = [m.sequence for m in messages if not (m.is_acked or m.is_gone)]
         at = remaining[first % len(remaining)] if remaining else first

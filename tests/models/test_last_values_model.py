@@ -1,6 +1,7 @@
 """Random scenarios of a class that retains last values, against a model.
 
-The model knows nothing of sequences and compaction, only which values each reader must receive.
+The model has no sequences and no compaction. It only determines the values that each reader must
+receive.
 """
 
 from __future__ import annotations

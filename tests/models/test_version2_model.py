@@ -88,9 +88,9 @@ class Version2Machine(RuleBasedStateMachine):
     def publisher(self, publisher_number: int) -> ModelPublisher:
         return self.model.authors[publisher_number % len(self.model.authors)]
 
-    def number(self, model_peer: Version2ModelPeer, which: int) -> int:
+    def number(self, model_peer: Version2ModelPeer, subscription_index: int) -> int:
         """Return the number of one of the peer's subscriptions."""
-        return sorted(model_peer.subscriptions)[which % len(model_peer.subscriptions)]
+        return sorted(model_peer.subscriptions)[subscription_index % len(model_peer.subscriptions)]
 
     @property
     def has_peers(self) -> bool:
@@ -203,45 +203,54 @@ class Version2Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.has_peers)
     @rule(
         peer_number=peer_numbers,
-        which=peer_numbers,
+        subscription_index=peer_numbers,
         first=st.integers(0, 3),
         count=st.sampled_from([1, 2, 1000]),
         spanning=st.booleans(),
     )
     def acknowledge(
-        self, peer_number: int, which: int, first: int, count: int, spanning: bool
+        self, peer_number: int, subscription_index: int, first: int, count: int, spanning: bool
     ) -> None:
         model_peer = self.peer(peer_number)
         if model_peer.subscriptions:
-            number = self.number(model_peer, which)
+            number = self.number(model_peer, subscription_index)
             self.model.ack(model_peer, number, first, count, spanning=spanning)
 
     @precondition(lambda self: self.has_peers)
     @rule(
         peer_number=peer_numbers,
-        which=peer_numbers,
+        subscription_index=peer_numbers,
         first=st.integers(0, 3),
         count=st.sampled_from([1, 2, 1000]),
         delay_ms=st.sampled_from([None, 0, 700, 3000]),
     )
     def refuse(
-        self, peer_number: int, which: int, first: int, count: int, delay_ms: int | None
+        self,
+        peer_number: int,
+        subscription_index: int,
+        first: int,
+        count: int,
+        delay_ms: int | None,
     ) -> None:
         model_peer = self.peer(peer_number)
         if model_peer.subscriptions:
-            self.model.nack(model_peer, self.number(model_peer, which), first, count, delay_ms)
+            self.model.nack(
+                model_peer, self.number(model_peer, subscription_index), first, count, delay_ms
+            )
 
     @precondition(lambda self: self.has_peers)
     @rule(
         peer_number=peer_numbers,
-        which=peer_numbers,
+        subscription_index=peer_numbers,
         first=st.integers(0, 3),
         count=st.sampled_from([1, 2]),
     )
-    def terminate(self, peer_number: int, which: int, first: int, count: int) -> None:
+    def terminate(self, peer_number: int, subscription_index: int, first: int, count: int) -> None:
         model_peer = self.peer(peer_number)
         if model_peer.subscriptions:
-            self.model.terminate(model_peer, self.number(model_peer, which), first, count)
+            self.model.terminate(
+                model_peer, self.number(model_peer, subscription_index), first, count
+            )
 
     @rule(publisher_number=peer_numbers, kind=kinds, count=st.integers(1, 9), random=randoms)
     def publish_and_everybody_decides(
@@ -252,12 +261,12 @@ class Version2Machine(RuleBasedStateMachine):
             self.model.read_bytes(model_peer, 1 << 40)
         for model_peer in self.model.peers:
             for number in sorted(model_peer.subscriptions):
-                first, few = random.randrange(3), random.randrange(4)
+                first, size = random.randrange(3), random.randrange(4)
                 if random.random() < 0.6:
                     spanning = random.random() < 0.7
-                    self.model.ack(model_peer, number, first, few, spanning=spanning)
+                    self.model.ack(model_peer, number, first, size, spanning=spanning)
                 elif random.random() < 0.6:
-                    self.model.nack(model_peer, number, first, few, random.choice([None, 0, 700]))
+                    self.model.nack(model_peer, number, first, size, random.choice([None, 0, 700]))
         for model_peer in list(self.model.peers):
             self.model.read_bytes(model_peer, 1 << 40)
 
@@ -313,11 +322,11 @@ class Version2Machine(RuleBasedStateMachine):
         self.model.tick()
 
     @precondition(lambda self: self.has_peers)
-    @rule(peer_number=peer_numbers, which=peer_numbers)
-    def ask_for_time(self, peer_number: int, which: int) -> None:
+    @rule(peer_number=peer_numbers, subscription_index=peer_numbers)
+    def ask_for_time(self, peer_number: int, subscription_index: int) -> None:
         model_peer = self.peer(peer_number)
         if model_peer.subscriptions:
-            self.model.working(model_peer, self.number(model_peer, which))
+            self.model.working(model_peer, self.number(model_peer, subscription_index))
 
     @rule(times=st.sampled_from([1, 1, 2, 3, 7]))
     def tick(self, times: int) -> None:

@@ -17,6 +17,6 @@ BOUND = (
 
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[NatsTestServer]:
-    """Server with some subjects bound to classes. Each test uses subjects of its own."""
+    """Server with some subjects bound to classes. Each test uses different subjects."""
     with start_server(*(f"--bind={each}" for each in BOUND)) as server:
         yield server

@@ -34,7 +34,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def read(server: TlsSocket) -> bytes:
-    """Return the data of one read; empty if there is none yet."""
+    """Return the data of one read; empty if no data has arrived yet."""
     space = bytearray(256 * 1024)
     try:
         return bytes(space[: server.recv_into(memoryview(space))])

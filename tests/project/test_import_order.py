@@ -79,7 +79,7 @@ def import_graph() -> Graph:
 
 
 def upward_imports(graph: Graph, order: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Return the imports of a sub-package from one that stands after it, as sentences."""
+    """Return, as sentences, the imports of a sub-package from a later sub-package of the order."""
     found = []
     for importing, imports in graph.items():
         for imported in imports:

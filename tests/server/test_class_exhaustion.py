@@ -1,4 +1,4 @@
-"""One client without a user cannot take all classes from the others, with any protocol."""
+"""A client without a user cannot use up all classes, with any protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Garbage collection excludes old objects, so that it never takes long."""
+"""Garbage collection excludes old objects, so that each collection is short."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_old_objects_are_examined_in_rare_full_collections_only() -> None:
             await trio.sleep(2 * 3600)
             assert old_reference() is not None  # There are not many more objects than before.
             assert gc.get_freeze_count() > 0
-            many = [Node() for _ in range(2 * object_count)]
+            new_nodes = [Node() for _ in range(2 * object_count)]
             await trio.sleep(2)
-            del many
+            del new_nodes
             await trio.sleep(3600)
             assert old_reference() is None
             nursery.cancel_scope.cancel()

@@ -63,14 +63,14 @@ async def test_replaced_connection_with_unread_bytes_is_closed(
     async with serving() as server:
         for attempt in range(20):
             greeting = connect_request(1, name=f"till {attempt}", instance="a")
-            former, next_one = await connect(server), await connect(server)
-            await former.send(greeting)
-            assert await former.read_frame()
+            first, next_one = await connect(server), await connect(server)
+            await first.send(greeting)
+            assert await first.read_frame()
             unread = message(b"of the former session")
-            for peer, data in (former, unread), (next_one, greeting), (former, unread):
+            for peer, data in (first, unread), (next_one, greeting), (first, unread):
                 os.write(peer.stream.socket.fileno(), data)  # All in one turn of the loop.
             assert await next_one.read_frame()
-            assert await former.wait_closed()
+            assert await first.wait_closed()
     assert "internal error" not in caplog.text
 
 

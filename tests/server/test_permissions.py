@@ -100,9 +100,9 @@ async def test_reload_without_users_keeps_authentication(caplog: pytest.LogCaptu
 
 
 async def test_whole_channel_rule_applies_to_all_listeners() -> None:
-    few = User("few", token=hash_token("f"), permissions=Permissions(wildcards=False, admin=()))
+    user = User("few", token=hash_token("f"), permissions=Permissions(wildcards=False, admin=()))
     async with (
-        server_with_users(ADA, few) as server,
+        server_with_users(ADA, user) as server,
         simplebus.connect(server.addresses[0], token="f") as bus,
     ):
         client = await nats_user(server, '"auth_token":"f"')

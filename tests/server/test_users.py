@@ -64,7 +64,7 @@ async def server_with_users(*users: User, **more: object) -> AsyncIterator[Runni
 
 @contextlib.asynccontextmanager
 async def connected_users() -> AsyncIterator[tuple[RunningServer, simplebus.Bus, simplebus.Bus]]:
-    """Run a server that knows Ada and Bob, with a connection of Bob and one of Ada."""
+    """Run a server with the users Ada and Bob, and a connection of each of them."""
     async with (
         server_with_users(ADA, BOB) as server,
         simplebus.connect(server.addresses[0], token="bob's token") as bob,
@@ -177,7 +177,7 @@ async def test_batch_of_mixed_channels_is_filtered_by_permission() -> None:
 async def test_subscription_receives_only_permitted_channels() -> None:
     async with connected_users() as (_, bus, ada):
         async with (
-            bus.subscribe("orders") as all_,
+            bus.subscribe("orders") as unfiltered,
             bus.subscribe("orders", "us.*") as filtered,
             bus.subscribe("orders", durable="kept") as durable_messages,
         ):
@@ -185,7 +185,7 @@ async def test_subscription_receives_only_permitted_channels() -> None:
                 arguments = {} if channel is None else {"channel": channel}
                 await ada.publish(b"x", class_id="orders", **arguments)  # type: ignore[arg-type]
             for messages, expected in (
-                (all_, ["eu.paid", "us.paid", "", "us.last"]),
+                (unfiltered, ["eu.paid", "us.paid", "", "us.last"]),
                 (durable_messages, ["eu.paid", "us.paid", "", "us.last"]),
                 (filtered, ["us.paid", "us.last"]),
             ):
@@ -234,9 +234,9 @@ async def test_inspection_requires_permission() -> None:
 
 
 async def test_connections_of_a_user_are_limited() -> None:
-    few = User("few", token=hash_token("t"), connections=1)
+    user = User("few", token=hash_token("t"), connections=1)
     async with (
-        server_with_users(few) as server,
+        server_with_users(user) as server,
         simplebus.connect(server.addresses[0], token="t"),
     ):
         with pytest.raises(simplebus.BusConnectionError, match="1 are allowed"):
@@ -245,8 +245,8 @@ async def test_connections_of_a_user_are_limited() -> None:
 
 
 async def test_connection_limit_of_a_user_spans_listeners() -> None:
-    few = User("few", token=hash_token("t"), connections=2)
-    async with server_with_users(few) as server:
+    user = User("few", token=hash_token("t"), connections=2)
+    async with server_with_users(user) as server:
         first = await nats_user(server, '"auth_token":"t"')
         second = await nats_user(server, '"auth_token":"t"')
         await second.send(b'CONNECT {"verbose":false,"auth_token":"t"}\r\nPING\r\n')

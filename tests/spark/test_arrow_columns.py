@@ -140,15 +140,15 @@ def test_parts_are_joined() -> None:
         concatenate([(None, b"a"), (None, b"bc")], 5, 7),
         concatenate([(None, b"")], 7, 7),
     )
-    both = FetchedFrames.concatenate(
+    joined = FetchedFrames.concatenate(
         [(memoryview(f.raw), f.bounds) for f in (first, second)], 5, [(4, 1.5)]
     )
-    batch = to_record_batch(both, ColumnOptions("s", "7", 7))
+    batch = to_record_batch(joined, ColumnOptions("s", "7", 7))
     assert batch["value"].to_pylist() == [b"a", b"bc", b""]
     assert batch["offset"].to_pylist() == [5, 6, 7]
-    assert both.acceptance_times().tolist() == [1_500_000] * 3
-    assert both.slice_sequences(0, 6).acceptance_times().tolist() == [1_500_000]
-    assert both.slice_sequences(0, 5).acceptance_times().tolist() == []
+    assert joined.acceptance_times().tolist() == [1_500_000] * 3
+    assert joined.slice_sequences(0, 6).acceptance_times().tolist() == [1_500_000]
+    assert joined.slice_sequences(0, 5).acceptance_times().tolist() == []
 
 
 @pytest.mark.parametrize("times", [(), ((6, 1.0),)])

@@ -86,7 +86,7 @@ READERS: dict[str, dict[str, object]] = {
 
 
 class SpillComparison:
-    """Applies the same random operations to a bus in memory and one that spills."""
+    """Applies the same random operations to a bus in memory and to a bus that spills."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self.random = random.Random(seed)

@@ -12,7 +12,7 @@ def for_each(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Call a test for every case, with the case as `argument`; a failure has a note with its name.
 
-    A test of its own costs each worker milliseconds, which is more than a small case takes.
+    A separate test costs each worker milliseconds, which is more than a small case takes.
     """
     assert cases
 

@@ -195,7 +195,7 @@ class RingOracle:
 def group_ids(ids: list[int]) -> list[tuple[int, int]]:
     """Group ids that are consecutive in order of arrival into half-open ranges.
 
-    Id 0 after id 2147483647 begins a range of its own: no range spans the wrap.
+    Id 0 after id 2147483647 begins a new range: no range spans the wrap.
     """
     ranges: list[tuple[int, int]] = []
     for message_id in ids:

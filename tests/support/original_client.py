@@ -1,8 +1,8 @@
 """Model of a client of the original program: its messages, its queues and its failures.
 
-It does no I/O, and time is an argument. It behaves as the original is known to, with its
-weaknesses; where that is unknown, it does what is hardest for a server, and a comment says so.
-Frames are built and read with `oracles`; nothing is imported from simplebus.
+It does no I/O, and time is an argument. It has the known behaviour of the original client, with its
+weaknesses. Where that is unknown, the model uses the behaviour that is hardest for a server, and a
+comment notes this. Frames are built and read with `oracles`; nothing is imported from simplebus.
 
     publish ─► unserialised ─► workers ─► chunks ─► read_output
                                             ▲
@@ -66,7 +66,7 @@ Handler = Callable[[Message], float | None]
 
 
 class OutOfOrder(Exception):  # noqa: N818 - the name of the original's example.
-    """A message was not the successor of the previous one."""
+    """A message was not the successor of the previous message."""
 
 
 class Reservations:
@@ -87,7 +87,7 @@ class Reservations:
         self._results[index - self._popped_count] = result
 
     def pop_ready(self) -> list[object]:
-        """Remove and return the results before the first one that is missing."""
+        """Remove and return the results before the first missing result."""
         ready = []
         while self._results and self._results[0] is not None:
             ready.append(self._results.popleft())

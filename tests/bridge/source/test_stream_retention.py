@@ -76,7 +76,9 @@ async def wait_stream_empty(connection: BridgeNatsConnection, name: str) -> None
 
 
 async def wait_single_consumer(connection: BridgeNatsConnection, name: str) -> None:
-    """Wait until the reader is deleted. It delivers what was sent to a lost connection."""
+    """Wait until the reader is deleted. It delivers messages that were sent to a lost
+    connection.
+    """
     while await count_consumers(connection, name) != 1:
         await connection.round_trip()
 
@@ -330,7 +332,9 @@ async def test_copies_after_connection_loss_during_reread(
 async def test_waits_for_reader_that_is_behind_stream(
     server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leader of the reader may be behind that of the stream, and report no more messages."""
+    """The leader of the reader may be behind the leader of the stream, and report no more
+    messages.
+    """
     name = "LESS"
     pending: Any = StreamSource.__dict__["_pending"]
 

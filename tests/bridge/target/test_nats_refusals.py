@@ -171,8 +171,8 @@ async def test_logs_missing_permission_once(
 async def test_retryable_refusal_is_not_dead_lettered(
     refusal: JetStreamError, server: BusServer, nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new leader refuses a resent message until it knows whether it has stored the message. A
-    server with a failed disk refuses every message.
+    """A new leader refuses a resent message until it has determined whether it has stored the
+    message. A server with a failed disk refuses every message.
     """
     pub_acks, refusals = jetstream_codec.parse_pub_acks, list[JetStreamError]()
 

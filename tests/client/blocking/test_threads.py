@@ -1,4 +1,4 @@
-"""Calls from another thread than that of the bus."""
+"""Calls from a thread that does not own the bus."""
 
 from __future__ import annotations
 

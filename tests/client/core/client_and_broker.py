@@ -53,7 +53,7 @@ class ClientAndBroker:
         return list(inboxes_to_wake)
 
     def send_chunk(self, max_bytes: int | None = None) -> bool:
-        """Transfer one chunk to the broker. Return False if there is none."""
+        """Transfer one chunk to the broker. Return False if the client has nothing to send."""
         send_queue = self.core.send_queue
         data = bytes(send_queue.peek()[: max_bytes or self.chunk_bytes])
         if not data:
@@ -66,7 +66,7 @@ class ClientAndBroker:
     def receive_chunk(
         self, inboxes_to_wake: dict[Inbox, None] | None = None, max_bytes: int | None = None
     ) -> bool:
-        """Transfer one chunk to the client. Return False if there is none."""
+        """Transfer one chunk to the client. Return False if the broker has nothing to send."""
         self.broker.end_turn()
         outbox, tick_number = self.session.outbox, self.broker.tick_number
         data = bytes(outbox.peek(tick_number)[: max_bytes or self.chunk_bytes])

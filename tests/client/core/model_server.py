@@ -268,7 +268,7 @@ class ModelConnection:
 
 
 def open_connection(**options: object) -> ModelConnection:
-    """Return a connection whose Connect was accepted. Options are those of ModelServer."""
+    """Return a connection whose Connect was accepted. Passes the options to ModelServer."""
     connection = ModelConnection(server=ModelServer(**options))  # type: ignore[arg-type]
     connection.connect()
     connection.exchange()

@@ -274,15 +274,15 @@ def test_fetched_messages_belong_to_oldest_fetch_of_their_class() -> None:
     )
     connection.exchange()
     assert (first.is_done, second.is_done, other_fetch.is_done) == (True, True, False)
-    first_ones = [m for batch in first.batches for m in batch]
-    assert [(m.sequence, m.payload) for m in first_ones] == [
+    first_messages = [m for batch in first.batches for m in batch]
+    assert [(m.sequence, m.payload) for m in first_messages] == [
         (12, b"12"),
         (15, b"15"),
         (16, b"16"),
     ]
-    assert first_ones[0].value == b"12"
+    assert first_messages[0].value == b"12"
     with pytest.raises(LocalProtocolError, match="fetched"):
-        first_ones[0].ack()
+        first_messages[0].ack()
     sequences = [m.sequence - (5 << 31) for batch in second.batches for m in batch]
     assert sequences == [17, 0]
     assert other_fetch.batches == []

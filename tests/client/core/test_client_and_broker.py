@@ -368,7 +368,8 @@ def test_counts_confirmed_messages_that_the_server_lost(identity: str, forgotten
 
 
 def test_next_server_run_may_reuse_a_lost_sequence() -> None:
-    """Messages of an earlier run may differ from those of the next one with the same sequences.
+    """Messages of an earlier run may differ from the messages of the next run with the same
+    sequences.
 
     In a group the cursor does not show this, because another member has moved it.
     """

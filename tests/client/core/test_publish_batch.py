@@ -156,9 +156,12 @@ def test_count_fitting_frames(lengths: list[int], max_bytes: int, data: st.DataO
         expected += 1
     if not expected and lengths[start] <= credit:
         expected = 1
-    for either in (bounds, np.array(bounds)):
-        assert count_fitting(either, start, max_bytes=max_bytes, available_bytes=credit) == expected
-        slice_ = slice_bounds(either, start, start + expected)
+    for any_bounds in (bounds, np.array(bounds)):
+        assert (
+            count_fitting(any_bounds, start, max_bytes=max_bytes, available_bytes=credit)
+            == expected
+        )
+        slice_ = slice_bounds(any_bounds, start, start + expected)
         assert np.diff(slice_).tolist() == lengths[start : start + expected]
         assert int(slice_[0]) == 0
 

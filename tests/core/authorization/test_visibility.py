@@ -79,8 +79,8 @@ def test_users_receive_replies_on_their_own_channels(bus: BrokerHarness) -> None
     ada = connect_user(bus, "ada", subscribe(9, 1, channels=[TO_ADA]))
     boss.send(publish_envelopes(9, 0, *(channel_envelope(name, b"x") for name in (TO_BOB, TO_ADA))))
     assert len(ada.receive_deliveries()) == 1
-    everything = connect_user(bus, "boss", subscribe(9, 1, channels=[f"{REPLIES_CLASS}.#"]))
-    assert everything.receive_replies()[-1].kind == "subscribe"
+    wide_reader = connect_user(bus, "boss", subscribe(9, 1, channels=[f"{REPLIES_CLASS}.#"]))
+    assert wide_reader.receive_replies()[-1].kind == "subscribe"
 
 
 @pytest.mark.parametrize("user_name", ["ada", "eve", "any", "log"])

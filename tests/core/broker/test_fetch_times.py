@@ -39,11 +39,11 @@ def test_fetch_starts_at_the_first_message_at_a_time(time: float, first: int) ->
 
 def test_fetch_returns_the_times_of_its_messages_only() -> None:
     bus = bus_with_messages_at(10, 10.001, 20, 20.002, 30)
-    everything = [[0, 10.0], [2, 20.0], [4, 30.0]]
-    assert fetch_reply(bus, times=True)["times"] == everything
-    assert fetch_reply(bus, first=1, count=3, times=True)["times"] == everything[:2]
-    assert fetch_reply(bus, first=3, times=True)["times"] == everything[1:]
-    assert fetch_reply(bus, time=30.0, times=True)["times"] == everything[2:]
+    all_times = [[0, 10.0], [2, 20.0], [4, 30.0]]
+    assert fetch_reply(bus, times=True)["times"] == all_times
+    assert fetch_reply(bus, first=1, count=3, times=True)["times"] == all_times[:2]
+    assert fetch_reply(bus, first=3, times=True)["times"] == all_times[1:]
+    assert fetch_reply(bus, time=30.0, times=True)["times"] == all_times[2:]
     assert "times" not in fetch_reply(bus, first=5, times=True)
     assert "times" not in fetch_reply(bus)
     bus.broker.clock.now = 45.5

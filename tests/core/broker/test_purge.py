@@ -415,12 +415,12 @@ def compare_deliveries(
     bus.broker.run_due_wakeups()
     assert set(hear(last_one)) == set(range(floor, len(published))) - purged
     assert purged_count == bus.statistics(1).dropped.get(Reason.PURGED, 0)
-    everything = ack(5, 0, max(1, len(published)))
+    ack_all = ack(5, 0, max(1, len(published)))
     everybody = [*readers, last_one]
     is_new = True
     while is_new:  # Whatever is still wanted comes, and when it is done all is let go of.
         for reader in everybody:
-            reader.send(everything)
+            reader.send(ack_all)
         is_new = any(hear(reader) for reader in everybody)
     bus.check_invariants()  # What moved by itself is let go of.
     cls = bus.broker.classes[1]

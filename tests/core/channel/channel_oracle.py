@@ -21,7 +21,7 @@ def segments_of(text: str) -> list[str]:
 
 
 def segments_match(pattern: list[str], name: list[str]) -> bool:
-    """Return True if the segments of a pattern match those of a name."""
+    """Return True if the segments of a pattern match the segments of a name."""
     if not pattern:
         return not name
     if pattern == ["#"]:

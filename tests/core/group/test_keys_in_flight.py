@@ -66,8 +66,8 @@ def test_random_operations_match_model(seed: int, grows: int) -> None:
                 chance.shuffle(waiting)
                 sequences = [waiting.pop() for _ in range(len(waiting) // 2 + 1)]
                 for attempts in sorted({model.attempts_of[s] for s in sequences}):
-                    same = sorted(s for s in sequences if model.attempts_of[s] == attempts)
-                    model.add_sent(same, attempts + 1, due(attempts + 1))
+                    same_attempts = sorted(s for s in sequences if model.attempts_of[s] == attempts)
+                    model.add_sent(same_attempts, attempts + 1, due(attempts + 1))
             case "lose":
                 requested = chance.sample(range(MESSAGE_COUNT), 50)
                 removed, size = model.remove([s for s in requested if s in model.due])

@@ -34,9 +34,11 @@ class LeastLoadedMachine(RuleBasedStateMachine):
         self.available.update(member)  # type: ignore[arg-type]
 
     @precondition(lambda self: self.members)
-    @rule(which=st.integers(0, 1000), assigned_count=st.integers(0, 5), is_handed=st.booleans())
-    def change_load(self, which: int, assigned_count: int, is_handed: bool) -> None:
-        member = self.members[which % len(self.members)]
+    @rule(
+        member_index=st.integers(0, 1000), assigned_count=st.integers(0, 5), is_handed=st.booleans()
+    )
+    def change_load(self, member_index: int, assigned_count: int, is_handed: bool) -> None:
+        member = self.members[member_index % len(self.members)]
         member.assigned_count = assigned_count
         if is_handed:
             self.turns += 1
@@ -44,9 +46,9 @@ class LeastLoadedMachine(RuleBasedStateMachine):
         self.available.update(member)
 
     @precondition(lambda self: self.members)
-    @rule(which=st.integers(0, 1000))
-    def remove_member(self, which: int) -> None:
-        self.available.remove(self.members.pop(which % len(self.members)))
+    @rule(member_index=st.integers(0, 1000))
+    def remove_member(self, member_index: int) -> None:
+        self.available.remove(self.members.pop(member_index % len(self.members)))
 
     @invariant()
     def matches_linear_search(self) -> None:
@@ -72,9 +74,9 @@ def test_stale_heap_entries_are_dropped() -> None:
 def test_assignment_cost_is_independent_of_member_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bus, many, room = BrokerHarness(), 300, GroupMember.free_count
+    bus, member_count, room = BrokerHarness(), 300, GroupMember.free_count
     bus.skips_checks = True
-    peer = connect_version2(bus, *[subscribe(1, n, group="g") for n in range(1, many + 1)])
+    peer = connect_version2(bus, *[subscribe(1, n, group="g") for n in range(1, member_count + 1)])
     looks = 0
 
     def look(self: GroupMember) -> int:
@@ -83,16 +85,16 @@ def test_assignment_cost_is_independent_of_member_count(
         return room.fget(self)  # type: ignore[attr-defined, no-any-return]
 
     monkeypatch.setattr(GroupMember, "free_count", property(look))
-    writer = connect_version2(bus, publish(1, 0, *numbered(many)))
+    writer = connect_version2(bus, publish(1, 0, *numbered(member_count)))
     while bus.broker.next_wakeup <= bus.broker.clock.now:
         bus.broker.run_due_wakeups()
-    assert looks <= 5 * many
+    assert looks <= 5 * member_count
     got = peer.receive_deliveries()
-    assert len({message.number for message in got}) == many
+    assert len({message.number for message in got}) == member_count
     looks = 0
     peer.send(*[ack(message.number, message.message_id, message.message_id + 1) for message in got])
-    writer.send(*[publish(1, many + n, b"x") for n in range(many)])
-    assert looks <= 10 * many
+    writer.send(*[publish(1, member_count + n, b"x") for n in range(member_count)])
+    assert looks <= 10 * member_count
 
 
 def test_messages_of_a_closed_session_are_redistributed_once(

@@ -42,20 +42,20 @@ def test_partition_queues_match_model(
     queues = PartitionQueues()
     rows: dict[int, list[int]] = {partition: [] for partition in range(4)}
     for is_added, sequence, partition in steps:
-        where = [number for number, row in rows.items() if sequence in row]
-        if is_added and not where:
+        partitions = [number for number, row in rows.items() if sequence in row]
+        if is_added and not partitions:
             row = rows[partition]
             assert queues.enqueue([sequence], [partition]) == [sequence] * (
                 not row or partition == NO_PARTITION
             )
             row.append(sequence)
             row[1:] = sorted(row[1:])
-        elif where:
-            row = rows[where[0]]
+        elif partitions:
+            row = rows[partitions[0]]
             was_first = row[0] == sequence
-            assert queues.is_at_front(sequence) == (was_first or where[0] == NO_PARTITION)
+            assert queues.is_at_front(sequence) == (was_first or partitions[0] == NO_PARTITION)
             row.remove(sequence)
-            follows = where[0] != NO_PARTITION and was_first and row
+            follows = partitions[0] != NO_PARTITION and was_first and row
             assert queues.dequeue([sequence]) == row[:1] * bool(follows)
         queues.check_invariants()
         assert sorted(queues) == sorted(s for row in rows.values() for s in row)
@@ -192,8 +192,8 @@ def test_adding_a_member_affects_few_members() -> None:
     owners: KeyAssignment[int] = KeyAssignment()
     for member in range(2000):
         owners.add_member(member, str(member))
-    former = owners.add_member(2000, "another")
-    assert 0 < len(former) < 20
+    changed_members = owners.add_member(2000, "another")
+    assert 0 < len(changed_members) < 20
     before = list(owners.owner_by_bucket)
     for member in range(1, 2000, 3):
         owners.remove_member(member)

@@ -61,8 +61,10 @@ def test_settings_by_name_override_settings_by_id() -> None:
 
 
 def test_class_settings_cannot_exceed_global_limits() -> None:
-    much = ClassSettings(full_policy=FullPolicy.BLOCK, messages_max=1000, bytes_max=1 << 30)
-    classes = create_registry(orders=much, **{"dead.orders": much})
+    large_settings = ClassSettings(
+        full_policy=FullPolicy.BLOCK, messages_max=1000, bytes_max=1 << 30
+    )
+    classes = create_registry(orders=large_settings, **{"dead.orders": large_settings})
     classes.create_classes([(1, "orders"), (2, "dead.orders")])
     orders, dead = classes.classes[1], classes.classes[2]
     assert (orders.ring.messages_max, orders.ring.bytes_max) == (100, 1 << 20)
@@ -176,11 +178,11 @@ class CountedSettings(dict[int | str, ClassSettings]):
 def test_settings_of_one_class_are_applied_without_those_of_all_others() -> None:
     classes = ClassRegistry(Settings())
     classes.declare_classes(list(range(1000)))
-    own = CountedSettings({7: ClassSettings(messages_max=7)})
-    for _ in classes.apply_settings(Settings(limits=Limits(connections=9), classes=own)):
+    class_settings = CountedSettings({7: ClassSettings(messages_max=7)})
+    for _ in classes.apply_settings(Settings(limits=Limits(connections=9), classes=class_settings)):
         pass
     assert classes.classes[7].ring.messages_max == 7
-    assert own.lookup_count <= 3
+    assert class_settings.lookup_count <= 3
 
 
 @pytest.mark.parametrize("has_own", [False, True])

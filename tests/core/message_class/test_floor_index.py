@@ -42,15 +42,15 @@ class FloorIndexMachine(RuleBasedStateMachine):
         self.floor_index.add(self.positions[-1])
 
     @precondition(lambda self: self.positions)
-    @rule(which=st.integers(0, 1000), by=st.integers(1, 20))
-    def move(self, which: int, by: int) -> None:
-        moved = self.positions[which % len(self.positions)]
+    @rule(position_index=st.integers(0, 1000), by=st.integers(1, 20))
+    def move(self, position_index: int, by: int) -> None:
+        moved = self.positions[position_index % len(self.positions)]
         moved.window.floor += by
 
     @precondition(lambda self: self.positions)
-    @rule(which=st.integers(0, 1000))
-    def remove(self, which: int) -> None:
-        self.floor_index.remove(self.positions.pop(which % len(self.positions)))
+    @rule(position_index=st.integers(0, 1000))
+    def remove(self, position_index: int) -> None:
+        self.floor_index.remove(self.positions.pop(position_index % len(self.positions)))
 
     @precondition(lambda self: self.positions)
     @invariant()

@@ -233,8 +233,8 @@ def test_purged_message_is_no_last_value() -> None:
 
 
 def test_settings_override_requested_last_values() -> None:
-    own = {"yes": ClassSettings(last_values=True), "no": ClassSettings(last_values=False)}
-    bus = BrokerHarness(Settings(classes=own))
+    settings = {"yes": ClassSettings(last_values=True), "no": ClassSettings(last_values=False)}
+    bus = BrokerHarness(Settings(classes=settings))
     classes: list[object] = [
         {"id": 1, "name": "yes"},
         {"id": 2, "name": "no", "last_values": True},
@@ -251,8 +251,8 @@ def test_settings_override_requested_last_values() -> None:
 
 
 def test_retention_and_last_values_combine() -> None:
-    own = {1: ClassSettings(last_values=True, keep=Retention(messages=2))}
-    bus = BrokerHarness(Settings(classes=own))
+    class_settings = {1: ClassSettings(last_values=True, keep=Retention(messages=2))}
+    bus = BrokerHarness(Settings(classes=class_settings))
     writer = LastValueWriter(bus)
     for number in range(9):
         writer.publish_value("abcc"[min(number, 3)], b"%d" % number)
@@ -272,11 +272,11 @@ def test_retention_and_last_values_combine() -> None:
 
 
 def test_timed_retention_releases_messages_by_tick() -> None:
-    own = {
+    class_settings = {
         1: ClassSettings(keep=Retention(seconds=10)),
         2: ClassSettings(keep=Retention(seconds=30)),
     }
-    bus = BrokerHarness(Settings(classes=own, keep=Retention(messages=1)))
+    bus = BrokerHarness(Settings(classes=class_settings, keep=Retention(messages=1)))
     bus.broker.clock.now = 100.0
     writer = connect_version2(bus, classes=[1, 2, 3])
     for class_id in (1, 2, 3):

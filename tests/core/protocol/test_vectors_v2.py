@@ -299,7 +299,7 @@ class SessionServer:
 @pytest.mark.parametrize("in_one", [True, False], ids=["in one", "in pieces"])
 @vectors("v2-sessions", "sessions")
 def test_session_vectors(vector: Vector, in_one: bool) -> None:
-    """The bytes of a line arrive in one read, or each frame in a read of its own."""
+    """The bytes of a line arrive in one read, or each frame in a separate read."""
     server = SessionServer(vector["limits"])
     for number, (name, verb, *arguments) in enumerate(vector["lines"]):
         where = f"line {number}: {name} {verb} {arguments}"

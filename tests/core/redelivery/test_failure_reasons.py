@@ -10,7 +10,7 @@ from simplebus.core.redelivery.failure_reasons import FailureReasons
 
 
 class FakePosition:
-    """A position, as far as failure reasons need it."""
+    """The attributes of a position that `FailureReasons` needs."""
 
     def __init__(self) -> None:
         self.window = AckWindow(floor=0)
@@ -56,19 +56,19 @@ def test_last_reason_is_kept_until_the_count_limit(
 
 
 def test_reasons_are_limited_in_bytes() -> None:
-    somebody, errors = FakePosition(), FailureReasons(bytes_max=3000)
+    position, errors = FakePosition(), FailureReasons(bytes_max=3000)
     for sequence in range(10):
-        errors.record(somebody, sequence, sequence + 1, "x" * 100)
+        errors.record(position, sequence, sequence + 1, "x" * 100)
         errors.check()
-    assert [s for s in range(10) if errors.get(somebody, s)] == [5, 6, 7, 8, 9]
-    errors.record(somebody, 0, 1 << 40, "of all")
+    assert [s for s in range(10) if errors.get(position, s)] == [5, 6, 7, 8, 9]
+    errors.record(position, 0, 1 << 40, "of all")
     errors.check()
 
 
 def test_reasons_of_acked_messages_are_dropped() -> None:
-    somebody, errors = FakePosition(), FailureReasons()
-    errors.record(somebody, 0, 5, "no")
-    somebody.window.ack_range(0, 3)
+    position, errors = FakePosition(), FailureReasons()
+    errors.record(position, 0, 5, "no")
+    position.window.ack_range(0, 3)
     errors.forget_acked()
-    assert [errors.get(somebody, sequence) for sequence in range(5)] == ["", "", "", "no", "no"]
+    assert [errors.get(position, sequence) for sequence in range(5)] == ["", "", "", "no", "no"]
     assert len(errors) == 2

@@ -163,9 +163,9 @@ def test_full_ring_accepts_equally_many_in_batches(size: int) -> None:
 
 
 def test_message_ids_wrap_inside_a_batch_on_every_path() -> None:
-    same = [store_form(b"s")] * LARGE_BATCH_COUNT
+    uniform = [store_form(b"s")] * LARGE_BATCH_COUNT
     uneven = [store_form(b"u" * (i % 5)) for i in range(LARGE_BATCH_COUNT)]
-    for frames in (same, uneven, uneven[:10]):
+    for frames in (uniform, uneven, uneven[:10]):
         rings = RingPair(first=ID_COUNT - 5)
         rings.append(frames, timer_index=2)
         assert rings.batched.copy_frame(ID_COUNT - 1)[3:7] == b"\x7f\xff\xff\xff"

@@ -39,7 +39,7 @@ Fact = tuple[object, ...]
 
 
 def create_session(*class_ids: int, frame_bytes_max: int = 1 << 20) -> Session:
-    """Return a session of a bus that knows these classes."""
+    """Return a session of a bus that has these classes."""
     return Session(3, frame_bytes_max=frame_bytes_max, known_classes=set(class_ids), peer="test")
 
 

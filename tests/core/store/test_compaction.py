@@ -235,9 +235,9 @@ def test_stalled_subscriber_of_a_class_with_values_is_found() -> None:
 
 
 def test_message_that_never_fits_is_dropped() -> None:
-    own = {1: ClassSettings(last_values=True, bytes_max=256 * 1024)}
+    class_settings = {1: ClassSettings(last_values=True, bytes_max=256 * 1024)}
     for policy in (FullPolicy.DROP_OLDEST, FullPolicy.DROP_NEWEST):
-        bus = BrokerHarness(Settings(classes=own, full_policy=policy))
+        bus = BrokerHarness(Settings(classes=class_settings, full_policy=policy))
         writer = LastValueWriter(bus)
         for channel in "abc":
             writer.publish_value(channel, channel.encode())

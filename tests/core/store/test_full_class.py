@@ -65,7 +65,7 @@ def test_session_waits_for_two_full_classes_in_order() -> None:
     bus = create_small_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1, 2), subscribe(1), subscribe(2))
     bus.peer(publish(1, *numbered(10)), publish(2, *numbered(10)))
-    both = bus.peer(publish(1, b"one"), publish(2, b"two"), publish(1, b"three"))
+    writer = bus.peer(publish(1, b"one"), publish(2, b"two"), publish(1, b"three"))
     peer.receive_messages()
     peer.send(ack(2, 0, 10))
     assert peer.receive_messages() == []
@@ -74,7 +74,7 @@ def test_session_waits_for_two_full_classes_in_order() -> None:
     assert [c.blocked_sessions for c in bus.broker.statistics().classes] == [1, 0]
     peer.send(ack(1, 1, 2))
     assert [m.payload for m in peer.receive_messages()] == [b"three"]
-    assert bus.broker.end_turn().resume == [both.session]
+    assert bus.broker.end_turn().resume == [writer.session]
 
 
 def test_acks_behind_blocked_messages_are_applied_at_once() -> None:

@@ -1,4 +1,4 @@
-"""Removal of classes that nobody uses."""
+"""Removal of unused classes."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_removed_class_does_not_count_for_its_creator() -> None:
 
 
 class IdleClassesMachine(RuleBasedStateMachine):
-    """A class that something refers to exists, and keeps its id and its sequences for ever."""
+    """A class that something refers to exists, and always keeps its id and its sequences."""
 
     NAMES = ("a", "b", "c")
 

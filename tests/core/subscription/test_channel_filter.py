@@ -161,13 +161,13 @@ def test_filter_is_updated_once_for_many_new_channels(monkeypatch: pytest.Monkey
     table = ChannelTable(ring)
     beginnings = [".".join(steps) for steps in product("a*", repeat=8)]
     filters = [add_filter(table, *[f"{begin}.{end}" for begin in beginnings]) for end in "#>*"]
-    few = add_filter(table, "a.#", "*.b")
+    small_filter = add_filter(table, "a.#", "*.b")
     while table.has_pattern_changes:
         table.update_some_patterns()
     names = [f"{'a.' * 8}{n}" for n in range(500)]
     store_messages(table, ring, [*names, *names, "", "x.b"])
-    assert sorted(map(id, updated)) == sorted(map(id, [*filters, few, few]))
-    for each in (*filters, few):
+    assert sorted(map(id, updated)) == sorted(map(id, [*filters, small_filter, small_filter]))
+    for each in (*filters, small_filter):
         check_filter(each, ring, [*names, *names, "", "x.b"])
 
 
@@ -259,14 +259,14 @@ def test_idle_class_releases_channel_memory() -> None:
 def test_filter_memory_is_charged_and_returned() -> None:
     ring = create_ring()
     table = ChannelTable(ring)
-    everything = [add_filter(table, "#", f"a.{number}.*") for number in range(100)]
+    wide_filters = [add_filter(table, "#", f"a.{number}.*") for number in range(100)]
     patterns_bytes = ring.budget.used_bytes
     assert patterns_bytes > 100 * 2 * 2500
     assert table.intern_names([f"{number}" for number in range(1000)]) is not None
     table.check_invariants()
-    assert sum(filter_._match_states.size for filter_ in everything) <= table._capacity * 100
+    assert sum(filter_._match_states.size for filter_ in wide_filters) <= table._capacity * 100
     assert ring.budget.used_bytes > patterns_bytes + 1000 * (256 + 100)
-    for filter_ in everything:
+    for filter_ in wide_filters:
         table.remove_filter(filter_)
         table.check_invariants()
     ring.budget.limit_bytes = ring.budget.used_bytes + 1000
@@ -281,15 +281,15 @@ def test_filter_that_matches_all_channels_is_detected(
     monkeypatch.setattr(channel_filter, "FORGET_CHANNELS_MIN", 1)
     ring = create_ring()
     table = ChannelTable(ring)
-    everything = add_filter(table, "#")
+    wide_filters = add_filter(table, "#")
     scoped = add_filter(
         table, scope=PermissionRules(deny=(PermissionRule("1", "secret.#"),)).for_class(1, "")
     )
     named = add_filter(table, ">")  # Does not match messages without a channel.
     store_messages(table, ring, ["a", "", "b.c"])
-    assert [each.is_match_all for each in (everything, scoped, named)] == [True, True, False]
+    assert [each.is_match_all for each in (wide_filters, scoped, named)] == [True, True, False]
     store_messages(table, ring, ["secret.x"])
-    assert [each.is_match_all for each in (everything, scoped)] == [True, False]
+    assert [each.is_match_all for each in (wide_filters, scoped)] == [True, False]
     late = add_filter(table, "#")
     assert not late.is_match_all  # The new filter has not evaluated these channels yet.
     check_filter(late, ring, ["a", "", "b.c", "secret.x"])
@@ -297,7 +297,7 @@ def test_filter_that_matches_all_channels_is_detected(
     ring.release(ring.head)
     store_messages(table, ring, ["d", "e", "f"])  # The other channels are forgotten.
     assert table.count_stored("secret.x") == 0
-    assert [each.is_match_all for each in (everything, scoped, late)] == [True, True, True]
+    assert [each.is_match_all for each in (wide_filters, scoped, late)] == [True, True, True]
 
 
 @pytest.mark.parametrize("patterns", [["site.*.power"], ["site.7.*", "other.#"]])

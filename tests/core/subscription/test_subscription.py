@@ -385,11 +385,11 @@ def test_classes_are_served_in_turns() -> None:
 
 
 def test_new_subscription_takes_over_backlog() -> None:
-    former = AckWindow(floor=0)
-    former.cursor = 6
-    former.ack_range(0, 2)
-    former.ack_range(3, 4)
-    harness = SubscriptionHarness(window=former, spans=[Span(0, 5, 1), Span(5, 6, 0)])
+    backlog_window = AckWindow(floor=0)
+    backlog_window.cursor = 6
+    backlog_window.ack_range(0, 2)
+    backlog_window.ack_range(3, 4)
+    harness = SubscriptionHarness(window=backlog_window, spans=[Span(0, 5, 1), Span(5, 6, 0)])
     harness.publish(*numbered(8))
     harness.ring.release(2)
     assert harness.receive_ids() == [2, 4, 5, 6, 7]

@@ -21,8 +21,8 @@ def test_users_authenticate_in_every_way() -> None:
     users = Users([ADA, BOB, WIDE_NETWORK_USER, NARROW_NETWORK_USER], PasswordVerifier(b"key"))
     assert users.authenticate(Auth(user="bob", password="plain"), version=2) is BOB
     assert users.authenticate(Auth(token="token"), version=2) is BOB
-    both = Auth(user="bob", password="plain", token="wrong")
-    assert users.authenticate(both, version=2) is BOB
+    both_credentials = Auth(user="bob", password="plain", token="wrong")
+    assert users.authenticate(both_credentials, version=2) is BOB
     for name in ADA.certificates:
         assert users.authenticate(None, certified=("x", name), version=1) is ADA
     assert users.authenticate(None, address="10.2.3.4", version=1) is WIDE_NETWORK_USER

@@ -1,4 +1,6 @@
-"""A server moves to a NATS server where JetStream answers, and stays if there is none."""
+"""A server moves to a NATS server where JetStream answers, and stays if JetStream answers
+nowhere.
+"""
 
 from __future__ import annotations
 

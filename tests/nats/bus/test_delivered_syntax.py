@@ -1,7 +1,7 @@
 """Syntax of the output to NATS clients, for arbitrary messages of bus clients.
 
-The output is parsed by nats-py and by a strict parser of its own, which does not tolerate anything
-that some client library does not.
+The output is parsed by nats-py and by a strict parser in this file. The strict parser rejects
+everything that at least one client library rejects.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """nats-py and the SDK at one real server with both listeners.
 
-All tests share the server, so each uses classes and subjects of its own.
+All tests share the server, so each uses different classes and subjects.
 """
 
 from __future__ import annotations

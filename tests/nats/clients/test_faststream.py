@@ -69,7 +69,7 @@ class Shop:
 
 
 async def wait_subscribed(client: NatsBroker, name: str) -> None:
-    """Wait until the server knows all subscriptions of an instance."""
+    """Wait until the server has received all subscriptions of an instance."""
     for _ in range(1_000):
         with contextlib.suppress(NoRespondersError):
             answer = await client.request("?", f"shop.here.{name}", timeout=60)

@@ -1,6 +1,6 @@
 """The nats-py client library against a real server.
 
-Tests share one server and use subjects of their own.
+Tests share one server and use different subjects.
 """
 
 from __future__ import annotations

@@ -141,9 +141,7 @@ class Reference:
                 client.socket.close()
 
     def listen(self, *data: bytes) -> list[bytes]:
-        """Send each text on a connection of its own and return the output after INFO until the
-        close.
-        """
+        """Send each text on a separate connection. Returns the outputs between INFO and close."""
         with contextlib.ExitStack() as stack:
             clients = [_Socket(self.port) for _ in data]
             for client, output in zip(clients, data, strict=True):

@@ -1,7 +1,6 @@
 """Every dialogue has the same output from simplebus and nats-server.
 
-nats-server receives each step whole; simplebus also in chunks. See `compare` for what is not
-compared.
+nats-server receives each step whole; simplebus also in chunks. See `compare` for the exceptions.
 """
 
 from __future__ import annotations

@@ -288,10 +288,10 @@ async def test_subsz_total_counts_all_listed_subscriptions() -> None:
             simplebus.connect(server.addresses[0]) as bus,
             bus.subscribe("orders", "eu.*", "us.#"),
         ):
-            everything = await get_json(server, "/subsz?subs=1")
-            subjects = [each["subject"] for each in everything["subscriptions_list"]]
+            all_subscriptions = await get_json(server, "/subsz?subs=1")
+            subjects = [each["subject"] for each in all_subscriptions["subscriptions_list"]]
             assert subjects == ["a", "b", "class.orders eu.*", "class.orders us.#"]
-            assert everything["total"] == 4
+            assert all_subscriptions["total"] == 4
             page = await get_json(server, "/subsz?subs=1&limit=1&offset=3")
             assert (len(page["subscriptions_list"]), page["total"]) == (1, 4)
 
@@ -314,14 +314,14 @@ async def test_pages_of_subsz_together_list_each_subscription_once(
         async with bus.subscribe("one", "a", "b.*", "c.#", "d"), bus.subscribe("two"):
             assert server.monitor is not None
             collector = server.monitor.collector
-            everything = run_steps(collector.collect_subscriptions(0, 100))
-            assert len(everything) == run_steps(collector.count_subscriptions()) == 18
+            all_subscriptions = run_steps(collector.collect_subscriptions(0, 100))
+            assert len(all_subscriptions) == run_steps(collector.count_subscriptions()) == 18
             for offset in range(20):
                 for limit in range(1, 20):
                     found = run_steps(collector.collect_subscriptions(offset, limit))
-                    assert found == everything[offset : offset + limit], (offset, limit)
-            for cid in {each.cid for each in everything}:
-                expected = [each for each in everything if each.cid == cid]
+                    assert found == all_subscriptions[offset : offset + limit], (offset, limit)
+            for cid in {each.cid for each in all_subscriptions}:
+                expected = [each for each in all_subscriptions if each.cid == cid]
                 assert collector.list_subscriptions(cid) == expected
             assert collector.list_subscriptions(999) == []
 

@@ -42,13 +42,13 @@ def _patient_http(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def sockets() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
     """Factory of connected sockets: the peer's end and the server's end."""
-    with contextlib.ExitStack() as all_:
+    with contextlib.ExitStack() as opened_sockets:
 
         def pair() -> tuple[socket.socket, socket.socket]:
             peer, own_socket = socket.socketpair()
             own_socket.setblocking(False)
-            all_.enter_context(peer)
-            all_.enter_context(own_socket)
+            opened_sockets.enter_context(peer)
+            opened_sockets.enter_context(own_socket)
             return peer, own_socket
 
         yield pair
@@ -374,14 +374,14 @@ async def test_yielding_to_an_idle_loop_returns_at_once(
 async def test_accepts_per_turn_are_bounded() -> None:
     log, accepts_per_turn = StepLog(), listeners._ACCEPTS_PER_TURN
     (listener,) = await listeners.bind("127.0.0.1", 0)
-    with contextlib.ExitStack() as all_:
+    with contextlib.ExitStack() as opened_sockets:
 
         def serve(sock: socket.socket, name: str) -> None:
-            all_.enter_context(sock)
+            opened_sockets.enter_context(sock)
             log.names.append("accepted")
 
         for _ in range(MANY):
-            all_.enter_context(socket.create_connection(listener.getsockname()))
+            opened_sockets.enter_context(socket.create_connection(listener.getsockname()))
         async with running_queue() as (queue_, nursery):
             nursery.start_soon(log.run_authenticated)
             nursery.start_soon(listeners.accept, listener, serve, queue_)

@@ -299,8 +299,8 @@ def test_unusable_certificates_are_reported(
 ) -> None:
     other_certificate = CertificateAuthority(tmp_path, "other").issue("other")
     locked = CertificateAuthority(tmp_path).issue("locked", password=b"x")
-    nothing = tmp_path / "nothing.pem"
-    nothing.write_text("nothing")
+    no_certificate = tmp_path / "nothing.pem"
+    no_certificate.write_text("nothing")
     missing = tmp_path / "missing.pem"
     for options, sentence in (
         (
@@ -320,13 +320,13 @@ def test_unusable_certificates_are_reported(
             "are not a PEM certificate and its key: key values",
         ),
         (
-            TlsOptions(nothing, server_certificate.key),
-            f"{nothing} and {server_certificate.key} are not a PEM certificate and its key",
+            TlsOptions(no_certificate, server_certificate.key),
+            f"{no_certificate} and {server_certificate.key} are not a PEM certificate and its key",
         ),
         (TlsOptions(locked.cert, locked.key), "is encrypted; expected one without a password"),
         (
-            TlsOptions(server_certificate.cert, server_certificate.key, nothing),
-            f"{nothing} contains no PEM certificates",
+            TlsOptions(server_certificate.cert, server_certificate.key, no_certificate),
+            f"{no_certificate} contains no PEM certificates",
         ),
     ):
         with pytest.raises(OSError, match=re.escape(sentence)):

@@ -50,8 +50,8 @@ def test_missing_progress_fields_are_omitted() -> None:
 def test_class_progress_is_that_of_the_slower_source() -> None:
     slower, faster = (dump_offsets({"a:1": ServerOffsets("m", {"7": n})}) for n in (3, 6))
     heads = dump_offsets({"a:1": ServerOffsets("m", {"7": 8})})
-    both = progress(slower, heads)["sources"] + progress(faster, heads)["sources"]
-    assert lag({"sources": both}) == lag({"sources": both[::-1]}) == {"a:1": {"7": 5}}
+    sources = progress(slower, heads)["sources"] + progress(faster, heads)["sources"]
+    assert lag({"sources": sources}) == lag({"sources": sources[::-1]}) == {"a:1": {"7": 5}}
 
 
 @pytest.mark.parametrize("bad", [7, "x", {}, "[]"])
