@@ -486,7 +486,20 @@ def read_http(server: HeldServer) -> None:
 
 
 def reload(server: HeldServer) -> None:
+    """Reload the settings while many classes and connections exist."""
+    sockets = []
+    for _ in range(CONNECTIONS // 2):
+        for port, greeting in (
+            (server.nats, b'CONNECT {"verbose":false}\r\n'),
+            (server.tcp, frames.encode(frames.CONNECT, content=b"[%d]" % FULL)),
+        ):
+            sockets.append(socket.create_connection((HOST, port), timeout=PATIENCE_S))
+            sockets[-1].sendall(greeting)
+    time.sleep(SETTLE_S)
     os.kill(server.process.pid, signal.SIGHUP)
+    time.sleep(SETTLE_S)
+    for sock in sockets:
+        sock.close()
 
 
 def nats_publish(server: HeldServer) -> None:
@@ -550,7 +563,7 @@ KINDS: Kinds = {
     "Connect with 3,596 new classes": declare_classes,
     "Inquire, every kind": inquire,
     "HTTP pages with 5,000 connections": read_http,
-    "reload": reload,
+    "reload with 5,000 connections": reload,
     "NATS messages": nats_publish,
     "a NATS message to 1,000 connections": nats_publish_to_many,
     "61,440 patterns": attack("patterns"),
