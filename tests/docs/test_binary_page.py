@@ -447,7 +447,7 @@ def test_limits() -> None:
         ("is kept for {:,.0f} seconds", (limits.PRODUCER_STATE_SECONDS,)),
         ("{:,} `times` or {:,} purged", (limits.FETCH_TIMES_MAX, limits.FETCH_PURGED_MAX)),
         ("gets {} + CRC-32", (limits.ASSIGNED_CLASS_ID_MIN,)),
-        ("after {} attempts any free one", (limits.ASSIGNED_CLASS_ID_PROBES,)),
+        ("after {} attempts any free id", (limits.ASSIGNED_CLASS_ID_PROBES,)),
         ("doubled, up to {} ticks", (limits.BACKOFF_TICKS_MAX,)),
         ("by default {} *ticks* of a second", (Settings().ack_timeout,)),
         ("(by default {})", (limits.DEFAULT_DELIVERIES_MAX,)),
