@@ -650,7 +650,7 @@ Every event that simplebus logs, with its level, its fields and its sentence. Th
 guide](../guide/operating.md#logs-and-traces) shows a JSON line and queries. A name is a subject and
 an occurrence. Names and fields are stable; the sentence may change.
 
-Four events are not logged by a call of their own:
+Four general events come first:
 
 | event | fields | meaning |
 |---|---|---|
