@@ -13,7 +13,8 @@ from typing import Any
 from unittest import mock
 
 from simplebus.core import checkpoint
-from simplebus.core.message_class import spill
+from simplebus.core.broker import fetch
+from simplebus.core.message_class import purge, spill
 from tests.simulation.clients import (
     Processed,
     SimulatedClient,
@@ -54,7 +55,9 @@ class SimulationRun:
         self.shape = shape
         rng = Random(f"{seed} snapshots")
         self._portion, self._snapshot_bytes = rng.choice([1, 2, 128]), rng.choice([100, 1 << 20])
-        """Classes and durables of a portion of a scan; bytes of changes before a snapshot."""
+        """Classes and durables of a portion of a scan, and positions of a portion of a purge; bytes
+        of changes before a snapshot.
+        """
         self.disk = SimulatedDisk(world, path)
         self.promises = PromiseChecker(world, self.disk.torn)
         self.server = SimulatedServer(
@@ -162,6 +165,8 @@ class SimulationRun:
             self.server.log.capture(),
             mock.patch.object(spill, "SPILL_READ_BYTES", self.shape.read_bytes),
             mock.patch.object(checkpoint, "CHECKPOINT_POSITIONS_PER_TURN", self._portion),
+            mock.patch.object(purge, "PURGED_POSITIONS_PER_TURN", self._portion),
+            mock.patch.object(fetch, "PURGED_POSITIONS_PER_TURN", self._portion),
             mock.patch.object(checkpoint, "SNAPSHOT_CHANGE_BYTES_MIN", self._snapshot_bytes),
         ):
             self.server.start()

@@ -259,6 +259,7 @@ class SimulatedServer(Endpoint):
             return None
         line = SimulatedConnection(self.world, client, self, name)
         session = self.broker.open_session(name)
+        session.allow_split_reads()
         self._lines[session.session_id] = line
         self._sessions[line] = session
         self._unread[line] = bytearray()
@@ -315,11 +316,20 @@ class SimulatedServer(Endpoint):
         self.promises.bytes_received(session, data)
         try:
             self.broker.receive(session, _BUFFER, _BUFFER.fill(data))
+            self._receive_rest(session)
         except RemoteProtocolError as error:
             self.promises.session_failed(session, error)
             self._cut(session, error)
         self.promises.observe(self.broker)
         self.settle()
+
+    def _receive_rest(self, session: Session) -> None:
+        """Process the rest of a read at once: `promises` has recorded all of it."""
+        while session.is_request_pending or session.unprocessed:
+            if session.is_request_pending:
+                self.broker.continue_request(session)
+            else:
+                self.broker.receive(session, _BUFFER, session.refill(_BUFFER))
 
     def _cut(self, session: Session, error: RemoteProtocolError) -> None:
         line = self._lines.get(session.session_id)
