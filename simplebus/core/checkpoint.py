@@ -222,7 +222,7 @@ class Checkpointer:
         )
         commit_log.changed_class_ids.clear()
         commit_log.changed_durables.clear()
-        is_progress_requested = commit_log.pop_progress_request()
+        is_progress_requested = commit_log.is_progress_requested
         changes = StateChanges([], [], [], progress=[], removed_classes=[])
         for class_id in dict.fromkeys(class_ids):
             if class_id not in classes:
@@ -366,8 +366,8 @@ class Checkpointer:
     ) -> None:
         """Record the cursors and acks of positions.
 
-        Costly ones remain in `_progressed`, and so do all after the first
-        PROGRESS_POSITIONS_PER_TURN, unless `are_all_requested`.
+        All after the first PROGRESS_POSITIONS_PER_TURN remain in `_progressed`, and so do costly
+        ones, unless `are_all_requested`.
         """
         is_costly_due = (
             are_all_requested
@@ -375,9 +375,8 @@ class Checkpointer:
         )
         if is_costly_due:
             self._next_progress = now + PROGRESS_SECONDS
-        count_max = None if are_all_requested else PROGRESS_POSITIONS_PER_TURN
         unnamed_by_class: defaultdict[int, list[Position]] = defaultdict(list)
-        for position in list(islice(self._progressed, count_max)):
+        for position in list(islice(self._progressed, PROGRESS_POSITIONS_PER_TURN)):
             cls = self._broker.classes.get(position.class_id)
             key = position.class_id, position.durable, position.group
             recorded_states = self._position_states.get(position.class_id, {})

@@ -23,6 +23,7 @@ from simplebus.core.errors import Reason
 from simplebus.core.limits import (
     CHANGES_PER_WRITE_BATCH,
     COMMIT_LOG_BYTES_MAX,
+    PROGRESS_POSITIONS_PER_TURN,
     TIME_INDEX_STEP_SECONDS,
 )
 from simplebus.core.protocol.durability import Durability
@@ -124,7 +125,8 @@ class CommitLog:
         self._refusals: list[tuple[str, FrameRefused]] = []
         self._producer_starts: list[tuple[str, int, str]] = []
         self._purged_ranges: list[tuple[int, int, int]] = []
-        self._is_progress_requested = False
+        self._progress_batch = 0
+        """Write batch up to which each batch records requested progress."""
 
     @property
     def is_empty(self) -> bool:
@@ -136,7 +138,7 @@ class CommitLog:
             or self._purged_ranges
             or self.changed_class_ids
             or self.changed_durables
-            or self._is_progress_requested
+            or self.is_progress_requested
         )
 
     @property
@@ -260,22 +262,31 @@ class CommitLog:
         """Append that the messages first..last-1 of a class were purged."""
         self._purged_ranges.append((class_id, first, last))
 
-    def append_progress_request(self) -> int:
-        """Have the next batch contain the progress of all positions. Returns its log position."""
-        self._is_progress_requested = True
-        return self.log_position
+    def append_progress_request(self, position_count: int) -> int:
+        """Have the next batches record the progress of all positions, in portions.
 
-    def pop_progress_request(self) -> bool:
-        """Return True if the next batch must contain the progress of all positions."""
-        is_requested, self._is_progress_requested = self._is_progress_requested, False
-        return is_requested
+        Args:
+            position_count: Number of positions with progress that is not recorded.
+
+        Returns:
+            The log position of the last portion.
+        """
+        batch_count = max(1, -(-position_count // PROGRESS_POSITIONS_PER_TURN))
+        last_batch = self.last_batch_number + batch_count
+        self._progress_batch = max(self._progress_batch, last_batch)
+        return last_batch
+
+    @property
+    def is_progress_requested(self) -> bool:
+        """True if the next batch must record the next portion of the progress of all positions."""
+        return self.last_batch_number < self._progress_batch
 
     def discard_changes(self) -> None:
         """Forget all changes except messages, for a store that keeps only messages."""
         self._refusals.clear()
         self._producer_starts.clear()
         self._purged_ranges.clear()
-        self._is_progress_requested = False
+        self._progress_batch = 0
         self.changed_class_ids.clear()
         self.changed_durables.clear()
 

@@ -197,7 +197,7 @@ def test_snapshot_from_records_equals_one_from_the_state(
         if action == "scan":  # Without a change of the time, which delays in ticks depend on.
             checkpointer.next_full_scan = bus.broker.clock.now
         elif action == "progress" and bus.broker.commit_log is not None:
-            bus.broker.commit_log.append_progress_request()
+            bus.broker.commit_log.append_progress_request(1)
         elif action == "snapshot":
             checkpointer.is_snapshot_due = True
         if action in ("batch", "scan", "progress", "snapshot"):
@@ -288,7 +288,7 @@ def test_snapshot_in_portions_and_later_changes_equal_the_state(
             if action == "scan":
                 checkpointer.next_full_scan = bus.broker.clock.now
             elif action == "progress":
-                commit_log.append_progress_request()
+                commit_log.append_progress_request(1)
             elif action == "snapshot":
                 checkpointer.is_snapshot_due = True
             if action not in ("batch", "scan", "progress", "snapshot"):

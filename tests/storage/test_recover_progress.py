@@ -7,12 +7,13 @@ from random import Random
 
 import pytest
 
-from simplebus.core import checkpoint
+from simplebus.core import checkpoint, commit_log
 from simplebus.core.limits import CHECKPOINT_SECONDS, PROGRESS_ROWS_MAX, PROGRESS_SECONDS
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.durability import Durability
 from simplebus.core.snapshot import decode_changes
 from tests.behaviour.wire_peer_v2 import (
+    INQUIRE,
     Version2Peer,
     ack,
     connect_version2,
@@ -156,7 +157,8 @@ def test_progress_of_many_positions_is_recorded_in_portions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_requested: bool
 ) -> None:
     count = 10
-    monkeypatch.setattr(checkpoint, "PROGRESS_POSITIONS_PER_TURN", 4)
+    for module in (checkpoint, commit_log):
+        monkeypatch.setattr(module, "PROGRESS_POSITIONS_PER_TURN", 4)
     bus = KeptBus(tmp_path)
     reader = connect_version2(
         bus, *[subscribe(1, n, durable=f"d {n}") for n in range(1, 1 + count)]
@@ -166,15 +168,47 @@ def test_progress_of_many_positions_is_recorded_in_portions(
     reader.receive_message_ids()
     bus.sync()
     reader.send(*[ack(n, 0, 1) for n in range(1, 1 + count)])
-    if are_requested:
-        bus.commit_log.append_progress_request()
+    position = bus.commit_log.append_progress_request(count) if are_requested else 0
     recorded_counts = []
     while bus.keeper.has_unrecorded_progress:
-        bus.broker.clock.now += PROGRESS_SECONDS
+        bus.broker.clock.now += 0.0 if are_requested else PROGRESS_SECONDS
         batch = bus.keeper.build_write_batch()
         assert batch is not None
-        recorded_counts.append(len(decode_changes(batch.changes).progress))
-    assert recorded_counts == ([count] if are_requested else [4, 4, 2])
+        recorded = decode_changes(batch.changes).progress
+        recorded_counts.append(len(recorded))
+        if are_requested and len(recorded_counts) == 1:
+            # Later progress of a position is recorded behind what was requested.
+            positions = {each.durable: each for each in bus.broker.classes[1].positions}
+            bus.broker.store.position_changes.record_progress(positions[recorded[0].durable])
+    assert recorded_counts == [4, 4, 3 if are_requested else 2]
+    if are_requested:
+        assert bus.commit_log.last_batch_number == position
+        assert bus.commit_log.is_empty
+    bus.crash()
+
+
+def test_acks_inquiry_is_answered_when_all_portions_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (checkpoint, commit_log):
+        monkeypatch.setattr(module, "PROGRESS_POSITIONS_PER_TURN", 4)
+    bus = KeptBus(tmp_path)
+    numbers = range(1, 11)
+    reader = connect_version2(bus, *[subscribe(1, n, durable=f"d {n}") for n in numbers])
+    connect_version2(bus, publish(1, 0, b"a"), name="till")
+    bus.sync()
+    reader.receive_message_ids()
+    bus.sync()
+    reader.send(*[ack(n, 0, 1) for n in numbers], json_request(INQUIRE, 0, 5, about="acks"))
+    for _ in range(2):
+        bus.sync()
+        assert reader.receive_replies() == []
+    bus.sync()
+    assert [each.kind for each in reader.receive_replies()] == ["inquire"]
+    bus.crash()
+    bus = KeptBus(tmp_path)
+    floors = {each.durable: each.window.floor for each in bus.broker.classes[1].positions}
+    assert floors == {f"d {number}": 1 for number in numbers}
     bus.crash()
 
 

@@ -703,7 +703,7 @@ class Broker:
             self._refuse_request(session, request, error)
 
     def request_progress(self) -> int:
-        """Have the progress of all positions written with the next batch.
+        """Have the progress of all positions written with the next batches.
 
         Returns:
             The log position that is durable when all acks so far are stored; 0 if the promised
@@ -712,7 +712,7 @@ class Broker:
         commit_log = self.store.commit_log
         if commit_log is None or commit_log.is_remote or not commit_log.requires_durability:
             return 0
-        return commit_log.append_progress_request()
+        return commit_log.append_progress_request(len(self.store.position_changes.progressed))
 
     def _reply_when_acks_stored(self, session: Session, request_number: int) -> None:
         commit_log = self.store.commit_log

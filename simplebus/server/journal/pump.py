@@ -200,7 +200,9 @@ class JournalPump:
         if not self._is_busy:
             is_small = self._commit_log.next_batch_bytes <= DIRECT_WRITE_BYTES_MAX
             batch = self._checkpointer.build_write_batch()
-            if batch is not None and is_small and self._writer.write_directly(batch):
+            # The next batch of a request for progress follows in a later turn.
+            can_write_directly = is_small and self._commit_log.is_empty
+            if batch is not None and can_write_directly and self._writer.write_directly(batch):
                 self._on_durable(batch.number, has_space=True)
             elif batch is not None:
                 self._writer.put(batch)

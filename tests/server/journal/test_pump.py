@@ -17,6 +17,8 @@ import trio
 import trio.lowlevel
 
 import simplebus
+from simplebus.core import checkpoint
+from simplebus.core import commit_log as commit_log_module
 from simplebus.core.commit_log import CommitLog, WriteBatch
 from simplebus.core.errors import RefusedError
 from simplebus.core.limits import CHANGES_PER_WRITE_BATCH, Limits
@@ -31,7 +33,16 @@ from simplebus.storage.directory import lock_directory
 from simplebus.storage.journal import Journal
 from simplebus.testing.server import bus_server
 from tests.behaviour.wire_peer import BrokerHarness
-from tests.behaviour.wire_peer_v2 import connect_version2, publish, subscribe, unsubscribe
+from tests.behaviour.wire_peer_v2 import (
+    INQUIRE,
+    ack,
+    connect_request,
+    connect_version2,
+    json_request,
+    publish,
+    subscribe,
+    unsubscribe,
+)
 from tests.support.running_server import class_statistics, connect, message, serving, wait_until
 
 PATIENCE_SECONDS = 60.0
@@ -224,3 +235,25 @@ def test_new_durables_are_written_in_bounded_batches_while_the_disk_is_slow(
         load(recovered.broker, directory)
     durables = {each.durable for each in recovered.broker.classes[1].positions}
     assert durables == {f"d{number}" for number in range(101, 301)}
+
+
+@pytest.mark.parametrize("level", [Durability.OS, Durability.DISK])
+async def test_requested_progress_is_written_in_several_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: Durability
+) -> None:
+    for module in (checkpoint, commit_log_module):
+        monkeypatch.setattr(module, "PROGRESS_POSITIONS_PER_TURN", 2)
+    async with serving(data_dir=tmp_path, durability=level) as server:
+        peer = await connect(server)
+        await peer.send(connect_request(1))
+        numbers = range(1, 10)
+        await peer.send(b"".join(subscribe(1, n, durable=f"d{n}") for n in numbers))
+        await peer.send(publish(1, 0, b"x"))
+        received = [await peer.read_frame() for _ in range(3 * len(numbers) + 2)]
+        assert all(received)
+        await peer.send(b"".join(ack(n, 0, 1) for n in numbers))
+        await peer.send(json_request(INQUIRE, 0, 5, about="acks"))
+        while (await peer.read_frame())[0] != INQUIRE:
+            pass
+        assert server.server.journal_pump is not None
+        assert server.server.journal_pump.statistics().written_batch_count >= 5
