@@ -69,7 +69,7 @@ class CopierStatistics:
     is_up: bool
     """True if both ends are connected and the copier is not stalled."""
     problem: str
-    """Reason why the copier is down or stalled; empty if there is none or it is unknown."""
+    """Reason why the copier is down or stalled; empty if it runs or the reason is unknown."""
     copied: int
     """Messages that the target confirmed."""
     batches: int
@@ -354,8 +354,8 @@ class Copier:
             self._lag.oldest_accepted_at = None if first is None else first.oldest_accepted_at
             if not (planned or in_flight):
                 planned.append(await self._wait_for_next_batch(source, target))
-            # Prepare batches while the next one waits for its announcement. One more is prepared
-            # in any case, so that the same announcement can include it.
+            # Prepare batches while the next batch waits for its announcement. One more batch is
+            # prepared in any case, so that the same announcement can include it.
             while target.has_room(planned) and (in_flight or self._cursor < self._head):
                 batch = await self._read_next_batch(source, target)
                 if batch is None:

@@ -35,7 +35,9 @@ class SourceBatch:
 
     runs: list[MessageRun]
     first_sequence: int
-    """Sequence from which messages were requested. The source no longer has the missing ones."""
+    """Sequence from which messages were requested. The source no longer has the missing
+    messages.
+    """
     next_sequence: int
     """Sequence after the last message."""
     head: int

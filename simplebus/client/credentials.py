@@ -58,8 +58,7 @@ class Access:
     token: str = field(default="", repr=False)
     """Token that authenticates without a user name."""
     ca: str = ""
-    """PEM file of the authorities that sign the server's certificate; empty for those of the
-    system.
+    """PEM file of the authorities that sign the server's certificate; empty for the system's.
     """
     cert: str = ""
     """PEM file with the client's certificate, for a server that requires one."""

@@ -62,7 +62,7 @@ class DeadLetter:
     time: str
     """Time when it became a dead letter, in seconds since 1970."""
     error: str
-    """Error from the last nack; empty if there was none."""
+    """Error from the last nack; empty without a nack or an error."""
     channel: str
     key: bytes
     headers: tuple[tuple[str, str], ...]

@@ -30,7 +30,7 @@ ENGINE_SECRETS = {
 
 They have no options, because every user can list command lines.
 """
-_BRIDGE_PREFIXES = ("SIMPLEBUS_FROM_", "SIMPLEBUS_TO_")  # And then any of those of clients.
+_BRIDGE_PREFIXES = ("SIMPLEBUS_FROM_", "SIMPLEBUS_TO_")  # Then any variable of clients.
 _KUBERNETES_NAME = re.compile(
     r"SIMPLEBUS_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP)\w*)?)"
 )

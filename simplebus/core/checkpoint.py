@@ -79,7 +79,7 @@ class Checkpointer:
         self._class_states: dict[int, _ClassState] = {}
         """The recorded state of each class."""
         self._class_floors: dict[int, int] = {}
-        """The durable floor in it."""
+        """The durable floor in the snapshot."""
         self._empty_class_ids: set[int] = set()
         """Classes that have no messages according to it."""
         self._class_headers: dict[int, object] = {}

@@ -41,7 +41,7 @@ SINCE_HEADER = "dead-since"
 ACCEPTED_HEADER = "dead-accepted"
 """Time at which the message was accepted, in the same format; absent if unknown."""
 ERROR_HEADER = "dead-error"
-"""Reason given with the last nack; absent if there was none."""
+"""Reason given with the last nack; absent without a reason."""
 
 
 _NO_ENVELOPE = Envelope()

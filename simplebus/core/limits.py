@@ -153,8 +153,8 @@ SPILL_MEMORY_DIVISOR = 8
 # Steps of the table that tells how many bytes are on disk up to a sequence.
 SPILL_SIZE_STEPS_MAX = 4096
 
-# Compaction starts when a class holds this many bytes for last values that are not theirs, or more
-# if the values themselves are larger. Values are copied in batches of this size.
+# Compaction starts when a class keeps this many bytes of other messages because of its last values,
+# or more if the values themselves are larger. Values are copied in batches of this size.
 COMPACTION_BYTES_MIN = 1024 * 1024
 COMPACTION_BATCH_BYTES = 1024 * 1024
 
@@ -186,7 +186,7 @@ REDELIVERY_PLAIN_BYTES = 1024 * 1024
 REDELIVERY_PLAIN_MESSAGES = 32_768
 REDELIVERY_PIECES = 512
 
-# Messages that are checked at once to find out whether a subscription wants all of them.
+# Messages that are checked at once to find out whether a subscription receives all of them.
 LOOKAHEAD_MESSAGES = 16_384
 
 # Messages scanned in one turn without finding one to deliver.
@@ -240,7 +240,7 @@ DEAD_LETTER_BATCHES_PER_TICK = 4
 FAILURE_REASONS_MAX = 4096
 FAILURE_REASONS_BYTES_MAX = 4 * 1024 * 1024
 FAILURE_REASON_BYTES_MAX = 1024
-# All dead letters together may hold this part of all memory, because nobody may ever consume them.
+# All dead letters together may hold this part of all memory, because they may stay forever.
 DEAD_LETTERS_MEMORY_DIVISOR = 4
 # This part is reserved for them: messages that cannot be processed are what fills the memory.
 DEAD_LETTERS_RESERVE_DIVISOR = 16
@@ -252,7 +252,7 @@ DURABLE_BYTES = 8 * 1024
 DURABLES_MEMORY_DIVISOR = 4
 # A user with restricted permissions may create this part of all classes, and of the durables.
 USER_QUOTA_DIVISOR = 4
-# Restricted users leave this part of all classes to others.
+# Restricted users leave this part of all classes to other users.
 RESERVED_CLASSES_DIVISOR = 8
 # Clients of one address without a user may create this part of all classes, and of the durables;
 # one connection of them this part of the classes.

@@ -128,17 +128,17 @@ class ProducerState:
     next_number: int = 0
     """Every number before it is stored or was refused."""
     stored_ahead: NumberBitmap | None = None
-    """Stored numbers above `next_number`; None if there are none."""
+    """Stored numbers above `next_number`; None if no such number is stored."""
     refusals: list[FrameRefused] = field(default_factory=list)
     """Refused messages whose refusal the publisher may not have received."""
     is_uncertain: bool = False
-    """True if messages before `next_number` may be lost, until the publisher connects and says
-    which numbers it knows to be confirmed.
+    """True if messages before `next_number` may be lost, until the publisher connects and states
+    which numbers were confirmed to it.
     """
     address: str = ""
     """Address of the client that used the name last without a user; empty if unknown."""
     session_id: int | None = None
-    """The session that uses the name now; None if there is none."""
+    """The session that uses the name now; None if the name is not in use."""
     disconnected_at: float = 0.0
     """Seconds since 1970."""
     remote_positions: dict[int, int] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class NameClaim(NamedTuple):
 
     producer: ProducerState
     former_session_id: int | None
-    """The session from which the name is taken over; None if there is none."""
+    """The session from which the name is taken over; None if the name was not in use."""
     is_known: bool
     """True if a state existed."""
     is_other_instance: bool

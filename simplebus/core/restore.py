@@ -84,9 +84,9 @@ class NumberTrust(enum.Enum):
 
     ALL = enum.auto()
     UNTIL_FIRST_GAP = enum.auto()
-    """Numbers up to the first that is not stored, but none above it."""
+    """Numbers up to the first number that is not stored, and no later numbers."""
     UNTIL_CONTRADICTED = enum.auto()
-    """All numbers, until their publisher says otherwise."""
+    """All numbers, until their publisher states another number."""
 
 
 def choose_number_trust(
@@ -313,9 +313,9 @@ class BrokerRestorer:
         """
         next_number, ahead = find_next_number(snapshot.next_number, stored)
         if trust is not NumberTrust.ALL:
-            # The publisher may have been told a higher number than was recovered. It then reuses
-            # the numbers from `next_number` on: storing one message twice is better than losing
-            # another one.
+            # A Connect reply may have contained a higher number than was recovered. The publisher
+            # then reuses the numbers from `next_number` on: storing one message twice is better
+            # than losing another message.
             ahead = None
             refusals = [
                 each

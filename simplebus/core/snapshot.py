@@ -201,7 +201,7 @@ class StateChanges(_SnapshotRecord, frozen=True):
     removed_positions: list[tuple[int, str, str]] = []
     """Keys of positions that were removed."""
     producers: list[ProducerSnapshot] = []
-    """In a snapshot, all of them; in changes, those that started or restarted."""
+    """In a snapshot, all positions; in changes, the positions that started or restarted."""
     refused_ranges: list[tuple[str, int, int]] = []
     """Refused message numbers: (producer key, first, count)."""
     purged_ranges: list[tuple[int, int, int]] = []
@@ -275,7 +275,7 @@ class RecoveredState:
         self.message_ids: list[MessageIdsSnapshot] = []
         """Ids of the latest messages at the time of the snapshot."""
         self.batch_number = 0
-        """Write batch of the last changes. They know nothing about later batches."""
+        """Write batch of the last changes. They contain nothing of later batches."""
 
     def apply_changes(self, changes: StateChanges, batch_number: int) -> None:
         """Apply the next changes, which write batch `batch_number` contains."""

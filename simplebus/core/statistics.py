@@ -57,11 +57,11 @@ class ClassStatistics:
     published: int
     """Messages accepted since the class was created."""
     delivered: int
-    """First deliveries to all subscriptions, including those that ended."""
+    """First deliveries to all subscriptions, including ended subscriptions."""
     redelivered: int
-    """Repeated deliveries to all subscriptions, including those that ended."""
+    """Repeated deliveries to all subscriptions, including ended subscriptions."""
     acknowledged: int
-    """Acknowledgements of all subscriptions, including those that ended."""
+    """Acknowledgements of all subscriptions, including ended subscriptions."""
     in_flight: int
     """Messages delivered and not acknowledged, over all subscriptions."""
     dropped: dict[Reason, int]

@@ -51,7 +51,7 @@ class Router:
         self._leaving_mailboxes: dict[int, Mailbox] = {}
         """Last mailbox of each removed module whose callback has not ended."""
         self.routes: dict[int, tuple[Mailbox, ...]] = {}
-        """Cached routes by identity of the source; that of None stands for every source without a
+        """Cached routes by identity of the source; the route of None is for every source without a
         link.
         """
         self.single_routes: dict[int, Mailbox] = {}

@@ -75,7 +75,7 @@ class LifeStatistics:
     failures: int
     """Number of failures."""
     error: str
-    """Last failure; empty if there was none."""
+    """Last failure; empty if the module has not failed."""
     waiting: int
     """Messages in the queue."""
     delivered: int

@@ -57,7 +57,7 @@ def _stderr_handler() -> logging.Handler:
 
 
 _handlers: dict[int, LineHandler] = {}
-"""Handlers by descriptor. One that is removed would be flushed at the end, too."""
+"""Handlers by descriptor. A removed handler would be flushed at the end, too."""
 
 
 def write_line(line: str, event: str, values: Mapping[str, object]) -> None:

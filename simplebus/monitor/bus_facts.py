@@ -38,7 +38,7 @@ the same name.
 POSITIONS_MAX = 50
 SESSIONS_MAX = 50
 CANDIDATES_MAX = 10_000
-"""Sessions or clients among which those with the most pending bytes are selected."""
+"""Sessions or clients of which the ones with the most pending bytes are selected."""
 _PROTOCOLS = {-1: "NATS", 0: "unknown", 1: "version 1", 2: "version 2"}
 _POSITIONS_PER_STEP = 256
 _DESCRIPTIONS_PER_STEP = 8
@@ -159,7 +159,7 @@ class SessionFacts(msgspec.Struct, frozen=True):
     pending_bytes: int
     """Memory held for the session outside the classes."""
     waits_for: str
-    """Sentence about what the session waits for; empty if it does not."""
+    """Sentence about the event that the session waits for; empty if it does not wait."""
 
 
 class BusFacts(msgspec.Struct, frozen=True):
@@ -168,7 +168,7 @@ class BusFacts(msgspec.Struct, frozen=True):
     classes: Collection[ClassFacts]
     """Classes that are listed individually."""
     other_classes: ClassFacts | None
-    """The other classes together; None if there are none."""
+    """The other classes together; None if all classes are listed."""
     total: ClassFacts
     dead_letters: int
     """Messages stored in dead-letter classes."""

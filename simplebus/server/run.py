@@ -70,7 +70,7 @@ class ServeOptions:
     http_hosts: tuple[str, ...] = ("127.0.0.1", "::1")
     """Addresses of the HTTP listener."""
     http_names: tuple[str, ...] = ()
-    """Further host names that HTTP requests may use, such as that of a proxy."""
+    """Further host names that HTTP requests may use, such as the name of a proxy."""
     span_recorder: SpanRecorder | None = field(default=None, compare=False)
     """Recorder of spans of sampled messages, if HTTP is enabled; None records no spans."""
     tls: TlsOptions | None = None
@@ -295,7 +295,7 @@ async def _run_server(
         nursery.start_soon(
             partial(send_notifications, rates.status_line, watchdog_interval=watchdog_interval)
         )
-        # Only now: the imports of the HTTP server stall the event loop, which nobody uses yet.
+        # Only now: the imports of the HTTP server stall the event loop, which has no clients yet.
         with watchdog.watch_in_thread() if options.owns_process else contextlib.nullcontext():
             options, is_signaled = await _accept_until_stopped(
                 running, sockets, nats_sockets, options, signals, announce, task_status

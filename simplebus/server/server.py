@@ -114,7 +114,7 @@ class LifecycleCommands(NamedTuple):
     """Commands of operators that arrive by signal or by HTTP."""
 
     start_reload: Callable[[], bool]
-    """Reads the configuration again. Returns False if there is none."""
+    """Reads the configuration again. Returns False if the server has no configuration file."""
     start_drain: Callable[[], None]
     """Starts the shutdown."""
 

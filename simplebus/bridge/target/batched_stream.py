@@ -85,7 +85,7 @@ class _FastBatch:
     stored_count: int = -1
     """Messages that are stored when the batch has ended, from the first on; -1 if unknown."""
     last_stored: int = 0
-    """Stream sequence of the last of them, if the stream sent it."""
+    """Stream sequence of the last message, if the stream sent it."""
     has_ended: bool = False
     """True after the last answer to the batch."""
     error: str = ""
@@ -113,7 +113,7 @@ class BatchedStreamTarget(NatsTarget):
         self._is_single = False
         """True while one message is prepared and sent alone."""
         self._retry_reason: Refusal | None = None
-        """Refusal after which nothing more is sent; None if there is none."""
+        """Refusal after which nothing more is sent; None if no message was refused."""
         self._inbox = new_inbox()
         self._batch_name_prefix = self._inbox.rpartition(".")[2].encode() + b"-"
         connection.on_messages = self._on_messages

@@ -39,7 +39,7 @@ class OrderedStreamTarget(NatsTarget):
         self._next_part = self._next_row = self._sent_count = 0
         """Next command of the oldest batch, its next row, and the number of rows sent."""
         self._retry_reason: Refusal | None = None
-        """Refusal after which nothing more is sent; None if there is none."""
+        """Refusal after which nothing more is sent; None if no message was refused."""
 
     def prepare(self, batch: SourceBatch) -> TargetBatch:
         prepared = super().prepare(batch.limit(_ROUNDS_PER_BATCH_MAX * self._in_flight_max))

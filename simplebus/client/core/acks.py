@@ -118,7 +118,9 @@ class AckBuffer:
         self.is_open = True
         """True while further outcomes are accepted."""
         self.last_out_of_order = -1
-        """Highest sequence that arrived as a redelivery or out of order; -1 if there was none."""
+        """Highest sequence that arrived as a redelivery or out of order; -1 if all arrived in
+        order.
+        """
         self.dropped_redeliveries: set[int] = set()
         """Sequences whose redelivery was dropped because an earlier delivery is still here."""
         self.undecided_out_of_order: set[int] = set()
@@ -331,7 +333,7 @@ class AckToken:
         self._ack_buffer = ack_buffer
         """None for fetched messages, which are not acknowledged."""
         self._decided_indexes: set[int] | None = None
-        """Indexes that the program has settled itself; None if there are none."""
+        """Indexes that the program has settled itself; None if it has settled no message."""
 
     @property
     def is_ack_wanted(self) -> bool:

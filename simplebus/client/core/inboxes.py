@@ -26,7 +26,7 @@ class Inboxes:
 
     def __init__(self, open_requests: OpenRequests, ack_sink: AckSink) -> None:
         self.received_count = 0
-        """Messages received, including those that were dropped."""
+        """Messages received, including dropped messages."""
         self.redelivered_count = 0
         self.ignored_count = 0
         """Messages dropped: duplicates, and messages for subscriptions that were left."""

@@ -50,7 +50,7 @@ _NAMES = {
     DeployedFile.PIPELINE_UNIT: ("simplebus-pipeline.service",),
     DeployedFile.PIPELINE_CONTAINER: ("Containerfile.pipeline",),
 }
-"""Names of each file and of those that it needs."""
+"""Names of each file and of the files that it needs."""
 
 
 def deploy(

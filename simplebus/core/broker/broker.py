@@ -110,7 +110,7 @@ _SLOW_EVENTS = (
     *(AckedRanges, NackReceived, WorkingReceived, TerminateReceived),
     *(SubscribeRequested, ConnectRequested, Version1Connected),
 )
-"""Events that take long if there are many of them; a read brings only some of them."""
+"""Events that take long in large numbers; one read contains only some of them."""
 _NEW_CHANNELS_PER_SLOW_EVENT = 64
 
 
@@ -419,7 +419,7 @@ class Broker:
                     self.refusal_counts,
                     frame_bytes_max=self.settings.limits.frame_bytes,
                 )
-            while session.is_request_pending:  # It was not recognized as a long one.
+            while session.is_request_pending:  # Not recognized as a long request.
                 self.continue_request(session)
             self._dispatch_event(session, event)
             if session.outbox.pending_bytes > limit:

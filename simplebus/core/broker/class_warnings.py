@@ -18,7 +18,7 @@ class ClassWarning(NamedTuple):
 
     sentence: str
     is_growing: bool
-    """True if messages arrive that nobody reads."""
+    """True if messages arrive that no subscription receives."""
 
 
 def count_backlog(cls: MessageClass) -> int:

@@ -108,7 +108,7 @@ def resume_producer(
     is_new_here = claim.is_other_instance or not claim.is_known
     has_position = request.unconfirmed is not None and not is_other_bus
     if class_registry.is_remote and is_new_here and has_position:
-        # Another server knows the producer, so it continues with its own numbers.
+        # Another server stores the producer state, so the producer continues with its own numbers.
         producer_states.restart_at(producer, request.unconfirmed or 0)
     if request.first is not None:
         producer_states.restart_at(producer, request.first)

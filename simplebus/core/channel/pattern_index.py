@@ -86,7 +86,7 @@ class PatternPage(Generic[V]):
         self._tail_bits_by_length = [0]
         """Bits of the patterns with a tail wildcard, by their segments behind the prefix."""
         self._tail_bits = self._one_or_more_bits = 0
-        """Bits of all patterns with a tail wildcard, and of those with `>`."""
+        """Bits of all patterns with a tail wildcard, and of the patterns with `>`."""
 
     @property
     def is_full(self) -> bool:

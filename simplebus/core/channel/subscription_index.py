@@ -56,7 +56,7 @@ class SubscriptionIndex(Generic[T]):
         """Create an empty index. `check` raises ValueError for patterns that are not legal."""
         self._check = check
         self.generation = 0
-        """Incremented by every change. Results stay valid as long as it is equal."""
+        """Incremented by every change. Results stay valid while the number is unchanged."""
         self._literal: ShardedDict[str, _Values[T]] = ShardedDict()
         self._wild: PatternIndex[_Values[T]] = PatternIndex()
         self._length = 0

@@ -119,7 +119,7 @@ class KeyOrderedInFlight:
         """
         self._attempts_by_sequence = attempts_by_sequence
         self.held_messages: _HeldMessages = {}
-        """Due tick and bytes by sequence. Read-only for others."""
+        """Due tick and bytes by sequence. Read-only for other classes."""
         self._bucket_by_due_and_attempts: dict[int, dict[int, _DueBucket]] = {}
         """Entries by due tick, then by attempt count; some are stale."""
         self._stale_count = 0

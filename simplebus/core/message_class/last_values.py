@@ -134,7 +134,7 @@ class LastValues:
     def scan_in_parts(self) -> Iterator[None]:
         """Scan most of the new messages in parts, so that a request for values scans few."""
         ring, turn_messages = self._ring, LAST_VALUES_SCANNED_PER_TURN
-        # Messages that arrive meanwhile are scanned, too, but not for ever.
+        # Messages that arrive meanwhile are scanned, too, but only a limited number.
         for _ in range(2 * (ring.head - self._scanned_end) // turn_messages):
             first = max(self._scanned_end, ring.floor)
             if ring.head - first <= turn_messages:

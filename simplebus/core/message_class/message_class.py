@@ -123,7 +123,7 @@ class MessageClass:
         """Sessions whose first parked message is of this class, longest wait first."""
         self.dropped_counts: Counter[Reason] = Counter()
         self.purged_sequences = SequenceSet()
-        """Purged sequences that are still stored, and possibly some older ones."""
+        """Purged sequences that are still stored, and possibly some older sequences."""
         self.delivered_count = self.redelivered_count = self.acknowledged_count = 0
         """Totals of removed positions."""
         self.probe_sequence = NO_PROBE

@@ -57,9 +57,8 @@ class RemoteInventory:
     is_oldest_in_backlog: bool
     """True if the oldest message is one of them."""
     floor_holder: Position | str
-    """Position that has not acknowledged the oldest message; empty if there is none.
-
-    A position of another server is given by its name.
+    """Position that has not acknowledged the oldest message; empty if all have. A position of
+    another server is given by its name.
     """
 
 

@@ -33,7 +33,7 @@ class ClassSubjectBindings:
         """Address of the client that bound a subject without a user, by class id and subject."""
         self._count_by_address: Counter[str] = Counter()
         self._reserved: set[tuple[int, str]] = set()
-        """Bindings that the observers do not know yet."""
+        """Bindings that were not reported to the observers yet."""
         self._observers: list[OnBindingChanged] = []
 
     def __len__(self) -> int:

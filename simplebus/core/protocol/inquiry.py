@@ -135,9 +135,9 @@ class PositionInfo(_Info, frozen=True):
     members: list[MemberInfo] = []
     members_left_out: int = 0
     waits: str = "nothing"
-    """Keyword for what it waits for."""
+    """Keyword for the event that the position waits for."""
     waits_for: str = ""
-    """Sentence about what it waits for."""
+    """Sentence about the event that the position waits for."""
     waiting_dead_letters: int = 0
     """Messages that wait for space in the class of dead letters."""
 
@@ -171,8 +171,8 @@ class BusInfo(_Info, frozen=True, tag_field="about", tag="bus"):
     refused: dict[str, int] = {}
     """Protocol errors of peers, by reason."""
     classes: list[ClassOverview] = []
-    """Classes that grow without a subscription first, then those with waiting publishers, then
-    those with most messages.
+    """Classes that grow without a subscription first, then classes with waiting publishers, then
+    classes with most messages.
     """
     classes_left_out: int = 0
     sessions: list[SessionOverview] = []

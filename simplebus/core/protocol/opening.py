@@ -51,7 +51,7 @@ class WrongProtocolError(RemoteProtocolError):
     def __init__(self, sentence: str, reply: bytes = b"") -> None:
         super().__init__(Reason.UNKNOWN_TYPE, sentence)
         self.reply = reply
-        """Explanation in the protocol of the peer; empty if it cannot be told."""
+        """Explanation in the protocol of the peer; empty if that protocol has no form for it."""
 
 
 _SERVER_KINDS = {

@@ -130,7 +130,7 @@ class ConnectReply(_JsonBody, frozen=True):
     """Number of messages below `unconfirmed` that are neither stored nor refused."""
     duplicates: float = 0.0
     """Seconds for which any server of a cluster detects duplicates by publisher name, instance and
-    number; 0 if this bus detects them as long as it knows the name.
+    number; 0 if this bus detects them as long as it remembers the name.
     """
     replies: str = ""
     """Prefix of the channels of replies that the client may use; empty for any."""
@@ -171,7 +171,7 @@ class SubscribeRequest(_Request, frozen=True):
     slow: str = "block"
     """Policy for a slow subscription: "block", "drop_oldest", "drop_newest" or "disconnect"."""
     ack_seconds: Seconds | None = None
-    """Ack timeout, rounded up to whole ticks; None for that of the class."""
+    """Ack timeout in seconds, rounded up to whole ticks; None for the timeout of the class."""
     max_deliveries: Annotated[int, Meta(ge=0, le=DELIVERIES_MAX)] | None = None
     """Deliveries before a message becomes a dead letter; 0 for unlimited, None for the class's
     value.
@@ -219,7 +219,7 @@ class FetchReply(_JsonBody, frozen=True, omit_defaults=True):
     """Body of the reply to a Fetch request (binary.md, "Fetch")."""
 
     first: int
-    """Sequence of the first message sent; `next` if there is none."""
+    """Sequence of the first message sent; `next` if no message is sent."""
     next: int
     """Sequence to continue with: the reply may be shorter than the requested range."""
     floor: int

@@ -40,7 +40,7 @@ class PositionHandover:
     not_before_times: DelayRanges = field(default_factory=list)
     """Delays until a time, in seconds since 1970."""
     backoff_ticks: list[tuple[int, int, int]] = field(default_factory=list)
-    """Ticks of those in `not_before_times` that are backoffs, for a version 1 successor."""
+    """Ticks of the entries of `not_before_times` that are backoffs, for a version 1 successor."""
 
     def restrict_to(self, first: int, last: int) -> PositionHandover:
         """Return the entries of messages first..last-1."""

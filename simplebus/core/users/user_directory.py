@@ -11,7 +11,7 @@ class UserDirectory:
 
     def __init__(self) -> None:
         self.users: Users | None = None
-        """None without authentication: everybody may do everything."""
+        """None without authentication: all clients may do everything."""
 
     def replace_users(self, users: Users | None) -> None:
         """Replace the users."""

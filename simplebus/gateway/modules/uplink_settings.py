@@ -65,7 +65,7 @@ class UplinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: str = ""
     """Seed of an NKEY, for a NATS server."""
     ca: str = ""
-    """PEM file with certificate authorities; empty for those of the system."""
+    """PEM file with certificate authorities; empty for the system's."""
     cert: str = ""
     """File with the client certificate."""
     key: str = ""

@@ -47,7 +47,7 @@ class ClosedPosition:
     returned: ReturnedMessages | None = None
     unacked: UnackedOnExit | None = None
     dead_letters: DeadLetterMark | None = None
-    """Mark after which all dead letters of the position are stored; None if there are none."""
+    """Mark after which all dead letters of the position are stored; None without dead letters."""
     tries: int = 0
 
     @property

@@ -37,7 +37,9 @@ CLASS_SHARE_MIN_BYTES = 1024 * 1024
 of COMMIT_LOG_BYTES_MAX stays available for classes that make progress.
 """
 PUBLISHERS_MAX = 4096
-"""Publishers whose highest message number is remembered, besides those with queued messages."""
+"""Publishers whose highest message number is remembered, besides publishers with queued
+messages.
+"""
 CROWDED_PUBLICATIONS = 64
 """Publications in the queue from which new messages are collected in larger batches."""
 WINDOW_MAX = 32

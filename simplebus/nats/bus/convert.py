@@ -166,7 +166,7 @@ class MessageBatch:
     """Messages converted for a class."""
 
     frames: FrameBatch | None
-    """Frames to store; None if there are none."""
+    """Frames to store; None if no message is stored."""
     columns: EnvelopeColumns | None = None
     """Columns of the frames."""
     refused: list[RefusedMessages] = field(default_factory=list)

@@ -58,7 +58,9 @@ class PublishHeaders:
     expected_stream: str = ""
     """Name of the class that must store the message; empty for any."""
     unsupported: str = ""
-    """First header that requests a feature that classes do not have; empty if there is none."""
+    """First header that requests a feature that classes do not have; empty without such a
+    header.
+    """
 
 
 _NO_HEADERS = PublishHeaders()

@@ -28,7 +28,7 @@ class ReceivedMessages:
     """Offsets where subjects begin."""
     subject_ends: Integers
     replies: Integers
-    """Offsets where reply subjects begin; not below `reply_ends` if there is none."""
+    """Offsets where reply subjects begin; not below `reply_ends` for a message without one."""
     reply_ends: Integers
     bodies: Integers
     """Offsets where headers begin, or payloads if there are no headers."""

@@ -48,7 +48,9 @@ class PeekParameters(ApiParameters, frozen=True):
     bytes: Annotated[int, Meta(ge=0, le=PEEKED_BYTES_MAX)] = 1024
     """Bytes of each payload."""
     format: PayloadFormat = "json"
-    """Preferred format. A payload that is not JSON is text, one that is not UTF-8 hexadecimal."""
+    """Preferred format. A payload that is not JSON is shown as text, or as hexadecimal if it is not
+    UTF-8.
+    """
 
 
 class LettersParameters(PeekParameters, frozen=True):
@@ -140,7 +142,7 @@ class PeekedLetter(PeekedMessage, frozen=True):
     time: str
     """Seconds since 1970."""
     error: str
-    """Error from the last nack; empty if there was none."""
+    """Error from the last nack; empty without a nack or an error."""
 
 
 class LetterList(ApiResult, frozen=True):

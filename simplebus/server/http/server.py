@@ -145,7 +145,7 @@ class HttpServer:
         self.cpu_seconds = 0.0
         """CPU time of the event loop for responses and for the periodic snapshot."""
         self._connections: dict[_HttpConnection, None] = {}
-        """Open connections; the one that was idle longest comes first."""
+        """Open connections; the longest idle connection is the first."""
         self._connection_rate = KeyedTokenBuckets(CONNECTION_BURST, CONNECTIONS_PER_SECOND)
         self._delayed: deque[tuple[socket.socket, str]] = deque()
         """Connections that exceeded the rate and wait."""

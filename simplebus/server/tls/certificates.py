@@ -30,7 +30,7 @@ class TlsOptions:
     key: Path
     """PEM file with the private key, without a password."""
     ca: Path | None = None
-    """PEM file with the CA certificates for client certificates; None for those of the system."""
+    """PEM file with the CA certificates for client certificates; None for the system's."""
     verify: bool = False
     """True if clients must present a certificate."""
     verify_and_map: bool = False

@@ -12,7 +12,7 @@ from typing import Any
 from simplebus.spark.read.offsets import OffsetError, ServerOffsets, load_offsets
 
 _SOURCES = ("PythonMicroBatchStream", "SimplebusMicroBatchStream")
-"""Names in a progress report: Spark's for a source written in Python, and that of the connector."""
+"""Names in a progress report: Spark's for a source in Python, and the name of the connector."""
 
 
 def lag(progress: Any) -> dict[str, dict[str, int]]:

@@ -71,7 +71,7 @@ class RunSteps:
     acked: Integers
     """Messages acked."""
     latencies_ns: Integers
-    """Latencies of first deliveries, int64[steps, shares]; NEVER if there were none."""
+    """Latencies of first deliveries, int64[steps, shares]; NEVER for a step without deliveries."""
 
 
 @dataclass(frozen=True, slots=True)
