@@ -125,7 +125,7 @@ async def test_counts_messages_dropped_by_stream(
         for number in range(100):
             connection.core.publish("short.x", b"%d" % number)
         info = await connection.nats.api_request("STREAM.INFO.SHORT")
-        while info["state"]["last_seq"] < 100:  # It stores them behind what it answers.
+        while info["state"]["last_seq"] < 100:  # Stored after the answer.
             info = await connection.nats.api_request("STREAM.INFO.SHORT")
         monkeypatch.undo()
         pull(asking[-1])

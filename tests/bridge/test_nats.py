@@ -88,7 +88,7 @@ async def test_path_can_be_disabled_without_loops(server: BusServer, nats: NatsS
         for path in (
             "a",
             f"a {own_identity}",
-        ):  # What came over other bridges says so, and makes no circle.
+        ):  # Messages of other bridges have a path, which prevents loops.
             await bus.publish(path.encode(), class_id="bare", headers={PATH_HEADER: path})
         await bus.publish(b"last", class_id="bare")
         copied = create_copier(server.address, nats.url, "bare", has_path=False)

@@ -27,9 +27,8 @@ ENOUGH = 50
 UNDER_WAY_MAX, ONE_BY_ONE_MAX = 1000, 100
 """Limits of published messages that are not copied yet: a busy machine would never catch up."""
 AHEAD_MAX = {"through": 2000, "said": 300}
-"""Limits of published messages beyond those that the test waits for, some seconds of them. While
-one stream has no leader or reader, the other one would get tens of thousands that prove no
-more.
+"""Limits of published messages beyond the messages that the test waits for: some seconds. While one
+stream has no leader or reader, the other stream would get tens of thousands of useless messages.
 """
 STREAMS = "THROUGH", "SAID"
 BRIDGES = """

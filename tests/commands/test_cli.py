@@ -175,7 +175,7 @@ def test_bad_arguments_end_with_status_2(arguments: str) -> None:
     assert "Traceback" not in errors
 
 
-# What goes wrong ---------------------------------------------------------------------------------
+# Errors ------------------------------------------------------------------------------------------
 
 
 def app_raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Callable[[], None]:

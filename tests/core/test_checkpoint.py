@@ -279,7 +279,7 @@ def test_snapshot_in_portions_and_later_changes_equal_the_state(
     bus.broker = Broker(bus.broker.settings, commit_log=commit_log)
     checkpointer, recovered = Checkpointer(bus.broker), RecoveredState()
     peer = connect_version2(bus, classes=[1, 2, 3])
-    portion_count = 20  # Of the last scan, which finds all changes.
+    portion_count = 20  # Result of the last scan, which finds all changes.
     with mock.patch.object(checkpoint, "CHECKPOINT_POSITIONS_PER_TURN", portion):
         for action, class_id in [*actions, *[("scan", 1)] * portion_count, ("progress", 1)]:
             if peer.session.is_closed:

@@ -188,7 +188,7 @@ def test_log_of_malformed_messages_is_limited(caplog: pytest.LogCaptureFixture) 
     assert [vars(record)["event"] for record in caplog.records] == ["module_message.malformed"] * 8
 
 
-# What waits --------------------------------------------------------------------------------------
+# Waiting messages --------------------------------------------------------------------------------
 
 
 def test_full_queue_blocks_publisher() -> None:

@@ -46,7 +46,7 @@ def memory() -> MemoryBus:
     return MemoryBus(registry=registry)
 
 
-# What a program sees of it ------------------------------------------------------------------------
+# Behaviour for programs ---------------------------------------------------------------------------
 
 
 def test_leaving_handles_published_messages(run: Run, memory: MemoryBus) -> None:

@@ -62,7 +62,7 @@ class LastValueReader:
     undelivered: set[bytes]
     delivered: list[bytes] = field(default_factory=list)
     first: set[bytes] = field(default_factory=set)
-    """Messages that it must receive from the start; the model does not know their order."""
+    """Messages that the reader must receive from the start, in an order that is not modelled."""
     unacked: list[int] = field(default_factory=list)
     """Message ids that it has not acknowledged."""
 

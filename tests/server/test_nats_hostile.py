@@ -271,7 +271,7 @@ async def test_publisher_is_slowed_to_the_speed_of_its_subscriber() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(publisher.send, b"PUB a 1000\r\n%b\r\n" % bytes(1000) * count)
             received = 0
-            while received < total_bytes:  # It takes less at a time than the publisher gives.
+            while received < total_bytes:  # Reads are smaller than the publisher's writes.
                 more = await slow.stream.receive_some(20_000)
                 assert more, server.server.disconnect_counts
                 received += len(more)

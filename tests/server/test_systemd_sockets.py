@@ -111,7 +111,7 @@ async def test_early_clients_wait_in_the_backlog(stack: ExitStack) -> None:
         await peer.send(subscribe() + message(b"x"))
         assert await peer.read_messages(1) == [(0, b"x")]
     assert copy.fileno() == -1
-    with socket.create_connection(("127.0.0.1", port)):  # It listens on.
+    with socket.create_connection(("127.0.0.1", port)):  # The socket still listens.
         pass
 
 

@@ -78,7 +78,7 @@ class PositionHistory:
     rejected: set[int] = field(default_factory=set)
     """Messages that were being sent when their nack arrived."""
     attempts: dict[int, int] = field(default_factory=dict)
-    """Deliveries of each message, as far as the bus must know them."""
+    """Number of deliveries of each message, as far as the bus must count them."""
     dropped: set[int] = field(default_factory=set)
     """Messages that the bus dropped because the class was full."""
     values: dict[bytes, int] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class PositionHistory:
     delivered: int = 0
     redelivered: int = 0
     lost: int = 0
-    """Deliveries counted by the bus that never left it, because the connection was gone."""
+    """Deliveries that the bus counted but did not send, because the connection was closed."""
 
     @property
     def label(self) -> str:

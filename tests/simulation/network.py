@@ -95,7 +95,7 @@ class SimulatedConnection:
         self.up, self.down = _Pipe(world, self), _Pipe(world, self)
         self.up.end, self.down.end = server, client
         self.is_gone = False
-        """True if no more bytes move, even if no end knows it yet."""
+        """True if no more bytes move, even if no end has detected it yet."""
 
     def other_end(self, end: Endpoint) -> Endpoint:
         return self.client if end is self.server else self.server

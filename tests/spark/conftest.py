@@ -56,7 +56,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, credentials_file: Path) -> I
         "spark.sql.warehouse.dir": str(place / "warehouse"),
         "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Dderby.system.home={place}",
         "spark.sql.streaming.stopTimeout": "20s",
-        # Nothing here lasts long enough to be worth compiling.
+        # Compiling takes longer than these short queries.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",

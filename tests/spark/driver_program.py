@@ -22,7 +22,7 @@ from tests.spark.fast_start import JAVA_OPTIONS
 from tests.spark.paused_queries import HeldArchiver, HeldSource, is_held
 
 CORES = 4
-"""Two held tasks hold theirs, and two more run at the same time."""
+"""Two held tasks block two cores, and two more tasks run at the same time."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,12 @@ def cluster(folder: Path) -> Any:
         "spark.executorEnv.PYTHONPATH": str(tests_without_simplebus(folder)),
         "spark.python.daemon.module": "tests.spark.forks",
         "spark.sql.shuffle.partitions": "2",
-        # Nothing here lasts long enough to be worth compiling.
+        # Compiling takes longer than these short queries.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        # So that a sink is given the rows of a task in several pieces.
+        # A sink receives the rows of a task in several pieces.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
     }
     master = f"local-cluster[1,{CORES},1024]"
@@ -150,7 +150,7 @@ def main(bus: str, slow: str, folder: str) -> None:
     print("jvm", spark._jvm.java.lang.ProcessHandle.current().pid(), flush=True)
     for name, writing in queries(spark, place, has_holds=True).items():
         query = writing.start()
-        # One by one: Spark gives up on Python processes that come late. The last is torn.
+        # Start one query after the other: Spark gives up on Python processes that start late.
         while name != "torn" and not is_held(place.at(name)):
             query.awaitTermination(0.05)
     spark.streams.awaitAnyTermination()

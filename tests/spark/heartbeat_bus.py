@@ -23,7 +23,7 @@ class HeartbeatServer:
     def __init__(self, server: BusServer) -> None:
         self.server = server
         self._tick = server.ask(lambda up: up.server.tick)
-        server.ask(lambda up: setattr(up.server, "tick", lambda: None))  # The clock's.
+        server.ask(lambda up: setattr(up.server, "tick", lambda: None))  # Disables the timer.
 
     def beats(self, count: int) -> None:
         """Advance the timer by `count` beats, regardless of what clients send."""

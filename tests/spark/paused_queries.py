@@ -67,12 +67,11 @@ def pass_by(place: str) -> None:
 
 
 _NEVER = os.pipe()
-"""Nobody writes there. Both ends are open for as long as the process is."""
+"""Pipe without data: a read blocks until the process is killed."""
 
 
 class HeldSource(SimplebusSource):
-    """`format("held")`: the option `at` is the place, if there is one; with `dies` a task
-    dies there."""
+    """`format("held")`: the option `at` is the hold point; with `dies` a task dies there."""
 
     @classmethod
     def name(cls) -> str:

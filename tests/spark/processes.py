@@ -59,9 +59,9 @@ def _sockets(session: int) -> dict[str, int]:
     """Return the process that holds each socket of a session, by inode."""
     found = {}
     for pid in of_session(session):
-        with contextlib.suppress(OSError):  # It is gone.
+        with contextlib.suppress(OSError):  # The process has ended.
             for file in os.listdir(PROC / str(pid) / "fd"):
-                with contextlib.suppress(OSError):  # It was closed meanwhile.
+                with contextlib.suppress(OSError):  # The file was closed meanwhile.
                     link = os.readlink(PROC / str(pid) / "fd" / file)
                     if link.startswith("socket:["):
                         found[link[8:-1]] = pid

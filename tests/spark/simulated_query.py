@@ -17,7 +17,7 @@ from simplebus.spark.options import source_options
 from simplebus.spark.read.stream import SparkStreamReader
 
 POINTS = ("ended", "planned", "reading", "read", "done")
-"""Where something may happen: the batch has an end, has tasks, is being read, is read, is done."""
+"""Points for faults: the batch has an end, has tasks, is being read, is read, is done."""
 
 
 class SimulatedQuery:
@@ -26,11 +26,11 @@ class SimulatedQuery:
     def __init__(self, **options: object) -> None:
         self.options = {name: str(value) for name, value in options.items()}
         self.ends: list[str] = []
-        """The offset log: where batch n ends. Nobody writes down where the first one begins."""
+        """The offset log: end offsets of each batch. The start of the first batch is not logged."""
         self.committed_count = 0
-        """The commit log: batches that are done."""
+        """The commit log: number of finished batches."""
         self.rows: list[dict[str, Any]] = []
-        """Of the batches that are done."""
+        """Rows of the finished batches."""
         self._reader: SparkStreamReader | None = None
         self._reported_count = 0
 

@@ -29,12 +29,12 @@ STALL_BYTES = 1_500_000
 
 
 def test_killed_server_is_archived_once(spark: Any, tmp_path: Path) -> None:
-    import pyarrow.dataset as ds  # It imports pandas.
+    import pyarrow.dataset as ds  # Slow: imports pandas.
 
     data = tmp_path / "bus"
     arguments = ["serve", "--host", "127.0.0.1", "--no-nats", "--no-http"]
     arguments += ["--data-dir", str(data), "--port", str(port := free_port())]
-    # The query of the files holds nothing back.
+    # The query that reads files retains no messages at the bus.
     arguments += ["--keep-messages", "10000"]
     with running_program(*arguments) as killed:
         killed.read_line()
@@ -66,7 +66,7 @@ def test_killed_server_is_archived_once(spark: Any, tmp_path: Path) -> None:
                     bus.publish_many(LATER, class_id="orders")
                     for query in queries.values():
                         query.processAllAvailable()
-                        query.stop()  # While there is a bus: a request is not interrupted.
+                        query.stop()  # The bus still runs, because a request is not interrupted.
             finally:
                 for query in queries.values():
                     query.stop()

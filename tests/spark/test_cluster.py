@@ -153,7 +153,7 @@ def driving(place: Place) -> Iterator[Driver]:
 @pytest.fixture(scope="module")
 def scene(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("cluster")
-    # However long it takes: who hears nothing does not try another connection.
+    # Without heartbeats, a stalled connection is not replaced however long the test takes.
     settings = Settings(heartbeat_seconds=0)
     with bus_server(settings) as server, faulty_proxy(server.address) as way:
         place = Place(server.address.removeprefix("simplebus://"), way.address, folder)
@@ -212,7 +212,7 @@ def test_queries_are_killed_in_their_first_batch(scene: Scene) -> None:
 
 
 def test_failed_task_copies_every_message_once(scene: Scene) -> None:
-    assert package(scene.place.at("dying")).endswith(".zip/simplebus/__init__.pyc")  # It did die.
+    assert package(scene.place.at("dying")).endswith(".zip/simplebus/__init__.pyc")
     assert Counter(scene.copied["published"]) == Counter(expected("published"))
 
 

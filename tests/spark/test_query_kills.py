@@ -118,11 +118,11 @@ def test_loss_of_unsynced_messages_is_reported(proxy: FaultyProxy, tmp_path: Pat
     with bus_server(data_dir=data_dir, durability=Durability.OS) as before:
         proxy.set_target(before.address)
         publish(before, NEW[:100])
-        shutil.copytree(data_dir, cut)  # What the disk has when the power fails.
+        shutil.copytree(data_dir, cut)  # The disk content at the power failure.
         publish(before, NEW[100:])
         with running_query(proxy) as query, running_query(proxy, failOnDataLoss="false") as loose:
             assert query.reader
-            assert loose.reader  # Before the first one has the bus let go of anything.
+            assert loose.reader  # Started before `query` releases messages.
             query.catch_up()
             loose.catch_up()
             with bus_server(data_dir=cut, durability=Durability.OS) as after:
@@ -154,7 +154,7 @@ def test_lost_messages_end_the_query(server: BusServer, proxy: FaultyProxy, poin
         )
         query.die()
         with pytest.raises(DataLossError, match=r"class 1 at .* are lost"):
-            query.run()  # It does not go on as if nothing had been.
+            query.run()  # The loss is reported again.
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -177,7 +177,7 @@ def test_lost_messages_are_skipped_if_allowed(
 
 
 SMALL = Settings(limits=Limits(class_messages=100), full_policy=FullPolicy.DROP_OLDEST)
-"""A ring that its publishers run over, whoever needs what is in it."""
+"""A small class that drops its oldest messages even if a subscription needs them."""
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_attempt_that_reconnects_after_a_later_one_publishes_nothing(server: Bus
 
 
 def test_lost_writes_of_a_task_are_published_again() -> None:
-    settings = Settings(limits=Limits(credit_bytes=50_000))  # Most of it is confirmed on the way.
+    settings = Settings(limits=Limits(credit_bytes=50_000))  # Most rows are confirmed early.
     with (
         bus_server(settings) as server,
         bus_server(settings) as empty_server,

@@ -63,7 +63,7 @@ def test_stream_is_archived_once_across_restarts(
     until(lambda: retained_floor(server) == 1000)  # The last batch is released, too.
 
     publish_numbers(server, 1000, 1500)
-    until(lambda: server.statistics().ring.floor == 1000)  # These are kept for the query.
+    until(lambda: server.statistics().ring.floor == 1000)  # The query retains these messages.
     publish_numbers(server, 0, 10, class_id=2)
     with bus_server() as second_server:
         publish_numbers(second_server, 0, 5, class_id=2)
@@ -85,9 +85,9 @@ def test_missing_messages_end_the_query_or_are_skipped(spark: Any, tmp_path: Pat
     with bus_server(Settings(keep=Retention(messages=5))) as server:
         publish_numbers(server, 0, 20)
         archive(spark, server, tmp_path, durable="none")
-        until(lambda: not server.statistics().subscriptions)  # Its end takes a moment.
+        until(lambda: not server.statistics().subscriptions)  # The subscription ends later.
         publish_numbers(server, 20, 60)
-        consume_messages(server, 60)  # Nothing is kept for this query while it lies down.
+        consume_messages(server, 60)  # The stopped query retains nothing.
         with pytest.raises(Exception, match=r"messages 20 to 54 of class 1 at .* are lost"):
             archive(spark, server, tmp_path, durable="none")
         archive(spark, server, tmp_path, failOnDataLoss="false")

@@ -347,9 +347,7 @@ async def copy_all(model: StreamModel, create_target: Callable[[StreamModel], Na
             async for settled_position in copy(create_target(model), model, at):
                 at = settled_position
         except BusConnectionError:
-            for _ in range(
-                model.rng.choice([0, 3, 30])
-            ):  # The stream processes what it has received.
+            for _ in range(model.rng.choice([0, 3, 30])):  # The stream processes received messages.
                 model.process()
             model.written.clear()
             model.answers.clear()

@@ -157,7 +157,7 @@ async def test_logs_missing_permission_once(
                 await wait_until(lambda: problem in copier.statistics().problem)
     denials = [each for each in caplog.messages if "Permissions Violation" in each]
     assert len(set(denials)) == 1
-    assert len(denials) == 1 or user == "few"  # It copies before it learns of that.
+    assert len(denials) == 1 or user == "few"  # Copies before the refusal arrives.
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_group_member_loses_purged_messages() -> None:
     bus = BrokerHarness()
     member = connect_version2(bus, subscribe(1, 5, group="g", max_in_flight=4))
     peer = fill(bus)
-    assert member.session.outbox.peek(0)  # It was told whose messages follow, and took nothing.
+    assert member.session.outbox.peek(0)  # A Deliver frame waits; nothing is read yet.
     send_and_expect_purge(peer, purge(1, 3))
     assert member.receive_message_ids() == [0, 3, 4, 5]
     member.send(ack(5, 0, 4))
@@ -416,13 +416,13 @@ def compare_deliveries(
     assert set(hear(last_one)) == set(range(floor, len(published))) - purged
     assert purged_count == bus.statistics(1).dropped.get(Reason.PURGED, 0)
     ack_all = ack(5, 0, max(1, len(published)))
-    everybody = [*readers, last_one]
+    all_readers = [*readers, last_one]
     is_new = True
-    while is_new:  # Whatever is still wanted comes, and when it is done all is let go of.
-        for reader in everybody:
+    while is_new:  # Deliver and acknowledge all remaining messages.
+        for reader in all_readers:
             reader.send(ack_all)
-        is_new = any(hear(reader) for reader in everybody)
-    bus.check_invariants()  # What moved by itself is let go of.
+        is_new = any(hear(reader) for reader in all_readers)
+    bus.check_invariants()  # Checks the released messages.
     cls = bus.broker.classes[1]
     is_left = any(not position.has_consumer for position in cls.positions)
     assert is_left or cls.backlog_window.in_flight_count or len(cls.ring) == 0

@@ -49,7 +49,7 @@ def error_of(name: str) -> str | None:
     return None
 
 
-# What a name may be.
+# Legal names.
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_every_random_name_and_pattern_is_legal(name: str, pattern: str) -> None
     assert check_pattern(pattern) == pattern
 
 
-# What a pattern matches.
+# Matches of patterns.
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_only_the_full_stop_of_ascii_joins_segments() -> None:
         assert matches("*", f"a{dot}b")
 
 
-# Whether two patterns meet. The first seven are the ones that the idea came with.
+# Overlap of two patterns.
 
 
 def test_legal_names_are_returned_unchanged() -> None:

@@ -305,7 +305,7 @@ def check_scan(batch: list[bytes], class_id: int = 1) -> EnvelopeColumns:
     return found
 
 
-# One at a time -----------------------------------------------------------------------------------
+# Single envelopes --------------------------------------------------------------------------------
 
 
 def test_envelope_encoding_example() -> None:
@@ -346,7 +346,8 @@ def test_decode_equals_the_oracle(content: bytes) -> None:
         with pytest.raises(RemoteProtocolError) as caught:
             decode_content(content)
         assert caught.value.reason == reason
-    with suppress(RemoteProtocolError):  # It looks only for what keeps it from the payload.
+    # `extract_payload` checks only the fields that determine where the payload begins.
+    with suppress(RemoteProtocolError):
         assert envelopes.extract_payload(content) in envelopes.unstuff(content)
 
 

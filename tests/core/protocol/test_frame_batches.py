@@ -135,7 +135,7 @@ def test_inner_delimiter_of_a_uniform_frame_is_found(
 
 @given(st.lists(st.sampled_from([*b"<<<<\r\n>x=\xbd\0"]), max_size=200), st.data())
 def test_find_delimiters_equals_a_plain_search(characters: list[int], data: st.DataObject) -> None:
-    # Of letters that delimiters are made of, and that look like them to arithmetic on whole words.
+    # Letters of delimiters, and letters that arithmetic on whole words may mistake for them.
     text = bytes(characters).replace(b"x", DELIMITER)
     first = data.draw(st.integers(0, min(9, len(text))))
     last = data.draw(st.integers(max(first, len(text) - 9), len(text)))
@@ -163,7 +163,7 @@ def test_bytes_after_the_end_are_ignored() -> None:
 # Batches -----------------------------------------------------------------------------------------
 
 frame_lists = st.one_of(
-    # Of one length: strided. Of many: not.
+    # One repeated frame makes a strided batch, frames of several lengths do not.
     st.tuples(frames(), st.integers(1, LARGE_BATCH_COUNT)).map(lambda pair: [pair[0]] * pair[1]),
     st.lists(frames(), min_size=1, max_size=6).flatmap(
         lambda frame_list: st.integers(1, 40).map(lambda times: frame_list * times)

@@ -109,7 +109,7 @@ def test_version_1_gets_everything_in_order_after_the_delay() -> None:
     heir = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
     writer.send(publish(1, 3, *numbered(2)))
     assert heir.receive_messages() == []
-    heir.send(wire_peer.ack(1, 1, 2))  # What was sent to whose place it takes counts as sent.
+    heir.send(wire_peer.ack(1, 1, 2))  # Deliveries to the predecessor count.
     for _ in range(11):
         advance_tick(bus)
         assert heir.receive_messages() == []

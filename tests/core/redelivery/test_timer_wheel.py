@@ -176,7 +176,7 @@ def test_repeated_reschedule_moves_each_message_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wheel = TimerWheel()
-    for n in range(1000):  # What was sent once and what was sent twice, in turn: it cannot merge.
+    for n in range(1000):  # Attempts alternate, so that ranges cannot merge.
         wheel.schedule(1, n, n + 1, 1 + n % 2)
     wheel.reschedule(0, 1000, lambda attempts: 9 + attempts)
     monkeypatch.setattr(

@@ -152,8 +152,8 @@ def test_messages_of_a_closed_session_without_memory_are_counted() -> None:
 def test_messages_of_closed_sessions_do_not_block_a_class_for_ever(
     has_waiting_publisher: bool, patterns: list[str]
 ) -> None:
-    # Two messages are kept that would leave too little memory for the ring to take either of them,
-    # or the long message in front of them.
+    # Two kept messages leave too little memory for the ring to store them, or the long message in
+    # front of them.
     bus = create_small_bus(
         FullPolicy.BLOCK,
         class_messages=4,
@@ -176,7 +176,7 @@ def test_messages_of_closed_sessions_do_not_block_a_class_for_ever(
 
 
 def test_closing_a_subscriber_makes_space_for_its_own_messages() -> None:
-    # It subscribes, acknowledges nothing, and has messages parked for the class it holds back.
+    # The session acknowledges nothing, and its parked messages wait for the class that it blocks.
     bus = create_small_bus(FullPolicy.BLOCK)
     peer = bus.peer(connect(1), subscribe(1))
     selfish = bus.peer(subscribe(1), publish(1, *numbered(14)))
@@ -247,7 +247,7 @@ def test_drop_oldest_applies_without_subscriptions() -> None:
 
 
 def test_drop_oldest_releases_acked_messages() -> None:
-    # The oldest are in flight, those behind them acknowledged: room is made up to the next gap.
+    # The oldest messages are in flight, the next ones acknowledged: both are dropped.
     bus = create_small_bus(FullPolicy.DROP_OLDEST)
     peer = bus.peer(connect(1), subscribe(1), publish(1, *numbered(10)))
     assert len(peer.receive_messages()) == 10

@@ -148,7 +148,7 @@ def test_version_1_publisher_above_the_rate_is_not_read() -> None:
     assert old.session.is_reading_paused
     set_time(bus, 2.0)
     assert stored_payloads(bus) == 20
-    old.disconnect()  # What it has left behind is stored as its address may.
+    old.disconnect()  # Its parked messages keep the limit.
     set_time(bus, 3.0)
     assert stored_payloads(bus) == 30
     bus.broker.rate_limits.remove_limits()

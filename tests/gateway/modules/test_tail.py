@@ -261,7 +261,7 @@ def test_reads_rest_of_rotated_file_first(path: Path) -> None:
     append(path, b"while away\n")
     rotate_to(path, 1)
     second_follower = FileFollower(path, at_end=True, saved_position=follower.position)
-    assert read_lines(second_follower) == [b"while away"]  # Also while there is no new one.
+    assert read_lines(second_follower) == [b"while away"]  # Also without a new file.
     second_follower.close()
     append(path, b"between\n")
     rotate_to(path, 2)

@@ -148,7 +148,7 @@ def test_settings_override_environment(tmp_path: Path) -> None:
     assert parse({**to, "user": "u", "password": "p"}, environment).access == Access("u", "p")
     conflicting = {"SIMPLEBUS_CREDENTIALS": str(file), "SIMPLEBUS_PASSWORD": "told"}
     assert parse({**to, "user": "u"}, conflicting).access == Access("u", "told")
-    del conflicting["SIMPLEBUS_PASSWORD"]  # That of another is not shown.
+    del conflicting["SIMPLEBUS_PASSWORD"]  # Not the password of another user.
     assert parse({**to, "user": "u"}, conflicting).access == Access("u")
     assert parse(to, conflicting).access == Access("other", "of the other")
     to["to"] = "nats://me:mine@a"

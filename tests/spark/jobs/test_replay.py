@@ -47,7 +47,7 @@ def test_publisher_name_identifies_the_messages() -> None:
     name = publisher_name("again", GROUP, CHOSEN, "")
     elsewhere = CHOSEN.begin.astimezone(timezone(timedelta(hours=5)))  # type: ignore[union-attr]
     assert publisher_name("again", GROUP, replace(CHOSEN, begin=elsewhere), "") == name
-    # Which other classes there are makes no difference to the messages of this one.
+    # Other classes do not influence the messages of this class.
     assert publisher_name("again", GROUP, replace(CHOSEN, classes=("orders",)), "") == name
     other_names = [
         publisher_name("other", GROUP, CHOSEN, ""),

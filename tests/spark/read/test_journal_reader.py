@@ -103,7 +103,7 @@ def stored_extent(path: Path, class_: str = "orders") -> ClassExtent:
     return SparkJournalReader(str(path)).get_extent([class_]).classes[class_]
 
 
-# What stands there ------------------------------------------------------------------------------
+# Content and selection ----------------------------------------------------------------------------
 
 
 @settings(max_examples=12)
@@ -222,7 +222,7 @@ def test_times_select_messages(journaled_bus: JournaledBus) -> None:
         return values(batch(**started, startingTimestamp=int((START + seconds) * 1000)))
 
     assert since(-5) == payloads_of(0, 40)
-    assert since(0.005) == payloads_of(0, 40)  # They came within some hundredths of a second.
+    assert since(0.005) == payloads_of(0, 40)  # Accepted within 0.05 seconds.
     assert since(0.5) == payloads_of(10, 40)
     assert since(1.0) == payloads_of(10, 40)
     assert since(2.02) == payloads_of(30, 40)
@@ -232,7 +232,7 @@ def test_times_select_messages(journaled_bus: JournaledBus) -> None:
     assert values(batch(**started, endingTimestamp=ending)) == payloads_of(0, 20)
 
 
-# What is there ----------------------------------------------------------------------------------
+# Incomplete and unsynced messages -----------------------------------------------------------------
 
 
 def test_truncated_records_are_ignored(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_truncated_records_are_ignored(tmp_path: Path) -> None:
         segment.write_bytes(spoilt)
         assert stored_extent(tmp_path).head == EACH, at
     segment.write_bytes(whole)
-    assert KeptBus(tmp_path).broker.classes[1].ring.head == 3 * EACH  # Nothing was written.
+    assert KeptBus(tmp_path).broker.classes[1].ring.head == 3 * EACH  # Unchanged.
 
 
 def test_reader_sees_complete_batches_only(journaled_bus: JournaledBus) -> None:
@@ -262,10 +262,10 @@ def test_reader_sees_complete_batches_only(journaled_bus: JournaledBus) -> None:
     assert values(following.run() or []) == payloads_of(0, 10)
     assert following.run() is None
     journaled_bus.publish()
-    assert following.run() is None  # It is not written.
+    assert following.run() is None  # Not written yet.
     journaled_bus.bus.sync()
     assert values(following.run() or []) == payloads_of(10, 20)
-    journaled_bus.lots(3)  # In segments of their own.
+    journaled_bus.lots(3)  # In separate segments.
     following.die()
     assert values(following.run() or []) == payloads_of(20, 50)
     assert values(following.rows) == payloads_of(0, 50)
@@ -315,7 +315,7 @@ def test_unsynced_messages_are_not_reported(
     for _ in range(3):
         for _ in range(2):
             journaled_bus.publish()
-            journaled_bus.bus.write()  # And that is all: the system has it.
+            journaled_bus.bus.write()  # Without a sync.
         floor, head = files.read_extent()
         assert (floor, head) == (0, journaled_bus.sent)
         assert set(journaled_bus.segments()) <= set(safe)
@@ -346,7 +346,7 @@ def test_failed_sync_ends_the_read(
     assert files.read_extent() == (0, EACH)
 
 
-# What is gone -----------------------------------------------------------------------------------
+# Missing messages ---------------------------------------------------------------------------------
 
 
 def acknowledge(journaled_bus: JournaledBus, count: int) -> None:
@@ -437,7 +437,7 @@ def test_reused_sequences_end_the_query(journaled_bus: JournaledBus) -> None:
     following = query(journaled_bus)
     following.run()
     journaled_bus.bus.crash()
-    journaled_bus.segments()[-1].unlink()  # As if no one had made it safe.
+    journaled_bus.segments()[-1].unlink()  # As if it was not synced.
     error_pattern = (
         r"messages 10 to 19 of class orders .* they were read, and the bus has lost them"
     )
@@ -452,7 +452,7 @@ def test_reused_sequences_end_the_query(journaled_bus: JournaledBus) -> None:
     assert values(second_query.run() or []) == payloads_of(10, 20)
 
 
-# What cannot be ---------------------------------------------------------------------------------
+# Errors -------------------------------------------------------------------------------------------
 
 
 def test_missing_journal_error_names_machine(journaled_bus: JournaledBus, tmp_path: Path) -> None:
@@ -478,7 +478,7 @@ def test_missing_class_is_reported(journaled_bus: JournaledBus) -> None:
             batch(path=journaled_bus.path, subscribe=class_)
     assert (
         batch(path=journaled_bus.path, subscribe="orders") == []
-    )  # It has a name, and no messages.
+    )  # A class with a name and without messages.
     late = query(journaled_bus)
     assert not late.run()
     journaled_bus.lots(1)

@@ -67,7 +67,7 @@ def test_named_durable_stays_after_the_query(server: BusServer, source: BusReade
     publish_and_take(server, 5)
     assert floor(server) == 4
     with BusReader(server.address, timeout=60) as bus:
-        assert RetentionDurable(bus, "query").retain_from("1", 2) == 4  # What is gone is gone.
+        assert RetentionDurable(bus, "query").retain_from("1", 2) == 4  # Released before.
         assert RetentionDurable(bus, "other").retain_from("1", 9) == 9
     assert floor(server) == 4
 
@@ -85,7 +85,7 @@ def test_named_durable_is_forgotten(server: BusServer, source: BusReader) -> Non
     with BusReader(server.address, timeout=60) as bus:
         RetentionDurable(bus, "query").forget("1")
         assert not server.statistics().subscriptions
-        RetentionDurable(bus, "query").forget("1")  # There is nothing: that is what was wanted.
+        RetentionDurable(bus, "query").forget("1")  # Forgetting a missing durable succeeds.
         assert not server.statistics().subscriptions
 
 

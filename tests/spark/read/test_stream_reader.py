@@ -112,10 +112,10 @@ def test_repeated_first_batch_begins_at_the_same_offset(
     publish(server, 5)
     named = {} if durable is None else {"durable": durable}
     stream_query = query(server, startingOffsets=starting, **named)
-    assert stream_query.reader  # It is asked where to begin.
+    assert stream_query.reader  # Determines the start offset.
     publish(server, 4)
     crash_at(stream_query, crash)
-    if starting == "latest":  # Else it was for the query, which was the first to come.
+    if starting == "latest":  # Otherwise the query, the first subscription, receives them.
         consume_messages(server, 5)
     publish(server, 2)
     assert run(stream_query) == list(range(5 if starting == "latest" else 0, 11))
@@ -130,7 +130,7 @@ def test_empty_query_keeps_its_start_offset(server: BusServer) -> None:
     consume_messages(server, 5)
     assert run(stream_query) == [5, 6]
     assert run(stream_query) == []
-    assert len(stream_query.ends) == 2  # What is there is told once.
+    assert len(stream_query.ends) == 2  # Reports the same end once.
 
 
 def test_query_without_durable_retains_nothing(server: BusServer) -> None:
@@ -229,7 +229,7 @@ def test_checkpoint_without_name_is_resumed(server: BusServer) -> None:
     assert query_identity(stream_query)["durable"] in durables(server)
 
 
-# Where to begin ----------------------------------------------------------------------------------
+# Start -------------------------------------------------------------------------------------------
 
 
 def test_query_begins_at_a_time(server: BusServer) -> None:
@@ -306,7 +306,7 @@ def test_batch_waits_for_minimum_or_timeout(
     assert due == [True, False, True, False, True, False]
     assert [row["offset"] for row in stream_query.rows] == list(range(6))
     stream_query.reader.prepareForTriggerAvailableNow()
-    assert run(stream_query) == [6]  # Who is to end waits for nothing.
+    assert run(stream_query) == [6]  # An ending query does not wait.
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -319,7 +319,7 @@ def test_each_message_is_read_once_under_faults(seed: int) -> None:
         stream_query = query(
             server, subscribe="1,2", startingOffsets=starting, maxOffsetsPerTrigger=4, timeout=60
         )
-        # Only the first answer to where it begins counts if it comes to a batch.
+        # The first start offset is valid if a batch is planned with it.
         assert stream_query.reader
         publish(server, 1)
         heads = Counter({"1": 4, "2": 3})

@@ -16,4 +16,4 @@ def test_empty_class_is_read_to_its_end(server: BusServer) -> None:
     options = {"servers": server.address, "subscribe": "empty"}
     reader = BatchReader(source_options(options, streaming=False))
     assert list(reader.partitions()) == []
-    assert list(reader.read(InputPartition(None))) == []  # What Spark makes of no tasks at all.
+    assert list(reader.read(InputPartition(None))) == []  # Spark's task if there are none.

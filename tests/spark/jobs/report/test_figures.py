@@ -129,14 +129,14 @@ def test_redelivery_duplicate_and_loss_are_distinguished() -> None:
         ("sent", None, 0, 0, 10),
         ("confirmed", None, 2_000_000_000, 0, 10),
         ("delivered", 0, 10, 0, 5),
-        ("delivered", 0, 20, 4, 8),  # 4 came twice.
-        ("redelivered", 0, 90, 6, 9),  # 8 came only now; 9 never did.
+        ("delivered", 0, 20, 4, 8),  # Message 4 is a duplicate.
+        ("redelivered", 0, 90, 6, 9),  # Message 8 is new here, 9 is lost.
         ("acked", 0, 100, 0, 9),
         ("delivered", 1, 50, 0, 10),
     )
     first, second = run_figures(rows, 0), run_figures(rows, 1)
     assert (first.delivered, first.redelivered, first.duplicates, first.lost) == (9, 3, 1, 1)
-    assert first.latencies_ns == (10, 90, 90, 90, 90)  # Of 10 x 5, 20 x 3, 90.
+    assert first.latencies_ns == (10, 90, 90, 90, 90)  # 5 x 10, 3 x 20, 1 x 90.
     assert (first.acked, first.seconds, first.rate) == (9, 2.0, 4.5)
     assert (second.delivered, second.redelivered, second.duplicates, second.lost) == (10, 0, 0, 0)
     assert second.acked == 0

@@ -101,11 +101,11 @@ def test_load_run_is_drawn_as_bars_and_series() -> None:
     ]
     first, second = shown.rate_series
     assert (first.name, second.name) == ("simplebus", "nats core")
-    assert list(first.seconds) == pytest.approx([0.05, 0.15, 0.25])  # The last step is left out.
+    assert list(first.seconds) == pytest.approx([0.05, 0.15, 0.25])  # Omits the last step.
     assert first.rates["sent"] == pytest.approx([100, 110, 120])
     assert set(first.rates) == {"sent", "delivered", "acked"}
     assert set(second.rates) == {"sent", "delivered"}
-    assert first.latencies_us["p50_us"] == [1000.0, None, 1000.0]  # Of the round in the middle.
+    assert first.latencies_us["p50_us"] == [1000.0, None, 1000.0]  # From the median round.
     assert shown.latency_series[1].note == "p50 400 us, p99 9 ms"
     assert (shown.footer[-1], shown.command) == (RUN["command"], RUN["command"])
 
@@ -154,7 +154,7 @@ def test_all_panels_are_drawn() -> None:
         (median,) = axes.lines
         assert len(axes.collections) == 3
         assert median.get_ydata()[0] in (1000.0, 400.0)
-        assert axes.get_ylim() == series[2].get_ylim()  # What is compared has one scale.
+        assert axes.get_ylim() == series[2].get_ylim()  # Compared charts share a scale.
     texts = {text.get_text() for text in figure.texts}
     assert {shown.title, shown.subtitle, *shown.footer} <= texts
 

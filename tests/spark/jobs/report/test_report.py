@@ -22,7 +22,7 @@ TRACE = [
     (0, "1", "p", None, "sent", 0, 0, 80),
     (0, "1", "p", None, "sent", 150 * MS, 80, 100),
     (0, "1", "s", "one", "delivered", 2 * MS, 0, 60),
-    (0, "1", "s", "one", "delivered", 4 * MS, 55, 75),  # Five of them twice.
+    (0, "1", "s", "one", "delivered", 4 * MS, 55, 75),  # 5 duplicates.
     (0, "1", "s", "one", "redelivered", 199 * MS, 70, 90),
     (0, "1", "s", "one", "acked", 200 * MS, 0, 90),
     (0, "1", "s", "two", "delivered", 160 * MS, 0, 100),
