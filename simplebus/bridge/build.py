@@ -149,7 +149,10 @@ class NatsAccess:
     def connect(
         self, servers: str, name: str, *, heartbeat: float
     ) -> AbstractAsyncContextManager[BridgeNatsConnection]:
-        """Connect to a server. Raises OSError if a certificate cannot be loaded."""
+        """Connect to a server. `heartbeat` is in seconds.
+
+        Raises OSError if a certificate cannot be loaded.
+        """
         access = self.access
         has_own = access.context or access.ca or access.cert
         tls = access.tls() if has_own else None

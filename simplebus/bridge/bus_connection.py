@@ -40,7 +40,10 @@ def create_client_core(
     bus_id: str = "",
     first_number: int | None = None,
 ) -> ClientCore:
-    """Create a client that continues the numbering of `name`; None for a client that only reads."""
+    """Create a client that continues the numbering of `name`; None for a client that only reads.
+
+    `heartbeat` is in seconds.
+    """
     return ClientCore(
         name=name,
         instance=instance if name else "",
@@ -98,7 +101,7 @@ async def connect(endpoint: Endpoint, core: ClientCore) -> AsyncIterator[ClientC
 async def probe_bus(endpoint: Endpoint, *, heartbeat: float, auth: Auth | None) -> tuple[str, bool]:
     """Return the identity of a bus, and True if it is a stateless server.
 
-    Raises BusConnectionError.
+    `heartbeat` is in seconds. Raises BusConnectionError.
     """
     async with connect(
         endpoint, create_client_core(None, heartbeat=heartbeat, auth=auth)
@@ -112,8 +115,8 @@ async def connect_source(
 ) -> AsyncIterator[ClientConnection]:
     """Connect to the source of the copier `name`, which writes to the target `target_id`.
 
-    Raises BusConnectionError, also while a copier with the same name and another target is
-    connected there.
+    `heartbeat` is in seconds. Raises BusConnectionError, also while a copier with the same name and
+    another target is connected there.
     """
     core = create_client_core(
         _source_publisher_name(name),

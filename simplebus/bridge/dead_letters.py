@@ -211,7 +211,8 @@ def dead_letter_opener(
 ) -> OpenDeadLetters:
     """Return a function that connects to a bus to write dead letters.
 
-    Leaving its block waits until they are stored. Raises BusError without space or permission.
+    Leaving its block waits until they are stored. `heartbeat` is in seconds. Raises BusError
+    without space or permission.
     """
 
     @asynccontextmanager

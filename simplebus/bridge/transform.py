@@ -192,6 +192,8 @@ class FrameRewriter:
     def rewrite(self, frame: bytes, age: float = 0.0) -> bytes | tuple[SkipReason, str]:
         """Return the frame of a message for the target, or the reason why it is skipped, with
         details.
+
+        `age` is the time since the source accepted the message, in seconds.
         """
         content = frame[HEADER_BYTES:-DELIMITER_BYTES]
         try:
@@ -218,7 +220,10 @@ class FrameRewriter:
         )
 
     def rewrite_envelope(self, envelope: Envelope, age: float) -> Envelope | SkipReason:
-        """Return the envelope for the target, or the reason to skip it. Raises ValueError."""
+        """Return the envelope for the target, or the reason to skip it; see `rewrite`.
+
+        Raises ValueError.
+        """
         channel = envelope.channel
         if self._channels and not any(matches(each, channel) for each in self._channels):
             return SkipReason.FILTERED

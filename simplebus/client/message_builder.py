@@ -157,7 +157,7 @@ class MessageBuilder:
         delay: float | None = None,
         **unknown_options: object,
     ) -> Envelope | None:
-        """Return the envelope for these options; None if none is needed.
+        """Return the envelope for these options; None if none is needed. Times are in seconds.
 
         Raises:
             ValueError: If an option is out of range or invalid.

@@ -59,7 +59,10 @@ class ConnectAttempt:
 
 
 class ReconnectSchedule:
-    """Connection attempts of one client, for the first connection and after each loss."""
+    """Connection attempts of one client, for the first connection and after each loss.
+
+    Times are in seconds of a monotonic clock.
+    """
 
     def __init__(
         self,
@@ -128,7 +131,7 @@ class ReconnectSchedule:
         )
 
     def next_attempt(self, now: float) -> ConnectAttempt | None:
-        """Return the next attempt; None to give up."""
+        """Return the next attempt; None if the client must give up."""
         remaining_seconds = (
             self._started_at
             + (self.timeout_seconds if self.is_first else self.reconnect_seconds)

@@ -369,7 +369,10 @@ def log_stored_messages(
     frames: bytes,
     now: float,
 ) -> None:
-    """Append stored messages of a session, or of the broker itself if `session` is None."""
+    """Append stored messages of a session, or of the broker itself if `session` is None.
+
+    `now` is in seconds since 1970.
+    """
     if session is None:
         commit_log.append_messages(class_id, first, count, frames, "", now, is_dead=True)
         return

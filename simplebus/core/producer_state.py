@@ -367,7 +367,7 @@ class ProducerStates:
         refusals: list[FrameRefused] | None = None,
         is_uncertain: bool = False,
     ) -> None:
-        """Add a state that was recovered from the journal."""
+        """Add a state that was recovered from the journal. `now` is in seconds since 1970."""
         name = key.partition("\0")[2] or key
         producer = self._by_key[key] = ProducerState(key, name, instance, is_uncertain=is_uncertain)
         self.set_progress(producer, next_number, ahead)
@@ -390,7 +390,7 @@ class ProducerStates:
             self._drop_bitmap(next(iter(self._bitmap_bytes)))
 
     def mark_disconnected(self, producer: ProducerState, now: float) -> None:
-        """Record that the session of a publisher has ended."""
+        """Record that the session of a publisher has ended at `now`, in seconds since 1970."""
         producer.session_id = None
         producer.disconnected_at = now
         self._disconnected[producer.key] = producer

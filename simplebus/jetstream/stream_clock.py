@@ -60,7 +60,7 @@ class StreamClock:
     def finish_query(
         self, asked_at: float, answered_at: float, info: dict[str, Any] | None
     ) -> None:
-        """Update the offset from the stream info, received between two local times.
+        """Update the offset from the stream info, received between two local times in Unix seconds.
 
         `info` is None if the query failed; it is repeated then. The offset changes as little as the
         answer allows.

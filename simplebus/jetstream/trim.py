@@ -48,7 +48,9 @@ class StreamTrimmer:
         """Classes whose last trim failed, so that the failure is logged once."""
 
     def trim_if_due(self, now: float) -> None:
-        """Enqueue trim jobs if the interval has passed."""
+        """Enqueue trim jobs if the interval has passed. `now` is in seconds of a monotonic
+        clock.
+        """
         if now - self._trimmed_at > _TRIM_SECONDS:
             self._trimmed_at = now
             classes, self.classes_to_trim = self.classes_to_trim, set()

@@ -149,7 +149,7 @@ async def send_notifications(
 ) -> None:
     """Send watchdog messages at twice the expected rate, and the status periodically.
 
-    Returns at once if systemd expects no notifications.
+    `watchdog_interval` is in seconds. Returns at once if systemd expects no notifications.
     """
     if not has_notify_socket():
         return

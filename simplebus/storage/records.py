@@ -232,7 +232,7 @@ def encode_entry(entry: JournalEntry, batch_number: int, *, salt: int = 0) -> li
 def encode_gap(
     class_id: int, first: int, count: int, batch_number: int, time: float, *, salt: int = 0
 ) -> bytes:
-    """Encode up to GAP_MESSAGES_MAX missing messages as one record, or several of them."""
+    """Encode up to GAP_MESSAGES_MAX missing messages as records. `time` is Unix time."""
     encoded = b""
     for begin in range(first, first + count, _COUNT_MAX):
         part = min(_COUNT_MAX, first + count - begin)

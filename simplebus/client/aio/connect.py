@@ -50,7 +50,10 @@ def new_client_core(
     auth: Auth | None = None,
     late_confirms: bool = False,
 ) -> ClientCore:
-    """Return a client core. Name and instance are random if they are not given."""
+    """Return a client core. Name and instance are random if they are not given.
+
+    `heartbeat` is in seconds. Raises ValueError and TypeError for invalid arguments.
+    """
     if name is None:
         name = f"anonymous-{secrets.token_hex(8)}"
     if not 0 < len(arguments.check_text("name", name)) <= NAME_CHARACTERS_MAX:

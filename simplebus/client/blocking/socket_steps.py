@@ -21,7 +21,10 @@ from simplebus.core.errors import BusConnectionError
 from simplebus.net.tls import TlsSocket
 
 Step = tuple[socket.socket | None, int, float]
-"""A socket, its events, and the time until which they are waited for; None for that time alone."""
+"""A socket, its events, and the end of the wait in seconds of `time.monotonic`.
+
+The socket is None if only that time is waited for.
+"""
 
 
 def wait(step: Step, deadline: float) -> None:

@@ -37,7 +37,7 @@ def check_timeout(name: str, value: float | None) -> float | None:
 
 
 def timeout_or_infinity(name: str, value: float | None) -> float:
-    """Return a checked timeout as a number; `math.inf` for None."""
+    """Return a checked timeout in seconds; `math.inf` for None."""
     timeout = check_timeout(name, value)
     return math.inf if timeout is None else timeout
 

@@ -43,9 +43,9 @@ class ClientCore:
     """Protocol state of one client, across connections.
 
     A driver passes received bytes to `receive`, sends the bytes of `send_queue`, and calls `tick`
-    at the times that it returns. After a reconnect the core subscribes again with the same numbers
-    and resends unconfirmed messages. Reading never pauses: an inbox holds at most the messages in
-    flight of its subscription.
+    at the times that it returns. Times are in seconds of a monotonic clock. After a reconnect the
+    core subscribes again with the same numbers and resends unconfirmed messages. Reading never
+    pauses: an inbox holds at most the messages in flight of its subscription.
     """
 
     def __init__(

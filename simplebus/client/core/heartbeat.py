@@ -9,7 +9,10 @@ from simplebus.core.limits import HEARTBEATS_MISSED_MAX
 
 
 class Heartbeat:
-    """Heartbeat that both sides of a connection have agreed on, seen from one side."""
+    """Heartbeat that both sides of a connection have agreed on, seen from one side.
+
+    Times are in seconds of a monotonic clock.
+    """
 
     def __init__(self) -> None:
         self._interval_seconds = 0.0

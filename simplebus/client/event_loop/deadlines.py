@@ -33,7 +33,10 @@ class Deadline:
 
 
 class Deadlines:
-    """Deadlines of the waits of one bus. `run` calls their functions."""
+    """Deadlines of the waits of one bus. `run` calls their functions.
+
+    Times are in seconds by the clock of the event loop.
+    """
 
     def __init__(self) -> None:
         self._heap: list[Deadline] = []
@@ -63,7 +66,9 @@ class Deadlines:
                 self._removed_count = 0
 
     def call_expired(self, now: float) -> float:
-        """Call the functions of all deadlines up to `now`. Returns the time of the next one."""
+        """Call the functions of all deadlines up to `now`. Returns the time of the next
+        deadline.
+        """
         while self._heap:
             earliest = self._heap[0]
             if earliest.on_expired is None:

@@ -45,7 +45,7 @@ _TIME_FIELDS_BYTES = np.array(TIMES_BYTES)
 
 
 class LastValues:
-    """Last values of one ring."""
+    """Last values of one ring. `now` is in seconds since 1970: an expired value does not count."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring

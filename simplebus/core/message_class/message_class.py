@@ -49,7 +49,10 @@ NO_PROBE = SEQUENCE_MAX
 
 
 class ProbeObserver(Protocol):
-    """Observer of the ack latencies of single messages, one of a class at a time."""
+    """Observer of the ack latencies of single messages, one of a class at a time.
+
+    Times are in seconds since 1970.
+    """
 
     def observe_probe(self, cls: MessageClass, now: float) -> None:
         """Record that all positions have acknowledged `cls.probe_sequence`.
@@ -164,7 +167,9 @@ class MessageClass:
         return self.ring.statistics().memory_bytes > 0 or self.channels.memory_bytes > 0
 
     def measure_idle_seconds(self, now: float) -> float:
-        """Return how long the class has been unused, as far as this was called before."""
+        """Return for how many seconds the class has been unused, as far as this was called
+        before.
+        """
         if not self.is_unused:
             self.idle_since = None
             return 0.0
@@ -227,7 +232,7 @@ class MessageClass:
             self.probe_sequence, self.probe_accepted_at = first_sequence, now
 
     def accepted_at(self, position: Position, sequence: int) -> float:
-        """Return the time when a message of `position` was accepted; 0.0 if unknown."""
+        """Return the Unix time at which a message of `position` was accepted; 0.0 if unknown."""
         return self.time_index.time_of(sequence)
 
     def trim(self, now: float) -> None:
@@ -528,7 +533,7 @@ class MessageClass:
 
 
 class TimeIndex:
-    """Times when messages were accepted, in steps of TIME_INDEX_STEP_SECONDS.
+    """Unix times at which messages were accepted, in steps of TIME_INDEX_STEP_SECONDS.
 
     With more than TIME_INDEX_STEPS_MAX steps, the steps become longer.
 
@@ -580,7 +585,7 @@ class TimeIndex:
         return self._first_sequences[index] if index < len(self._first_sequences) else head
 
     def time_of(self, sequence: int) -> float:
-        """Return the approximate time when a message was accepted; 0.0 if unknown."""
+        """Return the approximate Unix time at which a message was accepted; 0.0 if unknown."""
         index = bisect_right(self._first_sequences, sequence) - 1
         return self._start_times[index] if index >= 0 else 0.0
 

@@ -55,7 +55,7 @@ class StoredFrameReader:
         Args:
             channels: Channels of the class of the messages.
             batch: Stored frames.
-            accepted_times: Time when all, or each, of the frames were accepted.
+            accepted_times: Unix time at which all, or each, of the frames were accepted.
 
         Raises:
             ValueError: A frame is not a valid message.

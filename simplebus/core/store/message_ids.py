@@ -35,7 +35,7 @@ _EXPIRED_PER_ADD = 2
 
 
 class MessageIds:
-    """The windows of all classes."""
+    """The windows of all classes. Times are in seconds since 1970."""
 
     def __init__(self, count_max: int = MESSAGE_IDS_MAX) -> None:
         """`count_max` limits the ids of all windows together."""

@@ -17,7 +17,7 @@ NEVER = float("inf")
 
 
 class WakeupTarget(Protocol):
-    """Object that delayed part of its work until a time."""
+    """Object that delayed part of its work until a time, in seconds since 1970."""
 
     @property
     def scanned_count(self) -> int:
@@ -32,7 +32,7 @@ class WakeupTarget(Protocol):
 
 
 class DelayedWakeups:
-    """Wakeup targets of one broker."""
+    """Wakeup targets of one broker. Times are in seconds since 1970."""
 
     def __init__(self, clock: BrokerClock) -> None:
         """Create an empty set. The driver sets the clock."""

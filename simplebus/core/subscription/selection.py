@@ -1,7 +1,7 @@
 """Selection of the stored messages that a subscription can be sent.
 
-Pure functions on a ring. Expiry and delay are decided when messages are delivered: a message that
-expires at 12.5 is delivered before 12.5 and never after.
+Pure functions on a ring; times are in seconds since 1970. Expiry and delay are decided when
+messages are delivered: a message that expires at 12.5 is delivered before 12.5 and never after.
 
     messages    3    4    5    6    7    8
     sendable    ■    ■              ■          matching, due and not expired

@@ -21,7 +21,10 @@ _NAMES_MAX = 4096
 
 
 class ReleasingConsumers:
-    """Plain consumers of closed positions that are not released yet."""
+    """Plain consumers of closed positions that are not released yet.
+
+    Times are in seconds of a monotonic clock.
+    """
 
     def __init__(self, return_consumer: Callable[[Position], str]) -> None:
         """`return_consumer` returns the consumer that continues a position's messages; empty if

@@ -61,7 +61,10 @@ _RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 class ExpectedRedeliveries:
-    """Returned messages that should be redelivered to this position first."""
+    """Returned messages that should be redelivered to this position first.
+
+    Times are in seconds of a monotonic clock.
+    """
 
     def __init__(self, subjects: dict[int, bytes]) -> None:
         """Expect messages: ack subjects by stream sequence, in order."""

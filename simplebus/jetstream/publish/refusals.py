@@ -28,7 +28,9 @@ class _StreamRefusal:
 
 
 class StreamRefusals:
-    """Classes of one server whose streams refuse messages."""
+    """Classes of one server whose streams refuse messages. Times are seconds of a monotonic
+    clock.
+    """
 
     def __init__(
         self,

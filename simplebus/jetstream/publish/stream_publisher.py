@@ -83,7 +83,7 @@ class StreamPublisherStatistics:
 
 
 class StreamPublisher:
-    """Publishes the accepted messages of one server."""
+    """Publishes the accepted messages of one server. Times are in seconds of a monotonic clock."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class RecentLatencies:
 
 
 class LatencyRecorder:
-    """Latency histograms of one server."""
+    """Latency histograms of one server. Times are in seconds by the clock of the event loop."""
 
     def __init__(self, broker: Broker, spans: MessageSpans | None = None) -> None:
         """`spans` records spans of sampled messages; None records no spans."""

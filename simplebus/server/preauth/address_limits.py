@@ -16,7 +16,7 @@ BUCKETS_MAX = 65_536
 
 
 class KeyedTokenBuckets:
-    """A token bucket per key, full at first. Time is an argument."""
+    """A token bucket per key, full at first. Time is an argument, in seconds."""
 
     def __init__(self, burst: float, tokens_per_second: float) -> None:
         assert burst >= 1
@@ -30,7 +30,7 @@ class KeyedTokenBuckets:
         return len(self._tokens)
 
     def token_count(self, key: str, now: float) -> float:
-        """Return the tokens of a key."""
+        """Return the number of tokens of a key."""
         tokens, since = self._tokens.get(key, (self._burst, now))
         return min(self._burst, tokens + (now - since) * self._tokens_per_second)
 
