@@ -5,6 +5,7 @@ A report is a mapping or JSON, as Spark shows it. Sources other than simplebus a
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -70,10 +71,18 @@ def _sources(progress: Any) -> list[Mapping[str, Any]]:
 def _offsets(offsets: Any) -> dict[str, ServerOffsets]:
     """Return the offsets in a progress report; empty for another source."""
     try:
-        found = json.loads(offsets) if isinstance(offsets, str) else offsets
+        found = _parse(offsets) if isinstance(offsets, str) else offsets
         return load_offsets(found) if isinstance(found, Mapping) else {}
-    except (ValueError, OffsetError):
+    except (ValueError, SyntaxError, OffsetError):
         return {}
+
+
+def _parse(text: str) -> Any:
+    """Parse JSON, or the text of a Python dict, which PySpark 4.1 has in place of the dict."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return ast.literal_eval(text)
 
 
 def _sequence_read(end: ServerOffsets | None, heads: ServerOffsets, name: str) -> int:

@@ -31,7 +31,7 @@ class Shown:
 
 
 @pytest.mark.parametrize("convert", [dict, json.dumps, Shown])
-@pytest.mark.parametrize("offsets", [dict, json.dumps])
+@pytest.mark.parametrize("offsets", [dict, json.dumps, str])
 def test_lag_accepts_all_progress_formats(convert: Any, offsets: Any) -> None:
     fields = progress(
         offsets(dump_offsets(END, QueryIdentity("q", "d", END))), offsets(dump_offsets(HEADS))
@@ -44,7 +44,7 @@ def test_missing_progress_fields_are_omitted() -> None:
     assert lag(progress(dump_offsets(END), None)) == {}
     assert lag(progress(None, dump_offsets(HEADS)))["a:1"] == {"7": 8, "orders": 9, "new": 4}
     assert lag(progress({"topic": {"0": 4}}, {"topic": {"0": 9}}, "KafkaV2[Subscribe[x]]")) == {}
-    assert lag(progress({"logOffset": 3}, "3")) == {}
+    assert lag(progress({"logOffset": 3}, "3")) == lag(progress("{", "{7")) == {}
 
 
 def test_class_progress_is_that_of_the_slower_source() -> None:
