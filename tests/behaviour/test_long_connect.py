@@ -337,8 +337,7 @@ def test_connects_in_turns_end_as_those_at_once(
     requests: list[tuple[int, list[object]]], checked_count: int, data: st.DataObject
 ) -> None:
     """The ends of the checks determine the order; the order of the other parts does not matter."""
-    unchecked: dict[int, list[object]] = {}
-    """Requests by index of the peer."""
+    unchecked: dict[int, list[object]] = {}  # Requests by index of the peer.
     order: list[tuple[int, list[object]]] = []
     with tiny_turns(checked_count):
         split = BrokerHarness(classes=4)

@@ -765,8 +765,7 @@ class ClassRegistry:
             )
         last_value_ids: list[int] = []
         bindings: dict[tuple[int, str], None] = {}
-        turn_count = 0
-        """Classes and subjects that were checked in this turn."""
+        turn_count = 0  # Classes and subjects that were checked in this turn.
         for (class_id, name), reference in zip(ids_and_names, references, strict=True):
             turn_count += 1
             if isinstance(reference, NamedClass):

@@ -327,8 +327,7 @@ class FactsCollector:
             limit: Maximum number of subscriptions.
         """
         found: list[SubscriptionFacts] = []
-        listed_count = 0
-        """Subscriptions of this step."""
+        listed_count = 0  # Subscriptions of this step.
         for number, connection in enumerate(drain_list(self._connections()), 1):
             count = _count_subscriptions(connection)
             for first in range(offset, count, _ROWS_PER_STEP):
