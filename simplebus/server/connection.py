@@ -443,10 +443,17 @@ class Connection(Generic[SessionT]):
         return bool(poll.poll(0))
 
     def flush(self) -> None:
-        """Send the bytes that the socket accepts now; a separate task sends the rest."""
-        if not self._is_writing and not self._send():
-            self._is_writing = True
-            self._listener.start_soon(self._send_rest)
+        """Send the bytes that the socket accepts now; a separate task sends the rest.
+
+        An internal error ends this connection only.
+        """
+        try:
+            if not self._is_writing and not self._send():
+                self._is_writing = True
+                self._listener.start_soon(self._send_rest)
+        except Exception as error:
+            process.log_connection_fault(error, self.session.peer)
+            self.disconnect()
 
     def retry_send(self) -> None:
         """Send again before the system reports the socket as writable.

@@ -196,6 +196,7 @@ class NatsListener:
         finally:
             if self in self.server.listeners_to_flush:
                 # Deliver messages first; other work follows.
+                self.server.send_turns.begin_turn()
                 del self.server.listeners_to_flush[self]
                 self.flush_clients()
             self.server.flush_ready()

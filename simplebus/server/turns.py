@@ -9,6 +9,10 @@ from typing import Protocol
 
 import trio
 
+from simplebus.logs.event_logger import EventLogger
+
+log = EventLogger("simplebus.server")
+
 SEND_SECONDS_MAX = 0.0015
 """Time for which one turn of the event loop sends. A message may have thousands of receivers."""
 _CONNECTIONS_MAX = 64
@@ -98,13 +102,20 @@ class SendTurns:
         try:
             while self._waiting:
                 await trio.lowlevel.checkpoint()  # Other clients are served between two turns.
-                self.begin_turn()
-                for connection in list(islice(self._waiting, _CONNECTIONS_MAX)):
-                    if not self._has_time():
-                        break
-                    del self._waiting[connection]
-                    if not connection.session.is_closed:
-                        connection.flush()
-                self._end_turn()
+                try:
+                    self._send_in_turn()
+                except Exception:
+                    log.exception("sending.failed", "sending to waiting clients failed")
         finally:
             self._is_running = False
+
+    def _send_in_turn(self) -> None:
+        """Send to the connections that have waited longest, until the time of the turn is over."""
+        self.begin_turn()
+        for connection in list(islice(self._waiting, _CONNECTIONS_MAX)):
+            if not self._has_time():
+                break
+            del self._waiting[connection]
+            if not connection.session.is_closed:
+                connection.flush()
+        self._end_turn()

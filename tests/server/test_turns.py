@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
 
+from simplebus.core.outbox import Outbox
+from simplebus.nats.server.session import NatsSession
 from simplebus.server import turns as turns_module
+from simplebus.server.connection import Connection
+from simplebus.server.nats_listener import NatsListener
 from simplebus.server.turns import SEND_SECONDS_MAX, SendTurns
 from tests.support.nats_peer import connect_nats_peer
 from tests.support.running_server import connect, message, serving, subscribe, wait_until
@@ -115,6 +120,27 @@ async def test_a_connection_that_gets_messages_at_the_end_of_a_full_turn_has_ano
     assert not started, "the task ran already"
 
 
+async def test_a_fault_of_one_turn_does_not_end_the_later_turns(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, is_faulty = Clock(), True
+    connections = [SlowConnection(clock) for _ in range(5)]
+
+    def end_turn() -> None:
+        nonlocal is_faulty
+        if is_faulty:
+            is_faulty = False
+            raise AssertionError("a fault of ours")
+
+    async with trio.open_nursery() as nursery:
+        turns = SendTurns(nursery.start_soon, end_turn, clock=clock)
+        use_up_turn(turns, clock)
+        for connection in connections:
+            turns.flush(connection)
+    assert flush_counts(connections) == [1] * len(connections)
+    assert caplog.text.count("sending to waiting clients failed") == 1
+
+
 @pytest.fixture
 def one_connection_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns_module, "SEND_SECONDS_MAX", 0.0)
@@ -139,6 +165,38 @@ async def test_every_subscriber_receives_every_message_in_order() -> None:
 
 
 @pytest.mark.usefixtures("one_connection_per_turn")
+async def test_a_fault_of_one_outbox_ends_only_its_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as server:
+        peers = [await connect(server, [1]) for _ in range(5)]
+        for peer in peers:
+            await peer.send(subscribe())
+        await wait_until(lambda: len(server.server.broker.classes[1].subscriptions) == len(peers))
+        publisher = await connect(server, [1])
+        victim = peers.pop(2)
+        peek, port = Outbox.peek, victim.stream.socket.getsockname()[1]
+        (faulty,) = (
+            connection.session.outbox
+            for connection in server.server.connections.values()
+            if connection.session.peer.endswith(f":{port}")
+        )
+
+        def faulty_peek(outbox: Outbox, tick: int) -> memoryview:
+            if outbox is faulty:
+                raise AssertionError("a fault of ours")
+            return peek(outbox, tick)
+
+        monkeypatch.setattr(Outbox, "peek", faulty_peek)
+        for number in range(3):
+            await publisher.send(message(b"%d" % number))
+        for peer in peers:
+            assert await peer.read_messages(3) == [(n, b"%d" % n) for n in range(3)]
+        await wait_until(lambda: len(server.server.connections) == len(peers) + 1)
+    assert "disconnected by an internal error" in caplog.text
+
+
+@pytest.mark.usefixtures("one_connection_per_turn")
 async def test_every_nats_subscriber_receives_every_message_in_order() -> None:
     async with serving(nats_port=0) as server:
         peers = [await connect_nats_peer(server) for _ in range(10)]
@@ -155,3 +213,31 @@ async def test_every_nats_subscriber_receives_every_message_in_order() -> None:
             for number in range(20):
                 assert await peer.read_line() == b"MSG a 1 2"
                 assert await peer.read_line() == b"%02d" % number
+
+
+@pytest.mark.usefixtures("one_connection_per_turn")
+async def test_a_nats_message_is_sent_in_the_turn_that_receives_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flushes, is_receiving = list[bool](), False
+    receive, flush = NatsListener.receive, Connection.flush
+
+    def receive_and_record(listener: NatsListener, session: NatsSession, count: int) -> None:
+        nonlocal is_receiving
+        is_receiving = True
+        receive(listener, session, count)
+        is_receiving = False
+
+    def record_and_flush(connection: Connection[Any]) -> None:
+        flushes.append(is_receiving)
+        flush(connection)
+
+    async with serving(nats_port=0) as server:
+        peer, nats_peer = await connect(server, [1]), await connect_nats_peer(server)
+        await peer.send(subscribe() + message(b"uses the time of its turn"))
+        assert await peer.read_messages(1)
+        monkeypatch.setattr(NatsListener, "receive", receive_and_record)
+        monkeypatch.setattr(Connection, "flush", record_and_flush)
+        await nats_peer.send(b"SUB a 1\r\nPUB a 2\r\nhi\r\n")
+        assert await nats_peer.read_line() == b"MSG a 1 2"
+    assert flushes[0]
