@@ -129,6 +129,8 @@ class JournalPump:
         """Number of the last write batch that is durable."""
         self._is_space_low = False
         """True if the disk is full and the reserved space is in use."""
+        self._has_failed = False
+        """True if the writer's latest report is a failure."""
 
     def _call_in_loop(self, function: Callable[..., None], *arguments: object) -> None:
         """Schedule `function` in the event loop."""
@@ -239,7 +241,7 @@ class JournalPump:
         # The event loop may have written a later batch before the thread's report arrived.
         batch = max(batch, self._last_written)
         self._last_written = batch
-        self._is_space_low = not has_space
+        self._is_space_low, self._has_failed = not has_space, False
         self._mark_durable()
 
     def _mark_durable(self) -> None:
@@ -247,7 +249,9 @@ class JournalPump:
         may be sent for each of their changes.
         """
         batch = min(self._last_written, self._commit_log.durable_position + _BATCHES_IN_FLIGHT_MAX)
-        self._broker.mark_durable(batch, has_space=not self._is_space_low)
+        # A failure may have been reported between two turns; only a later batch ends that state.
+        has_space = not (self._is_space_low or self._has_failed)
+        self._broker.mark_durable(batch, has_space=has_space)
         self._flush_ready()
         if batch < self._last_written:
             self._call_in_loop(self._mark_durable)
@@ -260,6 +264,7 @@ class JournalPump:
                 error=failure[1],
                 reason=failure[0],
             )
+        self._has_failed = True
         self._broker.journal_failed(*failure)
         self._flush_ready()
 

@@ -237,6 +237,56 @@ def test_new_durables_are_written_in_bounded_batches_while_the_disk_is_slow(
     assert durables == {f"d{number}" for number in range(101, 301)}
 
 
+def test_failure_between_the_turns_of_a_report_keeps_publishers_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_syncing, can_sync, is_broken = (threading.Event() for _ in range(3))
+    sync = Journal.sync
+
+    def wait_and_sync(journal: Journal) -> None:
+        is_syncing.set()
+        assert can_sync.wait(PATIENCE_SECONDS)
+        if is_broken.is_set():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(journal)
+
+    monkeypatch.setattr(Journal, "sync", wait_and_sync)
+    monkeypatch.setattr(writer, "_RETRY_SECONDS", 0.01)
+    commit_log = CommitLog(Durability.DISK)
+    bus = BrokerHarness(commit_log=commit_log)
+    bus.skips_checks = True
+    reports: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    with contextlib.closing(lock_directory(tmp_path, new_bus="here")) as directory:
+        pump = JournalPump(bus.broker, directory, lambda: None)
+        load(bus.broker, directory)
+        pump.start(lambda function, *arguments: reports.put(partial(function, *arguments)))
+        peer = connect_version2(bus)
+        pump.submit_pending()
+        assert is_syncing.wait(PATIENCE_SECONDS)
+        for number in range(1, 6 * CHANGES_PER_WRITE_BATCH):
+            peer.send(subscribe(1, number, durable=f"d{number}"))
+            pump.submit_pending()
+        can_sync.set()
+        for _ in range(2):  # The report of the first batch, and that of all others.
+            reports.get(timeout=PATIENCE_SECONDS)()
+        next_turn = reports.get_nowait()
+        is_broken.set()
+        peer.send(publish(1, 0, b"not written"))
+        assert pump.submit_pending() == 1
+        failure_report = reports.get(timeout=PATIENCE_SECONDS)
+        failure_report()
+        assert commit_log.write_error is not None
+        durable_before = commit_log.durable_position
+        next_turn()
+        assert commit_log.durable_position > durable_before
+        assert commit_log.write_error is not None, "publishers would be accepted"
+        is_broken.clear()
+        while commit_log.durable_position < commit_log.log_position:
+            reports.get(timeout=PATIENCE_SECONDS)()
+        assert commit_log.write_error is None
+        pump.close()
+
+
 @pytest.mark.parametrize("level", [Durability.OS, Durability.DISK])
 async def test_requested_progress_is_written_in_several_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: Durability
