@@ -196,8 +196,8 @@ class _ClusterKillRun:
     async def run(self) -> list[Row]:
         late_records = [DeliveryRecord(class_id) for class_id in CLASSES]
         async with self._bus("early", 0) as bus:
-            for each in late_records:
-                async with bus.subscribe(each.class_id, durable="late", start="earliest"):
+            for late_record in late_records:
+                async with bus.subscribe(late_record.class_id, durable="late", start="earliest"):
                     pass
         crews = [DeliveryRecord(class_id, is_ordered=False) for class_id in (*CLASSES, NATS_CLASS)]
         self._records += crews
@@ -230,8 +230,8 @@ class _ClusterKillRun:
                     )
                     clients.check()
                 self._is_over = clients.is_stopping = True
-            for each in late_records:
-                await readers.start(self._read, each, {"durable": "late"}, 0)
+            for late_record in late_records:
+                await readers.start(self._read, late_record, {"durable": "late"}, 0)
             await self._wait_delivered()
             clients.check()
             readers.cancel_scope.cancel()
@@ -349,31 +349,31 @@ class _ClusterKillRun:
                     self._sent.next_payloads(class_id, END, 1), class_id=class_id
                 )
         with trio.move_on_after(QUIET_S):
-            await _wait_until(lambda: all(each.has_delivered(END, 0) for each in self._records))
-            while any(each.missing(self._sent) for each in self._all_records()):
-                before = sum(each.deliveries for each in self._records)
+            await _wait_until(lambda: all(record.has_delivered(END, 0) for record in self._records))
+            while any(record.missing(self._sent) for record in self._all_records()):
+                before = sum(record.deliveries for record in self._records)
                 await trio.sleep(STILL_S)
-                if sum(each.deliveries for each in self._records) == before:
+                if sum(record.deliveries for record in self._records) == before:
                     break  # The missing messages are lost.
 
     def _all_records(self) -> list[DeliveryRecord]:
-        return [each for each in self._records if each.class_id not in UNCONFIRMED]
+        return [record for record in self._records if record.class_id not in UNCONFIRMED]
 
     def _rows(self, late_records: list[DeliveryRecord]) -> list[Row]:
         lost = {
-            (each.class_id, *missing)
-            for each in self._all_records()
-            for missing in each.missing(self._sent)
+            (record.class_id, *missing)
+            for record in self._all_records()
+            for missing in record.missing(self._sent)
         }
         if lost:
             raise LoadError(f"{len(lost)} confirmed messages are lost, {sorted(lost)[:5]} …")
-        deliveries = sum(each.deliveries for each in self._all_records())
-        repeated = sum(each.repeated_count for each in self._all_records())
+        deliveries = sum(record.deliveries for record in self._all_records())
+        repeated = sum(record.repeated_count for record in self._all_records())
         twice = sum(
-            max(0, each.repeated_count - self._marked_repeated.get(id(each), 0))
-            for each in late_records
+            max(0, late_record.repeated_count - self._marked_repeated.get(id(late_record), 0))
+            for late_record in late_records
         )
-        out_of_order = sum(each.out_of_order for each in late_records)
+        out_of_order = sum(late_record.out_of_order for late_record in late_records)
 
         def row(title: str, value: float, unit: str = "", target: float | None = None) -> Row:
             return Row("engine-kills", title, [value], unit, target, None, less_is_better=True)
@@ -395,7 +395,7 @@ class _ClusterKillRun:
 
     def _lost_of_1000(self, class_id: int) -> float:
         """Return lost messages per 1,000, of a class without confirms."""
-        record = next(each for each in self._records if each.class_id == class_id)
+        record = next(record for record in self._records if record.class_id == class_id)
         count = self._sent.counts[class_id, UNCONFIRMED[class_id]]
         return len(record.missing(self._sent)) / max(1, count) * 1e3
 

@@ -142,7 +142,7 @@ def measure(server: HeldServer, kinds: Kinds) -> list[Row]:
     for number, title in enumerate(kinds):
         end = begins[number + 1] if number + 1 < len(begins) else time.monotonic()
         found = sorted(
-            (each for each in holds if begins[number] <= each.at < end),
+            (hold for hold in holds if begins[number] <= hold.at < end),
             key=lambda each: -each.seconds,
         )
         long_count = sum(each.seconds > HOLD_MAX_S for each in found)

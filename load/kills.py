@@ -108,7 +108,7 @@ class RunResult:
                 self.unreported_losses if may_lose else 0
             ),
             "stored twice": 0 if may_lose else self.stored_twice,
-            "out of order": sum(each.out_of_order for each in self.records),
+            "out of order": sum(record.out_of_order for record in self.records),
         }
         return [f"{count} {fault}" for fault, count in counts.items() if count]
 
@@ -121,7 +121,7 @@ def run(run_options: RunOptions) -> list[Row]:
     for kind in KINDS:
         found = run_rounds(kind, rounds, seed, server_args=run_options.server_args)
         rows += _rows(kind, found, seed)
-        faults += [f"{kind.name}: {each}" for each in found.faults(may_lose=kind.may_lose)]
+        faults += [f"{kind.name}: {fault}" for fault in found.faults(may_lose=kind.may_lose)]
     if faults:
         raise LoadError(f"{'; '.join(faults)} (--seed {seed})")
     return rows
@@ -136,8 +136,8 @@ def _rows(kind: KillScenario, found: RunResult, seed: int) -> list[Row]:
         name = f"{kind.name}: {title}"
         return Row("kills", name, [value], unit, target, None, less_is_better=True)
 
-    repeated = sum(each.repeated_count for each in found.records)
-    late = sum(each.repeated_late for each in found.records)
+    repeated = sum(record.repeated_count for record in found.records)
+    late = sum(record.repeated_late for record in found.records)
     lost = [row("of these lost", found.lost.total(), target=0)]
     if kind.may_lose:
         lost = [
@@ -152,7 +152,7 @@ def _rows(kind: KillScenario, found: RunResult, seed: int) -> list[Row]:
         ),
         *lost,
         row("stored more than once", found.stored_twice, target=0),
-        row("out of order", sum(each.out_of_order for each in found.records), target=0),
+        row("out of order", sum(record.out_of_order for record in found.records), target=0),
         row(
             "of 1,000 deliveries repeated",
             repeated / sum(s.deliveries for s in found.records) * 1e3,
@@ -386,24 +386,29 @@ class _KillRun:
                 await bus.publish_many(sent.next_payloads(class_id, END, 1), class_id=class_id)
             del self._buses[END]
         with trio.move_on_after(FINISH_TIMEOUT_S):
-            await _wait_until(lambda: all(each.has_delivered(END, 0) for each in records))
-            while any(each.missing(sent) for each in records if each.class_id != VERSION1_CLASS):
-                before = sum(each.deliveries for each in records)
+            await _wait_until(lambda: all(record.has_delivered(END, 0) for record in records))
+            while any(
+                record.missing(sent) for record in records if record.class_id != VERSION1_CLASS
+            ):
+                before = sum(record.deliveries for record in records)
                 await trio.sleep(LAST_DELIVERY_WAIT_S)
-                if sum(each.deliveries for each in records) == before and self._are_all_connected():
+                if (
+                    sum(record.deliveries for record in records) == before
+                    and self._are_all_connected()
+                ):
                     break  # The missing messages are lost.
 
     def _count_faults(self) -> None:
         """Count lost, repeated and out-of-order messages."""
         found = self._found
         lost = dict[int, set[tuple[str, int]]]()
-        for each in found.records:
-            lost[each.class_id] = lost.get(each.class_id, set()) | each.missing(found.sent)
+        for record in found.records:
+            lost[record.class_id] = lost.get(record.class_id, set()) | record.missing(found.sent)
         found.old_lost = len(lost.pop(VERSION1_CLASS))
         for class_id, missing in lost.items():
             found.lost.update((name, class_id) for name, _ in missing)
         for class_id in CLASSES:
-            head = max(each.head for each in found.records if each.class_id == class_id)
+            head = max(record.head for record in found.records if record.class_id == class_id)
             found.stored_twice += max(
                 0, head - sum(found.sent.counts_by_publisher(class_id).values())
             )

@@ -167,8 +167,8 @@ def _through_a_queue(count: int) -> float:
 
     threads = [threading.Thread(target=each, daemon=True) for each in (publish, receive)]
     started_at = time.perf_counter()
-    for each in threads:
-        each.start()
+    for thread in threads:
+        thread.start()
     sequence.completed.wait(TIMEOUT_S)
     return sequence.rate(started_at)
 

@@ -108,7 +108,7 @@ class BridgeRunResult:
 
     sent: PublishedMessages = field(default_factory=PublishedMessages)
     records: dict[int, DeliveryRecord] = field(
-        default_factory=lambda: {each: DeliveryRecord(each) for each in CLASSES}
+        default_factory=lambda: {class_id: DeliveryRecord(class_id) for class_id in CLASSES}
     )
     recovered_s: dict[str, list[float]] = field(default_factory=dict)
     """Recovery times by event."""
@@ -146,7 +146,7 @@ def run(run_options: RunOptions) -> list[Row]:
             continue
         found = run_rounds(kind, 1 if run_options.quick else run_options.rounds, run_options.seed)
         rows += _rows(kind, found)
-        faults += [f"{kind.title}: {each}" for each in found.faults()]
+        faults += [f"{kind.title}: {fault}" for fault in found.faults()]
     if faults:
         raise LoadError("; ".join(faults))
     return rows
@@ -338,7 +338,7 @@ class _PartitionRun:
 
     def _wait_recovered(self, event: str) -> float:
         """Return the seconds since the repair until a message published now has arrived."""
-        counts = {each: self.found.sent.counts[each, PUBLISHER] for each in CLASSES}
+        counts = {class_id: self.found.sent.counts[class_id, PUBLISHER] for class_id in CLASSES}
 
         def has_arrived() -> bool:
             records = self.found.records

@@ -125,7 +125,7 @@ def mix_pages(safe: bytes, written: bytes, chance: Random, part: float) -> bytes
 def _names_in(folder: Path) -> dict[str, str]:
     if not folder.is_dir():
         return {}
-    return {each.name: _FOLDER if each.is_dir() else _key(each) for each in folder.iterdir()}
+    return {path.name: _FOLDER if path.is_dir() else _key(path) for path in folder.iterdir()}
 
 
 def _key(path: Path) -> str:

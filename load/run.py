@@ -151,7 +151,7 @@ def _rows(scenario: Scenario, samples: dict[str, list[Sample]]) -> list[Row]:
 def _select(names: list[str]) -> list[Scenario]:
     scenarios = {scenario.name: scenario for scenario in SCENARIOS}
     chosen: dict[str, Scenario] = {}
-    for name in names or [each.name for each in SCENARIOS if not each.is_long]:
+    for name in names or [scenario.name for scenario in SCENARIOS if not scenario.is_long]:
         found = fnmatch.filter(scenarios, name)
         if not found:
             raise typer.BadParameter(f"no scenario {name!r}; there are {', '.join(scenarios)}")

@@ -265,7 +265,7 @@ class _KillRun:
         for name in CHECKPOINTS:
             folder = self._folder / name / "commits"
             names = os.listdir(folder) if folder.is_dir() else []
-            found.append(max((int(each) for each in names if each.isdecimal()), default=-1))
+            found.append(max((int(name) for name in names if name.isdecimal()), default=-1))
         return found
 
     def finish(self) -> tuple[int, dict[str, list[float]]]:

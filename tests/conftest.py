@@ -120,7 +120,7 @@ def import_in_rotated_order(config: pytest.Config) -> None:
 
 
 def is_run_of_all_tests(config: pytest.Config) -> bool:
-    return [Path(each).resolve() for each in config.args] == [TESTS]
+    return [Path(arg).resolve() for arg in config.args] == [TESTS]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -255,7 +255,7 @@ class Copier:
         )
 
     def _on_connected(self, source_and_target: SourceAndTarget) -> None:
-        refused = [each.sequence for each in source_and_target.refusals]
+        refused = [refusal.sequence for refusal in source_and_target.refusals]
         self._is_up, self._position = True, min([source_and_target.start_sequence, *refused])
         self._storage_id = source_and_target.source.storage_id
         self._discarded_records += source_and_target.discarded_records
@@ -485,10 +485,10 @@ class Copier:
         self, source: MessageSource, batch: TargetBatch, refusals: list[Refusal]
     ) -> list[Refusal]:
         """Count a settled batch. Returns the refusals of messages to send again."""
-        message_refusals = [each for each in refusals if each.sequence >= 0]
-        retryable_count = sum(each.code in _RETRYABLE_REFUSALS for each in message_refusals)
+        message_refusals = [refusal for refusal in refusals if refusal.sequence >= 0]
+        retryable_count = sum(refusal.code in _RETRYABLE_REFUSALS for refusal in message_refusals)
         self._lag.unsettled_count -= batch.count - retryable_count
-        self._check_retryable([each for each in refusals if each.sequence < 0])
+        self._check_retryable([refusal for refusal in refusals if refusal.sequence < 0])
         self._skipped.update(batch.skipped_counts)
         duplicate_count = batch.skipped_counts.get(SkipReason.DUPLICATE, 0)
         self._copied += batch.count - len(message_refusals) - duplicate_count
@@ -499,8 +499,8 @@ class Copier:
         self, source: MessageSource, refusals: list[Refusal]
     ) -> list[Refusal]:
         """Dead-letter the messages that were refused for good. Returns the other refusals."""
-        of_messages = [each for each in refusals if each.sequence >= 0]
-        final = [each for each in of_messages if each.code not in _RETRYABLE_REFUSALS]
+        of_messages = [refusal for refusal in refusals if refusal.sequence >= 0]
+        final = [refusal for refusal in of_messages if refusal.code not in _RETRYABLE_REFUSALS]
         if final:
             log.warning(
                 "refusals.dead_lettered",
@@ -516,13 +516,13 @@ class Copier:
             self._refused += len(final) - missed_count
             if missed_count:
                 self._count_missed(missed_count, final[0].sequence)
-        return [each for each in of_messages if each.code in _RETRYABLE_REFUSALS]
+        return [refusal for refusal in of_messages if refusal.code in _RETRYABLE_REFUSALS]
 
     async def _reread(
         self, source: MessageSource, refusals: list[Refusal], next_sequence: int
     ) -> SourceBatch:
         """Read the refused messages that the source still has."""
-        sequences = np.sort(np.array([each.sequence for each in refusals], np.int64))
+        sequences = np.sort(np.array([refusal.sequence for refusal in refusals], np.int64))
         result = SourceBatch([], int(sequences[0]), next_sequence, next_sequence)
         row = 0
         while row < sequences.size:
@@ -558,9 +558,9 @@ class Copier:
             self._resend_reason = refusals[0].sentence
             if refused_again:  # Otherwise the target accepts them, a part at a time.
                 await trio.sleep(_RESEND_DELAY_SECONDS)
-            sequences = np.array([each.sequence for each in refusals], np.int64)
+            sequences = np.array([refusal.sequence for refusal in refusals], np.int64)
             batch = target.prepare(replace(source_batch, runs=source_batch.select(sequences)))
-            remaining = [each for each in refusals if each.sequence >= batch.next_sequence]
+            remaining = [refusal for refusal in refusals if refusal.sequence >= batch.next_sequence]
             self._lag.unsettled_count += batch.count + len(remaining) - len(refusals)
             if batch.count:
                 await self._announce_until_safe(source, target, [batch], deque())

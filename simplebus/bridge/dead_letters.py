@@ -65,7 +65,7 @@ class UnackedDeliveries:
 
     def select(self, refusals: Sequence[Refusal]) -> list[tuple[ReceivedMessages, Integers]]:
         """Return the refused messages."""
-        refused_sequences, batches = np.array([each.sequence for each in refusals]), []
+        refused_sequences, batches = np.array([refusal.sequence for refusal in refusals]), []
         for messages, sequences in self._parts:
             is_match = np.isin(sequences, refused_sequences)
             if is_match.any():
@@ -82,7 +82,7 @@ async def write_dead_letters(
     """Store a dead letter for each of these NATS messages."""
     if not batches:
         return
-    refusals_by_sequence = {each.sequence: each for each in refusals}
+    refusals_by_sequence = {refusal.sequence: refusal for refusal in refusals}
     async with open() as letters:
         for messages, sequences in batches:
             deliveries = jetstream_codec.parse_deliveries(messages)

@@ -251,4 +251,4 @@ def parse_addresses(servers: str) -> list[NatsAddress]:
 
     Raises ValueError, without the credentials, if one is invalid.
     """
-    return [NatsAddress.parse(each.strip()) for each in servers.split(",")]
+    return [NatsAddress.parse(server.strip()) for server in servers.split(",")]

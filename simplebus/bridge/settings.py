@@ -119,17 +119,17 @@ class BridgeSettings:
                 f"{self.heartbeat_seconds:g}"
             )
         if self.source == self.target and all(
-            each.target_class in (None, each.class_) for each in self.classes
+            cls.target_class in (None, cls.class_) for cls in self.classes
         ):
             raise ValueError(f"source and target are the same: {self.source or 'this server'}")
-        if self.is_bidirectional and any(each.rewrite for each in self.classes):
+        if self.is_bidirectional and any(cls.rewrite for cls in self.classes):
             raise ValueError("a bridge in both directions cannot rename channels; use two bridges")
         if not self.has_path and (self.is_bidirectional or not is_nats_address(self.target)):
             raise ValueError(
                 "path = false needs a NATS server as target and one direction: between buses, only "
                 "the path keeps a message from being copied in a loop"
             )
-        if not is_nats_address(self.target) and any(each.under_way for each in self.classes):
+        if not is_nats_address(self.target) and any(cls.under_way for cls in self.classes):
             raise ValueError(
                 "under_way needs a stream at the target, and this bridge leads to a bus"
             )
@@ -139,7 +139,7 @@ class BridgeSettings:
                     f"{', '.join(self.nats_credentials)}: only for a NATS server; credentials for "
                     "a bus belong in the table 'near' (source) or 'far' (target)"
                 )
-            if stream := next((each.stream for each in self.classes if each.stream), ""):
+            if stream := next((cls.stream for cls in self.classes if cls.stream), ""):
                 raise ValueError(f"stream {stream!r}: only a NATS server has streams")
         if is_nats_address(self.source) and (is_nats_address(self.target) or self.is_bidirectional):
             raise ValueError(
@@ -149,7 +149,7 @@ class BridgeSettings:
 
 def check_loops(bridges: Sequence[BridgeSettings]) -> None:
     """Raise ValueError if messages without a `bridge-path` header could circulate."""
-    pathless = next((each.name for each in bridges if not each.has_path), None)
+    pathless = next((bridge.name for bridge in bridges if not bridge.has_path), None)
     for bridge in bridges:
         if pathless and (
             is_nats_address(bridge.source)

@@ -131,7 +131,7 @@ class RewrittenFrames:
 
     @property
     def count(self) -> int:
-        return sum(len(each) for each in self.sequences)
+        return sum(len(numbers) for numbers in self.sequences)
 
     def frames(self) -> Iterator[tuple[bytearray | memoryview, Integers]]:
         """Yield the frames of each run after a delimiter, and their bounds."""

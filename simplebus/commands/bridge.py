@@ -184,7 +184,7 @@ def _build_bridge(
     if not source or not target:
         raise ConfigError("expected --from and --to, or a file")
     copied = tuple(
-        CopiedClass(parse_class(each), channels=channels, rewrite=rewrite) for each in classes
+        CopiedClass(parse_class(cls), channels=channels, rewrite=rewrite) for cls in classes
     )
     return BridgeSettings(
         name, source, target, copied, is_bidirectional=both, hops_max=hops, has_path=path

@@ -96,9 +96,11 @@ def gateway(
     if check:
         if warning := _readable_secrets_warning(file, plan):
             typer.echo(f"simplebus: {warning}", err=True)
-        for each in plan.modules:
-            sources = [source for source, sink in plan.links if sink == each.name]
-            typer.echo(f"{each.name}: {each.module}, receives from {', '.join(sources) or 'none'}")
+        for module in plan.modules:
+            sources = [source for source, sink in plan.links if sink == module.name]
+            typer.echo(
+                f"{module.name}: {module.module}, receives from {', '.join(sources) or 'none'}"
+            )
         modules, links = len(plan.modules), len(plan.links)
         typer.echo(f"{file}: {format_count(modules, 'module')}, {format_count(links, 'link')}")
         return
@@ -113,7 +115,7 @@ def gateway(
 def _readable_secrets_warning(file: Path, plan: GatewayPlan) -> str:
     """Return a warning if the file contains secrets and every user may read it; else ""."""
     with contextlib.suppress(OSError):
-        has_secrets = any(getattr(each.settings, "has_secrets", False) for each in plan.modules)
+        has_secrets = any(getattr(module.settings, "has_secrets", False) for module in plan.modules)
         if has_secrets and file.stat().st_mode & stat.S_IROTH:
             return f"{file} holds passwords or tokens, and every user may read it"
     return ""

@@ -94,7 +94,9 @@ def build_sbom(name: str, extras: Iterable[str], created_at: datetime) -> dict[s
         "dependencies": [
             {
                 "ref": _package_url(found[key]),
-                "dependsOn": [_package_url(found[each]) for each in sorted(dependencies)],
+                "dependsOn": [
+                    _package_url(found[dependency]) for dependency in sorted(dependencies)
+                ],
             }
             for key, dependencies in sorted(needed.items())
         ],
@@ -141,7 +143,7 @@ def _find_licenses(package: Distribution) -> list[dict[str, Any]]:
     text = headers.get("license", "")
     if not names and text and "\n" not in text:
         names = [text]
-    return [{"license": {"name": each}} for each in names]
+    return [{"license": {"name": name}} for name in names]
 
 
 def _package_url(package: Distribution) -> str:

@@ -86,7 +86,7 @@ class CopyTable(SettingsTable):
 
     def to_class(self) -> CopiedClass:
         """Return the class. Raises ValueError for contradictory settings."""
-        values = (getattr(self, each.field_name) for each in self.settings())
+        values = (getattr(self, setting.field_name) for setting in self.settings())
         return CopiedClass(*values)
 
 

@@ -25,9 +25,9 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _CREDENTIALS = re.compile(r"//[^/@]*@")
 _SECRET_KEYS = ("password", "token", "seed")
 _SHOWN_CHARACTERS = 500
-_NATS_KEYS = {each.toml_key for each in NatsTable.settings()} - {"users"}
+_NATS_KEYS = {setting.toml_key for setting in NatsTable.settings()} - {"users"}
 _RELOADED_TABLES = ("classes.", "users.", "nats.users.")
-_RELOADED_KEYS = {each.key for each in SETTINGS.values() if each.is_reloadable}
+_RELOADED_KEYS = {setting.key for setting in SETTINGS.values() if setting.is_reloadable}
 _RELOADED_KEYS |= {f"nats.{key}" for key in _NATS_KEYS}
 
 
@@ -67,9 +67,9 @@ def compared_values(
     }
     lists = {"users": users, "bridges": document.get("bridges", ())}
     for path, elements in (lists | {"nats.users": nats.get("users", ())}).items():
-        for each in elements:
-            name = each.get("name", each.get("user", each.get("nkey")))
-            tables[quote_key(path, str(name))] = dict(_flatten(each))
+        for element in elements:
+            name = element.get("name", element.get("user", element.get("nkey")))
+            tables[quote_key(path, str(name))] = dict(_flatten(element))
     for name, values in document.get("classes", {}).items():
         tables[quote_key("classes", name)] = dict(_flatten(values))
     return tables

@@ -90,7 +90,7 @@ def describe_invalid_variable(error: typer.BadParameter) -> str | None:
 
 
 def _suggestion(name: str, known_names: Iterable[str]) -> str:
-    names = [each.removeprefix(PREFIX) for each in sorted(known_names)]
+    names = [known_name.removeprefix(PREFIX) for known_name in sorted(known_names)]
     matches = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1)
     return f"; did you mean {PREFIX}{matches[0]}?" if matches else ""
 

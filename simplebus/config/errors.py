@@ -81,7 +81,7 @@ def suggest_name(word: str, names: Iterable[str]) -> str:
 def describe_unknown_name(name: str, known_names: Iterable[str], table: str) -> str:
     """Return that a name is unknown, with the most similar or all known names."""
     separator = "_" if "_" in name else "-"
-    names = {each: each.replace("_", separator) for each in known_names}
+    names = {known_name: known_name.replace("_", separator) for known_name in known_names}
     matches = difflib.get_close_matches(name.replace("-", "_"), list(names), n=1)
     hint = (
         f"did you mean {names[matches[0]]!r}?"

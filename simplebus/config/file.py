@@ -79,14 +79,16 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
     options: dict[str, Any] = {}
     nats_users = NatsUsers()
     for name in SETTING_TABLES:
-        settings = [each for each in SETTINGS.values() if each.toml_table == name]
+        settings = [setting for setting in SETTINGS.values() if setting.toml_table == name]
         match name:
             case "nats":
                 values = reader.copy_table(tables.get("nats", {}), "nats")
                 nats_tls = values.pop("tls", {})
                 count = len(reader.errors.messages)
                 read = reader.read_values(values, [*settings, *NatsTable.settings()], name)
-                nats_names = [each.name for each in NatsTable.settings() if each.name in read]
+                nats_names = [
+                    setting.name for setting in NatsTable.settings() if setting.name in read
+                ]
                 users_of_nats = NatsTable(**{key: read.pop(key) for key in nats_names}).to_users(
                     reader
                 )

@@ -149,11 +149,11 @@ def parse_pauses(text: str | tuple[float, ...]) -> tuple[float, ...]:
     """Return the times of a comma-separated list. Raises typer.BadParameter."""
     if isinstance(text, tuple):
         return text
-    pauses = tuple(parse_seconds(each) for each in text.split(","))
-    for each in pauses:
-        if not 0 < each <= BACKOFF_SECONDS_MAX:
+    pauses = tuple(parse_seconds(part) for part in text.split(","))
+    for pause in pauses:
+        if not 0 < pause <= BACKOFF_SECONDS_MAX:
             raise typer.BadParameter(
-                f"{each:g} in {text!r} is not a delay: expected above 0 and up to "
+                f"{pause:g} in {text!r} is not a delay: expected above 0 and up to "
                 f"{BACKOFF_SECONDS_MAX:g} seconds"
             )
     if len(pauses) > BACKOFF_STEPS_MAX:
@@ -224,7 +224,7 @@ def parse_servers(text: Any) -> Any:
     if not isinstance(text, str):
         return text
     try:
-        return tuple(NatsAddress.parse(each.strip()) for each in text.split(",") if each.strip())
+        return tuple(NatsAddress.parse(part.strip()) for part in text.split(",") if part.strip())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

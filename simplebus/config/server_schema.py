@@ -652,8 +652,8 @@ class ClassTable(SettingsTable):
     def values_by_key(self) -> dict[str, Any]:
         """Return the values by key of the file, with sizes as texts; None for missing keys."""
         return {
-            each.toml_key: each.format_value(getattr(self, each.field_name))
-            for each in self.settings()
+            setting.toml_key: setting.format_value(getattr(self, setting.field_name))
+            for setting in self.settings()
         }
 
 
@@ -679,15 +679,15 @@ class ServerConfig:
         """Return the configuration with these values, by `Setting.name`, and defaults."""
         tables: dict[str, Any] = {}
         for name, table in TABLES.items():
-            present = [each for each in table.settings() if each.name in values]
+            present = [setting for setting in table.settings() if setting.name in values]
             tables[name] = table(**{each.field_name: values[each.name] for each in present})
         return cls(**tables)
 
     def items(self) -> Iterator[tuple[Setting, Any]]:
         """Yield each setting and its value."""
         for name, table in TABLES.items():
-            for each in table.settings():
-                yield each, getattr(getattr(self, name), each.field_name)
+            for setting in table.settings():
+                yield setting, getattr(getattr(self, name), setting.field_name)
 
     def values_of(self, owner: type) -> dict[str, Any]:
         """Return the values of the settings that set fields of `owner`, by field."""
@@ -721,16 +721,16 @@ def find_field_setting(
         owners: Classes of the core that can have raised the error.
     """
     name, _, reason = str(error).removeprefix("limit ").partition(" ")
-    for each in settings:
-        if each.sets is not None and each.sets[0] in owners and each.sets[1] == name:
-            return each, reason
+    for setting in settings:
+        if setting.sets is not None and setting.sets[0] in owners and setting.sets[1] == name:
+            return setting, reason
     return None
 
 
 TABLES: Mapping[str, type[SettingsTable]] = get_type_hints(ServerConfig)
 """Type of each table, by the field of `ServerConfig`."""
 SETTINGS: Mapping[str, Setting] = {
-    each.name: each for table in TABLES.values() for each in table.settings()
+    setting.name: setting for table in TABLES.values() for setting in table.settings()
 }
 """All settings by name, in the order of the help."""
 SETTING_TABLES = ("serve", "tls", "nats", "nats.tls")

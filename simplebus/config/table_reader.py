@@ -23,7 +23,12 @@ from simplebus.config.setting import Setting, SettingsTable, describe_toml, norm
 
 T = TypeVar("T", bound=SettingsTable)
 
-TOP_TABLES = (*(each for each in SETTING_TABLES if "." not in each), "classes", "bridges", "users")
+TOP_TABLES = (
+    *(setting_table for setting_table in SETTING_TABLES if "." not in setting_table),
+    "classes",
+    "bridges",
+    "users",
+)
 """Tables of the configuration file of `serve`."""
 _SUGGESTIONS_MAX = 4
 """Maximum number of keys suggested for an unknown table."""
@@ -73,8 +78,8 @@ class TableReader:
         self, values: Mapping[str, Any], settings: Sequence[Setting], path: str
     ) -> dict[str, Any]:
         """Return the valid values of a table, by the name of the setting."""
-        current = {each.field_name.strip("_"): each for each in settings}
-        former = {old.field_name: each for each in settings for old in each.former}
+        current = {setting.field_name.strip("_"): setting for setting in settings}
+        former = {old.field_name: setting for setting in settings for old in setting.former}
         self.check_names(values, {*current, *former}, path)
         valid: dict[str, Any] = {}
         for key in sorted(values, key=lambda key: normalize(key) not in former):
@@ -147,8 +152,8 @@ def _suggest_place(name: str, *, is_table: bool) -> str:
     if (found := SETTINGS.get(name)) is not None:
         return f"{found.toml_key!r} in [{found.toml_table}]"
     keys = [
-        repr(each.toml_key)
-        for each in SETTINGS.values()
-        if is_table and each.toml_table == "serve" and each.name.startswith(f"{name}_")
+        repr(setting.toml_key)
+        for setting in SETTINGS.values()
+        if is_table and setting.toml_table == "serve" and setting.name.startswith(f"{name}_")
     ]
     return f"{' or '.join(keys)} in [serve]" if 0 < len(keys) <= _SUGGESTIONS_MAX else ""

@@ -170,7 +170,7 @@ class Checkpointer:
         if self._next_snapshot is not None:
             self._next_snapshot.apply_changes(changes, batch_number=0)
             self._collect_purges(purged, self._next_snapshot)
-            started = [each.name for each in producer_starts]
+            started = [producer_start.name for producer_start in producer_starts]
             for name in dict.fromkeys([*started, *(name for name, _ in refused)]):
                 self._collect_producer(name)
         if self._next_snapshot is not None and not self._is_scanning:
@@ -302,7 +302,9 @@ class Checkpointer:
             purged = self._purged_sequences.setdefault(cls.class_id, SequenceSet())
             purged.unite(cls.purged_sequences)
         progressed = [
-            each for each in cls.positions if not each.durable and self._pop_progress(each)
+            position
+            for position in cls.positions
+            if not position.durable and self._pop_progress(position)
         ]
         state = _class_state(cls, self._commit_log.durable_position)
         if (
@@ -316,7 +318,11 @@ class Checkpointer:
         for _, durable, group in list(self._position_states.get(cls.class_id, ())):
             if _find_durable(cls, durable, group) is None:
                 self._collect_durable(cls, durable, group, changes)
-        self._unscanned_durables = [each for each in cls.named_positions.values() if each.durable]
+        self._unscanned_durables = [
+            named_position
+            for named_position in cls.named_positions.values()
+            if named_position.durable
+        ]
 
     def _scan_durable(self, position: Position, changes: StateChanges) -> None:
         """Collect the changes of a durable."""
@@ -465,7 +471,7 @@ class Checkpointer:
         """Return a snapshot with the collected classes and durables, without publishers."""
         broker = self._broker
         return StateChanges(
-            [self._with_present_head(each) for each in collected.classes.values()],
+            [self._with_present_head(cls) for cls in collected.classes.values()],
             list(collected.positions.values()),
             purged_ranges=[
                 (class_id, first, last)
@@ -518,7 +524,7 @@ class Checkpointer:
                 next_number,
                 ahead.ranges() if ahead else [],
                 producer.instance,
-                [RefusalSnapshot.from_refusal(each) for each in producer.refusals],
+                [RefusalSnapshot.from_refusal(refusal) for refusal in producer.refusals],
                 producer.is_uncertain,
                 self._log_position + 1,
             )
@@ -594,7 +600,7 @@ def _class_header(cls: MessageClass) -> object:
 
 def _class_state(cls: MessageClass, durable_position: int) -> _ClassState:
     """Return a value that changes with the recorded state of a class."""
-    unnamed = [_position_state(each) for each in cls.positions if not each.durable]
+    unnamed = [_position_state(position) for position in cls.positions if not position.durable]
     return cls.compute_durable_floor(durable_position), (
         cls.ring.head,
         (unnamed, cls.backlog_state),
@@ -652,7 +658,7 @@ def _handover_if_all_ended(cls: MessageClass) -> tuple[AckWindow, PositionHandov
         handover = handover.merge(position.build_handover())
     if len(cls.positions) > len(oldest):  # The oldest have at least as many deliveries.
         window = AckWindow(floor=cls.floor())
-        window.cursor = max(each.window.cursor for each in cls.positions)
+        window.cursor = max(position.window.cursor for position in cls.positions)
         return window, handover.merge(PositionHandover([(window.floor, window.cursor, 1)]))
     windows = [position.window for position in oldest]
     if cls.backlog_window.floor < cls.backlog_window.cursor:

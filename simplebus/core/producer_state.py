@@ -316,9 +316,9 @@ class ProducerStates:
         if number_distance(since, producer.next_number) > PRODUCER_RESENT_NUMBERS_MAX:
             since = (producer.next_number - PRODUCER_RESENT_NUMBERS_MAX) & MESSAGE_ID_MASK
         unreceived = [
-            each
-            for each in producer.refusals
-            if number_distance(since, each.refers_to + each.count) > 0
+            refusal
+            for refusal in producer.refusals
+            if number_distance(since, refusal.refers_to + refusal.count) > 0
         ]
         self._set_refusals(producer, unreceived)
         starts = (max(0, number_distance(since, each.refers_to)) for each in unreceived)

@@ -318,9 +318,9 @@ class BrokerRestorer:
             # than losing another message.
             ahead = None
             refusals = [
-                each
-                for each in refusals
-                if number_distance(each.first_number + each.count, next_number) >= 0
+                refusal
+                for refusal in refusals
+                if number_distance(refusal.first_number + refusal.count, next_number) >= 0
             ]
         reasons = set(Reason)
         self._broker.subscription_manager.producer_states.restore(
@@ -329,7 +329,7 @@ class BrokerRestorer:
             ahead,
             self._broker.clock.now,
             instance=snapshot.instance,
-            refusals=[each.to_refusal() for each in refusals if each.reason in reasons],
+            refusals=[refusal.to_refusal() for refusal in refusals if refusal.reason in reasons],
             is_uncertain=snapshot.is_uncertain or trust is NumberTrust.UNTIL_CONTRADICTED,
         )
 

@@ -165,7 +165,7 @@ class Settings:
     @property
     def has_spilling_class(self) -> bool:
         """True if any class may use the policy `spill`."""
-        policies = [self.full_policy, *(each.full_policy for each in self.classes.values())]
+        policies = [self.full_policy, *(cls.full_policy for cls in self.classes.values())]
         return FullPolicy.SPILL in policies
 
     def full_policy_for(self, class_settings: ClassSettings) -> FullPolicy:

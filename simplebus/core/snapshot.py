@@ -293,15 +293,15 @@ class RecoveredState:
                 self.removed_classes[removed.class_id] = removed
         for key in changes.removed_positions:
             self.positions.pop(key, None)
-        self.positions.update((each.key, each) for each in changes.positions)
+        self.positions.update((position.key, position) for position in changes.positions)
         for progress in changes.progress:
             snapshot = self.positions.get(progress.key)
             if snapshot is not None:
                 self.positions[progress.key] = structs.replace(snapshot, window=progress.window)
-        self.producers.update((each.name, each) for each in changes.producers)
+        self.producers.update((producer.name, producer) for producer in changes.producers)
         self.refused_ranges += changes.refused_ranges
-        for each in changes.producers:
-            self.refusals[each.name] = list(each.refusals)
+        for producer in changes.producers:
+            self.refusals[producer.name] = list(producer.refusals)
         for (name, _, _), refusal in zip(changes.refused_ranges, changes.refusals, strict=False):
             self.refusals.setdefault(name, []).append(refusal)
         self.purged_ranges += changes.purged_ranges

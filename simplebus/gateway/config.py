@@ -89,7 +89,7 @@ class GatewayPlan:
         Raises:
             ConfigError: A name is invalid or used twice, or a link has an unknown end.
         """
-        names = [check_module_name(each.name) for each in self.modules]
+        names = [check_module_name(module.name) for module in self.modules]
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"two modules have the name {name!r}")

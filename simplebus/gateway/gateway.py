@@ -57,13 +57,13 @@ class GatewayStatistics:
     @property
     def failed(self) -> tuple[str, ...]:
         """Names of the failed modules, which wait for a restart."""
-        return tuple(each.name for each in self.modules if each.state is State.FAILED)
+        return tuple(module.name for module in self.modules if module.state is State.FAILED)
 
     def __str__(self) -> str:
-        running = sum(each.state is State.RUNNING for each in self.modules)
-        delivered = sum(each.delivered for each in self.modules)
-        waiting = sum(each.waiting for each in self.modules)
-        dropped = sum(each.dropped for each in self.modules) + self.lost
+        running = sum(module.state is State.RUNNING for module in self.modules)
+        delivered = sum(module.delivered for module in self.modules)
+        waiting = sum(module.waiting for module in self.modules)
+        dropped = sum(module.dropped for module in self.modules) + self.lost
         text = (
             f"modules: {running} of {len(self.modules)} running; messages: {self.published:,} "
             f"published, {delivered:,} delivered, {waiting:,} waiting"
@@ -185,11 +185,11 @@ class Gateway:
         now, statistics = trio.current_time(), self.statistics()
         modules: dict[str, dict[str, Any]] = {}
         rates: dict[tuple[str, str], RateMeter] = {}
-        for each in statistics.modules:
-            entry = modules[each.name] = {**asdict(each), "state": each.state.value}
+        for module in statistics.modules:
+            entry = modules[module.name] = {**asdict(module), "state": module.state.value}
             for counter in "delivered", "published":
-                rate = rates[each.name, counter] = (
-                    self._rates.get((each.name, counter)) or RateMeter()
+                rate = rates[module.name, counter] = (
+                    self._rates.get((module.name, counter)) or RateMeter()
                 )
                 entry[f"{counter}_per_second"] = rate.update(now, entry[counter])
         self._rates = rates  # The meters of removed modules are dropped.
@@ -325,18 +325,22 @@ class Gateway:
         self.expect(plan)
         async with self._changing:
             before = self.names
-            plans_by_name = {each.name: each for each in plan.modules}
+            plans_by_name = {module.name: module for module in plan.modules}
             supervisors = self._supervisors.values()
             stay = [
-                each for each in supervisors if _can_stay(each, plans_by_name.get(each.plan.name))
+                supervisor
+                for supervisor in supervisors
+                if _can_stay(supervisor, plans_by_name.get(supervisor.plan.name))
             ]
-            await self._remove_all([each for each in supervisors if each not in stay])
+            await self._remove_all(
+                [supervisor for supervisor in supervisors if supervisor not in stay]
+            )
             for supervisor in reversed(stay):
                 if (new := plans_by_name[supervisor.plan.name]) != supervisor.plan:
                     supervisor.restart_with(new)
             for link in [link for link in self._links if link not in plan.links]:
                 self.unlink(*link)
-            added = [each for each in plan.modules if each.name not in self._supervisors]
+            added = [module for module in plan.modules if module.name not in self._supervisors]
             try:
                 for each in added:
                     self._add(each)

@@ -29,7 +29,7 @@ def gateway_snapshot(gateway: Gateway, *, subtitle: str = "") -> MonitorSnapshot
     metrics_builder.counter(
         "gateway_lost_messages", "Not delivered: the module was removed.", statistics.lost
     )
-    failed = [each for each in statistics.modules if each.state is State.FAILED]
+    failed = [module for module in statistics.modules if module.state is State.FAILED]
     return MonitorSnapshot(
         title="simplebus gateway",
         subtitle=subtitle,
@@ -37,13 +37,13 @@ def gateway_snapshot(gateway: Gateway, *, subtitle: str = "") -> MonitorSnapshot
         metrics=metrics_builder.build(),
         flows={
             "said": statistics.published,
-            "heard": sum(each.delivered for each in statistics.modules),
-            "dropped": sum(each.dropped for each in statistics.modules) + statistics.lost,
+            "heard": sum(module.delivered for module in statistics.modules),
+            "dropped": sum(module.dropped for module in statistics.modules) + statistics.lost,
         },
         tiles=[
             Tile("Modules", len(statistics.modules)),
             Tile("Failed", len(failed)),
-            Tile("Waiting", sum(each.waiting for each in statistics.modules)),
+            Tile("Waiting", sum(module.waiting for module in statistics.modules)),
         ],
         tables=[_modules(statistics.modules), _links(statistics.links)],
         notes=[Note(f"module {each.name!r}", _failure(each), is_bad=True) for each in failed],
@@ -101,18 +101,18 @@ def _modules(modules: tuple[LifeStatistics, ...]) -> Table:
         ],
         [
             [
-                each.name,
-                each.module,
-                each.state.value,
-                each.published,
-                each.delivered,
-                each.waiting,
-                each.dropped,
-                each.failures,
-                each.error,
-                " ".join(f"{name}={value}" for name, value in each.own.items()),
+                module.name,
+                module.module,
+                module.state.value,
+                module.published,
+                module.delivered,
+                module.waiting,
+                module.dropped,
+                module.failures,
+                module.error,
+                " ".join(f"{name}={value}" for name, value in module.own.items()),
             ]
-            for each in modules
+            for module in modules
         ],
     )
 

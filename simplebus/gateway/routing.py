@@ -260,7 +260,9 @@ class Router:
 
     def full_error(self, mailboxes: tuple[Mailbox, ...], reason: str) -> ModuleBusFullError:
         """Return the error for a full queue."""
-        full = [each for each in mailboxes if each.free_units <= 0 and each.blocks_publisher]
+        full = [
+            mailbox for mailbox in mailboxes if mailbox.free_units <= 0 and mailbox.blocks_publisher
+        ]
         mailbox = (full or mailboxes)[0]
         return ModuleBusFullError(
             f"the queue of module {mailbox.name} is full ({len(mailbox.queue):,} messages); "

@@ -440,7 +440,7 @@ class JetStreamBackend:
         positions = [position for position, feed in self.feeds.items() if feed.cls is cls]
         names = {consumer_name(position.durable, position.group) for position in positions}
         return name in names or name in {
-            self.inboxes.consumer_names.get(each) for each in positions
+            self.inboxes.consumer_names.get(position) for position in positions
         }
 
     async def _wait_dead_letters(self, mark: DeadLetterMark) -> None:

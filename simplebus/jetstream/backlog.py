@@ -124,5 +124,5 @@ def _find_oldest_floor(
 ) -> dict[str, Any] | None:
     """Return the consumer with the lowest ack floor; None if all messages are acknowledged."""
     last = int(info["state"]["last_seq"])
-    unfinished = [each for each in consumers if api.ack_floor(each) <= last]
+    unfinished = [consumer for consumer in consumers if api.ack_floor(consumer) <= last]
     return min(unfinished, key=api.ack_floor, default=None)

@@ -203,9 +203,11 @@ def collect_class(cls: MessageClass, now: float) -> Generator[None, None, ClassF
         name=cls.label,
         class_id=cls.class_id,
         published=ring.head - cls.compacted_count,
-        delivered=cls.delivered_count + sum(each.delivered_count for each in positions),
-        redelivered=cls.redelivered_count + sum(each.redelivered_count for each in positions),
-        acknowledged=cls.acknowledged_count + sum(each.acknowledged_count for each in positions),
+        delivered=cls.delivered_count + sum(position.delivered_count for position in positions),
+        redelivered=cls.redelivered_count
+        + sum(position.redelivered_count for position in positions),
+        acknowledged=cls.acknowledged_count
+        + sum(position.acknowledged_count for position in positions),
         stored=ring.head - cls.first_sequence,
         stored_bytes=statistics.frame_bytes + (spill.frame_bytes if spill is not None else 0),
         memory_bytes=statistics.memory_bytes,
@@ -297,7 +299,7 @@ def collect_slow(broker: Broker, reporter: PositionReporter) -> Generator[None, 
     return SlowFacts(
         positions,
         max(0, total - len(positions)),
-        [_describe_session(broker, reporter, each) for each in sessions],
+        [_describe_session(broker, reporter, session) for session in sessions],
         max(0, len(broker.sessions) - len(sessions)),
     )
 

@@ -66,14 +66,14 @@ def build_classes_table(bus: BusFacts) -> Table:
     first, and the others as the last row.
     """
     other_rows = [bus.other_classes] if bus.other_classes is not None else []
-    listed = [each for each in bus.classes if not each.is_dead]
+    listed = [cls for cls in bus.classes if not cls.is_dead]
     listed.sort(key=lambda each: (-each.blocked, -each.stored, each.class_id))
     return Table.of("classes", "Classes", [*listed, *other_rows], _CLASS_COLUMNS)
 
 
 def build_dead_letters_table(bus: BusFacts) -> Table:
     """Return the table of the dead-letter classes."""
-    listed = [each for each in bus.classes if each.is_dead and each.stored]
+    listed = [cls for cls in bus.classes if cls.is_dead and cls.stored]
     return Table.of("dead", "Dead letters", listed, _DEAD_LETTER_COLUMNS)
 
 
@@ -97,7 +97,7 @@ def build_notes(bus: BusFacts, slow: SlowFacts) -> list[Note]:
     Classes that grow without a subscription come first, other classes that only have publishers or
     only subscribers last.
     """
-    warned = [each for each in bus.classes if each.warning]
+    warned = [cls for cls in bus.classes if cls.warning]
     warnings = {
         is_growing: [
             Note(f"class {each.label!r}", each.warning, is_bad=is_growing)

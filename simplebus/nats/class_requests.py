@@ -98,7 +98,7 @@ def _request_subjects(
     token_choices = [(), _NO_DURABLE] if option_tokens in ((), _NO_DURABLE) else [option_tokens]
     prefix = SUBSCRIBE_PREFIX.decode()
     return tuple(
-        ".".join([prefix + (encode_token(each) if isinstance(each, str) else str(each)), *tokens])
-        for each in names
+        ".".join([prefix + (encode_token(name) if isinstance(name, str) else str(name)), *tokens])
+        for name in names
         for tokens in token_choices
     )

@@ -267,7 +267,11 @@ class NatsConnection:
 
     def _servers_to_try(self) -> list[NatsAddress]:
         """Return the known servers: preferred first, the last used one last."""
-        discovered = (each for each in self._discovered_servers if each not in self._servers)
+        discovered = (
+            discovered_server
+            for discovered_server in self._discovered_servers
+            if discovered_server not in self._servers
+        )
         servers = [*self._servers, *discovered]
         servers.sort(
             key=lambda server: (server != self._preferred_server, str(server) == self.server)
@@ -662,8 +666,12 @@ def _fail_after_timeout(problem: str) -> Iterator[None]:
 def _most_specific_error(group: BaseExceptionGroup[Exception]) -> Exception:
     """Return the most specific of several errors."""
     errors: list[Exception] = []
-    for each in group.exceptions:
-        errors.append(_most_specific_error(each) if isinstance(each, BaseExceptionGroup) else each)
+    for exception in group.exceptions:
+        errors.append(
+            _most_specific_error(exception)
+            if isinstance(exception, BaseExceptionGroup)
+            else exception
+        )
     return min(errors, key=lambda error: isinstance(error, trio.BrokenResourceError))
 
 

@@ -235,7 +235,11 @@ class TlsSocket:
             if self._transferred_bytes >= WIDE_AFTER_BYTES:
                 if len(_wide_sockets) >= WIDE_MAX:  # Aborted sockets have not removed themselves.
                     _wide_sockets.difference_update(
-                        [each for each in _wide_sockets if each.socket.fileno() < 0]
+                        [
+                            wide_socket
+                            for wide_socket in _wide_sockets
+                            if wide_socket.socket.fileno() < 0
+                        ]
                     )
                 if len(_wide_sockets) < WIDE_MAX:
                     self._is_wide = True

@@ -103,7 +103,7 @@ class OpenTelemetryTracing:
                 conventions.OPERATION_TYPE: "receive",
                 conventions.BATCH_MESSAGE_COUNT: count,
             },
-            links=[Link(each) for each in contexts if each.is_valid],
+            links=[Link(context) for context in contexts if context.is_valid],
         ).end()
 
     @contextmanager

@@ -129,9 +129,9 @@ def _declared(
     """Return the class and subject of each binding, and the classes that keep last values."""
     names = broker.store.class_registry.class_id_by_name
     subjects, last_values = set(), set()
-    for each in classes:
-        class_id = each.id if each.id is not None else names.get(each.name or "")
+    for cls in classes:
+        class_id = cls.id if cls.id is not None else names.get(cls.name or "")
         if class_id is not None:
-            subjects |= {(class_id, subject) for subject in each.subjects}
-            last_values |= {class_id} if each.last_values else set()
+            subjects |= {(class_id, subject) for subject in cls.subjects}
+            last_values |= {class_id} if cls.last_values else set()
     return subjects, last_values

@@ -136,9 +136,9 @@ class RunningServer:
         Args:
             log_warnings: Also log problems of usable certificates, such as an expired one.
         """
-        for each in self.certificates:
+        for certificate in self.certificates:
             try:
-                warnings = await read_in_thread(each.reload)
+                warnings = await read_in_thread(certificate.reload)
             except (OSError, CannotReloadError) as error:
                 problem = getattr(error, "strerror", None) or error
                 log.error(
@@ -150,7 +150,7 @@ class RunningServer:
                 log.info(
                     "certificate.reloaded",
                     "reloaded the certificate {path}",
-                    path=each.options.cert,
+                    path=certificate.options.cert,
                 )
                 for warning in warnings if log_warnings else ():
                     log.warning("certificate.suspect", "{problem}", problem=warning)

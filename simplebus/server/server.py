@@ -133,9 +133,9 @@ class Traffic(NamedTuple):
     def with_sessions(self, sessions: Collection[Session]) -> Traffic:
         """Return these totals plus those of `sessions`."""
         return Traffic(
-            self.messages + sum(each.handled_count for each in sessions),
-            self.received_bytes + sum(each.receiver.received_bytes for each in sessions),
-            self.sent_bytes + sum(each.outbox.sent_bytes for each in sessions),
+            self.messages + sum(session.handled_count for session in sessions),
+            self.received_bytes + sum(session.receiver.received_bytes for session in sessions),
+            self.sent_bytes + sum(session.outbox.sent_bytes for session in sessions),
         )
 
 
@@ -391,7 +391,10 @@ class Server:
         commit_log, classes = self.broker.commit_log, self.broker.classes
         if commit_log is None or self.journal_pump is None:
             return 0
-        heads = [(each, classes[each].ring.head) for each in commit_log.unwritten_class_ids]
+        heads = [
+            (unwritten_class_id, classes[unwritten_class_id].ring.head)
+            for unwritten_class_id in commit_log.unwritten_class_ids
+        ]
         return sum(head - commit_log.written_head(class_id, head) for class_id, head in heads)
 
     @property

@@ -68,7 +68,7 @@ def take_inherited_sockets(
     Raises:
         SocketActivationError: A descriptor is not a listening TCP socket.
     """
-    pid, count, names, _ = (environment.pop(each, "") for each in _VARIABLES)
+    pid, count, names, _ = (environment.pop(variable, "") for variable in _VARIABLES)
     if not (count.isdigit() and pid == str(os.getpid())):
         return []
     names_by_index = names.split(":") if names else []

@@ -110,7 +110,7 @@ def restore(backup: Path, target: Path) -> CopyResult:
 @contextlib.contextmanager
 def _prepared(target: Path) -> Iterator[None]:
     """Create the folders of a copy and lock it; at the end, sync all its files."""
-    file_names = {each.name for each in target.iterdir()} if target.is_dir() else set()
+    file_names = {path.name for path in target.iterdir()} if target.is_dir() else set()
     if file_names - {STAMP, LOCK, CLASSES, STATE}:
         raise JournalError(f"{target} contains other files; expected a backup or a new directory")
     for folder in (target, target / CLASSES, target / STATE):

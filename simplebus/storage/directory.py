@@ -113,7 +113,7 @@ def check_directory(path: Path) -> None:
             if not os.access(path, os.W_OK | os.X_OK):
                 raise JournalError(f"{path} is not writable for this user")
             return
-        place = next(each for each in path.absolute().parents if each.exists())
+        place = next(parent for parent in path.absolute().parents if parent.exists())
         if not place.is_dir():
             raise JournalError(f"{place} is not a directory")
         # Try it: for root, os.access succeeds even where no file can be created, as in /proc.

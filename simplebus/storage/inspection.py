@@ -128,7 +128,7 @@ class JournalInspection:
     def class_id(self, class_reference: int | str) -> int:
         """Return the id of a class, by id or name."""
         ids = self._ids()
-        names = {each.name: each.class_id for each in self._state.classes.values()}
+        names = {cls.name: cls.class_id for cls in self._state.classes.values()}
         class_id = (
             class_reference if isinstance(class_reference, int) else names.get(class_reference)
         )
@@ -146,7 +146,7 @@ class JournalInspection:
 
     def _ids(self) -> list[int]:
         folder = self.directory.path / CLASSES
-        found = {class_id_of(each.name) for each in folder.iterdir()}
+        found = {class_id_of(path.name) for path in folder.iterdir()}
         return sorted({*self._state.classes, *(each for each in found if each is not None)})
 
     def _segments(self, class_id: int) -> SegmentChain | None:
@@ -184,7 +184,9 @@ class JournalInspection:
         if verify and segments is not None:
             report_missing_messages(folder, snapshot, segments, self._found)
         dropped = tuple(self._dropped(class_id))
-        durables = [each for each in self._state.positions.values() if each.class_id == class_id]
+        durables = [
+            position for position in self._state.positions.values() if position.class_id == class_id
+        ]
         return ClassSummary(
             class_id,
             snapshot.name if snapshot else "",

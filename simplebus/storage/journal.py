@@ -260,5 +260,5 @@ class Journal:
 
 def _numbers(folder: Path) -> list[int]:
     """Return the numbers of the files in a directory, ascending."""
-    found = (file_number(each.name) for each in folder.iterdir())
+    found = (file_number(path.name) for path in folder.iterdir())
     return sorted(number for number in found if number is not None)

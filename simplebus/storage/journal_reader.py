@@ -322,7 +322,7 @@ def class_names(path: Path) -> dict[int, str]:
         except OSError as error:
             raise _read_error(folder, error) from None
         else:
-            return {each.class_id: each.name for each in image.classes.values()}
+            return {cls.class_id: cls.name for cls in image.classes.values()}
     raise _changing_error(folder)
 
 

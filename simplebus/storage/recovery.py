@@ -163,12 +163,12 @@ class _JournalLoader:
         self._restoring = BrokerRestorer(broker)
 
     def read_classes(self, folder: Path) -> None:
-        ids = {class_id_of(each.name) for each in folder.iterdir()} | set(self._state.classes)
+        ids = {class_id_of(path.name) for path in folder.iterdir()} | set(self._state.classes)
         self._share_bytes = self._broker.budget.limit_bytes // (2 * max(1, len(ids)))
         for removed in self._state.removed_classes.values():
             self._read_removed_class(removed, folder / folder_name(removed.class_id))
         ids -= set(self._state.removed_classes)
-        for class_id in sorted(each for each in ids if each is not None):
+        for class_id in sorted(id_ for id_ in ids if id_ is not None):
             snapshot = self._state.classes.get(class_id)
             cls = self._restoring.open_class(class_id, snapshot.name if snapshot else "")
             if snapshot and snapshot.keeps_last_values:

@@ -79,7 +79,9 @@ def _useless_files(found: RecoveryResult) -> list[Path]:
 
 def _repairs_by_file(found: RecoveryResult) -> list[list[SegmentRepair]]:
     ignored = set(found.ignored_files)
-    ends = [each for each in found.torn_ends if each.gap or each.path not in ignored]
+    ends = [
+        torn_end for torn_end in found.torn_ends if torn_end.gap or torn_end.path not in ignored
+    ]
     return _by_file([*found.repairs, *ends])
 
 

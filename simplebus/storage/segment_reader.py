@@ -100,7 +100,7 @@ class SegmentReader:
 
     def _list(self, class_id: int) -> list[int]:
         folder = self._folder / folder_name(class_id)
-        found = (file_number(each.name) for each in folder.iterdir())
+        found = (file_number(path.name) for path in folder.iterdir())
         return sorted(first for first in found if first is not None)
 
     def _read_segment(

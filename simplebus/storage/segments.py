@@ -189,7 +189,8 @@ def read_state(
             is_snapshot = record.kind == RecordKind.SNAPSHOT
             contained_in = record.batch_number + 1 if is_snapshot else record.batch_number
             news_since.update(
-                (each.name, each.numbers_batch or contained_in) for each in changes.producers
+                (producer.name, producer.numbers_batch or contained_in)
+                for producer in changes.producers
             )
             record = records.read_record(data, record.end, salt=salt)
             if isinstance(record, EndOfRecords) and record.problem:
@@ -210,8 +211,8 @@ def _skip_damaged_changes(
 ) -> Record | EndOfRecords:
     """Report damage of a state file. Returns the next record if it was stored."""
     intact = [
-        each
-        for each in records.find_records(
+        record
+        for record in records.find_records(
             data,
             damage.offset + 1,
             class_id=0,
@@ -220,7 +221,7 @@ def _skip_damaged_changes(
             magic=records.magic_of(data),
             kinds=(RecordKind.CHANGES,),
         )
-        if each.batch_number > state.batch_number
+        if record.batch_number > state.batch_number
     ]
     sentence = f"{path}: {damage.problem} at byte {damage.offset}; skipped "
     if intact and stored.contains(intact[0].batch_number, intact[-1].batch_number):
@@ -374,7 +375,7 @@ class SegmentChain:
                 position, is_torn = intact[0].offset, False
             if following is not None and self.head < following:
                 starts = (start.header for start in self._starts(at + 1))
-                header = next((each for each in starts if each is not None), None)
+                header = next((start for start in starts if start is not None), None)
                 if header is None or not (
                     self._can_continue_at(header, header) or header.first == self._continue_at
                 ):
@@ -600,5 +601,5 @@ def _start(path: Path, salt: int) -> SegmentStart:
 
 def numbers(folder: Path) -> list[int]:
     """Return the numbers of the files in a directory, in no order."""
-    found = (file_number(each.name) for each in folder.iterdir())
+    found = (file_number(path.name) for path in folder.iterdir())
     return [number for number in found if number is not None]

@@ -331,7 +331,7 @@ def test_key_ordered_group_limits_all_unfinished_messages(monkeypatch: pytest.Mo
         for peer in (first, second):
             numbers = peer.receive_message_ids()
             received += numbers
-            peer.send(*[ack(5, each, each + 1) for each in numbers])
+            peer.send(*[ack(5, number, number + 1) for number in numbers])
     assert sorted(received) == list(range(200))
 
 

@@ -104,7 +104,11 @@ def test_next_skips_used_and_confirmed_numbers(
     publishers = ProducerStates()
     ahead = NumberBitmap.from_flags(following, np.array(flags, np.bool_))
     publishers.restore(
-        "a", following, ahead, 0.0, refusals=[refusal(*each) for each in refused_ranges]
+        "a",
+        following,
+        ahead,
+        0.0,
+        refusals=[refusal(*refused_range) for refused_range in refused_ranges],
     )
     publisher = publishers.claim_name("a", "", 1).producer
     lost = publishers.resume_at(publisher, unconfirmed)
@@ -187,7 +191,7 @@ def test_remembered_refusals_are_limited(monkeypatch: pytest.MonkeyPatch) -> Non
         states.append(publisher)
         for number in range(PRODUCER_REFUSALS_MAX + 10):
             publishers.add_refusal(publisher, refusal(2 * number))
-    assert [len(each.refusals) for each in states] == [0, *[PRODUCER_REFUSALS_MAX] * 2]
+    assert [len(state.refusals) for state in states] == [0, *[PRODUCER_REFUSALS_MAX] * 2]
     for number in range(1000, 100_000):
         publishers.add_refusal(states[0], refusal(number))
     assert [(each.refers_to, each.count) for each in states[0].refusals] == [(1000, 99_000)]

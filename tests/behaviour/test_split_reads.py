@@ -232,7 +232,7 @@ def test_last_values_are_found_in_portions(start: str, monkeypatch: pytest.Monke
     while run_turn(peer):
         pass
     assert list(peer.session.subscriptions) == [1, 2]
-    assert [each.content for each in peer.receive_deliveries()] == contents[-5:]
+    assert [delivery.content for delivery in peer.receive_deliveries()] == contents[-5:]
 
 
 def test_connect_enables_last_values_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_connect_enables_last_values_in_portions(monkeypatch: pytest.MonkeyPatch
     bus.tick()
     assert bus.broker.classes[1].ring.floor == 95
     reader = connect_version2(bus, subscribe(1, 1, start="last_values"))
-    assert [each.content for each in reader.receive_deliveries()] == contents[-5:]
+    assert [delivery.content for delivery in reader.receive_deliveries()] == contents[-5:]
 
 
 REQUESTS = st.one_of(

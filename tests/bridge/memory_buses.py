@@ -55,15 +55,15 @@ def create_copier(
 @asynccontextmanager
 async def running(*copiers: Copier) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
-        for each in copiers:
-            nursery.start_soon(each.run)
+        for copier in copiers:
+            nursery.start_soon(copier.run)
         yield
         nursery.cancel_scope.cancel()
 
 
 async def wait_until_up(*copiers: Copier) -> None:
     """Wait until the copiers have connected, so that the sources keep new messages for them."""
-    while not all(each.statistics().is_up for each in copiers):  # noqa: ASYNC110
+    while not all(copier.statistics().is_up for copier in copiers):  # noqa: ASYNC110
         await trio.sleep(0.01)
 
 

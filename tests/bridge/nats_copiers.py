@@ -88,7 +88,7 @@ async def copying(*copiers: Copier, until_connected: bool = False) -> AsyncItera
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_copiers, copiers)
             if until_connected:
-                await wait_until(lambda: all(each.statistics().is_up for each in copiers))
+                await wait_until(lambda: all(copier.statistics().is_up for copier in copiers))
             yield
             nursery.cancel_scope.cancel()
 

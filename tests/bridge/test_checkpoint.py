@@ -107,7 +107,7 @@ def test_rejects_malformed_record(payload: bytes) -> None:
 def test_rejects_inconsistent_record(
     number: int, batches: list[tuple[int, list[tuple[int, int]], int]], problem: str
 ) -> None:
-    forged = BridgeRecord("here", number, [AnnouncedBatch(*each) for each in batches])
+    forged = BridgeRecord("here", number, [AnnouncedBatch(*batch) for batch in batches])
     with pytest.raises(BridgeRecordError, match=problem):
         BridgeRecord.decode(forged.encode())
 

@@ -128,7 +128,7 @@ def test_same_name_from_two_sources_works() -> None:
                     numbered_payloads(1000 + first, 1010 + first), class_id="orders"
                 )
                 await trio.sleep(0.2)
-            received = [int(each) for each in await payloads(target_bus, "orders", 400)]
+            received = [int(payload) for payload in await payloads(target_bus, "orders", 400)]
             await trio.sleep(5)
             assert [n for n in received if n < 1000] == list(range(200))
             assert [n for n in received if n >= 1000] == list(range(1000, 1200))
@@ -159,13 +159,15 @@ def test_duplicate_bridges_log_once_and_one_copies(
                 await source_bus.publish(b"last", class_id="orders")
                 assert await payloads(target_bus, "orders", 1) == [b"last"]
                 await trio.sleep(1)
-            found = [each.statistics() for each in copiers]
+            found = [copier.statistics() for copier in copiers]
             assert sum(each.copied for each in found) == 401
             assert sum(each.losses for each in found) < 30
 
     run(main)
     takeovers = [
-        each for each in caplog.messages if "another bridge with this name took over" in each
+        message
+        for message in caplog.messages
+        if "another bridge with this name took over" in message
     ]
     assert len(takeovers) == 2
 
@@ -194,7 +196,7 @@ def test_single_takeover_does_not_delay_copier(caplog: pytest.LogCaptureFixture)
             assert copying.statistics().losses == 3
 
     run(main)
-    assert not [each for each in caplog.messages if "took over the connection" in each]
+    assert not [message for message in caplog.messages if "took over the connection" in message]
 
 
 def test_changed_channels_need_another_name() -> None:
@@ -680,7 +682,7 @@ def test_message_too_long_for_target_becomes_dead_letter() -> None:
         ):
             for size in (10, 5000, 20):
                 await source_bus.publish(bytes(size), class_id="orders")
-            assert [len(each) for each in await payloads(target_bus, "orders", 2)] == [10, 20]
+            assert [len(payload) for payload in await payloads(target_bus, "orders", 2)] == [10, 20]
             (letter,) = await read(source_bus, "dead.orders", 1)
             assert "expected at most 2000" in dict(letter.headers)["dead-error"]
 

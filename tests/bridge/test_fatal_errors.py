@@ -64,8 +64,8 @@ async def test_old_stateless_server_is_fatal_for_its_copier_only(
                 nursery.cancel_scope.cancel()
     assert not copiers[0].statistics().is_up
     assert WHAT_TO_DO in copiers[0].statistics().problem
-    records = [each for each in caplog.records if WHAT_TO_DO in each.getMessage()]
-    assert [each.levelno for each in records] == [logging.ERROR]
+    records = [record for record in caplog.records if WHAT_TO_DO in record.getMessage()]
+    assert [record.levelno for record in records] == [logging.ERROR]
 
 
 async def test_logs_copying_to_itself_once(

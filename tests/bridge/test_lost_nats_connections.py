@@ -204,7 +204,7 @@ async def test_counts_core_nats_messages_lost_with_connection(
 
 def test_unusual_class_names_get_own_consumers() -> None:
     classes = ["orders.eu", "orders-eu", "orders eu", "日本", "中国", "--"]
-    names = [consumer_name(copier_name("b", each, back=False)) for each in classes]
+    names = [consumer_name(copier_name("b", cls, back=False)) for cls in classes]
     assert len(set(names)) == len(classes)
     assert names[1] == "bridge-b-there-orders-eu"
     assert all(name.replace("-", "").isalnum() and name.isascii() for name in names)

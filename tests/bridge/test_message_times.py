@@ -93,7 +93,7 @@ def test_in_flight_messages_arrive_once_despite_other_clocks(
                 assert await payloads(target_bus, "orders", 20) == numbered_payloads(0, 20)
                 await trio.sleep(60)
             assert next_copier.statistics().discarded_records == 0
-            (orders,) = [each for each in target.statistics().classes if each.name == "orders"]
+            (orders,) = [cls for cls in target.statistics().classes if cls.name == "orders"]
             assert orders.published == 20
 
     run(main)

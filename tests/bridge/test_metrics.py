@@ -107,7 +107,7 @@ def wait_lag(lag: int, http_address: str) -> None:
         time.sleep(0.05)
     facts = http_get(http_address, "/facts")["facts"]
     (table,) = (table for table in facts["tables"] if table["key"] == "lanes")
-    column = [each["title"] for each in table["columns"]].index("Lag")
+    column = [column["title"] for column in table["columns"]].index("Lag")
     assert [row[column] for row in table["rows"]] == [lag]
     assert [tile["value"] for tile in facts["tiles"] if tile["title"] == "Lag"] == [lag]
 

@@ -46,12 +46,12 @@ async def received_messages(
     connection: BridgeNatsConnection, count: int
 ) -> list[tuple[bytes, bytes, bytes]]:
     """Return subject, headers and payload of received messages."""
-    while sum(each.count for each in connection.messages) < count:
+    while sum(batch.count for batch in connection.messages) < count:
         await connection.wait_event()
     return [
-        (each.subject(row), each.headers(row), each.payload(row))
-        for each in connection.messages
-        for row in range(each.count)
+        (batch.subject(row), batch.headers(row), batch.payload(row))
+        for batch in connection.messages
+        for row in range(batch.count)
     ]
 
 
@@ -309,8 +309,8 @@ async def test_subject_outside_stream_is_refused(server: BusServer, nats: NatsSe
         assert (statistics.copied, statistics.refused, statistics.losses) == (58, 2, 0)
         assert await count_stored(connection, "SOME") == 58
         letters = await bus.fetch("dead.some")
-        assert [each.payload for each in letters] == [b"30", b"40"]
-        assert [dict(each.headers)["dead-error"] for each in letters] == [
+        assert [letter.payload for letter in letters] == [b"30", b"40"]
+        assert [dict(letter.headers)["dead-error"] for letter in letters] == [
             f"no_stream: stream 'SOME' does not accept the subject {subject!r}"
             for subject in ("stray", "class.some")
         ]

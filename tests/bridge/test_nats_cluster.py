@@ -189,7 +189,7 @@ async def test_survives_kill_of_one_nats_server(
     """The killed server leads the streams, and a copier is connected to it."""
     file, log = tmp_path / "bridges.toml", tmp_path / "bridges.log"
     with cluster(tmp_path) as servers, bus_server() as source, bus_server() as target:
-        urls = ", ".join(each.url for each in servers)
+        urls = ", ".join(server.url for server in servers)
         ends = {"near": source.address, "far": target.address, "servers": urls}
         file.write_text(BRIDGES.format(**ends, more=extra_count))
         is_one_by_one = not (allows_batches or extra_count)
@@ -214,7 +214,9 @@ async def test_survives_kill_of_one_nats_server(
                         publishers.start_soon(traffic.publish_to_stream)
                         await traffic.wait_progress()
                         connected_url = log.read_text().split("connected to NATS at ")[1].split()[0]
-                        (victim,) = (each for each in servers if each.url.endswith(connected_url))
+                        (victim,) = (
+                            server for server in servers if server.url.endswith(connected_url)
+                        )
                         async with connected() as connection:
                             for stream in STREAMS:
                                 await move_leader(connection, stream, victim)

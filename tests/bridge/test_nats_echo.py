@@ -51,7 +51,7 @@ async def test_bidirectional_copies_each_message_once(
             received = [(await messages.get(PATIENCE_SECONDS)).payload for _ in range(15)]
             assert sorted(received) == sorted(numbered_payloads(0, 15))
             payloads = [
-                each.payload(row) for each in connection.messages for row in range(each.count)
+                batch.payload(row) for batch in connection.messages for row in range(batch.count)
             ]
             assert sorted(payloads) == sorted(numbered_payloads(0, 15))
             if stream:

@@ -116,10 +116,10 @@ async def test_kills_keep_messages_once_in_order(tmp_path: Path) -> None:
             await wait_listening(target)
             async with simplebus.connect(target) as bus:
                 await collect_messages(bus, received)
-        assert received == list(range(COUNT)), "\n".join(each.describe() for each in programs)
+        assert received == list(range(COUNT)), "\n".join(program.describe() for program in programs)
     finally:
-        for each in programs:
-            each.kill()
+        for program in programs:
+            program.kill()
 
 
 async def test_command_ends_cleanly_and_logs_counts() -> None:

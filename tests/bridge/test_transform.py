@@ -186,7 +186,7 @@ def test_rewrite_run_equals_single_rewrites(
     max_bytes: int,
 ) -> None:
     messages = [kinds[kind_index % len(kinds)] for kind_index in order]
-    messages = [each for each in messages if each[0] == messages[0][0]]
+    messages = [message for message in messages if message[0] == messages[0][0]]
     ages = [0.1 * index for index in range(len(messages))]
     source_bus = rewriter(
         channels=channels, channel_map=ChannelMap(rules), frame_bytes_max=max_bytes
@@ -241,7 +241,7 @@ def test_batch_checksums_equal_single_ones(payloads: list[bytes], is_plain: bool
     """The checksums depend neither on the position in memory nor on the message number."""
     encode = plain_message if is_plain else partial(encode_message, Envelope(channel="x"))
     messages = [encode(payload.replace(b"<", b"")) for payload in payloads]
-    marks = [MessageFingerprint.from_frame(each, 0.0).checksum for each in messages]
+    marks = [MessageFingerprint.from_frame(message, 0.0).checksum for message in messages]
     run = create_run(messages)
     assert run.checksums().tolist() == marks
     assert run.slice(1, run.count).checksums().tolist() == marks[1:]

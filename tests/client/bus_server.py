@@ -19,8 +19,8 @@ def read_until_count(messages: Iterable[T], count: int) -> list[T]:
     received: list[T] = []
 
     def enough() -> bool:
-        for each in messages:
-            received.append(each)
+        for message in messages:
+            received.append(message)
         return len(received) >= count
 
     until(enough)

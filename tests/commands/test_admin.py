@@ -32,10 +32,10 @@ def run_admin(program: Program, *words: str, token: str = TOKEN) -> tuple[int, s
 def test_disconnect_reload_and_drain(server: tuple[Program, str]) -> None:
     program, url = server
     with simplebus.connect_blocking(url, token=TOKEN) as bus:
-        (session,) = (each.session for each in bus.explain().sessions)
+        (session,) = (session.session for session in bus.explain().sessions)
         output = run_admin(program, "disconnect", str(session))
         assert output == (0, f"disconnected session {session}\n", "")
-        (next_session,) = (each.session for each in bus.explain().sessions)
+        (next_session,) = (session.session for session in bus.explain().sessions)
         assert next_session != session
     status, _, errors = run_admin(program, "disconnect", "99")
     assert (status, errors.split(": ")[-1]) == (1, "no session 99 is connected\n")

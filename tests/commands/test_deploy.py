@@ -152,7 +152,7 @@ def test_does_not_replace_files(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["deploy", "compose", "--directory", str(tmp_path)])
     assert result.exit_code == 1
     assert "already contains prometheus.yml" in result.output
-    assert [each.name for each in tmp_path.iterdir()] == ["prometheus.yml"]
+    assert [path.name for path in tmp_path.iterdir()] == ["prometheus.yml"]
 
 
 @pytest.mark.parametrize("name", ["Containerfile", "compose.yaml"])
@@ -190,8 +190,8 @@ def test_kubernetes_probes_ask_for_health() -> None:
     (container,) = stateful_set["spec"]["template"]["spec"]["containers"]
     assert container["readinessProbe"]["httpGet"]["path"] == "/healthz"
     assert container["livenessProbe"]["httpGet"]["path"] == "/healthz/live"
-    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
-    assert ports == {each["name"]: each["port"] for each in service["spec"]["ports"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {port["name"]: port["port"] for port in service["spec"]["ports"]}
     assert container["securityContext"]["readOnlyRootFilesystem"]
 
 

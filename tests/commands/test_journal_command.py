@@ -40,7 +40,7 @@ def journal(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(app, [str(each) for each in arguments])
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

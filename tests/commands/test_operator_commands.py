@@ -34,7 +34,7 @@ def server() -> Iterator[BusServer]:
 
 
 def run(server: BusServer, *arguments: object, status: int = 0) -> Result:
-    words = [str(each) for each in arguments]
+    words = [str(argument) for argument in arguments]
     result = CliRunner().invoke(app, [*words, "--url", server.address])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -494,7 +494,7 @@ def test_forget_removes_unused_durable(
 
     async def check_bus(bus: Bus) -> None:
         found = await bus.explain(class_)
-        assert [(each.durable, each.lag) for each in found.positions] == [("new", 0)]
+        assert [(position.durable, position.lag) for position in found.positions] == [("new", 0)]
         assert found.stored == 0
 
     with_bus(server, check_bus)
@@ -542,7 +542,11 @@ def test_purge_requires_confirmation(server: BusServer) -> None:
     assert output_lines(server, "purge", "full", "--first", 1, "--last", 3, "--yes") == [
         "discarded 2 messages"
     ]
-    assert [each["sequence"] for each in json_objects(server, "peek", "full")] == [0, 3, 4]
+    assert [json_object["sequence"] for json_object in json_objects(server, "peek", "full")] == [
+        0,
+        3,
+        4,
+    ]
     assert "up to 3 messages, from 0 to 4" in run(server, "purge", "full", status=2).output
     assert output_lines(server, "purge", "full", "--yes") == ["discarded 3 messages"]
     assert output_lines(server, "purge", "full", "--yes") == ["no such messages"]

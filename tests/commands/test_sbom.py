@@ -23,8 +23,8 @@ class FakeDistribution(Distribution):
         message = Message()
         for header, value in {"Name": name, "Version": "1.0", **headers}.items():
             message[header] = value
-        for each in requires:
-            message["Requires-Dist"] = each
+        for requirement in requires:
+            message["Requires-Dist"] = requirement
         self._text = message.as_string()
 
     def read_text(self, filename: str) -> str | None:
@@ -54,7 +54,7 @@ def add(installed: dict[str, FakeDistribution], name: str, *requires: str, **hea
 
 
 def names(document: dict[str, object]) -> list[str]:
-    return [each["name"] for each in document["components"]]  # type: ignore[attr-defined]
+    return [component["name"] for component in document["components"]]  # type: ignore[attr-defined]
 
 
 def test_command_prints_a_valid_document() -> None:
@@ -82,7 +82,7 @@ def test_lists_indirect_requirements_and_who_needs_them(
         add(installed, name)
     document = build_sbom("app", (), CREATED_AT)
     assert names(document) == ["lib_a", "lib-b", "lib-c", "speedup"]
-    needs = {each["ref"]: each["dependsOn"] for each in document["dependencies"]}
+    needs = {dependency["ref"]: dependency["dependsOn"] for dependency in document["dependencies"]}
     assert needs["pkg:pypi/app@1.0"] == ["pkg:pypi/lib-a@1.0", "pkg:pypi/lib-b@1.0"]
     assert needs["pkg:pypi/lib-b@1.0"] == ["pkg:pypi/speedup@1.0"]
 
@@ -103,7 +103,9 @@ def test_license_is_the_expression_or_the_names_in_classifiers(
     add(installed, "lib-b", Classifier="License :: OSI Approved :: BSD License", License="text")
     add(installed, "lib-c", License="Public domain")
     add(installed, "lib-d")
-    licenses = [each.get("licenses") for each in build_sbom("app", (), CREATED_AT)["components"]]
+    licenses = [
+        component.get("licenses") for component in build_sbom("app", (), CREATED_AT)["components"]
+    ]
     assert licenses == [
         [{"expression": "MIT OR Apache-2.0"}],
         [{"license": {"name": "BSD License"}}],

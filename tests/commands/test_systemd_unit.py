@@ -300,4 +300,6 @@ def test_unwritable_data_directory_is_reported() -> None:
         "/srv/bus is not writable for the service: it can write only below /var/lib/simplebus"
     )
     for path in ("/var/lib/simplebus", "/var/lib/simplebus/one"):
-        assert not any("write only" in each for each in find_problems([], data_dir=Path(path)))
+        assert not any(
+            "write only" in problem for problem in find_problems([], data_dir=Path(path))
+        )

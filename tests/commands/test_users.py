@@ -83,7 +83,7 @@ def test_user_is_added_changed_listed_and_removed(file: Path) -> None:
 
 def test_file_mode_is_kept_without_access_for_others(file: Path) -> None:
     file.write_text("")
-    groups = [each for each in os.getgroups() if each != os.getgid()]
+    groups = [group_id for group_id in os.getgroups() if group_id != os.getgid()]
     if os.geteuid() == 0 or groups:
         os.chown(file, -1, groups[0] if groups else 20)
     group = file.stat().st_gid

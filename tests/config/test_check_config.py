@@ -54,7 +54,7 @@ def find_problems(tmp_path: Path, text: str) -> list[str]:
     file.chmod(0o600)
     status, output = check_config(file)
     assert status == 78, output
-    return [each.removeprefix(f"simplebus: {file}:") for each in output.splitlines()]
+    return [line.removeprefix(f"simplebus: {file}:") for line in output.splitlines()]
 
 
 def test_all_errors_of_classes_are_reported(tmp_path: Path) -> None:

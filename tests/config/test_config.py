@@ -127,7 +127,9 @@ def test_every_setting_can_be_given_by_option_variable_and_file(
         values = [str(each) for each in (value if isinstance(value, list) else [value])]
         table = tables.get(setting.toml_table, f"[{setting.toml_table}]\n")
         tables[setting.toml_table] = f"{table}{setting.toml_key} = {json.dumps(value)}\n"
-        flags += [setting.flag] if value is True else [f"{setting.flag}={each}" for each in values]
+        flags += (
+            [setting.flag] if value is True else [f"{setting.flag}={value}" for value in values]
+        )
         variables[setting.variable] = " ".join(values)
     file.write_text("".join(tables.values()))
     from_file = dict(load(file).config.items())
@@ -190,7 +192,9 @@ def test_users_have_permissions(file: Path) -> None:
         ),
     )
     assert load_nats(file).settings.users == Users((guest_user, restricted_user), anonymous="guest")
-    deprecated = [re.search(r"nats\.(\w+) is deprecated", each) for each in load(file).warnings]
+    deprecated = [
+        re.search(r"nats\.(\w+) is deprecated", warning) for warning in load(file).warnings
+    ]
     assert [each and each[1] for each in deprecated] == [
         "no_auth_user",
         "default_permissions",
@@ -530,11 +534,11 @@ subjects = ["a",
     status, output = check_config(file)
     assert status == 78
     lines = [
-        each.removeprefix(f"simplebus: {file}:")
-        for each in output.splitlines()
-        if "is deprecated" not in each
+        line.removeprefix(f"simplebus: {file}:")
+        for line in output.splitlines()
+        if "is deprecated" not in line
     ]
-    problems_by_line = {int(each.partition(":")[0]): each.partition(": ")[2] for each in lines}
+    problems_by_line = {int(line.partition(":")[0]): line.partition(": ")[2] for line in lines}
     assert len(problems_by_line) == len(lines)
     for line, expected_error in {
         2: "serve: 'max-memori' is unknown; did you mean 'max-memory'?",
@@ -848,7 +852,7 @@ def test_error_of_the_command_line_is_reported_once_beside_those_of_the_file(fil
     file.write_text("[serve]\nmax-class-memory = '1MiB'\n[tls]\ncert = 'a'\n")
     with pytest.raises(ConfigError) as raised:
         build_plan(load(file, "--max-frame", "900MiB"))
-    assert [each.removeprefix(f"{file}:").strip() for each in raised.value.messages] == [
+    assert [message.removeprefix(f"{file}:").strip() for message in raised.value.messages] == [
         "4: tls.cert needs tls.key too",
         "--max-frame must be from 13 to 524288, got 943718400 (a frame may take at most half of "
         "serve.max-class-memory)",

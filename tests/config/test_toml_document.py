@@ -100,9 +100,9 @@ def to_toml(value: Any) -> str:
 @given(st.dictionaries(names, values, max_size=4), st.lists(st.dictionaries(names, values)))
 def test_keys_are_those_of_tomllib(table: dict[str, Any], items: list[Any]) -> None:
     text = "".join(f"{json.dumps(name)} = {to_toml(value)}\n" for name, value in table.items())
-    for each in items:
+    for item in items:
         text += "\n[[ 'the.list' . x ]] # one\n"
-        text += "".join(f"{json.dumps(name)} = {to_toml(value)}\n" for name, value in each.items())
+        text += "".join(f"{json.dumps(name)} = {to_toml(value)}\n" for name, value in item.items())
     assert set(locate_keys(text)) == key_paths(tomllib.loads(text))
 
 

@@ -86,8 +86,8 @@ def test_drops_and_counts_lines_above_the_buffer_limit(
     while b'"last"' not in received or not received.endswith(b"\n"):
         received += os.read(pipe[0], 65536)
     *lines, last = map(json.loads, received.splitlines())
-    numbers = [each["number"] for each in lines if each["event"] == "number.counted"]
-    dropped_counts = [each["count"] for each in lines if each["event"] == "lines.dropped"]
+    numbers = [line["number"] for line in lines if line["event"] == "number.counted"]
+    dropped_counts = [line["count"] for line in lines if line["event"] == "lines.dropped"]
     assert numbers == sorted(numbers)
     assert len(numbers) < 1000
     assert len(numbers) + sum(dropped_counts) == 1000

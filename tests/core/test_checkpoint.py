@@ -59,7 +59,7 @@ def test_merged_rows_differ_by_at_most_the_slack(
     merged = merge_adjacent(rows, slack)
     merged_values = {each: value for a, b, value in merged for each in range(a, b)}
     assert merged_values.keys() == values.keys()
-    assert all(0 <= merged_values[each] - values[each] <= slack for each in values)
+    assert all(0 <= merged_values[key] - values[key] <= slack for key in values)
     assert len(merged) <= len(rows)
     assert slack or all(
         before[1] < after[0] or before[2] != after[2] for before, after in pairwise(merged)
@@ -120,13 +120,13 @@ def test_record_of_a_durable_has_bounded_attempts_and_delays(
     (snapshot,) = decode_changes(batch.changes).positions
     assert len(snapshot.attempts) == len(snapshot.delays) == bound
     assert set(snapshot.attempts) < set(attempts)
-    ranges = {each[:2] for each in delays}
-    assert {each[:2] for each in snapshot.delays} < ranges
+    ranges = {delay[:2] for delay in delays}
+    assert {delay[:2] for delay in snapshot.delays} < ranges
     last = checkpointer.build_write_batch(is_last=True)
     assert last is not None
     (snapshot,) = decode_changes(last.snapshot).positions
     assert snapshot.attempts == attempts
-    assert {each[:2] for each in snapshot.delays} == ranges
+    assert {delay[:2] for delay in snapshot.delays} == ranges
 
 
 ACTIONS = st.sampled_from(
@@ -217,8 +217,8 @@ def comparable(state: StateChanges, now: float = float("-inf")) -> object:
 
     Delays that have ended at `now` are left out.
     """
-    classes = [with_absolute_delays(each, now) for each in state.classes]
-    positions = [with_absolute_delays(each, now) for each in state.positions]
+    classes = [with_absolute_delays(cls, now) for cls in state.classes]
+    positions = [with_absolute_delays(position, now) for position in state.positions]
     return structs.replace(
         state,
         classes=sorted(classes, key=lambda each: each.class_id),
@@ -255,9 +255,9 @@ def assert_purged(state: RecoveredState, purged_sequences: set[tuple[int, int]])
         for class_id, first, last in state.purged_ranges
         for sequence in range(first, last)
     }
-    heads = {each.class_id: each.head for each in state.classes.values()}
-    windows = [(each.class_id, each.window) for each in state.positions.values()]
-    windows += [(each.class_id, each.backlog_window) for each in state.classes.values()]
+    heads = {cls.class_id: cls.head for cls in state.classes.values()}
+    windows = [(position.class_id, position.window) for position in state.positions.values()]
+    windows += [(cls.class_id, cls.backlog_window) for cls in state.classes.values()]
     for class_id, snapshot in windows:
         head, floor = heads[class_id], state.classes[class_id].floor
         window = snapshot.to_window(floor=floor, head=head)
@@ -301,7 +301,7 @@ def test_snapshot_in_portions_and_later_changes_equal_the_state(
                     changes = decode_changes(batch.snapshot or batch.changes)
                     recovered.apply_changes(changes, batch.number)
                 if batch.snapshot:
-                    heads = {each.class_id: each.head for each in changes.classes}
+                    heads = {cls.class_id: cls.head for cls in changes.classes}
                     assert heads == {n: cls.ring.head for n, cls in bus.broker.classes.items()}
                 assert_purged(recovered, commit_log.purged_sequences)
     assert not checkpointer.is_snapshot_begun
@@ -336,7 +336,7 @@ def test_recorded_attempts_and_delays_are_those_of_a_handover(
                 delays = handover.remaining_delays(bus.broker.clock, 1.0)
                 assert position.list_delays(1.0) == delays
                 spans = [*unacked.iter_spans(), *unacked.pending_dead_letters]
-                rows = [(each.first, each.last, each.attempts) for each in spans]
+                rows = [(span.first, span.last, span.attempts) for span in spans]
                 floor = position.window.floor
                 expected = [
                     (max(first, floor), last, count)

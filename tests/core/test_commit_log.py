@@ -42,7 +42,7 @@ def test_later_messages_and_other_classes_get_entries_of_their_own() -> None:
     commit_log.append_messages(2, 0, 1, b"frame", "", 5.0)
     batch = commit_log.pop_write_batch()
     assert batch is not None
-    assert [(each.class_id, each.first_sequence) for each in batch.entries] == [
+    assert [(entry.class_id, entry.first_sequence) for entry in batch.entries] == [
         (1, 0),
         (1, 1),
         (2, 0),

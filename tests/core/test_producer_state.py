@@ -76,11 +76,11 @@ def test_excess_states_expire_of_the_user_with_most_names() -> None:
             claim = states.claim_name(f"{number}", "", number, user=user)
             states.mark_disconnected(claim.producer, 0.0)
     states.expire(1.0)
-    names_by_user = Counter(each.user for each in states)
+    names_by_user = Counter(state.user for state in states)
     assert names_by_user == {"ann": 3, "bob": PRODUCER_STATES_MAX - 6, "cid": 3}
     assert not states.claim_name("4", "", 1, user="bob").is_known
     states.expire(PRODUCER_STATE_SECONDS)
-    assert [each.user for each in states] == ["bob"]
+    assert [state.user for state in states] == ["bob"]
     assert not states._disconnected_by_owner
 
 
@@ -91,7 +91,7 @@ def test_excess_states_expire_of_the_address_with_most_names() -> None:
             claim = states.claim_name(f"{address} {number}", "", number, address=address)
             states.mark_disconnected(claim.producer, 0.0)
     states.expire(1.0)
-    assert Counter(each.address for each in states) == {
+    assert Counter(state.address for state in states) == {
         "10.0.0.1": 3,
         "10.0.0.2": PRODUCER_STATES_MAX - 3,
     }

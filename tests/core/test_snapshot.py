@@ -39,8 +39,8 @@ def test_accepted_request_values_can_be_encoded(field: str) -> None:
 def test_publishers_encoded_one_by_one_are_a_list(count: int) -> None:
     producers = [ProducerSnapshot(f"publisher {n}", n) for n in range(count)]
     encoded = EncodedProducers()
-    for each in producers:
-        encoded.append(each)
+    for producer in producers:
+        encoded.append(producer)
     state = StateChanges(purged_ranges=[(1, 2, 3)], boot_id="boot")
     expected = msgspec.structs.replace(state, producers=producers)
     assert decode_changes(state.encode(encoded)) == expected

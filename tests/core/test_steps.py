@@ -21,7 +21,7 @@ def test_drain_list_yields_the_items_in_order(items: list[int]) -> None:
 
 def test_drain_list_keeps_only_the_items_that_follow() -> None:
     items = [Item() for _ in range(3)]
-    references = [weakref.ref(each) for each in items]
+    references = [weakref.ref(item) for item in items]
     iterator = drain_list(items)
     next(iterator)
     next(iterator)

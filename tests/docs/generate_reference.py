@@ -182,12 +182,12 @@ def _usage(path: str, command: Any) -> str:
 def _parameter_rows(parameters: Iterable[Any], *, has_variables: bool = True) -> list[list[str]]:
     return [
         [
-            _code(_parameter_name(each)),
-            format_text(_default(each)),
-            _code(each.envvar) if has_variables and each.envvar else "",
-            format_text(each.help or ""),
+            _code(_parameter_name(parameter)),
+            format_text(_default(parameter)),
+            _code(parameter.envvar) if has_variables and parameter.envvar else "",
+            format_text(parameter.help or ""),
         ]
-        for each in parameters
+        for parameter in parameters
     ]
 
 
@@ -198,13 +198,13 @@ def _command_lines(path: str, command: Any, level: int) -> Iterator[str]:
     yield from (f"{'#' * level} {path}", "")
     yield from ("```text", _usage(path, command), "```", "")
     yield from _help_lines(command.help)
-    names = {each.name for each in command.params}
+    names = {param.name for param in command.params}
     if path == "simplebus serve":
         yield from _serve_lines(command)
     else:
         shared = [options for options in _SHARED if names.issuperset(options)]
         own_parameters = [
-            each for each in command.params if not any(each.name in s for s in shared)
+            param for param in command.params if not any(param.name in s for s in shared)
         ]
         if own_parameters:
             yield from format_table(_PARAMETER_COLUMNS, _parameter_rows(own_parameters))
@@ -217,8 +217,8 @@ def _command_lines(path: str, command: Any, level: int) -> Iterator[str]:
 
 def _panels(parameters: Iterable[Any]) -> dict[str, list[Any]]:
     panels: dict[str, list[Any]] = {}
-    for each in parameters:
-        panels.setdefault(each.rich_help_panel or "General", []).append(each)
+    for parameter in parameters:
+        panels.setdefault(parameter.rich_help_panel or "General", []).append(parameter)
     return panels
 
 
@@ -255,7 +255,7 @@ def render_commands() -> str:
     """Return the page of all commands."""
     root = typer.main.get_command(app)
     commands = dict(subcommands(root))
-    by_name = {name: {each.name: each for each in c.params} for name, c in all_commands()}
+    by_name = {name: {param.name: param for param in c.params} for name, c in all_commands()}
     lines = [
         *_COMMANDS_INTRODUCTION.format(note=GENERATED_NOTE).split("\n"),
         "## simplebus",
@@ -326,15 +326,15 @@ def _setting_default(setting: Setting) -> str:
 
 def _setting_rows(settings: Iterable[Setting]) -> list[list[str]]:
     rows = []
-    for each in settings:
-        meaning = re.sub(r" Repeat the option for more \w+\.", "", each.help)
+    for setting in settings:
+        meaning = re.sub(r" Repeat the option for more \w+\.", "", setting.help)
         rows.append(
             [
-                _code(each.toml_key),
-                _setting_type(each),
-                _setting_default(each),
-                each.kind.unit,
-                "applies" if each.is_reloadable else "restart",
+                _code(setting.toml_key),
+                _setting_type(setting),
+                _setting_default(setting),
+                setting.kind.unit,
+                "applies" if setting.is_reloadable else "restart",
                 format_text(_option_keys(meaning)),
             ]
         )
@@ -351,13 +351,15 @@ def _type_name(kind: Any) -> str:
     """Return the TOML type of an annotation."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return join_alternatives([_type_name(each) for each in arguments if each is not type(None)])
+        return join_alternatives(
+            [_type_name(argument) for argument in arguments if argument is not type(None)]
+        )
     if origin is typing.Annotated:
         meta = arguments[1]
         minimum = meta.ge if meta.ge is not None else None
         return _type_name(arguments[0]) + _bounds(minimum, meta.le)
     if origin is typing.Literal:
-        return join_alternatives([_code(each) for each in arguments])
+        return join_alternatives([_code(argument) for argument in arguments])
     if _is_enum(kind):
         return join_alternatives([_code(each.value) for each in kind])
     if origin in (list, tuple):
@@ -389,7 +391,7 @@ def table_keys(table: type[msgspec.Struct | SettingsTable]) -> list[str]:
     """Return the keys of a table whose meanings are listed."""
     if issubclass(table, SettingsTable):
         return []
-    return [each.encode_name for each in msgspec.structs.fields(table)]
+    return [field.encode_name for field in msgspec.structs.fields(table)]
 
 
 def parse_meanings(text: str) -> dict[str, tuple[str, str]]:
@@ -450,9 +452,9 @@ def render_configuration() -> str:
     for section in _SECTIONS:
         lines += [f"## The table [{section}]", ""]
         panels: dict[str, list[Setting]] = {}
-        for each in SETTINGS.values():
-            if each.toml_table == section and each.table is not None:
-                panels.setdefault(each.table.PANEL or "General", []).append(each)
+        for setting in SETTINGS.values():
+            if setting.toml_table == section and setting.table is not None:
+                panels.setdefault(setting.table.PANEL or "General", []).append(setting)
         for panel, members in panels.items():
             lines += [f"### serve: {panel}", ""] if section == "serve" else []
             lines += format_table(_COLUMNS, _setting_rows(members))
@@ -529,8 +531,12 @@ def gateway_metrics() -> list[Metric]:
 def all_metrics() -> dict[str, list[Metric]]:
     """Return all metrics by the section of the page."""
     of_classes = metrics_of_classes()
-    bus_metric_names = {each.name for each in of_classes}
-    remaining = [each for each in server_metrics() if each.name not in bus_metric_names]
+    bus_metric_names = {metric.name for metric in of_classes}
+    remaining = [
+        server_metric
+        for server_metric in server_metrics()
+        if server_metric.name not in bus_metric_names
+    ]
 
     def pick(*prefixes: str) -> list[Metric]:
         picked = [each for each in remaining if each.name.startswith(prefixes)]
@@ -539,11 +545,11 @@ def all_metrics() -> dict[str, list[Metric]]:
 
     groups = {
         "Classes, one by one": [
-            each
-            for each in of_classes
-            if each.values[0][0][:1] and not each.name.startswith("bus_")
+            metric
+            for metric in of_classes
+            if metric.values[0][0][:1] and not metric.name.startswith("bus_")
         ],
-        "All classes together": [each for each in of_classes if each.name.startswith("bus_")],
+        "All classes together": [metric for metric in of_classes if metric.name.startswith("bus_")],
         "NATS clients": pick("nats_"),
         "Journal": pick("journal_"),
         "JetStream cluster of a stateless server": pick("engine_"),
@@ -628,12 +634,12 @@ def render_metrics() -> str:
             ("series", "type", "labels", "meaning"),
             [
                 [
-                    _code(series_name(each)),
-                    each.kind.value,
-                    ", ".join(_code(name) for name, _ in each.values[0][0]),
-                    format_text(each.help),
+                    _code(series_name(metric)),
+                    metric.kind.value,
+                    ", ".join(_code(name) for name, _ in metric.values[0][0]),
+                    format_text(metric.help),
                 ]
-                for each in metrics
+                for metric in metrics
             ],
         )
     return "\n".join(lines).rstrip() + "\n"
@@ -670,7 +676,7 @@ def render_log_events() -> str:
         ("field", "meaning"),
         [[_code(name), text] for name, text in log_events.FIELD_MEANINGS.items()],
     )
-    calls = {each.event: each for each in log_events.find_event_calls()}
+    calls = {event_call.event: event_call for event_call in log_events.find_event_calls()}
     for section in log_events.SECTIONS:
         lines += [f"## {section}", ""]
         lines += format_table(

@@ -148,9 +148,9 @@ def _parse_call(call: ast.Call, path: str) -> EventCall:
     assert isinstance(call.func, ast.Attribute)
     method = call.func.attr
     texts = call.args[1:] if method == "log" else call.args
-    values = [each.value for each in texts if isinstance(each, ast.Constant)]
+    values = [text.value for text in texts if isinstance(text, ast.Constant)]
     names = [keyword.arg or "" for keyword in call.keywords]
-    if len(texts) != 2 or [type(each) for each in values] != [str, str] or "" in names:
+    if len(texts) != 2 or [type(value) for value in values] != [str, str] or "" in names:
         raise ValueError(
             f"{path}:{call.lineno}: expected an event, a sentence and named values, "
             f"got {ast.unparse(call)}"

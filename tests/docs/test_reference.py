@@ -98,7 +98,7 @@ def test_every_table_of_the_files_is_on_the_page() -> None:
     tables = {table for section in TABLES.values() for _, _, table, _, _ in section}
     for table in tables:
         if issubclass(table, SettingsTable):
-            nested = {each.kind.table for each in table.settings() if each.kind.table}
+            nested = {setting.kind.table for setting in table.settings() if setting.kind.table}
             assert tables.issuperset(nested), table
             continue
         for field in msgspec.structs.fields(table):
@@ -114,9 +114,9 @@ def nested_tables(annotation: Any) -> list[type[msgspec.Struct]]:
 
 def test_every_metric_name_in_the_code_has_a_row() -> None:
     names = {
-        generator.metric_full_name(each)
+        generator.metric_full_name(metric)
         for metrics in generator.all_metrics().values()
-        for each in metrics
+        for metric in metrics
     }
     pattern = r'"((?:nats|engine|journal|bridge|gateway|process|event_loop)_[a-z_]+)"'
     for module in METRIC_MODULES:

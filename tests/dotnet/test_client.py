@@ -107,7 +107,7 @@ def documented_program() -> str:
     cases = [f"case {number}: await Block{number}(); break;" for number in range(len(statements))]
     return f"""
         {"".join(dict.fromkeys(usings))}
-        {"".join(re.sub(r"^using [^;]+;", "", each, flags=re.M) for each in declarations)}
+        {"".join(re.sub(r"^using [^;]+;", "", text, flags=re.M) for text in declarations)}
         public static class Documented
         {{
             public static string Url = "";

@@ -69,8 +69,8 @@ def main() -> None:
             "-timeout=20",
         )
         _run(program, "-merge=1", str(minimal), str(corpus), str(found))
-        for each in minimal.iterdir():
-            data = each.read_bytes()
+        for path in minimal.iterdir():
+            data = path.read_bytes()
             (corpus / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
     print(f"{corpus} has {len(list(corpus.iterdir()))} inputs")
 

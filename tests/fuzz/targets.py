@@ -140,7 +140,7 @@ def _broker_state(bus: BrokerHarness) -> Any:
             cls.name,
             cls.first_sequence,
             cls.ring.head,
-            sorted((each.window.floor, each.window.cursor) for each in cls.positions),
+            sorted((position.window.floor, position.window.cursor) for position in cls.positions),
         )
         for class_id, cls in bus.broker.classes.items()
     }

@@ -66,8 +66,8 @@ def test_modules_receive_all_others_in_same_order() -> None:
             run_in_thread(partial(publish_many, bus, module, name))
             for module, name in ((first, "a"), (second, "b"))
         ]
-        for each in joins:
-            each.join()
+        for join in joins:
+            join.join()
         results_ = third.wait(400)
         assert first.wait(200) == [text for text in results_ if text[0] == "b"]
         assert second.wait(200) == [text for text in results_ if text[0] == "a"]
@@ -215,8 +215,8 @@ def test_blocked_publishers_are_served_in_order() -> None:
             joins.append(run_in_thread(lambda n=number: bus.publish(text_message(str(n)))))  # type: ignore[misc]
             wait_for_publishers(bus, number + 1)
         held_module.release()
-        for each in joins:
-            each.join()
+        for join in joins:
+            join.join()
         assert held_module.wait(7)[2:] == ["0", "1", "2", "3", "4"]
 
 

@@ -135,7 +135,7 @@ async def test_added_module_starts_after_cancelled_add(
                 await gateway.apply(GatewayPlan((slow, second_module), ((EVERYONE, "slow"),)))
         assert scope.cancelled_caught
         await trio.sleep(60)
-        assert {each.state for each in gateway.statistics().modules} == {State.RUNNING}
+        assert {module.state for module in gateway.statistics().modules} == {State.RUNNING}
         assert "slow" in gateway.names
         if change == "add":
             gateway.link(EVERYONE, "slow")

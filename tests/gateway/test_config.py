@@ -34,7 +34,7 @@ n = "12"
 
 def test_plan_has_modules_in_order_and_links() -> None:
     plan = parse(tomllib.loads(GOOD))
-    assert [each.name for each in plan.modules] == ["clock", "log", "mine"]
+    assert [module.name for module in plan.modules] == ["clock", "log", "mine"]
     assert plan.links == (("*", "log"), ("clock", "log"), ("log", "mine"))
     clock, log, own_module = plan.modules
     assert clock.settings == TimerSettings(every=1.0)

@@ -59,7 +59,9 @@ def test_http_reports_modules(tmp_path: Path) -> None:
             ("log", "running"),
         ]
         families = text_string_to_metric_families(http_get("/metrics").decode())
-        running = next(each for each in families if each.name == "simplebus_gateway_module_running")
+        running = next(
+            family for family in families if family.name == "simplebus_gateway_module_running"
+        )
         assert {s.labels["module"]: s.value for s in running.samples} == {"clock": 1, "log": 1}
 
 

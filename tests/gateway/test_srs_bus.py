@@ -64,8 +64,8 @@ def test_13_023_a_lock_guards_the_modules(bus: ModuleBus) -> None:
             bus.remove_module(module)
 
     threads = [run_in_thread(add_and_remove) for _ in range(3)]
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     assert bus.statistics().modules == ()
 
 
@@ -120,8 +120,8 @@ def test_17_022_concurrent_messages_have_one_order_for_all_modules(bus: ModuleBu
             bus.publish(text_message(f"{name}{number}"))
 
     threads = [run_in_thread(lambda name=name: publish(name)) for name in "ab"]  # type: ignore[misc]
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     assert first.wait(200) == second.wait(200)
 
 

@@ -70,8 +70,8 @@ def test_13_099_a_lock_guards_each_queue(bus: ModuleBus) -> None:
         run_in_thread(lambda: [bus.publish(text_message("x")) for _ in range(100)])
         for _ in range(3)
     ]
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     assert len(module.wait(300)) == 300
 
 
@@ -177,8 +177,8 @@ def test_13_088_one_of_several_concurrent_removals_succeeds(bus: ModuleBus) -> N
         run_in_thread(lambda: results.append(result_codes.remove_module(bus, module)))
         for _ in range(4)
     ]
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     assert sorted(results) == [Result.ERROR] * 3 + [Result.OK]
 
 

@@ -47,8 +47,8 @@ def test_13_089_one_worker_processes_messages_one_at_a_time(bus: ModuleBus) -> N
     threads = [
         run_in_thread(lambda: [bus.publish(text_message("x")) for _ in range(50)]) for _ in range(3)
     ]
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     listener.wait(150)
     assert set(concurrent_counts) == {1}
     assert len(listener.threads) == 1

@@ -225,7 +225,7 @@ def test_stop_interrupts_blocked_port(interruption: str) -> None:
             port.end()
         thread.join(TIMEOUT_SECONDS)
         assert not thread.is_alive()
-        assert [str(each) for each in errors] == (
+        assert [str(error) for error in errors] == (
             [] if interruption == "stop" else ["module 'a' has ended and cannot publish any more"]
         )
         assert (bus.statistics().waiting, bus.statistics().published) == (0, published)
@@ -312,14 +312,14 @@ async def test_stuck_modules_are_abandoned_in_parallel(
             ended.append(self.bus.name)
 
     def plans(factory: Callable[..., object], *names: str) -> list[ModulePlan]:
-        return [ModulePlan(each, "x", sample_modules.Settings(), factory=factory) for each in names]
+        return [ModulePlan(name, "x", sample_modules.Settings(), factory=factory) for name in names]
 
     modules = [
         *plans(Slow, "slow-1", "slow-2"),
         *plans(Stuck, "a", "b", "c", "d", "e"),
         *plans(Slow, "slow-3"),
     ]
-    links = tuple(("*", each.name) for each in modules)
+    links = tuple(("*", module.name) for module in modules)
     async with open_gateway(GatewayPlan(tuple(modules), links), drain=0) as gateway:
         await gateway.publish(text_message("one"))
         await trio.testing.wait_all_tasks_blocked()

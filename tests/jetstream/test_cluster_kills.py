@@ -53,12 +53,12 @@ class FakeServer:
 def stateless_servers(urls: list[str], count: int) -> Iterator[list[FakeServer]]:
     servers = [FakeServer(urls) for _ in range(count)]
     try:
-        for each in servers:
-            each.start()
+        for server in servers:
+            server.start()
         yield servers
     finally:
-        for each in servers:
-            each.kill()
+        for server in servers:
+            server.kill()
 
 
 class Traffic:

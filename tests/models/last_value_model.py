@@ -53,7 +53,7 @@ def payload(content: bytes, kind: int) -> bytes:
 
 
 def payloads(peer: Version2Peer) -> list[bytes]:
-    return [payload(each.content, each.kind) for each in peer.receive_deliveries()]
+    return [payload(delivery.content, delivery.kind) for delivery in peer.receive_deliveries()]
 
 
 def open_late_reader(bus: BrokerHarness, number: int = 9, **options: object) -> Version2Peer:
@@ -79,4 +79,4 @@ def read_last_values(bus: BrokerHarness, **options: object) -> list[bytes]:
         reader.send(ack(9, deliveries[0].message_id, deliveries[-1].message_id + 1))
     reader.send(unsubscribe(9))
     reader.disconnect()
-    return [payload(each.content, each.kind) for each in deliveries]
+    return [payload(delivery.content, delivery.kind) for delivery in deliveries]

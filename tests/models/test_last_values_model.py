@@ -69,7 +69,7 @@ class LastValueReader:
     def is_match(self, channel: str) -> bool:
         if not channel:
             return not self.patterns or "#" in self.patterns
-        return not self.patterns or any(matches(each, channel) for each in self.patterns)
+        return not self.patterns or any(matches(pattern, channel) for pattern in self.patterns)
 
 
 class LastValueScenario:
@@ -199,13 +199,13 @@ def test_full_class_keeps_last_values_and_counts_dropped_ones(
             if "drop_newest" in writer.peer.receive_error_codes():
                 writer.values = values_before
         elif action == "read":
-            delivery = [each.message_id for each in reader.receive_deliveries()]
+            delivery = [delivery.message_id for delivery in reader.receive_deliveries()]
             if delivery:
                 reader.send(ack(4, min(delivery), max(delivery) + 1))
         elif action == "tick":
             bus.broker.clock.now += 1
             bus.tick()
-    while delivery := [each.message_id for each in reader.receive_deliveries()]:
+    while delivery := [delivery.message_id for delivery in reader.receive_deliveries()]:
         reader.send(ack(4, min(delivery), max(delivery) + 1))
     assert not writer.peer.session.parked_messages
     last_values_, dropped = read_last_values(bus), bus.statistics(1).dropped

@@ -104,7 +104,9 @@ def applies_acks_to_all_members(patch: Patch) -> None:
     lose = GroupMember.remove_in_flight
 
     def lose_all(self: GroupMember, first: int, last: int, attempt: int = 0) -> list[Span]:
-        return [span for each in self.group.members for span in lose(each, first, last, attempt)]
+        return [
+            span for member in self.group.members for span in lose(member, first, last, attempt)
+        ]
 
     leave = Group.remove_member
 

@@ -84,7 +84,7 @@ def test_metrics_match_the_broker_statistics(bus: SocketlessBroker) -> None:
         assert metrics.in_flight == statistics.in_flight
         assert metrics.stored == statistics.ring.message_count
         assert metrics.positions == len(statistics.subscriptions)
-    assert [each.lag for each in facts.classes] == [10, 3]
+    assert [cls.lag for cls in facts.classes] == [10, 3]
     assert facts.total.published == 13
 
 
@@ -93,7 +93,7 @@ def test_other_classes_are_summed(bus: SocketlessBroker, monkeypatch: pytest.Mon
     bus.connect(3, 4)
     bus.receive(bus.connect(3, 4), message(3) + message(4) * 2)
     facts, _ = run_steps(bus_facts.collect_bus(bus.broker.store))
-    assert [each.class_id for each in facts.classes] == [1, 2]
+    assert [cls.class_id for cls in facts.classes] == [1, 2]
     assert facts.other_classes is not None
     assert (
         facts.other_classes.name,
@@ -124,9 +124,9 @@ def test_busiest_classes_are_listed(bus: SocketlessBroker, monkeypatch: pytest.M
         facts, _ = run_steps(bus_facts.collect_bus(bus.broker.store, earlier_listed))
         assert facts.other_classes is not None
         assert facts.total.published == facts.other_classes.published + sum(
-            each.published for each in facts.classes
+            cls.published for cls in facts.classes
         )
-        return [each.class_id for each in facts.classes]
+        return [cls.class_id for cls in facts.classes]
 
     assert listed_classes() == [1, 3]
     assert listed_classes(1, 2) == [1, 2]  # Listed classes stay listed,
@@ -211,7 +211,7 @@ def test_sessions_table_shows_published_counts(bus: SocketlessBroker) -> None:
 
 def dropped_counts(metrics: list[Metric], name: str) -> dict[str, object]:
     """Return the values of a metric of dropped messages, by reason."""
-    (metric,) = (each for each in metrics if each.name == name)
+    (metric,) = (metric for metric in metrics if metric.name == name)
     return {dict(labels)["reason"]: value for labels, value in metric.values}
 
 

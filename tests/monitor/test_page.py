@@ -234,7 +234,7 @@ def test_pages_of_classes_and_connections(live_page: LivePage) -> None:
     assert page.run_script("return document.getElementById('overview').checkVisibility()")
     page.run_script("location.hash = '#class/orders'")
     page.wait_until("return document.querySelector('#table-positions tbody tr') !== null")
-    assert [each["Name"] for each in live_page.read_table("positions")] == ["durable billing"]
+    assert [row["Name"] for row in live_page.read_table("positions")] == ["durable billing"]
     values = (
         "return Object.fromEntries([...document.querySelectorAll('#details-values div')]"
         ".map((tile) => [tile.children[0].textContent, tile.children[1].textContent]))"
@@ -243,10 +243,10 @@ def test_pages_of_classes_and_connections(live_page: LivePage) -> None:
     page.run_script("location.hash = ''")
     page.wait_until("return document.querySelector('#table-sessions tbody a') !== null")
     with simplebus.connect_blocking(live_page.url, name="reader") as bus, bus.subscribe("orders"):
-        session = max(each.session for each in bus.explain().sessions)
+        session = max(session.session for session in bus.explain().sessions)
         page.run_script("location.hash = arguments[0]", f"#session/{session}")
         page.wait_until("return document.querySelector('#table-positions tbody tr') !== null")
-        assert [each["Class"] for each in live_page.read_table("positions")] == ["orders"]
+        assert [row["Class"] for row in live_page.read_table("positions")] == ["orders"]
         page.run_script("location.hash = ''")
     page.run_script("document.querySelector('#table-sessions tbody a').click()")
     page.wait_until("return document.querySelector('#details-values dd') !== null")
@@ -442,7 +442,7 @@ def test_page_can_be_paused_and_shows_lost_connections(live_page: LivePage) -> N
 
 def _luminance(colour: str) -> float:
     parts = [int(colour[offset : offset + 2], 16) / 255 for offset in (1, 3, 5)]
-    red, green, blue = (((each + 0.055) / 1.055) ** 2.4 for each in parts)  # Not exact near black.
+    red, green, blue = (((part + 0.055) / 1.055) ** 2.4 for part in parts)  # Not exact near black.
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 

@@ -543,7 +543,7 @@ def test_statistics_count_clients_in_steps_and_each_once() -> None:
 def test_statistics_do_not_keep_counted_clients_that_have_left() -> None:
     harness = waiting()
     clients = [Client(harness) for _ in range(600)]
-    sessions = [weakref.ref(each.session) for each in clients]
+    sessions = [weakref.ref(client.session) for client in clients]
     steps = harness.nats_server.statistics_in_steps()
     next(steps)
     for client in clients:

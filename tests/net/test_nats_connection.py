@@ -101,11 +101,11 @@ async def test_jetstream_request_publish_and_fetch(jetstream_server: NatsServer)
             lambda: sum(e.messages.count for e in output.all(RequestReplies)) == 2 * count
         )
         answers = output.all(RequestReplies)
-        acks = [jetstream_codec.parse_pub_acks(each.messages) for each in answers]
-        assert not any(each.errors for each in acks)
-        sequences = np.concatenate([each.sequences for each in acks])
+        acks = [jetstream_codec.parse_pub_acks(answer.messages) for answer in answers]
+        assert not any(ack.errors for ack in acks)
+        sequences = np.concatenate([ack.sequences for ack in acks])
         assert sequences.tolist() == 2 * list(range(1, count + 1))
-        assert sum(int(each.duplicates.sum()) for each in acks) == count
+        assert sum(int(ack.duplicates.sum()) for ack in acks) == count
         assert np.concatenate([a.numbers for a in answers]).tolist() == 2 * list(
             range(first, first + count)
         )

@@ -107,7 +107,7 @@ async def test_at_most_ten_messages_a_second_are_considered() -> None:
         bus.subscribe("orders", auto_ack=False),
     ):
         await bus.publish(b"x", class_id="orders", headers={"traceparent": SAMPLED})
-        (cls,) = (each for each in server.server.broker.classes.values() if each.name == "orders")
+        (cls,) = (cls for cls in server.server.broker.classes.values() if cls.name == "orders")
         counts = []
         for seconds in (0.0, 0.05, 0.09, 0.11, 0.2, 0.22):
             spans.record(cls, cls.probe_accepted_at + seconds)

@@ -44,9 +44,9 @@ class Recorder:
     def find_spans(self, operation: str) -> list[ReadableSpan]:
         """Return the ended spans of an operation."""
         return [
-            each
-            for each in self._exporter.get_finished_spans()
-            if (each.attributes or {}).get("messaging.operation.name") == operation
+            finished_span
+            for finished_span in self._exporter.get_finished_spans()
+            if (finished_span.attributes or {}).get("messaging.operation.name") == operation
         ]
 
     def find_span(self, operation: str) -> ReadableSpan:
@@ -125,7 +125,7 @@ async def test_delivery_is_linked_to_the_publishers(recorder: Recorder) -> None:
     publish, receive = recorder.find_span("publish"), recorder.find_span("receive")
     assert publish.context is not None
     assert (receive.name, receive.kind) == ("receive a", SpanKind.CLIENT)
-    assert [each.context.span_id for each in receive.links] == [publish.context.span_id] * 2
+    assert [link.context.span_id for link in receive.links] == [publish.context.span_id] * 2
     assert attributes_of(publish)["batch.message_count"] == 2
     assert attributes_of(receive)["batch.message_count"] == 2
 
@@ -197,7 +197,7 @@ async def test_error_of_a_handler_is_recorded(recorder: Recorder) -> None:
     assert process.status.status_code is StatusCode.ERROR
     assert process.status.description == "no such customer"
     assert attributes_of(process)["error.type"] == "LookupError"
-    assert [each.name for each in process.events] == ["exception"]
+    assert [event.name for event in process.events] == ["exception"]
     (point,) = recorder.read_metrics()["messaging.process.duration"]
     assert point.attributes["error.type"] == "LookupError"
 
@@ -305,7 +305,7 @@ async def test_handlers_that_run_together_have_their_own_spans(recorder: Recorde
     originals = [each for each in publishes if each.name == "publish orders"]
     forwarded = [each for each in publishes if each.name == "publish done"]
     for group, parents in ((processes, originals), (forwarded, processes)):
-        found = [next(each for each in parents if is_child(span, each)) for span in group]
+        found = [next(parent for parent in parents if is_child(span, parent)) for span in group]
         assert len(set(map(id, found))) == 3
 
 

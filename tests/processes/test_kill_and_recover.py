@@ -92,7 +92,7 @@ def test_losses_at_weaker_durability_are_reported_to_publishers() -> None:
     result.forgotten.update({"ann": 9, "bob": 1})
     [fault] = result.faults(may_lose=True)
     assert fault.startswith("1 lost and not reported (2 of ann in class 1, 1 of ann in class 2, ")
-    assert [each.split(" (")[0] for each in result.faults(may_lose=False)] == [
+    assert [fault.split(" (")[0] for fault in result.faults(may_lose=False)] == [
         "5 lost",
         "1 stored twice",
     ]

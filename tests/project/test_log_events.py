@@ -63,7 +63,7 @@ def test_every_event_is_on_the_reference_page() -> None:
 def test_the_json_line_of_the_guide_is_one_of_the_server() -> None:
     guide = (ROOT / "protocol" / "guide" / "operating.md").read_text()
     line = json.loads(guide.partition("```json\n")[2].partition("\n```")[0])
-    (call,) = (each for each in find_event_calls() if each.event == line["event"])
+    (call,) = (event_call for event_call in find_event_calls() if event_call.event == line["event"])
     values = {name: line[name] for name in call.fields}
     record = logging.makeLogRecord(
         {

@@ -242,10 +242,12 @@ def test_locked_packages_have_hashes_and_satisfy_the_requirements(name: str) -> 
         locked[canonicalize_name(requirement.name)] = Version(specifier.version)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for each in (*project["dependencies"], *extras["dev"], *extras["spark"]):
-        requirement = Requirement(each)
+    for dependency in (*project["dependencies"], *extras["dev"], *extras["spark"]):
+        requirement = Requirement(dependency)
         if requirement.name == project["name"]:
             continue
         version = locked.get(canonicalize_name(requirement.name))
-        assert version is not None, f"{each} is not in .ci/{name}; run .ci/lock"
-        assert version in requirement.specifier, f"{each}: .ci/{name} has {version}; run .ci/lock"
+        assert version is not None, f"{dependency} is not in .ci/{name}; run .ci/lock"
+        assert version in requirement.specifier, (
+            f"{dependency}: .ci/{name} has {version}; run .ci/lock"
+        )

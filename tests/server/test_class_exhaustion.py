@@ -57,7 +57,7 @@ async def declare_nats(server: RunningServer, address: str, class_id: int) -> st
 async def test_innocent_client_gets_a_class(declare: Declare) -> None:
     async with serving(Settings(limits=Limits(classes=CLASSES)), nats_port=0) as server:
         refusals = [await declare(server, CULPRIT, n) for n in range(CLASSES)]
-        refused = [each for each in refusals if each]
+        refused = [refusal for refusal in refusals if refusal]
         assert len(refused) == CLASSES // 2
         assert all("too_many_classes" in each or "of at most 32" in each for each in refused)
         assert await declare(server, INNOCENT, 5000) == ""

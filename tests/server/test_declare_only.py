@@ -139,7 +139,7 @@ async def test_creation_of_a_class_names_the_user(caplog: pytest.LogCaptureFixtu
         await wait_until(lambda: "class lamps was created" in caplog.text)
     assert "class ordres was created by session 0 'shop' of user 'ada' (127.0.0.1:" in caplog.text
     assert "class lamps was created by NATS client 1 of user 'ada' (127.0.0.1:" in caplog.text
-    created = [vars(each) for each in caplog.records if "was created by" in each.getMessage()]
+    created = [vars(record) for record in caplog.records if "was created by" in record.getMessage()]
     assert {each["user"] for each in created} == {"ada"}
 
 

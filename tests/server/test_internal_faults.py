@@ -229,7 +229,7 @@ async def test_dead_letters_are_logged_by_the_name_of_the_class(
             order.terminate("no such book")
             break
         await wait_until(lambda: "moved 1 message of class orders to dead letters" in caplog.text)
-    (record,) = (each for each in caplog.records if vars(each).get("class_name") == "orders")
+    (record,) = (record for record in caplog.records if vars(record).get("class_name") == "orders")
     values = vars(record)
     assert (values["event"], values["count"]) == ("messages.dead_lettered", 1)
     assert values["reason"] == Reason.TERMINATED

@@ -192,7 +192,7 @@ async def test_reload_ends_last_values_that_are_declared_no_more() -> None:
 
 async def test_reload_disconnects_nats_clients_of_changed_users() -> None:
     def users(*names: str) -> NatsSettings:
-        return NatsSettings(users=Users(tuple(User(each, each) for each in names)))
+        return NatsSettings(users=Users(tuple(User(name, name) for name in names)))
 
     async with serving(INITIAL, nats_port=0, nats=users("ada", "bob")) as server:
         ada = await connect_nats_peer(server, user="ada", **{"pass": "ada"})
@@ -244,7 +244,9 @@ async def test_all_errors_of_every_reload_are_logged(caplog: pytest.LogCaptureFi
     async with serving(INITIAL) as server:
         for _ in range(2):
             await reload(server, ServeOptions(reload=broken))
-    rejected = [each for each in caplog.records if "settings not reloaded" in each.getMessage()]
+    rejected = [
+        record for record in caplog.records if "settings not reloaded" in record.getMessage()
+    ]
     assert len(rejected) == 200
     assert all(map(log_filter.filter, rejected))
 
@@ -258,7 +260,9 @@ async def test_invalid_file_changes_nothing_and_is_logged(
     async with serving(INITIAL) as server:
         before = ServeOptions(reload=broken, drain_seconds=3)
         assert await reload(server, before) is before
-        assert [each.getMessage() for each in caplog.records if each.levelname == "ERROR"] == [
+        assert [
+            record.getMessage() for record in caplog.records if record.levelname == "ERROR"
+        ] == [
             "settings not reloaded: bus.toml:1: one",
             "settings not reloaded: bus.toml:2: two",
         ]
@@ -362,8 +366,8 @@ async def test_users_and_limits_are_applied_in_portions_to_all_connections(
             for _ in parts:
                 await trio.lowlevel.checkpoint()
             await wait_until(lambda: len(listener.connections) == 2)
-            limits = [each.token_buckets for each in listener.nats_server.sessions.values()]
-            assert [len(each) for each in limits] == [1, 1]
+            limits = [session.token_buckets for session in listener.nats_server.sessions.values()]
+            assert [len(limit) for limit in limits] == [1, 1]
             await bus.publish(b"x", class_id=1)
-            limits = [each.token_buckets for each in bus_server.broker.sessions.values()]
-            assert [len(each) for each in limits] == [1]
+            limits = [session.token_buckets for session in bus_server.broker.sessions.values()]
+            assert [len(limit) for limit in limits] == [1]

@@ -211,7 +211,7 @@ def test_wrong_directories_are_refused_and_not_changed(busy: BusyBus, tmp_path: 
         restore(tmp_path / "copy", full)
     with pytest.raises(JournalInUseError):
         back_up(tmp_path / "copy", source)
-    assert [each.name for each in full.iterdir()] == ["note"]
+    assert [path.name for path in full.iterdir()] == ["note"]
 
 
 def test_restored_copy_is_independent(busy: BusyBus, tmp_path: Path) -> None:
@@ -222,5 +222,5 @@ def test_restored_copy_is_independent(busy: BusyBus, tmp_path: Path) -> None:
     assert result.message_count == 20
     shutil.rmtree(tmp_path / "copy")
     inspection = JournalInspection(tmp_path / "new")
-    assert [each.head for each in inspection.summaries(verify=True)] == [20]
+    assert [summary.head for summary in inspection.summaries(verify=True)] == [20]
     assert inspection.problems == []

@@ -42,7 +42,7 @@ def test_refuses_foreign_directory_unchanged(tmp_path: Path) -> None:
         lock_directory(tmp_path, new_bus="a")
     with pytest.raises(JournalError, match="is not a journal"):
         open_directory(tmp_path)
-    assert [each.name for each in tmp_path.iterdir()] == ["thesis.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_converts_a_journal_without_salt(tmp_path: Path) -> None:
@@ -126,4 +126,4 @@ def test_check_refuses_unusable_directory(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(JournalError, match=expected_error):
             check_directory(path)
-    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

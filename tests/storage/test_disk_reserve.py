@@ -17,7 +17,7 @@ def test_reserves_releases_and_reserves_again(tmp_path: Path) -> None:
     assert not reserve.release()
     for _ in range(2):
         assert reserve.reserve()
-        assert [each.stat().st_size for each in tmp_path.iterdir()] == [10_000]
+        assert [path.stat().st_size for path in tmp_path.iterdir()] == [10_000]
         assert reserve.reserve()
         assert reserve.release()
         assert not list(tmp_path.iterdir())
@@ -30,7 +30,7 @@ def test_reserve_is_small_on_small_disk(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "fstatvfs", lambda _: Disk)
     assert DiskReserve(tmp_path).reserve()
-    assert [each.stat().st_size for each in tmp_path.iterdir()] == [512 * 1024]
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [512 * 1024]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EOPNOTSUPP, errno.EIO])

@@ -59,7 +59,7 @@ def test_confirmed_durable_survives_crash(
     peer = connect_version2(bus, subscribe(1, 5, request=4, durable="d", **kind))
     messages, replies = peer.receive_all()
     # Sent at once: the durable is kept.
-    assert [each.content["resumed"] for each in replies] == [True]
+    assert [reply.content["resumed"] for reply in replies] == [True]
     assert [message.message_id for message in messages] == [0, 1, 2]
     bus.crash()
 
@@ -77,7 +77,7 @@ def test_messages_follow_the_reply_of_their_subscription(tmp_path: Path) -> None
         (4, 1),
         (4, 2),
     ]
-    assert [(each.kind, each.message_id) for each in replies] == [("connect", 8)]
+    assert [(reply.kind, reply.message_id) for reply in replies] == [("connect", 8)]
     bus.tick(12)
     assert {message.number for message in peer.receive_deliveries()} == {4}
     bus.sync()
@@ -99,7 +99,7 @@ def test_unsubscribing_before_the_reply_keeps_reply_order(
     assert receive_reply_kinds(peer) == []  # Every request has the same subscription number.
     bus.sync()
     messages, replies = peer.receive_all()
-    told_of = [(each.kind, each.message_id) for each in replies if each.kind != "confirm"]
+    told_of = [(reply.kind, reply.message_id) for reply in replies if reply.kind != "confirm"]
     assert told_of == [("subscribe", 3), ("unsubscribe", 4), ("subscribe", 6)]
     assert messages == []  # It waits for the durable; the other subscription started after it.
     assert durables(bus) == ["", "d"]

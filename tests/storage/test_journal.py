@@ -170,7 +170,7 @@ def test_removes_segments_without_needed_messages(tmp_path: Path) -> None:
     bus.keeper.is_snapshot_due = True
     bus.sync()
     assert not bus.remove()
-    assert [each.name for each in folder.iterdir()] == ["00000000000000000180.log"]
+    assert [path.name for path in folder.iterdir()] == ["00000000000000000180.log"]
     assert len(list((tmp_path / "state").iterdir())) == 1
     bus = crash_and_recover(bus, tmp_path)
     assert payloads(bus) == numbered(10, size=40, start=190)
@@ -196,11 +196,11 @@ def test_removes_last_segment_on_full_disk(tmp_path: Path, is_begun_anew: bool) 
         bus = crash_and_recover(bus, tmp_path)
     bus.keeper.is_snapshot_due = True
     assert not bus.remove()
-    names = [[each.name for each in (tmp_path / "classes" / c).iterdir()] for c in FOLDERS]
+    names = [[path.name for path in (tmp_path / "classes" / c).iterdir()] for c in FOLDERS]
     assert names == [["00000000000000000000.log"]] * 2  # The disk has space, so the segment stays.
     assert not bus.remove(is_short=True)
     assert not bus.remove(is_short=True)
-    names = [[each.name for each in (tmp_path / "classes" / c).iterdir()] for c in FOLDERS]
+    names = [[path.name for path in (tmp_path / "classes" / c).iterdir()] for c in FOLDERS]
     assert names == [["00000000000000000020.log"], ["00000000000000000000.log"]]
     bus = crash_and_recover(bus, tmp_path)
     connect_version2(
@@ -264,7 +264,10 @@ def test_retained_messages_survive_restart(tmp_path: Path) -> None:
 
 
 def next_number(bus: KeptBus, name: str = "till") -> int:
-    publisher = {each.name: each for each in bus.broker.subscription_manager.producer_states}[name]
+    publisher = {
+        producer_state.name: producer_state
+        for producer_state in bus.broker.subscription_manager.producer_states
+    }[name]
     return publisher.next_number
 
 

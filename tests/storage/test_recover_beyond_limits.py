@@ -38,7 +38,7 @@ def test_released_messages_do_not_prevent_start(tmp_path: Path, limits: Limits, 
     bus.crash()
     bus = KeptBus(tmp_path, settings=settings, level=Durability.MEMORY)
     ring = bus.broker.classes[1].ring
-    assert [int(each[:6]) for each in payloads(bus)] == list(range(600 - len(ring), 600))
+    assert [int(payload[:6]) for payload in payloads(bus)] == list(range(600 - len(ring), 600))
     assert len(ring) >= 500
     assert ring.is_over_limit == (limits is FEW or size == 2000)
     assert next_number(bus) == 600

@@ -62,7 +62,7 @@ def test_durable_started_at_last_values_resumes(tmp_path: Path) -> None:
     drain_class(bus)
     reader = open_late_reader(bus, durable="d", max_in_flight=2)
     bus.sync()
-    assert [each.message_id for each in reader.receive_deliveries()] == [6, 7]
+    assert [delivery.message_id for delivery in reader.receive_deliveries()] == [6, 7]
     reader.send(ack(9, 6, 7))
     bus.broker.clock.now += 1
     bus.sync()
@@ -70,7 +70,7 @@ def test_durable_started_at_last_values_resumes(tmp_path: Path) -> None:
 
     bus = KeptBus(tmp_path)
     deliveries = open_late_reader(bus, durable="d").receive_deliveries()
-    assert [(each.message_id, each.attempt) for each in deliveries] == [(7, 2), (8, 1)]
+    assert [(delivery.message_id, delivery.attempt) for delivery in deliveries] == [(7, 2), (8, 1)]
     bus.close()
 
 
@@ -111,16 +111,16 @@ def test_compacted_copy_is_durable_before_original_is_removed(tmp_path: Path) ->
     bus.sync()
     bus.remove()
     assert cls.compute_durable_floor(bus.commit_log.durable_position) == cls.ring.floor > 0
-    assert min(int(each.stem) for each in (tmp_path / "classes" / "00001").iterdir()) > 0
+    assert min(int(path.stem) for path in (tmp_path / "classes" / "00001").iterdir()) > 0
     bus.crash()
 
     bus = KeptBus(tmp_path, now=START + 89)
     cls = bus.broker.classes[1]
     assert cls.ring.floor > 0
     old_segments = [
-        each
-        for each in open_late_reader(bus).receive_deliveries()
-        if payload(each.content, each.kind) == b"old"
+        delivery
+        for delivery in open_late_reader(bus).receive_deliveries()
+        if payload(delivery.content, delivery.kind) == b"old"
     ]
     assert envelope_batch.decode(old_segments[0].content)[0].expires_ms == 80_000
     assert cls.ring.read_row(old_segments[0].message_id).expires == pytest.approx(

@@ -45,7 +45,9 @@ def redelivered(bus: KeptBus, request: bytes) -> dict[int, int]:
     for _ in range(20):
         while messages := reader.receive_deliveries():
             attempts_by_id.update((message.message_id, message.attempt) for message in messages)
-            reader.send(*[ack(5, each.message_id, each.message_id + 1) for each in messages])
+            reader.send(
+                *[ack(5, message.message_id, message.message_id + 1) for message in messages]
+            )
         bus.broker.clock.now += 1
         bus.tick()
         bus.broker.run_due_wakeups()
@@ -108,7 +110,7 @@ def test_no_recorded_ack_is_forgotten(tmp_path: Path, kind: str, seed: int) -> N
             if acked_ids and random.random() < 0.2:
                 reader.send(nack(5, acked_ids[-1], acked_ids[-1] + 1))
                 acked_ids.pop()
-            reader.send(*[ack(5, each, each + 1) for each in acked_ids])
+            reader.send(*[ack(5, acked_id, acked_id + 1) for acked_id in acked_ids])
             bus.broker.clock.now += PROGRESS_SECONDS
             bus.sync()
             acked.update(acked_ids)
@@ -148,7 +150,7 @@ def test_class_is_recorded_once_for_all_its_subscriptions(tmp_path: Path) -> Non
     bus.broker.clock.now += PROGRESS_SECONDS
     batch = bus.keeper.build_write_batch()
     assert batch is not None
-    assert [each.class_id for each in decode_changes(batch.changes).classes] == [1]
+    assert [cls.class_id for cls in decode_changes(batch.changes).classes] == [1]
     bus.crash()
 
 
@@ -178,7 +180,7 @@ def test_progress_of_many_positions_is_recorded_in_portions(
         recorded_counts.append(len(recorded))
         if are_requested and len(recorded_counts) == 1:
             # Later progress of a position is recorded behind what was requested.
-            positions = {each.durable: each for each in bus.broker.classes[1].positions}
+            positions = {position.durable: position for position in bus.broker.classes[1].positions}
             bus.broker.store.position_changes.record_progress(positions[recorded[0].durable])
     assert recorded_counts == [4, 4, 3 if are_requested else 2]
     if are_requested:
@@ -204,10 +206,12 @@ def test_acks_inquiry_is_answered_when_all_portions_are_durable(
         bus.sync()
         assert reader.receive_replies() == []
     bus.sync()
-    assert [each.kind for each in reader.receive_replies()] == ["inquire"]
+    assert [reply.kind for reply in reader.receive_replies()] == ["inquire"]
     bus.crash()
     bus = KeptBus(tmp_path)
-    floors = {each.durable: each.window.floor for each in bus.broker.classes[1].positions}
+    floors = {
+        position.durable: position.window.floor for position in bus.broker.classes[1].positions
+    }
     assert floors == {f"d {number}": 1 for number in numbers}
     bus.crash()
 

@@ -276,18 +276,18 @@ def present_producers(bus: KeptBus) -> dict[str, tuple[object, ...]]:
     batch = Checkpointer(bus.broker).build_write_batch()
     assert batch is not None
     states: dict[str, tuple[object, ...]] = {}
-    for each in decode_changes(batch.snapshot).producers:
+    for producer in decode_changes(batch.snapshot).producers:
         stored = StoredNumbers()
-        for first, count in each.stored_ranges:
+        for first, count in producer.stored_ranges:
             stored.add_range(first, count)
-        next_number, ahead = find_next_number(each.next_number, stored)
+        next_number, ahead = find_next_number(producer.next_number, stored)
         assert ahead is None
         refused = [
             number
-            for refusal in each.refusals
+            for refusal in producer.refusals
             for number in range(refusal.first_number, refusal.first_number + refusal.count)
         ]
-        states[each.name] = next_number, each.instance, refused
+        states[producer.name] = next_number, producer.instance, refused
     return states
 
 

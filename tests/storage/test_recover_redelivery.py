@@ -32,7 +32,7 @@ def reader_of(bus: KeptBus, **options: Any) -> Version2Peer:
 
 
 def receive_attempts(peer: Version2Peer) -> list[tuple[int, int]]:
-    return [(each.message_id, each.attempt) for each in peer.receive_deliveries()]
+    return [(delivery.message_id, delivery.attempt) for delivery in peer.receive_deliveries()]
 
 
 def receive_attempts_during(
@@ -98,7 +98,9 @@ def test_restart_does_not_shorten_redelivery(tmp_path: Path, kind: dict[str, Any
     received = []
     for _ in range(20):  # Repeated crashes do not use up deliveries.
         reader = reader_of(bus, **options)
-        received += [(bus.broker.clock.now - START, *each) for each in receive_attempts(reader)]
+        received += [
+            (bus.broker.clock.now - START, *attempt) for attempt in receive_attempts(reader)
+        ]
         bus = crash_and_recover(bus, tmp_path, down=1)
         bus.broker.run_due_wakeups()
         bus.check_invariants()
@@ -163,7 +165,7 @@ def test_ranges_are_split_at_rows(
     due_times = {n: float(value) for a, b, value in rows for n in range(a, b)}
     expected = [(n, attempts, due_times.get(n)) for a, b, attempts in spans for n in range(a, b)]
     received = list(
-        split_spans([Span(*each) for each in spans], [(a, b, float(v)) for a, b, v in rows])
+        split_spans([Span(*span) for span in spans], [(a, b, float(v)) for a, b, v in rows])
     )
     assert [(n, s.attempts, v) for s, v in received for n in range(s.first, s.last)] == expected
     assert all(span.first < span.last for span, _ in received)
@@ -179,7 +181,9 @@ def test_plain_subscription_keeps_attempts_and_backoff(
     received = []
     for _ in range(20):
         reader = connect_version2(bus, subscribe(1, 5, **options))
-        received += [(bus.broker.clock.now - START, *each) for each in receive_attempts(reader)]
+        received += [
+            (bus.broker.clock.now - START, *attempt) for attempt in receive_attempts(reader)
+        ]
         for _ in range(reader_count):
             connect_version2(bus, subscribe(1, 5, start="earliest")).receive_deliveries()
         bus = crash_and_recover(bus, tmp_path)

@@ -119,7 +119,7 @@ def test_segments_of_removed_classes_are_removed(tmp_path: Path) -> None:
     bus.keeper.is_snapshot_due = True
     bus.remove(is_short=True)
     segments = list((tmp_path / "classes" / str(class_id)).iterdir())
-    assert [each.stat().st_size for each in segments] == [0]
+    assert [segment.stat().st_size for segment in segments] == [0]
     bus = restart(bus, tmp_path, is_stopped=False)
     assert not bus.broker.classes
     assert not bus.found.problems
@@ -168,7 +168,7 @@ def test_sequences_and_ids_continue_whatever_happens(steps: list[tuple[str, int]
                     bus = restart(bus, path, is_stopped=step == "stop")
                     assert not bus.found.problems
             found = bus.broker.store.class_id_by_name
-            assert {each: found[each] for each in ids if each in found}.items() <= ids.items()
-            for each in bus.broker.classes.values():
-                assert each.ring.head == heads[each.name]
+            assert {id_: found[id_] for id_ in ids if id_ in found}.items() <= ids.items()
+            for cls in bus.broker.classes.values():
+                assert cls.ring.head == heads[cls.name]
         bus.crash()

@@ -67,7 +67,7 @@ def segments(path: Path) -> list[Path]:
 def ends(path: Path) -> list[int]:
     """Return the end offset of each record in a file, beginning with 0."""
     found, data = [0], memoryview(path.read_bytes())
-    salt = open_directory(next(each for each in path.parents if (each / STAMP).exists())).salt
+    salt = open_directory(next(parent for parent in path.parents if (parent / STAMP).exists())).salt
     while isinstance(record := records.read_record(data, found[-1], salt=salt), Record):
         found.append(record.end)
     return found
@@ -356,7 +356,7 @@ def test_reports_messages_after_damage(tmp_path: Path) -> None:
     data[ends(path)[2] + HEADER_BYTES + 3] ^= 1
     path.write_bytes(data)
     inspection = JournalInspection(tmp_path)
-    found = [each.payload for each in inspection.messages(1, count=99)]
+    found = [message.payload for message in inspection.messages(1, count=99)]
     assert found == sent[: 2 * BATCH_SIZE] + sent[3 * BATCH_SIZE :]
     (problem,) = inspection.problems
     assert problem.endswith("skipped messages 6-8 of class 1 (3 messages)")
@@ -388,7 +388,7 @@ def test_zeros_after_unneeded_damage_are_reported(tmp_path: Path, intact_count: 
     data[torn:intact_end] = bytes(intact_end - torn)
     path.write_bytes(data)
     inspection = JournalInspection(tmp_path)
-    assert [each.payload for each in inspection.messages(1, first=2, count=9)] == [b"3"][
+    assert [message.payload for message in inspection.messages(1, first=2, count=9)] == [b"3"][
         :intact_count
     ]
     bus = KeptBus(tmp_path)

@@ -88,7 +88,7 @@ def test_first_subscriber_receives_spilled_backlog(tmp_path: Path) -> None:
     received: list[bytes] = []
     for _ in ("from disk", "from memory"):
         bus.serve_reads()
-        received += [each.payload for each in old_reader.receive_messages()]
+        received += [message.payload for message in old_reader.receive_messages()]
     assert received == numbered(300)
     old_reader.disconnect()
     assert contents(receive_and_ack_all(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(
@@ -280,7 +280,7 @@ def test_publisher_waits_for_unwritten_messages(tmp_path: Path) -> None:
         bus.sync()
         bus.serve_reads()
     assert bus.statistics(1).parked == 0
-    assert [each.message_id for each in sender.receive_replies() if each.kind == "confirm"][
+    assert [reply.message_id for reply in sender.receive_replies() if reply.kind == "confirm"][
         -1
     ] == 200
     assert contents(receive_and_ack_all(bus, connect_version2(bus, subscribe(1, 5)))) == numbered(
@@ -345,14 +345,14 @@ def test_replies_with_disk_reads_keep_order(tmp_path: Path) -> None:
     while True:  # Other requests are answered meanwhile.
         bus.serve_reads()
         received, replies = peer.receive_all()
-        if [each for each in replies if each.kind == "fetch"]:
+        if [reply for reply in replies if reply.kind == "fetch"]:
             break
-    fetches = [each.message_id for each in replies if each.kind == "fetch"]
+    fetches = [reply.message_id for reply in replies if reply.kind == "fetch"]
     while len(fetches) < 2:
         bus.serve_reads()
         more_messages, replies = peer.receive_all()
         received += more_messages
-        fetches += [each.message_id for each in replies if each.kind == "fetch"]
+        fetches += [reply.message_id for reply in replies if reply.kind == "fetch"]
     assert fetches == [1, 2]
     assert [each.message_id for each in received] == [3, 299]
 
@@ -376,7 +376,7 @@ def test_retained_messages_are_spilled_and_finally_removed(tmp_path: Path) -> No
     bus.sync()
     assert not bus.remove()
     folder = tmp_path / "classes" / "00001"
-    assert min(int(each.stem) for each in folder.iterdir()) > 400
+    assert min(int(path.stem) for path in folder.iterdir()) > 400
     received, reply = fetch(bus, connect_version2(bus), first=0, count=5)
     assert (reply["first"], reply["floor"]) == (500, 500)
     assert contents(received) == numbered(5, start=500)

@@ -345,7 +345,7 @@ def test_reappeared_file_does_not_replace_another(
     (tmp_path / "before" / folder / old_file.name).rename(old_file)
     for is_back in (True, False):
         bus = SpilledBus(tmp_path / "now", segment_bytes=600)
-        assert [str(old_file) in each for each in bus.found.problems] == [True] * is_back
+        assert [str(old_file) in problem for problem in bus.found.problems] == [True] * is_back
         assert not old_file.exists()
         reader = connect_version2(bus, subscribe(1, 5, durable="billing"))
         assert contents(receive_and_ack_all(bus, reader)) == numbered(320)

@@ -203,9 +203,12 @@ class SpillComparison:
             raise AssertionError("messages are left after 1000 rounds")
         counts = [
             {
-                each.durable: (each.acknowledged, sum(each.undelivered.values()))
-                for each in class_statistics.subscriptions
-                if each.durable
+                subscription.durable: (
+                    subscription.acknowledged,
+                    sum(subscription.undelivered.values()),
+                )
+                for subscription in class_statistics.subscriptions
+                if subscription.durable
             }
             for class_statistics in statistics
         ]

@@ -223,7 +223,7 @@ def run_script(arguments: list[str]) -> None:
 
     The script imports `simplebus` anew: it has only those modules that it imports itself.
     """
-    for name in [each for each in sys.modules if each.partition(".")[0] == "simplebus"]:
+    for name in [module for module in sys.modules if module.partition(".")[0] == "simplebus"]:
         del sys.modules[name]
     if arguments[:2] == ["-W", "error"]:
         warnings.simplefilter("error")

@@ -450,9 +450,9 @@ class BatchedStreamTarget(NatsTarget):
             if not self._connection.replies:
                 await self._wait_pub_acks()
                 self._check_timeout(queried_at)
-            for each in self._connection.replies:
-                rows = each.numbers - first
-                acks = jetstream_codec.parse_pub_acks(each.messages)
+            for reply in self._connection.replies:
+                rows = reply.numbers - first
+                acks = jetstream_codec.parse_pub_acks(reply.messages)
                 for index in np.flatnonzero((rows >= 0) & (rows < count)).tolist():
                     error = acks.errors.get(index)
                     if error is not None and error.code == TOO_MANY_REQUESTS:
@@ -469,7 +469,7 @@ class BatchedStreamTarget(NatsTarget):
 
 def _refuse_each(reason: Refusal, sequences: Sequence[int] | Integers) -> list[Refusal]:
     """Return a refusal with the same reason for each message."""
-    return [Refusal(int(each), reason.code, reason.sentence) for each in sequences]
+    return [Refusal(int(sequence), reason.code, reason.sentence) for sequence in sequences]
 
 
 def _count_duplicates(prepared: TargetBatch, count: int) -> None:

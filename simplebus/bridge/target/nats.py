@@ -360,7 +360,7 @@ class NatsTarget:
         """
         block, reply = self._header_block(rewritten), join_columns(replies)
         if self._stream:
-            ids = self._headers_with_ids(block, *(np.array([each]) for each in id_parts))
+            ids = self._headers_with_ids(block, *(np.array([id_part]) for id_part in id_parts))
             block = join_columns([*ids, b"\r\n\r\n"])
         if len(block) + len(payload) > self._max_payload:
             raise ValueError(
@@ -437,9 +437,9 @@ class NatsTarget:
         while body.pending.any():
             if not (connection.replies or connection.server_errors):
                 await self._wait_pub_acks()
-            for each in connection.replies:
+            for reply in connection.replies:
                 for sent in self._sent:
-                    self._apply_pub_acks(each, sent)
+                    self._apply_pub_acks(reply, sent)
             connection.replies.clear()
             self._handle_server_errors()
         if body.unanswered:
@@ -515,7 +515,7 @@ class NatsTarget:
             for subject in islice(body.subjects, _MAPPED_SUBJECTS_MAX)
             if not self._accepts_subject(subject, self._subjects)
         ]
-        refused = {each.sequence for each in body.refusals} if unlisted else ()
+        refused = {refusal.sequence for refusal in body.refusals} if unlisted else ()
         for subject in unlisted:
             if set(np.concatenate(body.subjects[subject]).tolist()) - set(refused):
                 await self._check_stream_config()  # The stream may list more subjects by now.
@@ -642,4 +642,4 @@ def stream_subjects(config: StreamConfig) -> Sequence[str]:
 
 def join_columns(columns: Sequence[encode.Column]) -> bytes:
     """Return the bytes of columns with one row."""
-    return b"".join(each if isinstance(each, bytes) else each.tobytes() for each in columns)
+    return b"".join(column if isinstance(column, bytes) else column.tobytes() for column in columns)

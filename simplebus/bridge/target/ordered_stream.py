@@ -113,7 +113,7 @@ class OrderedStreamTarget(NatsTarget):
     def _refuse_rest_if_retryable(self, prepared: TargetBatch) -> None:
         """If a message is to be sent again later, refuse all unanswered messages after it, too."""
         body = nats_batch(prepared)
-        refused = (each for each in body.refusals if each.code == STREAM_FULL)
+        refused = (refusal for refusal in body.refusals if refusal.code == STREAM_FULL)
         reason = self._retry_reason = self._retry_reason or next(refused, None)
         if reason is not None:
             for sequence in prepared.sequences[body.pending].tolist():

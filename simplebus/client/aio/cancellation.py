@@ -34,7 +34,7 @@ def is_being_cancelled() -> bool:
 def is_cancellation(error: BaseException | None) -> bool:
     """Return True for the cancellation exception of the event loop, or a group of only these."""
     if isinstance(error, BaseExceptionGroup):
-        return all(is_cancellation(each) for each in error.exceptions)
+        return all(is_cancellation(exception) for exception in error.exceptions)
     return isinstance(error, anyio.get_cancelled_exc_class())
 
 

@@ -12,5 +12,7 @@ def name_classes(registry: Registry, messages: Iterable[object], class_id: int |
     if class_id is not None:
         return str(class_id)
     bindings = {registry.bindings[type_] for type_ in set(map(type, messages))}
-    names = {str(each.class_id) if each.name is None else each.name for each in bindings}
+    names = {
+        str(binding.class_id) if binding.name is None else binding.name for binding in bindings
+    }
     return names.pop() if len(names) == 1 else ""

@@ -224,7 +224,7 @@ def _rates(rates: dict[str, Any], width: int | None) -> RenderableType:
     chart_width = _LINE_CHARACTERS
     if width is not None:
         used_width = sum(
-            max((len(each[index]) for each in lines), default=0) + 2 for index in range(2)
+            max((len(line[index]) for line in lines), default=0) + 2 for index in range(2)
         )
         chart_width = max(0, min(chart_width, width - used_width))
     grid = Table.grid(padding=(0, 2))

@@ -116,7 +116,7 @@ def configured_users(
         try:
             users_of_file, warning = read_users_file(path)
         except ConfigError as error:
-            raise ConfigError(*(f"--users: {each}" for each in error.messages)) from None
+            raise ConfigError(*(f"--users: {message}" for message in error.messages)) from None
         warnings = (warning,) if warning else ()
         groups.append(users_of_file)
     return merge_users(groups) if groups else ConfiguredUsers(), warnings

@@ -62,7 +62,7 @@ def nats_tls_options(table: NatsTlsSettings, shared: TlsOptions | None) -> TlsOp
 
 def _build(table: TlsSettings | NatsTlsSettings, **options: Any) -> TlsOptions | None:
     """Return the options of a listener. Raises ValueError if the certificate or key is missing."""
-    flags = {each.field_name: each.flag for each in table.settings()}
+    flags = {setting.field_name: setting.flag for setting in table.settings()}
     if table.cert is None and table.key is None:
         for name, value in options.items():
             if value and name in flags:

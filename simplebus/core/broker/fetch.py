@@ -147,7 +147,10 @@ class _PendingFetch:
                 self._fetcher.read_spilled(read)
                 return False
             # Damaged messages are skipped; a reply contains no gap.
-            ring = next((each for each in self._spilled_rings if each.head > first), ring)
+            ring = next(
+                (spilled_ring for spilled_ring in self._spilled_rings if spilled_ring.head > first),
+                ring,
+            )
             if ring is cls.ring:
                 first = last = max(first, min(self._spilled_end, ring.floor))
             else:

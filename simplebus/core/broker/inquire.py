@@ -477,7 +477,7 @@ class InquiryHandler:
         elif not cls.positions and (backlog_count := count_backlog(cls)):
             floor_reason = f"{format_waiting_count(backlog_count)} for a first subscription"
         else:
-            holders = [each for each in positions if each.floor == cls.first_sequence]
+            holders = [position for position in positions if position.floor == cls.first_sequence]
             if holders:
                 first = holders[0]
                 floor_reason = f"the oldest stored message is held by {_position_label(first)}"

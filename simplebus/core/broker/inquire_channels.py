@@ -114,7 +114,7 @@ def _report_class(
                 continue
             pattern = ""
             if pattern_budget.try_spend(len(patterns)):
-                pattern = next((each for each in patterns if matches(each, channel)), "")
+                pattern = next((pattern for pattern in patterns if matches(pattern, channel)), "")
             match_reports.append(_build_match(position, describe_consumer, pattern, ""))
         elif len(near_misses) < INQUIRY_MEMBERS_MAX and pattern_budget.try_spend(len(patterns)):
             for each in islice(patterns, INQUIRY_PATTERN_CHECKS_MAX):

@@ -321,7 +321,9 @@ class ClassRegistry:
         reserved_ids = [*new_ids, *named_ids]
         self.revision += bool(reserved_ids)
         self._reserved.update(dict.fromkeys(reserved_ids, reservation))
-        self._reserved_id_by_name.update({names[each]: each for each in reserved_ids})
+        self._reserved_id_by_name.update(
+            {names[reserved_id]: reserved_id for reserved_id in reserved_ids}
+        )
         self._reserved_count += len(new_ids)
         if creator.address:
             self.class_count_by_address[creator.address] += len(new_ids)
@@ -528,9 +530,9 @@ class ClassRegistry:
                 return ids_and_names
             yield
         taken_ids = {
-            each if isinstance(each, int) else to_named_class(each).id
-            for each in references
-            if not isinstance(each, str)
+            reference if isinstance(reference, int) else to_named_class(reference).id
+            for reference in references
+            if not isinstance(reference, str)
         }
         taken_ids.update(self._reserved)
         new_id_by_name: dict[str, int] = {}
@@ -772,7 +774,7 @@ class ClassRegistry:
                 if reference.last_values:
                     self._check_last_values(class_id, name)
                     last_value_ids.append(class_id)
-                bindings.update(((class_id, each), None) for each in reference.subjects)
+                bindings.update(((class_id, subject), None) for subject in reference.subjects)
                 if len(bindings) > SUBJECT_BINDINGS_MAX:
                     break  # `check_bindings` fails.
                 turn_count += len(reference.subjects)

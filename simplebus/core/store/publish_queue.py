@@ -140,7 +140,11 @@ class PublishQueue:
         """Return all sessions with parked messages."""
         return [
             *self.rate_queue.waiting_sessions,
-            *(each for cls in self.blocked_classes for each in cls.blocked_sessions),
+            *(
+                blocked_session
+                for cls in self.blocked_classes
+                for blocked_session in cls.blocked_sessions
+            ),
         ]
 
     def is_short_of_memory(self) -> bool:

@@ -81,7 +81,7 @@ class Transform(Module):
             return [result]
         if isinstance(result, Iterable):
             messages = list(result)
-            if all(isinstance(each, ModuleMessage) for each in messages):
+            if all(isinstance(message, ModuleMessage) for message in messages):
                 return messages
         raise TypeError(
             f"expected {self.settings.function} to return a ModuleMessage, several, or None; got "

@@ -83,11 +83,11 @@ def find_backlogs(
         name: Name for a class that has none yet.
     """
     selected, other_backlogs = UplinkBacklog(class_, name, 0, {}), []
-    for each in statistics.classes:
-        if each.class_id == class_ or (each.name and each.name == class_):
-            selected = _find_backlog(each, class_, name)
-        elif not dead_letters.is_dead_letter_class(each.name):
-            backlog = _find_backlog(each, each.name or each.class_id, name)
+    for cls in statistics.classes:
+        if cls.class_id == class_ or (cls.name and cls.name == class_):
+            selected = _find_backlog(cls, class_, name)
+        elif not dead_letters.is_dead_letter_class(cls.name):
+            backlog = _find_backlog(cls, cls.name or cls.class_id, name)
             if backlog.waiting or backlog.counts_by_other_name:
                 other_backlogs.append(backlog)
     return [selected, *other_backlogs]
@@ -109,10 +109,10 @@ def _find_backlog(statistics: ClassStatistics, class_: int | str, name: str) -> 
 
 def _copier_names(statistics: ClassStatistics, class_: int | str) -> Iterator[tuple[str, int]]:
     """Yield the uplink names in use for a class, and how many messages wait for each."""
-    for each in statistics.subscriptions:
-        match = _DURABLE.match(each.durable)
-        if match and each.durable == copier_name(match[1], class_, back=False):
-            yield match[1], each.in_flight + each.waiting
+    for subscription in statistics.subscriptions:
+        match = _DURABLE.match(subscription.durable)
+        if match and subscription.durable == copier_name(match[1], class_, back=False):
+            yield match[1], subscription.in_flight + subscription.waiting
 
 
 FLUSH_TIMEOUT_S = 5.0
@@ -239,31 +239,31 @@ class Uplink(Module):
         table, log = self._table, self._log
         name = table.name or f"{self.bus.name}-{identity}"
         backlogs = find_backlogs(self._memory.statistics(), table.class_, name)
-        for each in backlogs:
-            if each.name != name:
+        for backlog in backlogs:
+            if backlog.name != name:
                 log.info(
                     "uplink_name.kept",
                     "using the name {uplink!r} at the target, as when its directory was created",
-                    uplink=each.name,
+                    uplink=backlog.name,
                 )
-            if each.class_ != backlogs[0].class_:
+            if backlog.class_ != backlogs[0].class_:
                 log.warning(
                     "uplink_backlog.sent",
                     "also sending {count} stored messages of class {class_name!r}",
-                    count=each.waiting,
-                    class_name=str(each.class_),
+                    count=backlog.waiting,
+                    class_name=str(backlog.class_),
                 )
-            for other_name, count in each.counts_by_other_name.items():
+            for other_name, count in backlog.counts_by_other_name.items():
                 log.warning(
                     "uplink_backlog.ignored",
                     "{count} stored messages of class {class_name!r} belong to the uplink name "
                     "{uplink!r} and are not sent: run an uplink with this directory and that "
                     "name",
                     count=count,
-                    class_name=str(each.class_),
+                    class_name=str(backlog.class_),
                     uplink=other_name,
                 )
-        return [self._create_copier(each.class_, each.name) for each in backlogs]
+        return [self._create_copier(backlog.class_, backlog.name) for backlog in backlogs]
 
     def _create_copier(self, class_: int | str, name: str) -> Copier:
         table, access = self._table, self._access

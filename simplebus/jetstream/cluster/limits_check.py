@@ -112,7 +112,7 @@ async def _check_streams(link: NatsConnection, options: JetStreamOptions) -> Non
         if options.names.parse_stream_name(name) is not None:
             if problem := storage_problem(config, options):
                 raise UnusableClusterError(problem)
-        elif any(options.names.overlaps_subject(str(each)) for each in subjects):
+        elif any(options.names.overlaps_subject(str(subject)) for subject in subjects):
             raise UnusableClusterError(
                 f"the stream {name} also stores messages of classes, for example "
                 f"{options.names.class_subject(0)}: change its subjects or choose another "

@@ -65,7 +65,7 @@ class DurableCheck:
                     session, cls, position, visible_scope(session, cls, patterns)
                 )
         return all(
-            subscriptions.durable_owners.can_change(each, cls, position) for each in sessions
+            subscriptions.durable_owners.can_change(session, cls, position) for session in sessions
         )
 
     def encode_policy(self, position: Position) -> str:

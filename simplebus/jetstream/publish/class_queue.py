@@ -377,5 +377,7 @@ class ClassPublishQueue:
                 ]
         if found and self.confirmed_ids:
             first = self.publications[0][0] if self.publications else found[-1] + 1
-            self.confirmed_ids = [each for each in self.confirmed_ids if each[0] >= first]
+            self.confirmed_ids = [
+                confirmed_id for confirmed_id in self.confirmed_ids if confirmed_id[0] >= first
+            ]
         return found

@@ -110,10 +110,10 @@ def parse_subscribe(subject: bytes, queue: bytes) -> AckedSubscribeRequest:
             raise _bad_request(
                 f"the filter {channels[0]!r} ends with #, expected > for one or more tokens"
             )
-    for each in tokens:
-        if each in ("*", ">"):
+    for token in tokens:
+        if token in ("*", ">"):
             raise _bad_request(
-                f"the wildcard {each} is not a class or option; expected it in a filter only"
+                f"the wildcard {token} is not a class or option; expected it in a filter only"
             )
     class_, durable, *options = map(_unquote, [*tokens, "-"] if len(tokens) == 1 else tokens)
     fields: dict[str, object] = {"channels": channels, "max_in_flight": ACKED_IN_FLIGHT_MESSAGES}

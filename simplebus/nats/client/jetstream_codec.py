@@ -411,9 +411,9 @@ def _parse_equal_layout(
 def _digits_to_numbers(digits: Bytes) -> Integers:
     """Return the numbers of equally many digits, shape (width, n)."""
     numbers: Integers = digits[0].astype(np.int64)
-    for each in digits[1:]:
+    for digit in digits[1:]:
         numbers *= 10
-        numbers += each
+        numbers += digit
     return numbers
 
 

@@ -104,7 +104,7 @@ class SubjectGrants:
         below `$SB.`.
         """
         key = subjects.index_key(queue)
-        names = [subjects.index_key(each.encode()) for each in request.names]
+        names = [subjects.index_key(name.encode()) for name in request.names]
         if self._is_subscribe_restricted and not any(
             self._allow_requests.allows_subscription(name, key)
             and self._allow.allows_subscription(name, key)

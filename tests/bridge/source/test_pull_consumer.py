@@ -116,8 +116,8 @@ def test_requests_are_bounded_in_messages_and_bytes() -> None:
         consumer.request_more()
     requests = drain_requests(consumer)
     assert 2 <= len(requests) <= 3
-    assert all(PULL_BYTES // 2 <= each["max_bytes"] <= PULL_BYTES for each in requests)
-    assert all(PULL_MESSAGES // 2 <= each["batch"] <= PULL_MESSAGES for each in requests)
+    assert all(PULL_BYTES // 2 <= request["max_bytes"] <= PULL_BYTES for request in requests)
+    assert all(PULL_MESSAGES // 2 <= request["batch"] <= PULL_MESSAGES for request in requests)
 
 
 def test_requests_unserved_messages_again() -> None:
@@ -155,7 +155,9 @@ def test_requested_messages_do_not_accumulate() -> None:
     body, served_count = "x" * 100, 0
     while served_count < 2000:
         consumer.request_more()
-        requests += [[each["batch"], each["max_bytes"]] for each in drain_requests(consumer)]
+        requests += [
+            [request["batch"], request["max_bytes"]] for request in drain_requests(consumer)
+        ]
         assert sum(size for _, size in requests) <= 1.5 * batch_max
         reply = f"$JS.ACK.S.c.1.{served_count + 1}.{served_count + 1}.0.9"
         size = len("s") + len(reply) + len(body)

@@ -46,11 +46,11 @@ async def read_stream(connection: BridgeNatsConnection, name: str, count: int) -
     await connection.nats.api_request(
         f"CONSUMER.CREATE.{name}", {"stream_name": name, "config": config}
     )
-    while sum(each.count for each in connection.messages) < count:
+    while sum(batch.count for batch in connection.messages) < count:
         await connection.wait_event()
     connection.core.unsubscribe(sid)
     await connection.round_trip()
-    return [each.payload(row) for each in connection.messages for row in range(each.count)]
+    return [batch.payload(row) for batch in connection.messages for row in range(batch.count)]
 
 
 @pytest.mark.parametrize("bridge", ["goes on", "is started anew"])

@@ -150,7 +150,7 @@ async def test_work_queue_rejects_more_subjects(
     """Older messages of the added subjects would be acked without being copied."""
     name = f"MORE-{len(added_subjects)}-{''.join(added_subjects)[-1:]}".replace(">", "all")
     async with wired_to(nats) as connection, simplebus.connect(server.address) as bus:
-        subjects = [each.replace("MORE", name) for each in added_subjects]
+        subjects = [added_subject.replace("MORE", name) for added_subject in added_subjects]
         await create_stream(connection, name, f"{name}.>", retention="workqueue")
         connection.core.publish(f"{name}.y", b"waits")
         await publish_numbered(connection, name, 0, 10)
@@ -326,7 +326,7 @@ async def test_copies_after_connection_loss_during_reread(
             await wait_stream_empty(connection, name)
             await wait_single_consumer(connection, name)
         assert copier.statistics().missed == 0
-        assert sum(each.count for each in lost_connection.messages) == 5
+        assert sum(batch.count for batch in lost_connection.messages) == 5
 
 
 async def test_waits_for_reader_that_is_behind_stream(
@@ -429,7 +429,7 @@ async def test_long_nats_message_becomes_complete_dead_letters(kind: str, tmp_pa
                 await connection.round_trip()
                 assert await payloads(bus, name, 2) == [b"one", b"three"]
                 letters: list[Message[bytes]] = []
-                while b"".join(each.payload for each in letters) != long_message:
+                while b"".join(letter.payload for letter in letters) != long_message:
                     letters += await read(bus, f"dead.{name}", 1)
                 await wait_until(lambda: copier.statistics().position == (4 if kind else 3))
                 if kind in KINDS[:2]:

@@ -150,7 +150,7 @@ async def test_metadata_cache_is_bounded(nats: NatsServer) -> None:
             connection.core.write(encode.encode_pub(b"long", b"", headers=block))
         await connection.round_trip()
         await test_connection.round_trip()
-        assert sum(each.count for each in test_connection.messages) == count
+        assert sum(batch.count for batch in test_connection.messages) == count
         tracemalloc.start()
         for messages in test_connection.messages:
             for row in range(messages.count):

@@ -321,7 +321,7 @@ async def copy(target: NatsTarget, model: StreamModel, at: int) -> AsyncIterator
             last = in_flight.popleft().next_sequence
             refusals_ += await target.settle_oldest()
         while refusals_:
-            assert {each.code for each in refusals_} == {STREAM_FULL}
+            assert {refusal.code for refusal in refusals_} == {STREAM_FULL}
             resent = target.prepare(
                 SourceBatch(
                     source_batch(0, COUNT).select(np.array([e.sequence for e in refusals_])),
@@ -469,7 +469,7 @@ async def test_refused_message_of_fast_batch_does_not_block_rest(
         statistics = copier.statistics()
         assert (statistics.copied, statistics.refused, statistics.losses) == (8, 7, 0)
         accepted = [b"x" * size for size in sizes if size < 300]
-        accepted += [each.encode() for each in channels if each.startswith("odd.")]
+        accepted += [channel.encode() for channel in channels if channel.startswith("odd.")]
         assert await stream_payloads(connection, "ODD") == accepted
         assert await count_stored(connection, "OTHER") == 0
 

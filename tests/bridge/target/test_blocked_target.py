@@ -37,7 +37,7 @@ def full_target(policy: FullPolicy) -> Settings:
 def read_up_metric(copying: Copier) -> bool:
     """Return the `up` metric, after checking that the health agrees."""
     snapshot = bridge_snapshot([copying])
-    (up_metric,) = (each for each in snapshot.metrics if each.name == "bridge_up")
+    (up_metric,) = (metric for metric in snapshot.metrics if metric.name == "bridge_up")
     ((_, value),) = up_metric.values
     assert snapshot.health.ready == bool(value)
     return bool(value)

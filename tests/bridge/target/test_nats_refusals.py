@@ -86,7 +86,7 @@ async def test_refuses_denied_subjects_with_escapes(
             statistics = copier.statistics()
             assert (statistics.copied, statistics.refused, statistics.losses) == (1, 6, 0)
             letters = await bus.fetch(f"dead.{class_}")
-            assert [each.channel for each in letters] == channels[:-1]
+            assert [letter.channel for letter in letters] == channels[:-1]
 
 
 async def test_full_subject_does_not_block_others(server: BusServer, nats: NatsServer) -> None:
@@ -155,7 +155,7 @@ async def test_logs_missing_permission_once(
             async with copying(copier):
                 await wait_until(lambda: copier.statistics().losses >= 3)
                 await wait_until(lambda: problem in copier.statistics().problem)
-    denials = [each for each in caplog.messages if "Permissions Violation" in each]
+    denials = [message for message in caplog.messages if "Permissions Violation" in message]
     assert len(set(denials)) == 1
     assert len(denials) == 1 or user == "few"  # Copies before the refusal arrives.
 
@@ -269,12 +269,12 @@ async def test_message_for_other_subscriber_is_refused(
             await wait_until(lambda: copier.statistics().position == len(channels))
         found, expected = (
             copier.statistics(),
-            [each for each in channels if each.startswith(prefix)],
+            [channel for channel in channels if channel.startswith(prefix)],
         )
         assert (found.copied, found.refused) == (3, len(channels) - 3)
         assert await stream_payloads(connection, name) == [each.encode() for each in expected]
         letters = await bus.fetch(f"dead.{prefix}")
-        assert {dict(each.headers)["dead-error"] for each in letters} == {
+        assert {dict(letter.headers)["dead-error"] for letter in letters} == {
             f"no_stream: stream {name!r} does not accept the subject 'elsewhere.{end}'"
             for end in ("abc" if is_first else "ab")
         }

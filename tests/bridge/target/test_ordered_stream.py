@@ -89,7 +89,7 @@ async def test_unanswered_and_denied_message_is_refused() -> None:
     body.unanswered.append(0)
     target._connection.server_errors.append('Permissions Violation for Publish to "class.7"')
     target._handle_server_errors()
-    assert [(each.sequence, each.code) for each in body.refusals] == [
+    assert [(refusal.sequence, refusal.code) for refusal in body.refusals] == [
         (n, "permissions") for n in range(3)
     ]
     assert not body.unanswered
@@ -272,7 +272,7 @@ async def test_refused_message_does_not_block_rest_of_stream(
         statistics = copier.statistics()
         assert (statistics.copied, statistics.refused, statistics.losses) == (7, 7, 0)
         accepted = [b"x" * size for size in sizes if size < 300]
-        accepted += [each.encode() for each in channels if each.startswith(f"{options}.")]
+        accepted += [channel.encode() for channel in channels if channel.startswith(f"{options}.")]
         assert await stream_payloads(connection, name) == accepted
 
 
@@ -316,7 +316,7 @@ async def test_new_stream_gets_one_message_at_a_time(nats: NatsServer, server: B
                 await connection.round_trip()
             await connection.round_trip()
         assert [
-            each for in_flight_ in connection.messages for each in in_flight_.all_payloads()
+            payload for in_flight_ in connection.messages for payload in in_flight_.all_payloads()
         ] == [b"0"]
 
 

@@ -292,8 +292,8 @@ async def test_kills_store_messages_once_in_order(tmp_path: Path) -> None:
                     received += [each.payload for each in await messages.take(1000)]
                 await bus.publish(b"last", class_id="a")
                 received.append((await messages.get()).payload)
-            log_text = "\n".join(each.describe() for each in programs.values())
+            log_text = "\n".join(program.describe() for program in programs.values())
             assert received == [*numbered_payloads(0, published), b"last"], log_text
         finally:
-            for each in programs.values():
-                each.kill()
+            for program in programs.values():
+                program.kill()

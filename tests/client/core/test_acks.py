@@ -347,7 +347,10 @@ def test_pending_count_is_that_of_the_offered_outcomes(data: st.DataObject) -> N
                 ack_buffer.offer()
             case "e":
                 before = sink.pending_count
-                acked = [tuple(map(int, each.split("-"))) for each in encoded_acks(ack_buffer)]
+                acked = [
+                    tuple(map(int, encoded_ack.split("-")))
+                    for encoded_ack in encoded_acks(ack_buffer)
+                ]
                 assert sum(last - first for first, last in acked) == before
                 encoded += before
             case "d":

@@ -168,7 +168,7 @@ def test_invisible_class_has_the_error_of_an_unknown_one(row: str, class_id: int
         json_request(frames.INQUIRE, 0, 8, about="class", **{"class": each})
         for each in (NAMES[class_id], "no.such")
     )
-    reply, unknown_class_reply = (str(answer(bus, each)) for each in requests)
+    reply, unknown_class_reply = (str(answer(bus, request)) for request in requests)
     assert reply.replace(NAMES[class_id], "N") == unknown_class_reply.replace("no.such", "N")
 
 

@@ -24,7 +24,7 @@ def bus_with_messages_at(*times: float) -> BrokerHarness:
 
 def fetch_reply(bus: BrokerHarness, **request: Any) -> dict[str, Any]:
     peer = connect_version2(bus, json_request(FETCH, 1, 3, **request))
-    (reply,) = [each for each in peer.receive_replies() if each.kind == "fetch"]
+    (reply,) = [reply for reply in peer.receive_replies() if reply.kind == "fetch"]
     content: dict[str, Any] = reply.content
     return content
 

@@ -385,7 +385,7 @@ def test_bus_report_counts_no_dead_letters_as_dropped() -> None:
     peer.send(nack(5, 0, 1, "terminate"), unsubscribe(5))
     report = bus.broker.inquiry_handler.build_report(BusInquiry())
     assert isinstance(report, BusInfo)
-    assert [each.dropped for each in report.classes] == [0, 0]  # Also of the class of dead letters.
+    assert [cls.dropped for cls in report.classes] == [0, 0]  # Also of the class of dead letters.
     assert bus.broker.classes[1].dropped_counts == {Reason.TERMINATED: 1}
 
 
@@ -544,8 +544,13 @@ def check_reports(broker: Broker) -> None:
             assert getattr(report, name) == getattr(statistics, name), name
         assert (report.stored, report.head) == (statistics.ring.message_count, statistics.published)
         expected_positions = {
-            (each.session_id, each.number, each.durable, each.group): each
-            for each in statistics.subscriptions
+            (
+                subscription.session_id,
+                subscription.number,
+                subscription.durable,
+                subscription.group,
+            ): subscription
+            for subscription in statistics.subscriptions
         }
         for position in report.positions:
             key = (position.session, position.number, position.durable, position.group)
@@ -603,7 +608,7 @@ def test_growing_class_without_a_subscription_comes_first() -> None:
     def warnings() -> list[tuple[int, str]]:
         report = bus.broker.inquiry_handler.build_report(BusInquiry())
         assert isinstance(report, BusInfo)
-        return [(each.class_id, each.warning) for each in report.classes if each.class_id < 3]
+        return [(cls.class_id, cls.warning) for cls in report.classes if cls.class_id < 3]
 
     created = "session 1 (session 1) has created it"
     assert warnings() == [
@@ -629,10 +634,10 @@ def test_class_with_subscribers_only_names_its_creator() -> None:
     connect_version2(bus, classes=(4,))  # Neither publishes nor subscribes.
     report = bus.broker.inquiry_handler.build_report(BusInquiry())
     assert isinstance(report, BusInfo)
-    assert {each.class_id: each.warning for each in report.classes if each.warning} == {
+    assert {cls.class_id: cls.warning for cls in report.classes if cls.warning} == {
         3: "nobody has published to it; session 0 'till' (session 0) has created it"
     }
     connect_version2(bus, publish(3, 0, b"x"), classes=(3,))
     report = bus.broker.inquiry_handler.build_report(BusInquiry())
     assert isinstance(report, BusInfo)
-    assert not any(each.warning for each in report.classes)
+    assert not any(cls.warning for cls in report.classes)

@@ -197,7 +197,7 @@ def test_settings_of_many_classes_are_applied_in_portions(
         settings = Settings(classes=dict.fromkeys(range(35), ClassSettings(messages_max=7)))
     changed_counts = []
     for _ in classes.apply_settings(settings):
-        limits = [each.ring.messages_max for each in classes.classes.values()]
+        limits = [cls.ring.messages_max for cls in classes.classes.values()]
         changed_counts.append(limits.count(7))
     assert changed_counts == [10, 20, 30]
-    assert {each.ring.messages_max for each in classes.classes.values()} == {7}
+    assert {cls.ring.messages_max for cls in classes.classes.values()} == {7}

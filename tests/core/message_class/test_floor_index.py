@@ -63,12 +63,12 @@ TestFloorIndex = FloorIndexMachine.TestCase
 
 def test_lowest_floor_inspects_constant_number_of_positions_per_move() -> None:
     floor_index, positions = FloorIndex(), [create_position(0) for _ in range(1000)]
-    for each in positions:
-        floor_index.add(each)
+    for position in positions:
+        floor_index.add(position)
     CountingPosition.inspection_count = 0
     for n in range(10):
-        for each in positions:
-            each.window.floor = n + 1
+        for position in positions:
+            position.window.floor = n + 1
             floor_index.lowest_floor()
     assert floor_index.lowest_floor() == 10
     moves = 10 * len(positions)

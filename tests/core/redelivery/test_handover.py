@@ -222,12 +222,12 @@ def test_many_delays_are_not_passed_on(
         reconnect_version2(bus, start="earliest")
     if heir == "version 1":
         last = bus.peer(wire_peer.connect(1), wire_peer.subscribe(1))
-        received = {each.message_id for each in last.receive_messages()}
+        received = {message.message_id for message in last.receive_messages()}
     else:
         reader = connect_version2(bus, subscribe(1, 5, **options))
         messages = reader.receive_deliveries()
-        received = {each.message_id for each in messages}
-        assert all(each.attempt > 1 for each in messages)
+        received = {message.message_id for message in messages}
+        assert all(message.attempt > 1 for message in messages)
     is_passed_on = count == 4
     assert received == set(range(9)) - (set(range(0, 8, 2)) if is_passed_on else set())
 
@@ -255,7 +255,7 @@ def test_inherited_delay_of_version_1_is_limited_to_its_own_delay(
     received = []
     for tick in range(1, 10):
         advance_tick(bus)
-        received += [(tick, each) for each in heir.receive_ids(1)]
+        received += [(tick, id_) for id_ in heir.receive_ids(1)]
     assert received == [(waited, 0), (waited, 1)]
 
 

@@ -68,7 +68,7 @@ class World:
 
     def publish_decoded(self, publications: list[Publication]) -> None:
         """Publish messages whose envelopes the store must decode."""
-        whole = [frame_of(*each) for each in publications]
+        whole = [frame_of(*publication) for publication in publications]
         event: PublishedFrame | PublishedBatch = PublishedBatch(1, build_batch(*whole))
         if len(whole) == 1:
             event = PublishedFrame(1, memoryview(whole[0]))
@@ -76,7 +76,10 @@ class World:
 
     def publish_encoded(self, publications: list[Publication]) -> None:
         """Publish messages whose channels are passed with them."""
-        whole, channels = [frame_of(*each) for each in publications], [c for c, _ in publications]
+        whole, channels = (
+            [frame_of(*publication) for publication in publications],
+            [c for c, _ in publications],
+        )
         broker = self.bus.broker
         if len(whole) == 1:
             broker.publish_encoded(self.session, 1, channels[0], memoryview(whole[0]))

@@ -113,10 +113,10 @@ def test_filters_match_like_patterns(
             table.check_invariants()
             for name in NAMES:
                 found = table.find_filters(name)
-                assert set(found) == {each for each in filters if has_match(each, name)}
-        for each in filters:
+                assert set(found) == {filter_ for filter_ in filters if has_match(filter_, name)}
+        for filter_ in filters:
             if len(ring):
-                check_filter(each, ring, stored)
+                check_filter(filter_, ring, stored)
 
 
 def has_match(filter_: ChannelFilter, name: str) -> bool:

@@ -222,7 +222,8 @@ def test_waiting_messages_keep_publisher_order(
     while bus.broker.next_wakeup < float("inf"):
         set_time(bus, bus.broker.next_wakeup)
     received = [
-        (each.class_id, *map(int, each.payload.split())) for each in reader.receive_messages()
+        (message.class_id, *map(int, message.payload.split()))
+        for message in reader.receive_messages()
     ]
     for publisher, count in enumerate(sent):
         assert sorted(n for _, w, n in received if w == publisher) == list(range(count))

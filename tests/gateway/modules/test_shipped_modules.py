@@ -43,7 +43,7 @@ async def test_logger_logs_messages(
     )
     async with open_gateway(plan) as gateway:
         await gateway.publish(ModuleMessage("héllo\n".encode(), {"site": "roof"}))
-    (record,) = [each for each in caplog.records if each.name == "simplebus.gateway.log"]
+    (record,) = [record for record in caplog.records if record.name == "simplebus.gateway.log"]
     assert record.getMessage().replace(" …", "…") == f"log: {line}".replace(" …", "…")
     assert record.levelno == logging.WARNING
     assert vars(record)["module_name"] == "log"

@@ -55,14 +55,16 @@ class ClassNamesOfServer(dict[str, int]):
         )  # type: ignore[arg-type]
 
     def add_names(self, named_classes: list[Any]) -> None:
-        for each in named_classes:
-            if isinstance(each, NamedClass):
-                assert each.name is not None
-                assert each.id is not None
-                is_other = self.get(each.name, each.id) != each.id
-                if is_other or each.id in {i for n, i in self.items() if n != each.name}:
+        for named_class in named_classes:
+            if isinstance(named_class, NamedClass):
+                assert named_class.name is not None
+                assert named_class.id is not None
+                is_other = self.get(named_class.name, named_class.id) != named_class.id
+                if is_other or named_class.id in {
+                    i for n, i in self.items() if n != named_class.name
+                }:
                     raise RemoteProtocolError(Reason.CLASS_NAME_CONFLICT, "another one")
-                self[each.name] = each.id
+                self[named_class.name] = named_class.id
 
     def subscribe(self, subject: str) -> int:
         return self.sids.setdefault(subject, 1 + len(self.sids))
@@ -93,7 +95,7 @@ class ClassNamesOfServer(dict[str, int]):
 
     async def load_without_peers(self) -> None:
         """No server replies."""
-        [inbox] = [each for each in self.sids if each.startswith("_INBOX")]
+        [inbox] = [sid for sid in self.sids if sid.startswith("_INBOX")]
         self.naming.handle_messages(self.sids[inbox], arrived(NO_RESPONDERS))
         await self.naming.load(self.classes)
 
@@ -132,7 +134,7 @@ async def test_name_conflict_is_logged_once_on_both_sides(
             first.naming.merge_names(payload)
         for payload in first.publish_names():
             second.naming.merge_names(payload)
-    conflicts = [(vars(each)["class_id"], vars(each)["error"]) for each in caplog.records]
+    conflicts = [(vars(record)["class_id"], vars(record)["error"]) for record in caplog.records]
     assert conflicts == [(8, "another one"), (7, "another one")]
     assert dict(first) == {"orders": 7, "bills": 9}
     assert dict(second) == {"orders": 8}
@@ -179,7 +181,9 @@ async def test_lists_all_streams_and_those_without_leader(leaderless: Iterable[i
     link = Listed(8, *leaderless)
     configs, without_leader = await list_streams(link)  # type: ignore[arg-type]
     assert without_leader == link.missing
-    assert [each["name"] for each in configs] == [n for n in link.names if n not in without_leader]
+    assert [config["name"] for config in configs] == [
+        n for n in link.names if n not in without_leader
+    ]
 
 
 async def test_silent_servers_delay_start_only_briefly(

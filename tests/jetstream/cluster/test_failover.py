@@ -116,7 +116,7 @@ async def test_searches_with_backoff_and_logs_once(
     assert 50 < len(case.search_times) < 70
     assert len(case.link.request_times) < 200
     assert not case.link.switches
-    assert [each.message for each in caplog.records] == [
+    assert [record.message for record in caplog.records] == [
         "JetStream has not answered for 15 s at the NATS server here:4222, nor at any other known "
         "server; still searching"
     ]

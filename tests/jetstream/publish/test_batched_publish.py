@@ -258,7 +258,7 @@ def test_accepts_repeated_check_answers(name: str) -> None:
         stream.publisher.handle_reconnect(0.0)
         stream.publisher.publish_ready(0.0)
     answers = stream.process_publications()
-    assert stream.answer([each for each in answers for _ in range(2)], 0.0) == 1
+    assert stream.answer([answer for answer in answers for _ in range(2)], 0.0) == 1
     assert stream.payloads() == expected
 
 

@@ -340,8 +340,8 @@ def test_remembers_queued_numbers_of_many_publishers() -> None:
     frames_ = [frame(b"%d" % number, number) for number in range(20)]
     other_frames = [frame(b"%d" % number, number) for number in range(100, 110)]
     batch_number = entry(*frames_[:10], name="pub")
-    for each in other_frames:
-        batch_number.append_frames(1, each, "other")
+    for other_frame in other_frames:
+        batch_number.append_frames(1, other_frame, "other")
     stream.publisher.append_batch(WriteBatch(1, [batch_number]))
     stream.refuses = lambda: len(stream.stored) >= 10
     stream.answer_all(0.0)

@@ -62,7 +62,7 @@ class ReplicatedStreams(FastBatchStream):
         self.written: deque[Pub] = deque()
         self.answers: list[bytes] = []
         self.accepted: dict[str, deque[AcceptedMessage]] = {
-            f"s.{each}": deque() for each in CLASSES
+            f"s.{class_id}": deque() for class_id in CLASSES
         }
         self.open: dict[tuple[str, bytes], int] = {}
         """Number of the last message of each open fast batch."""
@@ -202,7 +202,9 @@ class ReplicatedStreams(FastBatchStream):
         kept_count = self.rng.choice([0, len(accepted_messages) // 2, len(accepted_messages)])
         while len(accepted_messages) > kept_count:
             accepted_messages.pop()
-        self.accepted_ids = {each for each in self.accepted_ids if each[0] != subject}
+        self.accepted_ids = {
+            accepted_id for accepted_id in self.accepted_ids if accepted_id[0] != subject
+        }
         self.absent.add(subject)
 
     def deliver_replies(self, max_count: int, now: float) -> int | None:
@@ -232,9 +234,11 @@ class Publishers:
     def __init__(self, stream: ReplicatedStreams) -> None:
         self.stream = stream
         self.count = self.batch_count = self.durable_batch = 0
-        self.published: dict[int, list[tuple[int, set[int]]]] = {each: [] for each in CLASSES}
+        self.published: dict[int, list[tuple[int, set[int]]]] = {
+            class_id: [] for class_id in CLASSES
+        }
         """By class: the batches and their message numbers."""
-        self.named: dict[int, list[int]] = {each: [] for each in CLASSES}
+        self.named: dict[int, list[int]] = {class_id: [] for class_id in CLASSES}
         """By class: unconfirmed messages of named publishers."""
         self.of_names: set[int] = set()
 

@@ -210,4 +210,6 @@ def read_snapshot(server: RunningServer) -> MonitorSnapshot:
 
 
 def refused_classes(snapshot: MonitorSnapshot) -> object:
-    return {each.name: each.values[0][1] for each in snapshot.metrics}["engine_refused_classes"]
+    return {metric.name: metric.values[0][1] for metric in snapshot.metrics}[
+        "engine_refused_classes"
+    ]

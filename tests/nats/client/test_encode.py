@@ -235,9 +235,9 @@ def variants(value: object) -> list[object]:
     found = list(wrong)
     if isinstance(value, dict):
         found += [{k: v for k, v in value.items() if k != key} for key in value]
-        found += [{**value, key: each} for key in value for each in variants(value[key])]
+        found += [{**value, key: variant} for key in value for variant in variants(value[key])]
     if isinstance(value, list):
-        found += [[each] for each in variants(value[0])]
+        found += [[variant] for variant in variants(value[0])]
     return found
 
 

@@ -74,11 +74,13 @@ def test_reconnected_client_can_subscribe_before_cleanup() -> None:
     subscriptions = [
         (b"a.%d" % n, b"g" * (n % 2), b"%d" % n) for n in range(IMMEDIATE_REMOVALS_MAX + 1)
     ]
-    harness = harness_with_limit(3 * sum(estimate_bytes(*each) for each in subscriptions))
+    harness = harness_with_limit(
+        3 * sum(estimate_bytes(*subscription) for subscription in subscriptions)
+    )
     interest = harness.nats_server.routes.subscription_memory
     for _ in range(2):
         client = harness.client(
-            QUIET, b"".join(b"SUB %s %s %s\r\n" % each for each in subscriptions)
+            QUIET, b"".join(b"SUB %s %s %s\r\n" % subscription for subscription in subscriptions)
         )
         assert client.lines() == b""
         client.close()
@@ -171,10 +173,13 @@ def test_accounting_matches_subscriptions(
                 harness.nats_server.tick()
         interest.check()
         subscriptions_ = [
-            each for client_ in clients.values() for each in client_.session.subscriptions.values()
+            subscription
+            for client_ in clients.values()
+            for subscription in client_.session.subscriptions.values()
         ]
         estimated_bytes = sum(
-            estimate_bytes(each.subject, each.queue, each.sid) for each in subscriptions_
+            estimate_bytes(subscription.subject, subscription.queue, subscription.sid)
+            for subscription in subscriptions_
         )
         assert (
             sum(interest._bytes_by_account.values())

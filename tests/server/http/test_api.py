@@ -95,7 +95,7 @@ def head(server: RunningServer, name: str) -> int:
 async def can_list(server: RunningServer) -> bool:
     response = await call(server, "classes", token="t")
     if response.status == 200:
-        return "secret" in {each["name"] for each in response.json["classes"]}
+        return "secret" in {cls["name"] for cls in response.json["classes"]}
     assert response.status == 403
     return False
 
@@ -246,7 +246,7 @@ async def test_classes_are_listed_without_users() -> None:
     async with serving(classes=CLASSES, http_port=0) as server:
         peer = await open_http_peer(server)
         response = await peer.request(PREFIX + "classes")
-        assert {each["name"] for each in response.json["classes"]} >= {"orders", "secret"}
+        assert {cls["name"] for cls in response.json["classes"]} >= {"orders", "secret"}
         await peer.send(b"GET /api/v1/classes HTTP/1.1\r\nHost: evil.example\r\n\r\n")
         assert (await peer.read_response()).status == 421
 
@@ -283,7 +283,7 @@ async def test_preflight_requests_are_refused() -> None:
         peer = await open_http_peer(server)
         response = await peer.request(PREFIX + "purge", method="OPTIONS")
         assert response.status == 401
-        assert not [each for each in response.headers if each.startswith("access-control")]
+        assert not [header for header in response.headers if header.startswith("access-control")]
 
 
 @pytest.mark.parametrize(
@@ -336,12 +336,16 @@ async def test_peek_shows_messages_in_pages() -> None:
                     b'{"n": %d}' % number, class_id="orders", channel="eu", headers={"a": "b"}
                 )
         page = (await call(server, "messages?class=orders&count=3")).json
-        assert [each["payload"] for each in page["messages"]] == [{"n": 0}, {"n": 1}, {"n": 2}]
+        assert [message["payload"] for message in page["messages"]] == [
+            {"n": 0},
+            {"n": 1},
+            {"n": 2},
+        ]
         assert page["messages"][0]["headers"] == [["a", "b"]]
         assert page["messages"][0]["channel"] == "eu"
         assert page["next"] == 3
         page = (await call(server, "messages?class=6&count=3&first=3&format=hex&bytes=2")).json
-        assert [each["payload"] for each in page["messages"]] == ["7b22", "7b22"]
+        assert [message["payload"] for message in page["messages"]] == ["7b22", "7b22"]
         assert page["messages"][0]["is_truncated"]
         assert page["messages"][0]["payload_bytes"] == 8
         assert page["next"] is None
@@ -369,7 +373,7 @@ async def test_dead_letters_are_requeued_and_dropped() -> None:
     async with serving_users() as server:
         await make_letters(server, b"1", b"2", b"3")
         page = (await call(server, "dead-letters?class=secret&count=2&format=text")).json
-        assert [each["payload"] for each in page["letters"]] == ["1", "2"]
+        assert [letter["payload"] for letter in page["letters"]] == ["1", "2"]
         assert page["letters"][0]["reason"] == "terminated"
         assert page["letters"][0]["error"] == "broken"
         assert page["next"] == 2
@@ -379,7 +383,7 @@ async def test_dead_letters_are_requeued_and_dropped() -> None:
         body = {"class": "dead.secret", "reason": "terminated", "first": 2}
         assert (await call(server, "dead-letters/drop", body)).json["count"] == 1
         page = (await call(server, "dead-letters?class=secret&reason=terminated")).json
-        assert [each["sequence"] for each in page["letters"]] == [0]
+        assert [letter["sequence"] for letter in page["letters"]] == [0]
         assert (await call(server, "dead-letters?class=secret&reason=x")).json["letters"] == []
         for wrong in ({"class": "secret"}, {"class": "secret", "all": True, "reason": "x"}):
             assert (await call(server, "dead-letters/drop", wrong)).status == 400
@@ -393,7 +397,7 @@ async def test_letters_of_successive_requests_are_all_published() -> None:
             body = {"class": "secret", "sequences": [sequence]}
             assert (await call(server, "dead-letters/requeue", body)).json["count"] == 1
         page = (await call(server, "messages?class=secret&format=text")).json
-        assert [each["payload"] for each in page["messages"]][-3:] == ["3", "1", "2"]
+        assert [message["payload"] for message in page["messages"]][-3:] == ["3", "1", "2"]
 
 
 async def test_many_dead_letters_are_dropped_in_several_requests() -> None:
@@ -485,7 +489,7 @@ async def test_slow_request_ends_and_is_logged(
         lines += ["Authorization: Bearer b", f"Content-Length: {len(body)}", "", ""]
         await peer.send("\r\n".join(lines).encode() + body)
         await started.wait()
-    outcomes = [each.outcome for each in caplog.records if hasattr(each, "outcome")]
+    outcomes = [record.outcome for record in caplog.records if hasattr(record, "outcome")]
     assert outcomes == ["the request did not finish within 0 s", "interrupted"]
 
 
@@ -516,9 +520,11 @@ async def test_every_changing_request_is_logged(caplog: pytest.LogCaptureFixture
             elif not route.changes:
                 await call(server, route.path)
         await call(server, "purge", {"class": "secret", "last": 1})
-    records = [each for each in caplog.records if getattr(each, "event", "") == "admin.requested"]
+    records = [
+        record for record in caplog.records if getattr(record, "event", "") == "admin.requested"
+    ]
     changing = [each.operation for each in ROUTES.by_path.values() if each.changes]
-    assert [each.action for each in records][:-1] == changing[:-1]  # type: ignore[attr-defined]
+    assert [record.action for record in records][:-1] == changing[:-1]  # type: ignore[attr-defined]
     last: Any = records[-1]
     assert (last.user, last.action, last.class_name) == ("boss", "purge_messages", "secret")
     assert last.outcome == "0 done"
@@ -533,9 +539,9 @@ def test_description_is_valid_openapi() -> None:
     description = ROUTES.describe("1.2")
     OpenAPIV31SpecValidator(description).validate()
     operations = [each for item in description["paths"].values() for each in item.values()]
-    operation_ids = {each["operationId"] for each in operations}
+    operation_ids = {operation["operationId"] for operation in operations}
     assert operation_ids == {each.operation for each in ROUTES.by_path.values()} == set(OPERATIONS)
-    assert all(each["summary"].endswith(".") for each in operations)
+    assert all(operation["summary"].endswith(".") for operation in operations)
 
 
 async def test_description_is_served_and_replies_match_it() -> None:

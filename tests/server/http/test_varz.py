@@ -154,7 +154,7 @@ async def test_connz_and_subsz_have_the_shape_of_nats_server(
 ) -> None:
     def normalize(response: dict[str, Any]) -> dict[str, Any]:
         rows = response.get("subscriptions_list", [])
-        own_rows = [each for each in rows if each["subject"] in ("a.>", "b")]
+        own_rows = [row for row in rows if row["subject"] in ("a.>", "b")]
         for each in own_rows:
             for inner in ("account", "account_tag"):
                 each.pop(inner, None)
@@ -192,7 +192,10 @@ async def test_connz_lists_binary_connections() -> None:
         await bus.send(subscribe() + message(b"x") * 3)
         await bus.read_messages(3)
         response = await get_json(server, "/connz?subs=1")
-        assert [each["type"] for each in response["connections"]] == ["nats", "simplebus"]
+        assert [connection["type"] for connection in response["connections"]] == [
+            "nats",
+            "simplebus",
+        ]
         own_result = response["connections"][1]
         assert own_result["cid"] >= 1 << 32
         assert (own_result["in_msgs"], own_result["out_msgs"], own_result["subscriptions"]) == (
@@ -220,7 +223,7 @@ async def test_connz_does_not_list_a_connection_that_its_client_has_closed(is_na
         # The event loop does not run in between, so the server has not read the end yet.
         assert server.monitor is not None
         connections = run_steps(server.monitor.collector.collect_connections())
-        assert [each.name for each in connections] == ["stays"]
+        assert [connection.name for connection in connections] == ["stays"]
         after = await get_json(server, "/connz")
         assert (after["total"], after["num_connections"]) == (1, 1)
         await stays.stream.aclose()
@@ -240,9 +243,13 @@ async def test_connz_shows_the_address_despite_the_client_name() -> None:
 async def test_numbers_are_integers_where_go_programs_need_them() -> None:
     def float_fields(value: Any, name: str = "") -> set[str]:
         if isinstance(value, dict):
-            return {each for key, inner in value.items() for each in float_fields(inner, key)}
+            return {
+                float_field
+                for key, inner in value.items()
+                for float_field in float_fields(inner, key)
+            }
         if isinstance(value, list):
-            return {each for inner in value for each in float_fields(inner, name)}
+            return {float_field for inner in value for float_field in float_fields(inner, name)}
         return {name} if isinstance(value, float) else set()
 
     async with server_with_client() as server:
@@ -272,7 +279,7 @@ async def test_lists_are_bounded_and_include_the_total() -> None:
         for _ in range(5):
             await connect(server, [])
         response = await get_json(server, "/connz?limit=2&offset=1")
-        assert [each["cid"] - (1 << 32) for each in response["connections"]] == [1, 2]
+        assert [connection["cid"] - (1 << 32) for connection in response["connections"]] == [1, 2]
         assert (response["num_connections"], response["total"], response["limit"]) == (2, 5, 2)
         assert (await get_json(server, "/connz?limit=1000000"))["limit"] == http_varz.ROWS_MAX
         assert (await get_json(server, "/connz?state=closed"))["connections"] == []
@@ -320,8 +327,10 @@ async def test_pages_of_subsz_together_list_each_subscription_once(
                 for limit in range(1, 20):
                     found = run_steps(collector.collect_subscriptions(offset, limit))
                     assert found == all_subscriptions[offset : offset + limit], (offset, limit)
-            for cid in {each.cid for each in all_subscriptions}:
-                expected = [each for each in all_subscriptions if each.cid == cid]
+            for cid in {subscription.cid for subscription in all_subscriptions}:
+                expected = [
+                    subscription for subscription in all_subscriptions if subscription.cid == cid
+                ]
                 assert collector.list_subscriptions(cid) == expected
             assert collector.list_subscriptions(999) == []
 
@@ -337,7 +346,7 @@ async def test_user_is_shown_for_every_kind_of_credentials() -> None:
         await connect(server, [1])
         async with simplebus.connect(server.addresses[0], token="t"):
             response = await get_json(server, "/connz?auth=1", bearer)
-            names = [each["authorized_user"] for each in response["connections"]]
+            names = [connection["authorized_user"] for connection in response["connections"]]
             assert names == ["tokens", "addresses", "tokens"]
         await peer.stream.aclose()
         assert (await get_json(server, "/varz", bearer))["auth_required"] is True
@@ -362,7 +371,7 @@ async def test_connz_sorts_as_requested(sort: str, monkeypatch: pytest.MonkeyPat
         response = await get_json(server, f"/connz?sort={sort}&limit=2")
         assert len(response["connections"]) == 2
         if sort == "msgs_from":
-            assert [each["in_msgs"] for each in response["connections"]] == [3, 2]
+            assert [connection["in_msgs"] for connection in response["connections"]] == [3, 2]
 
 
 async def test_connz_rejects_unknown_sort_keys() -> None:
@@ -400,7 +409,7 @@ async def test_sessionz_reports_a_session() -> None:
         (session_id,) = server.server.connections
         row = await get_json(server, f"/sessionz?session={session_id}")
         assert (row["about"], row["session"]) == ("session", session_id)
-        assert [each["in_flight"] for each in row["positions"]] == [1]
+        assert [position["in_flight"] for position in row["positions"]] == [1]
         assert row["class_names"] == {"1": ""}
         assert (await (await open_http_peer(server)).request("/sessionz?session=99")).status == 404
 

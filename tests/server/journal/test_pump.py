@@ -224,16 +224,16 @@ def test_new_durables_are_written_in_bounded_batches_while_the_disk_is_slow(
             pump.submit_pending()
             replies = peer.receive_replies()
             assert len(replies) <= 2 * CHANGES_PER_WRITE_BATCH
-            kinds.update(each.kind for each in replies)
+            kinds.update(reply.kind for reply in replies)
         assert kinds == {"subscribe": 300, "unsubscribe": 100}
         pump.close()
     changes = [decode_changes(each.changes) for each in batches if each.changes]
-    assert sum(len(each.positions) for each in changes) >= 250
-    assert max(len(each.positions) for each in changes) <= CHANGES_PER_WRITE_BATCH
+    assert sum(len(change.positions) for change in changes) >= 250
+    assert max(len(change.positions) for change in changes) <= CHANGES_PER_WRITE_BATCH
     recovered = BrokerHarness(commit_log=CommitLog(Durability.DISK))
     with contextlib.closing(lock_directory(tmp_path, new_bus="here")) as directory:
         load(recovered.broker, directory)
-    durables = {each.durable for each in recovered.broker.classes[1].positions}
+    durables = {position.durable for position in recovered.broker.classes[1].positions}
     assert durables == {f"d{number}" for number in range(101, 301)}
 
 

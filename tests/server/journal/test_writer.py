@@ -130,7 +130,7 @@ def test_failed_writes_are_retried(harness: WriterHarness, monkeypatch: pytest.M
     harness.put_batch(0)
     harness.journal.may_sync.release(3)
     events = harness.wait_events(4)
-    assert [each[0] for each in events[:2] if isinstance(each, tuple)] == [
+    assert [event[0] for event in events[:2] if isinstance(event, tuple)] == [
         Reason.DISK_FULL,
         Reason.DISK_FAILED,
     ]

@@ -60,7 +60,7 @@ def test_oldest_closing_connection_is_closed_first(actions: list[str], closing_m
                 closing_connections.discard(closed.close)
                 sockets.remove(closed)
             assert len(closing_connections) == len(waiting)
-            assert [each for each in sockets if not each.is_closed] == waiting
+            assert [socket for socket in sockets if not socket.is_closed] == waiting
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ async def test_authenticated_client_evicts_one_without_free_descriptors(
             await stack.enter_async_context(await open_connection(server, "bus")) for _ in range(20)
         ]
         await wait_until(lambda: len(server.server.evictable_connections) == 20)
-        sockets = [each.socket for each in server.server.connections.values()]
+        sockets = [connection.socket for connection in server.server.connections.values()]
 
         def descriptors(more: int = 0) -> int:
             return 0 if all(each.fileno() >= 0 for each in sockets) else 1 << 20

@@ -231,4 +231,4 @@ async def test_ipv4_mapped_addresses_are_shown_as_ipv4() -> None:
             peer = Peer(await trio.open_tcp_stream("127.0.0.1", listener.getsockname()[1]))
             await peer.send(build_frame(frames.CONNECT, content=b"[1]"))
             assert (await peer.read_frame())[0] == frames.CONNECT
-            assert [each.user for each in server.server.broker.sessions.values()] == ["till"]
+            assert [session.user for session in server.server.broker.sessions.values()] == ["till"]

@@ -141,7 +141,7 @@ async def test_listeners_accept_less_often_in_a_crowd(
         turns = [n for n, name in enumerate(step_names) if name == listener_name]
         steps = [later - earlier for earlier, later in pairwise(turns)]
         assert len(turns) >= 7
-        assert all(10 <= each <= 15 for each in steps), steps
+        assert all(10 <= step <= 15 for step in steps), steps
 
 
 async def test_readable_connections_run_one_at_a_time(sockets: Sockets) -> None:
