@@ -500,14 +500,20 @@ class Server:
         if before == users:
             return
         users_before = {user.name: user for user in before.users} if before is not None else {}
-        sessions = drain_list(list(self.broker.sessions.values()))
+        # Sessions that authenticate from now on do so with the new table.
+        sessions = drain_list(
+            [
+                session
+                for session in self.broker.sessions.values()
+                if session.is_authenticated and not session.is_local and not session.is_internal
+            ]
+        )
         for number, session in enumerate(sessions, 1):
             if number % CHANGED_SESSIONS_PER_TURN == 0:
                 yield
             was = users_before.get(session.user)
             is_same = users is not None and was is not None and users.has_unchanged(was)
-            is_asked = session.is_authenticated and not session.is_local and not session.is_internal
-            if users is not None and is_asked and not is_same:
+            if users is not None and not is_same:
                 error = RemoteProtocolError(
                     Reason.UNAUTHORIZED, f"user {session.user!r} was removed or changed"
                 )

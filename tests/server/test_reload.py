@@ -27,6 +27,7 @@ from simplebus.server import reload as server_reload
 from simplebus.server import server as server_module
 from simplebus.server.reload import CannotReloadError, apply_settings
 from simplebus.server.run import RunningServer, ServeOptions, reload
+from tests.behaviour.wire_peer_v2 import CONNECT, connect_request
 from tests.support.nats_peer import connect_nats_peer, open_nats_peer
 from tests.support.running_server import (
     ack,
@@ -371,3 +372,26 @@ async def test_users_and_limits_are_applied_in_portions_to_all_connections(
             await bus.publish(b"x", class_id=1)
             limits = [session.token_buckets for session in bus_server.broker.sessions.values()]
             assert [len(limit) for limit in limits] == [1]
+
+
+async def test_a_client_that_authenticates_between_the_portions_stays_connected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "CHANGED_SESSIONS_PER_TURN", 1)
+    new, stays = (User(name, token=hash_token(name)) for name in ("new", "stays"))
+    async with serving(users=Users([stays])) as server:
+        connections = server.server.connections
+        peers = [await connect(server) for _ in range(2)]
+        await peers[0].send(connect_request(1, auth={"token": "stays"}))
+        assert (await peers[0].read_frame())[0] == CONNECT
+        await wait_until(lambda: len(connections) == 2)
+        parts = server.server.replace_users_in_parts(Users([new, stays]))
+        next(parts)
+        await peers[1].send(connect_request(1, auth={"token": "new"}))
+        assert (await peers[1].read_frame())[0] == CONNECT
+        for _ in parts:
+            await trio.lowlevel.checkpoint()
+        for peer in peers:
+            await peer.send(connect_request(2))
+            assert (await peer.read_frame())[0] == CONNECT
+        assert len(connections) == 2
