@@ -336,6 +336,9 @@ class InquiryHandler:
                 and can_inquire(grants, cls)
                 and not (grants is not None and has_private_channels(cls.name))
             ]
+        while unindexed := [cls for cls in classes if cls.channels.has_unindexed_patterns]:
+            unindexed[0].channels.update_some_patterns()
+            yield
         return report_channel(
             inquiry.channel,
             [cls for cls in classes if self._store.classes.get(cls.class_id) is cls],

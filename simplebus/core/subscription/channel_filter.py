@@ -354,6 +354,11 @@ class ChannelTable:
             self._removed_filters.append(removed)
 
     @property
+    def has_unindexed_patterns(self) -> bool:
+        """True if `update_some_patterns` has patterns to index. `find_filters` takes long then."""
+        return bool(self._unindexed_patterns)
+
+    @property
     def has_pattern_changes(self) -> bool:
         """True if `update_some_patterns` has work to do."""
         return bool(self._unindexed_patterns or self._removed_filters)

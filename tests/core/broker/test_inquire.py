@@ -12,7 +12,7 @@ from hypothesis.stateful import invariant
 from simplebus.core.broker.broker import Broker
 from simplebus.core.broker.class_warnings import GROWTH_SECONDS
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import INQUIRY_MEMBERS_MAX, INQUIRY_POSITIONS_MAX
+from simplebus.core.limits import INQUIRY_MEMBERS_MAX, INQUIRY_POSITIONS_MAX, PATTERNS_PER_TURN
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.inquiry import (
     BusInfo,
@@ -414,6 +414,27 @@ def test_report_on_all_classes_is_built_in_steps(
 
 
 # A channel ---------------------------------------------------------------------------------------
+
+
+def test_channel_report_first_indexes_new_patterns_in_steps() -> None:
+    bus = BrokerHarness()
+    subscriber = connect_version2(bus, classes=[1, 2])
+    for number in range(1, 7):
+        patterns = [f"orders.{number}.{n}.*" for n in range(PATTERNS_PER_TURN)]
+        subscriber.send(subscribe(1 + number % 2, number, channels=patterns))
+    peer = connect_version2(bus, classes=[1])
+    peer.session.allow_split_reads()
+    inquiry = ChannelInquiry("orders.3.5.x")
+    peer.send(frames.encode(frames.INQUIRE, message_id=3, content=msgspec.json.encode(inquiry)))
+    step_count = 0
+    while not (replies := peer.receive_replies()):
+        step_count += 1
+    assert step_count == 7, "one step for the patterns of each subscription, and one to reply"
+    assert not any(cls.channels.has_unindexed_patterns for cls in bus.broker.classes.values())
+    expected = bus.broker.inquiry_handler.build_report(inquiry)
+    assert decode_reply(json.dumps(replies[0].content).encode()) == expected
+    assert isinstance(expected, ChannelInfo)
+    assert [match.number for cls in expected.classes for match in cls.matches] == [3]
 
 
 def test_channel_report_lists_matches_and_near_misses() -> None:
