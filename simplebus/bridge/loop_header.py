@@ -40,7 +40,7 @@ def extend_path(
         hops_max: Largest number of buses on the path, the source included.
     """
     path = parse_path(headers)
-    if source in path or len(path) >= hops_max or any(each in targets for each in path):
+    if source in path or len(path) >= hops_max or any(identity in targets for identity in path):
         return None
     other_headers = tuple(pair for pair in headers if pair[0] != PATH_HEADER)
     return (*other_headers, (PATH_HEADER, " ".join([*path, source])))

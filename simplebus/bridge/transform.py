@@ -225,7 +225,7 @@ class FrameRewriter:
         Raises ValueError.
         """
         channel = envelope.channel
-        if self._channels and not any(matches(each, channel) for each in self._channels):
+        if self._channels and not any(matches(pattern, channel) for pattern in self._channels):
             return SkipReason.FILTERED
         headers = extend_path(
             envelope.headers,

@@ -100,8 +100,8 @@ def subscribe_request(
         if isinstance(backoff, str | bytes) or not isinstance(backoff, Iterable):
             raise TypeError(f"backoff must be a list of seconds, got {backoff!r}")
         backoff_seconds = [
-            arguments.check_seconds("backoff", each, minimum=minimum, maximum=maximum)
-            for each in backoff
+            arguments.check_seconds("backoff", delay, minimum=minimum, maximum=maximum)
+            for delay in backoff
         ]
         if not 1 <= len(backoff_seconds) <= BACKOFF_STEPS_MAX:
             raise ValueError(

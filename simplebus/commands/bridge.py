@@ -141,7 +141,9 @@ def bridge(
                     rewrite=tuple(rewrite or ()),
                 )
             ]
-        copiers = create_copiers([_add_environment_credentials(each) for each in bridges])
+        copiers = create_copiers(
+            [_add_environment_credentials(bridge_settings) for bridge_settings in bridges]
+        )
     except typer.BadParameter as error:
         fail(error.message, status=USAGE_STATUS)
     except ValueError as error:

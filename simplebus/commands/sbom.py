@@ -136,9 +136,9 @@ def _find_licenses(package: Distribution) -> list[dict[str, Any]]:
     if expression := headers.get("license_expression"):
         return [{"expression": expression}]
     names = [
-        each.rpartition(" :: ")[2]
-        for each in headers.get("classifier", ())
-        if each.startswith("License :: ")
+        classifier.rpartition(" :: ")[2]
+        for classifier in headers.get("classifier", ())
+        if classifier.startswith("License :: ")
     ]
     text = headers.get("license", "")
     if not names and text and "\n" not in text:

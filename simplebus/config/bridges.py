@@ -43,7 +43,7 @@ def _parse_address(text: str) -> str:
 
 
 def _parse_rewrite(pair: list[Any]) -> tuple[str, str]:
-    if len(pair) != 2 or not all(isinstance(each, str) for each in pair):
+    if len(pair) != 2 or not all(isinstance(part, str) for part in pair):
         raise ValueError(f"expected a list of a pattern and a template, got {pair!r}")
     return pair[0], pair[1]
 

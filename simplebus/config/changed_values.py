@@ -140,7 +140,7 @@ def _differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
 
 def _describe(table: str, key: str, old: Any, new: Any) -> ValueChange:
     is_secret = key.rpartition(".")[2] in _SECRET_KEYS
-    previous, value = ("" if is_secret else _format_value(each) for each in (old, new))
+    previous, value = ("" if is_secret else _format_value(raw_value) for raw_value in (old, new))
     name = f"{table}.{key}"
     if new is None:
         description = f"{name} is not set"

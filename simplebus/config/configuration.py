@@ -156,7 +156,9 @@ def name_options_by_source(error: ValueError, configuration: Configuration) -> V
 def _name_options(sentence: str, configuration: Configuration) -> tuple[str, bool]:
     """Return one message with its options renamed, and whether the file caused it."""
     file = configuration.file
-    sources = {each.flag: configuration.sources.get(each.name) for each in settings_in(sentence)}
+    sources = {
+        setting.flag: configuration.sources.get(setting.name) for setting in settings_in(sentence)
+    }
     begins_with_key = file is not None and file.document.find_line(sentence) is not None
     is_of_file = begins_with_key or Source.FILE in sources.values()
     default = Source.VARIABLE if Source.VARIABLE in sources.values() else Source.FLAG

@@ -100,7 +100,7 @@ def read_config(path: Path) -> tuple[ConfigFile, tuple[str, ...]]:
                 values = reader.copy_table(tables.get(name, {}), name)
                 read = reader.read_values(values, settings, name)
         options |= read
-    reader.has_secrets |= any(each.credentials for each in options.get("engine") or ())
+    reader.has_secrets |= any(address.credentials for address in options.get("engine") or ())
     classes: dict[str, NamedClass] = {}
     settings_of_classes: dict[int | str, ClassSettings] = {}
     owners: dict[int, str] = {}

@@ -680,7 +680,9 @@ class ServerConfig:
         tables: dict[str, Any] = {}
         for name, table in TABLES.items():
             present = [setting for setting in table.settings() if setting.name in values]
-            tables[name] = table(**{each.field_name: values[each.name] for each in present})
+            tables[name] = table(
+                **{setting.field_name: values[setting.name] for setting in present}
+            )
         return cls(**tables)
 
     def items(self) -> Iterator[tuple[Setting, Any]]:

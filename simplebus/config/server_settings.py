@@ -91,7 +91,7 @@ def _check_spilling(config: ServerConfig, settings: Settings) -> None:
             if each.full_policy is FullPolicy.SPILL
         ]
         reason = "spill keeps on disk what does not fit into memory: it needs --data-dir"
-        raise ValueError("\n".join(f"{each}: {reason}" for each in spilling))
+        raise ValueError("\n".join(f"{key}: {reason}" for key in spilling))
     for class_ in config.memory.last_values:
         class_id, name = class_.id, class_.name or ""
         settings_of_class = settings.settings_for_class(-1 if class_id is None else class_id, name)

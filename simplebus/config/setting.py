@@ -66,7 +66,11 @@ class Kind:
         for a flag, an empty tuple for a list, and otherwise None.
         """
         if default is MISSING and sets is not None:
-            default = next(each.default for each in fields(sets[0]) if each.name == sets[1])
+            default = next(
+                table_field.default
+                for table_field in fields(sets[0])
+                if table_field.name == sets[1]
+            )
         elif default is MISSING:
             default = False if self is FLAG else () if details.get("is_list") else None
         declared = Setting(self, help_text, default, sets, **details)
@@ -310,6 +314,6 @@ class SettingsTable:
     def settings(cls) -> tuple[Setting, ...]:
         """Return the settings of the table."""
         return tuple(
-            replace(each.metadata["setting"], field_name=each.name, table=cls)
-            for each in fields(cls)
+            replace(table_field.metadata["setting"], field_name=table_field.name, table=cls)
+            for table_field in fields(cls)
         )

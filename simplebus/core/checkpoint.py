@@ -228,7 +228,7 @@ class Checkpointer:
             if class_id not in classes:
                 changes.removed_classes.append(self._record_removed_class(class_id))
         if is_scan_due and self._scan(now, changes, in_portions=in_portions):
-            ended_class_ids = dict.fromkeys(each.class_id for each in self._progressed)
+            ended_class_ids = dict.fromkeys(position.class_id for position in self._progressed)
             for class_id in ended_class_ids:
                 self._record_unnamed(class_id, [], changes)
             self._progressed.clear()

@@ -321,7 +321,7 @@ class ProducerStates:
             if number_distance(since, refusal.refers_to + refusal.count) > 0
         ]
         self._set_refusals(producer, unreceived)
-        starts = (max(0, number_distance(since, each.refers_to)) for each in unreceived)
+        starts = (max(0, number_distance(since, refusal.refers_to)) for refusal in unreceived)
         first = (since + min(starts, default=_HALF_NUMBER_RANGE)) & MESSAGE_ID_MASK
         back = number_distance(first, producer.next_number)
         if unreceived and back > 0:

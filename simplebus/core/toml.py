@@ -34,9 +34,12 @@ def loads(text: str) -> dict[str, Any]:
     while level:
         if depth > _LEVELS_MAX:
             raise _too_deep()
-        if any(_has_long_integer(each) for each in level):
+        if any(_has_long_integer(container) for container in level):
             raise _too_long(text)
-        level, depth = [child for each in level for child in _child_containers(each)], depth + 1
+        level, depth = (
+            [child for container in level for child in _child_containers(container)],
+            depth + 1,
+        )
     return document
 
 

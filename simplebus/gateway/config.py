@@ -173,7 +173,7 @@ def find_entry_point(module: str) -> Factory:
         raise ConfigError(f"{module_name!r} fails when it is imported: {error!r}") from error
     for part in name.split("."):
         if not hasattr(entry_point, part):
-            public_names = [each for each in dir(entry_point) if not each.startswith("_")]
+            public_names = [name for name in dir(entry_point) if not name.startswith("_")]
             raise ConfigError(describe_unknown_name(part, public_names, module_name))
         entry_point = getattr(entry_point, part)
     if not callable(entry_point):
@@ -227,9 +227,11 @@ def convert_settings(raw: Mapping[str, Any], settings_type: Any) -> Any:
         ValidationError: A value is invalid.
     """
     if dataclasses.is_dataclass(settings_type):
-        field_names = [each.name for each in dataclasses.fields(settings_type)]
+        field_names = [settings_field.name for settings_field in dataclasses.fields(settings_type)]
     else:
-        field_names = [each.encode_name for each in msgspec.structs.fields(settings_type)]
+        field_names = [
+            settings_field.encode_name for settings_field in msgspec.structs.fields(settings_type)
+        ]
     for error in find_repeated_names(raw, "settings"):
         raise ConfigError(error)
     for name in raw:
@@ -258,7 +260,7 @@ def _expected_values(problem: str, settings_type: Any, name: str) -> str:
     kind: Any = get_type_hints(settings_type).get(name)
     words = get_args(kind) if get_origin(kind) is Literal else ()
     if isinstance(kind, type) and issubclass(kind, Enum):
-        words = tuple(each.value for each in kind)
+        words = tuple(member.value for member in kind)
     return f", expected one of {', '.join(map(str, words))}" if words else ""
 
 

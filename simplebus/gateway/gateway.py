@@ -342,18 +342,18 @@ class Gateway:
                 self.unlink(*link)
             added = [module for module in plan.modules if module.name not in self._supervisors]
             try:
-                for each in added:
-                    self._add(each)
-                    await self._wait(self._supervisors[each.name], "created")
+                for module in added:
+                    self._add(module)
+                    await self._wait(self._supervisors[module.name], "created")
                 for link in plan.links:
                     if link not in self._links:
                         self.link(*link)
-                for each in added:
-                    await self._start(self._supervisors[each.name])
+                for module in added:
+                    await self._start(self._supervisors[module.name])
             finally:
-                for each in added:
-                    if each.name in self._supervisors:
-                        self._supervisors[each.name].may_start.set()
+                for module in added:
+                    if module.name in self._supervisors:
+                        self._supervisors[module.name].may_start.set()
             self._supervisors = {name: self._supervisors[name] for name in plans_by_name}
             self.is_begun = True
             if self.names != before or added:

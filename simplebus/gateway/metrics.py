@@ -46,7 +46,7 @@ def gateway_snapshot(gateway: Gateway, *, subtitle: str = "") -> MonitorSnapshot
             Tile("Waiting", sum(module.waiting for module in statistics.modules)),
         ],
         tables=[_modules(statistics.modules), _links(statistics.links)],
-        notes=[Note(f"module {each.name!r}", _failure(each), is_bad=True) for each in failed],
+        notes=[Note(f"module {module.name!r}", _failure(module), is_bad=True) for module in failed],
     )
 
 

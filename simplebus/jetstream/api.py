@@ -26,7 +26,7 @@ async def list_streams(link: NatsConnection) -> tuple[list[dict[str, Any]], list
         found += page
         leaderless += missing
         if not (page or missing) or len(found) + len(leaderless) >= int(reply.get("total", 0)):
-            return [each.get("config", {}) for each in found], leaderless
+            return [info.get("config", {}) for info in found], leaderless
 
 
 async def list_consumers(link: NatsConnection, stream: str) -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ async def list_consumers(link: NatsConnection, stream: str) -> list[dict[str, An
         if reply.get("missing") or total not in (-1, int(reply.get("total", 0))):
             raise JetStreamError(0, f"the list of consumers of the stream {stream} is incomplete")
         total = int(reply.get("total", 0))
-        found |= {str(each["name"]): each for each in page}
+        found |= {str(entry["name"]): entry for entry in page}
         offset += len(page)
         if not page or offset >= total:
             break

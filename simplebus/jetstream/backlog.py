@@ -68,8 +68,8 @@ class StreamBacklog:
                     class_name=class_label(self._classes, class_id),
                 )
                 counted = "internal error of the server; see its log"
-        for each in on_counted:
-            each(counted)
+        for callback in on_counted:
+            callback(counted)
 
     async def _take_inventory(self, class_id: int) -> RemoteInventory:
         try:
@@ -78,8 +78,8 @@ class StreamBacklog:
             if error.code not in jetstream_codec.NOT_FOUND:
                 raise
             return _NOTHING
-        unheld = {str(each["name"]): each for each in await self._consumers.list_unheld(class_id)}
-        consumers = [each for each in await self._consumers.list_all(class_id) if api.kind_of(each)]
+        unheld = {str(info["name"]): info for info in await self._consumers.list_unheld(class_id)}
+        consumers = [info for info in await self._consumers.list_all(class_id) if api.kind_of(info)]
         found, first = build_inventory(info, unheld.values()), _find_oldest_floor(info, consumers)
         if first is None:
             return found

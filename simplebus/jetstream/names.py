@@ -32,8 +32,10 @@ _NAME_BYTES_MAX = 120
 def encode_token(text: str) -> str:
     """Encode `text` as one token of a JetStream name."""
     found = "".join(
-        each if _ALLOWED.fullmatch(each) else "".join(f"={byte:02X}" for byte in each.encode())
-        for each in text
+        character
+        if _ALLOWED.fullmatch(character)
+        else "".join(f"={byte:02X}" for byte in character.encode())
+        for character in text
     )
     if len(found) <= _NAME_BYTES_MAX:
         return found

@@ -261,7 +261,9 @@ def pause_full_classes(store: Store, full: set[int], paused: set[int]) -> set[in
         The classes that are paused now.
     """
     classes = store.classes
-    now_paused = {each for each in full if classes[each].full_policy is FullPolicy.BLOCK}
+    now_paused = {
+        class_id for class_id in full if classes[class_id].full_policy is FullPolicy.BLOCK
+    }
     for class_id in now_paused | paused:
         cls = classes[class_id]
         assert isinstance(cls, RemoteClass)

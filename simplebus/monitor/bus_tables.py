@@ -100,9 +100,9 @@ def build_notes(bus: BusFacts, slow: SlowFacts) -> list[Note]:
     warned = [cls for cls in bus.classes if cls.warning]
     warnings = {
         is_growing: [
-            Note(f"class {each.label!r}", each.warning, is_bad=is_growing)
-            for each in warned
-            if each.is_growing is is_growing
+            Note(f"class {cls.label!r}", cls.warning, is_bad=is_growing)
+            for cls in warned
+            if cls.is_growing is is_growing
         ]
         for is_growing in (True, False)
     }

@@ -219,7 +219,7 @@ async def _run_server(
 ) -> None:
     server.broker.store.class_registry.declare_operator_classes(options.classes)
     certificates = {
-        each: ReloadableCertificate(each) for each in (options.tls, options.nats_tls) if each
+        tls: ReloadableCertificate(tls) for tls in (options.tls, options.nats_tls) if tls
     }
     if options.tls is not None:
         server.certificate = certificates[options.tls]

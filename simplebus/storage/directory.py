@@ -126,7 +126,7 @@ def check_directory(path: Path) -> None:
 def _stamp_or_empty(path: Path) -> Stamp | None:
     stamp = _read_stamp(path)
     if stamp is None:
-        file_names = sorted(each.name for each in path.iterdir() if each.name not in _EARLY)
+        file_names = sorted(file.name for file in path.iterdir() if file.name not in _EARLY)
         if file_names:
             raise JournalError(
                 f"{path} is not a journal: it contains {file_names[0]!r} but no {STAMP}; "

@@ -147,7 +147,9 @@ class JournalInspection:
     def _ids(self) -> list[int]:
         folder = self.directory.path / CLASSES
         found = {class_id_of(path.name) for path in folder.iterdir()}
-        return sorted({*self._state.classes, *(each for each in found if each is not None)})
+        return sorted(
+            {*self._state.classes, *(class_id for class_id in found if class_id is not None)}
+        )
 
     def _segments(self, class_id: int) -> SegmentChain | None:
         folder = self.directory.path / CLASSES / folder_name(class_id)

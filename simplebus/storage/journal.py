@@ -140,8 +140,8 @@ class Journal:
             self._pool = ThreadPoolExecutor(_SYNCS_AT_ONCE, "simplebus sync")
         waiting = [self._pool.submit(sync) for sync in syncs]
         wait(waiting)
-        for each in waiting:
-            each.result()
+        for future in waiting:
+            future.result()
 
     def discard_unsynced(self) -> None:
         """Discard everything written since the last sync."""

@@ -161,7 +161,7 @@ class ClassJournalReader:
     def _firsts(self) -> list[int]:
         try:
             found = (file_number(name) for name in os.listdir(self._folder))
-            return sorted(each for each in found if each is not None)
+            return sorted(number for number in found if number is not None)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -297,7 +297,7 @@ def _join_records(group: list[tuple[Record, memoryview]]) -> MessageBlock:
     buffer = bytearray().join([*(body for _, body in group), bytes(RECEIVE_PADDING_BYTES)])
     first = found[0].first
     return MessageBlock(
-        first, found[-1].last - first, [(each.first, each.time) for each in found], buffer
+        first, found[-1].last - first, [(record.first, record.time) for record in found], buffer
     )
 
 

@@ -89,7 +89,9 @@ def _by_file(repairs: Iterable[SegmentRepair]) -> list[list[SegmentRepair]]:
     by_path: dict[Path, list[SegmentRepair]] = {}
     for repair in repairs:
         by_path.setdefault(repair.path, []).append(repair)
-    return [sorted(each, key=lambda repair: repair.begin) for each in by_path.values()]
+    return [
+        sorted(path_repairs, key=lambda repair: repair.begin) for path_repairs in by_path.values()
+    ]
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -462,11 +462,11 @@ class SegmentChain:
             kinds=_CLASS_KINDS,
         )
         return [
-            each
-            for each in found
-            if each.batch_number >= batch_number
-            and (following is None or each.first < following)
-            and each.first - self.head <= records.GAP_MESSAGES_MAX
+            record
+            for record in found
+            if record.batch_number >= batch_number
+            and (following is None or record.first < following)
+            and record.first - self.head <= records.GAP_MESSAGES_MAX
         ]
 
     def _can_continue_at(self, record: Record, last: Record) -> bool:
@@ -499,7 +499,7 @@ class SegmentChain:
             salt=self._salt,
             magic=records.magic_of(data),
         )
-        end = max((each.last for each in last), default=firsts[-1])
+        end = max((record.last for record in last), default=firsts[-1])
         self.lost_count += end - self.head
         self._report(
             f"{paths[0]}: {describe_range(self.class_label, self.head, firsts[0])} missing before "

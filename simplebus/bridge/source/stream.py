@@ -585,7 +585,7 @@ class StreamSource:
             await self._connection.round_trip()
 
     async def dead_letter(self, refusals: Sequence[Refusal]) -> int:
-        remaining = sorted(refusals, key=lambda each: each.sequence)
+        remaining = sorted(refusals, key=lambda refusal: refusal.sequence)
         missing_count = 0
         while remaining:
             batches = self._unacked.select(remaining)
@@ -601,7 +601,9 @@ class StreamSource:
             }
             if not handled_sequences:
                 handled_sequences, missing_count = {remaining[0].sequence}, missing_count + 1
-            remaining = [each for each in remaining if each.sequence not in handled_sequences]
+            remaining = [
+                refusal for refusal in remaining if refusal.sequence not in handled_sequences
+            ]
         return missing_count
 
     def count_lost_on_close(self, sequence: int) -> int:

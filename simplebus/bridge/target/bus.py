@@ -294,8 +294,8 @@ class BusTarget:
     async def _settle_resent(self, refused: dict[int, Refusal]) -> None:
         """Wait for everything that was sent, and collect the refusals."""
         self._resent_bytes = 0
-        for each in await self._settle_all():
-            refused[each.sequence] = each
+        for refusal in await self._settle_all():
+            refused[refusal.sequence] = refusal
 
     # Sending -------------------------------------------------------------------------------------
 

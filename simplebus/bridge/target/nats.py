@@ -585,8 +585,8 @@ class NatsTarget:
                 body.pending[rows] = False
                 body.unanswered = np.setdiff1d(body.unanswered, rows).tolist()
             body.refusals += [
-                Refusal(each, "permissions", server_error)
-                for each in prepared.sequences[rows].tolist()
+                Refusal(sequence, "permissions", server_error)
+                for sequence in prepared.sequences[rows].tolist()
             ]
 
     def _apply_pub_acks(self, replies: RequestReplies, prepared: TargetBatch) -> None:

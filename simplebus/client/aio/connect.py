@@ -137,7 +137,9 @@ async def connect(
             and refusals that no call has raised.
     """
     credentials = resolve_access(access, user=user, password=password, token=token, tls=tls)
-    endpoints = [SocketEndpoint(each, credentials) for each in addresses.parse_addresses(address)]
+    endpoints = [
+        SocketEndpoint(parsed, credentials) for parsed in addresses.parse_addresses(address)
+    ]
     async with open_bus(
         endpoints,
         name=name,

@@ -61,7 +61,9 @@ class Deadlines:
             deadline.on_expired = None
             self._removed_count += 1
             if self._removed_count > max(_REMOVED_MAX, len(self._heap) // 2):
-                self._heap = [each for each in self._heap if each.on_expired is not None]
+                self._heap = [
+                    deadline for deadline in self._heap if deadline.on_expired is not None
+                ]
                 heapq.heapify(self._heap)
                 self._removed_count = 0
 

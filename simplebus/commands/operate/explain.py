@@ -105,7 +105,9 @@ async def _inquire(
             try:
                 return [await bus.explain(session=session)], ""
             except RefusedError as error:
-                session_ids = [f"{each.session}" for each in (await bus.explain()).sessions]
+                session_ids = [
+                    f"{session_info.session}" for session_info in (await bus.explain()).sessions
+                ]
                 return [], f"{error.sentence}: {', '.join(session_ids)}"
         if word is None:
             return [await bus.explain()], ""

@@ -257,10 +257,10 @@ def _tiles(tiles: list[dict[str, Any]], width: int | None) -> RenderableType:
     if width is None or width >= _COLUMNS_AT:
         return Columns(texts, padding=(0, 3))
     lines: list[list[Text]] = [[]]
-    for each in texts:
-        if lines[-1] and sum(len(text) + 3 for text in lines[-1]) + len(each) > width:
+    for text in texts:
+        if lines[-1] and sum(len(shown) + 3 for shown in lines[-1]) + len(text) > width:
             lines.append([])
-        lines[-1].append(each)
+        lines[-1].append(text)
     return Text("\n").join(Text("   ").join(line) for line in lines)
 
 

@@ -264,7 +264,7 @@ def _locate_error(message: str, configuration: Configuration) -> str:
     from simplebus.commands.serve.settings import find_errors
 
     found = find_errors(configuration)[1] if configuration.file else ()
-    return "\n".join(each for each in found if message in each) or message
+    return "\n".join(candidate for candidate in found if message in candidate) or message
 
 
 def exit_for_invalid_options(error: ValueError) -> NoReturn:

@@ -79,7 +79,7 @@ def engine_options(
 
 def check_no_secret(config: ServerConfig) -> None:
     """Raise ValueError if servers given on the command line contain credentials."""
-    if any(each.credentials for each in config.engine.engine or ()):
+    if any(address.credentials for address in config.engine.engine or ()):
         raise ValueError(
             "--engine: the address contains credentials, which every user of this machine can "
             "list: expected nats://HOST:PORT, and SIMPLEBUS_ENGINE_USER and "

@@ -821,7 +821,7 @@ class Broker:
         pending_bytes, limit_bytes = 0, self.settings.limits.total_pending_bytes
         sessions = drain_list(list(self.sessions.values()))
         while examined := list(islice(sessions, TICKED_SESSIONS_PER_TURN)):
-            part = [each for each in examined if not each.is_closed]
+            part = [session for session in examined if not session.is_closed]
             yield self._tick_sessions(part)
             pending_bytes += sum(session.pending_bytes for session in part)
         if pending_bytes > limit_bytes:

@@ -219,7 +219,7 @@ class InquiryHandler:
             cls.remote_storage,
             *([store.classes[dead].remote_storage] if dead is not None else []),
         ]
-        return [each for each in found if each is not None]
+        return [storage for storage in found if storage is not None]
 
     def _dead_letter_class_id(self, cls: MessageClass) -> int | None:
         return self._store.class_id_by_name.get(dead_letters.dead_letter_class_name(cls.label))
@@ -385,7 +385,8 @@ class InquiryHandler:
             policy=cls.full_policy.value,
             retention=_describe_retention(cls.retention),
             subjects=[
-                truncate_text(each) for each in store.subject_bindings.subjects_of(cls.class_id)
+                truncate_text(subject)
+                for subject in store.subject_bindings.subjects_of(cls.class_id)
             ][:INQUIRY_PATTERNS_MAX],
             level=self._durability_name,
             durable_before=ring.head
@@ -542,7 +543,8 @@ class InquiryHandler:
         for subscription in islice(subscriptions.values(), INQUIRY_POSITIONS_MAX):
             groups_seen[subscription.position] = None
         positions = [
-            self._describe_position(classes[each.class_id], each, grants) for each in groups_seen
+            self._describe_position(classes[position.class_id], position, grants)
+            for position in groups_seen
         ]
         parked = sum(batch.count for _, batch in session.parked_messages)
         unconfirmed = 0

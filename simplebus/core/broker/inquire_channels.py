@@ -117,9 +117,9 @@ def _report_class(
                 pattern = next((pattern for pattern in patterns if matches(pattern, channel)), "")
             match_reports.append(_build_match(position, describe_consumer, pattern, ""))
         elif len(near_misses) < INQUIRY_MEMBERS_MAX and pattern_budget.try_spend(len(patterns)):
-            for each in islice(patterns, INQUIRY_PATTERN_CHECKS_MAX):
-                if reason := explain_mismatch(each, channel):
-                    near_misses.append(_build_match(position, describe_consumer, each, reason))
+            for pattern in islice(patterns, INQUIRY_PATTERN_CHECKS_MAX):
+                if reason := explain_mismatch(pattern, channel):
+                    near_misses.append(_build_match(position, describe_consumer, pattern, reason))
                     break
     if not (bound or stored or matching_filters or near_misses):
         return None  # Positions without patterns are no reason to list the class.

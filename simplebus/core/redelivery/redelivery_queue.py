@@ -77,11 +77,11 @@ class RedeliveryQueue:
 
     def append_sets(self, sets: list[SpanSet]) -> None:
         """Append the messages of sets, in the order of their sequences."""
-        self._append_merged([_RangeSource(*each) for each in sets])
+        self._append_merged([_RangeSource(*attempts_and_set) for attempts_and_set in sets])
 
     def sort_with(self, sets: list[SpanSet], spans: Iterable[Span]) -> None:
         """Sort all spans by their first sequence, together with more of them."""
-        sources: list[_Source] = [_RangeSource(*each) for each in sets]
+        sources: list[_Source] = [_RangeSource(*attempts_and_set) for attempts_and_set in sets]
         single = list(spans)
         for entry in self._entries:
             if isinstance(entry, Span):

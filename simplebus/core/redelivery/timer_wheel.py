@@ -74,8 +74,8 @@ class TimerWheel:
 
     def pop_sets_until(self, tick: int) -> list[tuple[int, SequenceSet]]:
         """Remove the messages that are due at `tick` or before. See `pop_due_sets`."""
-        ticks = sorted(each for each in self._due if each <= tick)
-        return [due for each in ticks for due in self.pop_due_sets(each)]
+        ticks = sorted(due_tick for due_tick in self._due if due_tick <= tick)
+        return [due for due_tick in ticks for due in self.pop_due_sets(due_tick)]
 
     def __bool__(self) -> bool:
         return bool(self._due)

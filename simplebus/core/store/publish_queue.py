@@ -205,9 +205,9 @@ class PublishQueue:
         if len(cls.ring):
             return False
         channels = sum(
-            each.channels.memory_bytes
-            for each in self._classes.values()
-            if each.ring.budget is self._budget
+            other_class.channels.memory_bytes
+            for other_class in self._classes.values()
+            if other_class.ring.budget is self._budget
         )
         if (
             self._budget.used_bytes - self._dead_letter_budget.used_bytes

@@ -73,7 +73,9 @@ class Quotas:
         registry = self._store.class_registry
         new = set(new_ids)
         if new and self._store.settings.declare_only:
-            self._check_declared(session, [each for each in requested if each[0] in new])
+            self._check_declared(
+                session, [id_and_name for id_and_name in requested if id_and_name[0] in new]
+            )
         if new and (address := self.anonymous_address(session)):
             self._check_anonymous_classes(session, address, len(new))
         quota = self._quota_of(session, "classes", self._store.settings.limits.classes)

@@ -43,8 +43,8 @@ class RateQueue:
             return NEVER
         now = self._clock.now
         return min(
-            rate_limit.next_available(each, now)
-            for each in {s.token_buckets for s in self.waiting_sessions}
+            rate_limit.next_available(buckets, now)
+            for buckets in {s.token_buckets for s in self.waiting_sessions}
         )
 
     def allowed_sessions(self) -> Iterator[Session]:

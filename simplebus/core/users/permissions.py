@@ -316,7 +316,10 @@ class Grants:
         """Number of rules that may have to be compared with a class."""
         rules = self.permissions
         groups = (rules.publish.allow, rules.publish.deny, rules.subscribe.allow)
-        return sum(len(each or ()) for each in (*groups, rules.subscribe.deny, rules.admin))
+        return sum(
+            len(rules_of_kind or ())
+            for rules_of_kind in (*groups, rules.subscribe.deny, rules.admin)
+        )
 
     def publish_permissions(self, class_id: int, name: str) -> ClassPermissions:
         """Return the permissions to publish to this class."""

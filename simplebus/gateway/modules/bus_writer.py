@@ -134,8 +134,8 @@ class BusWriter:
         count = 1
         while to_resend:
             await trio.sleep(RETRY_SECONDS if count == 1 else 0)
-            for each in to_resend[:count]:
-                await self._publish(each.payload, each.options)
+            for message in to_resend[:count]:
+                await self._publish(message.payload, message.options)
             refused = await self._wait_all_results()
             to_resend = refused + to_resend[count:]
             count = 1 if refused else 2 * count

@@ -68,10 +68,10 @@ class Transform(Module):
         changed = apply_rules(self.settings, message)
         if changed is None:
             return
-        for each in (
+        for result in (
             [changed] if self._function is None else self._to_messages(self._function(changed))
         ):
-            await self.bus.publish(each)
+            await self.bus.publish(result)
 
     def _to_messages(self, result: object) -> list[ModuleMessage]:
         """Return the messages that the function returned. Raises TypeError for anything else."""

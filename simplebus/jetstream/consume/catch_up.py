@@ -44,8 +44,8 @@ async def notify_when_caught_up(
             "class {class_name}: unexpected error while catching up",
             class_name=feed.cls.label,
         )
-    for each in on_caught_up:
-        each()
+    for callback in on_caught_up:
+        callback()
 
 
 async def _wait_caught_up(

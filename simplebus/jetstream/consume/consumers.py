@@ -616,9 +616,9 @@ class ConsumerManager:
         await self._update(class_id, name, api.released_config(config))
         if not api.is_ack_all(info):  # The next subscription may claim it at once.
             await self._delete(class_id, api.claim_config(name, self._server_id)["name"])
-        unheld = {str(each["name"]) for each in await self.list_unheld(class_id)}
+        unheld = {str(entry["name"]) for entry in await self.list_unheld(class_id)}
         remaining = [i for i in await self.list_all(class_id) if api.kind_of(i)]
-        if any(each["name"] not in unheld for each in remaining):
+        if any(entry["name"] not in unheld for entry in remaining):
             await self._delete(class_id, name)
 
     async def _is_own(self, class_id: int, position: Position, name: str) -> bool:

@@ -589,8 +589,8 @@ class ConsumerFeed:
         found = self._locate_blocks(np.arange(floor, head))
         sequences = [block.sequences[rows] for block, rows in found]
         spans = [seconds[block.first + rows - floor] for block, rows in found]
-        sequences += [each.sequences for each in self._pending]
-        spans += [np.zeros(each.sequences.size) for each in self._pending]
+        sequences += [pending.sequences for pending in self._pending]
+        spans += [np.zeros(pending.sequences.size) for pending in self._pending]
         if not sequences:
             return None
         all_sequences, all_waits = np.concatenate(sequences), np.concatenate(spans)

@@ -219,7 +219,7 @@ async def return_messages(
         last = subjects[-1].decode(), jetstream_codec.NAK
     if last[0]:  # The answer follows the processing of all earlier acks.
         await link.request(*last)
-    sequences, late = (np.unique(np.concatenate(each)) for each in (immediate, delayed))
+    sequences, late = (np.unique(np.concatenate(parts)) for parts in (immediate, delayed))
     return with_return_note(info, sequences, late) if sequences.size or late.size else None
 
 

@@ -492,7 +492,7 @@ class StreamPublisher:
         if not queue.publications:
             del self._queues[queue.class_id]
         if self.last_error is not None and not any(
-            each.in_flight for each in self._queues.values()
+            class_queue.in_flight for class_queue in self._queues.values()
         ):
             self.last_error = None
 
@@ -570,7 +570,7 @@ class StreamPublisher:
     def _update_full(self, queue: ClassPublishQueue) -> None:
         is_full = queue.is_full
         if not is_full and queue.pending_bytes >= CLASS_SHARE_MIN_BYTES:
-            total = sum(each.pending_bytes for each in self._queues.values())
+            total = sum(class_queue.pending_bytes for class_queue in self._queues.values())
             is_full = queue.pending_bytes >= SHARED_BYTES - total
         if is_full:
             self.full.add(queue.class_id)

@@ -272,7 +272,10 @@ class AckedDeliveries:
 
     def _is_name_in_use(self, name: tuple[str, str], position: Position) -> bool:
         """Return True if the ack name belongs to another position."""
-        if any(self._position(each) is not position for each in self._by_ack_name.get(name, ())):
+        if any(
+            self._position(subscription) is not position
+            for subscription in self._by_ack_name.get(name, ())
+        ):
             return True
         released = self._released_positions.get(name, position)
         return (

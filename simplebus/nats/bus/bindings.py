@@ -247,5 +247,5 @@ class SubjectBindings:
             del binding.subjects[name]
             self._routes.remove(name, binding)
         self._routes.has_repeated_sinks = any(
-            len(each.subjects) > 1 for each in self._by_class_id.values()
+            len(binding.subjects) > 1 for binding in self._by_class_id.values()
         )

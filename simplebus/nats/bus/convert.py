@@ -301,7 +301,7 @@ class MessageConverter:
             encoded.append(frame)
             numbers.append(number_by_channel.setdefault(channel, len(number_by_channel)))
         cost_bytes = SINGLE_STORE_COST_BYTES * len(encoded)
-        cost_bytes += SINGLE_STORE_COST_BYTES * sum(each.count for each in refused.values())
+        cost_bytes += SINGLE_STORE_COST_BYTES * sum(refusal.count for refusal in refused.values())
         if not encoded:
             return MessageBatch(None, None, list(refused.values()), cost_bytes)
         channels = np.array(numbers, np.uint32) if len(number_by_channel) > 1 else 0

@@ -233,8 +233,10 @@ def class_request(
     (related if is_new and name else names).append(class_id)
     if name.startswith(DEAD_LETTER_PREFIX):
         for id_, source_name in find_dead_letter_sources(name.removeprefix(DEAD_LETTER_PREFIX)):
-            related += [each for each in (id_, source_name) if each not in (-1, "")]
-    return make_class_request([each for each in names if each != -1], related, option_tokens)
+            related += [reference for reference in (id_, source_name) if reference not in (-1, "")]
+    return make_class_request(
+        [reference for reference in names if reference != -1], related, option_tokens
+    )
 
 
 def _names_one_channel(subject: bytes) -> bool:

@@ -120,8 +120,8 @@ class SubjectGrants:
         key = subjects.index_key(queue)
         return any(
             self._is_denied(subjects.index_key(name.encode()), key)
-            for each in (*request.names, *request.related)
-            for name in prefixes(each)
+            for subject in (*request.names, *request.related)
+            for name in prefixes(subject)
         )
 
     def _is_denied(self, name: str, queue: str) -> bool:

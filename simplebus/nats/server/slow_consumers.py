@@ -254,7 +254,9 @@ class SlowConsumerMonitor:
                 for session in part
                 if (error := self._check_progress(session)) is not None
             ]
-            kept_bytes += sum(each.kept_bytes for each in part if not each.is_disconnecting)
+            kept_bytes += sum(
+                session.kept_bytes for session in part if not session.is_disconnecting
+            )
         if kept_bytes > self._total_pending_bytes:
             yield list(self._find_over_memory())
 
