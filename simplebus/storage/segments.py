@@ -405,11 +405,21 @@ class SegmentChain:
         if self.head == following:  # The previous segment may contain newer records from here on.
             record = records.read_record(data, position, salt=self._salt)
             if isinstance(record, EndOfRecords):
-                return header is None and bool(record.problem)
+                is_damaged = header is None and bool(record.problem)
+                return is_damaged and not self._continues_after_damage(following, batch_number)
             if record.first != following:
                 return False
             batch_number = record.batch_number
         return header is None or header.batch_number < batch_number
+
+    def _continues_after_damage(self, following: int, batch_number: int) -> bool:
+        """Return True if damage at the start of a segment is skipped.
+
+        The previous segment ends with that write batch, and with data torn by a power failure.
+        """
+        data = FileBuffer().read(self._folder / file_name(following))  # Keeps the other data valid.
+        intact = self._intact_records_after(data, 0, None, batch_number)
+        return bool(intact) and self._can_continue_at(intact[0], intact[-1])
 
     def _cut_off_outdated(self, path: Path, data: memoryview, position: int) -> None:
         """Cut off records that the next segment replaces: they would be read without it."""

@@ -11,11 +11,12 @@ import pytest
 from simplebus.core.errors import Reason
 from simplebus.core.protocol.durability import Durability
 from simplebus.storage.inspection import JournalInspection
+from simplebus.storage.records import HEADER_BYTES
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer_v2 import ack, connect_version2, publish, subscribe
 from tests.storage.journaled_broker import KeptBus
 from tests.storage.test_journal import payloads
-from tests.storage.test_recovery import segments
+from tests.storage.test_recovery import ends, segments
 
 
 def write_three_segments(path: Path) -> list[bytes]:
@@ -126,6 +127,35 @@ def test_reports_damage_despite_reappeared_file(tmp_path: Path) -> None:
     assert payloads(bus) == [b"0"]
     assert any("checksum" in problem for problem in bus.found.problems)
     bus.crash()
+
+
+def test_damaged_start_of_a_file_after_a_torn_end_is_skipped(tmp_path: Path) -> None:
+    bus = KeptBus(tmp_path, level=Durability.OS, boot="first")
+    for number in range(3):
+        connect_version2(bus, publish(1, 0, b"old %d" % number))
+        bus.sync()
+    bus.crash()
+    (torn_segment,) = segments(tmp_path)
+    damage_record(torn_segment, 2)
+    bus = KeptBus(tmp_path, level=Durability.OS, boot="second")
+    for number in range(3):
+        connect_version2(bus, publish(1, 0, b"new %d" % number))
+        bus.sync()
+    bus.crash()
+    _, later_segment = segments(tmp_path)
+    damage_record(later_segment, 0)
+    for is_repaired in (False, True):
+        bus = KeptBus(tmp_path, level=Durability.OS, boot="second")
+        assert payloads(bus) == [b"old 0", b"old 1", b"", b"new 1", b"new 2"]
+        assert bool(bus.found.problems) is not is_repaired
+        bus.crash()
+
+
+def damage_record(path: Path, number: int) -> None:
+    """Flip a bit in the header of a record."""
+    data = bytearray(path.read_bytes())
+    data[ends(path)[number] + HEADER_BYTES - 1] ^= 1
+    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("sizes", [(3, 1), (1, 1, 2)])
