@@ -112,10 +112,15 @@ class RestartChecks:
             else {k: commit_log.durable_head(k, n) for k, n in heads.items()}
         )
 
-    def record_damage(self, class_id: int, sequences: range) -> None:
-        """Record that the medium has damaged stored messages."""
+    def record_damage(self, class_id: int, sequences: range, *, may_end_class: bool) -> None:
+        """Record that the medium has damaged stored messages.
+
+        With `may_end_class`, the class may lose the messages after them as well.
+        """
         self.count("damaged", len(sequences))
         log = self.messages[class_id]
+        if may_end_class:
+            sequences = range(sequences.start, len(log))
         for sequence in sequences:
             if log[sequence]:
                 self._damaged_contents.append(log[sequence])
@@ -128,7 +133,8 @@ class RestartChecks:
                 log[sequence] = b""
         self.unreadable_sequences.setdefault(class_id, set()).update(sequences)
         self.was_ever_lossy = True
-        self._damaged = class_id, sequences
+        if not may_end_class:
+            self._damaged = class_id, sequences
 
     def _check_damage_report(self, class_id: int, sequences: range) -> None:
         cls = self.broker.classes.get(class_id)

@@ -87,6 +87,10 @@ class SimulatedServer(Endpoint):
         self.journal_pump: JournalPump | None = None
         self._directory: JournalDirectory | None = None
         self.power_cuts = 0
+        self._recovered_batch_number = 0
+        """Last write batch of earlier processes. The next one contains a snapshot."""
+        self._snapshot_boot = ""
+        """Boot in which the newest snapshot was written."""
         self._lines: dict[int, SimulatedConnection] = {}
         self._sessions: dict[SimulatedConnection, Session] = {}
         self._unread: dict[SimulatedConnection, bytearray] = {}
@@ -167,7 +171,8 @@ class SimulatedServer(Endpoint):
         ):
             self.journal_pump = JournalPump(self.broker, self._directory, self.settle)
         assert self.broker.commit_log is not None
-        self.journal_pump._last_written = self.broker.commit_log.last_batch_number
+        self._recovered_batch_number = self.broker.commit_log.last_batch_number
+        self.journal_pump._last_written = self._recovered_batch_number
         self.journal_pump._call_soon = SteppedTrioToken(self).run_sync_soon
 
     def _watch(self) -> None:
@@ -212,7 +217,9 @@ class SimulatedServer(Endpoint):
         if self.level in (Durability.OS, Durability.DISK):
             damaged = self.disk.flip_bit(salt)
             if damaged is not None:
-                self.promises.record_damage(*damaged)
+                # Without a snapshot since the power cut, recovery takes damage for a torn end.
+                may_end_class = self._snapshot_boot != str(self.power_cuts)
+                self.promises.record_damage(*damaged, may_end_class=may_end_class)
 
     def stop(self) -> None:
         """Stop the process gracefully."""
@@ -229,6 +236,9 @@ class SimulatedServer(Endpoint):
         self._end(self.promises.killed if has_disk_error else self.promises.stopped)
 
     def _end(self, record_end: object, *, power: bool = False) -> None:
+        commit_log = self.broker.commit_log
+        if commit_log is not None and commit_log.durable_position > self._recovered_batch_number:
+            self._snapshot_boot = commit_log.boot_id
         record_end(self.broker, self.level)  # type: ignore[operator]
         self._warnings.clear()
         self.is_up = False
