@@ -41,6 +41,8 @@ _PARTITION = 0
 _STREAM = "stream"
 _COLUMNS = ("value", "key", "headers", "channel")
 _GROUP = ("class", "server", "memory")
+_SHOWN_CHARACTERS = 64
+"""Characters of a replay's name in the option publisher, whose length is limited."""
 _SEGMENT = "[^.]++"
 """Regular expression of one segment of a channel."""
 # Batches queued for a stream whose messages are not due yet.
@@ -90,8 +92,9 @@ def publisher_name(
 ) -> str:
     """Return the option publisher of a stream: equal for equal selections only."""
     window = [at and at.astimezone(UTC).isoformat() for at in (selection.begin, selection.end)]
-    identity = [*group, *window, to_class, *selection.channels]
-    return f"replay {name} {hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]}"
+    identity = [name, *group, *window, to_class, *selection.channels]
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
+    return f"replay {name[:_SHOWN_CHARACTERS]} {digest}"
 
 
 def replay(
@@ -128,6 +131,7 @@ def replay(
 
     Raises:
         ValueError: An argument is invalid.
+        BusConnectionError: The bus cannot be reached.
         Exception: Spark's error if a task fails.
     """
     arguments = {"servers": servers, "class": to_class, "timeout": timeout}
@@ -154,10 +158,12 @@ def replay(
         )
         for group, count, first in _groups(frame)
     ]
+    if not streams:
+        return ReplayResult(0, 0)
     stored_before = sum(map(_count_stored, streams))
-    if streams and speed is None:
+    if speed is None:
         _publish(spark, frame, streams)
-    elif streams and speed is not None:
+    else:
         _publish_paced(spark, frame, streams, speed)
     return ReplayResult(sum(stream.count for stream in streams), stored_before)
 

@@ -23,7 +23,7 @@ from simplebus.spark.jobs.replay import (
     replay,
     split_by_stream,
 )
-from simplebus.spark.options import SinkOptions
+from simplebus.spark.options import SinkOptions, sink_options
 from simplebus.spark.sink import count_stored
 from simplebus.testing.server import BusServer
 
@@ -58,6 +58,13 @@ def test_publisher_name_identifies_the_messages() -> None:
         publisher_name("again", GROUP, CHOSEN, "orders"),
     ]
     assert len({name, *other_names}) == 7
+
+
+def test_long_names_of_replays_differ() -> None:
+    names = {publisher_name("ö" * 1000 + end, GROUP, CHOSEN, "") for end in ("a", "b")}
+    assert len(names) == 2
+    for name in names:
+        assert sink_options({"servers": "h:1", "publisher": name}).publisher == name
 
 
 def test_rows_keep_order_and_fields() -> None:
