@@ -24,6 +24,9 @@ def main(bus: str, folder: str) -> None:
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": JAVA_OPTIONS,
         "spark.sql.shuffle.partitions": "2",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.python.daemon.module": "tests.spark.forks",
     }
     builder = SparkSession.builder.master("local[2]").appName("without the connector")
     for name, value in settings.items():

@@ -26,6 +26,7 @@ from simplebus.spark.jobs.compaction import compact
 from simplebus.spark.jobs.replay import ReplayResult, replay
 from simplebus.spark.jobs.report.report import read as report
 from simplebus.testing.server import PATIENCE_SECONDS, BusServer, bus_server, until
+from tests.spark.fast_start import JAVA_OPTIONS
 from tests.spark.processes import end_session
 from tests.support.programs import environment
 
@@ -324,6 +325,14 @@ PADDING = b"x" * 500
 """Makes a stream longer than the blocks that a publisher sends."""
 
 
+QUICK_START = (
+    f"spark.driver.extraJavaOptions={JAVA_OPTIONS}",
+    "spark.sql.codegen.wholeStage=false",
+    "spark.sql.codegen.factoryMode=NO_CODEGEN",
+    "spark.sql.shuffle.partitions=1",
+)
+
+
 def write_numbers(spark: Any, path: str, count: int, *, bad: int = -1) -> None:
     """Write an archive of class 7. The message `bad` has a channel that cannot be published."""
     frame = spark.range(0, count, 1, 4).selectExpr(
@@ -386,7 +395,9 @@ def test_killed_replay_stores_each_message_once(spark: Any, tmp_path: Path) -> N
         simplebus.connect_blocking(server.address) as bus,
         bus.subscribe(7) as messages,
     ):
-        program += ["--servers", server.address, "--name", "again", "--master", "local[2]"]
+        program += ["--servers", server.address, "--name", "again", "--master", "local[1]"]
+        for setting in QUICK_START:
+            program += ["--set", setting]
         process = subprocess.Popen(program, start_new_session=True, env=environment())
         try:
             until(lambda: server.statistics(7).blocked_sessions > 0)
