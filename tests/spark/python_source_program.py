@@ -33,9 +33,9 @@ def main(bus: str, folder: str) -> None:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     values = spark.range(20).selectExpr("cast(string(id) as binary) value", "id offset")
-    for class_ in ("written", "written"):
+    for _ in range(2):
         writing = values.select("value").write.format("simplebus").mode("append")
-        writing.options(servers=bus, **{"class": class_}).save()
+        writing.options(servers=bus, **{"class": "written"}).save()
     for _ in range(2):
         spark.read.format("simplebus").options(servers=bus, subscribe="1").load().count()
     rows = spark.readStream.format("simplebus").options(servers=bus, subscribe="1").load()
