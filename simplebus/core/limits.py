@@ -302,9 +302,9 @@ PATTERNS_INDEXED_AT_ONCE = 16
 # Patterns of a subscription that are removed when it ends; more of them are removed later.
 PATTERNS_REMOVED_AT_ONCE = 4
 # Subscriptions and declared classes of a closed connection that end in one turn of the event loop.
-SUBSCRIPTIONS_ENDED_PER_TURN = 64
+SUBSCRIPTIONS_ENDED_PER_TURN = 32
 # They end earlier if group members among them held more messages than this.
-RETURNED_PER_TURN = 512
+RETURNED_PER_TURN = 256
 DECLARED_CLASSES_ENDED_PER_TURN = 512
 # Subscriptions and durables of a class to which a Purge is applied in one turn.
 PURGED_POSITIONS_PER_TURN = 128

@@ -295,11 +295,14 @@ def collect_slow(broker: Broker, reporter: PositionReporter) -> Generator[None, 
     sessions = yield from select_largest(
         SESSIONS_MAX, candidates, key=lambda each: each.pending_bytes
     )
+    described = [_describe_session(broker, reporter, session) for session in sessions]
+    yield
     total = sum(len(cls.positions) for cls in broker.classes.values())
+    yield
     return SlowFacts(
         positions,
         max(0, total - len(positions)),
-        [_describe_session(broker, reporter, session) for session in sessions],
+        described,
         max(0, len(broker.sessions) - len(sessions)),
     )
 
