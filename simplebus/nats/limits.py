@@ -55,8 +55,9 @@ OUTPUT_PER_READ_BYTES = 6 * 1024 * 1024
 # Cost of events outside batches, as bytes of output that take equally long.
 EVENT_COST_BYTES = 4 * 1024
 SUBSCRIBE_COST_BYTES = 1024 * 1024
-# Cost of delivering a message or batch to one sink.
+# Cost of delivering a batch, or a message outside batches, to one sink.
 DELIVERY_COST_BYTES = 1024
+SINGLE_DELIVERY_COST_BYTES = 4 * 1024
 # If a leaving client has more subscriptions than this, they are removed later, a limited number in
 # each turn of the event loop, so that other clients do not wait.
 IMMEDIATE_REMOVALS_MAX = 128

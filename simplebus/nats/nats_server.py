@@ -33,6 +33,7 @@ from simplebus.nats.limits import (
     IMMEDIATE_REMOVALS_MAX,
     OUTPUT_PER_READ_BYTES,
     PARTIAL_COMMAND_BYTES_MIN,
+    SINGLE_DELIVERY_COST_BYTES,
     SUBSCRIBE_COST_BYTES,
 )
 from simplebus.nats.protocol import encode, handshake
@@ -585,7 +586,7 @@ class NatsServer:
         if sinks is None:
             sinks = self.routes.match(message.subject)
         self._output_bytes += EVENT_COST_BYTES + len(sinks) * (
-            DELIVERY_COST_BYTES + len(message.body)
+            SINGLE_DELIVERY_COST_BYTES + len(message.body)
         )
         for sink in sinks:
             is_accepted |= sink.deliver(message, session)
