@@ -207,3 +207,26 @@ for machine in (BlockMachine, DropMachine):
 
 TestBlockingBroker = BlockMachine.TestCase
 TestDroppingBroker = DropMachine.TestCase
+
+
+def test_redeliveries_copied_before_the_peer_closes_count() -> None:
+    # The first byte of three copied frames is received, and all of them count as sent twice. So the
+    # next delivery, in tick 6, is the third one, and the fourth one follows after 8 ticks, not 4.
+    model = Version1Model(ack_timeout=2)
+    model_peer, successor = model.open(), model.open()
+    model.connect(model_peer, 1)
+    model.subscribe(model_peer, 1)
+    model.publish(model_peer, (1, 3, 0))
+    model.read_bytes(model_peer, 1 << 40)
+    model.tick(2)
+
+    model.read_bytes(model_peer, 1)
+    model.close(model_peer)
+    model.subscribe(successor, 1)
+    for _ in range(20):
+        model.read_bytes(successor, 1 << 40)
+        model.tick()
+
+    in_flight = model.classes[1].subscribers[successor.session_id].flights.values()
+    assert [(each.sent_tick, each.attempts) for each in in_flight] == [(14, 4)] * 3
+    model.settle()

@@ -172,24 +172,24 @@ class Version1Model:
             self.close(model_peer)
 
     def read_bytes(self, model_peer: ModelPeer, max_bytes: int) -> None:
-        """Receive up to this many bytes."""
+        """Receive up to this many bytes.
+
+        For the bus, a frame counts as sent when its first byte was sent or the outbox has copied
+        it, even if the peer closes before it receives the rest. The model handles the frame then,
+        and checks that its bytes are received next.
+        """
+        outbox = model_peer.peer.session.outbox
         data = model_peer.peer.read_bytes(max_bytes)
-        offset = min(len(model_peer.cut_frame_rest), len(data))
-        assert model_peer.cut_frame_rest[:offset] == data[:offset], (
-            "a partial frame did not continue where it was cut"
-        )
-        model_peer.cut_frame_rest = model_peer.cut_frame_rest[offset:]
-        frames, partial = split_frames(data[offset:])
-        for frame in frames:
-            self.receive_frame(model_peer, frame, model_peer.received_bytes + offset)
-            offset += len(frame)
-        if partial:
-            # The frame counts as sent; the bus shows its rest before anything else.
-            next_bytes = partial + bytes(model_peer.peer.session.outbox.peek(self.tick_number))
-            frame = split_frames(next_bytes)[0][0]
-            self.receive_frame(model_peer, frame, model_peer.received_bytes + offset)
-            model_peer.cut_frame_rest = frame[len(partial) :]
-        model_peer.received_bytes += len(data)
+        count = min(len(model_peer.unread_bytes), len(data))
+        assert data[:count] == model_peer.unread_bytes[:count], "unread bytes were not sent first"
+        model_peer.unread_bytes = model_peer.unread_bytes[count:]
+        if not model_peer.unread_bytes:
+            if outbox.has_bytes:
+                model_peer.unread_bytes = bytes(outbox.peek(self.tick_number))
+            frames, partial = split_frames(data[count:] + model_peer.unread_bytes)
+            assert partial == b"", "a partial frame without its rest"
+            for frame in frames:
+                self.receive_frame(model_peer, frame)
         if len(data) < max_bytes:
             self.writable.discard(model_peer.session_id)
             self.check_all_received(model_peer)
@@ -355,24 +355,21 @@ class Version1Model:
             if model_class.subscribers:
                 subscriber = ModelSubscriber(model_class.head, model_class.head, {})
             else:
-                pauses = [
-                    (flight.earliest + pause, flight.latest + pause)
+                delays = [
+                    flight.due_tick(self.ack_timeout)
                     for flight in model_class.unacked_backlog.values()
-                    if flight.attempts > 1 and (pause := flight.pause(self.ack_timeout))
+                    if flight.attempts > 1
                 ]
-                start = (
-                    max([now, *(first for first, _ in pauses)]),
-                    max([now, *(last for _, last in pauses)]),
-                )
+                start = max([now, *delays])
                 pending = {
-                    sequence: InFlightMessage(*start, flight.attempts, is_free=True)
+                    sequence: InFlightMessage(start, flight.attempts, is_free=True)
                     for sequence, flight in model_class.unacked_backlog.items()
                 }
                 subscriber = ModelSubscriber(
                     model_class.cursor,
                     model_class.cursor,
                     pending,
-                    start_range=start,
+                    start_tick=start,
                     inherited=model_class.unacked_backlog,
                 )
             model_class.subscribers[model_peer.session_id] = subscriber
@@ -387,15 +384,13 @@ class Version1Model:
         end = begin + last - first
         if end > subscriber.cursor:
             self.refused[Reason.ACK_UNSENT] += 1
-        copies_end_offset = model_peer.received_bytes + model_peer.peer.session.outbox.pending_bytes
         for sequence in [s for s in subscriber.flights if begin <= s < end]:
             del subscriber.flights[sequence]
-            subscriber.acked[sequence] = copies_end_offset
 
     # Received frames -----------------------------------------------------------------------------
 
-    def receive_frame(self, model_peer: ModelPeer, frame: bytes, offset: int) -> None:
-        """Handle a frame whose first byte was received at offset `at` of the peer's stream."""
+    def receive_frame(self, model_peer: ModelPeer, frame: bytes) -> None:
+        """Handle a frame that was sent in this tick."""
         frame_type, class_id, message_id, timer_index, content = parse_frame(frame)
         if frame_type == CONNECT:
             assert model_peer.replies_due > 0, "reply without a request"
@@ -409,39 +404,30 @@ class Version1Model:
         sequence = AckOracle(floor=subscriber.floor).nearest_sequence(message_id)
         assert model_class.payloads.get(sequence) == content, "another message's payload"
         subscriber.delivery_count += 1
-        assert self.tick_number >= subscriber.start_range[0], "first delivery before its delay"
+        assert self.tick_number >= subscriber.start_tick, "first delivery before its delay"
+        assert timer_index == self.tick_number % self.ack_timeout, "wrong timer index"
         if sequence == subscriber.cursor:
-            assert timer_index == self.tick_number % self.ack_timeout
-            subscriber.flights[sequence] = InFlightMessage(self.tick_number, self.tick_number, 1)
+            subscriber.flights[sequence] = InFlightMessage(self.tick_number, 1)
             subscriber.cursor += 1
             return
         assert sequence < subscriber.cursor, "gap in the sequences"
         flight = subscriber.flights.get(sequence)
-        if flight is None:
-            copies_end_offset = subscriber.acked.get(sequence, 0)
-            assert offset < copies_end_offset, "redelivered after its ack"
-            return
-        due = flight.earliest + flight.pause(self.ack_timeout)
-        sent = [
-            possible_tick
-            for possible_tick in range(due, self.tick_number + 1)
-            if possible_tick % self.ack_timeout == timer_index
-        ]
-        assert sent, "redelivered too early, or with a wrong timer index"
-        subscriber.flights[sequence] = InFlightMessage(sent[0], sent[-1], flight.attempts + 1)
+        assert flight is not None, "redelivered after its ack"
+        assert flight.due_tick(self.ack_timeout) <= self.tick_number, "redelivered too early"
+        subscriber.flights[sequence] = InFlightMessage(self.tick_number, flight.attempts + 1)
 
     def check_all_received(self, model_peer: ModelPeer) -> None:
         """Check the deliveries of a peer that has just received everything."""
         assert model_peer.peer.session.outbox.is_idle
-        assert model_peer.cut_frame_rest == b""
+        assert model_peer.unread_bytes == b""
         assert model_peer.replies_due == 0, "a Connect was not answered"
         for model_class in self.classes.values():
             subscriber = model_class.subscribers.get(model_peer.session_id)
-            if subscriber is None or self.tick_number < subscriber.start_range[1]:
+            if subscriber is None or self.tick_number < subscriber.start_tick:
                 continue
             assert subscriber.cursor == model_class.head, "a new message was not sent"
             for sequence, flight in subscriber.flights.items():
-                due = flight.latest + flight.pause(self.ack_timeout)
+                due = flight.due_tick(self.ack_timeout)
                 assert due > self.tick_number, f"{sequence} is overdue and was not redelivered"
 
     # Stored and dropped messages -----------------------------------------------------------------
@@ -526,12 +512,8 @@ class Version1Model:
             if subscriber is None:
                 continue
             lost = {s for s in subscriber.flights if s < floor}
-            copies_end_offset = (
-                model_peer.received_bytes + model_peer.peer.session.outbox.pending_bytes
-            )
             for sequence in lost:
                 del subscriber.flights[sequence]
-                subscriber.acked[sequence] = copies_end_offset
             lost |= set(range(subscriber.cursor, floor))
             subscriber.cursor = max(subscriber.cursor, floor)
             subscriber.dropped += len(lost)
@@ -575,9 +557,8 @@ class Version1Model:
                 assert subscription.in_flight == len(subscriber.flights)
                 assert subscription.waiting == model_class.head - subscriber.cursor
                 assert subscription.dropped == subscriber.dropped
-                if not self.broker.sessions[subscription.session_id].outbox.pending_bytes:
-                    delivery_total = subscription.delivered + subscription.redelivered
-                    assert delivery_total == subscriber.delivery_count
+                delivery_total = subscription.delivered + subscription.redelivered
+                assert delivery_total == subscriber.delivery_count
         self.check_notifications()
 
     def check_notifications(self) -> None:

@@ -39,26 +39,22 @@ Meaning = PublishMeaning | AckMeaning | ConnectMeaning | SubscribeMeaning | None
 class InFlightMessage:
     """One message in flight to one subscriber."""
 
-    earliest: int
-    """First tick in which its last delivery may have happened."""
-    latest: int
-    """Last such tick; they differ only if a timer index fits several."""
+    sent_tick: int
+    """Tick of its last delivery, plus the ticks by which its redelivery was postponed."""
     attempts: int
     is_free: bool = False
     """True if a former subscription left it after one delivery: it is sent at once."""
 
     def postpone(self, ticks: int, now: int, ack_timeout: int) -> None:
         """Postpone the redelivery, unless it was due before `now`."""
-        pause = self.pause(ack_timeout)
-        if not self.is_free:
-            self.earliest += ticks * (self.earliest + pause >= now)
-            self.latest += ticks * (self.latest + pause >= now)
+        if not self.is_free and self.due_tick(ack_timeout) >= now:
+            self.sent_tick += ticks
 
-    def pause(self, ack_timeout: int) -> int:
-        """Return the ticks until its redelivery."""
+    def due_tick(self, ack_timeout: int) -> int:
+        """Return the tick of its redelivery."""
         if self.is_free:
-            return 0
-        return max(ack_timeout, min(60, ack_timeout << (self.attempts - 1)))
+            return self.sent_tick
+        return self.sent_tick + max(ack_timeout, min(60, ack_timeout << (self.attempts - 1)))
 
 
 @dataclass
@@ -71,15 +67,11 @@ class ModelSubscriber:
     """Next sequence that it receives for the first time."""
     flights: dict[int, InFlightMessage]
     """Messages in flight, including those of a former subscription."""
-    acked: dict[int, int] = field(default_factory=dict)
-    """Acknowledged messages, with the stream offset up to which copies made before the ack may
-    arrive.
-    """
     delivery_count: int = 0
     """Deliveries to it, first ones and redeliveries."""
     dropped: int = 0
-    start_range: tuple[int, int] = (0, 0)
-    """Ticks between which its first delivery happens: the inherited delay ends then."""
+    start_tick: int = 0
+    """Tick of its first delivery: the inherited delay ends then."""
     inherited: dict[int, InFlightMessage] = field(default_factory=dict)
     """State inherited from a former subscription."""
 
@@ -120,10 +112,8 @@ class ModelPeer:
         self.early_subscriptions: list[int] = []
         """Subscribed classes that no peer has named."""
         self.replies_due = 0
-        self.received_bytes = 0
-        """Bytes received."""
-        self.cut_frame_rest = b""
-        """Rest of a partially received frame; it must be received next."""
+        self.unread_bytes = b""
+        """Bytes of frames that count as sent; they must be received next."""
 
     @property
     def unstored_bytes(self) -> int:
