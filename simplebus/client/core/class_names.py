@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
+from msgspec.structs import replace
+
 from simplebus.core.limits import CLASS_ID_MAX, NAME_CHARACTERS_MAX
 from simplebus.core.protocol.requests import NamedClass
 
@@ -24,7 +26,16 @@ class ClassNames:
         """By name, or by id for a class without a name."""
 
     def add(self, named_class: NamedClass) -> None:
-        self._class_by_key[_class_key(named_class)] = named_class
+        """Add a class. A class that is named again keeps its id and its last values."""
+        key = _class_key(named_class)
+        known = self._class_by_key.get(key)
+        if known is not None:
+            named_class = replace(
+                named_class,
+                id=known.id if named_class.id is None else named_class.id,
+                last_values=known.last_values or named_class.last_values,
+            )
+        self._class_by_key[key] = named_class
 
     def remove(self, named_class: NamedClass) -> None:
         self._class_by_key.pop(_class_key(named_class), None)

@@ -154,6 +154,19 @@ def test_reconnect_sends_class_ids_that_the_server_assigned() -> None:
     assert connection.server.frame_types() == bytes([CONNECT, MESSAGE])
 
 
+def test_class_that_is_named_again_keeps_its_id_and_last_values() -> None:
+    connection = open_connection()
+    connection.core.name_classes(NamedClass(name="orders", last_values=True))
+    connection.exchange()
+    connection.core.name_classes("orders")
+    assert connection.core.find_class_id("orders") == 1006
+    connection.exchange()
+    connection.disconnect()
+    connection.connect()
+    connection.exchange()
+    assert b'{"id":1006,"name":"orders","last_values":true}' in connection.server.frames[0][4]
+
+
 def test_names_a_class_once_before_first_use() -> None:
     connection = open_connection()
     connection.core.publish(b"", 5)
