@@ -47,7 +47,7 @@ CLASSES = Limits().classes
 MESSAGES = 1_000_000
 CHANNELS = 50_000
 MEMBERS = 1000
-SUBSCRIBERS = 1000
+SUBSCRIBERS = 5000
 CONNECTIONS = 5000
 FULL, CHANNELED, VALUES, TIMED, GROUPED, REJECTED, WATCHED = 1, 2, 3, 4, 5, 7, 8
 """Classes."""
@@ -503,7 +503,7 @@ def reload(server: HeldServer) -> None:
 
 
 def nats_publish(server: HeldServer) -> None:
-    """Small NATS messages in large writes, to a thousand subscribers of one client."""
+    """Small NATS messages in large writes, to a thousand subscriptions of one client."""
     sock = socket.create_connection((HOST, server.nats), timeout=PATIENCE_S)
     subs = b"".join(b"SUB many.* %d\r\n" % n for n in range(1000))
     sock.sendall(b'CONNECT {"verbose":false,"echo":false}\r\n' + subs + b"PING\r\n")
@@ -558,14 +558,14 @@ KINDS: Kinds = {
     "62,500 Nacks without a durable, and the next Subscribe": nack_and_hand_over,
     "groups with 1,000 members": open_groups,
     "last values of 50,000 channels": keep_last_values,
-    "a message to 1,000 connections": publish_to_many,
+    "a message to 5,000 connections": publish_to_many,
     "Purge of 5,000,000 messages": purge,
     "Connect with 3,596 new classes": declare_classes,
     "Inquire, every kind": inquire,
     "HTTP pages with 5,000 connections": read_http,
     "reload with 5,000 connections": reload,
     "NATS messages": nats_publish,
-    "a NATS message to 1,000 connections": nats_publish_to_many,
+    "a NATS message to 5,000 connections": nats_publish_to_many,
     "61,440 patterns": attack("patterns"),
     "200,000 NATS wildcards": attack("wildcards"),
     "5,000 silent connections": attack("connections"),

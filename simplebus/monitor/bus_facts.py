@@ -193,11 +193,12 @@ class SlowFacts(msgspec.Struct, frozen=True):
 def collect_class(cls: MessageClass, now: float) -> Generator[None, None, ClassFacts]:
     """Collect the facts of one class in steps, at the time `now` of the broker's clock.
 
-    All its counters are read in the first step, so that published and delivered messages are
-    counted over the same time however many positions it has.
+    Published and delivered messages are counted in the first step, so that they belong to the same
+    time however many positions the class has.
     """
     ring, spill, positions = cls.ring, cls.spill, list(cls.positions)
     statistics, dropped, in_flight, lag = ring.statistics(), cls.dropped_counts.copy(), 0, 0
+    acknowledged = cls.acknowledged_count
     warning = find_class_warning(cls, now)
     facts = ClassFacts(
         name=cls.label,
@@ -206,8 +207,6 @@ def collect_class(cls: MessageClass, now: float) -> Generator[None, None, ClassF
         delivered=cls.delivered_count + sum(position.delivered_count for position in positions),
         redelivered=cls.redelivered_count
         + sum(position.redelivered_count for position in positions),
-        acknowledged=cls.acknowledged_count
-        + sum(position.acknowledged_count for position in positions),
         stored=ring.head - cls.first_sequence,
         stored_bytes=statistics.frame_bytes + (spill.frame_bytes if spill is not None else 0),
         memory_bytes=statistics.memory_bytes,
@@ -219,9 +218,10 @@ def collect_class(cls: MessageClass, now: float) -> Generator[None, None, ClassF
         warning=warning.sentence if warning is not None else "",
         is_growing=warning is not None and warning.is_growing,
     )
-    for count, position in enumerate(positions):
+    for count, position in enumerate(drain_list(positions)):
         if count % _POSITIONS_PER_STEP == _POSITIONS_PER_STEP - 1:
             yield
+        acknowledged += position.acknowledged_count
         window = position.window
         in_flight += window.in_flight_count
         lag = max(lag, position.class_ring.head - window.floor)
@@ -229,7 +229,9 @@ def collect_class(cls: MessageClass, now: float) -> Generator[None, None, ClassF
             dropped.update(position.undelivered_counts)
     if not cls.positions and not cls.is_remote:
         lag = count_backlog(cls)
-    return msgspec.structs.replace(facts, in_flight=in_flight, lag=lag, dropped=dropped)
+    return msgspec.structs.replace(
+        facts, acknowledged=acknowledged, in_flight=in_flight, lag=lag, dropped=dropped
+    )
 
 
 def collect_bus(

@@ -25,6 +25,7 @@ from simplebus.core.errors import DEAD_LETTER_REASONS, Reason, RemoteProtocolErr
 from simplebus.core.limits import (
     ACK_READ_DELAY_SECONDS,
     CHANGED_SESSIONS_PER_TURN,
+    NOTIFIED_PER_TURN,
     PROGRESS_SECONDS,
     TICKED_CLASSES_PER_TURN,
 )
@@ -160,6 +161,7 @@ class Server:
         """`bus_id` identifies stored data; a server that stores nothing gets a random one."""
         run = new_bus_id()
         self.broker = Broker(settings, identity=bus_id or run, run_id=run, commit_log=commit_log)
+        self.broker.store.notifications.per_turn = NOTIFIED_PER_TURN
         self._is_progress_scheduled = False
         """True if `_write_progress` runs."""
         self.journal_pump: JournalPump | None = None
@@ -209,6 +211,8 @@ class Server:
         self.lifecycle: LifecycleCommands | None = None
         """Commands of operators; None before the ready line and during the shutdown."""
         self._is_updating_patterns = False
+        self._is_notifying = False
+        """True if `_notify_waiting` runs."""
         self._drain_check: trio.Event | None = None
         """Set after each change of the broker while `wait_drained` waits."""
         self._logged_class_count = 0
@@ -325,6 +329,14 @@ class Server:
         while self.broker.store.update_some_patterns():
             await self.slow_request_turns.wait_turn()
         self._is_updating_patterns = False
+
+    async def _notify_waiting(self) -> None:
+        """Send to the subscriptions of classes with very many of them, some in each turn."""
+        while self.broker.store.notifications.has_waiting:
+            await trio.lowlevel.checkpoint()  # Other clients are served between two turns.
+            self.broker.store.notifications.notify_waiting()
+            self.flush_ready()
+        self._is_notifying = False
 
     def _log_losses(self) -> Iterator[None]:
         """Log one line per reason for frames and messages dropped since the previous tick."""
@@ -618,6 +630,10 @@ class Server:
             self._drain_check.set()
         broker = self.broker
         self.send_turns.begin_turn()
+        if broker.store.notifications.has_waiting and not self._is_notifying:
+            self._is_notifying = True
+            broker.store.notifications.notify_waiting()
+            self.start_soon(self._notify_waiting)
         if self.latency is not None and self.latency.pending_batches:
             self.latency.record_durable()
         while (actions := broker.end_turn()) is not NO_ACTIONS or self.listeners_to_flush:

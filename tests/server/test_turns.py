@@ -241,3 +241,22 @@ async def test_a_nats_message_is_sent_in_the_turn_that_receives_it(
         await nats_peer.send(b"SUB a 1\r\nPUB a 2\r\nhi\r\n")
         assert await nats_peer.read_line() == b"MSG a 1 2"
     assert flushes[0]
+
+
+async def test_many_subscriptions_are_notified_in_several_turns() -> None:
+    async with serving() as server:
+        server.server.broker.store.notifications.per_turn = 3
+        peers = [await connect(server, [1]) for _ in range(10)]
+        for peer in peers:
+            await peer.send(subscribe())
+        await wait_until(lambda: len(server.server.broker.classes[1].subscriptions) == len(peers))
+        publisher = await connect(server, [1])
+        payloads = [b"%d" % number for number in range(20)]
+        for payload in payloads:
+            await publisher.send(message(payload))
+        for peer in peers:
+            assert await peer.read_messages(len(payloads)) == list(enumerate(payloads))
+        publisher_2 = await connect(server, [1])  # The task has ended, and starts again.
+        await publisher_2.send(message(b"last"))
+        for peer in peers:
+            assert await peer.read_messages(1) == [(len(payloads), b"last")]

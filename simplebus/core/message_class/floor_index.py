@@ -22,24 +22,29 @@ class FloorIndex:
     def __init__(self) -> None:
         self._number_by_position: dict[Position, int] = {}
         """A unique number per position, which orders entries with equal floors."""
+        self._position_by_number: dict[int, Position] = {}
         self._next_number = 0
-        self._heap: list[tuple[int, int, Position]] = []
-        """Entries (floor, number, position). The floor is the one at the last correction."""
+        self._heap: list[tuple[int, int]] = []
+        """Entries (floor, number). The floor is the one at the last correction. Entries do not hold
+        the positions, so that each of them is freed when it is removed.
+        """
 
     def __len__(self) -> int:
         """Return the number of heap entries."""
         return len(self._heap)
 
     def add(self, position: Position) -> None:
-        self._number_by_position[position] = self._next_number
-        heapq.heappush(self._heap, (position.window.floor, self._next_number, position))
-        self._next_number += 1
+        number, self._next_number = self._next_number, self._next_number + 1
+        self._number_by_position[position] = number
+        self._position_by_number[number] = position
+        heapq.heappush(self._heap, (position.window.floor, number))
 
     def remove(self, position: Position) -> None:
-        del self._number_by_position[position]
+        del self._position_by_number[self._number_by_position.pop(position)]
         if len(self._heap) > max(2 * len(self._number_by_position), _STALE_ENTRIES_MIN):
             self._heap = [
-                (p.window.floor, number, p) for p, number in self._number_by_position.items()
+                (position.window.floor, number)
+                for number, position in self._position_by_number.items()
             ]
             heapq.heapify(self._heap)
 
@@ -47,11 +52,12 @@ class FloorIndex:
         """Return the lowest floor. There must be at least one position."""
         heap = self._heap
         while True:
-            entry_floor, number, position = heap[0]
-            if position not in self._number_by_position:
+            entry_floor, number = heap[0]
+            position = self._position_by_number.get(number)
+            if position is None:
                 heapq.heappop(heap)
                 continue
             floor = position.window.floor
             if floor == entry_floor:
                 return floor
-            heapq.heapreplace(heap, (floor, number, position))
+            heapq.heapreplace(heap, (floor, number))

@@ -58,6 +58,7 @@ from simplebus.core.session.session import Session
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.store import compaction
 from simplebus.core.store.message_ids import MessageIds
+from simplebus.core.store.notifications import Notifications
 from simplebus.core.store.publish_queue import PublishQueue
 from simplebus.core.store.refusal_sender import RefusalSender
 from simplebus.core.subscription import selection
@@ -101,6 +102,7 @@ class Store:
             )
             self.class_registry.spill_manager = self.spill_manager
         self.publish_queue = PublishQueue(self, self.class_registry, clock, delayed_wakeups)
+        self.notifications = Notifications()
         self.message_ids = MessageIds()
         """Ids of the latest messages of NATS publishers, for deduplication."""
         self.failure_reasons = FailureReasons()
@@ -508,8 +510,7 @@ class Store:
 
     def notify_subscribers(self, cls: MessageClass) -> None:
         """Mark the subscriptions of a class as having something to send."""
-        for subscription in cls.subscriptions.values():
-            subscription.outbox.enqueue(subscription)
+        self.notifications.notify(cls.subscriptions.values())
         for group in cls.groups.values():
             group.distribute_messages()
         if cls.limited_positions:
