@@ -311,10 +311,12 @@ class NatsListener:
 
     async def _remove_abandoned_routes(self) -> None:
         """Remove unused routes in small steps, so that other tasks can run between them."""
-        while self.nats_server.routes.has_abandoned:
-            self.nats_server.routes.remove_abandoned()
-            await self.slow_request_turns.wait_turn()
-        self._is_removing_routes = False
+        try:
+            while self.nats_server.routes.has_abandoned:
+                self.nats_server.routes.remove_abandoned()
+                await self.slow_request_turns.wait_turn()
+        finally:
+            self._is_removing_routes = False
 
     @property
     def tick_number(self) -> int:

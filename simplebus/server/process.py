@@ -11,6 +11,7 @@ import fcntl
 import os
 import resource
 import time
+from collections.abc import Awaitable, Callable
 
 from simplebus.logs.event_logger import EventLogger
 from simplebus.monitor.metrics_builder import MetricsBuilder
@@ -103,6 +104,14 @@ def log_connection_fault(error: Exception, peer: str) -> str:
         "connection.failed", "{peer}: disconnected by an internal error", peer=peer, exc_info=error
     )
     return "internal error"
+
+
+async def run_logged(task: Callable[[], Awaitable[object]]) -> None:
+    """Run a task. An internal error ends the task only, and is logged."""
+    try:
+        await task()
+    except Exception:
+        log.exception("task.failed", "a task of the server failed with an internal error")
 
 
 def peer_descriptor_limit(extra: int = 0) -> int:

@@ -38,6 +38,7 @@ from simplebus.core.users.rate_limit import RateLimit
 from simplebus.core.users.users import User, Users
 from simplebus.jetstream.backend import JetStreamBackend
 from simplebus.logs.event_logger import EventLogger
+from simplebus.server import process
 from simplebus.server.connection import Connection
 from simplebus.server.journal.pump import JournalPump
 from simplebus.server.listeners import host_from_address
@@ -326,17 +327,21 @@ class Server:
 
     async def _update_patterns(self) -> None:
         """Index patterns of new subscriptions, and remove those of ended ones, in small steps."""
-        while self.broker.store.update_some_patterns():
-            await self.slow_request_turns.wait_turn()
-        self._is_updating_patterns = False
+        try:
+            while self.broker.store.update_some_patterns():
+                await self.slow_request_turns.wait_turn()
+        finally:
+            self._is_updating_patterns = False
 
     async def _notify_waiting(self) -> None:
         """Send to the subscriptions of classes with very many of them, some in each turn."""
-        while self.broker.store.notifications.has_waiting:
-            await trio.lowlevel.checkpoint()  # Other clients are served between two turns.
-            self.broker.store.notifications.notify_waiting()
-            self.flush_ready()
-        self._is_notifying = False
+        try:
+            while self.broker.store.notifications.has_waiting:
+                await trio.lowlevel.checkpoint()  # Other clients are served between two turns.
+                self.broker.store.notifications.notify_waiting()
+                self.flush_ready()
+        finally:
+            self._is_notifying = False
 
     def _log_losses(self) -> Iterator[None]:
         """Log one line per reason for frames and messages dropped since the previous tick."""
@@ -441,8 +446,9 @@ class Server:
         self._delayed_reads.unpark_all()
 
     def start_soon(self, task: Callable[[], Awaitable[object]]) -> None:
+        """Start a task. An internal error in the task is logged and ends nothing else."""
         assert self._nursery is not None, "the server is not running"
-        self._nursery.start_soon(task)
+        self._nursery.start_soon(process.run_logged, task, name=task)
 
     def serve(self, sock: socket.socket, peer: str) -> None:
         """Serve a connected, non-blocking socket, or close it if a limit is reached."""

@@ -233,3 +233,27 @@ async def test_dead_letters_are_logged_by_the_name_of_the_class(
     values = vars(record)
     assert (values["event"], values["count"]) == ("messages.dead_lettered", 1)
     assert values["reason"] == Reason.TERMINATED
+
+
+async def test_internal_error_in_a_background_task_ends_only_the_task(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as server:
+        notifications = server.server.broker.store.notifications
+        notifications.per_turn = 1
+        bystanders = [await connect(server, [1]) for _ in range(3)]
+        for peer in bystanders:
+            await peer.send(subscribe())
+        await wait_until(lambda: len(server.server.broker.classes[1].subscriptions) == 3)
+        original = trio.lowlevel.checkpoint
+
+        async def fail_once() -> None:
+            monkeypatch.setattr(trio.lowlevel, "checkpoint", original)
+            raise AssertionError("a fault of ours")
+
+        monkeypatch.setattr(trio.lowlevel, "checkpoint", fail_once)
+        await bystanders[0].send(message(b"first"))
+        await wait_until(lambda: "a task of the server failed" in caplog.text)
+        await bystanders[0].send(message(b"second"))  # Starts the task again.
+        for peer in bystanders:
+            assert await peer.read_messages(2) == [(0, b"first"), (1, b"second")]
