@@ -113,9 +113,6 @@ RECENT_PUBLISH_TICKS = 1
 # How long a peer has to read the error that explains why it is disconnected.
 CLOSE_FLUSH_SECONDS = 1.0
 
-# Larger memory blocks ask for huge pages, because scattered access then misses fewer of them.
-HUGE_PAGE_BLOCK_BYTES_MIN = 2 * 1024 * 1024
-
 # Rate limits ---------------------------------------------------------------------------------
 
 # A rate-limited publisher waits until it may publish this slice of its rate, but not for less than

@@ -10,11 +10,7 @@ import mmap
 import numpy as np
 import numpy.typing as npt
 
-from simplebus.core.limits import (
-    ADDRESS_SPACE_RESERVE_BYTES,
-    HUGE_PAGE_BLOCK_BYTES_MIN,
-    RING_BYTES_MIN,
-)
+from simplebus.core.limits import ADDRESS_SPACE_RESERVE_BYTES, RING_BYTES_MIN
 from simplebus.core.protocol.frames import Item
 
 _PRIVATE_AND_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -29,10 +25,8 @@ def allocate_array(count: int, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
     size = count * dtype.itemsize
     if size < RING_BYTES_MIN:
         return np.empty(count, dtype)
-    memory = mmap.mmap(-1, size, flags=_PRIVATE_AND_ANONYMOUS)
-    if size >= HUGE_PAGE_BLOCK_BYTES_MIN and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype)
+    # Huge pages are not requested: the system takes milliseconds to provide one.
+    return np.frombuffer(mmap.mmap(-1, size, flags=_PRIVATE_AND_ANONYMOUS), dtype)
 
 
 def check_free_address_space(size: int) -> None:
