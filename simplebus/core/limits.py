@@ -142,7 +142,7 @@ ADDRESS_SPACE_RESERVE_BYTES = 16 * 1024 * 1024
 RING_IDLE_TICKS = 30
 # Single messages reuse the front of an empty segment after this many bytes, which fit into a cache.
 RING_RESTART_BYTES = 64 * 1024
-RING_FREED_SEGMENTS_MAX = 32
+RING_FREED_SEGMENTS_MAX = 8
 
 # A full class that spills evicts this part of its memory at once.
 SPILL_EVICTION_DIVISOR = 8

@@ -16,6 +16,8 @@ from simplebus.core.limits import (
     MIXED_ENVELOPES_PER_TURN,
     PATTERNS_PER_TURN,
     RETURNED_PER_TURN,
+    RING_IDLE_TICKS,
+    RING_SEGMENT_BYTES_MAX,
     SLOW_ACK_BYTES,
     SLOW_REQUEST_BYTES,
     SLOW_REQUESTS_BYTES_MAX,
@@ -28,11 +30,13 @@ from simplebus.core.protocol import envelope
 from simplebus.core.protocol.envelope import Envelope
 from tests.behaviour.wire_peer import BrokerHarness, WirePeer
 from tests.behaviour.wire_peer_v2 import (
+    PURGE,
     Version2Peer,
     ack,
     channel_envelope,
     connect_request,
     connect_version2,
+    json_request,
     nack,
     publish,
     publish_envelopes,
@@ -363,6 +367,26 @@ def test_ticks_visit_a_bounded_number_of_classes_and_positions_at_once() -> None
     for number in range(1, 2 * TICKED_CLASSES_PER_TURN):
         peer.send(subscribe(1, number, durable=f"d{number}"))
     assert len(list(bus.broker.tick_in_parts())) == 6
+
+
+def test_a_part_of_a_tick_frees_the_memory_of_few_classes() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    classes = [1, 2, 3]
+    peer = connect_version2(bus, classes=classes, heartbeat=0)
+    for number, class_id in enumerate(class_id for class_id in classes for _ in range(4)):
+        peer.send(publish(class_id, number, bytes(1_000_000)))
+    for class_id in classes:
+        peer.send(json_request(PURGE, class_id))
+        peer.receive_replies()  # The deferred reply purges.
+    largest = max(cls.ring.statistics().memory_bytes for cls in bus.broker.classes.values())
+    assert largest > RING_SEGMENT_BYTES_MAX
+    used_bytes = bus.broker.budget.used_bytes
+    for _ in range(2 * RING_IDLE_TICKS):
+        for _ in bus.broker.tick_in_parts():
+            assert used_bytes - bus.broker.budget.used_bytes <= largest
+            used_bytes = bus.broker.budget.used_bytes
+    assert used_bytes < largest
 
 
 def test_positions_that_end_between_the_parts_of_a_tick_are_skipped() -> None:

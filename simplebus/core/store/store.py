@@ -42,6 +42,7 @@ from simplebus.core.limits import (
     HEADER_BYTES,
     PLAIN_FRAMES_MAX,
     REDELIVERY_MESSAGES,
+    RING_SEGMENT_BYTES_MAX,
     SCAN_MESSAGES_MAX,
     TICKED_CLASSES_PER_TURN,
 )
@@ -770,9 +771,12 @@ class Store:
             self._retry_dead_letters()
         if self.spill_manager is not None:
             self.spill_manager.tick()
+        used_bytes = self.budget.used_bytes
         for number, cls in enumerate(list(self.classes.values())):
-            if number % TICKED_CLASSES_PER_TURN == 0:
+            freed_bytes = used_bytes - self.budget.used_bytes
+            if number % TICKED_CLASSES_PER_TURN == 0 or freed_bytes >= RING_SEGMENT_BYTES_MAX:
                 yield
+                used_bytes = self.budget.used_bytes
             if cls.ring.tick():
                 channel_budget -= cls.channels.shrink_idle(channel_budget)
             cls.time_index.trim(cls.first_sequence)
