@@ -65,8 +65,13 @@ _REGULAR_PER_IRREGULAR_MIN = 8
 # cache at once would take milliseconds.
 _CACHED_TEXTS_MAX = CHANNEL_NAMES_MAX
 _CACHED_TEXT_BYTES_MAX = 256
-_names_by_text: dict[bytes, str] = {}
-"""Decoded channels by their text with its length prefix."""
+_PLACEHOLDERS = 4096
+_names_by_text = {b"\xff\xff" + number.to_bytes(2, "big"): "" for number in range(_PLACEHOLDERS)}
+"""Decoded channels by their text with its length prefix.
+
+The placeholders equal no text. With them, this dict does not grow in the same turn as the channel
+table of a class that receives the same channels: both together take several milliseconds.
+"""
 
 
 def _decode_texts(texts: list[bytes]) -> Sequence[str | None]:
