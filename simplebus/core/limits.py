@@ -304,6 +304,8 @@ PATTERNS_REMOVED_AT_ONCE = 4
 SUBSCRIPTIONS_ENDED_PER_TURN = 32
 # They end earlier if group members among them held more messages than this.
 RETURNED_PER_TURN = 256
+# Ranges of delayed messages of ended subscriptions that are freed in one turn.
+FREED_SPANS_PER_TURN = 8192
 DECLARED_CLASSES_ENDED_PER_TURN = 512
 # Subscriptions and durables of a class to which a Purge is applied in one turn.
 PURGED_POSITIONS_PER_TURN = 128

@@ -28,6 +28,7 @@ from simplebus.core.limits import (
 from simplebus.core.message_class import last_values
 from simplebus.core.protocol import envelope
 from simplebus.core.protocol.envelope import Envelope
+from simplebus.core.store import store as store_module
 from tests.behaviour.wire_peer import BrokerHarness, WirePeer
 from tests.behaviour.wire_peer_v2 import (
     PURGE,
@@ -387,6 +388,23 @@ def test_a_part_of_a_tick_frees_the_memory_of_few_classes() -> None:
             assert used_bytes - bus.broker.budget.used_bytes <= largest
             used_bytes = bus.broker.budget.used_bytes
     assert used_bytes < largest
+
+
+def test_a_part_of_a_tick_frees_few_ranges_of_ended_positions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_module, "FREED_SPANS_PER_TURN", 2)
+    bus = BrokerHarness()
+    other, ending = connect_version2(bus, subscribe(1, 1)), connect_version2(bus, subscribe(1, 1))
+    connect_version2(bus, publish(1, 0, *[b"x"] * 10))
+    assert len(ending.receive_deliveries()) == 10
+    for sequence in range(0, 10, 2):
+        ending.send(nack(1, sequence, sequence + 1, 60_000))
+    part_count = len(list(bus.broker.tick_in_parts()))
+    ending.disconnect()
+    assert len(list(bus.broker.tick_in_parts())) == part_count + 3
+    assert len(list(bus.broker.tick_in_parts())) == part_count
+    assert len(other.receive_deliveries()) == 10
 
 
 def test_positions_that_end_between_the_parts_of_a_tick_are_skipped() -> None:

@@ -899,6 +899,8 @@ class SubscriptionManager:
         self.quotas.remove_position(position)
         position.mark_removed()
         cls.remove_position(position)
+        if cls.backlog_state is not position:
+            self._store.ended_spans += position.unacked.pop_unordered_delayed_spans()
         self._store.trim_class(cls)
 
     def notify_position(self, position: Position) -> None:

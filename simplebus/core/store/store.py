@@ -39,6 +39,7 @@ from simplebus.core.limits import (
     EXPIRY_SCAN_INITIAL_MESSAGES,
     EXPIRY_SCAN_MESSAGES_MAX,
     FORGET_CHANNELS_MIN,
+    FREED_SPANS_PER_TURN,
     HEADER_BYTES,
     PLAIN_FRAMES_MAX,
     REDELIVERY_MESSAGES,
@@ -53,6 +54,7 @@ from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.redelivery.failure_reasons import FailureReasons
+from simplebus.core.redelivery.timer_wheel import Span
 from simplebus.core.ring.columns import NO_DELAY, MessageRow, MessageRows
 from simplebus.core.session import version2
 from simplebus.core.session.session import Session
@@ -126,6 +128,10 @@ class Store:
             and not commit_log.is_remote
         )
         """Classes to trim, positions with messages to dead-letter, and progress to write."""
+        self.ended_spans: list[tuple[float, int, Span]] = []
+        """Delayed messages of ended positions. Some are freed in each turn of a tick: a position
+        may have very many.
+        """
         self.positions_with_pending_dead_letters: dict[MessageClass, dict[Position, None]] = {}
         """Positions, by class, whose dead letters found no space."""
 
@@ -763,6 +769,9 @@ class Store:
         """
         self.failure_reasons.forget_acked()
         self.message_ids.tick(self.clock.now)
+        while self.ended_spans:
+            del self.ended_spans[-FREED_SPANS_PER_TURN:]
+            yield
         self.update_some_patterns()
         if 4 * self.budget.available_bytes < self.budget.limit_bytes:
             self._forget_unused_channels()

@@ -597,6 +597,11 @@ class UnackedMessages:
         self._delayed_spans = []
         return delayed
 
+    def pop_unordered_delayed_spans(self) -> list[tuple[float, int, Span]]:
+        """Remove and return the delayed spans, in no order."""
+        delayed, self._delayed_spans = self._delayed_spans, []
+        return delayed
+
     def _iter_redelivered(self, range_max: int | None = None) -> Iterator[tuple[int, Span]]:
         """Yield the spans in flight that were sent more than once, each with its due tick.
 
