@@ -48,16 +48,25 @@ FIRST_PING_SECONDS = 2.0
 # Pieces of output are joined up to this size: each piece costs a system call.
 OUTPUT_PIECE_BYTES = 64 * 1024
 
-# Events and output of one read; a batch is one event. Above, the next read of the client is
-# shorter, down to READ_BYTES_MIN, so that a busy client does not delay others.
+# Events and output of one read; a batch is one event. Above, the rest of the read is processed in
+# later turns of the event loop, and the next read of the client is shorter, down to READ_BYTES_MIN,
+# so that a busy client does not delay others. A publication that costs more output is delivered in
+# several turns.
 EVENTS_PER_READ = 2048
 OUTPUT_PER_READ_BYTES = 6 * 1024 * 1024
 # Cost of events outside batches, as bytes of output that take equally long.
 EVENT_COST_BYTES = 4 * 1024
 SUBSCRIBE_COST_BYTES = 1024 * 1024
 # Cost of delivering a batch, or a message outside batches, to one sink.
-DELIVERY_COST_BYTES = 1024
-SINGLE_DELIVERY_COST_BYTES = 4 * 1024
+DELIVERY_COST_BYTES = 24 * 1024
+SINGLE_DELIVERY_COST_BYTES = 10 * 1024
+# Cost of grouping one sink of a batch that is delivered in several turns by its client.
+GROUPING_COST_BYTES = 2 * 1024
+# After a turn that took long, messages for more clients than this are sent in later turns: each
+# client costs a system call.
+SENT_AFTER_LONG_TURN_MAX = 64
+# Encoded copies of a batch, for different subscription ids, that are kept from turn to turn.
+ENCODED_BATCHES_KEPT_MAX = 4
 # If a leaving client has more subscriptions than this, they are removed later, a limited number in
 # each turn of the event loop, so that other clients do not wait.
 IMMEDIATE_REMOVALS_MAX = 128
@@ -65,6 +74,9 @@ REMOVALS_PER_TURN_MAX = 64
 # Clients whose timeouts are checked in one turn of the event loop. Each may be sent a PING.
 CHECKED_CLIENTS_PER_TURN = 128
 READ_BYTES_MIN = 4 * 1024
+# A batch for many clients has a cost per client whatever its size. So the reads of its publisher
+# are not shorter than this, unless the output for a single client is too much.
+FAN_OUT_READ_BYTES = 32 * 1024
 # Estimated memory: per subscription, per character of its subject, per pattern, per token of a
 # pattern behind the indexed head, per queue group member. All subscriptions together may use
 # 1/SUBSCRIPTION_MEMORY_DIVISOR of the memory budget of classes.
@@ -103,8 +115,8 @@ SLOW_CLIENT_PENDING_BYTES = 8 * 1024 * 1024
 STALL_SECONDS_EXCLUSIVE = 0.25
 STALL_SECONDS_MAX = 0.01
 RECENT_DELIVERY_SECONDS = 1.0
-# Incomplete commands above this size count as memory held for the client.
-PARTIAL_COMMAND_BYTES_MIN = 4 * 1024
+# Kept input above this size, such as an incomplete command, counts as memory held for the client.
+KEPT_INPUT_BYTES_MIN = 4 * 1024
 # Total time that publishers wait for a client that is about to be disconnected.
 LAST_CHANCE_SECONDS = 0.1
 # Publishers no longer wait for a client without progress for this long. The progress of a slow

@@ -27,12 +27,11 @@ from simplebus.nats.errors import NatsError, error_line, stale_connection
 from simplebus.nats.limits import (
     BLOCKED_READ_INTERVAL_SECONDS,
     CHECKED_CLIENTS_PER_TURN,
-    DELIVERY_COST_BYTES,
     EVENT_COST_BYTES,
     FIRST_PING_SECONDS,
     IMMEDIATE_REMOVALS_MAX,
-    OUTPUT_PER_READ_BYTES,
-    PARTIAL_COMMAND_BYTES_MIN,
+    KEPT_INPUT_BYTES_MIN,
+    SENT_AFTER_LONG_TURN_MAX,
     SINGLE_DELIVERY_COST_BYTES,
     SUBSCRIBE_COST_BYTES,
 )
@@ -40,7 +39,6 @@ from simplebus.nats.protocol import encode, handshake
 from simplebus.nats.protocol.events import (
     ClientEvent,
     Connect,
-    Indexes,
     MixedBatch,
     Ping,
     Pong,
@@ -59,9 +57,14 @@ from simplebus.nats.server.authenticate import (
     is_same_user,
 )
 from simplebus.nats.server.class_permissions import SubjectClasses
+from simplebus.nats.server.message_delivery import (
+    MessageDelivery,
+    estimate_batch_cost,
+    estimate_message_cost,
+)
 from simplebus.nats.server.permissions import OpenReplies
-from simplebus.nats.server.routes import SubjectRoutes, SubjectSink, SubjectSinks
-from simplebus.nats.server.session import EncodedBatches, NatsSession, NatsSubscription
+from simplebus.nats.server.routes import SinkRows, SubjectRoutes, SubjectSinks
+from simplebus.nats.server.session import NatsSession, NatsSubscription, PendingPublication
 from simplebus.nats.server.slow_consumers import NatsRateLimits, SlowConsumerMonitor
 from simplebus.nats.server.subscription_memory import memory_limit
 from simplebus.nats.settings import NatsSettings
@@ -124,10 +127,7 @@ class NatsServer:
         )
         self.next_client_id = 1
         self._ready_sessions: dict[NatsSession, None] = {}
-        self._gathering_sessions: list[NatsSession] = []
-        """Sessions that receive messages of the current batch."""
-        self._output_bytes = 0
-        """Cost of the current read, in bytes of output."""
+        self.delivery = MessageDelivery(self.routes)
         self._disconnecting: list[tuple[NatsSession, NatsError]] = []
         self._errors: list[Exception] = []
         self._on_pending = on_pending
@@ -207,7 +207,8 @@ class NatsServer:
                 applied; the caller calls `send_error` and closes the session.
         """
         assert not session.is_closed
-        self._output_bytes = 0
+        assert not session.is_request_pending
+        self.delivery.begin_turn()
         session.last_received_at = self.slow_consumer_monitor.now = self.now
         if not session.is_identified:
             self._identify_without_connect(session, buffer.raw[HEADROOM_BYTES])
@@ -220,17 +221,57 @@ class NatsServer:
                 self._handle_event(session, event)
             if session.is_disconnecting:
                 break
-            if self._output_bytes > OUTPUT_PER_READ_BYTES and session.can_split_reads:
+            if self.delivery.is_turn_over and session.can_split_reads:
                 session.push_back(session.parser.unread(buffer, count))
                 break
-        session.adapt_read_size(count, output_bytes=self._output_bytes, event_count=events)
-        if session.token_buckets:
-            self.rate_limits.charge(session)
-        if session.parser.tail_bytes > PARTIAL_COMMAND_BYTES_MIN:
-            for slow_session, error in self.slow_consumer_monitor.add_partial_command(
-                session, min(count, session.parser.tail_bytes)
+        if (publication := session.pending_publication) is not None:
+            publication.read_bytes, publication.event_count = count, events
+            self._end_turn(session, publication)
+        else:
+            session.adapt_read_size(
+                count,
+                output_bytes=self.delivery.cost_bytes,
+                fan_out_bytes=self.delivery.fan_out_bytes,
+                event_count=events,
+            )
+            self._end_read(session)
+        if (kept_bytes := session.kept_input_bytes) > KEPT_INPUT_BYTES_MIN:
+            for slow_session, error in self.slow_consumer_monitor.add_kept_input(
+                session, min(count, kept_bytes)
             ):
                 self._disconnect_slow_consumer(slow_session, error)
+
+    def continue_request(self, session: NatsSession) -> None:
+        """Deliver the pending publication of a session to further receivers."""
+        publication = session.pending_publication
+        assert publication is not None
+        self.delivery.begin_turn()
+        self.slow_consumer_monitor.now = self.now
+        self._deliver_in_turn(session, publication)
+        self._end_turn(session, publication)
+        if session.is_request_pending:
+            return
+        session.adapt_read_size(
+            publication.read_bytes,
+            output_bytes=publication.cost_bytes,
+            fan_out_bytes=publication.fan_out_bytes,
+            event_count=publication.event_count,
+        )
+        self.slow_consumer_monitor.new_slow_sessions.update(publication.slow_sessions)
+        self._end_read(session)
+
+    def _end_turn(self, session: NatsSession, publication: PendingPublication) -> None:
+        """Add the cost and the slow receivers of a turn to those of the publication."""
+        publication.cost_bytes += self.delivery.cost_bytes
+        publication.fan_out_bytes += self.delivery.fan_out_bytes
+        publication.slow_sessions.update(
+            self.slow_consumer_monitor.collect_slow_sessions(session, self._ready_sessions)
+        )
+
+    def _end_read(self, session: NatsSession) -> None:
+        """Choose the time of the next read of a session."""
+        if session.token_buckets:
+            self.rate_limits.charge(session)
         if self.slow_consumer_monitor.new_slow_sessions or session.has_stalled:
             local_session = session.local_session
             local_session_id = -1 if local_session is None else local_session.session_id
@@ -241,6 +282,11 @@ class NatsServer:
             session.stall = self.slow_consumer_monitor.create_session_stall(
                 session, self._ready_sessions, has_other_receivers=has_other_receivers
             )
+
+    @property
+    def should_send_later(self) -> bool:
+        """True if the input processed last took long and has many receivers."""
+        return self.delivery.is_turn_long and len(self._ready_sessions) > SENT_AFTER_LONG_TURN_MAX
 
     def has_ready_fast_session(self) -> bool:
         """Return True if a session that is not slow has new output."""
@@ -270,6 +316,8 @@ class NatsServer:
         """Remove a session and its subscriptions. Unacked messages of classes are redelivered."""
         if session.is_closed:
             return
+        while session.is_request_pending:
+            self.continue_request(session)
         session.is_closed = session.is_disconnecting = True
         del self.sessions[session.client_id]
         self.closed_in_messages += session.in_messages
@@ -340,9 +388,7 @@ class NatsServer:
         """Note an internal error in a batch. The rest of the batch is not delivered."""
         self._errors.append(error)
         self._on_pending()
-        for session in self._gathering_sessions:
-            session.discard_gathered()
-        self._gathering_sessions.clear()
+        self.delivery.discard_gathered()
 
     def tick(self) -> None:
         """Disconnect slow and silent clients and remove abandoned subscriptions. Called every
@@ -389,7 +435,11 @@ class NatsServer:
             )
             return now
         # The server does not read from a paused client, so it cannot see a PONG.
-        if session.is_reading_paused or self.rate_limits.is_paused(session):
+        if (
+            session.is_reading_paused
+            or session.is_request_pending
+            or self.rate_limits.is_paused(session)
+        ):
             return now + limits.ping_seconds
         quiet_until = session.last_received_at + limits.ping_seconds
         if session.is_first_ping_sent or not session.is_first_pong_sent:
@@ -447,7 +497,7 @@ class NatsServer:
 
     def mark_gathering(self, session: NatsSession) -> None:
         """Record that a session has gathered the first messages of the current batch."""
-        self._gathering_sessions.append(session)
+        self.delivery.mark_gathering(session)
 
     # Events --------------------------------------------------------------------------------------
 
@@ -456,12 +506,19 @@ class NatsServer:
         match event:
             case UniformBatch():
                 if self._can_publish_uniform(session, event):
-                    self._publish_uniform(session, event)
+                    session.in_bytes += event.count * len(event.first_message.body)
+                    self._publish_batch(
+                        session, event, [(self.routes.match(event.first_message.subject), None)]
+                    )
                 else:
                     self._publish_singly(session, event)
             case MixedBatch():
                 if self._can_publish_mixed(session, event):
-                    self._publish_mixed(session, event)
+                    body_bytes = int((event.bounds[1:] - event.body_starts).sum())
+                    session.in_bytes += body_bytes - 2 * event.count
+                    self._publish_batch(
+                        session, event, self.routes.split_by_sinks(event.subject_numbers)
+                    )
                 else:
                     self._publish_singly(session, event)
             case Ping():
@@ -554,44 +611,105 @@ class NatsServer:
         )
 
     def _publish_singly(self, session: NatsSession, event: UniformBatch | MixedBatch) -> None:
-        """Publish a batch message by message. Sinks looked up in advance are used while routes
-        stay unchanged.
-        """
-        routes, sinks_by_row = self.routes, None
-        generation = routes.generation
+        """Publish a batch message by message."""
+        routes = self.routes
         if isinstance(event, MixedBatch):
             sinks_by_row = routes.match_each(event.subject_numbers)
-        for row, message in enumerate(iter_messages(event, routes.table.names)):
-            if sinks_by_row is not None and routes.generation != generation:
-                sinks_by_row = None
-            self._publish(session, message, None if sinks_by_row is None else sinks_by_row[row])
+        else:
+            sinks_by_row = [routes.match(event.first_message.subject)] * event.count
+        sink_count = sum(map(len, sinks_by_row))
+        cost_bytes = event.count * EVENT_COST_BYTES + sink_count * (
+            SINGLE_DELIVERY_COST_BYTES + event.mean_message_bytes
+        )
+        if self._is_split(session, cost_bytes):
+            event = event.copy(routes.table.names)
+            steps = self._publish_singly_in_steps(session, event, sinks_by_row)
+            self._start_publication(session, steps, event.size_bytes)
+            return
+        for _ in self._publish_singly_in_steps(session, event, sinks_by_row):
+            pass
 
-    def _publish(
-        self, session: NatsSession, message: Pub, sinks: SubjectSinks | None = None
-    ) -> None:
-        """Publish one message. `sinks` are its routes if they were already looked up."""
+    def _publish_singly_in_steps(
+        self,
+        session: NatsSession,
+        event: UniformBatch | MixedBatch,
+        sinks_by_row: list[SubjectSinks],
+    ) -> Iterator[None]:
+        """Publish a batch message by message, with a step at the end of each turn but the last.
+
+        `sinks_by_row` are used while routes stay unchanged.
+        """
+        routes, generation = self.routes, self.routes.generation
+        messages = iter_messages(event, routes.table.names)
+        for sinks, message in zip(sinks_by_row, messages, strict=True):
+            if self._begin_publication(session, message):
+                if routes.generation != generation:
+                    sinks = routes.match(message.subject)
+                yield from self._publish_in_steps(session, message, sinks)
+
+    def _publish(self, session: NatsSession, message: Pub) -> None:
+        """Publish one message."""
+        if not self._begin_publication(session, message):
+            return
+        sinks = self.routes.match(message.subject)
+        if len(sinks) > 1 and self._is_split(session, estimate_message_cost(message, sinks)):
+            steps = self._publish_in_steps(session, message.copy(), sinks)
+            self._start_publication(session, steps, len(message.body))
+            return
+        is_accepted = self.delivery.deliver_message(message, sinks, session)
+        self._end_publication(session, message, is_accepted=is_accepted)
+
+    def _publish_in_steps(
+        self, session: NatsSession, message: Pub, sinks: SubjectSinks
+    ) -> Iterator[None]:
+        """Publish an accepted message, with a step at the end of each turn but the last."""
+        is_accepted = yield from self.delivery.deliver_message_in_steps(message, sinks, session)
+        self._end_publication(session, message, is_accepted=is_accepted)
+
+    def _begin_publication(self, session: NatsSession, message: Pub) -> bool:
+        """Count and check a message. Returns False if the client may not publish it."""
         session.in_messages += 1
         session.in_bytes += len(message.body)
         if session.options.pedantic and not subjects.is_literal(message.subject):
             session.send(error_line("Invalid Publish Subject"))
         if session.subject_grants and not self._can_publish(session, message.subject):
             self._send_denied(session, f"Publish to {subjects.quote(message.subject)}")
-            return
+            return False
         if message.reply and subjects.is_reserved_reply(message.reply):
             self._send_denied(session, f"Publish with Reply of {subjects.quote(message.reply)}")
-            return
+            return False
         if session.options.verbose:
             session.send(_OK)
-        is_accepted = False
-        if sinks is None:
-            sinks = self.routes.match(message.subject)
-        self._output_bytes += EVENT_COST_BYTES + len(sinks) * (
-            SINGLE_DELIVERY_COST_BYTES + len(message.body)
-        )
-        for sink in sinks:
-            is_accepted |= sink.deliver(message, session)
+        return True
+
+    def _end_publication(self, session: NatsSession, message: Pub, *, is_accepted: bool) -> None:
+        """Send the status "no responders" if no receiver has accepted a request."""
         if message.reply and not is_accepted and session.options.no_responders:
             self._send_no_responders(session, message)
+
+    def _is_split(self, session: NatsSession, cost_bytes: int) -> bool:
+        """Return True if a publication of this cost is delivered in several turns."""
+        return session.can_split_reads and not self.delivery.fits_into_turn(cost_bytes)
+
+    def _start_publication(
+        self, session: NatsSession, steps: Iterator[None], kept_bytes: int
+    ) -> None:
+        """Deliver a publication in turns, beginning with this one.
+
+        Args:
+            session: The publisher.
+            steps: Delivers copied messages, with a step at the end of each turn but the last.
+            kept_bytes: Size of the messages.
+        """
+        self._deliver_in_turn(session, PendingPublication(steps, kept_bytes))
+
+    @staticmethod
+    def _deliver_in_turn(session: NatsSession, publication: PendingPublication) -> None:
+        """Deliver a publication until the turn is over; it is pending if that was not the end."""
+        session.pending_publication = None  # Also if the delivery fails.
+        for _ in publication.steps:
+            session.pending_publication = publication
+            return
 
     def _can_publish(self, session: NatsSession, subject: bytes) -> bool:
         assert session.subject_grants is not None
@@ -603,53 +721,25 @@ class NatsServer:
         self.denied_count += 1
         session.send(error_line(f"Permissions Violation for {action}"))
 
-    def _publish_uniform(self, session: NatsSession, event: UniformBatch) -> None:
+    def _publish_batch(
+        self, session: NatsSession, event: UniformBatch | MixedBatch, targets: list[SinkRows]
+    ) -> None:
+        """Publish a batch at once. Its bytes are counted already."""
         session.in_messages += event.count
-        session.in_bytes += event.count * len(event.first_message.body)
-        sinks = self.routes.match(event.first_message.subject)
-        self._output_bytes += len(sinks) * DELIVERY_COST_BYTES
-        for sink in sinks:
-            sink.deliver_batch(event, None, session)
-        self._write_gathered(event)
-
-    def _publish_mixed(self, session: NatsSession, event: MixedBatch) -> None:
-        session.in_messages += event.count
-        session.in_bytes += int((event.bounds[1:] - event.body_starts).sum()) - 2 * event.count
-        parts: dict[SubjectSink, list[Indexes]] = {}
-        for sinks, rows in self.routes.split_by_sinks(event.subject_numbers):
-            self._output_bytes += len(sinks) * DELIVERY_COST_BYTES
-            for sink in sinks:
-                if sink.is_ordered and rows is not None:
-                    parts.setdefault(sink, []).append(rows)
-                else:
-                    sink.deliver_batch(event, rows, session)
-        for sink, sink_rows in parts.items():
-            sink.deliver_batch(event, np.sort(np.concatenate(sink_rows)), session)
-        self._write_gathered(event)
+        if self._is_split(session, estimate_batch_cost(event, targets)):
+            event = event.copy(self.routes.table.names)
+            steps = self.delivery.deliver_batch_in_steps(event, targets, session)
+            self._start_publication(session, steps, event.size_bytes)
+            return
+        self.delivery.deliver_batch(event, targets, session)
 
     def deliver(self, messages: Pub | UniformBatch | MixedBatch) -> None:
         """Deliver messages of the bus. A mixed batch must have `subject_names`."""
-        if isinstance(messages, Pub):
-            for sink in self.routes.match(messages.subject):
-                sink.deliver(messages, None)
-        elif self._gathering_sessions:  # Another batch is being gathered.
-            for message in iter_messages(messages):
-                self.deliver(message)
-        else:
-            for sink, rows in self.routes.iter_sinks(messages):
-                sink.deliver_batch(messages, rows, None)
-            self._write_gathered(messages)
+        self.delivery.deliver_from_bus(messages)
 
     def add_read_cost(self, output_bytes: int) -> None:
         """Add the cost of the current event, in bytes of output."""
-        self._output_bytes += output_bytes
-
-    def _write_gathered(self, messages: UniformBatch | MixedBatch) -> None:
-        """Encode the gathered messages of a batch for each receiving session."""
-        encoded: EncodedBatches = {}
-        for session in self._gathering_sessions:
-            self._output_bytes += session.write_gathered(messages, encoded)
-        self._gathering_sessions.clear()
+        self.delivery.cost_bytes += output_bytes
 
     def _send_no_responders(self, session: NatsSession, message: Pub) -> None:
         """Send status 503 to the requester, if it subscribed to its reply subject. Not counted as
@@ -668,7 +758,7 @@ class NatsServer:
     # Subscribing ---------------------------------------------------------------------------------
 
     def _subscribe(self, session: NatsSession, event: Sub) -> None:
-        self._output_bytes += SUBSCRIBE_COST_BYTES
+        self.delivery.cost_bytes += SUBSCRIBE_COST_BYTES
         limits, grants = self.settings.limits, session.subject_grants
         is_class_request = self.bus_adapter is not None and self.bus_adapter.is_class_request(
             event.subject
@@ -708,7 +798,7 @@ class NatsServer:
         self._send_ok(session)
 
     def _unsubscribe(self, session: NatsSession, event: Unsub) -> None:
-        self._output_bytes += SUBSCRIBE_COST_BYTES
+        self.delivery.cost_bytes += SUBSCRIBE_COST_BYTES
         subscription = session.subscriptions.get(event.sid)
         if subscription is not None:
             subscription.max_messages = event.max_messages
@@ -720,6 +810,7 @@ class NatsServer:
         """Remove a subscription."""
         if subscription.session.subscriptions.pop(subscription.sid, None) is None:
             return
+        subscription.has_ended = True
         if isinstance(subscription, AckedSubscription):
             assert self.bus_adapter is not None
             self.bus_adapter.unsubscribe(subscription)

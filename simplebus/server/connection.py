@@ -246,6 +246,8 @@ class Connection(Generic[SessionT]):
                         break
                     if session.is_request_pending:
                         listener.continue_request(session)
+                        if not session.is_request_pending:
+                            await self._wait_for_receivers()
                         continue
                     try:
                         count = (
@@ -270,10 +272,8 @@ class Connection(Generic[SessionT]):
                         began_at = time.thread_time()
                         listener.receive(session, count)
                         read_limit.record(count, time.thread_time() - began_at)
-                    if session.is_reading_paused:
-                        await self._wait_until_resumed()
-                    elif listener.should_delay_read(session):
-                        await listener.delay_read(session)
+                    if not session.is_request_pending:
+                        await self._wait_for_receivers()
         except RemoteProtocolError as error:
             reason = error
             if isinstance(error, WrongProtocolError):
@@ -411,6 +411,13 @@ class Connection(Generic[SessionT]):
     def resume_reading(self) -> None:
         """Read again: the client's queued messages are stored."""
         self._resumed.set()
+
+    async def _wait_for_receivers(self) -> None:
+        """Wait before the next read if receivers of the client's messages are behind."""
+        if self.session.is_reading_paused:
+            await self._wait_until_resumed()
+        elif self._listener.should_delay_read(self.session):
+            await self._listener.delay_read(self.session)
 
     async def _wait_until_resumed(self) -> None:
         """Wait until the client's queued messages are stored.

@@ -194,12 +194,23 @@ class NatsListener:
         try:
             self.nats_server.receive(session, self.buffer, count)
         finally:
-            if self in self.server.listeners_to_flush:
-                # Deliver messages first; other work follows.
-                self.server.send_turns.begin_turn()
-                del self.server.listeners_to_flush[self]
-                self.flush_clients()
-            self.server.flush_ready()
+            self._flush_receivers()
+
+    def continue_request(self, session: NatsSession) -> None:
+        """Deliver the pending publication of a session to further receivers."""
+        self.nats_server.now = self.server.update_clock()
+        try:
+            self.nats_server.continue_request(session)
+        finally:
+            self._flush_receivers()
+
+    def _flush_receivers(self) -> None:
+        """Flush all listeners after input of a client: the receivers of its messages first."""
+        if self in self.server.listeners_to_flush:
+            self.server.send_turns.begin_turn(can_send=not self.nats_server.should_send_later)
+            del self.server.listeners_to_flush[self]
+            self.flush_clients()
+        self.server.flush_ready()
 
     @property
     def auth_worker(self) -> AuthWorker | None:
@@ -243,7 +254,10 @@ class NatsListener:
 
     async def wait_flushed(self) -> None:
         """Wait until all outgoing bytes are sent to the clients."""
-        while not all(c.session.outbox.is_idle for c in self.connections.values()):
+        while not all(
+            c.session.outbox.is_idle and not c.session.is_request_pending
+            for c in self.connections.values()
+        ):
             await self._wait_for_change()
 
     async def run_lame_duck(self) -> None:
@@ -334,9 +348,6 @@ class NatsListener:
     def send_fatal_error(self, session: NatsSession, error: RemoteProtocolError) -> None:
         if isinstance(error, NatsError):
             self.nats_server.send_error(session, error)
-
-    def continue_request(self, session: NatsSession) -> None:
-        """Do nothing: no command is processed in parts."""
 
     def end_some_subscriptions(self, session: NatsSession) -> bool:
         """Return False: `close_session` ends subscriptions in small portions."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable
 from itertools import islice
@@ -76,9 +77,13 @@ class SendTurns:
         self._is_running = False
         """True if the task of the later turns runs."""
 
-    def begin_turn(self) -> None:
-        """Begin a turn, which may send for `SEND_SECONDS_MAX` from its first connection on."""
-        self._deadline = None
+    def begin_turn(self, *, can_send: bool = True) -> None:
+        """Begin a turn, which may send for `SEND_SECONDS_MAX` from its first connection on.
+
+        If not `can_send`, for example because the turn has taken long already, all connections are
+        sent to in later turns.
+        """
+        self._deadline = None if can_send else -math.inf
 
     def flush(self, connection: _Sender) -> None:
         """Send to a connection in this turn or, if its time is over, in a later one."""

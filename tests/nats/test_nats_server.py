@@ -324,7 +324,7 @@ def test_subscriptions_of_one_read_are_created_in_several_turns(subject: bytes) 
     session = client.session
     session.allow_split_reads()
     count = 1000
-    client.send(
+    client.start(
         b"".join(b"SUB " + subject % n + b" %d\r\n" % n for n in range(count)) + b"PING\r\n"
     )
     created = [len(session.subscriptions)]
@@ -363,7 +363,7 @@ def test_many_subscriptions_reduce_the_read_size(subscriptions: int, max_size: i
         client.send(pings[:at_once])
         pings = pings[at_once:]
     assert not client.closed
-    assert max_size // 64 <= at_once <= max_size
+    assert max_size // 128 <= at_once <= max_size
 
 
 # Batches -----------------------------------------------------------------------------------------

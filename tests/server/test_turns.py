@@ -91,6 +91,18 @@ async def test_a_new_turn_sends_at_once_although_others_wait() -> None:
     assert waiting.flush_count == 1
 
 
+async def test_a_turn_that_took_long_sends_to_nobody() -> None:
+    clock = Clock()
+    connections = [SlowConnection(clock) for _ in range(3)]
+    async with trio.open_nursery() as nursery:
+        turns = SendTurns(nursery.start_soon, lambda: None, clock=clock)
+        turns.begin_turn(can_send=False)
+        for connection in connections:
+            turns.flush(connection)
+        assert flush_counts(connections) == [0, 0, 0]
+    assert flush_counts(connections) == [1, 1, 1]
+
+
 async def test_a_connection_that_closed_while_it_waited_is_not_sent_to() -> None:
     clock = Clock()
     connection = SlowConnection(clock)

@@ -10,6 +10,7 @@ wait for space: if the class is full, its publisher gets an error at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -98,8 +99,13 @@ class SubjectBinding:
         """True: a class keeps the order of a publisher's messages."""
         return True
 
+    @property
+    def order_key(self) -> SubjectBinding:
+        """The binding itself: a class has one."""
+        return self
+
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
-        if origin is None or message.subject.startswith(_RESERVED):
+        if origin is None or not self.subjects or message.subject.startswith(_RESERVED):
             return False
         if message.reply or message.header_bytes:
             if message.reply and self._sends_pub_acks():
@@ -167,7 +173,7 @@ class SubjectBinding:
     def deliver_batch(
         self, messages: UniformBatch | MixedBatch, rows: Indexes | None, origin: NatsSession | None
     ) -> None:
-        if origin is None:
+        if origin is None or not self.subjects:
             return
         if isinstance(messages, UniformBatch):
             if messages.first_message.subject.startswith(_RESERVED):
@@ -180,7 +186,7 @@ class SubjectBinding:
             rows = self._without_reserved(messages, rows)
             if not rows.size:
                 return
-        batch = self._converter.convert_batch(messages, rows, self._subject_names)
+        batch = self._converter.convert_batch(messages, rows, self._names_for(messages))
         self._store_batch(origin, batch)
 
     def _must_publish_singly(self, messages: UniformBatch) -> bool:
@@ -205,11 +211,15 @@ class SubjectBinding:
         except RemoteProtocolError as error:
             self._publishers.disconnect(origin, error)
 
+    def _names_for(self, messages: UniformBatch | MixedBatch) -> Sequence[bytes]:
+        """Return the subjects of a batch by number."""
+        names = messages.subject_names if isinstance(messages, MixedBatch) else None
+        return self._subject_names if names is None else names
+
     def _without_reserved(self, messages: MixedBatch, rows: Indexes | None) -> Indexes:
         numbers = messages.subject_numbers if rows is None else messages.subject_numbers[rows]
-        reserved = [
-            n for n in set(numbers.tolist()) if self._subject_names[n].startswith(_RESERVED)
-        ]
+        names = self._names_for(messages)
+        reserved = [n for n in set(numbers.tolist()) if names[n].startswith(_RESERVED)]
         allowed_indexes = np.flatnonzero(~np.isin(numbers, reserved))
         return allowed_indexes if rows is None else rows[allowed_indexes]
 

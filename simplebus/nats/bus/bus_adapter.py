@@ -498,6 +498,11 @@ class _AckSink:
         """False: the order of acks does not matter."""
         return False
 
+    @property
+    def order_key(self) -> _AckSink:
+        """The sink itself: acks have no other sink."""
+        return self
+
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         return origin is not None and self._bus_adapter.handle_ack(origin, message)
 

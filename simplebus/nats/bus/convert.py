@@ -27,7 +27,7 @@ Frames for a class are returned with their channels, so that the store need not 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -198,7 +198,7 @@ class MessageConverter:
         return channel, frame
 
     def convert_batch(
-        self, messages: UniformBatch | MixedBatch, rows: Indexes | None, names: list[bytes]
+        self, messages: UniformBatch | MixedBatch, rows: Indexes | None, names: Sequence[bytes]
     ) -> MessageBatch:
         """Convert these rows of a batch; None for all. `names` are the subjects by number."""
         if isinstance(messages, MixedBatch):
@@ -237,7 +237,7 @@ class MessageConverter:
         return MessageBatch(FrameBatch(np.frombuffer(whole, np.uint8), bounds, stride), columns)
 
     def _convert_mixed(
-        self, messages: MixedBatch, rows: Indexes | None, names: list[bytes]
+        self, messages: MixedBatch, rows: Indexes | None, names: Sequence[bytes]
     ) -> MessageBatch:
         numbers, begins = messages.subject_numbers, messages.body_starts
         ends = messages.bounds[1:] - 2
@@ -276,7 +276,7 @@ class MessageConverter:
         return MessageBatch(batch, columns, cost_bytes=BATCHED_STORE_COST_BYTES * count)
 
     def _convert_rows_singly(
-        self, messages: MixedBatch, rows: Indexes | None, names: list[bytes]
+        self, messages: MixedBatch, rows: Indexes | None, names: Sequence[bytes]
     ) -> MessageBatch:
         all_messages = list(iter_messages(messages, names))
         if rows is None:

@@ -8,7 +8,7 @@ checked: the session and the server decide about subjects and permissions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,10 @@ class Pub:
     body: memoryview
     """Headers and payload, without the final CR LF."""
 
+    def copy(self) -> Pub:
+        """Return a message that stays valid when the receive buffer is filled again."""
+        return replace(self, body=memoryview(bytes(self.body)))
+
 
 @dataclass(slots=True)
 class UniformBatch:
@@ -54,6 +58,15 @@ class UniformBatch:
         """Bytes of one message, from the verb to the final CR LF."""
         return int(self.rows.shape[1])
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all messages."""
+        return self.rows.size
+
+    def copy(self, subject_names: Sequence[bytes]) -> UniformBatch:
+        """Return a batch that stays valid when the receive buffer is filled again."""
+        return UniformBatch(self.first_message.copy(), self.rows.copy(), self.body_column)
+
 
 @dataclass(slots=True)
 class MixedBatch:
@@ -73,7 +86,7 @@ class MixedBatch:
     subject_numbers: npt.NDArray[np.int32]
     """Subject numbers in the `SubjectTable`, or in `subject_names`, shape (n,)."""
     subject_names: tuple[bytes, ...] | None = None
-    """Subjects by number, for a batch that was not parsed from a client."""
+    """Subjects by number; None for the names of the `SubjectTable`."""
 
     @property
     def count(self) -> int:
@@ -87,6 +100,25 @@ class MixedBatch:
     def mean_message_bytes(self) -> int:
         """Mean bytes of a message, from the verb to the final CR LF."""
         return self.data.size // len(self.body_starts)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all messages."""
+        return self.data.size
+
+    def copy(self, subject_names: Sequence[bytes]) -> MixedBatch:
+        """Return a batch that stays valid when the receive buffer is filled again and the
+        `SubjectTable` is cleared. `subject_names` are the subjects by number.
+        """
+        used = np.flatnonzero(np.bincount(self.subject_numbers))
+        new_numbers = np.empty(used[-1] + 1, np.int32)
+        new_numbers[used] = np.arange(used.size, dtype=np.int32)
+        return replace(
+            self,
+            data=self.data.copy(),
+            subject_numbers=new_numbers[self.subject_numbers],
+            subject_names=tuple(subject_names[number] for number in used.tolist()),
+        )
 
 
 @dataclass(slots=True)

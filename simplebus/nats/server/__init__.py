@@ -4,6 +4,7 @@ Reading order:
     session              state and subscriptions of one client
     outbox               output of one client
     routes               subjects to sinks, with cached results
+    message_delivery     delivery to the sinks of a subject, in turns of limited cost
     queue_group          delivery to one member of a queue group
     subscription_memory  memory bound of all subscriptions
     authenticate         check of CONNECT

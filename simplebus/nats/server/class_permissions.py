@@ -177,6 +177,10 @@ class _BindingPermissionCache(PermissionCache):
         self._clear_if_changed()
         return super().get_many(numbers)
 
+    def get_all(self, names: tuple[bytes, ...]) -> npt.NDArray[np.bool_]:
+        self._clear_if_changed()
+        return super().get_all(names)
+
     def _clear_if_changed(self) -> None:
         change_count = self._classes.get_change_count()
         if change_count != self._change_count:

@@ -34,11 +34,15 @@ class PermissionCache:
         self._by_name: dict[bytes, bool] = {}
         self._by_number: npt.NDArray[np.int8] | None = None
         self._valid_for = -1
+        self._latest_names: tuple[bytes, ...] = ()
+        self._latest_decisions = np.empty(0, np.bool_)
+        """Decisions about `_latest_names`: many subscriptions ask about the same batch."""
 
     def clear(self) -> None:
         """Forget all decisions."""
         self._by_name.clear()
         self._valid_for = -1
+        self._latest_names, self._latest_decisions = (), np.empty(0, np.bool_)
 
     def get(self, subject: bytes) -> bool:
         """Return the decision about a subject."""
@@ -64,6 +68,13 @@ class PermissionCache:
             row_decisions = self._by_number[numbers]
         decisions: npt.NDArray[np.bool_] = row_decisions == _YES
         return decisions
+
+    def get_all(self, names: tuple[bytes, ...]) -> npt.NDArray[np.bool_]:
+        """Return the decisions about subjects, shape (n,)."""
+        if self._latest_names is not names:
+            decisions = [self.get(name) for name in names]
+            self._latest_names, self._latest_decisions = names, np.array(decisions, np.bool_)
+        return self._latest_decisions
 
 
 class SubjectGrants:

@@ -17,6 +17,9 @@ import numpy as np
 from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch, row_indexes
 from simplebus.nats.server.session import NatsSession, NatsSubscription
 
+QUEUE_GROUPS = "queue groups"
+"""`order_key` of all queue groups: a client may be a member of several."""
+
 _DRAW_COUNT = 256
 # Up to this many messages are distributed one by one: arrays cost more.
 _FEW_ROWS = 24
@@ -86,6 +89,11 @@ class _GroupSink(ABC):
     def is_ordered(self) -> bool:
         """False: rows are sorted when they are encoded."""
         return False
+
+    @property
+    def order_key(self) -> str:
+        """The key of all queue groups."""
+        return QUEUE_GROUPS
 
     @property
     @abstractmethod

@@ -9,7 +9,7 @@ stand-in, unless a pattern matches only some of them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, TypeAlias
@@ -44,6 +44,12 @@ class SubjectSink(Protocol):
     def is_ordered(self) -> bool:
         """True if the rows of a mixed batch must arrive in one call, in publication order."""
 
+    @property
+    def order_key(self) -> Hashable:
+        """Key of the sinks that receive a batch in the same turn, so that their messages stay in
+        publication order: the session of a subscription, QUEUE_GROUPS, or any other object.
+        """
+
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         """Deliver a message. Returns True if a receiver accepted it."""
 
@@ -54,6 +60,8 @@ class SubjectSink(Protocol):
 
 
 SubjectSinks: TypeAlias = tuple[SubjectSink, ...]
+SinkRows: TypeAlias = tuple[SubjectSinks, Indexes | None]
+"""Sinks of some messages of a batch, and the rows of these messages; None for all rows."""
 
 _UNKNOWN = -1
 _NO_GENERATION = (-1, -1)
@@ -260,25 +268,18 @@ class SubjectRoutes:
             joined.append(merged)
         return tuple(joined)
 
-    def split_by_sinks(
-        self, numbers: npt.NDArray[np.int32]
-    ) -> Iterator[tuple[SubjectSinks, Indexes | None]]:
+    def split_by_sinks(self, numbers: npt.NDArray[np.int32]) -> list[SinkRows]:
         """Split messages by their sinks.
 
         Args:
             numbers: Subject numbers of the messages, shape (n,).
-
-        Yields:
-            Sinks and the rows of their messages; None for all rows.
         """
         results = self._look_up_results(numbers)
         if (results == results[0]).all():
-            yield self._sinks[results[0]], None
-            return
+            return [(self._sinks[results[0]], None)]
         order = results.argsort(kind="stable")
         cuts = np.flatnonzero(np.diff(results[order])) + 1
-        for rows in np.split(order, cuts):
-            yield self._sinks[results[rows[0]]], rows
+        return [(self._sinks[results[rows[0]]], rows) for rows in np.split(order, cuts)]
 
     def match_each(self, numbers: npt.NDArray[np.int32]) -> list[SubjectSinks]:
         """Return the sinks of each subject number."""

@@ -6,7 +6,7 @@ is gathered per client and encoded once, in publication order across the client'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -24,6 +24,7 @@ from simplebus.core.users.rate_limit import RateLimiter, read_bytes
 from simplebus.core.users.users import User
 from simplebus.nats.limits import (
     EVENTS_PER_READ,
+    FAN_OUT_READ_BYTES,
     OUTPUT_PER_READ_BYTES,
     READ_BYTES_INITIAL,
     READ_BYTES_MIN,
@@ -158,8 +159,8 @@ class NatsSession:
         """Messages sent or pending."""
         self.unprocessed = b""
         """Received bytes that are processed in later turns. See `allow_split_reads`."""
-        self.is_request_pending = False
-        """Always False: no command is processed in parts."""
+        self.pending_publication: PendingPublication | None = None
+        """Publication that has not been delivered to all receivers yet."""
         self.can_split_reads = False
         """True if a read with expensive commands may be processed in parts."""
         self._owner = owner
@@ -212,8 +213,22 @@ class NatsSession:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory held for the client: pending output and the incomplete command."""
-        return self.outbox.pending_bytes + self.parser.tail_bytes + len(self.unprocessed)
+        """Memory held for the client: pending output and kept input."""
+        return self.outbox.pending_bytes + self.kept_input_bytes
+
+    @property
+    def kept_input_bytes(self) -> int:
+        """Received bytes that are kept: the incomplete command, the pending publication, and bytes
+        that are not processed yet.
+        """
+        publication = self.pending_publication
+        publication_bytes = 0 if publication is None else publication.kept_bytes
+        return self.parser.tail_bytes + len(self.unprocessed) + publication_bytes
+
+    @property
+    def is_request_pending(self) -> bool:
+        """True if `NatsServer.continue_request` must be called before the next `receive`."""
+        return self.pending_publication is not None
 
     @property
     def next_read_bytes(self) -> int:
@@ -236,7 +251,8 @@ class NatsSession:
     def allow_split_reads(self) -> None:
         """Process only some expensive commands of a read at once.
 
-        After each read the caller processes `unprocessed` in later turns, by `refill`.
+        After each read the caller processes in later turns the pending publication, see
+        `NatsServer.continue_request`, and then `unprocessed`, see `refill`.
         """
         self.can_split_reads = True
 
@@ -272,19 +288,36 @@ class NatsSession:
         self._counted_bytes += size
         return messages, size
 
-    def adapt_read_size(self, count: int, *, output_bytes: int, event_count: int) -> None:
+    def adapt_read_size(
+        self, count: int, *, output_bytes: int, fan_out_bytes: int, event_count: int
+    ) -> None:
         """Choose the next read size after a read of `count` bytes.
 
         The size grows while reads are full and cheap, up to twice at a time and to `RECEIVE_BYTES`.
         It shrinks if one read caused too many events or enough output to make a receiver slow.
+
+        Args:
+            count: Size of the read.
+            output_bytes: Cost of the read, as bytes of output.
+            fan_out_bytes: Part of the cost that batches caused for all clients but one. It limits
+                the size to `FAN_OUT_READ_BYTES` at the least.
+            event_count: Events of the read.
         """
+        size = self._adapted_read_size(count, output_bytes, event_count)
+        if fan_out_bytes and size < FAN_OUT_READ_BYTES:
+            fan_out_size = self._adapted_read_size(count, output_bytes - fan_out_bytes, event_count)
+            size = max(size, min(fan_out_size, FAN_OUT_READ_BYTES))
+        self._next_read_bytes = size
+
+    def _adapted_read_size(self, count: int, output_bytes: int, event_count: int) -> int:
         max_output_bytes = min(OUTPUT_PER_READ_BYTES, self._slow_pending_bytes)
         cost = max(output_bytes / max_output_bytes, event_count / EVENTS_PER_READ)
         if cost > 1:
-            self._next_read_bytes = max(READ_BYTES_MIN, int(count / cost))
-        elif count >= self._next_read_bytes and cost < _AIMED_COST:
+            return max(READ_BYTES_MIN, int(count / cost))
+        if count >= self._next_read_bytes and cost < _AIMED_COST:
             growth = 2.0 if 2 * cost <= _AIMED_COST else _AIMED_COST / cost
-            self._next_read_bytes = min(int(growth * count), RECEIVE_BYTES)
+            return min(int(growth * count), RECEIVE_BYTES)
+        return self._next_read_bytes
 
     def reduce_read_size(self) -> None:
         """Read less at a time, because receivers do not keep up."""
@@ -395,7 +428,9 @@ class NatsSubscription:
         self.max_messages = 0
         """Number of messages after which the subscription ends; 0 for no limit."""
         self.has_ended = False
-        """True if the subscription has ended but is not yet removed from the routes."""
+        """True if the subscription has ended. It may still be in the routes, or a receiver of a
+        pending publication.
+        """
         self.denied_subjects = denied_subjects
         """Cache of subjects whose messages are not delivered; None if nothing is denied."""
 
@@ -403,6 +438,11 @@ class NatsSubscription:
     def is_ordered(self) -> bool:
         """True with `max_messages`: the limit applies to the first rows of a batch."""
         return self.max_messages > 0
+
+    @property
+    def order_key(self) -> NatsSession:
+        """The session: messages for one client are encoded together."""
+        return self.session
 
     def accepts_from(self, origin: NatsSession | None) -> bool:
         """Return True if messages of this publisher are delivered."""
@@ -476,7 +516,7 @@ class NatsSubscription:
         if messages.subject_names is None:
             are_denied = denied.get_many(numbers)
         else:
-            are_denied = np.array([denied.get(name) for name in messages.subject_names])[numbers]
+            are_denied = denied.get_all(messages.subject_names)[numbers]
         if not are_denied.any():
             return rows, _NONE
         rows = row_indexes(messages, rows)
@@ -487,6 +527,32 @@ class NatsSubscription:
         self.session.out_messages += count
         if self.max_messages and self.delivered_count >= self.max_messages:
             self.session.end_subscription(self)
+
+
+class PendingPublication:
+    """Rest of a publication of one client, which is delivered in later turns."""
+
+    __slots__ = (
+        "cost_bytes",
+        "event_count",
+        "fan_out_bytes",
+        "kept_bytes",
+        "read_bytes",
+        "slow_sessions",
+        "steps",
+    )
+
+    def __init__(self, steps: Iterator[None], kept_bytes: int) -> None:
+        self.steps = steps
+        """Delivers the messages, with a step at the end of each turn but the last."""
+        self.kept_bytes = kept_bytes
+        """Size of the messages, which are copies of received bytes."""
+        self.read_bytes = self.event_count = 0
+        """Size and number of events of the read that contained the publication."""
+        self.cost_bytes = self.fan_out_bytes = 0
+        """Cost of that read so far; see `NatsSession.adapt_read_size`."""
+        self.slow_sessions: dict[NatsSession, None] = {}
+        """Receivers that became slow."""
 
 
 class PublisherStall:

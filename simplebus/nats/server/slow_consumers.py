@@ -112,7 +112,7 @@ class SlowConsumerMonitor:
         """Sessions with pending bytes at the last tick or since."""
         self.new_slow_sessions: dict[NatsSession, None] = {}
         """Sessions that became slow since the last `create_stall`."""
-        self._partial_command_bytes = UncountedPendingBytes()
+        self._kept_input_bytes = UncountedPendingBytes()
 
     def set_limits(self, limits: NatsLimits, *, total_pending_bytes: int) -> None:
         """Apply new limits. Existing sessions keep the threshold at which they report themselves
@@ -162,6 +162,16 @@ class SlowConsumerMonitor:
         )
         publisher.has_stalled = publisher.has_stalled or stall is not None
         return stall
+
+    def collect_slow_sessions(
+        self, publisher: NatsSession, receivers: Iterable[NatsSession]
+    ) -> dict[NatsSession, None]:
+        """Return the sessions that became slow since the last call, for a publication that has
+        reached only `receivers` yet. Add them to `new_slow_sessions` before its stall is created.
+        """
+        self._has_fast_receivers(publisher, receivers)  # Noted for the stall.
+        slow_sessions, self.new_slow_sessions = self.new_slow_sessions, {}
+        return slow_sessions
 
     def _has_fast_receivers(self, publisher: NatsSession, receivers: Iterable[NatsSession]) -> bool:
         """Return True if a receiver is not slow, or one was not slow until
@@ -229,16 +239,16 @@ class SlowConsumerMonitor:
         """Check these sessions at each tick until nothing is pending for them."""
         self._tracked_sessions.update(sessions)
 
-    def add_partial_command(
+    def add_kept_input(
         self, session: NatsSession, size: int
     ) -> list[tuple[NatsSession, NatsError]]:
-        """Count `size` bytes of an incomplete command. Returns the sessions to disconnect, with
-        errors.
+        """Count `size` received bytes that are kept, for example of an incomplete command. Returns
+        the sessions to disconnect, with errors.
         """
         self._tracked_sessions[session] = None
         return (
             list(self._find_over_memory())
-            if self._partial_command_bytes.add(size, self._total_pending_bytes)
+            if self._kept_input_bytes.add(size, self._total_pending_bytes)
             else []
         )
 
@@ -296,7 +306,7 @@ class SlowConsumerMonitor:
             for identity, size in session.outbox.iter_buffers()
         }
         excess = sum(buffers.values()) - self._total_pending_bytes
-        excess += sum(session.parser.tail_bytes for session in kept_by_session)
+        excess += sum(session.kept_input_bytes for session in kept_by_session)
         for session, kept_bytes in sorted(kept_by_session.items(), key=lambda item: -item[1]):
             if excess <= 0:
                 return

@@ -361,6 +361,6 @@ def test_stored_request_gets_no_no_responders_reply() -> None:
 def test_expensive_commands_count_against_the_read_size(line: bytes, weight: int) -> None:
     harness = bound()
     harness.client().send(b"".join(line % number for number in range(300)))
-    assert harness.nats_server._output_bytes >= 300 * weight
+    assert harness.nats_server.delivery.cost_bytes >= 300 * weight
     harness.client().send(b"PUB orders.a 5\r\nhello\r\n" * 300)
-    assert harness.nats_server._output_bytes < 300 * BATCHED_STORE_COST_BYTES
+    assert harness.nats_server.delivery.cost_bytes < 300 * BATCHED_STORE_COST_BYTES

@@ -10,6 +10,7 @@ from simplebus.core.broker.broker import FullPolicy, Settings
 from simplebus.core.limits import Limits
 from simplebus.core.protocol.envelope_batch import Envelope, encode
 from simplebus.core.settings import ClassSettings
+from simplebus.nats.server.session import NatsSession
 from tests.behaviour.wire_peer import connect as connect1
 from tests.behaviour.wire_peer import numbered
 from tests.behaviour.wire_peer import publish as publish1
@@ -85,7 +86,7 @@ def test_delivery_error_does_not_affect_the_publisher(
     harness = NatsBrokerHarness()
     client = harness.client(b"SUB a 1\r\n")
     with monkeypatch.context() as broken:
-        broken.setattr(harness.nats_server, "_write_gathered", lambda messages: 1 / 0)
+        broken.setattr(NatsSession, "write_gathered", lambda *arguments: 1 / 0)
         peer = connect_version2(
             harness, publish_envelopes(1, 0, *[channel_envelope("a", b"%d" % n) for n in range(60)])
         )

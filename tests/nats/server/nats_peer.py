@@ -30,20 +30,50 @@ class Client:
         self.session: NatsSession = harness.nats_server.open_session(
             "test", ip="127.0.0.1", host="h", port=1
         )
+        if harness.splits_reads:
+            self.session.allow_split_reads()
         self.received = bytearray()
         self.closed = False
         self.error: NatsError | None = None
 
     def send(self, data: bytes, chunks: int = 0) -> None:
-        """Send bytes in chunks of this size; 0 for as large as possible."""
+        """Send bytes in chunks of this size; 0 for as large as possible. The server processes each
+        chunk to its end.
+        """
         for data_piece in pieces(data, chunks or len(buffer().writable)):
             if self.closed:
                 return
-            try:
-                self.harness.nats_server.receive(self.session, buffer(), buffer().fill(data_piece))
-            except NatsError as error:
-                self.end(error)
-            self.harness.settle()
+            self.start(data_piece)
+            self.finish()
+
+    def start(self, data: bytes) -> None:
+        """Send bytes, of which the server processes only what one turn allows."""
+        try:
+            self.harness.nats_server.receive(self.session, buffer(), buffer().fill(data))
+        except NatsError as error:
+            self.end(error)
+        self.harness.settle()
+
+    def finish(self) -> None:
+        """Let the server process everything that was sent."""
+        while self.take_turn():
+            pass
+
+    def take_turn(self) -> bool:
+        """Let the server process more of the sent bytes. Returns False if nothing is left."""
+        if self.closed or not (self.session.is_request_pending or self.session.unprocessed):
+            return False
+        server = self.harness.nats_server
+        try:
+            if self.session.is_request_pending:
+                server.continue_request(self.session)
+                buffer().fill(b"reused".ljust(1 << 16))
+            else:
+                server.receive(self.session, buffer(), self.session.refill(buffer()))
+        except NatsError as error:
+            self.end(error)
+        self.harness.settle()
+        return True
 
     def end(self, error: NatsError) -> None:
         """Close the connection with this error, as the server does."""
@@ -63,6 +93,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection."""
+        self.closed = True
         self.harness.nats_server.close_session(self.session)
 
     def lines(self) -> bytes:
@@ -81,7 +112,10 @@ class NatsServerHarness:
         *,
         seed: int = 0,
         broker: Broker | None = None,
+        splits_reads: bool = False,
     ) -> None:
+        """`splits_reads` is True if expensive reads are processed in several turns."""
+        self.splits_reads = splits_reads
         self.nats_server = NatsServer(
             settings, server_id="ours", seed=seed, secret=b"secret", broker=broker
         )

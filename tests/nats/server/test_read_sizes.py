@@ -8,6 +8,7 @@ from simplebus.core.limits import RECEIVE_BYTES
 from simplebus.core.protocol.receive_buffer import ReceiveBuffer
 from simplebus.nats.limits import (
     EVENTS_PER_READ,
+    FAN_OUT_READ_BYTES,
     OUTPUT_PER_READ_BYTES,
     READ_BYTES_INITIAL,
     READ_BYTES_MIN,
@@ -58,3 +59,25 @@ def test_much_output_reduces_the_read_size(buffer: ReceiveBuffer) -> None:
         nats_server.receive(ready_session, buffer, buffer.fill(HELLO + b"SUB a 1\r\n"))
     last = sizes(nats_server, buffer, b"PUB a 100\r\n" + b"x" * 100 + b"\r\n", 8)[-1]
     assert last <= 2 * OUTPUT_PER_READ_BYTES // 40
+
+
+def subscribed(buffer: ReceiveBuffer, *, clients: int, subscriptions: int) -> NatsServer:
+    """Return a server with clients that have several subscriptions to one subject."""
+    nats_server = NatsServer()
+    subscribes = b"".join(b"SUB a %d\r\n" % number for number in range(subscriptions))
+    for _ in range(clients):
+        session = nats_server.open_session("receiver")
+        nats_server.receive(session, buffer, buffer.fill(HELLO + subscribes))
+    return nats_server
+
+
+def test_batches_for_many_clients_are_read_in_larger_pieces(buffer: ReceiveBuffer) -> None:
+    nats_server = subscribed(buffer, clients=400, subscriptions=1)
+    assert sizes(nats_server, buffer, b"PUB a 1\r\nx\r\n", 8)[-1] == FAN_OUT_READ_BYTES
+
+
+def test_batches_for_many_subscriptions_of_a_client_are_read_in_the_smallest_pieces(
+    buffer: ReceiveBuffer,
+) -> None:
+    nats_server = subscribed(buffer, clients=2, subscriptions=2000)
+    assert sizes(nats_server, buffer, b"PUB a 1\r\nx\r\n", 8)[-1] == READ_BYTES_MIN

@@ -1,0 +1,479 @@
+"""Delivery of publications with many receivers in several turns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simplebus.core.broker.broker import Broker
+from simplebus.core.users.subject_permissions import SubjectPermissions
+from simplebus.core.users.users import User, Users
+from simplebus.nats.limits import SUBJECTS_MAX, NatsLimits
+from simplebus.nats.nats_server import NatsServer
+from simplebus.nats.server import message_delivery
+from simplebus.nats.server.queue_group import RandomNumbers
+from simplebus.nats.server.session import NatsSubscription
+from simplebus.nats.settings import NatsSettings
+from tests.nats.differential import generated_dialogues
+from tests.nats.differential.compare import Script
+from tests.nats.server.nats_peer import Client, NatsServerHarness, buffer
+from tests.nats.test_nats_server import USERS
+
+QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
+
+
+@pytest.fixture(autouse=True)
+def one_receiver_per_turn() -> Iterator[None]:
+    """Let each turn end after the first receiver."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", 0)
+        yield
+
+
+def splitting(nats: NatsSettings | None = None, broker: Broker | None = None) -> NatsServerHarness:
+    """Return a server that delivers in several turns."""
+    return NatsServerHarness(nats, broker=broker, splits_reads=True)
+
+
+def single() -> bytes:
+    return b"PUB a.0 1\r\nx\r\n"
+
+
+def uniform(count: int = 20) -> bytes:
+    return b"PUB a.0 1\r\nx\r\n" * count
+
+
+def mixed(count: int = 60) -> bytes:
+    """Return messages on the subjects a.0 to a.2, whose payloads are their numbers."""
+    return b"".join(b"PUB a.%d 2\r\n%02d\r\n" % (n % 3, n) for n in range(count))
+
+
+@pytest.fixture(params=[single(), uniform(), mixed()], ids=["single", "uniform", "mixed"])
+def publication(request: pytest.FixtureRequest) -> bytes:
+    data = request.param
+    assert isinstance(data, bytes)
+    return data
+
+
+# Equality with delivery at once -------------------------------------------------------------------
+
+
+@settings(max_examples=5 * settings().max_examples)
+@given(generated_dialogues.scripts(user=True, pedantic=True))
+def test_turns_have_the_same_effect_as_delivery_at_once(script: Script) -> None:
+    with_users = NatsSettings(users=USERS)
+    assert splitting(with_users).play(script) == NatsServerHarness(with_users).play(script)
+
+
+@settings(max_examples=5 * settings().max_examples)
+@given(generated_dialogues.scripts(queues=True))
+def test_queue_groups_receive_the_same_as_with_delivery_at_once(script: Script) -> None:
+    with pytest.MonkeyPatch.context() as patch:  # The order of groups differs, and so would draws.
+        patch.setattr(RandomNumbers, "draw", lambda numbers, below: 0)
+        patch.setattr(
+            RandomNumbers, "draw_many", lambda numbers, below, count: np.zeros(count, np.int64)
+        )
+        assert splitting().play(script) == NatsServerHarness().play(script)
+
+
+# Changes between two turns -----------------------------------------------------------------------
+
+_PATTERNS = (b"a.0", b"a.1", b"a.*", b"a.>", b">")
+_MESSAGE = re.compile(rb"MSG a\.(\d) (\w+) 4\r\n(\w)(\d+)\r\n|PONG\r\n")
+
+
+class Publisher:
+    """Client whose messages have its name and a number as payload."""
+
+    def __init__(self, harness: NatsServerHarness, name: str) -> None:
+        self.client = harness.client(QUIET)
+        self.name = name
+        self.sent: list[tuple[int, int]] = []
+        """Number in the subject and in the payload of each message."""
+
+    def publish(self, subject_numbers: list[int]) -> None:
+        """Publish messages on these subjects in one read, after all earlier turns."""
+        self.client.finish()
+        data = b""
+        for subject_number in subject_numbers:
+            number = len(self.sent)
+            self.sent.append((subject_number, number))
+            data += b"PUB a.%d 4\r\n%s%03d\r\n" % (subject_number, self.name.encode(), number)
+        self.client.start(data)
+
+
+class Subscriber:
+    """Client with some subscriptions, and what it received."""
+
+    def __init__(self, harness: NatsServerHarness, patterns: list[bytes]) -> None:
+        self.patterns = {b"s%d" % n: pattern for n, pattern in enumerate(patterns)}
+        subscribes = (b"SUB %s %s\r\n" % (p, sid) for sid, p in self.patterns.items())
+        self.client = harness.client(QUIET + b"".join(subscribes))
+        self.ended: dict[bytes, int] = {}
+        """Length of the output when a subscription ended."""
+
+    def unsubscribe(self, sid: bytes) -> None:
+        self.client.send(b"UNSUB %s\r\nPING\r\n" % sid)
+        self.ended.setdefault(sid, len(self.client.received))
+
+    def received(self, publisher: str) -> list[tuple[bytes, int, int]]:
+        """Return sid, subject number and payload number of a publisher's messages."""
+        output, end = bytes(self.client.received), 0
+        found = []
+        for match in _MESSAGE.finditer(output):
+            assert match.start() == end
+            end = match.end()
+            if match[2] is not None:
+                assert match.start() < self.ended.get(match[2], len(output))
+            if match[3] == publisher.encode():
+                found.append((match[2], int(match[1]), int(match[4])))
+        assert end == len(output)
+        return found
+
+    def expected(self, publisher: Publisher) -> list[tuple[bytes, int, int]]:
+        """Return what the client must have received if nothing changed meanwhile."""
+        return [
+            (sid, subject_number, number)
+            for subject_number, number in publisher.sent
+            for sid, pattern in self.patterns.items()
+            if pattern in (b"a.%d" % subject_number, b"a.*", b"a.>", b">")
+        ]
+
+
+_ACTIONS = st.one_of(
+    st.tuples(st.just("publish"), st.integers(0, 1), st.lists(st.integers(0, 2), max_size=3)),
+    st.tuples(st.just("uniform"), st.integers(0, 1), st.integers(0, 2)),
+    st.tuples(st.just("mixed"), st.integers(0, 1), st.integers(1, 3)),
+    st.tuples(st.just("turn"), st.integers(0, 1), st.integers(1, 4)),
+    st.tuples(st.just("turn"), st.integers(0, 1), st.integers(1, 4)),
+    st.tuples(st.just("unsubscribe"), st.integers(0, 2), st.integers(0, 2)),
+    st.tuples(st.just("close"), st.integers(0, 2), st.none()),
+    st.tuples(st.just("disconnect"), st.integers(0, 1), st.none()),
+)
+
+
+@settings(max_examples=5 * settings().max_examples)
+@given(
+    st.lists(st.lists(st.sampled_from(_PATTERNS), min_size=1, max_size=3), min_size=4, max_size=8),
+    st.lists(_ACTIONS, max_size=20),
+)
+def test_messages_keep_their_order_while_clients_change_between_turns(
+    patterns: list[list[bytes]], actions: list[tuple[str, int, Any]]
+) -> None:
+    harness = splitting()
+    subscribers = [Subscriber(harness, each) for each in patterns]
+    publishers = [Publisher(harness, name) for name in "pq"]
+    changed: set[Subscriber] = set()
+    for kind, index, argument in actions:
+        if kind in ("unsubscribe", "close"):
+            subscriber = subscribers[index]
+            changed.add(subscriber)
+            if kind == "close":
+                subscriber.client.close()
+            elif not subscriber.client.closed:
+                subscriber.unsubscribe(b"s%d" % argument)
+            continue
+        publisher = publishers[index]
+        if kind == "turn":
+            for _ in range(argument):
+                publisher.client.take_turn()
+        elif publisher.client.closed:
+            continue
+        elif kind == "publish":
+            publisher.publish(argument)
+        elif kind == "uniform":
+            publisher.publish([argument] * 20)
+        elif kind == "mixed":
+            publisher.publish([n // argument % 3 for n in range(60)])
+        else:
+            while publisher.client.session.unprocessed:
+                publisher.client.take_turn()
+            publisher.client.close()
+            harness.settle()
+    for publisher in publishers:
+        publisher.client.finish()
+    for publisher in publishers:
+        for subscriber in subscribers:
+            expected, received = subscriber.expected(publisher), subscriber.received(publisher.name)
+            if subscriber not in changed:
+                assert sorted(received) == sorted(expected)
+            assert set(received) <= set(expected)
+            assert len(set(received)) == len(received)
+            numbers = [number for _, _, number in received]
+            assert numbers == sorted(numbers)
+
+
+def test_subscriber_that_leaves_between_two_turns_gets_nothing_more(publication: bytes) -> None:
+    harness = splitting()
+    first, second, third = (harness.client(QUIET + b"SUB a.* 1\r\n") for _ in range(3))
+    publisher = harness.client(QUIET)
+    publisher.start(publication)
+    while not first.lines():
+        assert publisher.take_turn()
+    assert publisher.session.is_request_pending
+    second.send(b"UNSUB 1\r\nPING\r\n")
+    third.close()
+    publisher.finish()
+    assert second.lines() == b"PONG\r\n"
+    assert third.lines() == b""
+
+
+def test_subscriber_with_a_maximum_gets_no_more_messages_than_that() -> None:
+    harness = splitting()
+    harness.client(QUIET + b"SUB a.* 1\r\n")
+    limited = harness.client(QUIET + b"SUB a.* 1\r\nUNSUB 1 5\r\n")
+    publishers = [harness.client(QUIET) for _ in range(2)]
+    for publisher in publishers:
+        publisher.start(uniform())
+        assert publisher.session.is_request_pending
+    while publishers[0].take_turn() | publishers[1].take_turn():
+        pass
+    assert limited.lines() == b"MSG a.0 1 1\r\nx\r\n" * 5
+
+
+def test_client_that_subscribes_between_two_turns_gets_only_later_messages(
+    publication: bytes,
+) -> None:
+    harness = splitting()
+    for _ in range(2):
+        harness.client(QUIET + b"SUB a.* 1\r\n")
+    publisher = harness.client(QUIET)
+    publisher.start(publication)
+    late = harness.client(QUIET + b"SUB a.* 1\r\n")
+    publisher.finish()
+    assert late.lines() == b""
+    publisher.send(single())
+    assert late.lines() == b"MSG a.0 1 1\r\nx\r\n"
+
+
+def test_publication_of_a_closed_client_is_delivered(publication: bytes) -> None:
+    harness = splitting()
+    subscribers = [harness.client(QUIET + b"SUB a.* 1\r\n") for _ in range(3)]
+    publisher = harness.client(QUIET)
+    publisher.start(publication)
+    publisher.close()
+    harness.settle()
+    first, *others = (subscriber.lines() for subscriber in subscribers)
+    assert others == [first, first]
+    assert first.count(b"MSG") == publication.count(b"PUB")
+
+
+def test_subjects_of_a_batch_stay_known_while_others_use_up_the_table() -> None:
+    users = Users(
+        (
+            User("u", "p", subject_permissions=SubjectPermissions(subscribe_deny=("a.1",))),
+            User("other", "p"),
+        )
+    )
+    harness = splitting(NatsSettings(users=users))
+    connect = b'CONNECT {"verbose":false,"pedantic":false,"user":"%s","pass":"p"}\r\n'
+    subscribers = [harness.client(connect % b"u" + b"SUB a.* 1\r\n") for _ in range(3)]
+    publisher, other = (harness.client(connect % b"other") for _ in range(2))
+    publisher.start(mixed())
+    generation = harness.nats_server.routes.table.generation
+    for first in range(0, SUBJECTS_MAX + 1, 10_000):
+        other.send(b"".join(b"PUB b.%d 0\r\n\r\n" % n for n in range(first, first + 10_000)))
+    assert harness.nats_server.routes.table.generation != generation
+    publisher.finish()
+    first_lines, *other_lines = (subscriber.lines() for subscriber in subscribers)
+    assert first_lines.count(b"MSG") == 40
+    assert other_lines == [first_lines, first_lines]
+
+
+def test_messages_for_several_subscriptions_of_a_group_member_stay_in_order() -> None:
+    harness = splitting()
+    subscribes = b"SUB a.* 1\r\nSUB a.> group 2\r\nSUB a.* other 3\r\n"
+    member = harness.client(QUIET + subscribes)
+    harness.client(QUIET + b"SUB a.* 1\r\n")
+    harness.client(QUIET).send(mixed())
+    received = re.findall(rb"MSG a.\d (\d) 2\r\n(\d\d)", member.lines())
+    assert len(received) == 3 * 60
+    assert [number for _, number in received] == sorted(number for _, number in received)
+
+
+def test_error_of_one_receiver_does_not_affect_the_next_publication(
+    publication: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = splitting()
+    subscribers = [harness.client(QUIET + b"SUB a.* 1\r\n") for _ in range(3)]
+    publishers = [harness.client(QUIET) for _ in range(2)]
+    with monkeypatch.context() as broken:
+        for method in ("deliver", "deliver_batch"):
+            broken.setattr(NatsSubscription, method, lambda *arguments: 1 / 0)
+        publishers[0].start(publication)
+        with pytest.raises(ZeroDivisionError):
+            publishers[0].finish()
+    assert not publishers[0].session.is_request_pending
+    publishers[1].send(single())
+    assert [subscriber.lines() for subscriber in subscribers] == [b"MSG a.0 1 1\r\nx\r\n"] * 3
+
+
+# Classes -----------------------------------------------------------------------------------------
+
+
+def broker_with_bindings(count: int) -> Broker:
+    """Return a broker with classes that store the messages on a.*, besides other subjects."""
+    broker = Broker()
+    for class_id in range(1, count + 1):
+        broker.store.class_registry.bind_subject("a.*", class_id)
+        broker.store.class_registry.bind_subject(f"other.{class_id}", class_id)
+    return broker
+
+
+def stored_counts(broker: Broker) -> list[int]:
+    return [cls.ring.head for _, cls in sorted(broker.classes.items())]
+
+
+@pytest.mark.parametrize("is_verbose", [False, True])
+def test_every_class_stores_the_messages(publication: bytes, is_verbose: bool) -> None:
+    broker = broker_with_bindings(3)
+    harness = splitting(broker=broker)
+    subscriber = harness.client(QUIET + b"SUB a.* 1\r\n")
+    publisher = harness.client(QUIET.replace(b"false", b"true", is_verbose))
+    publisher.start(publication)
+    assert publisher.session.is_request_pending
+    table = harness.nats_server.routes.table
+    table.reserve(SUBJECTS_MAX)  # Other clients use up the subject numbers.
+    publisher.finish()
+    count = publication.count(b"PUB")
+    assert stored_counts(broker) == [count] * 3
+    assert subscriber.lines().count(b"MSG") == count
+
+
+def test_class_without_bindings_stores_nothing_more() -> None:
+    broker = broker_with_bindings(3)
+    harness = splitting(broker=broker)
+    publisher = harness.client(QUIET)
+    publisher.start(single())
+    while stored_counts(broker)[0] == 0:
+        assert publisher.take_turn()
+    for subject in ("a.*", "other.3"):
+        broker.store.subject_bindings.unbind(3, subject)
+    publisher.finish()
+    assert stored_counts(broker) == [1, 1, 0]
+
+
+# Turns -------------------------------------------------------------------------------------------
+
+
+def receivers_per_turn(publisher: Client, subscribers: list[Client], data: bytes) -> list[int]:
+    """Publish and return how many subscribers received something in each turn."""
+    counts = []
+    publisher.start(data)
+    is_processing = True
+    while is_processing:
+        counts.append(sum(bool(subscriber.lines()) for subscriber in subscribers))
+        is_processing = publisher.take_turn()
+    return counts
+
+
+def test_a_turn_reaches_few_receivers(publication: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", 100 * 1024)
+    harness = splitting()
+    subscribers = [harness.client(QUIET + b"SUB a.* 1\r\n") for _ in range(100)]
+    publisher = harness.client(QUIET)
+    counts = receivers_per_turn(publisher, subscribers, publication)
+    assert sum(counts) == 100
+    assert len(counts) >= 5
+    assert max(counts) <= 20
+
+
+def test_batch_of_single_messages_is_delivered_in_turns() -> None:
+    harness = splitting()
+    subscribers = [harness.client(QUIET + b"SUB a.* 1\r\n") for _ in range(3)]
+    publisher = harness.client(b'CONNECT {"verbose":true,"pedantic":false}\r\n')
+    publisher.lines()
+    counts = receivers_per_turn(publisher, subscribers, mixed() + b"PING\r\n")
+    assert max(counts) == 1
+    assert sum(counts) == 3 * 60
+    assert publisher.lines() == b"+OK\r\n" * 60 + b"PONG\r\n"
+
+
+def test_reads_that_are_not_split_deliver_at_once(publication: bytes) -> None:
+    harness = NatsServerHarness()
+    subscribers = [harness.client(QUIET + b"SUB a.* 1\r\n") for _ in range(3)]
+    publisher = harness.client(QUIET)
+    assert receivers_per_turn(publisher, subscribers, publication) == [3]
+
+
+def test_commands_behind_a_publication_wait_for_its_last_turn(publication: bytes) -> None:
+    harness = splitting()
+    subscribers = [harness.client(QUIET + b"SUB a.* 1\r\n") for _ in range(3)]
+    publisher = harness.client(QUIET)
+    publisher.start(publication + b"PING\r\n")
+    while publisher.session.is_request_pending:
+        assert publisher.lines() == b""
+        publisher.take_turn()
+    assert all(subscriber.lines() for subscriber in subscribers)
+    publisher.take_turn()
+    assert publisher.lines() == b"PONG\r\n"
+
+
+@pytest.mark.parametrize("is_accepted", [False, True])
+def test_no_responders_are_known_after_the_last_turn(is_accepted: bool) -> None:
+    harness = splitting()
+    for index in range(3):
+        pattern = b"a.0" if is_accepted and index == 2 else b"b"
+        harness.client(QUIET + b"SUB %s 1\r\n" % pattern)
+    connect = b'CONNECT {"verbose":false,"headers":true,"no_responders":true,"echo":false}\r\n'
+    requester = harness.client(connect + b"SUB in 1\r\nSUB a.0 2\r\nSUB a.* 3\r\n")
+    requester.send(b"PUB a.0 in 1\r\nx\r\n")
+    assert requester.lines().startswith(b"HMSG in 1 ") is not is_accepted
+
+
+def test_client_is_not_disconnected_while_its_publication_waits() -> None:
+    harness = splitting()
+    for _ in range(3):
+        harness.client(QUIET + b"SUB a.* 1\r\n")
+    publisher = harness.client(QUIET + b"PING\r\n")
+    publisher.start(single())
+    for seconds in range(0, 1000, 100):
+        harness.nats_server.now = float(seconds)
+        harness.nats_server.tick()
+    assert publisher.session.is_request_pending
+    assert not publisher.session.is_disconnecting
+
+
+# Slow receivers and memory -----------------------------------------------------------------------
+
+
+def test_publisher_stalls_for_slow_receivers_of_all_turns() -> None:
+    server = NatsServer(NatsSettings(NatsLimits(max_pending=256 * 1024, max_payload=64 * 1024)))
+    sessions = [server.open_session("receiver") for _ in range(3)]
+    for session in sessions:
+        server.receive(session, buffer(), buffer().fill(QUIET + b"SUB a 1\r\n"))
+    publisher = server.open_session("publisher")
+    publisher.allow_split_reads()
+    data = QUIET + b"PUB a 1000\r\n%b\r\n" % bytes(1000) * 70
+    server.receive(publisher, buffer(), buffer().fill(data))
+    server.drain_ready()
+    turns = 1
+    while publisher.unprocessed or publisher.is_request_pending:
+        assert publisher.stall is None
+        if publisher.is_request_pending:
+            server.continue_request(publisher)
+        else:
+            server.receive(publisher, buffer(), publisher.refill(buffer()))
+        server.drain_ready()
+        turns += 1
+    assert turns >= 3
+    assert publisher.stall is not None
+    assert set(publisher.stall.sessions) == set(sessions)
+    assert not publisher.stall.has_fast_receivers
+
+
+def test_memory_of_a_pending_publication_is_counted(publication: bytes) -> None:
+    harness = splitting()
+    for _ in range(3):
+        harness.client(QUIET + b"SUB a.* 1\r\n")
+    publisher = harness.client(QUIET)
+    publisher.start(publication)
+    assert 0 < publisher.session.kept_bytes <= len(publication)
+    publisher.finish()
+    assert publisher.session.kept_bytes == 0

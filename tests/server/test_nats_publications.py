@@ -1,0 +1,180 @@
+"""Publications of NATS clients with many receivers, on a running server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import trio
+
+from simplebus.nats.server import message_delivery
+from simplebus.nats.server.session import NatsSession
+from simplebus.server.nats_listener import NatsListener
+from simplebus.server.turns import SlowRequestTurns
+from tests.support.nats_peer import NatsPeer, connect_nats_peer
+from tests.support.running_server import serving, wait_until
+
+RECEIVERS = 20
+BATCH = b"PUB a.0 1\r\nx\r\n" * 20
+BATCHES = BATCH + b"".join(b"PUB a.%d 1\r\n%d\r\n" % (n % 3, n % 10) for n in range(60))
+"""A uniform batch and a mixed batch."""
+
+
+@pytest.fixture(autouse=True)
+def one_receiver_per_turn() -> Iterator[None]:
+    """Let each turn end after the first receiver."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", 0)
+        yield
+
+
+class Publication:
+    """Clients of a server, of which one publishes to the others."""
+
+    def __init__(
+        self, listener: NatsListener, publisher: NatsPeer, subscribers: list[NatsPeer]
+    ) -> None:
+        self.listener = listener
+        self.publisher = publisher
+        self.subscribers = subscribers
+        self.session = next(reversed(listener.nats_server.sessions.values()))
+        """Session of the publisher, which connected last."""
+
+    async def check_received(self, published: bytes) -> None:
+        """Check that every subscriber receives these messages and nothing more."""
+        received = published.replace(b"PUB", b"MSG").replace(b" 1\r\n", b" s 1\r\n")
+        for subscriber in self.subscribers:
+            await subscriber.send(b"PING\r\n")
+            lines = b""
+            while (line := await subscriber.read_line()) != b"PONG":
+                lines += line + b"\r\n"
+            assert lines == received
+
+
+class LaterTurns:
+    """Lets turns other than the first one of a read wait."""
+
+    def __init__(self) -> None:
+        self._released = trio.Event()
+        self._released.set()
+
+    def hold(self) -> None:
+        self._released = trio.Event()
+
+    def release(self) -> None:
+        self._released.set()
+
+    async def wait_released(self) -> None:
+        await self._released.wait()
+
+
+@pytest.fixture
+def later_turns(monkeypatch: pytest.MonkeyPatch) -> LaterTurns:
+    later_turns, wait_turn = LaterTurns(), SlowRequestTurns.wait_turn
+
+    async def wait_released(turns: SlowRequestTurns) -> None:
+        await later_turns.wait_released()
+        await wait_turn(turns)
+
+    monkeypatch.setattr(SlowRequestTurns, "wait_turn", wait_released)
+    return later_turns
+
+
+@contextlib.asynccontextmanager
+async def publication() -> AsyncIterator[Publication]:
+    async with serving(nats_port=0) as server:
+        assert server.nats_listener is not None
+        subscribers = [await connect_nats_peer(server) for _ in range(RECEIVERS)]
+        for subscriber in subscribers:
+            await subscriber.send(b"SUB a.* s\r\n")
+            await subscriber.flush()
+        publisher = await connect_nats_peer(server)
+        yield Publication(server.nats_listener, publisher, subscribers)
+
+
+async def test_pong_follows_the_last_receiver() -> None:
+    async with publication() as clients:
+        await clients.publisher.send(BATCHES + b"PING\r\n")
+        await clients.publisher.read_line()
+        sessions = clients.listener.nats_server.sessions.values()
+        counts = [session.out_messages for session in sessions if session is not clients.session]
+        assert counts == [80] * RECEIVERS
+        await clients.check_received(BATCHES)
+
+
+async def test_other_clients_are_served_between_two_turns(later_turns: LaterTurns) -> None:
+    async with publication() as clients:
+        bystander = clients.subscribers.pop()
+        await bystander.send(b"UNSUB s\r\n")
+        await bystander.flush()
+        later_turns.hold()
+        await clients.publisher.send(BATCHES)
+        await wait_until(lambda: clients.session.is_request_pending)
+        await bystander.flush()
+        assert clients.session.is_request_pending
+        later_turns.release()
+        await clients.publisher.flush()
+        await clients.check_received(BATCHES)
+
+
+async def test_publication_of_a_client_that_closes_is_delivered() -> None:
+    async with publication() as clients:
+        await clients.publisher.send(BATCHES)
+        await clients.publisher.stream.aclose()
+        await wait_until(lambda: clients.session.is_closed)
+        await clients.check_received(BATCHES)
+
+
+async def test_publication_of_a_disconnected_client_is_delivered(later_turns: LaterTurns) -> None:
+    async with publication() as clients:
+        later_turns.hold()
+        await clients.publisher.send(BATCH)
+        await wait_until(lambda: clients.session.is_request_pending)
+        clients.listener.connections[clients.session.client_id].disconnect()
+        await wait_until(lambda: clients.session.is_closed)
+        await clients.check_received(BATCH)
+
+
+async def test_subscribers_that_close_meanwhile_do_not_affect_others(
+    later_turns: LaterTurns,
+) -> None:
+    async with publication() as clients:
+        later_turns.hold()
+        await clients.publisher.send(BATCHES)
+        await wait_until(lambda: clients.session.is_request_pending)
+        for subscriber in clients.subscribers[::2]:
+            await subscriber.stream.aclose()
+        del clients.subscribers[::2]
+        later_turns.release()
+        await clients.publisher.flush()
+        await clients.check_received(BATCHES)
+
+
+async def test_flush_at_shutdown_waits_for_the_last_receiver(later_turns: LaterTurns) -> None:
+    async with publication() as clients:
+        later_turns.hold()
+        await clients.publisher.send(BATCH)
+        await wait_until(lambda: clients.session.is_request_pending)
+        later_turns.release()
+        await clients.listener.wait_flushed()
+        assert not clients.session.is_request_pending
+
+
+async def test_error_of_a_later_turn_disconnects_the_publisher(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with publication() as clients:
+        sessions = list(clients.listener.nats_server.sessions.values())
+        send = NatsSession.send
+
+        def send_or_fail(session: NatsSession, piece: bytes) -> None:
+            if session is sessions[RECEIVERS // 2]:
+                raise AssertionError("a fault of ours")
+            send(session, piece)
+
+        monkeypatch.setattr(NatsSession, "send", send_or_fail)
+        await clients.publisher.send(b"PUB a.0 1\r\nx\r\n")
+        await wait_until(lambda: clients.session.is_closed)
+        monkeypatch.undo()
+    assert "disconnected by an internal error" in caplog.text
