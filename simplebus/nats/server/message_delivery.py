@@ -104,6 +104,7 @@ class MessageDelivery:
                 if self.is_turn_over:
                     yield
                 self.cost_bytes += GROUPING_COST_BYTES
+                self.fan_out_bytes += GROUPING_COST_BYTES
                 remaining.add(sink, rows)
         targets.clear()  # It would keep subscriptions that end meanwhile.
         encoded: EncodedBatches = {}

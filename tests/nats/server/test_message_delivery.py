@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from simplebus.core.broker.broker import Broker
 from simplebus.core.users.subject_permissions import SubjectPermissions
 from simplebus.core.users.users import User, Users
-from simplebus.nats.limits import SUBJECTS_MAX, NatsLimits
+from simplebus.nats.limits import (
+    FAN_OUT_READ_BYTES,
+    OUTPUT_PER_READ_BYTES,
+    SUBJECTS_MAX,
+    NatsLimits,
+)
 from simplebus.nats.nats_server import NatsServer
 from simplebus.nats.server import message_delivery
 from simplebus.nats.server.queue_group import RandomNumbers
@@ -400,6 +405,18 @@ def test_reads_that_are_not_split_deliver_at_once(publication: bytes) -> None:
     subscribers = [harness.client(QUIET + b"SUB a.* 1\r\n") for _ in range(3)]
     publisher = harness.client(QUIET)
     assert receivers_per_turn(publisher, subscribers, publication) == [3]
+
+
+def test_cost_of_many_receivers_does_not_shorten_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_delivery, "GROUPING_COST_BYTES", OUTPUT_PER_READ_BYTES)
+    harness = splitting()
+    for _ in range(3):
+        harness.client(QUIET + b"SUB a.* 1\r\n")
+    publisher = harness.client(QUIET)
+    message = b"PUB a.0 3\r\nxyz\r\n"
+    for _ in range(8):
+        publisher.send(message * (publisher.session.next_read_bytes // len(message)))
+    assert publisher.session.next_read_bytes == FAN_OUT_READ_BYTES
 
 
 def test_commands_behind_a_publication_wait_for_its_last_turn(publication: bytes) -> None:
