@@ -62,9 +62,19 @@ DELIVERY_COST_BYTES = 24 * 1024
 SINGLE_DELIVERY_COST_BYTES = 10 * 1024
 # Cost of grouping one sink of a batch that is delivered in several turns by its client.
 GROUPING_COST_BYTES = 2 * 1024
+# Cost of comparing one sink of a subject with that of another subject.
+SINK_COMPARISON_COST_BYTES = 128
 # After a turn that took long, messages for more clients than this are sent in later turns: each
 # client costs a system call.
 SENT_AFTER_LONG_TURN_MAX = 64
+# Memory of deliveries of the bus that wait for later turns. Above, the oldest are delivered at
+# once.
+WAITING_DELIVERIES_BYTES_MAX = 64 * 1024 * 1024
+# Estimated memory of a waiting delivery besides its messages, and for each of its sinks.
+WAITING_DELIVERY_BYTES = 1024
+WAITING_SINK_BYTES = 8
+# Time for which a publisher of the bus is not read because deliveries of its messages wait.
+WAITING_DELIVERIES_STALL_SECONDS = 1.0
 # Encoded copies of a batch, for different subscription ids, that are kept from turn to turn.
 ENCODED_BATCHES_KEPT_MAX = 4
 # If a leaving client has more subscriptions than this, they are removed later, a limited number in

@@ -127,7 +127,7 @@ class NatsServer:
         )
         self.next_client_id = 1
         self._ready_sessions: dict[NatsSession, None] = {}
-        self.delivery = MessageDelivery(self.routes)
+        self.delivery = MessageDelivery(self.routes, subject_classes)
         self._disconnecting: list[tuple[NatsSession, NatsError]] = []
         self._errors: list[Exception] = []
         self._on_pending = on_pending
@@ -382,7 +382,7 @@ class NatsServer:
     def drain_errors(self) -> list[Exception]:
         """Return internal errors for the log."""
         errors, self._errors = self._errors, []
-        return errors
+        return errors + self.delivery.drain_errors()
 
     def report_error(self, error: Exception) -> None:
         """Note an internal error in a batch. The rest of the batch is not delivered."""
@@ -734,8 +734,44 @@ class NatsServer:
         self.delivery.deliver_batch(event, targets, session)
 
     def deliver(self, messages: Pub | UniformBatch | MixedBatch) -> None:
-        """Deliver messages of the bus. A mixed batch must have `subject_names`."""
-        self.delivery.deliver_from_bus(messages)
+        """Deliver stored messages. A mixed batch must have `subject_names`."""
+        if self.delivery.deliver_from_bus(messages):
+            self._handle_waiting()
+
+    def deliver_reply(self, message: Pub) -> None:
+        """Deliver a reply of the bus."""
+        if self.delivery.deliver_reply(message):
+            self._handle_waiting()
+
+    def _handle_waiting(self) -> None:
+        """Inform the driver of deliveries that wait, and count their memory."""
+        self.slow_consumer_monitor.waiting_delivery_bytes = self.delivery.waiting_bytes
+        self._on_pending()
+
+    def allow_waiting_deliveries(self) -> None:
+        """Deliver messages of the bus with many receivers in several turns.
+
+        The driver then calls `begin_turn` after it has sent the output of a turn, and
+        `deliver_waiting` in later turns while `has_waiting_deliveries`. `on_pending` informs it.
+        Without this call, all messages are delivered at once.
+        """
+        self.delivery.allow_waiting()
+
+    def begin_turn(self) -> None:
+        """Begin a turn without cost."""
+        self.delivery.begin_turn()
+
+    @property
+    def has_waiting_deliveries(self) -> bool:
+        """True if `deliver_waiting` has work to do."""
+        return self.delivery.has_waiting
+
+    def deliver_waiting(self) -> None:
+        """Deliver messages that wait, for one turn."""
+        self.delivery.begin_turn()
+        self.slow_consumer_monitor.now = self.now
+        self.delivery.deliver_waiting()
+        self.slow_consumer_monitor.waiting_delivery_bytes = self.delivery.waiting_bytes
 
     def add_read_cost(self, output_bytes: int) -> None:
         """Add the cost of the current event, in bytes of output."""

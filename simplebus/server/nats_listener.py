@@ -22,6 +22,7 @@ from simplebus.core.steps import drain_list
 from simplebus.core.users.users import Users
 from simplebus.logs.event_logger import EventLogger
 from simplebus.nats.errors import NatsError, too_many_connections, unknown_operation
+from simplebus.nats.limits import WAITING_DELIVERIES_STALL_SECONDS
 from simplebus.nats.nats_server import NatsServer, apply_settings_in_parts
 from simplebus.nats.protocol.handshake import parse_greeting
 from simplebus.nats.server.session import NatsSession, PublisherStall
@@ -72,6 +73,7 @@ class NatsListener:
             secret=secrets.token_bytes(32),
             on_pending=self._request_flush,
         )
+        self.nats_server.allow_waiting_deliveries()
         self._nats_auth_worker = AuthWorker(Users(()))
         """Checks the credentials of NATS users if the server has no users of its own."""
         self.buffer = server.buffer
@@ -82,13 +84,17 @@ class NatsListener:
         self.connections: dict[int, Connection[NatsSession]] = {}
         """Connections by client id."""
         self.accepted_count = 0
-        self._is_removing_routes = self._is_draining = False
+        self._is_removing_routes = self._is_delivering = self._is_draining = False
         self._rate_limited_clients = trio.lowlevel.ParkingLot()
         """Clients that are not read from because they exceeded their rate limit."""
         self._should_trim_memory = False
         """True if much memory may have been freed since the last tick."""
         self._delay: PublisherStall | None = None
         """Delay of the publisher of another listener."""
+        self._awaited_delivery_count = self._seen_delivery_count = 0
+        """Started deliveries of the bus that this publisher waits for, and those for which a
+        publisher was asked to wait.
+        """
         self._state_changed = trio.lowlevel.ParkingLot()
         """Tasks that wait for any change of the NATS server or the broker."""
         server.other_evictable_connections.append(self.evictable_connections)
@@ -254,7 +260,7 @@ class NatsListener:
 
     async def wait_flushed(self) -> None:
         """Wait until all outgoing bytes are sent to the clients."""
-        while not all(
+        while self.nats_server.has_waiting_deliveries or not all(
             c.session.outbox.is_idle and not c.session.is_request_pending
             for c in self.connections.values()
         ):
@@ -298,7 +304,10 @@ class NatsListener:
         if self._state_changed:
             self._state_changed.unpark_all()
         nats_server, connections = self.nats_server, self.connections
-        if nats_server.slow_consumer_monitor.new_slow_sessions:
+        if (
+            nats_server.slow_consumer_monitor.new_slow_sessions
+            or nats_server.delivery.started_count != self._seen_delivery_count
+        ):
             self.server.throttles[self] = None
         for session in nats_server.drain_ready():
             if session.client_id in connections:
@@ -313,9 +322,13 @@ class NatsListener:
                 "delivering stored messages to NATS clients failed",
                 exc_info=fault,
             )
+        nats_server.begin_turn()
         if nats_server.routes.has_abandoned and not self._is_removing_routes:
             self._is_removing_routes = True
             self.start_soon(self._remove_abandoned_routes)
+        if nats_server.has_waiting_deliveries and not self._is_delivering:
+            self._is_delivering = True
+            self.start_soon(self._deliver_waiting)
 
     def _connection_of_session(self, session_id: int) -> Connection[NatsSession] | None:
         """Return the connection of the NATS client that owns this broker session, or None."""
@@ -331,6 +344,18 @@ class NatsListener:
                 await self.slow_request_turns.wait_turn()
         finally:
             self._is_removing_routes = False
+
+    async def _deliver_waiting(self) -> None:
+        """Deliver messages of the bus that have many receivers, some in each turn."""
+        try:
+            while self.nats_server.has_waiting_deliveries:
+                await trio.lowlevel.checkpoint()  # Other clients are served between two turns.
+                self.nats_server.now = self.server.update_clock()
+                self.nats_server.deliver_waiting()
+                self._request_flush()
+                self._flush_receivers()
+        finally:
+            self._is_delivering = False
 
     @property
     def tick_number(self) -> int:
@@ -392,12 +417,22 @@ class NatsListener:
         if pace.new_slow_sessions:
             pace.now = trio.current_time()
             self._delay = pace.create_stall(has_fast_receivers=has_other_consumers)
-        return self._delay is not None
+        delivery = self.nats_server.delivery
+        self._awaited_delivery_count = 0
+        if delivery.started_count != self._seen_delivery_count and delivery.has_waiting:
+            self._awaited_delivery_count = delivery.started_count
+        self._seen_delivery_count = delivery.started_count
+        return self._delay is not None or self._awaited_delivery_count > 0
 
     async def delay(self, publisher: StallablePublisher) -> None:
-        """Wait for the clients that the last `should_delay` found to be behind."""
-        if self._delay is not None:
-            await self._wait(self._delay, publisher)
+        """Wait for what the last `should_delay` found to be behind: deliveries and clients."""
+        delivery = self.nats_server.delivery
+        delay, awaited_count = self._delay, self._awaited_delivery_count
+        with trio.move_on_after(WAITING_DELIVERIES_STALL_SECONDS):
+            while not self._is_draining and delivery.finished_count < awaited_count:
+                await self._wait_for_change()
+        if delay is not None:
+            await self._wait(delay, publisher)
 
     async def _wait(self, delay: PublisherStall, publisher: StallablePublisher) -> None:
         """Wait until the clients that `publisher` filled have caught up, for a limited time."""

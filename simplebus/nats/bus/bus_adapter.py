@@ -71,7 +71,12 @@ class NatsClients(Protocol):
     """Part of the NATS server that the adapter uses."""
 
     def deliver(self, messages: Pub | UniformBatch | MixedBatch) -> None:
-        """Deliver messages to the subscriptions of their subjects."""
+        """Deliver stored messages to the subscriptions of their subjects. The messages must stay
+        valid.
+        """
+
+    def deliver_reply(self, message: Pub) -> None:
+        """Deliver a reply of the bus to the subscriptions of its subject."""
 
     def add_read_cost(self, output_bytes: int) -> None:
         """Add the cost of work, as bytes of output; expensive clients are read less."""
@@ -430,7 +435,7 @@ class BusAdapter:
         """
         message = Pub(reply, b"", b"%d" % len(payload), b"", 0, memoryview(payload))
         if session.subject_grants is None or session.subject_grants.publish_cache.get(reply):
-            self._clients.deliver(message)
+            self._clients.deliver_reply(message)
             return
         for sink in self._routes.match(reply):
             if (

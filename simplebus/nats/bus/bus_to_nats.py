@@ -49,6 +49,7 @@ _BATCH_MIN = 8
 
 Deliver = Callable[[Pub | UniformBatch | MixedBatch], None]
 """Delivers messages to the subscriptions of their subjects. A mixed batch has its `subject_names`.
+The messages are copies that stay valid, because they may be delivered in later turns.
 """
 
 

@@ -7,11 +7,13 @@ subscriptions: a batch is delivered to all subscriptions of a client in the same
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Hashable, Iterator
 
 import numpy as np
 
-from simplebus.core.steps import drain_list
+from simplebus.core.message_class.message_class import MessageClass
+from simplebus.core.steps import drain_list, run_to_end
 from simplebus.nats.limits import (
     DELIVERY_COST_BYTES,
     ENCODED_BATCHES_KEPT_MAX,
@@ -19,6 +21,10 @@ from simplebus.nats.limits import (
     GROUPING_COST_BYTES,
     OUTPUT_PER_READ_BYTES,
     SINGLE_DELIVERY_COST_BYTES,
+    SINK_COMPARISON_COST_BYTES,
+    WAITING_DELIVERIES_BYTES_MAX,
+    WAITING_DELIVERY_BYTES,
+    WAITING_SINK_BYTES,
 )
 from simplebus.nats.protocol.events import (
     Indexes,
@@ -27,20 +33,36 @@ from simplebus.nats.protocol.events import (
     UniformBatch,
     iter_messages,
 )
+from simplebus.nats.server.class_permissions import SubjectClasses
 from simplebus.nats.server.queue_group import QUEUE_GROUPS
 from simplebus.nats.server.routes import SinkRows, SubjectRoutes, SubjectSink, SubjectSinks
 from simplebus.nats.server.session import EncodedBatches, NatsSession
 
 
 class MessageDelivery:
-    """Delivers messages of clients and of the bus, and counts the cost of the current turn."""
+    """Delivers messages of clients and of the bus, and counts the cost of the current turn.
 
-    def __init__(self, routes: SubjectRoutes) -> None:
+    Messages of the bus that do not fit into a turn wait in a queue, and so do all later ones: each
+    client receives them in the order in which they were stored.
+    """
+
+    def __init__(self, routes: SubjectRoutes, subject_classes: SubjectClasses) -> None:
+        """`subject_classes` has the class of the messages being delivered."""
         self.cost_bytes = 0
         """Cost of the current turn, as bytes of output that take equally long."""
         self.fan_out_bytes = 0
         """Part of the cost that batches caused for all clients but one."""
+        self.waiting_bytes = 0
+        """Estimated memory of the deliveries that wait."""
+        self.started_count = self.finished_count = 0
+        """Deliveries of the bus that began to wait, and those of them that have ended."""
         self._routes = routes
+        self._subject_classes = subject_classes
+        self._can_wait = False
+        self._is_continuing = False
+        """True while a waiting delivery is continued."""
+        self._waiting: deque[_WaitingDelivery] = deque()
+        self._errors: list[Exception] = []
         self._gathering_sessions: list[NatsSession] = []
         """Sessions that receive messages of the current batch."""
 
@@ -73,7 +95,7 @@ class MessageDelivery:
         return is_accepted
 
     def deliver_message_in_steps(
-        self, message: Pub, sinks: SubjectSinks, origin: NatsSession
+        self, message: Pub, sinks: SubjectSinks, origin: NatsSession | None
     ) -> Generator[None, None, bool]:
         """Do the same in turns, with a step at the end of each turn but the last."""
         self.cost_bytes += EVENT_COST_BYTES
@@ -95,7 +117,7 @@ class MessageDelivery:
         self.fan_out_bytes -= largest_bytes
 
     def deliver_batch_in_steps(
-        self, batch: UniformBatch | MixedBatch, targets: list[SinkRows], origin: NatsSession
+        self, batch: UniformBatch | MixedBatch, targets: list[SinkRows], origin: NatsSession | None
     ) -> Iterator[None]:
         """Do the same in turns, with a step at the end of each turn but the last."""
         remaining = _ReceiverGroups()
@@ -122,18 +144,181 @@ class MessageDelivery:
 
     # Messages of the bus -------------------------------------------------------------------------
 
-    def deliver_from_bus(self, messages: Pub | UniformBatch | MixedBatch) -> None:
-        """Deliver messages of the bus at once. A mixed batch must have `subject_names`."""
+    def allow_waiting(self) -> None:
+        """Let messages of the bus wait. The caller continues them with `deliver_waiting`."""
+        self._can_wait = True
+
+    @property
+    def has_waiting(self) -> bool:
+        """True if `deliver_waiting` has work to do."""
+        return bool(self._waiting)
+
+    def drain_errors(self) -> list[Exception]:
+        """Return the errors that ended deliveries which had to wait."""
+        errors, self._errors = self._errors, []
+        return errors
+
+    def deliver_from_bus(self, messages: Pub | UniformBatch | MixedBatch) -> bool:
+        """Deliver stored messages. A mixed batch must have `subject_names`.
+
+        The messages must stay valid and unchanged. Returns True if deliveries wait.
+        """
         if isinstance(messages, Pub):
-            for sink in self._routes.match(messages.subject):
+            sinks = self._routes.match(messages.subject)
+            # A single receiver needs no estimate.
+            if (self._waiting and sinks) or (self._can_wait and len(sinks) > 1):
+                cost_bytes = estimate_message_cost(messages, sinks)
+                if self._waiting or not self.fits_into_turn(cost_bytes):
+                    self._append_message(messages, sinks)
+                    return True
+                self.cost_bytes += cost_bytes
+            for sink in sinks:
                 sink.deliver(messages, None)
-        elif self._gathering_sessions:  # Another batch is being gathered.
+            return False
+        matches = self._routes.match_batch(messages)
+        count = sum(map(len, matches))
+        if (
+            self._can_wait
+            and count
+            and (self._waiting or not self._fits_batch_from_bus(messages, matches, count))
+        ):
+            steps = self._deliver_batch_from_bus_in_steps(messages, matches)
+            self._append_waiting(steps, messages.size_bytes + count * WAITING_SINK_BYTES)
+            return True
+        if self._gathering_sessions:  # Another batch is being gathered.
             for message in iter_messages(messages):
                 self.deliver_from_bus(message)
-        else:
-            for sink, rows in self._routes.iter_sinks(messages):
+            return self.has_waiting
+        targets: list[SinkRows] = [(matches[0], None)]
+        if len(set(matches)) > 1:
+            targets = run_to_end(self._find_targets_in_steps(messages, matches))
+        for sinks, rows in targets:
+            self.cost_bytes += len(sinks) * DELIVERY_COST_BYTES
+            for sink in sinks:
                 sink.deliver_batch(messages, rows, None)
-            self._write_gathered(messages, {})
+        self._write_gathered(messages, {})
+        return False
+
+    def deliver_reply(self, message: Pub) -> bool:
+        """Deliver a reply of the bus, before messages that wait unless it has many receivers.
+
+        Returns True if deliveries wait.
+        """
+        sinks = self._routes.match(message.subject)
+        if self._can_wait and estimate_message_cost(message, sinks) > OUTPUT_PER_READ_BYTES:
+            self._append_message(message, sinks)
+            return True
+        for sink in sinks:
+            sink.deliver(message, None)
+        return False
+
+    def deliver_waiting(self) -> None:
+        """Continue the deliveries that wait, the oldest first, until the turn is over."""
+        while self._waiting and not self.is_turn_over:
+            self._continue_oldest()
+
+    def _append_message(self, message: Pub, sinks: SubjectSinks) -> None:
+        steps = self.deliver_message_in_steps(message, sinks, None)
+        self._append_waiting(steps, len(message.body) + len(sinks) * WAITING_SINK_BYTES)
+
+    def _append_waiting(self, steps: Iterator[None], size_bytes: int) -> None:
+        """Append a delivery to the queue.
+
+        If it is the only one, its first part is delivered at once. If the queue exceeds its limit,
+        the oldest deliveries are completed.
+        """
+        delivery = _WaitingDelivery(
+            steps, WAITING_DELIVERY_BYTES + size_bytes, self._subject_classes.source_class
+        )
+        self._waiting.append(delivery)
+        self.waiting_bytes += delivery.kept_bytes
+        self.started_count += 1
+        if self._is_continuing or self._gathering_sessions:  # Sinks may cause further deliveries.
+            return
+        if len(self._waiting) == 1:
+            self.deliver_waiting()
+        while self.waiting_bytes > WAITING_DELIVERIES_BYTES_MAX and len(self._waiting) > 1:
+            self._continue_oldest()
+
+    def _continue_oldest(self) -> None:
+        """Continue the oldest delivery for one step, and remove it at its end."""
+        delivery, classes = self._waiting[0], self._subject_classes
+        source_class, classes.source_class = classes.source_class, delivery.source_class
+        self._is_continuing = True
+        try:
+            for _ in delivery.steps:
+                return
+        except Exception as error:
+            self._errors.append(error)
+        finally:
+            classes.source_class = source_class
+            self._is_continuing = False
+        self._waiting.popleft()
+        self.waiting_bytes -= delivery.kept_bytes
+        self.finished_count += 1
+
+    def _fits_batch_from_bus(
+        self, batch: UniformBatch | MixedBatch, matches: list[SubjectSinks], count: int
+    ) -> bool:
+        """Return True if delivering a batch to `count` sinks, some of them equal, fits into the
+        turn.
+        """
+        output_bytes = batch.size_bytes * count // len(matches)
+        if count == 1 or self.fits_into_turn(output_bytes + count * DELIVERY_COST_BYTES):
+            return True
+        if len(matches) == 1 or not self.fits_into_turn(count * GROUPING_COST_BYTES):
+            return False
+        sink_count = len(set[SubjectSink]().union(*set(matches)))
+        return self.fits_into_turn(output_bytes + sink_count * DELIVERY_COST_BYTES)
+
+    def _deliver_batch_from_bus_in_steps(
+        self, batch: UniformBatch | MixedBatch, matches: list[SubjectSinks]
+    ) -> Iterator[None]:
+        """Deliver a batch in turns. `matches` are the sinks of each subject."""
+        targets = yield from self._find_targets_in_steps(batch, matches)
+        yield from self.deliver_batch_in_steps(batch, targets, None)
+
+    def _find_targets_in_steps(
+        self, batch: UniformBatch | MixedBatch, matches: list[SubjectSinks]
+    ) -> Generator[None, None, list[SinkRows]]:
+        """Return the sinks of a batch, each once. `matches` are the sinks of each subject.
+
+        Has a step at the end of each turn but the last. Often all subjects have the same sinks, and
+        comparing these is fast.
+        """
+        if isinstance(batch, UniformBatch):
+            return [(matches[0], None)]
+        numbers_by_sinks: dict[SubjectSinks, list[int]] = {}
+        for number, sinks in enumerate(matches):
+            if self.is_turn_over:
+                yield
+            self.cost_bytes += len(sinks) * SINK_COMPARISON_COST_BYTES
+            numbers_by_sinks.setdefault(sinks, []).append(number)
+        if len(numbers_by_sinks) == 1:
+            return [(matches[0], None)]
+        numbers_by_sink: dict[SubjectSink, list[int]] = {}
+        for sinks, numbers in numbers_by_sinks.items():
+            for sink in sinks:
+                if self.is_turn_over:
+                    yield
+                self.cost_bytes += GROUPING_COST_BYTES
+                numbers_by_sink.setdefault(sink, []).extend(numbers)
+        targets: list[SinkRows] = []
+        rows_by_numbers: dict[tuple[int, ...], Indexes | None] = {}
+        for sink, numbers in numbers_by_sink.items():
+            if self.is_turn_over:
+                yield
+            self.cost_bytes += GROUPING_COST_BYTES
+            key = tuple(numbers)
+            if key not in rows_by_numbers:
+                has_all_rows = len(numbers) == len(matches)
+                rows_by_numbers[key] = (
+                    None
+                    if has_all_rows
+                    else np.flatnonzero(np.isin(batch.subject_numbers, numbers))
+                )
+            targets.append(((sink,), rows_by_numbers[key]))
+        return targets
 
     # Gathering -----------------------------------------------------------------------------------
 
@@ -151,7 +336,7 @@ class MessageDelivery:
         self,
         batch: UniformBatch | MixedBatch,
         targets: list[SinkRows],
-        origin: NatsSession,
+        origin: NatsSession | None,
         encoded: EncodedBatches,
         remaining: _ReceiverGroups | None = None,
     ) -> int:
@@ -171,7 +356,7 @@ class MessageDelivery:
             raise
 
     def _gather(
-        self, batch: UniformBatch | MixedBatch, targets: list[SinkRows], origin: NatsSession
+        self, batch: UniformBatch | MixedBatch, targets: list[SinkRows], origin: NatsSession | None
     ) -> None:
         """Pass a batch to sinks; the sessions of their clients gather it."""
         ordered_rows: dict[SubjectSink, list[Indexes]] = {}
@@ -236,6 +421,22 @@ class _ReceiverGroups:
             for sink in (first, *self._other_sinks.pop(key, ()))
             for rows in self._rows.pop(sink, (None,))
         ]
+
+
+class _WaitingDelivery:
+    """Delivery of messages of the bus that continues in later turns."""
+
+    __slots__ = ("kept_bytes", "source_class", "steps")
+
+    def __init__(
+        self, steps: Iterator[None], kept_bytes: int, source_class: MessageClass | None
+    ) -> None:
+        self.steps = steps
+        """Delivers the messages, with a step at the end of each turn but the last."""
+        self.kept_bytes = kept_bytes
+        """Estimated memory of the delivery."""
+        self.source_class = source_class
+        """Class of the messages; None for a reply of the bus."""
 
 
 def estimate_message_cost(message: Pub, sinks: SubjectSinks) -> int:

@@ -9,7 +9,7 @@ stand-in, unless a pattern matches only some of them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, TypeAlias
@@ -308,25 +308,11 @@ class SubjectRoutes:
             results = self._result_by_subject[numbers]
         return results
 
-    def iter_sinks(
-        self, messages: UniformBatch | MixedBatch
-    ) -> Iterator[tuple[SubjectSink, Indexes | None]]:
-        """Yield the sinks of a batch of the bus, with their rows; None for all rows."""
+    def match_batch(self, messages: UniformBatch | MixedBatch) -> list[SubjectSinks]:
+        """Return the sinks of each subject of a batch of the bus, by its number in the batch."""
         if isinstance(messages, UniformBatch):
-            yield from ((sink, None) for sink in self.match(messages.first_message.subject))
-            return
-        names, numbers = messages.subject_names or (), dict[SubjectSink, list[int]]()
-        for number, name in enumerate(names):
-            for sink in self.match(name):
-                numbers.setdefault(sink, []).append(number)
-        for sink, sink_numbers in numbers.items():
-            has_all_rows = len(sink_numbers) == len(names)
-            yield (
-                sink,
-                None
-                if has_all_rows
-                else np.flatnonzero(np.isin(messages.subject_numbers, sink_numbers)),
-            )
+            return [self.match(messages.first_message.subject)]
+        return [self.match(name) for name in messages.subject_names or ()]
 
     def _result_number(self, sinks: SubjectSinks) -> int:
         number = self._results.get(sinks)

@@ -428,8 +428,8 @@ class NatsSubscription:
         self.max_messages = 0
         """Number of messages after which the subscription ends; 0 for no limit."""
         self.has_ended = False
-        """True if the subscription has ended. It may still be in the routes, or a receiver of a
-        pending publication.
+        """True if the subscription has ended. It may still be in the routes, or a receiver of
+        messages that are delivered in later turns.
         """
         self.denied_subjects = denied_subjects
         """Cache of subjects whose messages are not delivered; None if nothing is denied."""

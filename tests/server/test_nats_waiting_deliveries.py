@@ -1,0 +1,173 @@
+"""Stored messages with many NATS receivers, on a running server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from simplebus.nats.nats_server import NatsServer
+from simplebus.nats.server import message_delivery
+from simplebus.nats.server.session import NatsSession
+from simplebus.server import nats_listener
+from simplebus.server.nats_listener import NatsListener
+from tests.support.nats_peer import NatsPeer, connect_nats_peer
+from tests.support.running_server import Peer, connect, message, serving, wait_until
+
+RECEIVERS = 20
+
+
+@pytest.fixture(autouse=True)
+def one_receiver_per_turn() -> Iterator[None]:
+    """Let each turn end after the first receiver."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", 0)
+        yield
+
+
+class LaterTurns:
+    """Lets turns other than the first one deliver nothing for some time."""
+
+    def __init__(self) -> None:
+        self.are_held = False
+
+
+@pytest.fixture
+def later_turns(monkeypatch: pytest.MonkeyPatch) -> LaterTurns:
+    later_turns, deliver_waiting = LaterTurns(), NatsServer.deliver_waiting
+
+    def deliver_unless_held(nats_server: NatsServer) -> None:
+        if not later_turns.are_held:
+            deliver_waiting(nats_server)
+
+    monkeypatch.setattr(NatsServer, "deliver_waiting", deliver_unless_held)
+    return later_turns
+
+
+class Clients:
+    """A binary publisher and NATS subscribers of its class."""
+
+    def __init__(
+        self, listener: NatsListener, publisher: Peer, subscribers: list[NatsPeer]
+    ) -> None:
+        self.listener = listener
+        self.publisher = publisher
+        self.subscribers = subscribers
+
+    @property
+    def stored_count(self) -> int:
+        return self.listener.server.broker.classes[1].ring.head
+
+    @property
+    def has_waiting(self) -> bool:
+        return self.listener.nats_server.has_waiting_deliveries
+
+    async def check_received(self, *payloads: bytes) -> None:
+        """Check that every subscriber receives these payloads and nothing more."""
+        await wait_until(lambda: self.stored_count >= len(payloads) and not self.has_waiting)
+        for subscriber in self.subscribers:
+            await subscriber.send(b"PING\r\n")
+            lines = []
+            while (line := await subscriber.read_line()) != b"PONG":
+                lines.append(line)
+            assert lines[1::2] == list(payloads)
+            assert set(lines[::2]) <= {b"MSG class.1 s %d" % len(lines[1])}
+
+
+@contextlib.asynccontextmanager
+async def connected_clients() -> AsyncIterator[Clients]:
+    async with serving(nats_port=0) as server:
+        assert server.nats_listener is not None
+        subscribers = [await connect_nats_peer(server) for _ in range(RECEIVERS)]
+        for subscriber in subscribers:
+            await subscriber.send(b"SUB class.1 s\r\n")
+            await subscriber.flush()
+        publisher = await connect(server, [1])
+        yield Clients(server.nats_listener, publisher, subscribers)
+
+
+async def test_every_subscriber_receives_all_messages_in_order() -> None:
+    payloads = [b"%03d" % number for number in range(200)]
+    async with connected_clients() as clients:
+        await clients.publisher.send(b"".join(map(message, payloads[:60])))
+        for payload in payloads[60:70]:
+            await clients.publisher.send(message(payload))
+        await clients.publisher.send(b"".join(map(message, payloads[70:])))
+        await clients.check_received(*payloads)
+
+
+async def test_other_clients_are_served_between_two_turns(later_turns: LaterTurns) -> None:
+    async with connected_clients() as clients:
+        bystander = clients.subscribers.pop()
+        await bystander.send(b"UNSUB s\r\n")
+        await bystander.flush()
+        later_turns.are_held = True
+        await clients.publisher.send(message(b"x"))
+        await wait_until(lambda: clients.has_waiting)
+        await bystander.flush()
+        assert clients.has_waiting
+        later_turns.are_held = False
+        await clients.check_received(b"x")
+
+
+async def test_publisher_is_not_read_while_its_messages_wait(
+    later_turns: LaterTurns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_listener, "WAITING_DELIVERIES_STALL_SECONDS", float("inf"))
+    async with connected_clients() as clients:
+        bystander = clients.subscribers[-1]
+        later_turns.are_held = True
+        await clients.publisher.send(message(b"x"))
+        await wait_until(lambda: clients.has_waiting)
+        await clients.publisher.send(message(b"y"))
+        for _ in range(20):
+            await bystander.flush()
+        assert clients.stored_count == 1
+        later_turns.are_held = False
+        await clients.check_received(b"x", b"y")
+
+
+async def test_subscribers_that_close_meanwhile_do_not_affect_others(
+    later_turns: LaterTurns,
+) -> None:
+    async with connected_clients() as clients:
+        later_turns.are_held = True
+        await clients.publisher.send(message(b"x"))
+        await wait_until(lambda: clients.has_waiting)
+        for subscriber in clients.subscribers[::2]:
+            await subscriber.stream.aclose()
+        del clients.subscribers[::2]
+        later_turns.are_held = False
+        await clients.check_received(b"x")
+
+
+async def test_flush_at_shutdown_waits_for_the_last_receiver(later_turns: LaterTurns) -> None:
+    async with connected_clients() as clients:
+        later_turns.are_held = True
+        await clients.publisher.send(message(b"x"))
+        await wait_until(lambda: clients.has_waiting)
+        later_turns.are_held = False
+        await clients.listener.wait_flushed()
+        assert not clients.has_waiting
+        sessions = clients.listener.nats_server.sessions.values()
+        assert [session.out_messages for session in sessions] == [1] * RECEIVERS
+
+
+async def test_error_of_a_later_turn_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connected_clients() as clients:
+        sessions = list(clients.listener.nats_server.sessions.values())
+        send = NatsSession.send
+
+        def send_or_fail(session: NatsSession, piece: bytes) -> None:
+            if session is sessions[RECEIVERS // 2]:
+                raise AssertionError("a fault of ours")
+            send(session, piece)
+
+        monkeypatch.setattr(NatsSession, "send", send_or_fail)
+        await clients.publisher.send(message(b"x"))
+        await wait_until(lambda: clients.stored_count == 1 and not clients.has_waiting)
+        monkeypatch.undo()
+        await wait_until(lambda: "delivering stored messages to NATS clients" in caplog.text)
