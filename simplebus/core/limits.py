@@ -72,6 +72,8 @@ SLOW_REQUEST_BYTES = 3072
 SLOW_ACK_BYTES = 160
 # Messages with several channels that one turn processes: each new channel takes some microseconds.
 MIXED_ENVELOPES_PER_TURN = 1024
+# Changes between frame types in one turn: consecutive frames of one type are processed together.
+TYPE_CHANGES_PER_TURN = 128
 # Sessions whose timeouts are checked in one turn of the event loop, and classes and positions that
 # are ticked in one turn.
 TICKED_SESSIONS_PER_TURN = 64
@@ -143,6 +145,11 @@ RING_IDLE_TICKS = 30
 # Single messages reuse the front of an empty segment after this many bytes, which fit into a cache.
 RING_RESTART_BYTES = 64 * 1024
 RING_FREED_SEGMENTS_MAX = 8
+
+# With more positions than the first number, a full class that drops its oldest messages drops this
+# part of them in addition, because moving all positions for each new message takes long.
+DROPPED_SINGLY_POSITIONS_MAX = 64
+DROP_OLDEST_DIVISOR = 64
 
 # A full class that spills evicts this part of its memory at once.
 SPILL_EVICTION_DIVISOR = 8

@@ -162,7 +162,7 @@ class Server:
         """`bus_id` identifies stored data; a server that stores nothing gets a random one."""
         run = new_bus_id()
         self.broker = Broker(settings, identity=bus_id or run, run_id=run, commit_log=commit_log)
-        self.broker.store.notifications.per_turn = NOTIFIED_PER_TURN
+        self.broker.store.notifier.per_turn = NOTIFIED_PER_TURN
         self._is_progress_scheduled = False
         """True if `_write_progress` runs."""
         self.journal_pump: JournalPump | None = None
@@ -306,6 +306,7 @@ class Server:
         for overdue in self.broker.tick_in_parts():
             for session, error in overdue:
                 self._disconnect(session, error)
+            self.flush_ready()
             yield
         if not self._is_updating_patterns and self.broker.store.update_some_patterns():
             self._is_updating_patterns = True
@@ -336,9 +337,9 @@ class Server:
     async def _notify_waiting(self) -> None:
         """Send to the subscriptions of classes with very many of them, some in each turn."""
         try:
-            while self.broker.store.notifications.has_waiting:
+            while self.broker.store.notifier.has_waiting:
                 await trio.lowlevel.checkpoint()  # Other clients are served between two turns.
-                self.broker.store.notifications.notify_waiting()
+                self.broker.store.notifier.notify_waiting()
                 self.flush_ready()
         finally:
             self._is_notifying = False
@@ -392,13 +393,19 @@ class Server:
 
     @property
     def is_drained(self) -> bool:
-        """True if no connected subscriber would lose a stored message when the server stops."""
+        """True if no connected subscriber would lose a stored message when the server stops, and
+        none waits for its turn of sending.
+        """
+        if self.broker.store.notifier.has_waiting or self.send_turns.has_waiting:
+            return False
         if self.journal_pump is not None:
             return True
         return not any(cls.has_lagging_consumer for cls in self.broker.classes.values())
 
     async def wait_drained(self) -> None:
-        """Wait until stored messages are acknowledged. Returns at once if a journal keeps them."""
+        """Wait until stored messages are acknowledged; if a journal keeps them, only until every
+        subscriber has had its turn of sending.
+        """
         while not self.is_drained:
             self._drain_check = trio.Event()
             await self._drain_check.wait()
@@ -636,10 +643,6 @@ class Server:
             self._drain_check.set()
         broker = self.broker
         self.send_turns.begin_turn()
-        if broker.store.notifications.has_waiting and not self._is_notifying:
-            self._is_notifying = True
-            broker.store.notifications.notify_waiting()
-            self.start_soon(self._notify_waiting)
         if self.latency is not None and self.latency.pending_batches:
             self.latency.record_durable()
         while (actions := broker.end_turn()) is not NO_ACTIONS or self.listeners_to_flush:
@@ -655,6 +658,9 @@ class Server:
             if not actions.flush and self.listeners_to_flush:  # This may change the broker.
                 listener, _ = self.listeners_to_flush.popitem()
                 listener.flush_clients()
+        if broker.store.notifier.has_waiting and not self._is_notifying:
+            self._is_notifying = True
+            self.start_soon(self._notify_waiting)
         if (due := broker.next_wakeup) != self._scheduled_wakeup and (
             due < self._scheduled_wakeup
             or self._scheduled_wakeup < broker.clock.now + _WAKEUP_MARGIN_SECONDS

@@ -85,6 +85,11 @@ class SendTurns:
         """
         self._deadline = None if can_send else -math.inf
 
+    @property
+    def has_waiting(self) -> bool:
+        """True if connections wait for a later turn."""
+        return bool(self._waiting)
+
     def flush(self, connection: _Sender) -> None:
         """Send to a connection in this turn or, if its time is over, in a later one."""
         if self._has_time():

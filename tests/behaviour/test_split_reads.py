@@ -24,6 +24,7 @@ from simplebus.core.limits import (
     SUBSCRIPTIONS_ENDED_PER_TURN,
     TICKED_CLASSES_PER_TURN,
     TICKED_SESSIONS_PER_TURN,
+    TYPE_CHANGES_PER_TURN,
 )
 from simplebus.core.message_class import last_values
 from simplebus.core.protocol import envelope
@@ -533,3 +534,23 @@ def test_subscriptions_that_end_in_portions_end_as_at_once(
         cls = bus.broker.classes[1]
         states.append((len(cls.positions), len(cls.subscriptions), bus.statistics(1)))
     assert states[0] == states[1]
+
+
+def test_one_turn_processes_few_changes_of_the_frame_type() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = connect_version2(bus)
+    peer.session.allow_split_reads()
+    count = 5 * TYPE_CHANGES_PER_TURN
+    frames_ = [
+        publish_envelopes(1, number, channel_envelope("a", b"x"))
+        if number % 2
+        else publish(1, number, b"x")
+        for number in range(count)
+    ]
+    peer.send(b"".join(frames_))
+    stored_counts = [len(bus.broker.classes[1].ring)]
+    while run_turn(peer):
+        stored_counts.append(len(bus.broker.classes[1].ring))
+    assert stored_counts[-1] == count
+    assert max(b - a for a, b in pairwise([0, *stored_counts])) <= TYPE_CHANGES_PER_TURN + 1

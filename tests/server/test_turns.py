@@ -11,13 +11,14 @@ import pytest
 import trio
 
 from simplebus.core.outbox import Outbox
+from simplebus.core.settings import ClassSettings, Settings
 from simplebus.nats.server.session import NatsSession
 from simplebus.server import turns as turns_module
 from simplebus.server.connection import Connection
 from simplebus.server.nats_listener import NatsListener
 from simplebus.server.turns import SEND_SECONDS_MAX, SendTurns
 from tests.support.nats_peer import connect_nats_peer
-from tests.support.running_server import connect, message, serving, subscribe, wait_until
+from tests.support.running_server import ack, connect, message, serving, subscribe, wait_until
 
 
 @dataclass
@@ -257,7 +258,7 @@ async def test_a_nats_message_is_sent_in_the_turn_that_receives_it(
 
 async def test_many_subscriptions_are_notified_in_several_turns() -> None:
     async with serving() as server:
-        server.server.broker.store.notifications.per_turn = 3
+        server.server.broker.store.notifier.per_turn = 3
         peers = [await connect(server, [1]) for _ in range(10)]
         for peer in peers:
             await peer.send(subscribe())
@@ -272,3 +273,20 @@ async def test_many_subscriptions_are_notified_in_several_turns() -> None:
         await publisher_2.send(message(b"last"))
         for peer in peers:
             assert await peer.read_messages(1) == [(len(payloads), b"last")]
+
+
+async def test_messages_that_wait_for_space_reach_many_subscriptions_at_once() -> None:
+    settings = Settings(tick_seconds=600.0, classes={1: ClassSettings(messages_max=1)})
+    async with serving(settings) as server:
+        server.server.broker.store.notifier.per_turn = 2
+        peers = [await connect(server, [1]) for _ in range(5)]
+        for peer in peers:
+            await peer.send(subscribe())
+        await wait_until(lambda: len(server.server.broker.classes[1].subscriptions) == len(peers))
+        publisher = await connect(server, [1])
+        for number in range(4):
+            await publisher.send(message(b"%d" % number))
+        for number in range(4):
+            for peer in peers:
+                assert await peer.read_messages(1) == [(number, b"%d" % number)]
+                await peer.send(ack(number, number + 1))

@@ -26,13 +26,14 @@ class ClassNames:
         """By name, or by id for a class without a name."""
 
     def add(self, named_class: NamedClass) -> None:
-        """Add a class. A class that is named again keeps its id and its last values."""
+        """Add a class. A class that is named again keeps its id, its subjects and last values."""
         key = _class_key(named_class)
         known = self._class_by_key.get(key)
         if known is not None:
             named_class = replace(
                 named_class,
                 id=known.id if named_class.id is None else named_class.id,
+                subjects=list(dict.fromkeys([*known.subjects, *named_class.subjects])),
                 last_values=known.last_values or named_class.last_values,
             )
         self._class_by_key[key] = named_class

@@ -523,8 +523,10 @@ class Broker:
                 self._end_slow_consumer(position)
 
     def has_other_ready_sessions(self, session_id: int) -> bool:
-        """Return True if the outbox of another session has something new."""
-        return any(ready != session_id for ready in self._ready_session_ids)
+        """Return True if another session has something new to send."""
+        return self.store.notifier.has_waiting or any(
+            ready != session_id for ready in self._ready_session_ids
+        )
 
     def _confirm_progressed(self) -> None:
         """Confirm messages that were stored late, and find the sessions that may be read again."""
@@ -939,7 +941,7 @@ class Broker:
             for position in cls.positions:
                 position.check_invariants()
             for subscription in cls.subscriptions.values():
-                if subscription not in self.store.notifications:
+                if subscription.position not in self.store.notifier:
                     subscription.check_invariants()
             for group in cls.groups.values():
                 group.check_invariants()

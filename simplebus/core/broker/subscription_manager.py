@@ -804,8 +804,6 @@ class SubscriptionManager:
         """Remove a subscription from its session; its position is about to end."""
         subscription = session.subscriptions.pop(number)
         subscription.outbox.remove(subscription)
-        if not isinstance(subscription, GroupMember):
-            self._store.notifications.discard(subscription)
         self._store.classes[subscription.class_id].subscriptions.pop(subscription.position, None)
 
     def unsubscribe(self, session: Session, event: UnsubscribeRequested) -> None:
@@ -851,7 +849,6 @@ class SubscriptionManager:
         position, cls = subscription.position, self._store.classes[subscription.class_id]
         self._store.append_given_up()  # The dead letters name the session.
         subscription.outbox.remove(subscription)
-        self._store.notifications.discard(subscription)
         cls.subscriptions.pop(position, None)  # A version 1 subscription may not have started.
         if position.durable and not (forget or cls.is_remote):
             position.detach()

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # The heap is rebuilt if it has more entries than this and most belong to removed positions.
 _STALE_ENTRIES_MIN = 64
+# Entries that are corrected one by one.
+_CORRECTIONS_MAX = 64
 
 
 class FloorIndex:
@@ -42,16 +44,12 @@ class FloorIndex:
     def remove(self, position: Position) -> None:
         del self._position_by_number[self._number_by_position.pop(position)]
         if len(self._heap) > max(2 * len(self._number_by_position), _STALE_ENTRIES_MIN):
-            self._heap = [
-                (position.window.floor, number)
-                for number, position in self._position_by_number.items()
-            ]
-            heapq.heapify(self._heap)
+            self._rebuild()
 
     def lowest_floor(self) -> int:
         """Return the lowest floor. There must be at least one position."""
         heap = self._heap
-        while True:
+        for _ in range(_CORRECTIONS_MAX):
             entry_floor, number = heap[0]
             position = self._position_by_number.get(number)
             if position is None:
@@ -61,3 +59,11 @@ class FloorIndex:
             if floor == entry_floor:
                 return floor
             heapq.heapreplace(heap, (floor, number))
+        self._rebuild()  # Corrects many entries in less time.
+        return self._heap[0][0]
+
+    def _rebuild(self) -> None:
+        self._heap = [
+            (position.window.floor, number) for number, position in self._position_by_number.items()
+        ]
+        heapq.heapify(self._heap)

@@ -43,6 +43,7 @@ from simplebus.core.limits import (
     SMALL_EVENTS,
     SMALL_EVENTS_READ_BYTES,
     TRICKLE_BYTES,
+    TYPE_CHANGES_PER_TURN,
     Limits,
 )
 from simplebus.core.outbox import Outbox, SendSource
@@ -639,9 +640,12 @@ class Session:
 
 
 class _TurnBudget:
-    """Limits of the slow requests of a batch, and of the mixed envelopes of a read, in one turn."""
+    """Limits of the slow requests of a batch, and of the mixed envelopes and the changes of the
+    frame type of a read, in one turn.
+    """
 
     def __init__(self) -> None:
+        self._type_changes_max = TYPE_CHANGES_PER_TURN
         self._mixed_max = MIXED_ENVELOPES_PER_TURN
 
     @property
@@ -659,6 +663,7 @@ class _TurnBudget:
             ends = (
                 _find_slow_requests_end(batch, types),
                 self._find_mixed_end(np.flatnonzero(types == frames.ENVELOPE)),
+                self._find_changes_end(types),
             )
             return min((end for end in ends if end is not None), default=None)
         frame_type = batch.data[0]
@@ -678,6 +683,17 @@ class _TurnBudget:
         if indexes.size > self._mixed_max:
             return int(indexes[self._mixed_max])
         self._mixed_max -= indexes.size
+        return None
+
+    def _find_changes_end(self, types: Bytes) -> int | None:
+        """Return the end of the runs of one frame type that this turn may process, or None for all.
+
+        Each run is processed on its own.
+        """
+        changes = np.flatnonzero(types[1:] != types[:-1])
+        if changes.size > self._type_changes_max:
+            return int(changes[self._type_changes_max]) + 1
+        self._type_changes_max -= changes.size
         return None
 
 

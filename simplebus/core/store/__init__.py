@@ -4,7 +4,7 @@
 - `publish_queue`: messages of publishers that wait for space in a full class.
 - `rate_queue`: publishers that wait for their rate limit.
 - `refusal_sender`: tells sessions that a frame had no effect.
-- `notifications`: tells subscriptions that their class has new messages.
+- `notifier`: tells subscriptions that their class has new messages.
 - `message_ids`: ids of the latest messages of NATS clients, for deduplication.
 - `compaction`: copies last values to the head, so that older messages can be released.
 - `publisher_confirms`: confirms and replies that wait for the journal.

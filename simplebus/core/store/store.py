@@ -21,7 +21,7 @@ refusals: `bridge.copier` and `gateway.modules.bus_writer`. The slow policies of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import assert_never
 
 import numpy as np
@@ -36,6 +36,8 @@ from simplebus.core.limits import (
     CHANNEL_NAMES_MAX,
     DEAD_LETTER_BATCHES_PER_TICK,
     DELIMITER_BYTES,
+    DROP_OLDEST_DIVISOR,
+    DROPPED_SINGLY_POSITIONS_MAX,
     EXPIRY_SCAN_INITIAL_MESSAGES,
     EXPIRY_SCAN_MESSAGES_MAX,
     FORGET_CHANNELS_MIN,
@@ -44,7 +46,6 @@ from simplebus.core.limits import (
     PLAIN_FRAMES_MAX,
     REDELIVERY_MESSAGES,
     RING_SEGMENT_BYTES_MAX,
-    SCAN_MESSAGES_MAX,
     TICKED_CLASSES_PER_TURN,
 )
 from simplebus.core.message_class.class_registry import ClassRegistry
@@ -61,7 +62,7 @@ from simplebus.core.session.session import Session
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.store import compaction
 from simplebus.core.store.message_ids import MessageIds
-from simplebus.core.store.notifications import Notifications
+from simplebus.core.store.notifier import Notifier
 from simplebus.core.store.publish_queue import PublishQueue
 from simplebus.core.store.refusal_sender import RefusalSender
 from simplebus.core.subscription import selection
@@ -105,7 +106,6 @@ class Store:
             )
             self.class_registry.spill_manager = self.spill_manager
         self.publish_queue = PublishQueue(self, self.class_registry, clock, delayed_wakeups)
-        self.notifications = Notifications()
         self.message_ids = MessageIds()
         """Ids of the latest messages of NATS publishers, for deduplication."""
         self.failure_reasons = FailureReasons()
@@ -118,8 +118,6 @@ class Store:
         """Called with all stored messages, if set."""
         self.on_timed_stored: OnStored | None = None
         """Called with stored messages that are delayed or expire, if set and `on_stored` is not."""
-        self._slow_positions: dict[Position, None] = {}
-        """Positions whose consumer must be disconnected because their backlog is too long."""
         self._classes_to_search: list[MessageClass] = []
         """Classes that `update_some_patterns` has not searched yet."""
         self.position_changes = PositionChanges(
@@ -128,6 +126,7 @@ class Store:
             and not commit_log.is_remote
         )
         """Classes to trim, positions with messages to dead-letter, and progress to write."""
+        self.notifier = Notifier(self.position_changes)
         self.ended_spans: list[tuple[float, int, Span]] = []
         """Delayed messages of ended positions. Some are freed in each turn of a tick: a position
         may have very many.
@@ -517,28 +516,7 @@ class Store:
 
     def notify_subscribers(self, cls: MessageClass) -> None:
         """Mark the subscriptions of a class as having something to send."""
-        self.notifications.notify(cls.subscriptions.values())
-        for group in cls.groups.values():
-            group.distribute_messages()
-        if cls.limited_positions:
-            self._enforce_pending_limits(cls)
-
-    def _enforce_pending_limits(self, cls: MessageClass) -> None:
-        """Apply the slow-consumer policies of positions with a pending limit."""
-        scan_budget = SCAN_MESSAGES_MAX
-        for position in list(cls.limited_positions):
-            position.count_backlog(min(scan_budget, REDELIVERY_MESSAGES))
-            if position.delivery_policy.slow_policy == "disconnect":
-                if position not in self._slow_positions and position.is_over_pending_limit():
-                    self._slow_positions[position] = None
-                    # The position is ended later, by `apply_position_changes`.
-                    self.position_changes.record_moved(position)
-            elif cls.group_or_position(position).enforce_pending_limit():
-                self.position_changes.record_moved(position)
-            if position.scanned_count:
-                scan_budget = max(0, scan_budget - position.scanned_count)
-                del cls.limited_positions[position]  # Examined last the next time.
-                cls.limited_positions[position] = None
+        self.notifier.notify(cls)
 
     # Full ----------------------------------------------------------------------------------------
 
@@ -574,6 +552,8 @@ class Store:
                 floor = min(ring.floor + too_many, ring.head)
             else:
                 floor = ring.sequence_after_bytes(batch.data.size)
+            if len(cls.positions) > DROPPED_SINGLY_POSITIONS_MAX:
+                floor = min(floor + len(ring) // DROP_OLDEST_DIVISOR, ring.head)
             floor = max(floor, compactor.leading_values_end())
             needed = min(max(cls.first_sequence, cls.floor()), floor)
             copied = compactor.copy_before_drop(floor)
@@ -747,18 +727,11 @@ class Store:
             self.append_given_up()
             class_id, _ = changes.class_ids.popitem()
             cls = self.classes[class_id]
-            if self._slow_positions and (slow := self._pop_slow_positions(cls)):
+            if self.notifier.slow_positions and (slow := self.notifier.pop_slow_positions(cls)):
                 changes.class_ids[class_id] = None  # Trimmed when the positions have ended.
                 return slow
             self.trim_class(cls)
         return []
-
-    def _pop_slow_positions(self, cls: MessageClass) -> list[Position]:
-        """Return the positions of a class that exceed their limit, each once."""
-        slow = [p for p in self._slow_positions if p.class_id == cls.class_id]
-        for position in slow:
-            del self._slow_positions[position]
-        return [position for position in slow if position in cls.limited_positions]
 
     # Time ----------------------------------------------------------------------------------------
 
@@ -792,9 +765,16 @@ class Store:
             if cls.purged_sequences:
                 cls.purged_sequences.remove(0, cls.first_sequence)
             if cls.ring.floor < cls.ring.timed_until:
-                scan_budget = self._expire_messages(cls, scan_budget)
-            if cls.limited_positions:
-                self._enforce_pending_limits(cls)  # A backlog may not be counted completely yet.
+                scan_budget = yield from self._expire_messages(cls, scan_budget)
+            limited = list(cls.limited_positions)
+            for first in range(0, len(limited), TICKED_CLASSES_PER_TURN):
+                if first:
+                    yield
+                # A backlog may not be counted completely yet.
+                part = limited[first : first + TICKED_CLASSES_PER_TURN]
+                self.notifier.enforce_pending_limits(
+                    cls, [position for position in part if position in cls.limited_positions]
+                )
             if cls.blocked_sessions or cls.retention.seconds or cls.has_last_values:
                 self.trim_class(cls)  # Other classes may have given memory back.
 
@@ -823,8 +803,10 @@ class Store:
             if budget and len(cls.channels):
                 budget -= cls.channels.forget_unused(budget)
 
-    def _expire_messages(self, cls: MessageClass, message_budget: int) -> int:
-        """Drop expired messages at the floors of positions.
+    def _expire_messages(
+        self, cls: MessageClass, message_budget: int
+    ) -> Generator[None, None, int]:
+        """Drop expired messages at the floors of positions, in parts.
 
         Scans at most `message_budget` messages, but a few for each position. Returns the remaining
         budget.
@@ -832,10 +814,13 @@ class Store:
         count = self._expire_backlog(cls, max(message_budget, REDELIVERY_MESSAGES))
         message_budget -= count
         changed = count > 0
-        for position in cls.positions:
-            messages_max = max(message_budget, REDELIVERY_MESSAGES)
-            changed |= cls.group_or_position(position).drop_expired(messages_max)
-            message_budget -= position.scanned_count
+        for number, position in enumerate(list(cls.positions), 1):
+            if position in cls.positions:  # It may have ended between the parts.
+                messages_max = max(message_budget, REDELIVERY_MESSAGES)
+                changed |= cls.group_or_position(position).drop_expired(messages_max)
+                message_budget -= position.scanned_count
+            if number % TICKED_CLASSES_PER_TURN == 0:
+                yield
         if changed:
             self.trim_class(cls)
         return message_budget

@@ -87,3 +87,14 @@ def test_removed_positions_leave_no_heap_entries() -> None:
         floor_index.remove(removed)
         assert len(floor_index) <= 66
     assert floor_index.lowest_floor() == 0
+
+
+def test_floors_of_many_positions_may_all_move() -> None:
+    floor_index, positions = FloorIndex(), [create_position(0) for _ in range(300)]
+    for position in positions:
+        floor_index.add(position)
+    for number, position in enumerate(positions, 1):
+        position.window.floor = number
+    assert floor_index.lowest_floor() == 1
+    positions[0].window.floor = 1000
+    assert floor_index.lowest_floor() == 2

@@ -87,7 +87,7 @@ def test_backlog_counts_each_message_once(
 def test_old_backlog_is_counted_in_parts_per_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("simplebus.core.store.store.REDELIVERY_MESSAGES", 100)
+    monkeypatch.setattr("simplebus.core.store.notifier.REDELIVERY_MESSAGES", 100)
     bus = BrokerHarness()
     connect_version2(bus, subscribe(1, 5, durable="d", channels=["a"])).disconnect()
     writer = connect_version2(
@@ -106,8 +106,8 @@ def test_old_backlog_is_counted_in_parts_per_tick(
 def test_old_backlog_of_many_positions_is_counted_in_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("simplebus.core.store.store.REDELIVERY_MESSAGES", 100)
-    monkeypatch.setattr("simplebus.core.store.store.SCAN_MESSAGES_MAX", 300)
+    monkeypatch.setattr("simplebus.core.store.notifier.REDELIVERY_MESSAGES", 100)
+    monkeypatch.setattr("simplebus.core.store.notifier.SCAN_MESSAGES_MAX", 300)
     bus = BrokerHarness()
     connect_version2(bus, subscribe(1, 5, durable="keeps")).disconnect()
     writer = connect_version2(

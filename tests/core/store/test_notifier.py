@@ -9,6 +9,12 @@ from tests.behaviour.wire_peer import BrokerHarness
 from tests.behaviour.wire_peer_v2 import connect_version2, publish, subscribe, unsubscribe
 
 PEERS = 3
+OPTIONS: list[dict[str, object]] = [
+    {},
+    {"group": "g"},
+    {"max_pending": 2, "slow": "drop_oldest"},
+]
+"""Options of the subscription of each peer."""
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["publish", "notify", "subscribe", "unsubscribe", "close"]),
@@ -24,7 +30,7 @@ def run_steps(steps: list[tuple[str, int]], bus: BrokerHarness) -> list[list[byt
     received: list[list[bytes]] = [[] for _ in peers]
     publisher = connect_version2(bus)
     published_count = 0
-    notifications = bus.broker.store.notifications
+    notifier = bus.broker.store.notifier
 
     def receive(index: int) -> None:
         received[index] += [message.content for message in peers[index].receive_deliveries()]
@@ -35,17 +41,17 @@ def run_steps(steps: list[tuple[str, int]], bus: BrokerHarness) -> list[list[byt
             publisher.send(publish(1, published_count, b"%d" % published_count))
             published_count += 1
         elif action == "notify":
-            notifications.notify_waiting()
+            notifier.notify_waiting()
         elif not peer.session.is_closed:
             if action == "close":
                 peer.disconnect()
             elif action == "subscribe" and not peer.session.subscriptions:
-                peer.send(subscribe(1, 1))
+                peer.send(subscribe(1, 1, **OPTIONS[index]))
                 receive(index)
             elif action == "unsubscribe" and peer.session.subscriptions:
                 peer.send(unsubscribe(1))
-    while notifications.has_waiting:
-        notifications.notify_waiting()
+    while notifier.has_waiting:
+        notifier.notify_waiting()
     for index, peer in enumerate(peers):
         if not peer.session.is_closed:
             receive(index)
@@ -57,22 +63,26 @@ def test_subscribers_receive_the_same_messages_as_in_one_turn(
     steps: list[tuple[str, int]], per_turn: int
 ) -> None:
     bus = BrokerHarness()
-    bus.broker.store.notifications.per_turn = per_turn
+    bus.broker.store.notifier.per_turn = per_turn
     assert run_steps(steps, bus) == run_steps(steps, BrokerHarness())
 
 
 def test_one_turn_notifies_few_subscriptions() -> None:
     bus = BrokerHarness()
-    notifications = bus.broker.store.notifications
-    notifications.per_turn = 2
+    notifier = bus.broker.store.notifier
+    notifier.per_turn = 2
     peers = [connect_version2(bus) for _ in range(5)]
     for peer in peers:
         peer.send(subscribe(1, 1))
         assert not peer.receive_deliveries()
     publisher = connect_version2(bus)
     publisher.send(publish(1, 0, b"x"))
-    counts = []
-    while notifications.has_waiting:
-        notifications.notify_waiting()
-        counts.append(sum(len(peer.receive_deliveries()) for peer in peers))
+
+    def count_received() -> int:
+        return sum(len(peer.receive_deliveries()) for peer in peers)
+
+    counts = [count_received()]
+    while notifier.has_waiting:
+        notifier.notify_waiting()
+        counts.append(count_received())
     assert counts == [2, 2, 1]
