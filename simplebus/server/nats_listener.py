@@ -245,11 +245,14 @@ class NatsListener:
         greeting.searched_bytes = len(greeting.data)
         return result
 
-    async def stop_publishers(self) -> None:
-        """Disconnect clients without subscriptions, each when its received bytes are processed."""
+    def begin_draining(self) -> None:
+        """Stop delaying publishers, so that everything that they have sent is read."""
         self._is_draining = True
         self._rate_limited_clients.unpark_all()
         self._state_changed.unpark_all()
+
+    async def stop_publishers(self) -> None:
+        """Disconnect clients without subscriptions, each when its received bytes are processed."""
         last = trio.current_time() + _STOP_PUBLISHERS_MAX_SECONDS
         while publishers := [c for c in self.connections.values() if not c.session.subscriptions]:
             is_late = trio.current_time() > last

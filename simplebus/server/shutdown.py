@@ -50,6 +50,8 @@ async def drain(
     """
     announce_draining(server, nats_listener)
     server.remove_rate_limits()
+    if nats_listener is not None:
+        nats_listener.begin_draining()
     with trio.move_on_after(seconds) as scope:
         async with trio.open_nursery() as nursery:
 

@@ -128,6 +128,21 @@ async def test_publisher_is_not_read_while_its_messages_wait(
         await clients.check_received(b"x", b"y")
 
 
+async def test_publisher_is_read_while_the_server_drains(
+    later_turns: LaterTurns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_listener, "WAITING_DELIVERIES_STALL_SECONDS", float("inf"))
+    async with connected_clients() as clients:
+        later_turns.are_held = True
+        for payload in (b"x", b"y"):
+            await clients.publisher.send(message(payload))
+            await wait_until(lambda: clients.has_waiting)
+        clients.listener.begin_draining()
+        await wait_until(lambda: clients.stored_count == 2)
+        later_turns.are_held = False
+        await clients.check_received(b"x", b"y")
+
+
 async def test_subscribers_that_close_meanwhile_do_not_affect_others(
     later_turns: LaterTurns,
 ) -> None:
