@@ -81,8 +81,10 @@ TICKED_CLASSES_PER_TURN = 128
 # Classes of a Connect that are created in one turn of the event loop. A shorter Connect never names
 # more of them.
 CREATED_CLASSES_PER_TURN = 32
-# Subscriptions of a class that are told of new messages in one turn.
-NOTIFIED_PER_TURN = 512
+# Subscriptions and groups of a class that are told of new messages in one turn.
+NOTIFIED_PER_TURN = 128
+# Messages that the positions of a class may examine in one turn while they drop expired ones.
+EXPIRY_SCANNED_PER_TURN = 1024
 # Classes and subjects of a Connect that are checked in one turn. If other requests create classes
 # between the turns, the check is repeated: so many times at most, the last time in one turn.
 CHECKED_CLASSES_PER_TURN = 512

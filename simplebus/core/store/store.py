@@ -40,6 +40,7 @@ from simplebus.core.limits import (
     DROPPED_SINGLY_POSITIONS_MAX,
     EXPIRY_SCAN_INITIAL_MESSAGES,
     EXPIRY_SCAN_MESSAGES_MAX,
+    EXPIRY_SCANNED_PER_TURN,
     FORGET_CHANNELS_MIN,
     FREED_SPANS_PER_TURN,
     HEADER_BYTES,
@@ -814,12 +815,15 @@ class Store:
         count = self._expire_backlog(cls, max(message_budget, REDELIVERY_MESSAGES))
         message_budget -= count
         changed = count > 0
+        scanned_count = 0  # Messages scanned in this part.
         for number, position in enumerate(list(cls.positions), 1):
             if position in cls.positions:  # It may have ended between the parts.
                 messages_max = max(message_budget, REDELIVERY_MESSAGES)
                 changed |= cls.group_or_position(position).drop_expired(messages_max)
                 message_budget -= position.scanned_count
-            if number % TICKED_CLASSES_PER_TURN == 0:
+                scanned_count += position.scanned_count
+            if number % TICKED_CLASSES_PER_TURN == 0 or scanned_count > EXPIRY_SCANNED_PER_TURN:
+                scanned_count = 0
                 yield
         if changed:
             self.trim_class(cls)
