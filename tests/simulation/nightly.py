@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _CHUNK = 8
+_CHUNKS_PER_PROCESS = 250
+"""A new process then replaces one, which returns its memory."""
 _REPORT_SECONDS = 60.0
 _FAILURES_MAX = 20
 _DAY_SECONDS = 86_400
@@ -65,7 +67,7 @@ def main() -> int:
     started_at = reported = time.monotonic()
     run_count, failures = 0, list[Failure]()
     context = multiprocessing.get_context("spawn")
-    with context.Pool(options.processes) as pool:
+    with context.Pool(options.processes, maxtasksperchild=_CHUNKS_PER_PROCESS) as pool:
         chunks = (range(start, min(start + _CHUNK, last)) for start in range(first, last, _CHUNK))
         for count, found in _run_chunks(pool, chunks, 4 * options.processes):
             run_count += count

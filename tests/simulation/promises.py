@@ -15,6 +15,7 @@ import msgspec
 
 from simplebus.core.broker.broker import Broker
 from simplebus.core.errors import RemoteProtocolError
+from simplebus.core.limits import PRODUCER_TAKEOVER_STEP
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.session.session import Session
 from simplebus.core.settings import FullPolicy
@@ -63,6 +64,8 @@ class PromiseChecker(DeliveryChecks):
         for sequence in range(len(log), head):
             content = stored_content(cls, sequence) if sequence >= cls.ring.floor else b""
             log.append(content)
+            if not content and cls.has_last_values:
+                self.unseen_count += 1
             if content:
                 self._accepted(cls, sequence, content)
 
@@ -74,10 +77,8 @@ class PromiseChecker(DeliveryChecks):
             self.count("dead letters")
             return
         token = message_token(content)
-        if cls.has_last_values and token in self.location_by_token:
-            self.copies.setdefault(cls.class_id, set()).update(
-                (sequence, self.location_by_token[token][1])
-            )
+        if cls.has_last_values and (older := self._find_older(cls.class_id, sequence, token)) >= 0:
+            self.copies.setdefault(cls.class_id, set()).update((sequence, older))
             self.count("carried")
             return
         self.times[cls.class_id, sequence] = self.broker.clock.now
@@ -88,6 +89,15 @@ class PromiseChecker(DeliveryChecks):
         )
         self.location_by_token.setdefault(token, (cls.class_id, sequence))
         self.count("accepted")
+
+    def _find_older(self, class_id: int, end_sequence: int, token: bytes) -> int:
+        """Return a lower sequence of the same message, of which a last value is a copy, or -1."""
+        if token in self.location_by_token:
+            return self.location_by_token[token][1]
+        log = self.messages[class_id][:end_sequence]
+        return next(
+            (n for n, older in enumerate(log) if older and message_token(older) == token), -1
+        )
 
     # Sessions ------------------------------------------------------------------------------------
 
@@ -274,9 +284,10 @@ class PromiseChecker(DeliveryChecks):
                 session_history.next = reply["next"]
                 if reply["bus"] == session_history.bus:
                     self._check_lost_count(session_history, reply["lost"])
-                if (
-                    reply["bus"] == session_history.bus
-                ):  # What is below `next` counts as confirmed, too.
+                step = reply["next"] - session_history.unconfirmed
+                # What is below `next` counts as confirmed, too, unless the publisher sends its
+                # messages again with new numbers.
+                if reply["bus"] == session_history.bus and step < PRODUCER_TAKEOVER_STEP:
                     session_history.next = session_history.unconfirmed
                     self._confirmed(session_history, reply["next"], but=self.lost_tokens)
                 self.world.trace(session_history.publisher, "goes on with", session_history.next)
@@ -383,6 +394,9 @@ class PromiseChecker(DeliveryChecks):
                 continue
             if token in self.lost_tokens and token not in self.location_by_token:
                 continue  # A crash lost it, but its number stays used.
+            if self.unseen_count and token not in self.location_by_token:
+                self.unseen_count -= 1
+                continue  # A full class dropped its value in the turn that stored it.
             self.check(
                 token in self.location_by_token,
                 "what is confirmed is stored",
@@ -505,6 +519,10 @@ class PromiseChecker(DeliveryChecks):
             if self.is_gone(position_history, skipped):
                 continue
             token = message_token(content)
+            if cls.has_last_values and (
+                0 <= self._find_older(position_history.class_id, skipped, token) < lowest
+            ):
+                continue  # A copy of a value from before the position began.
             self.check(
                 is_timed(token) or not self.is_for(position_history, token),
                 "first deliveries skip no message",

@@ -60,6 +60,8 @@ class RestartChecks:
         """By class: messages that a power cut took from the disk, found missing by a read."""
         self.copies: dict[int, set[int]] = {}
         """By class: last values that compaction copied, and their copies."""
+        self.unseen_count = 0
+        """Messages of classes with last values that were stored and dropped in one turn."""
         self.times: dict[tuple[int, int], float] = {}
         """By class and sequence: the bus's clock when the message was stored."""
         self.counts: dict[str, int] = {}
