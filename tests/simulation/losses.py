@@ -242,6 +242,9 @@ class LossChecks(RestartChecks):
 
 
 def _is_continued(path: Path, head: int) -> bool:
-    """Return True if another segment continues this one with a message below `head`."""
+    """Return True if another segment continues this one before or at `head`.
+
+    All messages from `head` on, which are lost, were in the other segment then.
+    """
     starts = [int(segment.stem) for segment in path.parent.glob("*.log")]
-    return any(int(path.stem) < start < head for start in starts)
+    return any(int(path.stem) < start <= head for start in starts)
