@@ -198,7 +198,7 @@ class FaultyProxy:
                         self._relays.append(relay)
 
     def _relay(self, source: socket.socket, target: socket.socket, direction: str) -> None:
-        relayed = 0
+        relayed, is_dropping = 0, False
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 relayed += len(data)
@@ -207,7 +207,8 @@ class FaultyProxy:
                     self.stalled_ports.append(target.getpeername()[1])
                     while source.recv(1 << 16):  # Until the connection is closed.
                         pass
-                elif self.dropped_direction == direction:
+                elif is_dropping or self.dropped_direction == direction:
+                    is_dropping = True  # Later bytes would not continue the earlier ones.
                     self.dropped_bytes += len(data)
                 else:
                     target.sendall(data)

@@ -356,7 +356,8 @@ def test_bytes_codec_rejects_text() -> None:
         (Struct, "json", b'{"id":"x","name":""}', "Expected `int`, got `str` - at `$.id`"),
         (Struct, "json", b'{"id":1}', "Object missing required field `name`"),
         (Struct, "json", b"[]", "Expected `object`, got `array`"),
-        (Struct, "json", b'{"id":1,"name":"\xff"}', "UnicodeDecodeError"),
+        # msgspec raises UnicodeDecodeError before version 0.23, its own DecodeError since.
+        (Struct, "json", b'{"id":1,"name":"\xff"}', "DecodeError: "),
         (Struct, "json", b'{"more":' + b"[" * 100_000, "RecursionError"),
         (Struct, "json", b"", "Input data was truncated"),
         (Data, "msgpack", b"\x82\xa2id\x01", "Input data was truncated"),
