@@ -11,10 +11,13 @@ consumers are behind (`PublisherThrottle`), and briefly after acks, so that acks
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import select
 import socket
 import struct
+import termios
 import time
+from array import array
 from collections.abc import Awaitable, Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -208,6 +211,8 @@ class Connection(Generic[SessionT]):
         self._is_writing = False
         self._disconnect_error: RemoteProtocolError | None = None
         self._is_disconnecting = False
+        self._last_input_bytes: int | None = None
+        """Bytes to read before the connection ends; None if it does not end."""
         self._is_opening_checked = False
         """True once the first data was compared with the protocols of the other listeners."""
         self._wrong_port_reply = b""
@@ -235,6 +240,9 @@ class Connection(Generic[SessionT]):
                     await self.preauth.wait_readable()
                 self._leave_preauth()
                 while is_open:
+                    if self._has_read_last_input:
+                        reason = "the server is stopping"
+                        break
                     if session.is_request_pending or session.unprocessed:
                         await listener.slow_request_turns.wait_turn()
                     elif tls is not None and tls.has_unread:
@@ -249,10 +257,11 @@ class Connection(Generic[SessionT]):
                         if not session.is_request_pending:
                             await self._wait_for_receivers()
                         continue
+                    is_refilled = bool(session.unprocessed)
                     try:
                         count = (
                             session.refill(listener.buffer)
-                            if session.unprocessed
+                            if is_refilled
                             else transport.recv_into(
                                 space[: min(session.next_read_bytes, read_limit.size_bytes)]
                             )
@@ -264,6 +273,8 @@ class Connection(Generic[SessionT]):
                         break
                     if count == 0:
                         break
+                    if self._last_input_bytes is not None and not is_refilled:
+                        self._last_input_bytes -= count
                     if not self._is_opening_checked:
                         self._check_opening(space[:count])
                     if count < MEASURED_READ_BYTES_MIN:
@@ -366,6 +377,34 @@ class Connection(Generic[SessionT]):
         self._disconnect_error, self._is_disconnecting = error, True
         self.preauth.cancel_in_turn(self._cancel_scope)
 
+    def disconnect_after_input(self) -> None:
+        """Close the connection when the bytes that have arrived until now are processed.
+
+        With TLS their number is unknown, and if reading is paused they are not processed. The
+        connection is closed at once then.
+        """
+        if self.tls is not None or self.session.is_reading_paused:
+            self.disconnect()
+            return
+        if self._last_input_bytes is None:
+            size = array("i", [0])
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(self.socket, termios.FIONREAD, size)
+            self._last_input_bytes = size[0]
+        if self._has_read_last_input:
+            self.disconnect()
+
+    @property
+    def _has_read_last_input(self) -> bool:
+        """True if the connection ends now, because all of its input is processed."""
+        last_bytes = self._last_input_bytes
+        return last_bytes is not None and last_bytes <= 0 and not self._has_unprocessed
+
+    @property
+    def _has_unprocessed(self) -> bool:
+        """True if bytes that were read are to be processed."""
+        return self.session.is_request_pending or bool(self.session.unprocessed)
+
     def _send_final_bytes(self) -> bool:
         """Send the last replies that the socket accepts. Returns False if no reply waits."""
         outbox = self.session.outbox
@@ -439,8 +478,7 @@ class Connection(Generic[SessionT]):
 
     def has_unread(self) -> bool:
         """Return True if received bytes are to be processed, or the stream has ended."""
-        session = self.session
-        return session.is_request_pending or bool(session.unprocessed) or self._poll(select.POLLIN)
+        return self._has_unprocessed or self._poll(select.POLLIN)
 
     def _poll(self, events: int) -> bool:
         if self.socket.fileno() < 0:

@@ -258,7 +258,7 @@ class NatsListener:
             is_late = trio.current_time() > last
             for connection in publishers:
                 if is_late or not connection.has_unread():
-                    connection.disconnect()
+                    connection.disconnect_after_input()
             await trio.sleep(_STOP_PUBLISHERS_POLL_SECONDS)
 
     async def wait_flushed(self) -> None:

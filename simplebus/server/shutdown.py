@@ -127,7 +127,7 @@ async def stop_publishers(server: Server) -> None:
         for connection in publishers:
             is_settled = now - first_seen[connection.session.session_id] >= _SETTLE_SECONDS
             if now > deadline or (is_settled and not connection.has_unread()):
-                connection.disconnect()
+                connection.disconnect_after_input()
         await trio.sleep(_POLL_SECONDS)
 
 

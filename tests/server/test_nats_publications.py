@@ -10,6 +10,7 @@ import trio
 
 from simplebus.nats.server import message_delivery
 from simplebus.nats.server.session import NatsSession
+from simplebus.server import nats_listener as nats_listener_module
 from simplebus.server.nats_listener import NatsListener
 from simplebus.server.turns import SlowRequestTurns
 from tests.support.nats_peer import NatsPeer, connect_nats_peer
@@ -178,3 +179,21 @@ async def test_error_of_a_later_turn_disconnects_the_publisher(
         await wait_until(lambda: clients.session.is_closed)
         monkeypatch.undo()
     assert "disconnected by an internal error" in caplog.text
+
+
+async def test_shutdown_processes_all_that_a_publisher_has_sent(
+    later_turns: LaterTurns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_listener_module, "_STOP_PUBLISHERS_MAX_SECONDS", 0.0)
+    published = b"PUB a.1 1\r\nx\r\n" * 500  # More than the first read.
+    async with publication() as clients, trio.open_nursery() as nursery:
+        later_turns.hold()
+        await clients.publisher.send(published)
+        await wait_until(lambda: clients.session.is_request_pending)
+        nursery.start_soon(clients.listener.stop_publishers)
+        for _ in range(100):
+            await trio.lowlevel.checkpoint()
+        assert not clients.session.is_closed
+        later_turns.release()
+        await wait_until(lambda: clients.session.is_closed)
+        await clients.check_received(published)
