@@ -1,17 +1,17 @@
 """Checkpoints: finds the changes of a broker's state and encodes them for the next write batch.
 
-New classes, producer names, and created or removed durables are in the next batch, so that a
-confirmed message finds them after a restart. So are the cursors and acks of positions, as far as
-they are cheap to record; the others follow in a complete scan, and after a crash their latest acked
-messages are redelivered. When a durable is created or removed, only the durable and its class are
-examined. Complete scans become rarer as the state grows, and each is cut into portions, so that
-they do not occupy the event loop.
+Each batch records new classes, producer names, and created or removed durables, so that recovery
+finds them for every confirmed message. It also records the cursors and acks that are cheap to
+encode. A complete scan records the other cursors and acks; after a crash, messages acked since the
+last scan are redelivered. Complete scans become rarer as the state grows. Each scan is divided into
+portions, so that it does not occupy the event loop.
 
-A snapshot is collected during a scan. It contains a class or durable as of its portion, together
-with the changes that were recorded since: the state that the changes so far lead to. A publisher is
-contained as of its portion, too; recovery adds the message numbers of later batches. Purges since
-the portion of their class are contained, because the records of its durables may be older. Ids of
-messages are those of the last portion, whose batch contains the snapshot.
+A scan also collects the snapshot, if one is due, and the batch of its last portion contains it:
+
+    classes, durables   state at their portion of the scan, plus the changes recorded since
+    publishers          state at their portion; recovery adds the message numbers of later batches
+    purged messages     all until the last portion, at or above the floor of their class
+    message ids         state at the last portion
 
 A checkpoint changes nothing in the broker but its commit log, whose lists of changes it clears.
 """
@@ -77,15 +77,15 @@ class Checkpointer:
         self._broker = broker
         self._commit_log: CommitLog = broker.commit_log
         self._class_states: dict[int, _ClassState] = {}
-        """The recorded state of each class."""
+        """Recorded state of each class."""
         self._class_floors: dict[int, int] = {}
-        """The durable floor in the snapshot."""
+        """Durable floor of each class in its recorded state."""
         self._empty_class_ids: set[int] = set()
-        """Classes that have no messages according to it."""
+        """Classes without messages in their recorded state."""
         self._class_headers: dict[int, object] = {}
-        """The part of it that is compared when a durable is created or removed."""
+        """Recorded `_class_header` of each class, compared when a durable is created or removed."""
         self._position_states: dict[int, dict[_PositionKey, tuple[Position, object]]] = {}
-        """The recorded state of each durable, by class."""
+        """Recorded state of each durable, by class."""
         self.next_full_scan = float("-inf")
         """Time of the next scan, or of the next portion of the current one, by the broker's clock.
         """
@@ -96,11 +96,11 @@ class Checkpointer:
         self._unscanned: list[MessageClass] = []
         """Classes that the current scan has not examined."""
         self._unscanned_durables: list[Position] = []
-        """Durables of the last examined class that it has not examined."""
+        """Durables that the current scan has not examined, of the class that it examined last."""
         self._producers = EncodedProducers()
         """Publishers that the current scan has collected for the next snapshot."""
         self._unscanned_producers: list[ProducerState] = []
-        """Publishers that the next snapshot does not contain yet."""
+        """Publishers that the current scan has not collected for the next snapshot."""
         self._range_max: int | None = None
         """Ranges whose attempts and delays the next record of a durable contains; None for all."""
         self._log_position = 0
@@ -108,7 +108,7 @@ class Checkpointer:
         self._numbers_batch = 0
         """Write batch up to which the next snapshot contains the numbers of all publishers."""
         self._scanned_count = 0
-        """Classes and durables that it has examined."""
+        """Classes and durables that the current scan has examined."""
         self._scanned_row_count = 0
         """Rows about single messages that the current scan has read."""
         self._change_bytes = 0
@@ -123,12 +123,14 @@ class Checkpointer:
         due.
         """
         self._purged_sequences: dict[int, SequenceSet] = {}
-        """Purged messages of each class for the next snapshot: those at the time of the portion of
-        the class, and those since.
+        """Purged messages of each class for the next snapshot: those that were purged before the
+        portion of the class, and those that were purged since.
         """
         self._progressed = broker.store.position_changes.progressed
         self._next_progress = float("-inf")
-        """Time from which on a batch is written for progress alone, and for costly progress."""
+        """Time from which on a batch may be written only to record progress, and from which on
+        costly progress is recorded.
+        """
         self._row_counts: dict[Position, int] = {}
         """Rows of the last complete record of positions that have more than PROGRESS_ROWS_MAX."""
 
@@ -230,7 +232,7 @@ class Checkpointer:
         if is_scan_due and self._scan(now, changes, in_portions=in_portions):
             ended_class_ids = dict.fromkeys(position.class_id for position in self._progressed)
             for class_id in ended_class_ids:
-                self._record_unnamed(class_id, [], changes)
+                self._record_unnamed_positions(class_id, [], changes)
             self._progressed.clear()
             return changes
         for class_id in dict.fromkeys(class_ids):
@@ -278,12 +280,13 @@ class Checkpointer:
         are_producers_scanned = bool(self._unscanned_producers)
         self._scan_producers(CHECKPOINT_PRODUCERS_PER_TURN if in_portions else None)
         self._scanned_at = now
-        is_whole = is_new or not in_portions
-        # The rest of a snapshot is a portion of its own.
+        is_single_portion = is_new or not in_portions
+        # After the last classes, durables or publishers of a scan in portions, the snapshot is
+        # encoded in the next portion, because this portion has used its time.
         self._is_scanning = bool(
             self._unscanned or self._unscanned_durables or self._unscanned_producers
         ) or (
-            not is_whole
+            not is_single_portion
             and self._next_snapshot is not None
             and (are_producers_scanned or self._scanned_count > count_before)
         )
@@ -292,7 +295,7 @@ class Checkpointer:
             return False
         count = self._scanned_count + self._scanned_row_count
         self.next_full_scan = now + CHECKPOINT_SECONDS * max(1.0, count / CHECKPOINT_POSITIONS)
-        return is_whole
+        return is_single_portion
 
     def _scan_class(self, cls: MessageClass, changes: StateChanges) -> None:
         """Collect the changes of a class, except for those of its durables."""
@@ -344,9 +347,10 @@ class Checkpointer:
             cost += self._collect_producer(self._unscanned_producers.pop().key)
 
     def _pop_progress(self, position: Position) -> bool:
-        """Return True if a position has progressed since its last record, and forget that.
+        """Return True if a position has progressed since its last record, and clear that mark.
 
-        Its state may be the same: a group's cursor passes messages that are sent later.
+        The mark is needed because `_position_state` may be unchanged: the cursor of a group passes
+        messages before they are sent.
         """
         return self._progressed.pop(position, self) is None
 
@@ -372,8 +376,8 @@ class Checkpointer:
     ) -> None:
         """Record the cursors and acks of positions.
 
-        All after the first PROGRESS_POSITIONS_PER_TURN remain in `_progressed`, and so do costly
-        ones, unless `are_all_requested`.
+        Handles the first PROGRESS_POSITIONS_PER_TURN positions of `_progressed`. Those that are
+        costly to record stay there until they are due, unless `are_all_requested`.
         """
         is_costly_due = (
             are_all_requested
@@ -391,7 +395,7 @@ class Checkpointer:
                 position.durable and (position not in cls.positions or not recorded)
             ):
                 del self._progressed[position]  # It has ended, or is recorded as a new durable.
-            elif position.durable and _has_plain_progress(position, recorded):
+            elif position.durable and _is_window_sufficient(position, recorded):
                 del self._progressed[position]
                 window = WindowSnapshot.from_window(position.window)
                 changes.progress.append(ProgressSnapshot(*key, window))
@@ -405,15 +409,18 @@ class Checkpointer:
                 changes.positions.append(self._snapshot_position(position))
                 if self._scanned_row_count - before > PROGRESS_ROWS_MAX:
                     self._row_counts[position] = self._scanned_row_count - before
-            else:  # The others come first in the next batch.
+            else:  # Moved to the end, so that the next batch handles the other positions first.
                 self._progressed[position] = self._progressed.pop(position)
         for class_id, positions in unnamed_by_class.items():
-            self._record_unnamed(class_id, positions, changes)
+            self._record_unnamed_positions(class_id, positions, changes)
 
-    def _record_unnamed(
+    def _record_unnamed_positions(
         self, class_id: int, positions: list[Position], changes: StateChanges
     ) -> None:
-        """Record the progress of positions without a durable, which may have ended."""
+        """Record the progress of positions without a durable name, in the record of their class.
+
+        The positions may have ended.
+        """
         cls, before = self._broker.classes.get(class_id), self._scanned_row_count
         if cls is None or _has_durables(cls):
             return
@@ -427,7 +434,7 @@ class Checkpointer:
         return bool(self._progressed)
 
     def _collect_class_header(self, cls: MessageClass, changes: StateChanges) -> None:
-        """Record a class that is new, or for which a durable was created or removed."""
+        """Record a class if it is new, or if a durable was created or removed in it."""
         if self._class_headers.get(cls.class_id) != _class_header(cls):
             self._record_class(cls, _class_state(cls, self._commit_log.durable_position), changes)
 
@@ -457,10 +464,10 @@ class Checkpointer:
     def _collect_purges(
         self, purged: list[tuple[int, int, int]], collected: RecoveredState
     ) -> None:
-        """Add purged ranges, as (class id, first, last exclusive), to those of the next snapshot.
+        """Add purged ranges, as (class id, first, last exclusive), to the next snapshot.
 
-        The next snapshot does not contain messages below the floor of a class. The portion of a
-        class that is not collected yet finds the class and its durables without these messages.
+        Ranges of a class that the scan has not collected yet are skipped: its portion reads the
+        class and its durables after the purge.
         """
         for class_id, first, last in purged:
             if (snapshot := collected.classes.get(class_id)) is not None:
@@ -490,8 +497,8 @@ class Checkpointer:
     def _with_present_head(self, collected: ClassSnapshot) -> ClassSnapshot:
         """Return the snapshot of a class with its present head.
 
-        Recovery skips a damaged record of a batch before the snapshot only if messages that the
-        snapshot knows follow.
+        Recovery skips a damaged record of an earlier batch only if the head of the snapshot shows
+        that messages follow the damaged ones.
         """
         cls = self._broker.classes.get(collected.class_id)
         if cls is None or cls.ring.head == collected.head:
@@ -502,7 +509,7 @@ class Checkpointer:
         """Collect the present state of a publisher for the next snapshot, unless it was removed.
 
         Returns:
-            The cost, in publishers that are not connected.
+            The cost. The cost of a disconnected publisher is 1.
         """
         producer = self._broker.subscription_manager.producer_states.get(key)
         if producer is None:
@@ -607,10 +614,11 @@ def _class_state(cls: MessageClass, durable_position: int) -> _ClassState:
     )
 
 
-def _has_plain_progress(position: Position, recorded: object) -> bool:
-    """Return True if the window of a durable is all that may differ from its recorded state.
+def _is_window_sufficient(position: Position, recorded: object) -> bool:
+    """Return True if only the window of a durable may differ from its recorded state.
 
-    Attempts need no record then: messages behind the cursor count as sent once.
+    Delivery attempts need no record in this case: recovery counts each unacked message behind the
+    cursor as sent once.
     """
     assert isinstance(recorded, tuple)
     recorded_dead_letter_count = recorded[-1]
@@ -649,14 +657,15 @@ def _position_state(position: Position) -> object:
 
 
 def _handover_if_all_ended(cls: MessageClass) -> tuple[AckWindow, PositionHandover]:
-    """Return the backlog, and its delivery counts, that would remain if all sessions ended now."""
+    """Return the backlog that would remain if all sessions ended now, and its delivery state."""
     if not cls.positions or _has_durables(cls):
         return cls.backlog_window, cls.backlog_handover
     oldest = list(islice(cls.positions, CHECKPOINT_UNION_MAX))
     handover = cls.backlog_handover
     for position in oldest:
         handover = handover.merge(position.build_handover())
-    if len(cls.positions) > len(oldest):  # The oldest have at least as many deliveries.
+    if len(cls.positions) > len(oldest):
+        # Approximation: the newer positions count as having sent each message once.
         window = AckWindow(floor=cls.floor())
         window.cursor = max(position.window.cursor for position in cls.positions)
         return window, handover.merge(PositionHandover([(window.floor, window.cursor, 1)]))

@@ -4,9 +4,10 @@ A state outlives its sessions for PRODUCER_STATE_SECONDS; the number of states i
 belongs to one user and to one running instance at a time. The same instance may connect again
 before its former connection is known to be dead.
 
-A message number is stored at most once, and means one message. If the state may claim too much,
-because of a crash or because another instance used the name, the publisher's own statement is used:
-storing a message twice is better than losing it.
+A message number identifies one message and is stored at most once. After a crash, or after another
+instance used the name, the state may contain numbers whose messages are lost or are messages of the
+other instance. Then the number in the publisher's Connect is used instead: storing a message twice
+is better than losing it.
 
     numbers of instance A:   confirmed │ sent, outcome unknown │ next
                                        5  6  7  8  9             10
@@ -232,7 +233,7 @@ class ProducerStates:
 
         Args:
             claim: The claimed name.
-            unconfirmed: The publisher's first unconfirmed number; None if it does not say.
+            unconfirmed: The publisher's first unconfirmed number; None if its Connect has none.
             is_other_bus: True if `unconfirmed` is a number of another bus.
 
         Returns:
@@ -271,9 +272,9 @@ class ProducerStates:
         self.restart_at(producer, producer.end_number)
 
     def resume_without_confirmed(self, producer: ProducerState) -> None:
-        """Continue for a publisher that does not say which of its numbers are confirmed.
+        """Continue for a publisher whose Connect has no unconfirmed number.
 
-        It may be the same instance, so a certain state stays; an uncertain state is useless.
+        It may be the same instance, so its state is kept unless it is uncertain.
         """
         if producer.is_uncertain:
             self.restart_at(producer, 0)
@@ -287,9 +288,9 @@ class ProducerStates:
     def resume_at(self, producer: ProducerState, unconfirmed: int) -> int:
         """Continue for the same instance, to which every number below `unconfirmed` was confirmed.
 
-        The publisher sends all later numbers again, except the numbers that the Connect reply marks
-        as stored. So the reply contains no number beyond the first refusal that the publisher did
-        not receive.
+        The publisher sends all numbers again from the one in the Connect reply on. So that it
+        receives refusals that it may have missed, the state goes back to the first number of these
+        refusals, and the numbers used after it become `stored_ahead`.
 
         Returns:
             The number of confirmed messages that are known not to be stored.
@@ -312,30 +313,29 @@ class ProducerStates:
                     else None
                 )
             self.set_progress(producer, unconfirmed, ahead)
-        since = unconfirmed
-        if number_distance(since, producer.next_number) > PRODUCER_RESENT_NUMBERS_MAX:
-            since = (producer.next_number - PRODUCER_RESENT_NUMBERS_MAX) & MESSAGE_ID_MASK
+        oldest = unconfirmed
+        if number_distance(oldest, producer.next_number) > PRODUCER_RESENT_NUMBERS_MAX:
+            oldest = (producer.next_number - PRODUCER_RESENT_NUMBERS_MAX) & MESSAGE_ID_MASK
         unreceived = [
             refusal
             for refusal in producer.refusals
-            if number_distance(since, refusal.refers_to + refusal.count) > 0
+            if number_distance(oldest, refusal.refers_to + refusal.count) > 0
         ]
         self._set_refusals(producer, unreceived)
-        starts = (max(0, number_distance(since, refusal.refers_to)) for refusal in unreceived)
-        first = (since + min(starts, default=_HALF_NUMBER_RANGE)) & MESSAGE_ID_MASK
-        back = number_distance(first, producer.next_number)
-        if unreceived and back > 0:
-            flags = np.ones(
-                back + max(0, number_distance(producer.next_number, producer.end_number)), np.bool_
-            )
+        starts = (max(0, number_distance(oldest, refusal.refers_to)) for refusal in unreceived)
+        first = (oldest + min(starts, default=_HALF_NUMBER_RANGE)) & MESSAGE_ID_MASK
+        rewound_count = number_distance(first, producer.next_number)
+        if unreceived and rewound_count > 0:
+            ahead_count = max(0, number_distance(producer.next_number, producer.end_number))
+            flags = np.ones(rewound_count + ahead_count, np.bool_)
             if producer.stored_ahead is not None:
-                numbers = np.arange(producer.next_number, producer.next_number + flags.size - back)
-                flags[back:] = producer.stored_ahead.contains(numbers & MESSAGE_ID_MASK)
+                numbers = np.arange(producer.next_number, producer.next_number + ahead_count)
+                flags[rewound_count:] = producer.stored_ahead.contains(numbers & MESSAGE_ID_MASK)
             self.set_progress(producer, first, NumberBitmap.from_flags(first, flags))
         return missing
 
     def add_refusal(self, producer: ProducerState, refused: FrameRefused) -> None:
-        """Record that messages were refused: their numbers are used."""
+        """Record that messages were refused. Their numbers count as used."""
         refusals = producer.refusals
         joined = refusals[-1].merge(refused) if refusals else None
         if joined is not None:
@@ -404,16 +404,16 @@ class ProducerStates:
                 del self._disconnected_by_owner[producer.owner]
 
     def expire(self, now: float) -> None:
-        """Remove expired states, and if there are too many, the oldest of the user or address
-        with the most.
+        """Remove expired states. If too many states remain, remove the oldest states of the user or
+        address with the most states.
 
         Called once per tick.
         """
         while self._disconnected:
-            longest = next(iter(self._disconnected.values()))
-            if longest.disconnected_at + PRODUCER_STATE_SECONDS > now:
+            oldest = next(iter(self._disconnected.values()))
+            if oldest.disconnected_at + PRODUCER_STATE_SECONDS > now:
                 break
-            self._remove(longest)
+            self._remove(oldest)
         excess = len(self._by_key) - PRODUCER_STATES_MAX
         while excess > 0 and self._disconnected:
             largest, *next_largest = heapq.nlargest(
@@ -422,8 +422,8 @@ class ProducerStates:
             count = min(
                 excess, max(1, len(largest) - len(next_largest[0]) if next_largest else excess)
             )
-            for longest in list(islice(largest.values(), count)):
-                self._remove(longest)
+            for oldest in list(islice(largest.values(), count)):
+                self._remove(oldest)
                 excess -= 1
 
     def _remove(self, producer: ProducerState) -> None:
@@ -434,7 +434,8 @@ class ProducerStates:
 
     def _drop_bitmap(self, key: str) -> None:
         producer = self._by_key[key]
-        if producer.stored_ahead is not None:  # Refused numbers above `next_number` come again.
+        if producer.stored_ahead is not None:
+            # The publisher sends all numbers from `next_number` on again, refused ones included.
             self._set_refusals(producer, [])
         producer.stored_ahead = None
         self._total_bitmap_bytes -= self._bitmap_bytes.pop(key, 0)

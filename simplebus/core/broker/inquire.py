@@ -214,12 +214,11 @@ class InquiryHandler:
         cls = store.classes.get(class_id) if class_id is not None else None
         if cls is None or cls.remote_storage is None:
             return []
-        dead = self._dead_letter_class_id(cls)
-        found = [
-            cls.remote_storage,
-            *([store.classes[dead].remote_storage] if dead is not None else []),
-        ]
-        return [storage for storage in found if storage is not None]
+        dead_class_id = self._dead_letter_class_id(cls)
+        storages: list[RemoteStorage | None] = [cls.remote_storage]
+        if dead_class_id is not None:
+            storages.append(store.classes[dead_class_id].remote_storage)
+        return [storage for storage in storages if storage is not None]
 
     def _dead_letter_class_id(self, cls: MessageClass) -> int | None:
         return self._store.class_id_by_name.get(dead_letters.dead_letter_class_name(cls.label))
@@ -297,7 +296,7 @@ class InquiryHandler:
     def _describe_class(
         self, cls: MessageClass
     ) -> tuple[tuple[bool, bool, int, int], ClassOverview]:
-        """Return a class for the report on the bus, behind its place there."""
+        """Return the sort key of a class in the report on the bus, and its entry there."""
         warning = find_class_warning(cls, self._now)
         overview = ClassOverview(
             class_id=cls.class_id,
@@ -361,9 +360,9 @@ class InquiryHandler:
         listed = nsmallest(INQUIRY_POSITIONS_MAX, cls.positions, key=_position_floor)
         positions = [self._describe_position(cls, position, grants) for position in listed]
         blocked = list(islice(cls.blocked_sessions, INQUIRY_MEMBERS_MAX))
-        dead = self._dead_letter_class_id(cls)
-        if dead is not None and not can_inquire(grants, store.classes[dead]):
-            dead = None
+        dead_class_id = self._dead_letter_class_id(cls)
+        if dead_class_id is not None and not can_inquire(grants, store.classes[dead_class_id]):
+            dead_class_id = None
         stored, spill = ring.head - cls.first_sequence, cls.spill
         report = ClassInfo(
             class_id=cls.class_id,
@@ -399,8 +398,10 @@ class InquiryHandler:
             redelivered=cls.redelivered_count + sum(p.redelivered_count for p in cls.positions),
             acknowledged=cls.acknowledged_count + sum(p.acknowledged_count for p in cls.positions),
             dropped=nonzero_counts(cls.count_undelivered()),
-            dead_class=dead,
-            dead_letters=0 if dead is None else _count_unpurged(store.classes[dead]),
+            dead_class=dead_class_id,
+            dead_letters=0
+            if dead_class_id is None
+            else _count_unpurged(store.classes[dead_class_id]),
             positions=positions,
             positions_left_out=len(cls.positions) - len(positions),
             publishers=[self._describe_publisher(session) for session in blocked],
@@ -539,12 +540,13 @@ class InquiryHandler:
             for number, subscription in session.subscriptions.items()
             if can_inquire(grants, classes[subscription.class_id])
         }
-        groups_seen: dict[Position, None] = {}
+        # A session may have several subscriptions of one group, which share a position.
+        distinct_positions: dict[Position, None] = {}
         for subscription in islice(subscriptions.values(), INQUIRY_POSITIONS_MAX):
-            groups_seen[subscription.position] = None
+            distinct_positions[subscription.position] = None
         positions = [
             self._describe_position(classes[position.class_id], position, grants)
-            for position in groups_seen
+            for position in distinct_positions
         ]
         parked = sum(batch.count for _, batch in session.parked_messages)
         unconfirmed = 0

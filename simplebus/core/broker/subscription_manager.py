@@ -1,8 +1,8 @@
 """Subscription manager: handles Connect, Subscribe and Unsubscribe requests, and ends positions.
 
 A request that cannot be granted raises RemoteProtocolError and changes nothing; the protocol
-version decides whether the error ends the session. A durable or group is found by its names. A
-request that describes the same names differently is refused.
+version decides whether the error ends the session. A Subscribe that names an existing durable or
+group resumes it, and is refused if its group, channels or ordering differ.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ from simplebus.core.users.permissions import ClassPermissions, reply_channel_pre
 
 
 def check_first_number(request: ConnectRequest, class_registry: ClassRegistry) -> None:
-    """Raise RemoteProtocolError (bad_connect) if a Connect sets the first message number without
-    need.
+    """Raise RemoteProtocolError (bad_connect) if a Connect must not set its first message number.
 
     Only stateless servers deduplicate by such numbers, and only for named publishers.
     """
@@ -94,8 +93,8 @@ def resume_producer(
     """Set the number at which a publisher continues.
 
     Returns:
-        How many confirmed messages are known not to be stored, and True if the journal must record
-        the new state.
+        The number of confirmed messages that are lost, and True if the journal must record the new
+        state.
     """
     producer = claim.producer
     before = producer.next_number, producer.is_uncertain
@@ -116,12 +115,12 @@ def resume_producer(
 
 
 class CheckedConnect(NamedTuple):
-    """Version 2 Connect that can be carried out."""
+    """Result of the checks of a version 2 Connect."""
 
     claim: NameClaim | None
-    """Claim of its publisher name; None without a name, and for a later Connect."""
+    """Claim of the publisher name; None without a name, and for a later Connect."""
     declaration: Declaration
-    """Its classes, which are reserved."""
+    """Classes that the Connect declares. They are reserved."""
 
 
 class SubscriptionManager:
@@ -150,9 +149,9 @@ class SubscriptionManager:
         self.durable_owners = durable_owners
         self.quotas = quotas
         self._early_subscribers: dict[int, dict[Session, None]] = {}
-        """Version 1 sessions that subscribed to classes that do not exist yet."""
+        """Version 1 sessions that subscribed before the class exists, by class id."""
         self._idle_since: dict[Position, float] = {}
-        """Start of idleness of durables that expire."""
+        """Time since which each durable that can expire has had no connected subscription."""
         self._delayed_subscriptions: dict[Position, BrokerSubscription] = {}
         """Version 1 subscriptions that start when an inherited delay has passed."""
 
@@ -345,7 +344,8 @@ class SubscriptionManager:
                 if must_log:
                     self._log_producer(producer)
                 if store.commit_log is not None and producer.stored_ahead is not None:
-                    # The former connection ended before these were durable: they are sent again.
+                    # The publisher sends the numbers stored ahead again. They may not be durable
+                    # yet, so their confirms wait for the journal.
                     session.record_log_position(store.commit_log.log_position)
             session.start_producer(
                 producer,
@@ -380,7 +380,9 @@ class SubscriptionManager:
             self._send_reply(session, frame)
 
     def _reply_when_caught_up(self, session: Session, frame: bytes) -> None:
-        """Answer an empty Connect behind all messages that are stored remotely for the session."""
+        """Send the reply to a Connect without classes after all messages that the remote storage
+        has for the session.
+        """
         list_positions = partial(self._remote_positions, session)
         barrier = CatchUpBarrier(session, list_positions, frame)
         session.outbox.defer_reply(barrier.try_reply)
@@ -389,16 +391,16 @@ class SubscriptionManager:
         """Return the session's positions in classes with remote storage."""
         found: list[tuple[RemoteStorage, Position]] = []
         for subscription in session.subscriptions.values():
-            cls = self._store.classes[subscription.class_id].remote_storage
-            if cls is not None:
-                found.append((cls, subscription.position))
+            storage = self._store.classes[subscription.class_id].remote_storage
+            if storage is not None:
+                found.append((storage, subscription.position))
         return found
 
     def _log_producer(self, producer: ProducerState) -> None:
         """Record a publisher's instance and next number in the commit log.
 
-        With numbers stored ahead nothing is recorded: they may not be durable, and the records of
-        their messages contain them.
+        Nothing is recorded if the publisher has numbers stored ahead: they may not be durable, and
+        the records of their messages contain them anyway.
         """
         commit_log = self._store.commit_log
         if commit_log is not None and producer.stored_ahead is None:
@@ -469,7 +471,7 @@ class SubscriptionManager:
             self.notify_position(position)
 
     def subscribe_v2(self, session: Session, event: SubscribeRequested) -> None:
-        """Version 2."""
+        """Handle a version 2 Subscribe: resume the named durable or group, or create a position."""
         cls = self._store.require_class(event.class_id)
         number, request = event.subscription_number, event.body
         limit = self._settings.limits.subscriptions
@@ -537,8 +539,8 @@ class SubscriptionManager:
         is_resumed: bool,
     ) -> bool:
         """Send the Subscribe reply. Returns False while remote storage has not answered yet."""
-        was_there = cls.has_remote_position(position)
-        if was_there is None:
+        existed_remotely = cls.has_remote_position(position)
+        if existed_remotely is None:
             return position not in cls.positions  # An ended position was refused already.
         window, request = position.window, event.body
         subscription = session.subscriptions[event.subscription_number]
@@ -546,7 +548,7 @@ class SubscriptionManager:
         reply = SubscribeReply(
             cursor=window.floor if is_new and request.start == "last_values" else window.cursor,
             floor=window.floor,
-            resumed=is_resumed or was_there,
+            resumed=is_resumed or existed_remotely,
         )
         frame = frames.encode(
             frames.SUBSCRIBE,

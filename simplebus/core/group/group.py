@@ -73,22 +73,22 @@ class GroupMember:
         """Ack window of the group."""
         self.in_flight_max = in_flight_max
         self.request_number = request_number
-        """Number of the Subscribe request that created it."""
+        """Number of the Subscribe request that created this member."""
         self.is_queued = False
         self.attempt = 1
         self.scanned_count = 0
         self.assigned_count = 0
         """Messages assigned and not acknowledged."""
         self.assigned_bytes = 0
-        """Bytes of those messages."""
+        """Bytes of the messages assigned and not acknowledged."""
         self.last_assigned_turn = 0
-        """Turn of the group in which it was last assigned messages."""
+        """Turn of the group in which this member was last assigned messages."""
         self.assigned_tick = 0
         """Tick at which the oldest unsent message was assigned."""
         self.is_unresponsive = False
-        """True if it did not read its last assignment within the ack timeout."""
+        """True if the member did not read its last assignment within the ack timeout."""
         self.is_leaving = False
-        """True if its session has ended, so that it is removed soon."""
+        """True if the session has ended, so that the member is removed soon."""
         self._ack_timer = TimerWheel()
         """Messages in flight, by the tick at which they are overdue."""
         self._unsent_spans: deque[Span] = deque()
@@ -211,7 +211,10 @@ class GroupMember:
     # Acknowledgements ----------------------------------------------------------------------------
 
     def ack_range(self, first: int, last: int) -> bool:
-        """Acknowledge the messages of first..last-1 that it holds. Returns True if any."""
+        """Acknowledge the messages of first..last-1 that this member holds.
+
+        Returns True if it holds any of them.
+        """
         spans = self.remove_in_flight(first, last)
         for span in spans:
             self.window.ack_range(span.first, span.last)
@@ -232,17 +235,20 @@ class GroupMember:
         attempt: int = 0,
         error: str = "",
     ) -> None:
-        """Reject the messages of first..last-1 that it holds. See `Position.nack`."""
+        """Reject the messages of first..last-1 that this member holds. See `Position.nack`."""
         for span in self.remove_in_flight(first, last, attempt):
             self.position.reject_span(span, delay_seconds, tick, error)
 
     def terminate(self, first: int, last: int, *, attempt: int = 0, error: str = "") -> None:
-        """Give up the messages of first..last-1 that it holds. See `Position.terminate`."""
+        """Give up the messages of first..last-1 that this member holds.
+
+        See `Position.terminate`.
+        """
         self.position.terminate_spans(self.remove_in_flight(first, last, attempt), error)
         self.group.mark_unsorted()
 
     def extend_ack_timeout(self, first: int, last: int, tick: int, attempt: int = 0) -> None:
-        """Restart the ack timeout of the messages of first..last-1 that it holds."""
+        """Restart the ack timeout of the messages of first..last-1 that this member holds."""
         delay_ticks = self.position.delivery_policy.redelivery_delay_ticks
         self._ack_timer.reschedule(
             first, last, lambda attempts: tick + delay_ticks(attempts), attempt
@@ -255,7 +261,7 @@ class GroupMember:
     # Sending -------------------------------------------------------------------------------------
 
     def mark_leaving(self) -> None:
-        """Record that its session has ended."""
+        """Record that the session of the member has ended."""
         self.is_leaving = True
 
     def mark_unresponsive(self) -> None:
@@ -309,7 +315,7 @@ class GroupMember:
         assert self.assigned_count <= self.in_flight_max
         for span in spans:
             unacked = self.window.unacked_ranges(span.first, span.last)
-            assert unacked == [(span.first, span.last)], "assigned and acknowledged"
+            assert unacked == [(span.first, span.last)], "an assigned message is acknowledged"
 
 
 M = TypeVar("M", bound=GroupMember)
@@ -329,7 +335,7 @@ class BaseGroup(Generic[M]):
         self.window = position.window
         self.members: dict[M, None] = {}
         self._leaving_members: dict[M, None] = {}
-        """Members that are removed soon. Until then no messages are assigned."""
+        """Members that are removed soon. Until then the group assigns no messages to any member."""
         self._clock = clock
         self._delayed_wakeups = delayed_wakeups
         self._available_members: LeastLoadedMembers[M] = LeastLoadedMembers()
@@ -388,9 +394,10 @@ class BaseGroup(Generic[M]):
         return bool(self._leaving_members)
 
     def announce_leaving(self, member: M) -> None:
-        """Send nothing more to a member, which will be removed, and assign no messages until then.
+        """Stop sending to a member that is removed soon, and assign no messages until then.
 
-        Many members can be removed in portions this way, and their messages be assigned together.
+        The caller can then remove many members in portions, and their messages are assigned
+        together at the end.
         """
         member.mark_leaving()
         member.outbox.remove(member)

@@ -7,8 +7,8 @@
   its partitions until it reads again.
 - All partitions share one position: a durable is stored with one ack window, and there are so many
   partitions that different keys rarely wait for each other.
-- The cursor passes each message once. The number of messages that wait behind the cursor is
-  limited, alone and with those in flight; at the limit the group stops scanning.
+- The cursor passes each message once. Two numbers are limited: the messages that wait behind the
+  cursor, and these together with the messages in flight. At a limit the group stops scanning.
 
     ring         floor ─ in flight, or waiting in a partition ─ cursor ─ not scanned yet ─ head
     partitions   12 │ 15 19     13 │     first message │ messages waiting behind it
@@ -105,9 +105,9 @@ class KeyOrderedMember(GroupMember):
         super().__init__(group, outbox, subscription_number, request_number, in_flight_max)
         self._group = group
         self.identity = identity
-        """Name from which its partitions are derived."""
+        """Name from which the partitions of this member are derived."""
         self.ready_sequences: deque[int] = deque()
-        """Messages that may be assigned to it when it can accept more."""
+        """Messages of its partitions that are assigned when this member can accept more."""
         self._assigned_batches: deque[AssignedBatch] = deque()
         """Messages assigned and not sent yet."""
         self._in_flight = KeyOrderedInFlight(group.attempts_by_sequence)
@@ -358,7 +358,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         self._request_distribution()
 
     def _dequeue_finished(self) -> None:
-        """Remove the messages from their partitions that finished without an ack."""
+        """Remove messages that finished without an ack from their partitions."""
         for first, last in self.position.unacked.pop_finished():
             self._dequeue(self._enqueued_in_range(first, last))
 
@@ -389,7 +389,9 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         return expired
 
     def skip_expired(self, expired: list[int]) -> None:
-        """Skip ascending, expired messages that no member holds. Other messages may follow."""
+        """Skip ascending, expired messages that no member holds, and schedule a wakeup, because
+        messages behind them in their partitions may have become ready.
+        """
         self.position.skip_expired(_to_ranges(expired))
         self._dequeue_finished()
         self._request_distribution()
@@ -648,9 +650,8 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
         pop_unassigned, missing = self._unassigned_sequences.pop, _MISSING
         while ready and len(sequences) < max_count:
             sequence = ready.popleft()
-            if (
-                pop_unassigned(sequence, missing) is not missing
-            ):  # Otherwise it was dropped or has expired.
+            is_unassigned = pop_unassigned(sequence, missing) is not missing
+            if is_unassigned:  # Otherwise it was dropped or has expired.
                 sequences.append(sequence)
         batch = AssignedBatch(sequences, self._message_sizes(sequences), 0)
         space_bytes = IN_FLIGHT_BYTES - member.assigned_bytes
@@ -705,9 +706,9 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
     def delay_redeliveries(self, delays: Iterable[tuple[int, int, float]]) -> None:
         """Delay redeliveries.
 
-        Each message enters its partition at once, so that later ones wait for it. Messages that are
-        not in memory are not delayed: their partition is unknown, and they are redelivered before
-        the messages behind them in any case.
+        Each message enters its partition at once, so that later messages with its key wait for it.
+        Messages that are not in memory are not delayed: their partition is unknown, and they are
+        redelivered before all later messages anyway.
         """
         position, ring = self.position, self.position.ring
         in_memory = [
@@ -729,8 +730,8 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
 
     def apply_handover(self, handover: PositionHandover, tick_seconds: float) -> None:
         now = self._clock.now
-        pauses = handover.remaining_delays(self._clock, tick_seconds)
-        self.delay_redeliveries((first, last, now + pause) for first, last, pause in pauses)
+        delays = handover.remaining_delays(self._clock, tick_seconds)
+        self.delay_redeliveries((first, last, now + seconds) for first, last, seconds in delays)
 
     def _enqueued_in_range(self, first: int, last: int) -> list[int]:
         """Return the messages of first..last-1 that are in a partition."""
@@ -843,7 +844,7 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
             partitions = self._partitions.partitions_of(ready)
             assert all(
                 self._assignment.owner_of(partition) is member for partition in partitions
-            ), "not its partition"
+            ), "a message is ready for a member that does not own its partition"
             assert (member in self._members_to_serve) == bool(
                 member.ready_sequences and member.free_count
             )
@@ -858,11 +859,11 @@ class KeyOrderedGroup(BaseGroup[KeyOrderedMember]):
             if s in self._partitions
         ]
         assert sorted({*assigned, *self._unassigned_sequences}) == sorted(self._partitions), (
-            "in a partition and nowhere else"
+            "the messages in partitions are not the assigned and unassigned ones"
         )
         assert not set(assigned) & set(self._unassigned_sequences)
         assert all(self._partitions.is_at_front(sequence) for sequence in assigned), (
-            "two of a partition are assigned"
+            "two messages of one partition are assigned"
         )
         queues = (
             self._keyless_ready,

@@ -17,7 +17,7 @@ from simplebus.core.redelivery.sequence_set import SequenceSet
 from simplebus.core.redelivery.timer_wheel import Span
 
 SpanSet = tuple[int, SequenceSet]
-"""Attempts, and the messages that have them. A queue owns the sets that were added to it."""
+"""Attempt count, and the messages with this count. A queue owns the sets that were added to it."""
 
 _first = attrgetter("first")
 
@@ -32,9 +32,9 @@ class RedeliveryQueue:
         self._entries: deque[Span | _MergedSpans] = deque()
         """Spans and merged spans. The first entry is a span, and no merged spans are empty."""
         self._sort_key: Callable[[Any], Any] | None = None
-        """Key by which the first entries are sorted."""
+        """Key by which the first `_sorted_count` entries are sorted."""
         self._sorted_count = 0
-        """Number of these entries, which are spans."""
+        """Number of leading entries that are sorted; all of them are spans."""
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -80,16 +80,16 @@ class RedeliveryQueue:
         self._append_merged([_RangeSource(*attempts_and_set) for attempts_and_set in sets])
 
     def sort_with(self, sets: list[SpanSet], spans: Iterable[Span]) -> None:
-        """Sort all spans by their first sequence, together with more of them."""
+        """Add the messages of `sets` and `spans`, and sort all spans by their first sequence."""
         sources: list[_Source] = [_RangeSource(*attempts_and_set) for attempts_and_set in sets]
-        single = list(spans)
+        single_spans = list(spans)
         for entry in self._entries:
             if isinstance(entry, Span):
-                single.append(entry)
+                single_spans.append(entry)
             else:
                 sources += entry.sources
-        if single:
-            sources.append(_SpanSource(deque(sorted(single, key=_first))))
+        if single_spans:
+            sources.append(_SpanSource(deque(sorted(single_spans, key=_first))))
         self._clear()
         self._append_merged(sources)
 
@@ -132,7 +132,7 @@ class RedeliveryQueue:
             self._expose_first()
 
     def _expose_first(self) -> None:
-        """Replace merged spans at the front by their first span and the rest."""
+        """If the first entry consists of merged spans, take its first span out, in front of it."""
         if self._entries and isinstance(merged := self._entries[0], _MergedSpans):
             span = merged.pop_first()
             if not merged:
@@ -141,7 +141,7 @@ class RedeliveryQueue:
 
 
 class _RangeSource:
-    """Ascending ranges of messages with equal attempts."""
+    """Ascending spans of messages with the same attempt count, created one by one from a set."""
 
     def __init__(self, attempts: int, sequences: SequenceSet) -> None:
         self._attempts = attempts

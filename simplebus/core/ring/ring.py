@@ -45,7 +45,7 @@ from simplebus.core.ring.segment import OFFSET_BYTES, Segment, memory_bytes_of
 
 _PLAIN_ROW = MessageRow()
 _SEGMENTS_IN_LIMIT = 8
-"""A full ring consists of at least so many segments, so that a released one is a small part."""
+"""Minimum number of segments of a full ring, so that each released segment frees a small part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,11 @@ class Ring:
         self.channel_counts = ChannelCounts()
         """Number of stored messages of each channel."""
         self.envelopes_until = 0
-        """No message at or above it has an envelope."""
+        """No message at or above this sequence has an envelope."""
         self.timed_until = 0
-        """No message at or above it has an expiry or a delay."""
+        """No message at or above this sequence has an expiry or a delay."""
         self.special_until = 0
-        """The maximum of both: messages at or above it are plain."""
+        """Maximum of `envelopes_until` and `timed_until`: messages at or above it are plain."""
         self.budget = budget
         """Budget of all rings together."""
         self._segments: list[Segment] = []
@@ -120,10 +120,10 @@ class Ring:
         self._checked_head = 0
         """Head at the last check for unused memory."""
         self._checked_position = 0
-        """Position of the floor at that check."""
+        """Position of the floor at the last check for unused memory."""
         self._idle_ticks = 0
         self._stamped_from = 0
-        """Sequences at or above it carry the timer index `_timer_index`."""
+        """Messages at or above this sequence carry the timer index `_timer_index`."""
         self._timer_index = 0
 
     def __len__(self) -> int:
@@ -207,10 +207,15 @@ class Ring:
     def append_one(
         self, frame: memoryview, timer_index: int, row: MessageRow | None = None
     ) -> bool:
-        """Copy in one frame if the last segment has room. `row` describes one with an envelope.
+        """Copy in one frame if the last segment has room.
+
+        Args:
+            frame: Frame of this class.
+            timer_index: Timer index that the frame carries from now on.
+            row: Columns of the message if the frame has an envelope; None for a plain frame.
 
         Returns:
-            False if it has none; the ring is unchanged, and `append` must be called.
+            False if there is no room: the ring is unchanged, and `append` must be called.
         """
         head, segment, size = self.head, self._last, len(frame)
         if segment is None:
@@ -405,11 +410,11 @@ class Ring:
         return concatenate_rows(rows).take(np.argsort(np.concatenate(indexes)))
 
     def locate_cut(self, first: int, last: int, count: int) -> tuple[int, int]:
-        """Locate the frame at offset `count` of the view of frames first..last-1.
+        """Locate the frame that contains byte `count` of the view of frames first..last-1.
 
         Returns:
-            Its sequence, and how many of its bytes lie behind the cut; 0 if the cut is in front of
-            it.
+            The sequence of the frame, and the number of its bytes from byte `count` on; 0 if the
+            frame begins there.
         """
         segment = self._segment_of(first)
         cut = segment.start_of(first) + count
@@ -527,11 +532,11 @@ class Ring:
         """
         smallest = min(RING_BYTES_MIN, self.bytes_max // _SEGMENTS_IN_LIMIT)
         largest = min(RING_SEGMENT_BYTES_MAX, self.bytes_max // _SEGMENTS_IN_LIMIT)
-        longest_next = int(batch.ends[0])
+        first_frame_bytes = int(batch.ends[0])
         preferred = max(2 * self.frame_bytes, batch.data.size)
-        capacity = max(smallest, min(preferred, largest), longest_next)
-        if capacity < _SEGMENTS_IN_LIMIT * longest_next:
-            capacity = -(-capacity // longest_next) * longest_next
+        capacity = max(smallest, min(preferred, largest), first_frame_bytes)
+        if capacity < _SEGMENTS_IN_LIMIT * first_frame_bytes:
+            capacity = -(-capacity // first_frame_bytes) * first_frame_bytes
         frame_bytes = max(FRAME_BYTES_MIN, batch.data.size // batch.count)
         row_bytes = 0 if rows is None else rows.row_bytes
         slot_count = capacity // frame_bytes
@@ -542,7 +547,7 @@ class Ring:
             per_frame = frame_bytes + OFFSET_BYTES + row_bytes
             slot_count = max(RING_SLOTS_MIN, room // per_frame)
             capacity = room - memory_bytes_of(0, slot_count, row_bytes)
-            if capacity < max(longest_next, smallest // _SEGMENTS_IN_LIMIT):
+            if capacity < max(first_frame_bytes, smallest // _SEGMENTS_IN_LIMIT):
                 return None
         return capacity, slot_count
 
@@ -570,8 +575,8 @@ class Ring:
         if not self._spares:
             return False
         spare = self._spares[-1]
-        wanted_slots = min(batch.count, spare.capacity * batch.count // batch.data.size)
-        if spare.capacity < batch.ends[0] or 2 * spare.slot_count < wanted_slots:
+        needed_slots = min(batch.count, spare.capacity * batch.count // batch.data.size)
+        if spare.capacity < batch.ends[0] or 2 * spare.slot_count < needed_slots:
             return False
         self._spares.pop()
         self._unused_spare_count = min(self._unused_spare_count, len(self._spares))
@@ -589,7 +594,8 @@ class Ring:
             if not self._acquire(memory_bytes):
                 return False
             try:
-                if len(self) or capacity > RING_BYTES_MIN:  # Others need the reserve.
+                # Only a small first segment may use the reserve of address space.
+                if len(self) or capacity > RING_BYTES_MIN:
                     check_free_address_space(memory_bytes)
                 segment = Segment(capacity, slot_count)
             except (OSError, MemoryError):  # The system has less memory than the budget allows.
@@ -638,7 +644,7 @@ class Ring:
             self._release_memory(segment.memory_bytes)
 
     def _free_spares(self, count: int) -> None:
-        """Free `count` spares, those first that were not used for the longest time."""
+        """Free the `count` spares that were not used for the longest time."""
         self._release_memory(sum(spare.memory_bytes for spare in self._spares[:count]))
         del self._spares[:count]
         self._unused_spare_count = max(0, self._unused_spare_count - count)

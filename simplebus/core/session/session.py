@@ -70,10 +70,10 @@ _SLOW_COSTS[[frames.FETCH, frames.PURGE, frames.INQUIRE]] = SLOW_REQUEST_BYTES
 _SLOW_COSTS[[frames.NACK, frames.WORKING]] = SLOW_ACK_BYTES
 
 _LAST_VALUES = b'"last_values"'
-"""Start of a Subscribe that may need several turns."""
+"""Text in a Subscribe or Connect that may need several turns."""
 
 _OTHER_CHANNELS_MAX = 64
-"""Envelopes of a batch with another channel than the first one, from which on it is mixed."""
+"""A batch is mixed if this many of its envelopes have another channel than the first envelope."""
 
 _TLS_HANDSHAKE_BYTE = 0x16
 """First byte of a TLS client; no frame begins with it."""
@@ -123,9 +123,9 @@ class Session:
         self.admission_error: RemoteProtocolError | None = None
         """Error with which the peer is refused, whatever its credentials."""
         self.is_authenticating = False
-        """True while its credentials are being checked."""
+        """True while the credentials of the peer are being checked."""
         self.token_buckets = token_buckets
-        """Rate limits of its messages; empty for unlimited."""
+        """Publish rate limits of the peer; empty for unlimited."""
         self.receiver = FrameReceiver(
             frame_bytes_max=min(HANDSHAKE_FRAME_BYTES_MAX, frame_bytes_max)
             if must_authenticate
@@ -141,11 +141,11 @@ class Session:
         self.subscriptions: dict[int, BrokerSubscription | GroupMember] = {}
         """Subscriptions by class id; in version 2 by the number that the peer chose."""
         self.declared_class_ids: set[int] = set()
-        """Classes that it has declared. They are not removed while the session is open."""
+        """Classes that the peer has declared. They are not removed while the session is open."""
         self.created_class_count = 0
-        """Classes that it has created."""
+        """Classes that the peer has created."""
         self.early_class_ids: set[int] = set()
-        """Classes that it subscribed to before they exist."""
+        """Version 1: classes that the peer subscribed to before they exist."""
         self.parked_messages: deque[tuple[int, FrameBatch]] = deque()
         """Messages that wait for space in their class or for a rate limit, in order.
 
@@ -160,9 +160,9 @@ class Session:
         self.handled_count = 0
         """Messages that were stored, parked or refused."""
         self.confirmed_number = 0
-        """Version 2: all numbers below are confirmed to the peer. See the module."""
+        """Version 2: all numbers below are confirmed to the peer. See the module docstring."""
         self.promised_number = 0
-        """The same, including `pending_confirms`, which wait for the journal."""
+        """Version 2: all numbers below are confirmed, or in `pending_confirms`."""
         self.pending_confirms: deque[tuple[int, int]] = deque()
         """Confirms that wait: log position and number."""
         self.pending_replies: deque[tuple[int, bytes, SendSource | None]] = deque()
@@ -170,13 +170,13 @@ class Session:
         self.has_write_backlog = False
         """True if reading pauses because too much waits to be written to the journal."""
         self.last_log_position = 0
-        """Log position of its last message."""
+        """Log position of the last message that the peer published."""
         self.heartbeat_seconds = 0.0
         """Version 2: longest silence of either side in seconds; 0 for unlimited."""
         self.last_publish_tick = -RECENT_PUBLISH_TICKS
-        """Tick of its last message."""
+        """Tick of the last message that the peer published."""
         self.recent_ack_count = 0
-        """Messages that its acks named since reading was last delayed."""
+        """Messages that the peer's acks contained since reading was last delayed."""
         self.refusal_counts: Counter[Reason] = Counter()
         """Version 2: refused frames by reason."""
         self.send_blocked_ticks = 0
@@ -200,7 +200,8 @@ class Session:
         self.can_split_reads = False
         """True if slow requests are processed in several turns. See `allow_split_reads`."""
         self.pending_request: Iterator[None] | None = None
-        """The other parts of a request that is being processed."""
+        """Remaining parts of the request that is being processed; None if there is no such request.
+        """
         self._known_classes = known_classes
         self._next_read_bytes = TRICKLE_BYTES
 
@@ -258,7 +259,7 @@ class Session:
         return True
 
     def set_token_buckets(self, token_buckets: tuple[RateLimiter, ...]) -> None:
-        """Replace the rate limits of its messages."""
+        """Replace the publish rate limits."""
         self.token_buckets = token_buckets
 
     def set_client(self, client: str) -> None:
@@ -300,7 +301,8 @@ class Session:
     def record_published(self, tick: int, count: int) -> None:
         """Record messages of a batch that were stored, parked or refused.
 
-        If decoding the batch is stopped, the decoder expects the numbers of the others again.
+        If decoding the batch is stopped, the decoder expects the numbers of its other messages
+        again.
         """
         self.last_publish_tick = tick
         self.handled_count += count
@@ -312,11 +314,11 @@ class Session:
         self.refusal_counts[reason] += count
 
     def record_acked(self, count: int) -> None:
-        """Count messages that an ack has named."""
+        """Count messages that an ack frame of the peer contained."""
         self.recent_ack_count += count
 
     def pop_recent_ack_count(self) -> int:
-        """Return the messages that acks have named since the last call."""
+        """Return the number of messages that acks have contained since the last call."""
         count, self.recent_ack_count = self.recent_ack_count, 0
         return count
 
@@ -368,7 +370,7 @@ class Session:
         self.pending_confirms.clear()
 
     def record_log_position(self, log_position: int) -> None:
-        """Set the log position of its last message."""
+        """Set the log position of the last message that the peer published."""
         self.last_log_position = log_position
 
     def pause_for_journal(self) -> None:
@@ -400,7 +402,7 @@ class Session:
         self.can_split_reads = True
 
     def set_pending_request(self, parts: Iterator[None] | None) -> None:
-        """Set the other parts of the request that is being processed; None if it is complete."""
+        """Set the remaining parts of the request in progress; None if it is complete."""
         self.pending_request = parts
 
     @property
@@ -429,7 +431,7 @@ class Session:
         """Adapt the read size after a read. Bulk traffic is read in larger pieces."""
         is_cut = self._unread_bytes > 0
         if is_cut:
-            # A little less, so that no read has a few frames too many.
+            # A little less than was processed, so that the next read need not be cut as well.
             received_bytes -= self._unread_bytes
             self._next_read_bytes = max(received_bytes * 15 // 16, EXPENSIVE_EVENTS_READ_BYTES)
             self._unread_bytes = 0
@@ -492,7 +494,8 @@ class Session:
         Args:
             buffer: The buffer.
             received_bytes: Number of new bytes.
-            skipped_bytes: The first of them, which were handled as `receive_few` found them.
+            skipped_bytes: How many of them are skipped, because `receive_few` has yielded their
+                events.
 
         Raises:
             RemoteProtocolError: The bytes are not a legal frame.
@@ -542,7 +545,7 @@ class Session:
             yield event, end
 
     def expect_again(self, event: PublishedFrame | AckedRange) -> None:
-        """Expect the message of an event that was not applied once more, with the same number."""
+        """Expect the number of a message again, because its event was not applied."""
         if self.version2 is not None and isinstance(event, PublishedFrame):
             self.version2.expect_again(event.frame)
 
@@ -640,8 +643,9 @@ class Session:
 
 
 class _TurnBudget:
-    """Limits of the slow requests of a batch, and of the mixed envelopes and the changes of the
-    frame type of a read, in one turn.
+    """Limits of the work that one turn does for one read.
+
+    Mixed envelopes and changes of the frame type are limited per read, slow requests per batch.
     """
 
     def __init__(self) -> None:
@@ -654,8 +658,9 @@ class _TurnBudget:
         return 2 * self._mixed_max < MIXED_ENVELOPES_PER_TURN
 
     def find_end(self, batch: FrameBatch) -> int | None:
-        """Return the number of leading frames of the next batch that the turn should process; None
-        if it may also process the bytes that were received behind the batch. At least one frame of
+        """Return the number of leading frames of the next batch that this turn should process.
+
+        None if it may process the whole batch and continue with the next one. At least one frame of
         the first batch is processed.
         """
         if not batch.is_uniform:
@@ -698,10 +703,10 @@ class _TurnBudget:
 
 
 def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:
-    """Return the end of the slow requests of one turn.
+    """Return the end of the slow requests of one turn, or None if it may process all frames.
 
-    A long Connect, and a request that names last values, may need several turns, so it is the last
-    one.
+    A long Connect and a request with the text "last_values" may need several turns, so no frame
+    after such a request is processed in this turn.
     """
     costs = _SLOW_COSTS[types]
     slow = np.flatnonzero(costs)
@@ -711,8 +716,8 @@ def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:
     cost_bytes = np.cumsum(lengths + costs[slow])
     count = max(1, int(cost_bytes.searchsorted(SLOW_REQUESTS_BYTES_MAX, side="right")))
     is_long = (types[slow] == frames.CONNECT) & (lengths > LONG_CONNECT_BYTES)
-    can_name_values = np.isin(types[slow[:count]], (frames.CONNECT, frames.SUBSCRIBE))
-    for index in np.flatnonzero(can_name_values & ~is_long[:count]).tolist():
+    may_have_text = np.isin(types[slow[:count]], (frames.CONNECT, frames.SUBSCRIBE))
+    for index in np.flatnonzero(may_have_text & ~is_long[:count]).tolist():
         first, end = batch.bounds[slow[index]], batch.ends[slow[index]]
         is_long[index] = _LAST_VALUES in batch.data[first:end].tobytes()
     if is_long[:count].any():

@@ -70,10 +70,11 @@ class Version2Decoder(Version1Decoder):
         self._handled_count = 0
         """Messages of batches that were stored, parked or refused."""
         self.is_greeted = False
+        """True if the first Connect was handled."""
         self.producer = ProducerState()
-        """State of the publisher whose messages they are."""
+        """State of the publisher whose messages are decoded."""
         self.next_number = 0
-        """Number that the next message must carry, or at least if numbers may be skipped."""
+        """Number that the next message must carry; if numbers may be skipped, its lower bound."""
         self.can_skip_numbers = False
         """True if the publisher may skip numbers."""
         self.may_confirm_wait = False
@@ -81,9 +82,10 @@ class Version2Decoder(Version1Decoder):
         self.duplicate_count = 0
         """Duplicates since `pop_duplicate_count` was last called."""
         self._parked_numbers: deque[int] = deque()
-        """First numbers of the waiting batches, ascending, without those followed by a lower one.
+        """First numbers of parked batches, ascending.
 
-        The first entry is the lowest number that waits.
+        A number is left out if a batch parked later has a lower one. The first entry is the lowest
+        parked number.
         """
 
     def start_producer(self, producer: ProducerState, *, can_skip_numbers: bool = False) -> None:
@@ -237,8 +239,8 @@ class Version2Decoder(Version1Decoder):
     def _decode_numbered(self, batch: FrameBatch, numbers: Integers) -> Iterator[Event]:
         """Yield the events of frames whose messages carry these numbers.
 
-        If the caller stops early, the numbers of unhandled messages are expected again. Later ones
-        may be stored already, because the messages of one class are handled in one piece.
+        If the caller stops early, the numbers of unhandled messages are expected again. Messages
+        with higher numbers may be stored already, because each class is handled in one piece.
         """
         handled_before = self._handled_count
         yielded: list[PublishedBatch | FrameRefused] = []

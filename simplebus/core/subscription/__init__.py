@@ -1,7 +1,7 @@
 """Positions and subscriptions: delivery state per consumer, and the messages to send next.
 
 Modules in reading order:
-    position                delivery state of one consumer: cursor, ack window, what is sent next
+    position                delivery state of one consumer: cursor, ack window, next messages
     unacked_messages        messages behind the cursor: in flight, delayed, or to be sent again
     subscription            attachment of a session to a position; sends its messages
     selection               which stored messages are sent, and in which form

@@ -2,7 +2,7 @@
 
 - A channel is matched against a subscription's patterns once. From then on, filtering a run of
   messages is a table lookup by channel number.
-- A filter that matches all known channels, and messages without one, needs no look at messages.
+- A filter that matches all known channels, and messages without a channel, skips the lookup.
 - Channels that no stored message carries are forgotten when there are too many or memory is short,
   about as many at a time as new ones arrive. An idle class forgets all and releases the tables.
 - Names, match states and patterns are charged to the memory budget before they are created.
@@ -45,7 +45,7 @@ _TABLE_SIZE_MIN = 16
 _FEW_PATTERNS_MAX = 16
 """Patterns that are indexed in a short time."""
 _CHANNELS_PER_PATTERN = 2
-"""Channels that are compared with patterns in the time in which one pattern is indexed."""
+"""Indexing one pattern costs as much as comparing this many channels with the patterns."""
 _NOT_MATCHED, _MATCHED, _UNKNOWN = range(3)
 
 MatchStates = npt.NDArray[np.uint8]
@@ -79,7 +79,7 @@ class ChannelFilter:
         Args:
             patterns: Channel patterns; empty for all channels that `scope` allows.
             name_by_number: Channel names by number, shared with the table.
-            number_by_name: The reverse, shared with the table.
+            number_by_name: Channel numbers by name, shared with the table.
             scope: Permissions that restrict the filter; None for no restriction.
         """
         self.patterns = tuple(patterns)
@@ -101,7 +101,7 @@ class ChannelFilter:
 
     @property
     def is_match_all(self) -> bool:
-        """True if all known channels match, and messages without one."""
+        """True if all known channels match, and messages without a channel."""
         return self._matched_count == len(self._number_by_name)
 
     def add_channels(self, numbers: npt.NDArray[np.intp]) -> None:
@@ -112,9 +112,9 @@ class ChannelFilter:
             self._matched_count += numbers.size
             return
         for number in numbers.tolist():
-            is_wanted = self.scope.is_allowed(self._name_by_number[number])
-            self._match_states[number] = _MATCHED if is_wanted else _NOT_MATCHED
-            self._matched_count += is_wanted
+            is_match = self.scope.is_allowed(self._name_by_number[number])
+            self._match_states[number] = _MATCHED if is_match else _NOT_MATCHED
+            self._matched_count += is_match
 
     def add_unknown_channels(self, numbers: npt.NDArray[np.intp]) -> None:
         """Add new channels that are compared with the patterns later; the last number is the
@@ -152,9 +152,10 @@ class ChannelFilter:
         return matched
 
     def find_known_end(self, numbers: npt.NDArray[np.uint32]) -> tuple[int, int]:
-        """Return the length of the leading part of `numbers` of which at most COMPARED_CHANNELS_MAX
-        are channels that were not compared with the patterns yet, and how many they are. Indexing
-        many patterns counts as comparing more channels.
+        """Return how many leading `numbers` can be matched at a limited cost, and the cost.
+
+        The cost is the number of channels that must be compared with the patterns, at most
+        COMPARED_CHANNELS_MAX. Indexing many patterns counts as comparing more channels.
         """
         self._grow_to(len(self._name_by_number) - 1)
         unevaluated_indexes = np.flatnonzero(self._match_states.take(numbers) == _UNKNOWN)
@@ -175,10 +176,10 @@ class ChannelFilter:
 
     def _evaluate_channel(self, number: int) -> None:
         name = self._name_by_number[number]
-        is_wanted = self.has_pattern(name) if name else ZERO_OR_MORE in self.watched_patterns
-        is_wanted = is_wanted and (self.scope is None or self.scope.is_allowed(name))
-        self._match_states[number] = _MATCHED if is_wanted else _NOT_MATCHED
-        self._matched_count += is_wanted
+        is_match = self.has_pattern(name) if name else ZERO_OR_MORE in self.watched_patterns
+        is_match = is_match and (self.scope is None or self.scope.is_allowed(name))
+        self._match_states[number] = _MATCHED if is_match else _NOT_MATCHED
+        self._matched_count += is_match
 
     def has_pattern(self, name: str) -> bool:
         """Return True if a pattern matches the channel."""
@@ -204,12 +205,13 @@ class ChannelFilter:
 
 
 class _RemovedFilter(NamedTuple):
-    """A removed filter and its patterns that the index still contains."""
+    """A removed filter whose patterns are not removed yet."""
 
     channel_filter: ChannelFilter
     patterns: list[str]
+    """Patterns that are still charged to the memory budget."""
     indexed_count: int
-    """Leading patterns that are in the index."""
+    """Number of leading `patterns` that were in the index when the filter was removed."""
 
 
 class ChannelTable:
@@ -219,20 +221,20 @@ class ChannelTable:
         self._ring = ring
         self._channel_counts = ring.channel_counts
         self.borrowing_counts: dict[ChannelCounts, None] = {}
-        """Counts of other rings whose messages carry these channels."""
+        """Channel counts of other rings whose messages carry channels of this table."""
         self._name_by_number = [""]
         """Channel name by number; "" for a free number."""
         self._number_by_name: dict[str, int] = {"": 0}
         self._free_numbers: list[int] = []
         self._is_number_used = np.zeros(0, np.bool_)
-        """By number, True if it stands for a channel. Shape (capacity,)."""
+        """True at each number that stands for a channel. Shape (capacity,)."""
         self._capacity = 0
-        """Numbers that are charged to the memory budget, in every table that has a row for each."""
+        """Numbers that are charged to the memory budget. Each has an entry in several tables."""
         self._filter_index: SubscriptionIndex[ChannelFilter] = SubscriptionIndex()
         self._filters: dict[ChannelFilter, None] = {}
         self._unindexed_patterns: dict[ChannelFilter, list[str]] = {}
-        """Patterns that are not in the index yet, by filter. Such a filter compares new channels
-        itself, when messages with them are delivered.
+        """Patterns that are not in the index yet, by filter. Until they are, a new channel is
+        compared with the patterns of the filter when a message with this channel is delivered.
         """
         self._removed_filters: deque[_RemovedFilter] = deque()
         """Removed filters with patterns that are still in the index or in the budget."""
@@ -283,9 +285,9 @@ class ChannelTable:
         return channel_filter in self._filters and channel_filter not in self._unindexed_patterns
 
     def intern_names(self, names: Sequence[str]) -> list[int] | None:
-        """Return the numbers of these channels, "" being none.
+        """Return the numbers of these channels; the name "" stands for no channel.
 
-        They are valid until the next call, and as long as stored messages carry them.
+        A number is valid until the next call, and as long as a stored message carries it.
 
         Returns:
             None if there is no memory for new channels.
@@ -340,7 +342,9 @@ class ChannelTable:
         return channel_filter
 
     def remove_filter(self, channel_filter: ChannelFilter) -> None:
-        """Remove a filter. Very few patterns are removed now, more by later calls of
+        """Remove a filter.
+
+        Its patterns are removed at once if they are few, otherwise by later calls of
         `update_some_patterns`, because many filters may end at the same time.
         """
         del self._filters[channel_filter]
@@ -373,16 +377,16 @@ class ChannelTable:
 
     def _index_some_patterns(self, max_count: int) -> int:
         """Index up to `max_count` patterns, in their order. Returns how many."""
-        left_count = max_count
-        while self._unindexed_patterns and left_count:
+        remaining_count = max_count
+        while self._unindexed_patterns and remaining_count:
             channel_filter, patterns = next(iter(self._unindexed_patterns.items()))
-            indexed = patterns[:left_count]
+            indexed = patterns[:remaining_count]
             self._filter_index.insert_all(indexed, channel_filter)
-            del patterns[:left_count]
-            left_count -= len(indexed)
+            del patterns[:remaining_count]
+            remaining_count -= len(indexed)
             if not patterns:
                 del self._unindexed_patterns[channel_filter]
-        return max_count - left_count
+        return max_count - remaining_count
 
     def _remove_some_patterns(self, count: int) -> None:
         """Remove up to `count` patterns of removed filters."""

@@ -1,9 +1,8 @@
 """Unacknowledged messages of a position: in flight, delayed, to be sent (again), or given up.
 
 Messages are kept as ranges of sequences behind the cursor, and moved between the parts below. A
-tick touches only spans that are due and queues each of them once, with a longer pause each time.
-Messages that wait to be sent (again) are not in flight, and a message that was never sent cannot be
-acknowledged.
+tick examines only the spans that are due, and queues them. Messages that wait to be sent (again)
+are not in flight, and a message that was never sent cannot be acknowledged.
 
     _ack_timer             tick 17: (4, 9)  tick 18: (9, 30) …     in flight, by tick when overdue
     _nack_timer            tick 19: (2, 3)                         rejected, by tick of redelivery
@@ -49,10 +48,10 @@ class MessageHolder(Protocol):
 
     @property
     def has_messages(self) -> bool:
-        """True if it holds any."""
+        """True if this part holds messages."""
 
     def iter_spans(self) -> Iterator[Span]:
-        """Yield the spans of all messages that it holds."""
+        """Yield the spans of all messages that this part holds."""
 
     def iter_in_flight(self) -> Iterator[tuple[int, Span]]:
         """Yield the spans in flight, each with the tick at which it is overdue."""
@@ -106,14 +105,15 @@ class UnackedMessages:
         self._unsent_sequences = SequenceSet()
         """Messages behind the cursor that were never sent."""
         self._resend_sequences = SequenceSet()
-        """Messages that wait to be redelivered, except settled ones, which it may contain, too. It
-        is kept only if messages in flight are limited."""
+        """Messages that wait to be redelivered; may include settled ones. Empty unless the number
+        of messages in flight is limited.
+        """
         self._resend_count = 0
-        """Number of messages in it that are not settled."""
+        """Number of messages in `_resend_sequences` that are not settled."""
         self.pending_dead_letters = PendingDeadLetters()
         """Messages given up that wait for space in the dead letters."""
         self._finished_sequences: SequenceSet | None = None
-        """Messages that finished without an ack, if the group asks for them."""
+        """Messages that finished without an ack; None unless a key-ordered group collects them."""
         self._ended_at = 0
         """Cursor when the position ended."""
         self._queue_inherited(spans)
@@ -181,11 +181,10 @@ class UnackedMessages:
             if self._delivery_policy.in_flight_max is not None
             else []
         )
-        in_flight, pauses = self._ack_timer.scheduled_sets(), self._nack_timer.scheduled_sets()
         return DeliveryState(
             self.count_in_flight(),
-            in_flight,
-            pauses,
+            self._ack_timer.scheduled_sets(),
+            self._nack_timer.scheduled_sets(),
             self._delayed_spans,
             self.queue,
             waiting,
@@ -462,12 +461,12 @@ class UnackedMessages:
         """Queue everything that is overdue at `tick`."""
         self._resend_sequences.remove(0, self._window.floor)
         for holder in self._holders:
-            for span in holder.pop_overdue(tick):  # The timer merges and sorts the spans of all.
+            for span in holder.pop_overdue(tick):  # The timer merges the spans of all holders.
                 self._ack_timer.schedule(tick, span.first, span.last, span.attempts)
         overdue = self._ack_timer.pop_due_sets(tick)
         for _, sequences in overdue:
             sequences.remove(0, self._window.floor)
-        due = [each for each in overdue if each[1]]
+        due = [(attempts, sequences) for attempts, sequences in overdue if sequences]
         self._mark_sets_waiting(due)
         due += self._nack_timer.pop_due_sets(tick)
         if due:
@@ -491,9 +490,9 @@ class UnackedMessages:
         self._requeue_in_flight([])
         self.requeue_count += 1
 
-    def _requeue_in_flight(self, more: list[SpanSet]) -> None:
-        """Queue the redelivery of everything in flight, and `more`, in order."""
-        due = more
+    def _requeue_in_flight(self, added: list[SpanSet]) -> None:
+        """Queue the redelivery of everything in flight, and the sets in `added`, in order."""
+        due = added
         for due_tick, attempts, sequences in self._ack_timer.pop_all_sets():
             if attempts < 2:
                 due.append((attempts, sequences))
@@ -531,7 +530,10 @@ class UnackedMessages:
         self._ended_at = self._window.cursor
 
     def can_be_taken_over(self, window: AckWindow, *, is_shared: bool) -> bool:
-        """Return True if a successor with `window`, which is `is_shared`, may call `take_over`."""
+        """Return True if a successor with this window may call `take_over`.
+
+        `is_shared` is True if the successor is the position of a group.
+        """
         return (
             self._window is window
             and self._is_shared == is_shared
@@ -543,15 +545,15 @@ class UnackedMessages:
         """Continue the state of an ended position with the same window.
 
         The sets of `predecessor` are moved, so that the cost does not depend on the number of
-        ranges. The result is that of `build_handover`, `PositionHandover.passed_spans` and the
-        delays of both kinds.
+        ranges. The result is the same as with `build_handover`, `PositionHandover.passed_spans` and
+        `Position.apply_handover`.
         """
         window, clock = self._window, self._clock
         self._ack_timer, self._nack_timer = predecessor._ack_timer, predecessor._nack_timer
         self._delayed_spans = predecessor._delayed_spans
         self.queue = predecessor.queue
         self._spilled_spans = predecessor._spilled_spans
-        # Meanwhile messages may have been purged, or acknowledged by other subscriptions.
+        # Since the predecessor ended, messages may have been purged, or acknowledged by others.
         self._unsent_sequences = window.unacked_set(predecessor._unsent_sequences)
         self.queue_due_delays()
         added = SequenceSet()
@@ -624,7 +626,8 @@ class UnackedMessages:
     def mark_waiting(self, span: Span) -> None:
         """Record that a span waits to be sent, for the first time or again.
 
-        In a group that is not needed: only messages that a member holds can be acknowledged.
+        The position of a group needs no such record: only messages that a member holds can be
+        acknowledged.
         """
         if self._is_shared:
             return
@@ -637,12 +640,15 @@ class UnackedMessages:
             self._mark_sets_waiting([(span.attempts, resent)])
 
     def remove_waiting(self, first: int, last: int) -> None:
-        """Record that first..last-1 do not wait to be sent any more, before they are settled."""
+        """Record that first..last-1 no longer wait to be sent.
+
+        Must be called before they are settled, because only unsettled messages are counted.
+        """
         self._unsent_sequences.remove(first, last)
         self._remove_resend(first, last)
 
     def _remove_resend(self, first: int, last: int) -> None:
-        """Record that first..last-1 do not wait to be redelivered, before they are settled."""
+        """Record that first..last-1 no longer wait to be redelivered. See `remove_waiting`."""
         sequences = self._resend_sequences
         if sequences.is_within(first, last):
             sequences.clear()
