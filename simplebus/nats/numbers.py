@@ -86,7 +86,7 @@ def parse_numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Intege
 
 
 def parse_similar_numbers(data: Bytes, begins: Integers, ends: Integers) -> tuple[Integers, Flags]:
-    """Do the same as `parse_numbers`, faster if most numbers are equal to the first one."""
+    """Return the result of `parse_numbers`, faster if most numbers are equal to the first one."""
     lengths = ends - begins
     size = int(lengths[0]) if lengths.size else 0
     if not 1 <= size <= _SIZE:

@@ -1,9 +1,10 @@
 """Acked delivery of class messages to NATS clients.
 
 The broker does the delivery: the frames in the outbox of the client's local session are written as
-MSG and HMSG, and acks are passed to the broker. Bytes are pulled, so unsent messages stay in the
-class. Only the client that received a message can ack or terminate it. After this client has left a
-durable, as it does to drain, it can still do so until another client joins the durable.
+MSG and HMSG, and acks are passed to the broker. A message is encoded only when the client can
+receive it; until then it stays in the class. Only the client that received a message can ack or
+terminate it. A client that unsubscribes from a durable, for example to drain, can still ack or
+terminate what it received until another client joins the durable.
 
     SUB $SB.SUB.<class>[.<durable>[.<option>=<value>]…][.filter.<subject>] [group] sid
     MSG <channel> sid $JS.ACK.<class>.<consumer>.<delivery>.<sequence>.<count>.<time>.<pending> size
@@ -12,7 +13,7 @@ durable, as it does to drain, it can still do so until another client joins the 
 A class is named by id or name and created if it does not exist; `-` means no durable. Options are
 start (earliest, new, last, last_values, waiting, a sequence, or @ and a time), in_flight, by_key,
 ack_seconds, backoff and max_deliveries. Dots, blanks, % and so on are percent-encoded in tokens.
-`pending` counts to the head of the class.
+`pending` is the number of later messages in the class, matching the filter or not.
 """
 
 from __future__ import annotations

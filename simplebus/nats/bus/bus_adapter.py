@@ -1,7 +1,7 @@
 """Adapter between NATS sessions and the classes of the broker.
 
-A NATS client that uses classes has a local session at the broker. Nothing is stored or decided
-here: bindings store, `BusToNats` observes stored messages, and the broker handles acks.
+A NATS client that uses classes has a local session at the broker. The adapter only connects the
+parts: bindings store messages, `BusToNats` observes stored messages, and the broker handles acks.
 
     PUB ─► routes ─► SubjectBinding ─► Broker ─► BusToNats ─► routes ─► MSG
                                          └─────► local session's outbox ─► MSG, acked
@@ -28,7 +28,7 @@ from simplebus.core.protocol.events import (
 )
 from simplebus.core.protocol.requests import UnsubscribeRequest
 from simplebus.core.session.session import Session
-from simplebus.core.store.store import OnStored as StoreTap
+from simplebus.core.store.store import OnStored
 from simplebus.nats.bus.acked import (
     ACK_SUBJECT_PATTERN,
     AckCommand,
@@ -85,7 +85,7 @@ class NatsClients(Protocol):
         """Schedule a session for closing."""
 
     def report_error(self, error: Exception) -> None:
-        """Note an internal error in the delivery of stored messages."""
+        """Record an internal error in the delivery of stored messages."""
 
 
 class BusAdapter:
@@ -136,7 +136,7 @@ class BusAdapter:
         """Observe stored messages only while a NATS client has subscriptions."""
         self.broker.store.on_stored = self._on_stored if has_subscriptions else None
 
-    def _report_errors(self, observer: StoreTap) -> StoreTap:
+    def _report_errors(self, observer: OnStored) -> OnStored:
         """Wrap an observer of the store: its errors must not affect the publisher of a stored
         message.
         """
@@ -255,7 +255,10 @@ class BusAdapter:
         self._send_reply(session, reply, encode_publish_error(cls, error))
 
     def defers_pong(self, session: NatsSession) -> bool:
-        """Return True if a PONG must wait until the messages of the client are durable."""
+        """Defer a PONG until the messages that the client has published are durable.
+
+        Returns False if they are durable already, so that the caller must send the PONG.
+        """
         local_session = session.local_session
         is_deferred = local_session is not None and self._durable_replies.add_pong(
             session, local_session.last_log_position

@@ -78,7 +78,7 @@ class NatsClientCore:
             inbox: Unique subject prefix for replies.
             name: Client name in CONNECT.
             credentials: Credentials in CONNECT; None for none.
-            echo: False to not receive messages that this client publishes.
+            echo: True to receive messages that this client publishes itself.
             ping_seconds: Silence after which a PING is sent.
             pings_max: Unanswered PINGs after which the connection is lost.
             max_message: Longest accepted message, in bytes.
@@ -104,7 +104,7 @@ class NatsClientCore:
         self._unanswered_ping_count = 0
         """PINGs sent since the last PONG."""
         self._ping_count = self._pong_count = 0
-        """PINGs and PONGs of this connection."""
+        """PINGs sent and PONGs received on this connection."""
         self.last_received_at = 0.0
         """Time of the last bytes from the server."""
         self._last_ping_at = 0.0
@@ -122,7 +122,7 @@ class NatsClientCore:
         self.last_received_at = self._last_ping_at = now
 
     def end_connection(self) -> None:
-        """Note the end of the connection and discard unsent output."""
+        """Record the end of the connection and discard unsent output."""
         self.is_ready = False
         self._output.clear()
         self.output_bytes = 0

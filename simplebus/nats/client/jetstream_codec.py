@@ -39,7 +39,7 @@ MSG_ID = b"Nats-Msg-Id"
 """Header by which a stream detects duplicates."""
 ACK, NAK, WORKING, TERMINATE = b"+ACK", b"-NAK", b"+WPI", b"+TERM"
 NOT_FOUND = frozenset({404, 10014, 10059})
-"""Error codes of something missing: in general, a consumer, a stream."""
+"""Error codes for a missing object: any object, a consumer, a stream."""
 NO_RESPONDERS = 503
 _BAD_REQUEST = 400
 UNKNOWN_FIELD = 10025
@@ -54,8 +54,8 @@ _SENTENCE_CHARACTERS_MAX = 500
 _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 _ACK_TOKENS, _LONG_ACK_TOKENS = 9, 11
 _DOT, _NINE = np.uint8(ord(".")), np.uint8(9)
-_ALIKE_MESSAGES_MIN = 32
-"""Fewer messages than this are parsed in the general way."""
+_SIMILAR_MESSAGES_MIN = 32
+"""Minimum number of messages for which `_parse_similar_ack_subjects` is faster."""
 _LAYOUTS_MAX = 8
 """Maximum number of different lengths of ack subjects that are parsed with arrays."""
 _WORD: np.dtype[np.uint64] = np.dtype("<u8")
@@ -237,8 +237,9 @@ def encode_stored_check(
 
 
 def _parse_plain_acks(messages: ReceivedMessages, sequences: Integers) -> Flags:
-    """Fill in the sequences of replies that differ only in them. Returns a flag for each such
-    reply.
+    """Fill in the sequences of replies that differ in nothing but the sequence.
+
+    Returns True for each such reply.
     """
     plain: Flags = np.zeros(messages.count, np.bool_)
     first = next((m for m in map(messages.payload, range(min(4, messages.count)))
@@ -286,7 +287,7 @@ class JetStreamDeliveries:
 
     @property
     def pending(self) -> Integers:
-        """Messages behind each message."""
+        """Number of messages for the consumer that follow each message."""
         return self._parse_times_and_pending()[1]
 
     def _parse_times_and_pending(self) -> tuple[Integers, Integers]:
@@ -303,9 +304,10 @@ class JetStreamDeliveries:
 
 def parse_deliveries(messages: ReceivedMessages) -> JetStreamDeliveries:
     """Parse the reply subjects of messages from a consumer."""
-    alike = _parse_similar_ack_subjects(messages) if messages.count >= _ALIKE_MESSAGES_MIN else None
-    if alike is not None:
-        return JetStreamDeliveries(np.ones(messages.count, np.bool_), *alike, messages)
+    if messages.count >= _SIMILAR_MESSAGES_MIN:
+        columns = _parse_similar_ack_subjects(messages)
+        if columns is not None:
+            return JetStreamDeliveries(np.ones(messages.count, np.bool_), *columns, messages)
     good, (attempts, sequences, counts, *times_and_pending) = _parse_ack_subjects(messages)
     return JetStreamDeliveries(
         good, attempts, sequences, counts, messages, (times_and_pending[0], times_and_pending[1])
@@ -328,7 +330,7 @@ def _parse_ack_subjects(messages: ReceivedMessages) -> tuple[Flags, list[Integer
     dot_indexes = dots.searchsorted(begins)
     tokens = dots.searchsorted(ends) - dot_indexes + 1
     good: Flags = (tokens == _ACK_TOKENS) | (tokens == _LONG_ACK_TOKENS)
-    good |= tokens == _LONG_ACK_TOKENS + 1
+    good |= tokens == _LONG_ACK_TOKENS + 1  # With the random token at the end.
     for row in _find_other_prefixes(messages, good):
         good[row] = False
     padded = np.concatenate([dots, np.full(_LONG_ACK_TOKENS + 2, last)])
@@ -376,7 +378,7 @@ def _parse_similar_ack_subjects(
 def _parse_equal_layout(
     messages: ReceivedMessages, begins: Integers, length: int
 ) -> tuple[Integers, Integers, Integers] | None:
-    """Do the same for subjects of one length."""
+    """Return the columns of `_parse_similar_ack_subjects` for subjects of one length."""
     first = messages.raw[begins[0] : begins[0] + length]
     tokens = first.split(b".")
     if len(tokens) != _ACK_TOKENS or not first.startswith(b"$JS.ACK."):
@@ -516,5 +518,5 @@ def _parse_number_header(headers: bytes, name: bytes) -> int:
 
 
 def parse_number(text: bytes, default: int) -> int:
-    """Return the number of these digits; `default` if they are invalid or too many."""
+    """Return the value of a decimal number; `default` if it is invalid or too long."""
     return int(text) if text.isdigit() and len(text) <= DIGITS_MAX else default

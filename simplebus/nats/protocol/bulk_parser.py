@@ -24,7 +24,7 @@ from simplebus.nats.limits import (
     MIXED_BATCH_MESSAGES_MIN,
     NatsLimits,
 )
-from simplebus.nats.numbers import parse_digits as digits_value
+from simplebus.nats.numbers import parse_digits
 from simplebus.nats.protocol.events import MixedBatch
 from simplebus.nats.protocol.subject_table import SubjectNumbers, SubjectTable, have_no_blanks
 
@@ -137,7 +137,8 @@ class BulkParser:
         marks += _NINES_UP
         marks |= digits
         marks &= _SEVEN_TOPS
-        # The highest of them, from the exponent of a float: the bits fit into its mantissa.
+        # The highest mark is the blank before the size. Its bit number is the exponent of the marks
+        # as a float: they fit into the mantissa.
         blanks = (marks.astype(np.float64).view(np.uint64) >> _EXPONENT).view(np.int64)
         blanks -= _BIAS
         blanks >>= 3
@@ -147,7 +148,7 @@ class BulkParser:
         plain &= (words & _BLANK_BITS.take(blanks)) == _BLANKS.take(blanks)
         digits <<= _EIGHT
         digits &= _DIGITS.take(blanks)
-        sizes = digits_value(digits)
+        sizes = parse_digits(digits)
         plain &= sizes <= limits.max_payload
         lengths = self._lines - self.starts
         lengths += blanks
@@ -172,7 +173,11 @@ class BulkParser:
             self._plain[unknown_rows] = good
 
     def _link_candidates(self) -> None:
-        """Find the candidate that begins where each one ends."""
+        """Find the candidate that begins where each candidate ends.
+
+        Usually it is the next one. `_breaks` are the rows of all others, and `_jumps` the rows of
+        their followers; -1 for none.
+        """
         linked = np.zeros(self.starts.size, np.bool_)
         np.equal(self.ends[:-1], self.starts[1:], out=linked[:-1])
         linked &= self._plain

@@ -10,7 +10,7 @@ before its payload arrives.
     │   arguments_start
     offset
 
-`required_bytes` is the number of missing bytes of an incomplete command.
+`required_bytes` is the least length that an incomplete command can have, from `offset` on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PUB_WORDS = re.compile(rb"[^ \t]+")
 _SUB_WORDS = re.compile(rb"[^ \t\r\n]+")
 _CR, _LF = b"\r\n"
 _QUOTED_BYTES_MAX = 60
-_CLOSED = "Protocol Violation"
+_VIOLATION_REASON = "Protocol Violation"
 
 
 def _shorten(line: bytes | bytearray) -> str:
@@ -51,7 +51,7 @@ def _shorten(line: bytes | bytearray) -> str:
 
 def _protocol_violation(sentence: str) -> NatsError:
     """Return an error for which nats-server closes the connection without an `-ERR` line."""
-    return NatsError(Reason.BAD_REQUEST, sentence, closed_reason=_CLOSED)
+    return NatsError(Reason.BAD_REQUEST, sentence, closed_reason=_VIOLATION_REASON)
 
 
 class LineParser:
@@ -66,7 +66,7 @@ class LineParser:
         self.event: ClientEvent | None = None
         """Event of the last command; None for a command without effect."""
         self.required_bytes = 0
-        """Bytes that the incomplete command needs at least, from its start; 0 if unknown."""
+        """Least length of the incomplete command, in bytes from its start; 0 if unknown."""
         self.shortened_tail = b""
         """Equivalent shorter form of an incomplete command to keep; empty for none."""
 
@@ -76,13 +76,14 @@ class LineParser:
         return event
 
     def parse_command(self, raw: bytearray, start: int, last: int, searched: int = 0) -> int:
-        """Parse the command in raw[at:last], which is not empty.
+        """Parse the command in raw[start:last], which is not empty.
 
         Args:
             raw: Buffer.
-            at: Offset of the command.
+            start: Offset of the command.
             last: End of the received bytes.
-            searched: Bytes from `at` known to contain no LF behind the verb.
+            searched: Number of bytes from `start` on that are known to contain no LF behind the
+                verb.
 
         Returns:
             Offset of the end of the command; -1 if it is incomplete.
@@ -129,32 +130,32 @@ class LineParser:
             name = verb[verb.lastindex or 0]
             self.shortened_tail = name if verb.lastindex == _FREE_TEXT_GROUP else name + b" "
             return -1
-        feed = raw.find(b"\n", max(arguments_start + 1, offset + searched), last)
-        most = self._limits.max_control_line
-        if feed < 0:
-            if (
-                last - arguments_start > most
-                and last - arguments_start - (raw.find(b"\r", arguments_start + 1, last) > 0) > most
-            ):
-                raise self._line_too_long(raw[offset:last], last - arguments_start)
+        line_feed = raw.find(b"\n", max(arguments_start + 1, offset + searched), last)
+        line_bytes_max = self._limits.max_control_line
+        if line_feed < 0:
+            line_bytes = last - arguments_start
+            if line_bytes > line_bytes_max:
+                has_cr = raw.find(b"\r", arguments_start + 1, last) > 0
+                if line_bytes - has_cr > line_bytes_max:
+                    raise self._line_too_long(raw[offset:last], line_bytes)
             return -1
-        line = bytes(raw[arguments_start:feed])
+        line = bytes(raw[arguments_start:line_feed])
         if line.find(b"\r", 1) > 0:
             line = line[:-1]
-        if len(line) > most:
+        if len(line) > line_bytes_max:
             raise self._line_too_long(line, len(line))
         return self._parse_arguments(
-            verb[verb.lastindex or 0].upper(), line, raw, offset, feed + 1, last
+            verb[verb.lastindex or 0].upper(), line, raw, offset, line_feed + 1, last
         )
 
     def _parse_arguments(
-        self, verb: bytes, line: bytes, raw: bytearray, offset: int, after: int, last: int
+        self, verb: bytes, line: bytes, raw: bytearray, offset: int, line_end: int, last: int
     ) -> int:
-        """Parse the arguments of a verb. `after` is the offset after the line."""
+        """Parse the arguments of a verb. `line_end` is the offset after the LF of the line."""
         match verb:
             case b"PUB" | b"HPUB":
                 message = self._parse_pub(line) if verb == b"PUB" else self._parse_hpub(line)
-                return self._parse_body(raw, offset, after, last, message)
+                return self._parse_body(raw, offset, line_end, last, message)
             case b"SUB":
                 fields = _SUB_WORDS.findall(line)
                 if len(fields) not in (2, 3):
@@ -181,7 +182,7 @@ class LineParser:
                     f"the client reported an error: {_shorten(line)}",
                     closed_reason="Parse Error",
                 )
-        return after
+        return line_end
 
     def _parse_pub(self, line: bytes) -> Pub:
         fields = _PUB_WORDS.findall(line)

@@ -1,9 +1,9 @@
 """Routes from subjects to sinks.
 
-One index holds all subscriptions. Results are cached by subject number until something changes.
+One index holds all subscriptions. Results are cached by subject number until a route changes.
 Subjects with the same sinks share a result, so a batch is split by results and not by subjects.
-Every ack has a unique subject, which no cache contains: all of them share the result of one
-stand-in, unless a pattern matches only some of them.
+Every ack has a unique subject, for which no result would be cached. So all ack subjects are looked
+up as one placeholder subject, unless a pattern matches only some of them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _UNKNOWN = -1
 _NO_GENERATION = (-1, -1)
 _SAMPLED_RESULTS = 4096
 _ACK_PREFIX = b"$JS.ACK."
-_ACK_STAND_IN = _ACK_PREFIX + b"stand-in"
+_ACK_PLACEHOLDER = _ACK_PREFIX + b"placeholder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class SubjectRoutesStatistics:
     inserts: int = 0
     """Pairs of subject and sink added so far."""
     removes: int = 0
-    """Pairs removed so far."""
+    """Pairs of subject and sink removed so far."""
     searches: int = 0
     """Subjects looked up."""
     results: int = 0
@@ -99,7 +99,7 @@ class SubjectRoutes:
         self.subscription_memory = SubscriptionMemory(memory_limit(bus or Limits()))
         self.subscription_count = 0
         """Subscriptions of clients."""
-        self.on_has_subscriptions: Callable[[bool], None] = lambda is_heard: None
+        self.on_has_subscriptions: Callable[[bool], None] = lambda has_subscriptions: None
         """Called with True for the first subscription and with False after the last one."""
         self.has_repeated_sinks = False
         """True if one sink may be registered for two subjects that both match."""
@@ -109,7 +109,7 @@ class SubjectRoutes:
         )
         self._groups: dict[tuple[bytes, bytes], QueueGroup] = {}
         self._partial_ack_patterns = 0
-        """Pairs whose pattern may match some ack subjects but not all."""
+        """Number of routes whose pattern may match some ack subjects but not all."""
         self._abandoned: deque[ShardedDict[bytes, NatsSubscription]] = deque()
         """Subscriptions of sessions that have ended, until their routes are removed. No dict is
         empty.
@@ -235,7 +235,7 @@ class SubjectRoutes:
             and not self._partial_ack_patterns
             and subjects.is_legal(subject)
         ):
-            subject = _ACK_STAND_IN
+            subject = _ACK_PLACEHOLDER
         sinks = self._sublist.match(subjects.index_key(subject))
         if self.has_repeated_sinks:
             sinks = tuple(dict.fromkeys(sinks))
@@ -263,7 +263,8 @@ class SubjectRoutes:
             if merged is None:
                 if len(self._merged_groups) >= MERGED_GROUPS_MAX:
                     self._merged_groups.clear()
-                    self._result_generation = _NO_GENERATION  # Results lead to them, too.
+                    # Cached results may contain the cleared groups.
+                    self._result_generation = _NO_GENERATION
                 merged = self._merged_groups[key] = MergedQueueGroup(self._random, key)
             joined.append(merged)
         return tuple(joined)
@@ -323,10 +324,10 @@ class SubjectRoutes:
 
 
 def _matches_some_acks(pattern: bytes) -> bool:
-    """Return False if the pattern matches all ack subjects or none."""
+    """Return False if the pattern matches all ack subjects or none, else True."""
     tokens = pattern.split(b".")
     for token, ack_token in zip(tokens, (b"$JS", b"ACK"), strict=False):
-        if token not in (b"*", ack_token):  # Another token matches none of them, `>` all.
+        if token not in (b"*", ack_token):  # `>` matches all ack subjects, other tokens none.
             return False
     return tokens[2:] != [b">"]
 

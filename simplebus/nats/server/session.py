@@ -37,9 +37,9 @@ from simplebus.nats.protocol.parser import NatsParser
 from simplebus.nats.server.outbox import NatsOutbox
 from simplebus.nats.server.permissions import OpenReplies, PermissionCache, SubjectGrants
 
-_NONE: Indexes = np.empty(0, np.int64)
-_AIMED_COST = 0.9
-"""Part of the greatest cost of a read that its size aims at."""
+_NO_ROWS: Indexes = np.empty(0, np.int64)
+_TARGET_COST = 0.9
+"""Cost that a read should cause, as a fraction of the maximum: the read size grows up to there."""
 
 GatheredRows: TypeAlias = list[tuple[bytes, Indexes | None]]
 """Messages of the current batch for one client: subscription id and rows; None for all rows."""
@@ -95,7 +95,7 @@ class NatsSession:
         """Reason to refuse the client even with valid credentials."""
         self.is_authenticating = False
         """True while the server checks the client's credentials."""
-        self.on_repeated_connect: Callable[[Auth], None] = lambda words: None
+        self.on_repeated_connect: Callable[[Auth], None] = lambda auth: None
         """Called when CONNECT names another user. Raises RemoteProtocolError."""
         self.certificate_names: tuple[str, ...] = ()
         """Names in the client's certificate."""
@@ -134,9 +134,9 @@ class NatsSession:
         self.last_fast_receiver: Callable[[], NatsSession | None] = _no_session
         """Weak reference to a receiver that was not slow when this client last published."""
         self.last_fast_receiver_at = 0.0
-        """Time of that publication."""
+        """Time of the publication for which `last_fast_receiver` was set."""
         self.sent_bytes_at_tick = -1
-        """Bytes sent at the last tick; -1 if nothing was pending then."""
+        """Bytes sent until the last tick; -1 if nothing was pending at that tick."""
         self.progress_at = 0.0
         """Tick of the last progress of sending. Undefined while nothing is pending."""
         self.stuck_sent_bytes = -1
@@ -144,15 +144,14 @@ class NatsSession:
         self.stuck_since = 0.0
         """Time when a publisher first waited in vain at `stuck_sent_bytes`."""
         self.last_chance_until = 0.0
-        """End of the time in which every publisher waits for this client; 0 if that has not begun.
-        """
+        """End of the period in which every publisher waits for this client; 0 before the period."""
         self.is_closed = False
         self.is_disconnecting = False
         """True if the session will be closed: nothing more is sent to it."""
         self.local_session: Session | None = None
         """Session of the client at the broker; None if the client uses no classes."""
         self.in_messages = self.in_bytes = 0
-        """Messages published by the client, with headers and payloads."""
+        """Messages published by the client, and the bytes of their headers and payloads."""
         self.ack_count = self.ack_bytes = 0
         """The part of `in_messages` and `in_bytes` that are acks."""
         self.out_messages = 0
@@ -314,8 +313,8 @@ class NatsSession:
         cost = max(output_bytes / max_output_bytes, event_count / EVENTS_PER_READ)
         if cost > 1:
             return max(READ_BYTES_MIN, int(count / cost))
-        if count >= self._next_read_bytes and cost < _AIMED_COST:
-            growth = 2.0 if 2 * cost <= _AIMED_COST else _AIMED_COST / cost
+        if count >= self._next_read_bytes and cost < _TARGET_COST:
+            growth = 2.0 if 2 * cost <= _TARGET_COST else _TARGET_COST / cost
             return min(int(growth * count), RECEIVE_BYTES)
         return self._next_read_bytes
 
@@ -483,7 +482,7 @@ class NatsSubscription:
         """Deliver rows of a batch; None for all. Returns the rows that were not accepted."""
         if not self.accepts_from(origin):
             return row_indexes(messages, rows)
-        rejected = _NONE
+        rejected = _NO_ROWS
         if self.denied_subjects is not None:
             rows, rejected = self._split_denied(messages, rows, self.denied_subjects)
         count = messages.count if rows is None else len(rows)
@@ -510,15 +509,15 @@ class NatsSubscription:
         """Return the deliverable rows and the denied rows."""
         if isinstance(messages, UniformBatch):
             if denied.get(messages.first_message.subject):
-                return _NONE, row_indexes(messages, rows)
-            return rows, _NONE
+                return _NO_ROWS, row_indexes(messages, rows)
+            return rows, _NO_ROWS
         numbers = messages.subject_numbers if rows is None else messages.subject_numbers[rows]
         if messages.subject_names is None:
             are_denied = denied.get_many(numbers)
         else:
             are_denied = denied.get_all(messages.subject_names)[numbers]
         if not are_denied.any():
-            return rows, _NONE
+            return rows, _NO_ROWS
         rows = row_indexes(messages, rows)
         return rows[~are_denied], rows[are_denied]
 
@@ -544,13 +543,15 @@ class PendingPublication:
 
     def __init__(self, steps: Iterator[None], kept_bytes: int) -> None:
         self.steps = steps
-        """Delivers the messages, with a step at the end of each turn but the last."""
+        """Generator that delivers the messages. It yields at the end of each turn but the last."""
         self.kept_bytes = kept_bytes
         """Size of the messages, which are copies of received bytes."""
         self.read_bytes = self.event_count = 0
         """Size and number of events of the read that contained the publication."""
         self.cost_bytes = self.fan_out_bytes = 0
-        """Cost of that read so far; see `NatsSession.adapt_read_size`."""
+        """Cost so far of the read that contained the publication; see
+        `NatsSession.adapt_read_size`.
+        """
         self.slow_sessions: dict[NatsSession, None] = {}
         """Receivers that became slow."""
 
