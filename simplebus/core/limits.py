@@ -81,8 +81,10 @@ TICKED_CLASSES_PER_TURN = 128
 # Classes of a Connect that are created in one turn of the event loop. A shorter Connect never names
 # more of them.
 CREATED_CLASSES_PER_TURN = 32
-# Subscriptions and groups of a class that are told of new messages in one turn.
-NOTIFIED_PER_TURN = 128
+# Positions of a class that are told of new messages, or that drop old ones, in one turn.
+POSITIONS_PER_TURN = 128
+# Positions whose floors are compared at once, to find the lowest one of a class.
+FLOOR_CORRECTIONS_MAX = 1024
 # Messages that the positions of a class may examine in one turn while they drop expired ones.
 EXPIRY_SCANNED_PER_TURN = 1024
 # Classes and subjects of a Connect that are checked in one turn. If other requests create classes
@@ -289,6 +291,8 @@ SECRET_CHARACTERS_MAX = 4096
 RULES_MAX = 1024
 # Classes, and channels of one class, whose permissions are cached per user.
 PERMISSION_CACHE_MAX = 65_536
+# Longest JSON of a request: a longer one takes more than some milliseconds to decode.
+REQUEST_BYTES_MAX = 64 * 1024
 # Longest frame of a peer that has not authenticated yet: a Connect.
 HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
 # Bytes of all these peers together, and heartbeats of one of them, which are not stored.

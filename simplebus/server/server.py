@@ -25,7 +25,7 @@ from simplebus.core.errors import DEAD_LETTER_REASONS, Reason, RemoteProtocolErr
 from simplebus.core.limits import (
     ACK_READ_DELAY_SECONDS,
     CHANGED_SESSIONS_PER_TURN,
-    NOTIFIED_PER_TURN,
+    POSITIONS_PER_TURN,
     PROGRESS_SECONDS,
     TICKED_CLASSES_PER_TURN,
 )
@@ -162,7 +162,7 @@ class Server:
         """`bus_id` identifies stored data; a server that stores nothing gets a random one."""
         run = new_bus_id()
         self.broker = Broker(settings, identity=bus_id or run, run_id=run, commit_log=commit_log)
-        self.broker.store.notifier.per_turn = NOTIFIED_PER_TURN
+        self.broker.store.limit_turns(POSITIONS_PER_TURN)
         self._is_progress_scheduled = False
         """True if `_write_progress` runs."""
         self.journal_pump: JournalPump | None = None
@@ -212,8 +212,8 @@ class Server:
         self.lifecycle: LifecycleCommands | None = None
         """Commands of operators; None before the ready line and during the shutdown."""
         self._is_updating_patterns = False
-        self._is_notifying = False
-        """True if `_notify_waiting` runs."""
+        self._is_running_deferred_work = False
+        """True if `_run_deferred_work` runs."""
         self._drain_check: trio.Event | None = None
         """Set after each change of the broker while `wait_drained` waits."""
         self._logged_class_count = 0
@@ -334,15 +334,15 @@ class Server:
         finally:
             self._is_updating_patterns = False
 
-    async def _notify_waiting(self) -> None:
-        """Send to the subscriptions of classes with very many of them, some in each turn."""
+    async def _run_deferred_work(self) -> None:
+        """Continue work for classes with very many subscriptions, some in each turn."""
         try:
-            while self.broker.store.notifier.has_waiting:
+            while self.broker.store.has_deferred_work:
                 await trio.lowlevel.checkpoint()  # Other clients are served between two turns.
-                self.broker.store.notifier.notify_waiting()
+                self.broker.store.continue_deferred_work()
                 self.flush_ready()
         finally:
-            self._is_notifying = False
+            self._is_running_deferred_work = False
 
     def _log_losses(self) -> Iterator[None]:
         """Log one line per reason for frames and messages dropped since the previous tick."""
@@ -396,7 +396,7 @@ class Server:
         """True if no connected subscriber would lose a stored message when the server stops, and
         none waits for its turn of sending.
         """
-        if self.broker.store.notifier.has_waiting or self.send_turns.has_waiting:
+        if self.broker.store.has_deferred_work or self.send_turns.has_waiting:
             return False
         if self.journal_pump is not None:
             return True
@@ -658,9 +658,9 @@ class Server:
             if not actions.flush and self.listeners_to_flush:  # This may change the broker.
                 listener, _ = self.listeners_to_flush.popitem()
                 listener.flush_clients()
-        if broker.store.notifier.has_waiting and not self._is_notifying:
-            self._is_notifying = True
-            self.start_soon(self._notify_waiting)
+        if broker.store.has_deferred_work and not self._is_running_deferred_work:
+            self._is_running_deferred_work = True
+            self.start_soon(self._run_deferred_work)
         if (due := broker.next_wakeup) != self._scheduled_wakeup and (
             due < self._scheduled_wakeup
             or self._scheduled_wakeup < broker.clock.now + _WAKEUP_MARGIN_SECONDS

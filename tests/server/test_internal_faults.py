@@ -239,8 +239,8 @@ async def test_internal_error_in_a_background_task_ends_only_the_task(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving() as server:
-        notifier = server.server.broker.store.notifier
-        notifier.per_turn = 1
+        store = server.server.broker.store
+        store.limit_turns(1)
         bystanders = [await connect(server, [1]) for _ in range(3)]
         for peer in bystanders:
             await peer.send(subscribe())

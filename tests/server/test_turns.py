@@ -258,7 +258,7 @@ async def test_a_nats_message_is_sent_in_the_turn_that_receives_it(
 
 async def test_many_subscriptions_are_notified_in_several_turns() -> None:
     async with serving() as server:
-        server.server.broker.store.notifier.per_turn = 3
+        server.server.broker.store.limit_turns(3)
         peers = [await connect(server, [1]) for _ in range(10)]
         for peer in peers:
             await peer.send(subscribe())
@@ -278,7 +278,7 @@ async def test_many_subscriptions_are_notified_in_several_turns() -> None:
 async def test_messages_that_wait_for_space_reach_many_subscriptions_at_once() -> None:
     settings = Settings(tick_seconds=600.0, classes={1: ClassSettings(messages_max=1)})
     async with serving(settings) as server:
-        server.server.broker.store.notifier.per_turn = 2
+        server.server.broker.store.limit_turns(2)
         peers = [await connect(server, [1]) for _ in range(5)]
         for peer in peers:
             await peer.send(subscribe())

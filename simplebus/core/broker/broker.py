@@ -524,7 +524,7 @@ class Broker:
 
     def has_other_ready_sessions(self, session_id: int) -> bool:
         """Return True if another session has something new to send."""
-        return self.store.notifier.has_waiting or any(
+        return self.store.has_deferred_work or any(
             ready != session_id for ready in self._ready_session_ids
         )
 
@@ -934,14 +934,15 @@ class Broker:
             memory += cls.ring.statistics().memory_bytes + cls.channels.memory_bytes
             cls.check_invariants()
             retains = bool(cls.retention) or cls.has_last_values
+            retains |= self.store.oldest_dropper.is_dropping(cls)
             assert cls.first_sequence == cls.floor() or (
                 retains and cls.first_sequence < cls.floor()
             )
             assert cls.first_sequence <= cls.ring.floor
             for position in cls.positions:
                 position.check_invariants()
-            for subscription in cls.subscriptions.values():
-                if subscription.position not in self.store.notifier:
+            if not self.store.notifier.is_waiting(cls):
+                for subscription in cls.subscriptions.values():
                     subscription.check_invariants()
             for group in cls.groups.values():
                 group.check_invariants()

@@ -5,6 +5,7 @@
 - `rate_queue`: publishers that wait for their rate limit.
 - `refusal_sender`: tells sessions that a frame had no effect.
 - `notifier`: tells subscriptions that their class has new messages.
+- `drop_oldest`: drops the oldest messages of a full class to make space for new ones.
 - `message_ids`: ids of the latest messages of NATS clients, for deduplication.
 - `compaction`: copies last values to the head, so that older messages can be released.
 - `publisher_confirms`: confirms and replies that wait for the journal.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,17 @@ from simplebus.core.limits import REDELIVERY_MESSAGES, SCAN_MESSAGES_MAX
 if TYPE_CHECKING:
     from simplebus.core.message_class.message_class import MessageClass
     from simplebus.core.subscription.position import Position, PositionChanges
+
+
+@dataclass(slots=True)
+class _WaitingPositions:
+    """Positions of a class that wait for their notification."""
+
+    remaining: Iterator[Position]
+    """Positions that have not been notified since the class had new messages. Some may have ended.
+    """
+    has_new_messages: bool = False
+    """True if messages were stored meanwhile, so that all positions are notified again."""
 
 
 class Notifier:
@@ -25,24 +37,25 @@ class Notifier:
         self.slow_positions: dict[Position, None] = {}
         """Positions whose consumer must be disconnected because their backlog is too long."""
         self._position_changes = position_changes
-        self._waiting: dict[Position, MessageClass] = {}
-        """Positions that wait for their notification. Some may have ended."""
-
-    def __contains__(self, position: Position) -> bool:
-        """Return True if a position waits for its notification."""
-        return position in self._waiting
+        self._waiting: dict[MessageClass, _WaitingPositions] = {}
 
     @property
     def has_waiting(self) -> bool:
         """True if `notify_waiting` has work to do."""
         return bool(self._waiting)
 
+    def is_waiting(self, cls: MessageClass) -> bool:
+        """Return True if positions of a class wait for their notification."""
+        return cls in self._waiting
+
     def notify(self, cls: MessageClass) -> None:
         """Notify all positions of a class, of which very many wait for `notify_waiting`."""
         if len(cls.positions) > self.per_turn:
-            is_first = not self._waiting
-            self._waiting.update(dict.fromkeys(cls.positions, cls))
-            if is_first:
+            if (waiting := self._waiting.get(cls)) is not None:
+                waiting.has_new_messages = True
+                return
+            self._waiting[cls] = _WaitingPositions(iter(list(cls.positions)))
+            if len(self._waiting) == 1:
                 self.notify_waiting()
             return
         for subscription in cls.subscriptions.values():
@@ -53,20 +66,20 @@ class Notifier:
             self.enforce_pending_limits(cls, list(cls.limited_positions))
 
     def notify_waiting(self) -> None:
-        """Notify the next `per_turn` of the waiting positions."""
-        limited: dict[MessageClass, list[Position]] = {}
-        for position, cls in list(islice(self._waiting.items(), self.per_turn)):
-            del self._waiting[position]
-            cls.enqueue_position(position)
-            if position in cls.limited_positions:
-                limited.setdefault(cls, []).append(position)
-        for cls, positions in limited.items():
-            self.enforce_pending_limits(cls, positions)
-
-    def notify_all_waiting(self) -> None:
-        """Notify all waiting positions, and let none wait any more."""
-        self.per_turn = sys.maxsize
-        self.notify_waiting()
+        """Notify the next `per_turn` of the waiting positions of one class."""
+        cls, waiting = next(iter(self._waiting.items()))
+        del self._waiting[cls]
+        positions = list(islice(waiting.remaining, self.per_turn))
+        if len(positions) == self.per_turn:
+            self._waiting[cls] = waiting  # The other classes continue first.
+        elif waiting.has_new_messages:
+            self._waiting[cls] = _WaitingPositions(iter(list(cls.positions)))
+        for position in positions:
+            if position in cls.positions:  # It may have ended meanwhile.
+                cls.enqueue_position(position)
+        limited = [position for position in positions if position in cls.limited_positions]
+        if limited:
+            self.enforce_pending_limits(cls, limited)
 
     def enforce_pending_limits(self, cls: MessageClass, positions: Sequence[Position]) -> None:
         """Apply the slow-consumer policies of positions with a pending limit."""

@@ -29,10 +29,11 @@ from simplebus.core.users.rate_limit import RateLimiter, consume
 class AppendingStore(Protocol):
     """Part of a `Store` that the publish queue uses."""
 
-    def append_batch(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
-        """Store messages as far as there is space, and notify subscribers.
+    def append_or_drop(self, cls: MessageClass, batch: FrameBatch, session: Session) -> int:
+        """Store messages as far as there is space, apply the full-class policy, and notify
+        subscribers.
 
-        Returns how many messages were handled: stored or refused.
+        Returns how many messages were handled: stored, refused or dropped.
         """
 
 
@@ -184,7 +185,7 @@ class PublishQueue:
             allowed = self.rate_queue.count_allowed(session, batch)
             if not allowed:
                 return self.rate_queue
-            handled = self._store.append_batch(cls, batch.slice(0, allowed), session)
+            handled = self._store.append_or_drop(cls, batch.slice(0, allowed), session)
             stored_bytes = int(batch.bounds[handled])
             consume(session.token_buckets, handled, stored_bytes)
             if handled:

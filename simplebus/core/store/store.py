@@ -6,14 +6,14 @@ The store marks outboxes that have something new; it sends nothing.
 
 Full-class policies and the code that applies them:
 
-    block         `Store._append_or_park`: the messages are parked until the class has space
-    drop_oldest   `Store._append_or_park` → `_append_dropping_oldest`
-    drop_newest   `Store._append_or_park` → `_drop_newest`
+    block         `Store.append_or_drop`: the messages are parked until the class has space
+    drop_oldest   `Store.append_or_drop` → `OldestMessageDropper.append`
+    drop_newest   `Store.append_or_drop` → `Store.drop_newest`
     spill         `Compactor.make_room` → `MessageClass.evict` → `ClassSpill.evict_spilled`;
                   messages are parked while the journal has not written enough to evict
 
 A new policy is a member of `settings.FullPolicy` and of `config.parse.FullPolicyChoice`, a line in
-the help of `serve --full` and in `config.sample`, a case in `_append_or_park`, and an
+the help of `serve --full` and in `config.sample`, a case in `append_or_drop`, and an
 `errors.Reason` if it drops. A policy that refuses messages is also named where clients react to
 refusals: `bridge.copier` and `gateway.modules.bus_writer`. The slow policies of subscriptions and
 `gateway.mailbox.FullQueuePolicy` are independent of these.
@@ -36,8 +36,6 @@ from simplebus.core.limits import (
     CHANNEL_NAMES_MAX,
     DEAD_LETTER_BATCHES_PER_TICK,
     DELIMITER_BYTES,
-    DROP_OLDEST_DIVISOR,
-    DROPPED_SINGLY_POSITIONS_MAX,
     EXPIRY_SCAN_INITIAL_MESSAGES,
     EXPIRY_SCAN_MESSAGES_MAX,
     EXPIRY_SCANNED_PER_TURN,
@@ -62,6 +60,7 @@ from simplebus.core.session import version2
 from simplebus.core.session.session import Session
 from simplebus.core.settings import FullPolicy, Settings
 from simplebus.core.store import compaction
+from simplebus.core.store.drop_oldest import OldestMessageDropper
 from simplebus.core.store.message_ids import MessageIds
 from simplebus.core.store.notifier import Notifier
 from simplebus.core.store.publish_queue import PublishQueue
@@ -128,6 +127,9 @@ class Store:
         )
         """Classes to trim, positions with messages to dead-letter, and progress to write."""
         self.notifier = Notifier(self.position_changes)
+        self.oldest_dropper = OldestMessageDropper(self)
+        self._classes_to_trim: dict[MessageClass, None] = {}
+        """Classes with so many positions that the lowest floor was not found at once."""
         self.ended_spans: list[tuple[float, int, Span]] = []
         """Delayed messages of ended positions. Some are freed in each turn of a tick: a position
         may have very many.
@@ -283,10 +285,13 @@ class Store:
                 Reason.UNAUTHORIZED, publish_denied_text(session, cls, channel)
             )
         columns, stored = EnvelopeColumns(1, [channel], 0), 0
+        self.oldest_dropper.complete_drop(cls)
         if not (session.parked_messages or cls.blocked_sessions):
             stored = self.append_batch(cls, batch, session, columns)
             if not stored and cls.full_policy is FullPolicy.DROP_OLDEST:
-                stored = self._append_dropping_oldest(cls, batch, session, columns)
+                dropped_before = cls.dropped_counts[Reason.DROP_NEWEST]
+                stored = self.oldest_dropper.append(cls, batch, session, columns, can_wait=False)
+                stored -= cls.dropped_counts[Reason.DROP_NEWEST] - dropped_before
         if not stored:
             raise RemoteProtocolError(
                 Reason.DROP_NEWEST, f"class {cls.name or cls.class_id} is full"
@@ -300,11 +305,31 @@ class Store:
         batch: FrameBatch,
         columns: EnvelopeColumns | None,
     ) -> int:
-        """Append messages or apply the full-class policy.
+        """Append messages, apply the full-class policy, or park them in the publish queue.
 
         Returns:
             The number of messages that were handled: stored, refused or dropped. The rest is
-            parked in the publish queue.
+            parked.
+        """
+        handled = self.append_or_drop(cls, batch, session, columns)
+        if handled < batch.count:
+            self.publish_queue.park(session, cls, batch.slice(handled, batch.count))
+        return handled
+
+    def append_or_drop(
+        self,
+        cls: MessageClass,
+        batch: FrameBatch,
+        session: Session,
+        columns: EnvelopeColumns | None = None,
+    ) -> int:
+        """Append messages. A full class drops them or older ones, if that is its policy.
+
+        Parameters as `append_batch`.
+
+        Returns:
+            The number of messages that were handled: stored, refused or dropped. The rest must
+            wait.
         """
         handled = self.append_batch(cls, batch, session, columns)
         if handled == batch.count:
@@ -312,15 +337,14 @@ class Store:
         remaining_frames = batch.slice(handled, batch.count)
         match cls.full_policy:
             case FullPolicy.BLOCK | FullPolicy.SPILL:
-                self.publish_queue.park(session, cls, remaining_frames)
                 return handled
             case FullPolicy.DROP_NEWEST:
-                self._drop_newest(session, cls, remaining_frames)
+                self.drop_newest(session, cls, remaining_frames)
+                return batch.count
             case FullPolicy.DROP_OLDEST:
-                self._append_dropping_oldest(cls, remaining_frames, session, columns)
+                return handled + self.oldest_dropper.append(cls, remaining_frames, session, columns)
             case _:
                 assert_never(cls.full_policy)
-        return batch.count
 
     def _check_can_publish(self, session: Session, cls: MessageClass, batch: FrameBatch) -> bool:
         """Return True if the session may publish some messages of this kind to the class.
@@ -519,9 +543,39 @@ class Store:
         """Mark the subscriptions of a class as having something to send."""
         self.notifier.notify(cls)
 
+    # Work for very many subscriptions ------------------------------------------------------------
+
+    def limit_turns(self, positions_per_turn: int) -> None:
+        """Divide work for very many positions of a class into turns.
+
+        The caller calls `continue_deferred_work` while `has_deferred_work` is True.
+        """
+        self.notifier.per_turn = self.oldest_dropper.positions_per_turn = positions_per_turn
+
+    @property
+    def has_deferred_work(self) -> bool:
+        """True if `continue_deferred_work` has work to do."""
+        return bool(
+            self.notifier.has_waiting or self.oldest_dropper.has_waiting or self._classes_to_trim
+        )
+
+    def continue_deferred_work(self) -> None:
+        """Notify some waiting positions, drop the oldest messages of a class for some, and release
+        messages of a class.
+        """
+        if self.notifier.has_waiting:
+            self.notifier.notify_waiting()
+        if self.oldest_dropper.has_waiting:
+            self.oldest_dropper.continue_drops()
+        if self._classes_to_trim:
+            cls, _ = self._classes_to_trim.popitem()
+            if self.classes.get(cls.class_id) is cls:
+                self.trim_class(cls)
+
     # Full ----------------------------------------------------------------------------------------
 
-    def _drop_newest(self, session: Session | None, cls: MessageClass, batch: FrameBatch) -> None:
+    def drop_newest(self, session: Session | None, cls: MessageClass, batch: FrameBatch) -> None:
+        """Drop new messages, and refuse them if the session expects confirms."""
         cls.dropped_counts[Reason.DROP_NEWEST] += batch.count
         if session is not None and session.has_confirms:
             reason = (
@@ -529,49 +583,6 @@ class Store:
             )
             detail = f"class {cls.class_id} is full: {reason}"
             self._refuse_messages(session, batch, Reason.DROP_NEWEST, detail)
-
-    def _append_dropping_oldest(
-        self,
-        cls: MessageClass,
-        batch: FrameBatch,
-        session: Session | None,
-        columns: EnvelopeColumns | None,
-    ) -> int:
-        """Append messages in place of the oldest ones. Parameters as `append_batch`.
-
-        Returns:
-            The number of messages that were stored or refused; the others were dropped.
-        """
-        ring, compactor = cls.ring, compaction.DropOldestCompactor(self, cls)
-        handled_count = 0
-        while True:
-            if not len(ring):  # The ring is empty and still too full: others use all memory.
-                self._drop_newest(session, cls, batch)
-                return handled_count
-            too_many = len(ring) + batch.count - ring.messages_max
-            if too_many > 0:
-                floor = min(ring.floor + too_many, ring.head)
-            else:
-                floor = ring.sequence_after_bytes(batch.data.size)
-            if len(cls.positions) > DROPPED_SINGLY_POSITIONS_MAX:
-                floor = min(floor + len(ring) // DROP_OLDEST_DIVISOR, ring.head)
-            floor = max(floor, compactor.leading_values_end())
-            needed = min(max(cls.first_sequence, cls.floor()), floor)
-            copied = compactor.copy_before_drop(floor)
-            cls.dropped_counts[Reason.DROP_OLDEST] += floor - needed
-            for subscription in cls.positions:
-                subscription.skip_to(floor)
-            if cls.has_backlog:
-                cls.backlog_window.skip_to(floor)
-            cls.release_below(floor if cls.has_last_values else max(floor, cls.floor()))
-            if copied is not None:
-                cls.dropped_counts[Reason.DROP_OLDEST] -= copied.count_from(needed)
-                compaction.append_copy(self, cls, copied)
-            handled = self.append_batch(cls, batch, session, columns)
-            handled_count += handled
-            if handled == batch.count:
-                return handled_count
-            batch = batch.slice(handled, batch.count)
 
     # Dead letters --------------------------------------------------------------------------------
 
@@ -667,7 +678,8 @@ class Store:
                 remaining_frames
             ):
                 return stored
-            self._append_dropping_oldest(dead_letter_class, remaining_frames, None, columns)
+            stored += self.oldest_dropper.append(dead_letter_class, remaining_frames, None, columns)
+            return stored
         return batch.count
 
     def append_given_up(self) -> None:
@@ -711,6 +723,8 @@ class Store:
     def trim_class(self, cls: MessageClass) -> None:
         """Release messages that no position needs, and retry blocked publishers."""
         cls.trim(self.clock.now)
+        if not cls.is_floor_exact:
+            self._classes_to_trim[cls] = None
         if cls.has_last_values:
             compaction.compact_if_cluttered(self, cls)
         if cls.blocked_sessions:

@@ -7,6 +7,7 @@ from typing import Any, cast
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from simplebus.core.limits import FLOOR_CORRECTIONS_MAX
 from simplebus.core.message_class.floor_index import FloorIndex
 from simplebus.core.redelivery.ack_window import AckWindow
 from simplebus.core.subscription.position import Position
@@ -89,12 +90,16 @@ def test_removed_positions_leave_no_heap_entries() -> None:
     assert floor_index.lowest_floor() == 0
 
 
-def test_floors_of_many_positions_may_all_move() -> None:
-    floor_index, positions = FloorIndex(), [create_position(0) for _ in range(300)]
+def test_one_call_corrects_few_of_very_many_floors() -> None:
+    count = 3 * FLOOR_CORRECTIONS_MAX
+    floor_index, positions = FloorIndex(), [create_position(0) for _ in range(count)]
     for position in positions:
         floor_index.add(position)
     for number, position in enumerate(positions, 1):
         position.window.floor = number
-    assert floor_index.lowest_floor() == 1
-    positions[0].window.floor = 1000
-    assert floor_index.lowest_floor() == 2
+    results = []
+    while not (results and floor_index.is_exact):
+        CountingPosition.inspection_count = 0
+        results.append((floor_index.lowest_floor(), floor_index.is_exact))
+        assert CountingPosition.inspection_count <= FLOOR_CORRECTIONS_MAX
+    assert results == [(0, False), (0, False), (1, False), (1, True)]

@@ -30,7 +30,6 @@ def run_steps(steps: list[tuple[str, int]], bus: BrokerHarness) -> list[list[byt
     received: list[list[bytes]] = [[] for _ in peers]
     publisher = connect_version2(bus)
     published_count = 0
-    notifier = bus.broker.store.notifier
 
     def receive(index: int) -> None:
         received[index] += [message.content for message in peers[index].receive_deliveries()]
@@ -41,7 +40,7 @@ def run_steps(steps: list[tuple[str, int]], bus: BrokerHarness) -> list[list[byt
             publisher.send(publish(1, published_count, b"%d" % published_count))
             published_count += 1
         elif action == "notify":
-            notifier.notify_waiting()
+            bus.broker.store.continue_deferred_work()
         elif not peer.session.is_closed:
             if action == "close":
                 peer.disconnect()
@@ -50,8 +49,8 @@ def run_steps(steps: list[tuple[str, int]], bus: BrokerHarness) -> list[list[byt
                 receive(index)
             elif action == "unsubscribe" and peer.session.subscriptions:
                 peer.send(unsubscribe(1))
-    while notifier.has_waiting:
-        notifier.notify_waiting()
+    while bus.broker.store.has_deferred_work:
+        bus.broker.store.continue_deferred_work()
     for index, peer in enumerate(peers):
         if not peer.session.is_closed:
             receive(index)
@@ -63,14 +62,13 @@ def test_subscribers_receive_the_same_messages_as_in_one_turn(
     steps: list[tuple[str, int]], per_turn: int
 ) -> None:
     bus = BrokerHarness()
-    bus.broker.store.notifier.per_turn = per_turn
+    bus.broker.store.limit_turns(per_turn)
     assert run_steps(steps, bus) == run_steps(steps, BrokerHarness())
 
 
 def test_one_turn_notifies_few_subscriptions() -> None:
     bus = BrokerHarness()
-    notifier = bus.broker.store.notifier
-    notifier.per_turn = 2
+    bus.broker.store.limit_turns(2)
     peers = [connect_version2(bus) for _ in range(5)]
     for peer in peers:
         peer.send(subscribe(1, 1))
@@ -82,7 +80,7 @@ def test_one_turn_notifies_few_subscriptions() -> None:
         return sum(len(peer.receive_deliveries()) for peer in peers)
 
     counts = [count_received()]
-    while notifier.has_waiting:
-        notifier.notify_waiting()
+    while bus.broker.store.has_deferred_work:
+        bus.broker.store.continue_deferred_work()
         counts.append(count_received())
     assert counts == [2, 2, 1]

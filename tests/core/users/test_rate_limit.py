@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simplebus.core.errors import Reason
+from simplebus.core.settings import FullPolicy
 from simplebus.core.users import rate_limit
 from simplebus.core.users.passwords import hash_token
 from simplebus.core.users.rate_limit import RateLimit, RateLimiter
@@ -18,6 +21,7 @@ from tests.behaviour.wire_peer import (
     WirePeer,
     ack,
     connect,
+    create_small_bus,
     numbered,
     publish,
     subscribe,
@@ -178,6 +182,21 @@ def test_publisher_waits_for_full_class_and_rate() -> None:
     set_time(bus, 3.0)
     assert stored_payloads(bus) == 9
     assert not old.session.is_reading_paused
+
+
+@pytest.mark.parametrize("policy", [FullPolicy.DROP_OLDEST, FullPolicy.DROP_NEWEST])
+def test_full_class_drops_messages_that_waited_for_the_rate(policy: FullPolicy) -> None:
+    bus = create_small_bus(policy, class_messages=4)
+    bus.broker.rate_limits.set_address_rate(RateLimit(3))
+    reader = bus.peer(connect(1), subscribe(1))
+    old = WirePeer(bus, bus.broker.open_session(address=ADDRESS))
+    old.send(connect(1), publish(1, *numbered(9)))
+    for seconds in (1.0, 2.0):
+        set_time(bus, seconds)
+    assert not old.session.parked_messages
+    assert bus.statistics(1).dropped == {Reason(policy.value): 5}
+    expected = numbered(9)[-4:] if policy is FullPolicy.DROP_OLDEST else numbered(4)
+    assert reader.receive_payloads() == expected
 
 
 def test_unconfirmed_waiting_messages_are_dropped_on_disconnect() -> None:
