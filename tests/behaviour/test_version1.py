@@ -7,6 +7,7 @@ import pytest
 from simplebus.core.broker.broker import Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import (
+    CLASS_ID_MAX,
     MESSAGES_MAX,
     RECEIVE_BYTES,
     RING_BYTES_MIN,
@@ -128,6 +129,15 @@ def test_connect_is_atomic() -> None:
     assert list(bus.broker.classes) == [1]
     bus.peer(connect(1, 3, 2, 3, 1))
     assert bus.peer().send_refused(publish(4, b"x")) is Reason.UNKNOWN_CLASS
+
+
+def test_connect_names_at_most_all_classes() -> None:
+    bus = BrokerHarness(classes=CLASS_ID_MAX + 1)
+    bus.skips_checks = True
+    bus.peer(connect(*range(CLASS_ID_MAX + 1)))
+    assert len(bus.broker.classes) == CLASS_ID_MAX + 1
+    too_many = connect(*[1] * (CLASS_ID_MAX + 2))
+    assert bus.peer().send_refused(too_many) is Reason.BAD_CONNECT
 
 
 def test_refused_connect_starts_no_early_subscription() -> None:

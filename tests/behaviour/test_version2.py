@@ -7,12 +7,16 @@ import zlib
 import pytest
 
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import REQUEST_BYTES_MAX
 from tests.behaviour import wire_peer_v2
 from tests.behaviour.wire_peer import BrokerHarness, connect, heartbeat, numbered
 from tests.behaviour.wire_peer_v2 import (
     CONNECT,
     FETCH,
+    INQUIRE,
+    PURGE,
     SUBSCRIBE,
+    UNSUBSCRIBE,
     Version2Peer,
     ack,
     channel_envelope,
@@ -97,6 +101,19 @@ def test_refused_later_connect_changes_nothing(content: bytes, code: str) -> Non
         assert (answer.kind, answer.message_id) == ("connect", 4)
     assert list(bus.broker.classes) == [1]
     assert bus.broker.store.class_id_by_name == {"orders": 1}
+
+
+@pytest.mark.parametrize("kind", [CONNECT, SUBSCRIBE, UNSUBSCRIBE, FETCH, PURGE, INQUIRE])
+def test_request_has_at_most_64_kib_of_json(kind: int) -> None:
+    bus = BrokerHarness()
+    peer = connect_version2(bus, classes=(1,))
+    content = b'{"about":"bus"}'.ljust(REQUEST_BYTES_MAX + 1)
+    peer.send(build_frame(kind, class_id=1, message_id=4, timer_index=1, content=content))
+    [error] = peer.receive_replies()
+    assert error.content["code"] == ("bad_connect" if kind == CONNECT else "bad_request")
+    assert f"expected at most {REQUEST_BYTES_MAX}" in error.content["message"]
+    peer.send(build_frame(CONNECT, message_id=5, content=b"{}".ljust(REQUEST_BYTES_MAX)))
+    assert [reply.kind for reply in peer.receive_replies()] == ["connect"]
 
 
 def test_classes_are_referenced_by_id_name_or_both() -> None:

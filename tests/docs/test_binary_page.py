@@ -415,6 +415,7 @@ CONSTANTS = {
     "refusals kept for one publisher": limits.PRODUCER_REFUSALS_MAX,
     "bitmaps of messages stored after `next`, bytes": limits.PRODUCER_BITMAPS_BYTES_MAX,
     "frame before authentication, bytes": limits.HANDSHAKE_FRAME_BYTES_MAX,
+    "request JSON, bytes": limits.REQUEST_BYTES_MAX,
     "Heartbeats before authentication": limits.HANDSHAKE_HEARTBEATS_MAX,
 }
 

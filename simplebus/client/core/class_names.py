@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
+import msgspec
 from msgspec.structs import replace
 
-from simplebus.core.limits import CLASS_ID_MAX, NAME_CHARACTERS_MAX
+from simplebus.core.limits import CLASS_ID_MAX, NAME_CHARACTERS_MAX, REQUEST_BYTES_MAX
 from simplebus.core.protocol.requests import NamedClass
+
+_GROUP_BYTES = REQUEST_BYTES_MAX // 2
+"""References in one Connect. The rest is for its other fields, such as a token."""
 
 ClassReference = int | str | NamedClass
 """Reference to a class in a request: its id, its name, or both."""
@@ -46,9 +50,18 @@ class ClassNames:
         named_class = self._class_by_key.get(name)
         return None if named_class is None else named_class.id
 
-    def list_references(self) -> list[ClassReference]:
-        """Return the references for a Connect request."""
-        return to_wire_references(self._class_by_key.values())
+    def group_references(self) -> list[list[ClassReference]]:
+        """Return the references in groups, each of which fits into a Connect request."""
+        groups: list[list[ClassReference]] = []
+        free_bytes = 0
+        for reference in to_wire_references(self._class_by_key.values()):
+            size_bytes = len(msgspec.json.encode(reference)) + 1
+            if size_bytes > free_bytes:
+                groups.append([])
+                free_bytes = _GROUP_BYTES
+            groups[-1].append(reference)
+            free_bytes -= size_bytes
+        return groups
 
 
 def to_wire_references(classes: Iterable[NamedClass]) -> list[ClassReference]:

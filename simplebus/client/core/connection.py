@@ -108,7 +108,8 @@ class ConnectionState:
     def connection_made(self, now: float) -> OpenRequest:
         """Start a new connection. Return its Connect request."""
         assert self._open_connect is None, "connected again without having lost the connection"
-        connect_request = replace(self._connect_request, classes=self.class_names.list_references())
+        first_group, *further_groups = self.class_names.group_references() or [[]]
+        connect_request = replace(self._connect_request, classes=first_group)
         if self.connection_count:
             first_unconfirmed = self.publish_buffer.first_unconfirmed_number
             first = None if connect_request.first is None else first_unconfirmed
@@ -119,6 +120,8 @@ class ConnectionState:
         self._open_connect = self.open_requests.open_request(frames.CONNECT, content=content)
         self.heartbeat.start(0, now)
         self.send_queue.append_frame(self._open_connect.frame)
+        for group in further_groups:  # Sent when the server has accepted the Connect.
+            self.send_request(frames.CONNECT, content=ConnectRequest(classes=group).encode())
         return self._open_connect
 
     def connection_lost(self) -> None:

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.limits import CHANNEL_BYTES_MAX
-from simplebus.core.protocol.requests import ClassId, Name
+from simplebus.core.protocol.requests import ClassId, Name, check_request_size
 
 
 class InquireRequest(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="about"):
@@ -375,8 +375,9 @@ def decode_inquiry(content: bytes) -> Inquiry | AcksInquiry:
     """Decode the body of an Inquire request; empty content asks about the bus.
 
     Raises:
-        RemoteProtocolError: bad_request if the body is not valid.
+        RemoteProtocolError: bad_request if the body is not valid, or too long.
     """
+    check_request_size("question", content)
     return _decode(_inquiry_decoder, content or b'{"about":"bus"}', "an Inquire")
 
 

@@ -24,6 +24,7 @@ from simplebus.core.limits import (
     IN_FLIGHT_MAX,
     MESSAGE_ID_MASK,
     NAME_CHARACTERS_MAX,
+    REQUEST_BYTES_MAX,
     SECRET_CHARACTERS_MAX,
     SEQUENCE_MAX,
 )
@@ -84,7 +85,7 @@ class ConnectRequest(_Request, frozen=True):
     """Publisher name; None for a publisher without deduplication."""
     instance: Name | None = None
     """Identity of this run of the program that uses the publisher name."""
-    classes: Annotated[list[ClassId | Name | NamedClass], Meta(max_length=65_536)] = []
+    classes: list[ClassId | Name | NamedClass] = []
     heartbeat: Annotated[float, Meta(ge=0, le=HEARTBEAT_SECONDS_MAX)] = 0.0
     """Longest silence in seconds that the client accepts; 0 for any."""
     client: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)] = ""
@@ -266,6 +267,29 @@ class ErrorReply(_JsonBody, frozen=True):
 T = TypeVar("T", bound=_JsonBody)
 
 _decoders: dict[type[_JsonBody], msgspec.json.Decoder[_JsonBody]] = {}
+
+
+def decode_request(kind: type[T], content: bytes, *, reason: Reason = Reason.BAD_REQUEST) -> T:
+    """Decode the JSON body of a request. Parameters and errors as `decode`.
+
+    Raises:
+        RemoteProtocolError: Also if the content has more than REQUEST_BYTES_MAX bytes.
+    """
+    check_request_size(kind.__name__, content, reason)
+    return decode(kind, content, reason=reason)
+
+
+def check_request_size(
+    description: str, content: bytes, reason: Reason = Reason.BAD_REQUEST
+) -> None:
+    """Raise RemoteProtocolError if the JSON of a request is too long to be decoded at once."""
+    if len(content) > REQUEST_BYTES_MAX:
+        hint = ": name classes in several Connects" if reason is Reason.BAD_CONNECT else ""
+        raise RemoteProtocolError(
+            reason,
+            f"a {description} has {len(content)} bytes of JSON, expected at most "
+            f"{REQUEST_BYTES_MAX}{hint}",
+        )
 
 
 def decode(kind: type[T], content: bytes, *, reason: Reason = Reason.BAD_REQUEST) -> T:

@@ -405,7 +405,7 @@ def is_version2_connect(frame: FrameBatch) -> bool:
 
 def parse_connect(frame: FrameBatch) -> ConnectRequested:
     """Return the event of a Connect. Raises RemoteProtocolError (bad_connect)."""
-    request = requests.decode(
+    request = requests.decode_request(
         requests.ConnectRequest, frame_content(frame), reason=Reason.BAD_CONNECT
     )
     return ConnectRequested(_unpack_header(frame)[2], request)
@@ -417,18 +417,20 @@ def _parse_subscribe(key: int, frame: FrameBatch) -> SubscribeRequested:
         raise RemoteProtocolError(
             Reason.BAD_REQUEST, "a Subscribe has subscription number 0, expected 1 to 65535"
         )
-    request_body = requests.decode(requests.SubscribeRequest, frame_content(frame))
+    request_body = requests.decode_request(requests.SubscribeRequest, frame_content(frame))
     return SubscribeRequested(request_number, key, number, request_body)
 
 
 def _parse_unsubscribe(key: int, frame: FrameBatch) -> UnsubscribeRequested:
-    request = requests.decode(requests.UnsubscribeRequest, frame_content(frame))
+    request = requests.decode_request(requests.UnsubscribeRequest, frame_content(frame))
     return UnsubscribeRequested(_unpack_header(frame)[2], key, request)
 
 
 def _parse_fetch(key: int, frame: FrameBatch) -> FetchRequested:
     return FetchRequested(
-        _unpack_header(frame)[2], key, requests.decode(requests.FetchRequest, frame_content(frame))
+        _unpack_header(frame)[2],
+        key,
+        requests.decode_request(requests.FetchRequest, frame_content(frame)),
     )
 
 
@@ -438,7 +440,9 @@ def _parse_inquire(key: int, frame: FrameBatch) -> InquireRequested:
 
 def _parse_purge(key: int, frame: FrameBatch) -> PurgeRequested:
     return PurgeRequested(
-        _unpack_header(frame)[2], key, requests.decode(requests.PurgeRequest, frame_content(frame))
+        _unpack_header(frame)[2],
+        key,
+        requests.decode_request(requests.PurgeRequest, frame_content(frame)),
     )
 
 

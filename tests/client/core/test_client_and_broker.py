@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simplebus.client.core.inbox import Inbox
 from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.errors import RefusedError
-from simplebus.core.limits import FRAME_BYTES_MIN
+from simplebus.core.limits import FRAME_BYTES_MIN, NAME_CHARACTERS_MAX, REQUEST_BYTES_MAX
 from simplebus.core.protocol.envelope_batch import Envelope
 from simplebus.core.protocol.requests import Start, SubscribeRequest
 from simplebus.core.redelivery.ack_window import AckWindow
@@ -299,6 +299,26 @@ def test_seek_applies_once_and_not_after_reconnect() -> None:
     pair.connect()
     pair.core.publish(b"new", 1)
     pair.exchange()
+    assert payloads(inbox) == [b"new"]
+
+
+def test_many_classes_are_named_again_in_several_connects() -> None:
+    names = [f"{number}:".ljust(NAME_CHARACTERS_MAX, "-") for number in range(1000)]
+    assert len("".join(names)) > 2 * REQUEST_BYTES_MAX
+    pair = ClientAndBroker()
+    for name in names:
+        pair.core.name_classes(name)
+    pair.exchange()
+    last_id = pair.core.find_class_id(names[-1])
+    assert last_id is not None
+    inbox = pair.core.subscribe(last_id)
+    pair.exchange()
+    pair.broker = Broker(Settings())  # Knows none of the classes.
+    pair.core.connection_lost()
+    pair.connect()
+    pair.core.publish(b"new", inbox.class_id)
+    pair.exchange()
+    assert set(pair.broker.store.class_id_by_name) == set(names)
     assert payloads(inbox) == [b"new"]
 
 
