@@ -369,9 +369,16 @@ def log_stored_messages(
     frames: bytes,
     now: float,
 ) -> None:
-    """Append stored messages of a session, or of the broker itself if `session` is None.
+    """Append stored messages to the commit log.
 
-    `now` is in seconds since 1970.
+    Args:
+        commit_log: The commit log.
+        session: Session that published them; None for messages of the broker, such as dead letters.
+        class_id: Class of the messages.
+        first: Sequence of the first message.
+        count: Number of messages.
+        frames: Frames of the messages.
+        now: Time in seconds since 1970.
     """
     if session is None:
         commit_log.append_messages(class_id, first, count, frames, "", now, is_dead=True)

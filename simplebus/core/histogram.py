@@ -16,7 +16,9 @@ LATENCY_BOUNDS_SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-"""From one turn of the event loop to a consumer that is disconnected for a minute."""
+"""Bounds from one turn of the event loop up to the ack of a consumer that was disconnected for a
+minute.
+"""
 
 
 @dataclass(frozen=True, slots=True)

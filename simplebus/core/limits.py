@@ -64,11 +64,11 @@ SMALL_EVENT_BYTES = 256
 SMALL_EVENTS_READ_BYTES = 16 * 1024
 # The same after a read with more expensive events than this, such as Subscribe requests.
 EXPENSIVE_EVENTS_MAX = 16
-# Slow requests of one peer that one turn of the event loop processes, by their length. Each counts
-# for more, because a short one may take a millisecond, too.
+# Slow requests of one peer that one turn of the event loop processes, by their length. The length
+# of each is increased by SLOW_REQUEST_BYTES, because even a short request may take a millisecond.
 SLOW_REQUESTS_BYTES_MAX = 8 * 1024
 SLOW_REQUEST_BYTES = 3072
-# The same for a Nack or Working, which takes about 40 microseconds.
+# The increase for a Nack or Working, which takes about 40 microseconds.
 SLOW_ACK_BYTES = 160
 # Messages with several channels that one turn processes: each new channel takes some microseconds.
 MIXED_ENVELOPES_PER_TURN = 1024
@@ -78,21 +78,22 @@ TYPE_CHANGES_PER_TURN = 128
 # are ticked in one turn.
 TICKED_SESSIONS_PER_TURN = 64
 TICKED_CLASSES_PER_TURN = 128
-# Classes of a Connect that are created in one turn of the event loop. A shorter Connect never names
-# more of them.
+# Classes of a Connect that are created in one turn of the event loop. A Connect that is shorter
+# than LONG_CONNECT_BYTES cannot name more of them.
 CREATED_CLASSES_PER_TURN = 32
-# Positions of a class that are told of new messages, or that drop old ones, in one turn.
+# Positions of a class that are notified of new messages, or that drop old ones, in one turn.
 POSITIONS_PER_TURN = 128
 # Positions whose floors are compared at once, to find the lowest one of a class.
 FLOOR_CORRECTIONS_MAX = 1024
 # Messages that the positions of a class may examine in one turn while they drop expired ones.
 EXPIRY_SCANNED_PER_TURN = 1024
 # Classes and subjects of a Connect that are checked in one turn. If other requests create classes
-# between the turns, the check is repeated: so many times at most, the last time in one turn.
+# between the turns, the check is repeated. The last of DECLARATION_CHECKS_MAX checks takes one
+# turn.
 CHECKED_CLASSES_PER_TURN = 512
 DECLARATION_CHECKS_MAX = 4
-# Classes whose permissions are checked in one turn, for a user with fewer rules than the second
-# number. Further rules make the turns shorter in proportion.
+# Classes whose permissions are checked in one turn, for a user with fewer than
+# RULES_PER_PERMISSION_CHECK rules. With N times as many rules, it is about an Nth of this number.
 PERMISSION_CHECKS_PER_TURN = 128
 RULES_PER_PERMISSION_CHECK = 16
 # Existing classes that are examined in one turn when settings change.
@@ -109,8 +110,8 @@ TRICKLE_SECONDS = 0.01
 # Interval of the check whether a peer whose acks cannot help has closed its connection.
 DISCONNECT_CHECK_SECONDS = 0.5
 
-# Reads are delayed this long for a peer that only acks, and at most so many messages per read. Its
-# acks then arrive in batches.
+# Delay of the next read from a peer that only acks, so that its acks arrive in batches. The read is
+# not delayed if the last one had acks of more than ACK_READ_DELAY_MESSAGES_MAX messages.
 ACK_READ_DELAY_SECONDS = 0.001
 ACK_READ_DELAY_MESSAGES_MAX = 64
 # A peer that published in the last ticks may publish again: its reads are not delayed.
@@ -150,8 +151,8 @@ RING_IDLE_TICKS = 30
 RING_RESTART_BYTES = 64 * 1024
 RING_FREED_SEGMENTS_MAX = 8
 
-# With more positions than the first number, a full class that drops its oldest messages drops this
-# part of them in addition, because moving all positions for each new message takes long.
+# A full class that drops its oldest messages, and has more positions than this, drops a further
+# part of its messages each time, because moving all positions for each new message takes long.
 DROPPED_SINGLY_POSITIONS_MAX = 64
 DROP_OLDEST_DIVISOR = 64
 
@@ -160,7 +161,7 @@ SPILL_EVICTION_DIVISOR = 8
 # Older messages are read back in pieces of this size; all pieces share a part of all memory.
 SPILL_READ_BYTES = 1024 * 1024
 SPILL_MEMORY_DIVISOR = 8
-# Steps of the table that tells how many bytes are on disk up to a sequence.
+# Entries of the table of the bytes that are on disk up to a sequence.
 SPILL_SIZE_STEPS_MAX = 4096
 
 # Compaction starts when a class keeps this many bytes of other messages because of its last values,
@@ -171,7 +172,7 @@ COMPACTION_BATCH_BYTES = 1024 * 1024
 # Messages waiting in a full class are joined up to this length: short pieces have a high overhead.
 PARKED_BATCH_BYTES = 64 * 1024
 
-# The time index of a class has this resolution, and so many steps.
+# Resolution and maximum number of steps of the time index of a class.
 TIME_INDEX_STEP_SECONDS = 0.01
 TIME_INDEX_STEPS_MAX = 65_536
 
@@ -182,16 +183,17 @@ IN_FLIGHT_MESSAGES = 65_536
 IN_FLIGHT_BYTES = 16 * 1024 * 1024
 # Messages, acknowledged or not, whose bytes are measured in one turn.
 MEASURED_MESSAGES_PER_TURN = 32_768
-# The same of a group member: what one member holds, the others cannot get.
+# Messages in flight of a group member that does not ask for another number. It is small because
+# other members cannot get the messages that one member holds.
 GROUP_IN_FLIGHT_MESSAGES = 256
 IN_FLIGHT_MAX = MESSAGES_MAX
 
-# Redelivered frames are copied in pieces of this size, and from at most so many sequences, so that
-# a window with many gaps does not occupy the event loop.
+# Redelivered frames are copied in pieces of up to REDELIVERY_BYTES. A piece covers up to
+# REDELIVERY_MESSAGES sequences, so that a window with many gaps does not occupy the event loop.
 REDELIVERY_BYTES = 256 * 1024
 REDELIVERY_MESSAGES = 4096
-# Larger pieces for messages that need no conversion and are all wanted: they are copied in few
-# parts. From a window with gaps, at most so many parts.
+# Pieces are larger if all messages match and need no conversion, because they are copied as few
+# ranges: up to REDELIVERY_PIECES ranges of a window with gaps.
 REDELIVERY_PLAIN_BYTES = 1024 * 1024
 REDELIVERY_PLAIN_MESSAGES = 32_768
 REDELIVERY_PIECES = 512
@@ -201,7 +203,7 @@ LOOKAHEAD_MESSAGES = 16_384
 
 # Messages scanned in one turn without finding one to deliver.
 SCAN_MESSAGES_MAX = 65_536
-# After so many, a connection searches for no other messages in the same turn.
+# After scanning this many messages, a connection starts no other scan in the same turn.
 CONNECTION_SCAN_MESSAGES_MAX = SCAN_MESSAGES_MAX // 2
 # Messages scanned in one turn for a subscription that starts with last values.
 LAST_VALUES_SCANNED_PER_TURN = 32_768
@@ -209,7 +211,7 @@ LAST_VALUES_SCANNED_PER_TURN = 32_768
 COMPARED_CHANNELS_MAX = 512
 # A message that is converted or delayed individually counts as this many scanned messages.
 SCAN_COST_OF_COPY = 16
-# The same for a part of a window with gaps that is redelivered.
+# A redelivered range of a window with gaps counts as this many scanned messages.
 SCAN_COST_OF_PIECE = 64
 # Spans that are searched for one message.
 SCAN_SPANS_MAX = 1024
@@ -217,7 +219,7 @@ SCAN_SPANS_MAX = 1024
 # another kind, at the cost of microseconds each.
 HANDOVER_RANGES_MAX = 1024
 
-# The first scan for expired messages covers this many, and grows while all of them are expired.
+# The first scan for expired messages covers this many. Later scans grow while all are expired.
 EXPIRY_SCAN_INITIAL_MESSAGES = 8
 # Messages scanned for expiry per tick, for all positions of all classes.
 EXPIRY_SCAN_MESSAGES_MAX = 1 << 20
@@ -235,8 +237,8 @@ DELIVERIES_MAX = 0xFFFF
 # Messages of a key-ordered group that may wait behind the cursor, because of their key, before the
 # group stops scanning.
 PARTITION_QUEUE_MESSAGES_MAX = 32_768
-# The same together with the messages in flight. With more, the tables of a group would take
-# milliseconds to grow.
+# Messages of a key-ordered group that may wait behind the cursor or be in flight. With more, the
+# tables of a group would take milliseconds to grow.
 KEY_ORDERED_MESSAGES_MAX = 65_536
 
 # Dead letters --------------------------------------------------------------------------------
@@ -252,7 +254,8 @@ FAILURE_REASONS_BYTES_MAX = 4 * 1024 * 1024
 FAILURE_REASON_BYTES_MAX = 1024
 # All dead letters together may hold this part of all memory, because they may stay forever.
 DEAD_LETTERS_MEMORY_DIVISOR = 4
-# This part is reserved for them: messages that cannot be processed are what fills the memory.
+# This part of all memory is reserved for them: if the memory is full, the reason may be messages
+# that cannot be processed and that must become dead letters.
 DEAD_LETTERS_RESERVE_DIVISOR = 16
 
 # Memory estimates and quotas -----------------------------------------------------------------
@@ -264,8 +267,8 @@ DURABLES_MEMORY_DIVISOR = 4
 USER_QUOTA_DIVISOR = 4
 # Restricted users leave this part of all classes to other users.
 RESERVED_CLASSES_DIVISOR = 8
-# Clients of one address without a user may create this part of all classes, and of the durables;
-# one connection of them this part of the classes.
+# Parts of all classes that clients without a user may create: the clients of one address together
+# (also the part of all durables), and each connection.
 ADDRESS_QUOTA_DIVISOR = 2
 CONNECTION_QUOTA_DIVISOR = 4
 # Classes that are checked for use per tick.
@@ -295,7 +298,8 @@ PERMISSION_CACHE_MAX = 65_536
 REQUEST_BYTES_MAX = 64 * 1024
 # Longest frame of a peer that has not authenticated yet: a Connect.
 HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
-# Bytes of all these peers together, and heartbeats of one of them, which are not stored.
+# Buffered bytes of all unauthenticated peers together. Heartbeats of one such peer, which are not
+# buffered.
 HANDSHAKES_BYTES_MAX = 16 * 1024 * 1024
 HANDSHAKE_HEARTBEATS_MAX = 64
 CHANNEL_BYTES_MAX = 4096
@@ -315,7 +319,7 @@ PATTERNS_INDEXED_AT_ONCE = 16
 PATTERNS_REMOVED_AT_ONCE = 4
 # Subscriptions and declared classes of a closed connection that end in one turn of the event loop.
 SUBSCRIPTIONS_ENDED_PER_TURN = 32
-# They end earlier if group members among them held more messages than this.
+# A turn ends fewer subscriptions if those of groups hold more messages than this.
 RETURNED_PER_TURN = 256
 # Ranges of delayed messages of ended subscriptions that are freed in one turn.
 FREED_SPANS_PER_TURN = 8192
@@ -326,11 +330,12 @@ PURGED_POSITIONS_PER_TURN = 128
 CACHE_NAMES_MAX = 4096
 CACHE_VALUES_MAX = 1 << 20
 CACHE_RESULTS_MAX = 256
-# A class that is declared by name only gets an id from here on. So many ids are probed that are
-# computed from the name; then any free id is used.
+# A class that is declared by name only gets an id from ASSIGNED_CLASS_ID_MIN on: one of this many
+# ids that are computed from the name, or any free id if all of these are in use.
 ASSIGNED_CLASS_ID_MIN = 0x8000
 ASSIGNED_CLASS_ID_PROBES = 64
-# A class with this many channels forgets those without stored messages, at least so many at once.
+# A class with CHANNEL_NAMES_MAX channels forgets channels without stored messages, at least
+# FORGET_CHANNELS_MIN at once.
 CHANNEL_NAMES_MAX = 65_536
 FORGET_CHANNELS_MIN = 4096
 # The longest time after which an idle durable may be removed: a year.
@@ -345,8 +350,8 @@ FETCH_TIMES_MAX = 4096
 # Purged ranges in a Fetch reply, and purged ranges that a class remembers.
 FETCH_PURGED_MAX = 4096
 PURGED_RANGES_MAX = 65_536
-# One Inquire reply: classes, sessions, positions of a class, members and patterns of a position,
-# characters of a text; and the spans, messages and patterns that are examined for it.
+# Contents of an Inquire reply: classes, sessions, positions of a class, members and patterns of a
+# position, characters of a text. Work for an Inquire reply: examined spans, messages and patterns.
 INQUIRY_CLASSES_MAX = 1024
 INQUIRY_SESSIONS_MAX = 256
 INQUIRY_POSITIONS_MAX = 64
@@ -366,19 +371,19 @@ HEARTBEATS_MISSED_MAX = 3
 
 # Unconfirmed frames of a publisher.
 CREDIT_BYTES = 8 * 1024 * 1024
-# States of disconnected publishers are kept this long, and at most so many.
+# Time for which the states of disconnected publishers are kept, and their maximum number.
 PRODUCER_STATE_SECONDS = 3600.0
 PRODUCER_STATES_MAX = 65_536
-# An instance whose name was used by another one continues this many numbers ahead, so that it has
-# not used the number, whatever its credit. The step is odd and not a simple fraction of all
-# numbers: when two instances alternate, it takes long until one of them meets its old numbers.
+# An instance whose name was used by another instance continues this many numbers ahead, so that it
+# has certainly not used the next number before. The step is odd and not a simple fraction of the
+# number range: if two instances alternate, it takes long until one of them uses a number again.
 PRODUCER_TAKEOVER_STEP = 820_265_763
 # Memory of the bitmaps of all producer states.
 PRODUCER_BITMAPS_BYTES_MAX = 16 * 1024 * 1024
 # Refusals that are kept for one publisher, and for all, until the publisher has received them.
 PRODUCER_REFUSALS_MAX = 256
 TOTAL_PRODUCER_REFUSALS_MAX = 65_536
-# A refusal is forgotten after the publisher used so many more numbers.
+# A refusal is forgotten after the publisher has used this many later numbers.
 PRODUCER_RESENT_NUMBERS_MAX = 1 << 22
 # Messages with the id of an earlier message of their class are duplicates for this long, as in
 # JetStream. An id takes about 200 bytes.
@@ -394,31 +399,33 @@ COMMIT_LOG_BYTES_MAX = 64 * 1024 * 1024
 # and rows about single messages than this.
 CHECKPOINT_SECONDS = 0.1
 CHECKPOINT_POSITIONS = 1000
-# A scan examines so many classes and durables, with so many rows, then pauses, so that others have
-# their turn. A durable is not divided: the attempts and delays of so many ranges are recorded. All
-# of them are recorded when the server stops.
+# A portion of a scan: classes and durables that it examines, and their rows about single messages.
+# Then the scan pauses for CHECKPOINT_PAUSE_SECONDS, so that other tasks run. A durable is not
+# divided between portions: the attempts and delays of CHECKPOINT_RANGES_MAX ranges are recorded,
+# and those of all ranges when the server stops.
 CHECKPOINT_POSITIONS_PER_TURN = 64
 CHECKPOINT_ROWS_PER_TURN = 1024
 CHECKPOINT_RANGES_MAX = 8192
 CHECKPOINT_PAUSE_SECONDS = 0.005
-# With so many changes of classes, durables and publisher names, a write batch does not wait for the
-# journal's thread: building a longer one would take too long.
+# With this many changes of classes, durables and publisher names, a write batch is built even if
+# the journal's thread is busy: building a longer batch later would take too long.
 CHANGES_PER_WRITE_BATCH = 64
 # Publisher names that a snapshot collects in one turn. A connected publisher whose numbers are not
 # all confirmed counts for more.
 CHECKPOINT_PRODUCERS_PER_TURN = 1024
 CHECKPOINT_UNCONFIRMED_COST = 32
-# Without messages to write, sent and acknowledged messages are recorded at most so often, and those
-# of at most so many positions in a batch. Positions whose record needs more rows or bytes than this
-# are left to the complete scan.
+# If there are no messages to write, sent and acknowledged messages are recorded at this interval. A
+# batch records up to PROGRESS_POSITIONS_PER_TURN positions. A position whose record needs more rows
+# or a longer window than this is left to the complete scan.
 PROGRESS_SECONDS = 0.005
 PROGRESS_POSITIONS_PER_TURN = 256
 PROGRESS_ROWS_MAX = 256
 PROGRESS_WINDOW_MESSAGES = 65_536
-# A snapshot is written after so many bytes of changes, but at least four times its own size.
+# A snapshot is written after this many bytes of changes, or after four times the size of the last
+# snapshot if that is more.
 SNAPSHOT_CHANGE_BYTES_MIN = 4 * 1024 * 1024
-# It is also written after so many bytes of messages, so that recovery learns the used message
-# numbers without reading all of them.
+# A snapshot is also written after this many bytes of messages, so that recovery need not read more
+# messages to find the used message numbers.
 SNAPSHOT_MESSAGE_BYTES = 256 * 1024 * 1024
 # Subscriptions whose remaining messages are united exactly; with more, an approximation is used.
 CHECKPOINT_UNION_MAX = 16
@@ -432,12 +439,13 @@ RESTORE_HEADROOM_BYTES = 512 * 1024 * 1024
 ACK_BATCH_MESSAGES = 4096
 ACK_SECONDS = 0.05
 
-# One read of a client, messages handled before other work is checked, and how long closing may
-# take normally and after an error.
+# Size of one read of a client.
 READ_BYTES = 256 * 1024
+# Messages that a program handles before other tasks run.
 MESSAGES_PER_TURN = 1024
 # A blocking client stops reading when this much waits for its program.
 PREFETCH_BYTES = 16 * 1024 * 1024
+# Time limit of closing a client: normally, and after an error.
 CLOSE_SECONDS = 5.0
 CLOSE_SECONDS_FAILED = 1.0
 
@@ -473,8 +481,8 @@ class Limits:
     """Memory of one connection outside the rings: messages that wait for a full class, and unsent
     replies."""
     total_pending_bytes: int = 1024 * 1024 * 1024
-    """The same for all connections together. It is checked once per tick; above it, the connections
-    with the most pending bytes are closed."""
+    """Limit of the pending bytes of all connections together, checked once per tick. Above it, the
+    connections with the most pending bytes are closed."""
     connections: int = 10_000
     """Open connections."""
     classes: int = 4096
@@ -487,7 +495,8 @@ class Limits:
     """Classes created by clients of one address without a user; 0 for no limit, None for half of
     `classes`."""
     classes_per_connection: int | None = None
-    """The same for one connection; None for a quarter of `classes`."""
+    """Classes created by one connection without a user; 0 for no limit, None for a quarter of
+    `classes`."""
     durables_per_address: int | None = None
     """Durables and groups, in all classes, created by clients of one address without a user; 0 for
     no limit, None for half of `durables`."""
@@ -498,7 +507,7 @@ class Limits:
     frame_seconds: float = 60.0
     """Time that a frame may stay incomplete."""
     stall_seconds: float = 60.0
-    """Time that a peer may read nothing while a full class waits for it."""
+    """Time that a peer may read nothing while publishers wait for it because a class is full."""
 
     def __post_init__(self) -> None:
         for name in ("classes_per_address", "classes_per_connection", "durables_per_address"):

@@ -243,7 +243,11 @@ class Outbox:
         return self._peek_messages(tick, prefix) if self._queue else self._unsent_bytes
 
     def _peek_messages(self, tick: int, prefix: bytes) -> memoryview:
-        """Return the next messages behind `prefix`: in one piece with it if they are short."""
+        """Return the next messages, behind `prefix`.
+
+        The messages are joined to a prefix if they are copied anyway or are short. Otherwise the
+        prefix is returned alone.
+        """
         while self._queue and self.scanned_count < SCAN_MESSAGES_MAX:
             source = self._queue[0]
             if source.has_frames_to_copy:

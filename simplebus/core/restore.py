@@ -1,12 +1,12 @@
 """Restore: rebuilds a broker from its recovered state and messages, before the first connection.
 
-The order is: per class the class, its messages and its backlog; then positions, purges, producers.
-Recovered messages may exceed the limits, because messages released just before a crash may come
-back; the limits hold again after `finish`.
-If the state does not fit at all, RestoreError says what would help: nothing is dropped.
+The order is: for each class its messages and its backlog; then positions, purges and producers.
+Recovery may find messages that were released just before a crash, so the messages may exceed the
+limits until `finish`. If they do not fit into memory at all, nothing is dropped, and RestoreError
+describes which setting to change.
 
-The records of messages are authoritative. The state beside them is used as far as an error in it
-cannot lose messages:
+The records of messages are authoritative. The state is used only where an error in it cannot lose
+messages:
 
     previous end      durability    files on disk                    publisher numbers used
     any               disk          as confirmed                     all

@@ -87,7 +87,8 @@ class PositionSnapshot(_SnapshotRecord, frozen=True):
     patterns: list[str]
     window: WindowSnapshot
     attempts: list[tuple[int, int, int]]
-    """Deliveries of messages in flight, if not one: (first, last exclusive, attempts)."""
+    """Attempts of messages in flight that were not sent exactly once: (first, last exclusive,
+    attempts)."""
     ack_timeout_ticks: int
     in_flight_max: int | None
     deliveries_max: int
@@ -177,8 +178,8 @@ class ProducerSnapshot(_SnapshotRecord, frozen=True):
     is_uncertain: bool = False
     """See `ProducerState.is_uncertain`."""
     numbers_batch: int = 0
-    """In a snapshot, the first write batch whose message numbers it does not contain; 0 for the one
-    after the snapshot."""
+    """In a snapshot, the first write batch whose message numbers `next_number` and `stored_ranges`
+    do not contain; 0 for the write batch after the snapshot."""
 
 
 class MessageIdsSnapshot(_SnapshotRecord, frozen=True):
@@ -188,7 +189,7 @@ class MessageIdsSnapshot(_SnapshotRecord, frozen=True):
     digests: bytes
     """Digest of each id, as little-endian 64-bit number, shape (n,)."""
     sequences: bytes
-    """Sequences of the messages, ascending, in the same form."""
+    """Ascending sequences of the messages, as little-endian 64-bit numbers, shape (n,)."""
     steps: list[tuple[float, int]]
     """Times in seconds since 1970, with the first sequence of each."""
 

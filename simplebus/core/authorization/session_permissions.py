@@ -230,7 +230,10 @@ def mask_unknown_class(session: Session, refusal: FrameRefused) -> FrameRefused:
 
 
 def can_publish(session: Session, cls: MessageClass, row: MessageRow | None) -> bool:
-    """Return True if a session may publish a message. `row` is None for one without an envelope."""
+    """Return True if a session may publish a message.
+
+    `row` has the columns of its envelope; None for a message without an envelope.
+    """
     assert session.grants is not None
     scope = session.grants.publish_permissions(cls.class_id, cls.name)
     if scope.access is not ClassAccess.SOME:

@@ -144,7 +144,7 @@ class AckHandler:
     def _count_late_ack(self, window: AckWindow, first: int, last: int) -> None:
         """Count an acknowledgement of unacked messages that are not in flight to its sender.
 
-        They were redelivered meanwhile, perhaps to another member.
+        They were redelivered before the acknowledgement arrived, perhaps to another member.
         """
         if window.unacked_ranges(first, min(last, first + REDELIVERY_MESSAGES)):
             self._refusal_counts[Reason.ACK_LATE] += 1

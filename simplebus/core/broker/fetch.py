@@ -364,7 +364,7 @@ class FetchHandler:
         )
 
     def _require_visible_class(self, session: Session, class_id: int) -> MessageClass:
-        """Return a class that the session may know of. Raises RemoteProtocolError."""
+        """Return a class that may be revealed to the session. Raises RemoteProtocolError."""
         cls = self._store.require_class(class_id)
         if not is_visible(session, cls):
             raise self._store.unknown_class_error(class_id)

@@ -27,9 +27,9 @@ class WaitReason(enum.StrEnum):
     TIME = "time"
     """The delays of all remaining messages."""
     MATCH = "match"
-    """A message that matches a pattern: none has so far."""
+    """A message that matches a pattern; none of the stored messages does."""
     TURN = "turn"
-    """Its turn: messages are being sent."""
+    """The next turn: messages are being sent."""
     SPACE = "space"
     """Space for dead letters of all remaining messages."""
 

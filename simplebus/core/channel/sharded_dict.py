@@ -11,7 +11,7 @@ V = TypeVar("V")
 D = TypeVar("D")
 
 _SPLIT_SIZE = 1024
-"""Entries from which on there are several parts."""
+"""Number of entries at which the dict is split into several parts."""
 _PARTS = 64
 _SHIFT = 24
 """The low bits of a hash choose the place within a part."""

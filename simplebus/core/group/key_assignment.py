@@ -2,7 +2,8 @@
 
 The assignment depends only on which members are present, not on the order in which they joined.
 Partitions are grouped into buckets, so that a lookup costs the same for any number of partitions.
-Adding a member looks at every bucket once; removing one looks at all members for its buckets.
+Adding a member examines each bucket once. Removing a member examines, for each of its buckets, all
+remaining members.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from simplebus.core.protocol.frames import Words
 HASH_BUCKET_COUNT = 4096
 """Buckets of partitions. The low bits of a partition select its bucket."""
 HASH_BUCKET_MASK = HASH_BUCKET_COUNT - 1
-"""Mask of those low bits."""
+"""Mask of the low bits that select the bucket of a partition."""
 
 MemberT = TypeVar("MemberT")
 
@@ -45,7 +46,9 @@ class KeyAssignment(Generic[MemberT]):
         self._owner_by_bucket: list[MemberT | None] = [None] * HASH_BUCKET_COUNT
         """Owner of each bucket; None also for orphans."""
         self._orphans: list[int] = []
-        """Buckets of removed members, which are assigned when an owner is asked for."""
+        """Buckets of removed members, which get an owner when `assign_orphans` is called, or when
+        the owner is needed.
+        """
 
     def __bool__(self) -> bool:
         return bool(self._members)

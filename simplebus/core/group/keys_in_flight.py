@@ -37,7 +37,7 @@ class _DueBucket:
         self._unsorted: list[int] = []
         """Sequences added since the bucket was last read."""
         self._row_by_high_bits: dict[int, set[int]] = {}
-        """The other sequences, in sets by their high bits. No set is empty."""
+        """Sequences that were sorted into sets, by their high bits. No set is empty."""
 
     def __bool__(self) -> bool:
         return bool(self._unsorted or self._row_by_high_bits)

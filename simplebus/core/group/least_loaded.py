@@ -33,7 +33,7 @@ class LeastLoadedMembers(Generic[MemberT]):
         self._load_by_member: dict[MemberT, tuple[int, int]] = {}
         """Assigned messages and last turn of each member."""
         self._heap: list[tuple[int, int, MemberT]] = []
-        """The same as heap entries, with stale entries of earlier loads."""
+        """Heap of (assigned messages, last turn, member), with stale entries of earlier loads."""
 
     def __len__(self) -> int:
         """Return the number of members that can accept messages."""

@@ -69,7 +69,7 @@ class EnvelopeColumns:
     names: list[str]
     """Distinct channels; "" for none."""
     channels: int | Numbers
-    """Index into `names` of each, shape (count,); one number if it is the same for all."""
+    """Index into `names` for each envelope, shape (count,); one number if all have the same."""
     expires: Seconds | None = None
     """Seconds from acceptance, inf for never, shape (count,); None if no envelope expires."""
     not_before: Seconds | None = None

@@ -1,9 +1,9 @@
 """Array reader for envelopes that have the same fields.
 
-Each field is read from all envelopes at once. A text that is the same in all is compared; otherwise
-it is cut out of each and looked up among those seen before. Envelopes that differ are flagged as
-irregular and left to `decode`. So are envelopes with stuffing before the payload, because stuffing
-shifts the fields behind it.
+Each field is read from all envelopes at once. If a text is the same in all envelopes, one
+comparison shows this; otherwise the text of each envelope is looked up among the texts read before.
+Envelopes with other fields are flagged as irregular, and the caller passes them to `decode`. So are
+envelopes with byte stuffing before the payload, because stuffing shifts the fields behind it.
 """
 
 from __future__ import annotations

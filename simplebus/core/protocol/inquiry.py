@@ -99,16 +99,16 @@ class PositionInfo(_Info, frozen=True):
     durable: str = ""
     group: str = ""
     owner: str = ""
-    """User that created it; empty if unknown."""
+    """User that created the position; empty if unknown."""
     patterns: list[str] = []
     """Empty for all messages."""
     patterns_left_out: int = 0
     cursor: int = 0
     floor: int = 0
     lag: int = 0
-    """Stored messages from its floor on, matching or not."""
+    """Stored messages from the floor on, matching or not."""
     unsent: int = 0
-    """Stored messages from its cursor on, matching or not."""
+    """Stored messages from the cursor on, matching or not."""
     to_redeliver: int = 0
     """Messages to be sent again now."""
     blocked_by_key: int = 0
@@ -121,7 +121,7 @@ class PositionInfo(_Info, frozen=True):
     delayed: int = 0
     """Messages that are delayed."""
     delayed_seconds: float = 0.0
-    """Seconds until the first of them is due."""
+    """Seconds until the first delayed message is due."""
     delivered: int = 0
     redelivered: int = 0
     acknowledged: int = 0
@@ -129,7 +129,7 @@ class PositionInfo(_Info, frozen=True):
     undelivered: dict[str, int] = {}
     """Messages that were never sent, or not sent again, by reason."""
     dead_letters: int = 0
-    """Number of them that are dead letters, except for dead letters that were lost."""
+    """Number of the undelivered messages that became dead letters and were not lost."""
     idle_seconds: float = 0.0
     """Seconds without an attached session."""
     members: list[MemberInfo] = []
@@ -152,7 +152,7 @@ class PublisherInfo(_Info, frozen=True):
     """Messages of this class, and messages of other classes queued behind them."""
     bytes: int = 0
     seconds: float = 0.0
-    """Approximate seconds that it has waited."""
+    """Approximate seconds for which the session has waited."""
     is_gone: bool = False
 
 
@@ -258,8 +258,8 @@ class ClassInfo(_Info, frozen=True, tag_field="about", tag="class"):
     waits_for: str = ""
     """Position that holds the floor, and publishers that wait for it."""
     unknown: str = ""
-    """Reason that the stored messages of a class in a cluster are unknown, and 0 here; empty if
-    known.
+    """Reason that the counts of stored messages in the cluster are unknown; empty if they are
+    known. If they are unknown, they are 0.
     """
     on_way: int = 0
     """Messages that were accepted here and are not known to be stored in the cluster."""
@@ -340,21 +340,21 @@ class SessionInfo(_Info, frozen=True, tag_field="about", tag="session"):
     """Unconfirmed messages that wait for space in a class."""
     parked_bytes: int = 0
     parked_class: int | None = None
-    """Class that the first of them waits for."""
+    """Class that the first parked message waits for."""
     parked_seconds: float = 0.0
     pending_bytes: int = 0
     """Memory held for the session outside the rings."""
     full_seconds: float = 0.0
-    """Seconds for which it has read none of the bytes that wait for it."""
+    """Seconds for which the peer has read none of the bytes that wait for it."""
     heartbeat: float = 0.0
     refused: dict[str, int] = {}
     """Refused requests and messages, by reason."""
     positions: list[PositionInfo] = []
     positions_left_out: int = 0
     is_read: bool = True
-    """True if the server reads from its connection."""
+    """True if the server reads from the connection."""
     waits_for: str = ""
-    """Reason that it is not read, or what its messages wait for."""
+    """Reasons why the server does not read from the connection, or why messages wait."""
 
 
 class AcksInfo(_Info, frozen=True, tag="acks", tag_field="about"):

@@ -1,8 +1,9 @@
 """Encoded envelopes of requests and replies, which end with the header `request-id`.
 
-The envelopes of one bus differ in this header only. So everything in front of it is encoded and
-decoded once. `envelope.encode` and `envelope.decode` stay the only definition of the format: an
-envelope with another order of headers, or with byte stuffing, is passed to them.
+The envelopes of one bus differ in this header only. So the bytes in front of this header are
+encoded and decoded once. `envelope.encode` and `envelope.decode` remain the only definition of the
+format: envelopes with another order of headers, or with byte stuffing, are passed to these
+functions.
 """
 
 from __future__ import annotations

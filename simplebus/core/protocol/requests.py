@@ -234,7 +234,7 @@ class FetchReply(_JsonBody, frozen=True, omit_defaults=True):
     now: float = 0
     """Time of the reply by the same clock if times were requested, else 0."""
     purged: list[tuple[int, int]] = []
-    """Ranges first..last-1 among them that are purged."""
+    """Ranges first..last-1 of purged messages, within the range of the reply."""
 
 
 class PurgeRequest(_Request, frozen=True):

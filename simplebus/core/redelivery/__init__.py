@@ -11,8 +11,9 @@ Steps of a redelivery, all in `core.subscription`:
        `UnackedMessages.pending_dead_letters`, and the store appends those when there is space.
        `terminate` goes to `_give_up_leading` at once.
 
-A message at its limit is given up in step 3 only, so not while a durable has no session. In a
-group each member has its own ack timer; `Position.tick` queues the overdue messages of all members.
+A message at its limit is given up only in step 3, and therefore never while its durable has no
+session. In a group each member has an ack timer; `Position.tick` queues the overdue messages of all
+members.
 
 Modules in reading order:
     sequence_set       sets of sequences, stored as ranges

@@ -87,8 +87,9 @@ class AckWindow:
         return begins, ends
 
     def ack_ranges(self, firsts: Integers, lasts: Integers) -> bool:
-        """Acknowledge the ranges firsts[i]..lasts[i]-1. Each was sent, lies below the floor, or is
-        empty.
+        """Acknowledge the ranges firsts[i]..lasts[i]-1.
+
+        The messages of a range must be below the cursor. Ranges may be empty.
 
         Returns:
             True if the floor moved.
@@ -108,9 +109,8 @@ class AckWindow:
             firsts = np.maximum(firsts, self.floor)
             counts = np.maximum(lasts - firsts, 0)
             ends = np.cumsum(counts)
-            if (
-                ends[-1] > _RANGE_MEAN_MAX * ends.size
-            ):  # An index for each message would cost memory.
+            if ends[-1] > _RANGE_MEAN_MAX * ends.size:
+                # An index for each message would cost memory.
                 for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
                     if first < last:
                         self.ack_range(first, last)
@@ -209,12 +209,12 @@ class AckWindow:
         return int(np.count_nonzero(is_wanted))
 
     def _find_unacked(self, first: int, is_wanted: Flags) -> tuple[Integers, Integers]:
-        """Return the bounds of the ranges of messages that are wanted and not acknowledged.
+        """Return the bounds of the ranges of flagged messages that are not acknowledged.
 
         Args:
             first: First message, at or above the floor.
-            is_wanted: Flags of the messages from `first` on, between two that are False. They are
-                changed.
+            is_wanted: Flags of the messages from `first` on, enclosed by two False flags. The array
+                is changed.
         """
         self._clear_acked(first, is_wanted[1:-1])
         edges = np.flatnonzero(is_wanted[1:] != is_wanted[:-1]) + first

@@ -95,7 +95,7 @@ class _Measurement:
         self._unacked_count = window.in_flight_count
         self._floor = window.floor
         self._is_unacked = window.unacked_flags()
-        """Messages from the floor on. The messages behind them are all unacknowledged."""
+        """Flags of the messages from the floor on. All later messages are unacknowledged."""
         flags_end = self._floor + self._is_unacked.size
         self._is_unacked = self._is_unacked[: max(0, self.cursor - self._floor)]
         self._gap_count = int(np.count_nonzero(self._is_unacked))

@@ -29,9 +29,11 @@ class Span:
     attempts: int
     """Number of deliveries so far, by this position or its predecessors; 0 if never sent."""
     give_up_reason: Reason | None = None
-    """Reason for not sending them again; None if they are to be sent."""
+    """Reason for not sending the messages again; None if they are to be sent."""
     backoff_tick: int = 0
-    """Tick at which the backoff ends that delays them until a time; 0 for none."""
+    """Tick at which the backoff of the messages ends, if they are delayed until a time because of
+    it; else 0.
+    """
 
     def __lt__(self, other: Span) -> bool:
         """Compare by first sequence, so that spans with equal due times can lie in a heap."""

@@ -27,9 +27,9 @@ class BacklogCounter:
         self.count = 0
         """Matching messages from the cursor to `counted_end`."""
         self.last_scan_max = 0
-        """Messages that the last call was allowed to inspect."""
+        """Messages that the last call of `count_more` was allowed to inspect."""
         self.last_backlog_max = 0
-        """Older messages among them."""
+        """Messages that the last call of `count_more` was allowed to inspect beyond new ones."""
 
     def count_more(self, backlog_max: int) -> int:
         """Count twice as many messages as are new, plus up to `backlog_max` older ones.

@@ -1,7 +1,7 @@
 """Delayed wakeups of positions and queues.
 
-Each target knows when it is due; this module only keeps the set of targets. One turn wakes a
-bounded number of targets; a target that is not finished is woken again after all others.
+Each target has a time at which it is due, and `DelayedWakeups` keeps the set of targets. One turn
+wakes a bounded number of targets. A target that is not finished is woken again after all others.
 """
 
 from __future__ import annotations

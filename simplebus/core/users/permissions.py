@@ -227,7 +227,7 @@ class ClassPermissions:
         self.allow = ("#",) if allow_all else allow
         self.deny = ("#",) if deny_all else deny
         self.comparison_key = (self.allow, self.deny)
-        """Equal for permissions that allow the same."""
+        """Key that is equal for equal permissions."""
         if deny_all or not self.allow:
             self.access = ClassAccess.NONE
         elif allow_all and not deny:
@@ -237,7 +237,7 @@ class ClassPermissions:
         self._cached_bytes = bytearray()
         """Cached results by channel number."""
         self._cached_results = np.frombuffer(self._cached_bytes, np.uint8)
-        """The same memory as an array: bytes are faster for few channels, arrays for many."""
+        """Array over the memory of `_cached_bytes`, which is faster for many channels."""
         self._cache_key: object = None
         """Channel list and generation that the cached results belong to."""
 

@@ -1,8 +1,8 @@
 """Conversion between NATS messages and envelopes.
 
-A NATS message comes out of a class byte for byte as it was published, except blanks around header
-values and malformed header blocks. Binary clients see channel, headers and payload. A message that
-cannot be an envelope is refused with a reason.
+A NATS message that was stored in a class is delivered to NATS clients byte for byte as published,
+except for blanks around header values and malformed header blocks. Binary clients receive channel,
+headers and payload. A message that cannot be converted to an envelope is refused with a reason.
 
     NATS                            envelope
     subject orders.eu               channel orders.eu

@@ -54,7 +54,9 @@ class DurableReplies:
         return not (self._pub_acks or self._ack_replies or self._pongs)
 
     def has_too_many(self, session: NatsSession) -> bool:
-        """Return True if so many replies of a client wait that it must not publish more."""
+        """Return True if the waiting replies of a client are at the limit, so that it must not
+        publish more.
+        """
         return self._reply_counts[session] >= WAITING_PUB_ACKS_MAX
 
     def add_pub_ack(self, class_id: int, reply: SubjectReply) -> bool:

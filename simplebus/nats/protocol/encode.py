@@ -19,8 +19,8 @@ PONG = b"PONG\r\n"
 _CR_LF = b"\r\n"
 _VERB = b"MSG "
 _VERB_WORD = np.uint32(int.from_bytes(_VERB, "little"))
-# Candidates for a byte that does not occur in a batch and can mark places in it. Bytes that never
-# occur in UTF-8 come first.
+# Byte values that are tried as marker, in this order: the first one that does not occur in a batch
+# is used to mark places in it. Values that never occur in UTF-8 are first.
 _MARKERS = [bytes([n]) for n in (0xFF, 0xFE, 0xC0, 0xC1, *range(0xF5, 0xFE), *range(0xF5))]
 
 # If every byte value occurs in a batch, messages up to this mean length are moved byte by byte;
