@@ -95,7 +95,7 @@ class JournalInspection:
         self.directory: JournalDirectory = open_directory(path)
         self._files = FileBuffer()
         self._found = RecoveryResult()
-        self._state, news_since = read_state(
+        self._state, first_new_batches = read_state(
             path / STATE,
             self._files,
             self._found,
@@ -108,7 +108,7 @@ class JournalInspection:
             if reads_past_damage
             else stored_batches(
                 self._state,
-                news_since[OTHER_PUBLISHERS] - 1,
+                first_new_batches[OTHER_PUBLISHERS] - 1,
                 Durability.MEMORY,
                 self.directory.boot,
             )

@@ -1,8 +1,8 @@
 """Rebuilds a broker from the files of a journal. `server.journal.pump.load` is the caller.
 
-Messages that no position needs are not read, except for the message numbers of their publishers
-and for the ids of the latest messages.
-Only `finish_recovery` changes files: it renames those without valid data.
+Messages that no position needs are read only for the message numbers of their publishers and the
+ids of the latest messages. Only `finish_recovery` changes files: it renames files without valid
+data and moves damaged bytes out of the others.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ def recover(directory: JournalDirectory, broker: Broker) -> RecoveryResult:
     broker.commit_log.boot_id = directory.boot
     found = RecoveryResult()
     files = FileBuffer()
-    state, news_since = read_state(
+    state, first_new_batches = read_state(
         directory.path / STATE, files, found, salt=directory.salt, boot_id=directory.boot
     )
-    reader = _JournalLoader(broker, files, found, state, news_since, directory.salt)
+    loader = _JournalLoader(broker, files, found, state, first_new_batches, directory.salt)
     try:
-        reader.read_classes(directory.path / CLASSES)
-        reader.finish()
+        loader.read_classes(directory.path / CLASSES)
+        loader.finish()
         report_missing_state(directory.path / STATE, state, found)
-        if reader.number_trust is NumberTrust.UNTIL_CONTRADICTED and (
+        if loader.number_trust is NumberTrust.UNTIL_CONTRADICTED and (
             found.last_batch_number or found.ignored_files
         ):
             # Batches that reappear later must be distinguishable from new ones.
@@ -132,16 +132,16 @@ class _JournalLoader:
         files: FileBuffer,
         found: RecoveryResult,
         state: RecoveredState,
-        news_since: dict[str, int],
+        first_new_batches: dict[str, int],
         salt: int,
     ) -> None:
         self._files = files
         self._found = found
         self._state = state
-        self._news_since = news_since
+        self._first_new_batches = first_new_batches
         """First write batch with new message numbers, by publisher name; see `read_state`."""
-        self._numbers_batch = min(news_since.values())
-        """The lowest of these numbers."""
+        self._first_new_batch = min(first_new_batches.values())
+        """First write batch with new message numbers of any publisher."""
         self._numbers: dict[str, StoredNumbers] = {}
         """Message numbers of publishers, as found in records."""
         self._message_ids: list[tuple[int, bytes, int, float]] = []
@@ -153,14 +153,17 @@ class _JournalLoader:
         commit_log = broker.commit_log
         self._salt = salt
         self._stored = stored_batches(
-            state, news_since[OTHER_PUBLISHERS] - 1, commit_log.durability, commit_log.boot_id
+            state,
+            first_new_batches[OTHER_PUBLISHERS] - 1,
+            commit_log.durability,
+            commit_log.boot_id,
         )
         self._gaps: list[tuple[int, Gap]] = []
         """Messages that cannot be read: class id and gap."""
         self.number_trust = choose_number_trust(state, commit_log.durability, commit_log.boot_id)
         self._share_bytes = 0
         """Memory available for each class."""
-        self._restoring = BrokerRestorer(broker)
+        self._restorer = BrokerRestorer(broker)
 
     def read_classes(self, folder: Path) -> None:
         ids = {class_id_of(path.name) for path in folder.iterdir()} | set(self._state.classes)
@@ -170,35 +173,35 @@ class _JournalLoader:
         ids -= set(self._state.removed_classes)
         for class_id in sorted(id_ for id_ in ids if id_ is not None):
             snapshot = self._state.classes.get(class_id)
-            cls = self._restoring.open_class(class_id, snapshot.name if snapshot else "")
+            cls = self._restorer.open_class(class_id, snapshot.name if snapshot else "")
             if snapshot and snapshot.keeps_last_values:
                 self._broker.store.class_registry.enable_last_values(class_id)
             self._read_class(cls, folder / folder_name(class_id), snapshot)
-            self._restoring.restore_backlog(cls, snapshot, self._known_heads.get(class_id))
+            self._restorer.restore_backlog(cls, snapshot, self._known_heads.get(class_id))
             self._found.message_count += len(cls.ring)
 
     def _read_removed_class(self, removed: RemovedClass, folder: Path) -> None:
         """Restore the next sequence of a removed class.
 
-        The class exists again if later messages are stored: then the server ended before it wrote
-        that the class was created again.
+        If later messages are stored, the class was created again, and the server ended before it
+        recorded that. The class is restored then.
         """
         if not folder.is_dir() or not numbers(folder):
             self._broker.store.class_registry.add_removed_class(removed)
             return
-        cls = self._restoring.open_class(removed.class_id, removed.name)
+        cls = self._restorer.open_class(removed.class_id, removed.name)
         window = WindowSnapshot(removed.head, removed.head)
         snapshot = ClassSnapshot(removed.class_id, removed.name, removed.head, removed.head, window)
         self._read_class(cls, folder, snapshot)
-        self._restoring.restore_backlog(cls, snapshot, self._known_heads.get(removed.class_id))
+        self._restorer.restore_backlog(cls, snapshot, self._known_heads.get(removed.class_id))
         self._found.message_count += len(cls.ring)
-        self._restoring.finish_removed_class(cls, removed)
+        self._restorer.finish_removed_class(cls, removed)
 
     def _read_class(self, cls: MessageClass, folder: Path, snapshot: ClassSnapshot | None) -> None:
         ring, floor = cls.ring, snapshot.floor if snapshot else 0
         # A class that spills may contain damage that was never read. Messages that were accepted
         # after it are kept.
-        at = -1 if cls.spill is None else self._found.snapshot_heads.get(cls.class_id, -1)
+        continue_at = -1 if cls.spill is None else self._found.snapshot_heads.get(cls.class_id, -1)
         segments = SegmentChain(
             folder,
             cls.class_id,
@@ -207,7 +210,7 @@ class _JournalLoader:
             salt=self._salt,
             stored=self._stored,
             known_head=snapshot.head if snapshot else 0,
-            continue_at_sequence=at,
+            continue_at_sequence=continue_at,
             class_name=cls.name,
         )
         if not segments.firsts:
@@ -233,13 +236,13 @@ class _JournalLoader:
                 self._collect_message_ids(data, record)  # Also of released messages.
             if not is_wanted(record):
                 continue
-            later = self._is_after_state(record)
-            if later:
+            is_after_state = self._is_after_state(record)
+            if is_after_state:
                 self._known_heads.setdefault(cls.class_id, record.first)
             if group.records and (
                 group.size >= _GROUP_BYTES
                 or record.first != group.records[-1].last
-                or later != self._is_after_state(group.records[0])
+                or is_after_state != self._is_after_state(group.records[0])
                 or self._has_new_numbers(record) != self._has_new_numbers(group.records[0])
             ):
                 self._append_group(cls, group, floor)
@@ -262,20 +265,23 @@ class _JournalLoader:
         """Do not load the first segments if they need not be in memory and contain no new state."""
         segments.ignore_outdated()  # Reading back later relies on the file names alone.
         starts = segments.starts()
-        most = min(cls.ring.bytes_max // 2, self._share_bytes)
+        memory_bytes_max = min(cls.ring.bytes_max // 2, self._share_bytes)
         later_bytes = 0
         for at in range(len(starts) - 1, 0, -1):
             start, before = starts[at], starts[at - 1]
             later_bytes += start.size
             messages = segments.firsts[-1] - segments.firsts[at - 1]
-            fits = later_bytes + before.size <= most and messages <= cls.ring.messages_max // 2
+            fits = (
+                later_bytes + before.size <= memory_bytes_max
+                and messages <= cls.ring.messages_max // 2
+            )
             header = start.header
             # The first record of a later segment is newer than all earlier segments.
             if (
                 fits
                 or header is None
                 or self._is_after_state(header)
-                or header.batch_number >= self._numbers_batch
+                or header.batch_number >= self._first_new_batch
             ):
                 continue
             for first, each in zip(segments.firsts[:at], starts[:at], strict=True):
@@ -295,18 +301,19 @@ class _JournalLoader:
     def _is_after_state(self, record: Record) -> bool:
         """Return True if a record is newer than the state.
 
-        Statements of the state about such sequences refer to other messages, which a crash removed.
+        If the state mentions such a sequence, it means another message with this sequence, which
+        was lost in a crash.
         """
         return record.batch_number > self._state.batch_number
 
     def _has_new_numbers(self, record: Record) -> bool:
         """Return True if a record may contain message numbers that the state does not contain."""
-        return record.meta_bytes > 0 and record.batch_number >= self._numbers_batch
+        return record.meta_bytes > 0 and record.batch_number >= self._first_new_batch
 
     def _may_have_new_ids(self, record: Record) -> bool:
         """Return True if a record may contain ids that the snapshot does not contain."""
         return (
-            record.batch_number >= self._news_since[OTHER_PUBLISHERS]
+            record.batch_number >= self._first_new_batches[OTHER_PUBLISHERS]
             and record.time > self._broker.clock.now - DUPLICATE_WINDOW_SECONDS
         )
 
@@ -335,9 +342,7 @@ class _JournalLoader:
             if begin < end:
                 self._skip_to(cls, begin)
                 part = batch.slice(begin - at, batch.count)
-                self._restoring.append_messages(
-                    cls, begin, part, times[begin - first : end - first]
-                )
+                self._restorer.append_messages(cls, begin, part, times[begin - first : end - first])
             at = end
         group.clear()
 
@@ -350,7 +355,7 @@ class _JournalLoader:
             cls.spill.record_spilled(ring.head, ring.frame_bytes)
             ring.release(ring.head)
         if len(ring):
-            self._restoring.append_missing(cls, sequence)
+            self._restorer.append_missing(cls, sequence)
         else:
             ring.set_next_sequence(sequence)
 
@@ -362,7 +367,7 @@ class _JournalLoader:
         first, last = group.records[0], group.records[-1]
         buffer, size = group.joined()
         try:
-            return self._restoring.split_frames(buffer, 0, size, last.last - first.first)
+            return self._restorer.split_frames(buffer, 0, size, last.last - first.first)
         except ValueError as error:
             raise JournalError(
                 f"class {first.class_id}: the records of messages {first.first}-{last.last - 1} "
@@ -372,10 +377,10 @@ class _JournalLoader:
     def _collect_numbers(self, group: _RecordGroup, batches: list[FrameBatch]) -> None:
         if all(not name for _, _, name in group.publishers):
             return
-        news = self._news_since[OTHER_PUBLISHERS]
+        default_batch = self._first_new_batches[OTHER_PUBLISHERS]
         publishers: list[tuple[int, str]] = []
         for batch_number, count, name in group.publishers:
-            if batch_number < self._news_since.get(name, news):
+            if batch_number < self._first_new_batches.get(name, default_batch):
                 name = ""
             if publishers and publishers[-1][1] == name:
                 count += publishers.pop()[0]
@@ -384,13 +389,13 @@ class _JournalLoader:
 
     def finish(self) -> None:
         """Restore positions and publishers, after all messages."""
-        state, restoring = self._state, self._restoring
+        state, restorer = self._state, self._restorer
         for position in state.positions.values():
-            restoring.restore_position(position, self._known_heads.get(position.class_id))
+            restorer.restore_position(position, self._known_heads.get(position.class_id))
         for class_id, gap in self._gaps:
-            restoring.skip_missing(class_id, gap.first, gap.last, is_new=gap.is_new)
+            restorer.skip_missing(class_id, gap.first, gap.last, is_new=gap.is_new)
         for class_id, begin, end in state.purged_ranges:
-            restoring.restore_purge(class_id, begin, end, self._known_heads.get(class_id))
+            restorer.restore_purge(class_id, begin, end, self._known_heads.get(class_id))
         stored = self._numbers
         for name, first, count in state.refused_ranges:
             stored.setdefault(name, StoredNumbers()).add_range(first, count)
@@ -399,17 +404,17 @@ class _JournalLoader:
                 stored.setdefault(producer.name, StoredNumbers()).add_range(first, count)
         for name in dict.fromkeys([*state.producers, *stored]):
             snapshot = state.producers.get(name, ProducerSnapshot(name, 0))
-            restoring.restore_producer(
+            restorer.restore_producer(
                 snapshot,
                 stored.get(name, StoredNumbers()),
                 state.refusals.get(name, []),
                 self.number_trust,
             )
         if self.number_trust is not NumberTrust.ALL or self._found.problems:
-            restoring.mark_producers_incomplete()
+            restorer.mark_producers_incomplete()
         if self.number_trust is NumberTrust.ALL:
-            restoring.restore_message_ids(state.message_ids, self._message_ids)
-        restoring.finish()
+            restorer.restore_message_ids(state.message_ids, self._message_ids)
+        restorer.finish()
 
 
 def finish_recovery(directory: JournalDirectory, found: RecoveryResult, *, to_disk: bool) -> None:

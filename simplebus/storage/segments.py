@@ -26,11 +26,11 @@ from simplebus.storage.records import EndOfRecords, Record, RecordKind
 _CLASS_KINDS = (RecordKind.MESSAGES, RecordKind.GAP)
 
 OTHER_PUBLISHERS = ""
-"""Key, in the second result of `read_state`, of the publishers without an entry of their own.
+"""Key in the second result of `read_state` for all publishers without an entry.
 
-The state of their numbers is that of the snapshot at the start of the state file, so the value is
-the first write batch after that snapshot; 0 without a state file. A publisher with an empty name
-has no such state, so the key is free.
+Their message numbers are known as of the snapshot at the start of the state file, so the value is
+the first write batch after this snapshot; 0 without a state file. Message numbers are kept for
+named publishers only, so no publisher has the empty name.
 """
 
 
@@ -88,9 +88,11 @@ class StoredBatches:
     snapshot_batch: int = -1
     """Batches up to this one are older than the state, which was written after them."""
     is_same_boot: bool = False
-    """True if the system runs since the last batch: then a process was killed at most."""
+    """True if the machine has not restarted since the last batch: all written data is there, even
+    if the process was killed.
+    """
     is_synced: bool = False
-    """True if each batch was synced before the one after next was written."""
+    """True if each batch was synced before the second batch after it was written."""
 
     def contains(self, batch_number: int, last_batch_number: int) -> bool:
         """Return True if a batch was stored, given the newest batch that left a trace."""
@@ -161,8 +163,9 @@ def read_state(
         boot_id: Id of the current boot of the machine; empty if unknown.
 
     Returns:
-        The state, and by publisher name the first write batch whose records may contain message
-        numbers that the state does not contain; by `OTHER_PUBLISHERS` that of all others.
+        The state, and for each publisher name the first write batch whose records may contain
+        message numbers that the state does not contain. The key `OTHER_PUBLISHERS` stands for all
+        other names.
     """
     for number in sorted(numbers(folder), reverse=True):
         path = folder / file_name(number)
@@ -174,7 +177,7 @@ def read_state(
                 found.problems.append(f"{path}: no intact snapshot at the start; ignored the file")
                 found.ignored_files.append(path)
             continue
-        state, news_since = RecoveredState(), {OTHER_PUBLISHERS: record.batch_number + 1}
+        state, first_new_batches = RecoveredState(), {OTHER_PUBLISHERS: record.batch_number + 1}
         snapshot_batch = record.batch_number
         while isinstance(record, Record):
             found.last_batch_number = max(found.last_batch_number, record.batch_number)
@@ -188,7 +191,7 @@ def read_state(
                 found.snapshot_heads = {number: each.head for number, each in state.classes.items()}
             is_snapshot = record.kind == RecordKind.SNAPSHOT
             contained_in = record.batch_number + 1 if is_snapshot else record.batch_number
-            news_since.update(
+            first_new_batches.update(
                 (producer.name, producer.numbers_batch or contained_in)
                 for producer in changes.producers
             )
@@ -196,7 +199,7 @@ def read_state(
             if isinstance(record, EndOfRecords) and record.problem:
                 stored = stored_batches(state, snapshot_batch, Durability.MEMORY, boot_id)
                 record = _skip_damaged_changes(path, data, record, state, stored, found, salt)
-        return state, news_since
+        return state, first_new_batches
     return RecoveredState(), {OTHER_PUBLISHERS: 0}
 
 
@@ -261,10 +264,11 @@ class SegmentChain:
             found: Result to which problems are added.
             salt: Salt of the journal.
             stored: Batches after which damage is skipped.
-            known_head: Head of the class in the state. Older data from there on was skipped
-                before, and stays skipped.
-            continue_at_sequence: Continue after missing messages with this sequence: they were
-                missing already when it was accepted.
+            known_head: Head of the class in the state. Data at or above it that is older than the
+                state was skipped by an earlier recovery, and is skipped again.
+            continue_at_sequence: Sequence of a segment at which reading continues after missing
+                messages. They were already missing when its first message was accepted. -1 for
+                none.
             class_name: Name for reports; empty for the id.
         """
         self.class_id = class_id
@@ -301,8 +305,9 @@ class SegmentChain:
         )
 
     def ignore_outdated(self) -> None:
-        """Ignore segments that reappeared, like `headers`, but without reading: batch numbers
-        ascend.
+        """Ignore segments that reappeared, as `headers` does, but without reading all records.
+
+        They are recognized by their batch numbers, which otherwise ascend.
         """
         latest = 0
         for first, start in zip(list(self.firsts), self.starts(), strict=True):
@@ -326,26 +331,26 @@ class SegmentChain:
         """Yield all records of messages with the data of their file. Bodies of unwanted records are
         not verified.
         """
-        for at, first in enumerate(self.firsts):
-            following = self._following(at)
+        for index, first in enumerate(self.firsts):
+            next_first = self._first_of_segment(index + 1)
             path = self._folder / file_name(first)
             data = self._files.read(path)
             position, batch_number = 0, 0
             is_torn = is_unusable = False
             while True:
-                if following is not None and self.head >= following:
-                    if not self._is_outdated(following, data, position, batch_number):
+                if next_first is not None and self.head >= next_first:
+                    if not self._is_outdated(next_first, data, position, batch_number):
                         self._cut_off_outdated(path, data, position)
                         break
-                    self._ignore_segment(at + 1)
-                    following = self._following(at)
+                    self._ignore_segment(index + 1)
+                    next_first = self._first_of_segment(index + 1)
                     continue
                 record = self._next(data, position, is_wanted)
                 if isinstance(record, Record):
                     if record.kind == RecordKind.GAP:
                         self.gaps.append(Gap(record.first, record.last, is_new=False))
                     else:
-                        if following is None and not is_torn and not is_wanted(record):
+                        if next_first is None and not is_torn and not is_wanted(record):
                             is_torn = not records.is_intact(data, record)
                         yield data, record
                     self.head, position, batch_number = record.last, record.end, record.batch_number
@@ -356,7 +361,7 @@ class SegmentChain:
                     problem = "no data after a damaged record"
                 if not problem:
                     break
-                intact = self._intact_records_after(data, position, following, batch_number)
+                intact = self._intact_records_after(data, position, next_first, batch_number)
                 end = intact[-1].last if intact else self.head
                 can_continue = bool(intact) and self._can_continue_at(intact[0], intact[-1])
                 if can_continue:
@@ -367,62 +372,69 @@ class SegmentChain:
                 )
                 if not can_continue:
                     is_unusable = position == 0
-                    if following is None:
+                    if next_first is None:
                         self.lost_count += end - self.head
                         self._add_torn_end(path, position, len(data))
                     break
                 self._add_gap(path, position, intact[0].offset, intact[0])
                 position, is_torn = intact[0].offset, False
-            if following is not None and self.head < following:
-                starts = (start.header for start in self._starts(at + 1))
+            if next_first is not None and self.head < next_first:
+                starts = (start.header for start in self._starts(index + 1))
                 header = next((start for start in starts if start is not None), None)
                 if header is None or not (
                     self._can_continue_at(header, header) or header.first == self._continue_at
                 ):
                     if is_unusable:
                         self._found.ignored_files.append(path)
-                    self._ignore_rest(self.firsts[at + 1 :])
+                    self._ignore_rest(self.firsts[index + 1 :])
                     break
                 self._report(
-                    f"{path}: missing {describe_range(self.class_label, self.head, following)}"
+                    f"{path}: missing {describe_range(self.class_label, self.head, next_first)}"
                 )
-                self._add_gap(path, position, len(data), header._replace(first=following))
+                self._add_gap(path, position, len(data), header._replace(first=next_first))
             elif is_unusable:  # The next segment to be written has the same name.
                 self._found.ignored_files.append(path)
 
-    def _following(self, at: int) -> int | None:
-        return self.firsts[at + 1] if at + 1 < len(self.firsts) else None
+    def _first_of_segment(self, index: int) -> int | None:
+        """Return the first sequence of a segment; None if there is no segment with this index."""
+        return self.firsts[index] if index < len(self.firsts) else None
 
-    def _is_outdated(
-        self, following: int, data: memoryview, position: int, batch_number: int
-    ) -> bool:
+    def _is_outdated(self, first: int, data: memoryview, position: int, batch_number: int) -> bool:
         """Return True if a segment was ignored before and reappeared, for example after a power
         failure.
 
-        The data read from the previous segment ends at `position`, with `batch_number`.
+        Args:
+            first: First sequence of the segment.
+            data: Content of the previous segment.
+            position: Offset in `data` up to which records were read.
+            batch_number: Write batch of the last of these records.
         """
-        header = _start(self._folder / file_name(following), self._salt).header
-        if self.head == following:  # The previous segment may contain newer records from here on.
+        header = _start(self._folder / file_name(first), self._salt).header
+        if self.head == first:  # The previous segment may contain newer records from here on.
             record = records.read_record(data, position, salt=self._salt)
             if isinstance(record, EndOfRecords):
                 is_damaged = header is None and bool(record.problem)
-                return is_damaged and not self._continues_after_damage(following, batch_number)
-            if record.first != following:
+                return is_damaged and not self._continues_after_damage(first, batch_number)
+            if record.first != first:
                 return False
             batch_number = record.batch_number
         return header is None or header.batch_number < batch_number
 
-    def _continues_after_damage(self, following: int, batch_number: int) -> bool:
+    def _continues_after_damage(self, first: int, batch_number: int) -> bool:
         """Return True if damage at the start of a segment is skipped.
 
         The previous segment ends with that write batch, and with data torn by a power failure.
         """
-        data = FileBuffer().read(self._folder / file_name(following))  # Keeps the other data valid.
+        # Another buffer is used, because the data of the previous segment must stay valid.
+        data = FileBuffer().read(self._folder / file_name(first))
         intact = self._intact_records_after(data, 0, None, batch_number)
         return bool(intact) and self._can_continue_at(intact[0], intact[-1])
 
     def _cut_off_outdated(self, path: Path, data: memoryview, position: int) -> None:
-        """Cut off records that the next segment replaces: they would be read without it."""
+        """Request a repair that cuts off the records that the next segment replaces.
+
+        Otherwise they would be read again after the next segment was removed.
+        """
         record = records.read_record(data, position, salt=self._salt)
         if isinstance(record, Record):
             sentence = f"ignored from byte {position} on; the next file replaces these messages"
@@ -430,9 +442,9 @@ class SegmentChain:
             lost = f"nothing; {sentence}"
             self._found.repairs.append(SegmentRepair(path, position, len(data), b"", lost))
 
-    def _ignore_segment(self, at: int) -> None:
+    def _ignore_segment(self, index: int) -> None:
         """Ignore a segment that was ignored before."""
-        path = self._folder / file_name(self.firsts.pop(at))
+        path = self._folder / file_name(self.firsts.pop(index))
         self._report(f"{path}: ignored again; the file was ignored before and has reappeared")
         self._found.ignored_files.append(path)
 
@@ -459,9 +471,16 @@ class SegmentChain:
         return record
 
     def _intact_records_after(
-        self, data: memoryview, position: int, following: int | None, batch_number: int
+        self, data: memoryview, position: int, next_first: int | None, batch_number: int
     ) -> list[Record]:
-        """Return the intact records after a damaged one, which follows that write batch."""
+        """Return the intact records after a damaged record.
+
+        Args:
+            data: Content of the segment.
+            position: Offset of the damaged record.
+            next_first: First sequence of the next segment; None for the last segment.
+            batch_number: Write batch of the record before the damaged one.
+        """
         found = records.find_records(
             data,
             position + 1,
@@ -475,7 +494,7 @@ class SegmentChain:
             record
             for record in found
             if record.batch_number >= batch_number
-            and (following is None or record.first < following)
+            and (next_first is None or record.first < next_first)
             and record.first - self.head <= records.GAP_MESSAGES_MAX
         ]
 
