@@ -11,7 +11,7 @@ process is handled here. Modules in reading order:
 - `wrong_port`: explains to a client of another protocol which port it needs
 - `local_client`: clients inside the server process, such as bridges
 - `read_limit`: size of a connection's reads, adapted to the time of their processing
-- `turns`: turns of connections with slow requests, and of many receivers
+- `turns`: fair scheduling of slow requests, and of sending to many receivers
 - `preauth`: limits and fair scheduling for connections that are not authenticated yet
 - `tls`: certificates and handshakes
 - `journal`: threads that write and read the journal

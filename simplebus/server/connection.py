@@ -211,8 +211,10 @@ class Connection(Generic[SessionT]):
         self._is_writing = False
         self._disconnect_error: RemoteProtocolError | None = None
         self._is_disconnecting = False
-        self._last_input_bytes: int | None = None
-        """Bytes to read before the connection ends; None if it does not end."""
+        self._remaining_input_bytes: int | None = None
+        """Bytes to read before the connection is closed; see `disconnect_after_input`. None if it
+        stays open.
+        """
         self._is_opening_checked = False
         """True once the first data was compared with the protocols of the other listeners."""
         self._wrong_port_reply = b""
@@ -240,7 +242,7 @@ class Connection(Generic[SessionT]):
                     await self.preauth.wait_readable()
                 self._leave_preauth()
                 while is_open:
-                    if self._has_read_last_input:
+                    if self._has_processed_remaining_input:
                         reason = "the server is stopping"
                         break
                     if session.is_request_pending or session.unprocessed:
@@ -273,8 +275,8 @@ class Connection(Generic[SessionT]):
                         break
                     if count == 0:
                         break
-                    if self._last_input_bytes is not None and not is_refilled:
-                        self._last_input_bytes -= count
+                    if self._remaining_input_bytes is not None and not is_refilled:
+                        self._remaining_input_bytes -= count
                     if not self._is_opening_checked:
                         self._check_opening(space[:count])
                     if count < MEASURED_READ_BYTES_MIN:
@@ -380,29 +382,29 @@ class Connection(Generic[SessionT]):
     def disconnect_after_input(self) -> None:
         """Close the connection when the bytes that have arrived until now are processed.
 
-        With TLS their number is unknown, and if reading is paused they are not processed. The
-        connection is closed at once then.
+        The connection is closed at once if it uses TLS, because the number of these bytes is
+        unknown, or if reading is paused, because they would not be processed.
         """
         if self.tls is not None or self.session.is_reading_paused:
             self.disconnect()
             return
-        if self._last_input_bytes is None:
+        if self._remaining_input_bytes is None:
             size = array("i", [0])
             with contextlib.suppress(OSError):
                 fcntl.ioctl(self.socket, termios.FIONREAD, size)
-            self._last_input_bytes = size[0]
-        if self._has_read_last_input:
+            self._remaining_input_bytes = size[0]
+        if self._has_processed_remaining_input:
             self.disconnect()
 
     @property
-    def _has_read_last_input(self) -> bool:
-        """True if the connection ends now, because all of its input is processed."""
-        last_bytes = self._last_input_bytes
-        return last_bytes is not None and last_bytes <= 0 and not self._has_unprocessed
+    def _has_processed_remaining_input(self) -> bool:
+        """True if `disconnect_after_input` was called and all of the input is processed."""
+        remaining_bytes = self._remaining_input_bytes
+        return remaining_bytes is not None and remaining_bytes <= 0 and not self._has_unprocessed
 
     @property
     def _has_unprocessed(self) -> bool:
-        """True if bytes that were read are to be processed."""
+        """True if bytes were read that are not processed yet."""
         return self.session.is_request_pending or bool(self.session.unprocessed)
 
     def _send_final_bytes(self) -> bool:
@@ -461,7 +463,7 @@ class Connection(Generic[SessionT]):
     async def _wait_until_resumed(self) -> None:
         """Wait until the client's queued messages are stored.
 
-        Meanwhile the server still reads, slowly, from a client with acks that may free space. If
+        While it waits, the server still reads, slowly, from a client whose acks may free space. If
         the client has closed its side, the rest of its input is read so that the socket can be
         closed.
         """
@@ -518,7 +520,7 @@ class Connection(Generic[SessionT]):
 
     def _send(self) -> bool:
         """Send a limited number of pieces. Returns True if the outbox is empty and flushed."""
-        outbox, tick, wire = self.session.outbox, self._listener.tick_number, self.transport
+        outbox, tick, transport = self.session.outbox, self._listener.tick_number, self.transport
         scanned_count = 0
         try:
             for _ in range(_SENDS_PER_TURN):
@@ -529,7 +531,7 @@ class Connection(Generic[SessionT]):
                 if not data:
                     # The outbox may need another call, after other connections had a turn.
                     return outbox.is_idle and self._is_flushed()
-                count = wire.send(data)
+                count = transport.send(data)
                 outbox.mark_sent(count, tick)
                 if count < len(data):
                     return False

@@ -9,7 +9,7 @@ READ_SECONDS_MAX = 0.002
 MEASURED_READ_BYTES_MIN = 32 * 1024
 """Shorter reads are not measured: the session limits the number of their slow requests."""
 _INITIAL_BYTES = 256 * 1024
-_AIMED_SECONDS = 0.8 * READ_SECONDS_MAX
+_TARGET_SECONDS = 0.8 * READ_SECONDS_MAX
 _GROWTH_MAX = 2.0
 
 
@@ -31,8 +31,8 @@ class ReadLimit:
             seconds: CPU time of its processing, including the messages sent to subscribers.
         """
         is_slow = seconds > READ_SECONDS_MAX
-        is_fast = seconds < _AIMED_SECONDS and received_bytes >= self.size_bytes
+        is_fast = seconds < _TARGET_SECONDS and received_bytes >= self.size_bytes
         if is_slow or is_fast:
-            factor = _AIMED_SECONDS / seconds if seconds > 0 else _GROWTH_MAX
+            factor = _TARGET_SECONDS / seconds if seconds > 0 else _GROWTH_MAX
             fitting_bytes = int(received_bytes * min(factor, _GROWTH_MAX))
             self.size_bytes = min(max(MEASURED_READ_BYTES_MIN, fitting_bytes), RECEIVE_BYTES)

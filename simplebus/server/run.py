@@ -244,7 +244,9 @@ async def _run_server(
         name: each[0].getsockname()[1] for name, each in listening.items() if each
     }
     _warn_about_unprotected_listeners(
-        options, _public_hosts(sockets + nats_sockets), _public_hosts(http_sockets)
+        options,
+        client_hosts=_public_hosts(sockets + nats_sockets),
+        http_hosts=_public_hosts(http_sockets),
     )
     process.keep_freed_memory_mapped()
     process.raise_descriptor_limit()
@@ -295,7 +297,8 @@ async def _run_server(
         nursery.start_soon(
             partial(send_notifications, rates.status_line, watchdog_interval=watchdog_interval)
         )
-        # Only now: the imports of the HTTP server stall the event loop, which has no clients yet.
+        # Not started earlier, because importing the HTTP server stalls the event loop, which does
+        # no harm before there are clients.
         with watchdog.watch_in_thread() if options.owns_process else contextlib.nullcontext():
             options, is_signaled = await _accept_until_stopped(
                 running, sockets, nats_sockets, options, signals, announce, task_status
@@ -543,27 +546,32 @@ def _public_hosts(sockets: list[socket.socket]) -> str:
     return " and ".join(host for host in hosts if not is_loopback(host))
 
 
-def _warn_about_unprotected_listeners(options: ServeOptions, bus: str, http_address: str) -> None:
-    """Warn about listeners that other machines can reach without authentication or TLS."""
-    if http_address and options.users is None:
+def _warn_about_unprotected_listeners(
+    options: ServeOptions, *, client_hosts: str, http_hosts: str
+) -> None:
+    """Warn about listeners that other machines can reach without authentication or TLS.
+
+    `client_hosts` and `http_hosts` are their hosts, as `_public_hosts` returns them.
+    """
+    if http_hosts and options.users is None:
         log.warning(
             "http.unprotected",
             "every client that reaches {address} can read metrics and client names: "
             "authentication is off (enable it with simplebus user add and --users)",
-            address=http_address,
+            address=http_hosts,
         )
-    if bus and options.users is None:
+    if client_hosts and options.users is None:
         log.warning(
             "listener.unprotected",
             "every client that reaches {address} can publish, subscribe and purge: "
             "authentication is off (enable it with simplebus user add and --users)",
-            address=bus,
+            address=client_hosts,
         )
-    elif bus and options.tls is None:
+    elif client_hosts and options.tls is None:
         log.warning(
             "listener.unencrypted",
             "passwords and messages on {address} are not encrypted: TLS is off (--tls-cert)",
-            address=bus,
+            address=client_hosts,
         )
 
 

@@ -54,9 +54,9 @@ CONNECTIONS_MAX = 64
 HEAD_BYTES_MAX = 16 * 1024
 HEADERS_MAX = 64
 CONNECTION_BURST, CONNECTIONS_PER_SECOND = 100, 50.0
-"""Connections of one address that are served at once. Further ones are delayed."""
+"""Burst and rate of new connections of one address. Connections above the rate are delayed."""
 DELAYED_MAX = 64
-"""Delayed connections. Further ones are rejected."""
+"""Maximum number of delayed connections. Connections beyond it are rejected."""
 REJECT_QUEUE_MAX = 128
 """Connections that wait to be rejected, so that a health check among them can be answered."""
 REQUESTS_MAX = 1000
@@ -141,7 +141,7 @@ class HttpServer:
         self._owns_preauth_queue = preauth_queue is None
         self.wrong_port_check = wrong_port_check or WrongPortCheck()
         self.accepted_count = self.answered_count = self.rejected_count = 0
-        """Accepted connections."""
+        """Accepted connections, answered requests, and rejected connections and requests."""
         self.cpu_seconds = 0.0
         """CPU time of the event loop for responses and for the periodic snapshot."""
         self._connections: dict[_HttpConnection, None] = {}
@@ -396,7 +396,9 @@ class _HttpConnection:
             self._stream.send_plaintext(data)
 
     async def _close(self) -> None:
-        """Close the connection so that the last response arrives, unless its place is needed."""
+        """Close the connection. Waits for a limited time until the client has received the last
+        response, unless the server closes this connection in favor of a newer one.
+        """
         try:
             if (
                 self._protocol.our_state in (h11.MUST_CLOSE, h11.ERROR)

@@ -2,10 +2,9 @@
 
 `load` recovers the broker by `storage.recovery`, before the pump starts.
 
-The writer has at most two write batches: it writes one, and the other waits. Entries that arrive
-meanwhile form the next batch, so a slow disk gets larger batches. Many new classes or durables do
-not wait, because one batch with all of them would occupy the event loop: further batches are
-queued.
+The writer has at most two write batches: it writes one, and the other waits. Later entries form the
+next batch, so a slow disk gets larger batches. If there are many new classes or durables, further
+batches are queued, because one batch with all of them would occupy the event loop.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ log = EventLogger("simplebus.server")
 
 _BATCHES_IN_FLIGHT_MAX = 2
 _BATCHES_WITH_CHANGES_MAX = 256
-"""Batches in flight up to which one with many changes is queued."""
+"""Maximum number of batches in flight while the next batch would contain many changes."""
 
 RunInLoop = Callable[..., None]
 """Schedules a function with its arguments in the event loop; may be called from any thread."""
@@ -202,7 +201,8 @@ class JournalPump:
         if not self._is_busy:
             is_small = self._commit_log.next_batch_bytes <= DIRECT_WRITE_BYTES_MAX
             batch = self._checkpointer.build_write_batch()
-            # The next batch of a request for progress follows in a later turn.
+            # The log is not empty if requested progress needs further batches: they follow in later
+            # turns.
             can_write_directly = is_small and self._commit_log.is_empty
             if batch is not None and can_write_directly and self._writer.write_directly(batch):
                 self._on_durable(batch.number, has_space=True)

@@ -53,7 +53,7 @@ class RecentLatencies:
         while len(history) > 1 and now - history[1][0] >= _RECENT_SECONDS:
             history.popleft()
         pairs = zip(current, history[0][1], strict=True)
-        return Latencies(*(now.difference(before) for now, before in pairs))
+        return Latencies(*(after.difference(before) for after, before in pairs))
 
 
 class LatencyRecorder:

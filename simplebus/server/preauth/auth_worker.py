@@ -150,7 +150,7 @@ class AuthWorker:
             await check.started.wait()
             if check.is_evicted:
                 raise _queue_full_error()
-            # The network may have failed too often meanwhile.
+            # The network may have failed too often while the check waited.
             self._check_failure_limits(network, auth)
             check.is_valid = await _verify_in_thread(password_hash, password)
             self.check_count += 1
@@ -169,10 +169,10 @@ class AuthWorker:
         if not waiting and len(self._waiting_checks) >= _NETWORKS_MAX:
             # Evict the network with most failures, which may be the new one.
             networks = [*self._waiting_checks, check.network]
-            last = max(reversed(networks), key=self._failure_count)
-            if last == check.network:
+            worst_network = max(reversed(networks), key=self._failure_count)
+            if worst_network == check.network:
                 raise _queue_full_error()
-            for evicted_check in self._waiting_checks.pop(last):
+            for evicted_check in self._waiting_checks.pop(worst_network):
                 evicted_check.is_evicted = True
                 evicted_check.started.set()
         self._waiting_checks.setdefault(check.network, deque()).append(check)
@@ -219,11 +219,11 @@ async def _verify_in_thread(password_hash: str, password: str) -> bool:
     The thread has normal priority. With a lower one, other processes would take its CPU while it
     holds the interpreter lock that the event loop needs.
     """
-    token, finished_event, found = trio.lowlevel.current_trio_token(), trio.Event(), [False]
+    token, finished_event, result = trio.lowlevel.current_trio_token(), trio.Event(), [False]
 
     def work() -> None:
         try:
-            found[0] = verify_password(password_hash, password)
+            result[0] = verify_password(password_hash, password)
         except Exception:
             log.exception("password_check.failed", "checking a password failed")
         with contextlib.suppress(trio.RunFinishedError):
@@ -232,7 +232,7 @@ async def _verify_in_thread(password_hash: str, password: str) -> bool:
     threading.Thread(target=work, name="simplebus password", daemon=True).start()
     with trio.CancelScope(shield=True):  # The next check starts after this one.
         await finished_event.wait()
-    return found[0]
+    return result[0]
 
 
 def verify_password(password_hash: str, password: str) -> bool:

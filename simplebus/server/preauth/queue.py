@@ -34,8 +34,9 @@ LOOP_SHARE = 0.25
 CROWD_SIZE = 256
 """Ready connections from which listeners accept more slowly."""
 STEPS_BETWEEN_ACCEPTS = 16
-"""Steps between two accepts in that case. A short connection takes about three steps, and a
-listener accepts a few connections at once.
+"""Steps between two accepts of a listener while CROWD_SIZE connections are ready.
+
+A short connection takes about three steps, and a listener accepts a few connections at once.
 """
 _EVENTS_PER_STEP = 64
 """Events and deadlines processed per step. Each costs about a microsecond."""
@@ -116,8 +117,8 @@ class PreAuthQueue:
         is_crowded = self._ready_connection_count >= CROWD_SIZE
         origin = next(
             (
-                at
-                for at, connections in self._ready_by_origin.items()
+                candidate
+                for candidate, connections in self._ready_by_origin.items()
                 if not (is_crowded and self._has_just_accepted(connections[0]))
             ),
             None,
