@@ -158,7 +158,7 @@ def _check_error_code(code: int, *, accepted: set[int]) -> None:
 
 
 def connect_error(place: object, error: OSError | None) -> BusConnectionError:
-    """Return the error for a failed connect; `error` is None for a host without an address."""
+    """Return the error for a failed connect; `error` is None if the host has no address."""
     reason = "it has no address" if error is None else error.strerror or str(error)
     return BusConnectionError(
         f"cannot connect to {place}: {reason}; expected a simplebus server listening there"
@@ -203,7 +203,10 @@ def connect_timeout_error(
 
 
 def connection_lost_error(place: object, error: Exception | None) -> BusConnectionError:
-    """Return the error for a lost connection; `error` is None if the server closed it in order."""
+    """Return the error for a lost connection.
+
+    `error` is None if the server has closed the connection without an error.
+    """
     if isinstance(error, BusConnectionError):
         return error
     if isinstance(error, WrongProtocolError):

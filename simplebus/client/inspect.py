@@ -30,7 +30,7 @@ from simplebus.core.protocol.requests import FetchReply, PurgeReply
 
 
 def check_range(first: int, last: int | None) -> tuple[int, int | None]:
-    """Return the range first..last-1; `last` is None for an open end.
+    """Return the checked bounds of the range first..last-1; `last` is None for no end.
 
     Raises:
         ValueError: If a sequence is out of range.
@@ -88,8 +88,8 @@ def get_inquire_reply(request: OpenRequest) -> InquireReply:
 class FetchOperation:
     """Fetch of messages from a sequence or a time on.
 
-    A reply may contain fewer messages than requested. Then the next request follows, until enough
-    messages are here or the head is reached.
+    A reply may contain fewer messages than requested. Requests are sent until enough messages have
+    arrived or the head is reached.
     """
 
     def __init__(

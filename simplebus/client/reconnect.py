@@ -40,7 +40,10 @@ _SERVER_SPECIFIC_REASONS = {Reason.CLASS_NAME_CONFLICT, Reason.TOO_MANY_CLASSES}
 
 
 def is_worth_retrying(error: BaseException | None) -> bool:
-    """Return True if another attempt may succeed; `error` is None if the server closed in order."""
+    """Return True if another attempt may succeed.
+
+    `error` is None if the server has closed the connection without an error.
+    """
     if isinstance(error, RemoteProtocolError):
         return error.reason in _TEMPORARY_REASONS
     return not isinstance(error, RefusedError)

@@ -1,6 +1,6 @@
 """Test support for programs that use simplebus: a bus in the test process, a real server, fixtures.
 
-    MemoryBus         bus in the process, whose time is that of the event loop
+    MemoryBus         bus in the process; its clock is that of the event loop
     server            `BusServer` and `bus_server`: a real server on a free port, in a thread
     plugin            pytest fixtures `memory_bus`, `bus_server` and `bus_settings`
     conformance       all guarantees of simplebus, as tests to inherit

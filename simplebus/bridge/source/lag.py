@@ -32,8 +32,10 @@ class Lag:
     """Lag of one copier."""
 
     def __init__(self, open_source: OpenSource | None) -> None:
-        """Create the lag. `open_source` is None for a source that stores nothing for an absent
-        copier.
+        """Create the lag of a copier that is not connected yet.
+
+        `open_source` opens the source to count unread messages while the copier is down; None for a
+        source that does not store messages for a copier that is down.
         """
         self._open_source = open_source
         self.target: MessageTarget | None = None
@@ -72,16 +74,16 @@ class Lag:
         )
 
     def set_source(self, source: MessageSource, sequence: int) -> None:
-        """Note that the source is connected, and the sequence from which it is to be copied."""
+        """Record that the source is connected, and the sequence at which copying continues."""
         self._source, self._cursor = source, sequence
 
     def note_read(self, next: int, head: int) -> None:
-        """Note a read of the copier: the next sequence to read, and the head of the source."""
+        """Record a read of the copier: the next sequence to read, and the head of the source."""
         self._read_count += 1
         self._cursor, self._unread_count = next, max(0, head - next)
 
     def connection_lost(self) -> None:
-        """Note that source or target is lost: unsettled messages count as unread again."""
+        """Record that source or target is lost: unsettled messages count as unread again."""
         self._unread_count = self.count
         if self._open_source is None:
             self._unread_count, self.oldest_accepted_at = 0, None

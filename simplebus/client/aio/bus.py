@@ -361,15 +361,16 @@ class Bus(Publisher):
             ExceptionGroup: Contains the refusals that no call has raised yet.
             BusConnectionError: The connection is lost for good.
         """
-        answers = 0
-        while answers < (EMPTY_REPLIES_UNTIL_IDLE if self._handler_runners else 1):
+        empty_reply_count = 0
+        while empty_reply_count < (EMPTY_REPLIES_UNTIL_IDLE if self._handler_runners else 1):
             started_before = self._started_count
             while not self.is_idle:
                 self.connection.check_open()
                 await self.connection.changed.wait()
             await self.flush()
             await self.connection.request(self._core.sync)
-            answers = answers + 1 if self.is_idle and started_before == self._started_count else 0
+            has_received_none = self.is_idle and started_before == self._started_count
+            empty_reply_count = empty_reply_count + 1 if has_received_none else 0
 
     @property
     def _started_count(self) -> int:

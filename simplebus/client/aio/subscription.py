@@ -1,7 +1,6 @@
 """Subscriptions under trio and asyncio: iteration over values, messages and batches, and `get`.
 
-A message is returned behind the last point at which the task can be cancelled, so cancellation
-loses no message.
+A call takes a message only after its last checkpoint, so a cancellation loses no message.
 """
 
 from __future__ import annotations
@@ -196,9 +195,10 @@ class BaseSubscription(SubscriptionState[T]):
         return request
 
     async def refill(self, loop: object | None = None) -> None:
-        """Wait until there are messages for `loop`, or for `get` if it is None. Internal.
+        """Wait until there are messages for a consumer. Internal.
 
-        Acknowledges what that consumer received before.
+        Before it waits, the earlier messages of the consumer are acknowledged. `loop` identifies
+        the consumer; None for `get` and `take`.
         """
         inbox, connection = self.inbox, self._connection
         connection.check_thread()
@@ -224,7 +224,7 @@ class BaseSubscription(SubscriptionState[T]):
                     break
         finally:
             inbox.has_waiting_consumer = False
-        # Another task may have received messages meanwhile.
+        # Another task may have received messages while this one waited.
         if self._auto_ack or inbox.has_unsettled:
             inbox.settle_previous(loop)
 

@@ -2,7 +2,7 @@
 
 There is no thread, event loop or timer: data is sent and a lost connection is replaced only while
 the program calls a method. A bus belongs to one thread at a time, and to the process that connected
-it; calls from another thread raise meanwhile.
+it; calls from another thread raise during this time.
 """
 
 from __future__ import annotations

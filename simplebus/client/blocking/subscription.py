@@ -206,10 +206,10 @@ class BlockingBaseSubscription(SubscriptionState[T]):
         return batch
 
     def _refill(self, seconds: float, loop: object | None = None) -> bool:
-        """Wait until there are messages for `loop`, or for `get` if it is None. Returns False at
-        the timeout.
+        """Wait until there are messages for a consumer. Returns False at the timeout.
 
-        Acknowledges what that consumer received before.
+        Before it waits, the earlier messages of the consumer are acknowledged. `loop` identifies
+        the consumer; None for `get` and `take`.
         """
         inbox, connection = self.inbox, self._connection
         with connection.thread_guard:

@@ -122,7 +122,9 @@ class AckBuffer:
         order.
         """
         self.dropped_redeliveries: set[int] = set()
-        """Sequences whose redelivery was dropped because an earlier delivery is still here."""
+        """Sequences whose redelivery was dropped because an earlier delivery still waits here, or
+        its ack is not sent yet.
+        """
         self.undecided_out_of_order: set[int] = set()
         """Redelivered sequences that wait here and that the program has not settled."""
         self._subscription_number = subscription_number

@@ -339,7 +339,7 @@ class ClientCore:
 
     @property
     def has_credit(self) -> bool:
-        """True if the credit allows one more message, so that it does not pile up here."""
+        """True if the credit allows one more message, so that it need not wait in the buffer."""
         return self.publish_buffer.has_credit
 
     def require_confirm(self, end: int) -> None:
@@ -366,7 +366,7 @@ class ClientCore:
 
     @property
     def has_due_acks(self) -> bool:
-        """True if so many acks are pending that they should be sent without delay."""
+        """True if enough acks are pending to send them without delay."""
         return self.send_queue.ack_sink.pending_count >= ACK_BATCH_MESSAGES
 
     @property

@@ -142,11 +142,14 @@ class Inbox:
         )
 
     def set_handled(self) -> None:
-        """Note that a handler processes the messages, and which of them it settles itself."""
+        """Record that a handler processes the messages.
+
+        Messages that the handler does not settle itself are settled for it.
+        """
         self._has_handler = self._ack_buffer.is_auto_ack = True
 
     def set_ack_batch(self, messages: int) -> None:
-        """Collect so many acks before they are sent, unless `offer_acks` is called before."""
+        """Collect this many acks before they are sent, unless `offer_acks` is called before."""
         self._ack_batch_messages = self._ack_buffer.batch_messages = messages
 
     def offer_acks(self) -> None:
@@ -230,7 +233,11 @@ class Inbox:
         return duplicate_count
 
     def _accept_redelivered(self, run: FrameRun, sequences: MessageIds, attempt: int) -> int:
-        """Queue redeliveries of messages that are not here. Return the number of dropped ones."""
+        """Queue redeliveries, except of messages that wait here or have an unsent ack.
+
+        Returns:
+            The number of dropped redeliveries.
+        """
         self._mark_out_of_order(int(sequences[-1]))
         sequence_array = np.asarray(sequences)
         is_new = np.ones(run.count, np.bool_)
@@ -247,7 +254,7 @@ class Inbox:
         return run.count - int(np.count_nonzero(is_new))
 
     def _mark_out_of_order(self, sequence: int) -> None:
-        """Note that a message up to `sequence` did not arrive as a first delivery in order."""
+        """Record that a message up to `sequence` did not arrive as a first delivery in order."""
         self._ack_buffer.last_out_of_order = max(self._ack_buffer.last_out_of_order, sequence)
         self._next_arrival_index += 1  # A gap, so that no range includes messages from both sides.
 
@@ -293,7 +300,9 @@ class Inbox:
         ) - _HALF_ID_RANGE
 
     def _iter_undecided(self) -> Iterator[MessageIds]:
-        """Yield the sequences of this position that are here or have an unsent ack."""
+        """Yield the sequences of messages that wait here, are being processed or have an unsent
+        ack.
+        """
         if self._current_batch is not None and self._current_batch.is_alive:
             first = self._settled_count if self.auto_ack else self._handed_out_count
             yield self._current_batch.sequences[first:]
@@ -437,7 +446,7 @@ class Inbox:
             batch.settle(ACKED, first, last)
 
     def end_loop(self, loop: object, *, is_cancelled: bool = False) -> None:
-        """Note that a loop has ended, by `break`, by an exception or by cancellation.
+        """Record that a loop has ended, by `break`, by an exception or by cancellation.
 
         The last message of a cancelled loop is put back. That of any other loop is acknowledged
         when a consumer asks for more, or when the subscription is left without an exception.
@@ -546,7 +555,7 @@ class Inbox:
         self._settled_count = self._prepared_count = 0
 
     def mark_ended(self, error: RefusedError | None = None) -> None:
-        """Note that the server has no such subscription any more."""
+        """Record that the server has ended the subscription."""
         self.error = error
         self.is_subscribed = False
         self._ack_buffer.discard()

@@ -101,7 +101,7 @@ class PublishBuffer:
         self._pending_contents: list[bytes] = []
         self._append_content = self._pending_contents.append
         self._pending_prefixes: list[bytes] = []
-        """Frame prefixes of the pending contents, which are checked then."""
+        """Frame prefixes of the pending contents; empty while the contents are unchecked."""
         self._unnumbered_frames: deque[UnnumberedFrames] = deque()
         self._resend_batches: deque[PublishBatch] = deque()
         """Numbered batches that were not sent on this connection."""
@@ -116,10 +116,11 @@ class PublishBuffer:
         self._base_number = 0
         """Message number of position 0."""
         self._has_fixed_numbers = False
+        """True if messages must not be renumbered; see `fix_numbers`."""
         self._refusal_by_position: dict[int, RefusedError] = {}
         self._late_confirms = late_confirms
         self._required_position = 0
-        """The Confirm of all messages below this position may not wait."""
+        """The server must not delay the Confirm of messages below this position."""
         self._is_confirm_late = False
         """True if the Confirm of the messages released last may wait."""
 
@@ -148,7 +149,7 @@ class PublishBuffer:
 
     @property
     def has_credit(self) -> bool:
-        """True if the credit allows one more message, so that it does not pile up here."""
+        """True if the credit allows one more message, so that it need not wait in the buffer."""
         return self.unconfirmed_bytes < self.credit_bytes
 
     @property

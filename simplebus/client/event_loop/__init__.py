@@ -4,8 +4,8 @@ anyio detects the event loop in every call. A bus detects it once, and then uses
 services of that loop.
 
     services      `EventLoop`: clock, waiters and readable sockets
-    asyncio_loop  the same for asyncio
-    trio_loop     the same for trio
+    asyncio_loop  its implementation for asyncio
+    trio_loop     its implementation for trio
     find          finds the event loop of the current task
     wakeup_event  wakes tasks that wait for a change
     deadlines     deadlines of many waits, with one timer

@@ -239,7 +239,7 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 def figures_of_archive(archive: DataFrame, *, name: str, step_s: float | None = None) -> DataFrame:
     """Return the report of an archive; `name` becomes the scenario.
 
-    The archive is read once, and its times once more if `step_s` is None.
+    The archive is read once. If `step_s` is None, its time column is read before, to choose a step.
     """
     from pyspark.sql import functions as sql
 

@@ -83,7 +83,7 @@ class TraceRows:
     ranges: TimedRanges
 
     def of(self, kind: str, subscriber: int | None = None) -> TimedRanges:
-        """Return the ranges of one kind, of one subscriber or of all if it is None."""
+        """Return the ranges of one kind; of all subscribers if `subscriber` is None."""
         is_selected = self.kind == (self.kinds.index(kind) if kind in self.kinds else -1)
         if subscriber is not None:
             is_selected &= self.subscriber == subscriber
