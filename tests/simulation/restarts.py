@@ -72,6 +72,8 @@ class RestartChecks:
         """Messages below these sequences were durable."""
         self._ended = ""
         self._floors: dict[int, int] = {}
+        self._drop_floors: dict[int, int] = {}
+        """Sequences below which classes were dropping messages when a process ended."""
         """Messages below these sequences were not needed any more."""
         self.was_ever_lossy = False
         """True if any process may have lost confirmed messages."""
@@ -106,6 +108,7 @@ class RestartChecks:
     def _end(self, broker: Broker, ending: str) -> None:
         self._ended = ending
         self._floors = {class_id: cls.ring.floor for class_id, cls in broker.classes.items()}
+        self._drop_floors |= {class_id: self._drop_floor(class_id) for class_id in broker.classes}
         heads = {class_id: cls.ring.head for class_id, cls in broker.classes.items()}
         commit_log = broker.commit_log
         self._safe = (
@@ -242,6 +245,7 @@ class RestartChecks:
         for sequence in range(head, len(log)):
             self.times.pop((class_id, sequence), None)
         del log[head:]
+        self._drop_floors[class_id] = min(head, self._drop_floors.get(class_id, 0))
         for sequences_by_class in (self.purged, self.unreadable_sequences, self.copies):
             if class_id in sequences_by_class:
                 sequences_by_class[class_id] = {
@@ -332,7 +336,14 @@ class RestartChecks:
             or sequence in self.purged.get(class_id, ())
             or sequence in self.unreadable_sequences.get(class_id, ())
             or sequence in self.copies.get(class_id, ())
+            or sequence < self._drop_floor(class_id)
         )
+
+    def _drop_floor(self, class_id: int) -> int:
+        """Return the sequence below which the class is dropping its oldest messages."""
+        cls = self.broker.classes.get(class_id)
+        floor = 0 if cls is None else self.broker.store.oldest_dropper.drop_floor(cls)
+        return max(floor, self._drop_floors.get(class_id, 0))
 
     def is_for(self, position_history: PositionHistory, token: bytes) -> bool:
         """Return True if the patterns match. The token contains the channel."""

@@ -14,7 +14,7 @@ from unittest import mock
 
 from simplebus.core import checkpoint
 from simplebus.core.broker import fetch
-from simplebus.core.message_class import purge, spill
+from simplebus.core.message_class import floor_index, purge, spill
 from tests.simulation.clients import (
     Processed,
     SimulatedClient,
@@ -55,8 +55,8 @@ class SimulationRun:
         self.shape = shape
         rng = Random(f"{seed} snapshots")
         self._portion, self._snapshot_bytes = rng.choice([1, 2, 128]), rng.choice([100, 1 << 20])
-        """Classes and durables of a portion of a scan, and positions of a portion of a purge; bytes
-        of changes before a snapshot.
+        """Classes and durables of a portion of a scan, and positions of a portion of other work;
+        bytes of changes before a snapshot.
         """
         self.disk = SimulatedDisk(world, path)
         self.promises = PromiseChecker(world, self.disk.torn)
@@ -67,6 +67,7 @@ class SimulationRun:
             level=shape.level,
             settings=shape.settings([1, 2, 3]),
             segment_bytes=shape.segment_bytes,
+            positions_per_turn=self._portion,
         )
         world.trace(shape)
         self.processed: Processed = {}
@@ -167,6 +168,7 @@ class SimulationRun:
             mock.patch.object(checkpoint, "CHECKPOINT_POSITIONS_PER_TURN", self._portion),
             mock.patch.object(purge, "PURGED_POSITIONS_PER_TURN", self._portion),
             mock.patch.object(fetch, "PURGED_POSITIONS_PER_TURN", self._portion),
+            mock.patch.object(floor_index, "FLOOR_CORRECTIONS_MAX", self._portion),
             mock.patch.object(checkpoint, "SNAPSHOT_CHANGE_BYTES_MIN", self._snapshot_bytes),
         ):
             self.server.start()
@@ -221,6 +223,7 @@ class SimulationRun:
         server = self.server
         return (
             server.is_up
+            and not server.broker.store.has_deferred_work
             and all(
                 client.is_done
                 for client in self.clients

@@ -72,6 +72,7 @@ class SimulatedServer(Endpoint):
         level: Durability | None,
         settings: Settings,
         segment_bytes: int,
+        positions_per_turn: int,
     ) -> None:
         self.world = world
         self.disk = disk
@@ -79,6 +80,9 @@ class SimulatedServer(Endpoint):
         self.level = level
         self.settings = settings
         self.segment_bytes = segment_bytes
+        self.positions_per_turn = positions_per_turn
+        self._has_scheduled_work = False
+        """True if `_continue_deferred_work` will be called."""
         self.process_number = 0
         """Number of the current process."""
         self.is_up = False
@@ -142,6 +146,8 @@ class SimulatedServer(Endpoint):
         world.trace("the bus is up, process", self.process_number)
         self.promises.process_started(self.broker, self._warnings)
         self._watch()
+        self.broker.store.limit_turns(self.positions_per_turn)
+        self._has_scheduled_work = False
         self._alarm = math.inf
         world.call_later(self.settings.tick_seconds, self.while_process_lives(self.tick))
         self.settle()
@@ -413,6 +419,12 @@ class SimulatedServer(Endpoint):
         self.broker.run_due_wakeups()
         self.settle()
 
+    def _continue_deferred_work(self) -> None:
+        self._has_scheduled_work = False
+        self._read_clock()
+        self.broker.store.continue_deferred_work()
+        self.settle()
+
     def settle(self) -> None:
         """Do what the server does at the end of each turn."""
         broker = self.broker
@@ -427,6 +439,9 @@ class SimulatedServer(Endpoint):
                 line = self._lines.get(session.session_id)
                 if line is not None:
                     self.world.call_soon(self.while_process_lives(self._read), line)
+        if broker.store.has_deferred_work and not self._has_scheduled_work:
+            self._has_scheduled_work = True
+            self.world.call_soon(self.while_process_lives(self._continue_deferred_work))
         due = broker.next_wakeup
         if due < self._alarm:
             self._alarm = due

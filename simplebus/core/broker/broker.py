@@ -934,7 +934,7 @@ class Broker:
             memory += cls.ring.statistics().memory_bytes + cls.channels.memory_bytes
             cls.check_invariants()
             retains = bool(cls.retention) or cls.has_last_values
-            retains |= self.store.oldest_dropper.is_dropping(cls)
+            retains |= self.store.oldest_dropper.drop_floor(cls) > 0
             assert cls.first_sequence == cls.floor() or (
                 retains and cls.first_sequence < cls.floor()
             )

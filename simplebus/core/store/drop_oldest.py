@@ -71,9 +71,10 @@ class OldestMessageDropper:
         """True if `continue_drops` has work to do."""
         return bool(self._partial_drops)
 
-    def is_dropping(self, cls: MessageClass) -> bool:
-        """Return True if a drop of a class continues in later turns."""
-        return cls in self._partial_drops
+    def drop_floor(self, cls: MessageClass) -> int:
+        """Return the sequence below which messages of a class are being dropped; 0 if none are."""
+        drop = self._partial_drops.get(cls)
+        return 0 if drop is None else drop.floor
 
     def append(
         self,
