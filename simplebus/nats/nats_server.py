@@ -744,8 +744,7 @@ class NatsServer:
             self._handle_waiting()
 
     def _handle_waiting(self) -> None:
-        """Inform the driver of deliveries that wait, and count their memory."""
-        self.slow_consumer_monitor.waiting_delivery_bytes = self.delivery.waiting_bytes
+        """Inform the driver of deliveries that wait."""
         self._on_pending()
 
     def allow_waiting_deliveries(self) -> None:
@@ -771,7 +770,6 @@ class NatsServer:
         self.delivery.begin_turn()
         self.slow_consumer_monitor.now = self.now
         self.delivery.deliver_waiting()
-        self.slow_consumer_monitor.waiting_delivery_bytes = self.delivery.waiting_bytes
 
     def add_read_cost(self, output_bytes: int) -> None:
         """Add the cost of the current event, in bytes of output."""

@@ -112,10 +112,6 @@ class SlowConsumerMonitor:
         """Sessions with pending bytes at the last tick or since."""
         self.new_slow_sessions: dict[NatsSession, None] = {}
         """Sessions that became slow since the last `create_stall`."""
-        self.waiting_delivery_bytes = 0
-        """Memory of the deliveries of the bus that wait; set by NatsServer. It is kept for all
-        sessions together.
-        """
         self._kept_input_bytes = UncountedPendingBytes()
 
     def set_limits(self, limits: NatsLimits, *, total_pending_bytes: int) -> None:
@@ -261,7 +257,7 @@ class SlowConsumerMonitor:
 
         Called once per tick. Other calls are allowed between the parts.
         """
-        kept_bytes, sessions = self.waiting_delivery_bytes, drain_list(list(self._tracked_sessions))
+        kept_bytes, sessions = 0, drain_list(list(self._tracked_sessions))
         while part := list(islice(sessions, CHECKED_CLIENTS_PER_TURN)):
             yield [
                 (session, error)
@@ -301,8 +297,7 @@ class SlowConsumerMonitor:
             for session in self._tracked_sessions
             if not session.is_disconnecting
         }
-        total_bytes = self._total_pending_bytes - self.waiting_delivery_bytes
-        if sum(kept_by_session.values()) <= total_bytes:
+        if sum(kept_by_session.values()) <= self._total_pending_bytes:
             return
         # A buffer that several sessions share is counted once.
         buffers = {
@@ -310,7 +305,7 @@ class SlowConsumerMonitor:
             for session in kept_by_session
             for identity, size in session.outbox.iter_buffers()
         }
-        excess = sum(buffers.values()) - total_bytes
+        excess = sum(buffers.values()) - self._total_pending_bytes
         excess += sum(session.kept_input_bytes for session in kept_by_session)
         for session, kept_bytes in sorted(kept_by_session.items(), key=lambda item: -item[1]):
             if excess <= 0:
