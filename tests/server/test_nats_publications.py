@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 import trio
 
-from simplebus.nats.server import message_delivery
-from simplebus.nats.server.session import NatsSession
 from simplebus.server import nats_listener as nats_listener_module
 from simplebus.server.nats_listener import NatsListener
-from simplebus.server.turns import SlowRequestTurns
+from tests.server.many_receivers import (
+    RECEIVERS,
+    LaterTurns,
+    break_one_receiver,
+    connect_subscribers,
+    read_received,
+)
 from tests.support.nats_peer import NatsPeer, connect_nats_peer
 from tests.support.running_server import serving, wait_until
 
-RECEIVERS = 20
+pytestmark = pytest.mark.usefixtures("one_receiver_per_turn")
+
 BATCH = b"PUB a.0 1\r\nx\r\n" * 20
 BATCHES = BATCH + b"".join(b"PUB a.%d 1\r\n%d\r\n" % (n % 3, n % 10) for n in range(60))
 """A uniform batch and a mixed batch."""
-
-
-@pytest.fixture(autouse=True)
-def one_receiver_per_turn() -> Iterator[None]:
-    """Let each turn end after the first receiver."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", 0)
-        yield
 
 
 class Publication:
@@ -46,50 +43,14 @@ class Publication:
         """Check that every subscriber receives these messages and nothing more."""
         received = published.replace(b"PUB", b"MSG").replace(b" 1\r\n", b" s 1\r\n")
         for subscriber in self.subscribers:
-            await subscriber.send(b"PING\r\n")
-            lines = b""
-            while (line := await subscriber.read_line()) != b"PONG":
-                lines += line + b"\r\n"
-            assert lines == received
-
-
-class LaterTurns:
-    """Lets turns other than the first one of a read wait."""
-
-    def __init__(self) -> None:
-        self._released = trio.Event()
-        self._released.set()
-
-    def hold(self) -> None:
-        self._released = trio.Event()
-
-    def release(self) -> None:
-        self._released.set()
-
-    async def wait_released(self) -> None:
-        await self._released.wait()
-
-
-@pytest.fixture
-def later_turns(monkeypatch: pytest.MonkeyPatch) -> LaterTurns:
-    later_turns, wait_turn = LaterTurns(), SlowRequestTurns.wait_turn
-
-    async def wait_released(turns: SlowRequestTurns) -> None:
-        await later_turns.wait_released()
-        await wait_turn(turns)
-
-    monkeypatch.setattr(SlowRequestTurns, "wait_turn", wait_released)
-    return later_turns
+            assert b"".join(line + b"\r\n" for line in await read_received(subscriber)) == received
 
 
 @contextlib.asynccontextmanager
 async def publication() -> AsyncIterator[Publication]:
     async with serving(nats_port=0) as server:
         assert server.nats_listener is not None
-        subscribers = [await connect_nats_peer(server) for _ in range(RECEIVERS)]
-        for subscriber in subscribers:
-            await subscriber.send(b"SUB a.* s\r\n")
-            await subscriber.flush()
+        subscribers = await connect_subscribers(server, b"a.*")
         publisher = await connect_nats_peer(server)
         yield Publication(server.nats_listener, publisher, subscribers)
 
@@ -166,15 +127,7 @@ async def test_error_of_a_later_turn_disconnects_the_publisher(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with publication() as clients:
-        sessions = list(clients.listener.nats_server.sessions.values())
-        send = NatsSession.send
-
-        def send_or_fail(session: NatsSession, piece: bytes) -> None:
-            if session is sessions[RECEIVERS // 2]:
-                raise AssertionError("a fault of ours")
-            send(session, piece)
-
-        monkeypatch.setattr(NatsSession, "send", send_or_fail)
+        break_one_receiver(monkeypatch, clients.listener)
         await clients.publisher.send(b"PUB a.0 1\r\nx\r\n")
         await wait_until(lambda: clients.session.is_closed)
         monkeypatch.undo()

@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
-from simplebus.nats.nats_server import NatsServer
-from simplebus.nats.server import message_delivery
-from simplebus.nats.server.session import NatsSession
 from simplebus.server import nats_listener
 from simplebus.server.nats_listener import NatsListener
-from tests.support.nats_peer import NatsPeer, connect_nats_peer
+from tests.server.many_receivers import (
+    RECEIVERS,
+    LaterTurns,
+    break_one_receiver,
+    connect_subscribers,
+    read_received,
+)
+from tests.support.nats_peer import NatsPeer
 from tests.support.running_server import Peer, connect, message, serving, wait_until
 
-RECEIVERS = 20
-
-
-@pytest.fixture(autouse=True)
-def one_receiver_per_turn() -> Iterator[None]:
-    """Let each turn end after the first receiver."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", 0)
-        yield
-
-
-class LaterTurns:
-    """Lets turns other than the first one deliver nothing for some time."""
-
-    def __init__(self) -> None:
-        self.are_held = False
-
-
-@pytest.fixture
-def later_turns(monkeypatch: pytest.MonkeyPatch) -> LaterTurns:
-    later_turns, deliver_waiting = LaterTurns(), NatsServer.deliver_waiting
-
-    def deliver_unless_held(nats_server: NatsServer) -> None:
-        if not later_turns.are_held:
-            deliver_waiting(nats_server)
-
-    monkeypatch.setattr(NatsServer, "deliver_waiting", deliver_unless_held)
-    return later_turns
+pytestmark = pytest.mark.usefixtures("one_receiver_per_turn")
 
 
 class Clients:
@@ -67,10 +44,7 @@ class Clients:
         """Check that every subscriber receives these payloads and nothing more."""
         await wait_until(lambda: self.stored_count >= len(payloads) and not self.has_waiting)
         for subscriber in self.subscribers:
-            await subscriber.send(b"PING\r\n")
-            lines = []
-            while (line := await subscriber.read_line()) != b"PONG":
-                lines.append(line)
+            lines = await read_received(subscriber)
             assert lines[1::2] == list(payloads)
             assert set(lines[::2]) <= {b"MSG class.1 s %d" % len(lines[1])}
 
@@ -79,10 +53,7 @@ class Clients:
 async def connected_clients() -> AsyncIterator[Clients]:
     async with serving(nats_port=0) as server:
         assert server.nats_listener is not None
-        subscribers = [await connect_nats_peer(server) for _ in range(RECEIVERS)]
-        for subscriber in subscribers:
-            await subscriber.send(b"SUB class.1 s\r\n")
-            await subscriber.flush()
+        subscribers = await connect_subscribers(server, b"class.1")
         publisher = await connect(server, [1])
         yield Clients(server.nats_listener, publisher, subscribers)
 
@@ -102,12 +73,12 @@ async def test_other_clients_are_served_between_two_turns(later_turns: LaterTurn
         bystander = clients.subscribers.pop()
         await bystander.send(b"UNSUB s\r\n")
         await bystander.flush()
-        later_turns.are_held = True
+        later_turns.hold()
         await clients.publisher.send(message(b"x"))
         await wait_until(lambda: clients.has_waiting)
         await bystander.flush()
         assert clients.has_waiting
-        later_turns.are_held = False
+        later_turns.release()
         await clients.check_received(b"x")
 
 
@@ -117,14 +88,14 @@ async def test_publisher_is_not_read_while_its_messages_wait(
     monkeypatch.setattr(nats_listener, "WAITING_DELIVERIES_STALL_SECONDS", float("inf"))
     async with connected_clients() as clients:
         bystander = clients.subscribers[-1]
-        later_turns.are_held = True
+        later_turns.hold()
         await clients.publisher.send(message(b"x"))
         await wait_until(lambda: clients.has_waiting)
         await clients.publisher.send(message(b"y"))
         for _ in range(20):
             await bystander.flush()
         assert clients.stored_count == 1
-        later_turns.are_held = False
+        later_turns.release()
         await clients.check_received(b"x", b"y")
 
 
@@ -133,13 +104,13 @@ async def test_publisher_is_read_while_the_server_drains(
 ) -> None:
     monkeypatch.setattr(nats_listener, "WAITING_DELIVERIES_STALL_SECONDS", float("inf"))
     async with connected_clients() as clients:
-        later_turns.are_held = True
+        later_turns.hold()
         for payload in (b"x", b"y"):
             await clients.publisher.send(message(payload))
             await wait_until(lambda: clients.has_waiting)
         clients.listener.begin_draining()
         await wait_until(lambda: clients.stored_count == 2)
-        later_turns.are_held = False
+        later_turns.release()
         await clients.check_received(b"x", b"y")
 
 
@@ -147,22 +118,22 @@ async def test_subscribers_that_close_meanwhile_do_not_affect_others(
     later_turns: LaterTurns,
 ) -> None:
     async with connected_clients() as clients:
-        later_turns.are_held = True
+        later_turns.hold()
         await clients.publisher.send(message(b"x"))
         await wait_until(lambda: clients.has_waiting)
         for subscriber in clients.subscribers[::2]:
             await subscriber.stream.aclose()
         del clients.subscribers[::2]
-        later_turns.are_held = False
+        later_turns.release()
         await clients.check_received(b"x")
 
 
 async def test_flush_at_shutdown_waits_for_the_last_receiver(later_turns: LaterTurns) -> None:
     async with connected_clients() as clients:
-        later_turns.are_held = True
+        later_turns.hold()
         await clients.publisher.send(message(b"x"))
         await wait_until(lambda: clients.has_waiting)
-        later_turns.are_held = False
+        later_turns.release()
         await clients.listener.wait_flushed()
         assert not clients.has_waiting
         sessions = clients.listener.nats_server.sessions.values()
@@ -173,15 +144,7 @@ async def test_error_of_a_later_turn_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with connected_clients() as clients:
-        sessions = list(clients.listener.nats_server.sessions.values())
-        send = NatsSession.send
-
-        def send_or_fail(session: NatsSession, piece: bytes) -> None:
-            if session is sessions[RECEIVERS // 2]:
-                raise AssertionError("a fault of ours")
-            send(session, piece)
-
-        monkeypatch.setattr(NatsSession, "send", send_or_fail)
+        break_one_receiver(monkeypatch, clients.listener)
         await clients.publisher.send(message(b"x"))
         await wait_until(lambda: clients.stored_count == 1 and not clients.has_waiting)
         monkeypatch.undo()
