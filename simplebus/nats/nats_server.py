@@ -736,16 +736,12 @@ class NatsServer:
     def deliver(self, messages: Pub | UniformBatch | MixedBatch) -> None:
         """Deliver stored messages. A mixed batch must have `subject_names`."""
         if self.delivery.deliver_from_bus(messages):
-            self._handle_waiting()
+            self._on_pending()
 
     def deliver_reply(self, message: Pub) -> None:
         """Deliver a reply of the bus."""
         if self.delivery.deliver_reply(message):
-            self._handle_waiting()
-
-    def _handle_waiting(self) -> None:
-        """Inform the driver of deliveries that wait."""
-        self._on_pending()
+            self._on_pending()
 
     def allow_waiting_deliveries(self) -> None:
         """Deliver messages of the bus with many receivers in several turns.

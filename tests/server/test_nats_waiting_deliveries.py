@@ -149,3 +149,5 @@ async def test_error_of_a_later_turn_is_logged(
         await wait_until(lambda: clients.stored_count == 1 and not clients.has_waiting)
         monkeypatch.undo()
         await wait_until(lambda: "delivering stored messages to NATS clients" in caplog.text)
+        sessions = clients.listener.nats_server.sessions.values()
+        assert sum(session.out_messages for session in sessions) == RECEIVERS - 1

@@ -44,6 +44,9 @@ class MessageDelivery:
 
     Messages of the bus that do not fit into a turn wait in a queue, and so do all later ones: each
     client receives them in the order in which they were stored.
+
+    An error of a receiver is recorded, and delivery goes on with the other receivers. In the
+    publication of a client, which a class may not have stored then, it is raised.
     """
 
     def __init__(self, routes: SubjectRoutes, subject_classes: SubjectClasses) -> None:
@@ -106,11 +109,14 @@ class MessageDelivery:
             if self.is_turn_over:
                 yield
             self.cost_bytes += cost_bytes
-            is_accepted |= sink.deliver(message, origin)
+            try:
+                is_accepted |= sink.deliver(message, origin)
+            except Exception as error:
+                self._handle_error(error, origin)
         return is_accepted
 
     def deliver_batch(
-        self, batch: UniformBatch | MixedBatch, targets: list[SinkRows], origin: NatsSession
+        self, batch: UniformBatch | MixedBatch, targets: list[SinkRows], origin: NatsSession | None
     ) -> None:
         """Deliver a batch at once."""
         largest_bytes = self._deliver(batch, targets, origin, {})
@@ -154,14 +160,15 @@ class MessageDelivery:
         return bool(self._waiting)
 
     def drain_errors(self) -> list[Exception]:
-        """Return the errors that ended deliveries which had to wait."""
+        """Return the errors of receivers, and those that ended deliveries which had to wait."""
         errors, self._errors = self._errors, []
         return errors
 
     def deliver_from_bus(self, messages: Pub | UniformBatch | MixedBatch) -> bool:
         """Deliver stored messages. A mixed batch must have `subject_names`.
 
-        The messages must stay valid and unchanged. Returns True if deliveries wait.
+        The messages must stay valid and unchanged. Returns True if deliveries wait, or if there are
+        errors.
         """
         if isinstance(messages, Pub):
             sinks = self._routes.match(messages.subject)
@@ -172,9 +179,7 @@ class MessageDelivery:
                     self._append_message(messages, sinks)
                     return True
                 self.cost_bytes += cost_bytes
-            for sink in sinks:
-                sink.deliver(messages, None)
-            return False
+            return self._deliver_message_from_bus(messages, sinks)
         matches = self._routes.match_batch(messages)
         count = sum(map(len, matches))
         if (
@@ -186,31 +191,33 @@ class MessageDelivery:
             self._append_waiting(steps, messages.size_bytes + count * WAITING_SINK_BYTES)
             return True
         if self._gathering_sessions:  # Another batch is being gathered.
-            for message in iter_messages(messages):
-                self.deliver_from_bus(message)
-            return self.has_waiting
+            are_pending = [self.deliver_from_bus(message) for message in iter_messages(messages)]
+            return any(are_pending)
         targets: list[SinkRows] = [(matches[0], None)]
         if len(set(matches)) > 1:
             targets = run_to_end(self._find_targets_in_steps(messages, matches))
-        for sinks, rows in targets:
-            self.cost_bytes += len(sinks) * DELIVERY_COST_BYTES
-            for sink in sinks:
-                sink.deliver_batch(messages, rows, None)
-        self._write_gathered(messages, {})
-        return False
+        self.deliver_batch(messages, targets, None)
+        return bool(self._errors)
 
     def deliver_reply(self, message: Pub) -> bool:
         """Deliver a reply of the bus, before messages that wait unless it has many receivers.
 
-        Returns True if deliveries wait.
+        Returns True if deliveries wait, or if there are errors.
         """
         sinks = self._routes.match(message.subject)
         if self._can_wait and estimate_message_cost(message, sinks) > OUTPUT_PER_READ_BYTES:
             self._append_message(message, sinks)
             return True
+        return self._deliver_message_from_bus(message, sinks)
+
+    def _deliver_message_from_bus(self, message: Pub, sinks: SubjectSinks) -> bool:
+        """Deliver a message of the bus at once. Returns True if there are errors."""
         for sink in sinks:
-            sink.deliver(message, None)
-        return False
+            try:
+                sink.deliver(message, None)
+            except Exception as error:
+                self._errors.append(error)
+        return bool(self._errors)
 
     def deliver_waiting(self) -> None:
         """Continue the deliveries that wait, the oldest first, until the turn is over."""
@@ -320,6 +327,12 @@ class MessageDelivery:
             targets.append(((sink,), rows_by_numbers[key]))
         return targets
 
+    def _handle_error(self, error: Exception, origin: NatsSession | None) -> None:
+        """Record the error of a receiver of a message of the bus; raise that of a publication."""
+        if origin is not None:
+            raise error
+        self._errors.append(error)
+
     # Gathering -----------------------------------------------------------------------------------
 
     def mark_gathering(self, session: NatsSession) -> None:
@@ -350,7 +363,7 @@ class MessageDelivery:
             if remaining is not None:
                 for session in self._gathering_sessions:
                     self._gather(batch, remaining.pop(session), origin)
-            return self._write_gathered(batch, encoded)
+            return self._write_gathered(batch, encoded, origin)
         except BaseException:
             self.discard_gathered()
             raise
@@ -366,18 +379,34 @@ class MessageDelivery:
             for sink in sinks:
                 if rows is not None and sink.is_ordered:
                     ordered_rows.setdefault(sink, []).append(rows)
-                else:
+                    continue
+                try:
                     sink.deliver_batch(batch, rows, origin)
+                except Exception as error:
+                    self._handle_error(error, origin)
         for sink, parts in ordered_rows.items():
-            sink.deliver_batch(batch, np.sort(np.concatenate(parts)), origin)
+            try:
+                sink.deliver_batch(batch, np.sort(np.concatenate(parts)), origin)
+            except Exception as error:
+                self._handle_error(error, origin)
 
-    def _write_gathered(self, batch: UniformBatch | MixedBatch, encoded: EncodedBatches) -> int:
+    def _write_gathered(
+        self,
+        batch: UniformBatch | MixedBatch,
+        encoded: EncodedBatches,
+        origin: NatsSession | None,
+    ) -> int:
         """Encode the gathered messages of a batch for each receiving session. Returns the largest
         output for one of them.
         """
         largest_bytes = 0
         for session in self._gathering_sessions:
-            size_bytes = session.write_gathered(batch, encoded)
+            try:
+                size_bytes = session.write_gathered(batch, encoded)
+            except Exception as error:
+                self._handle_error(error, origin)
+                session.discard_gathered()
+                continue
             self.cost_bytes += size_bytes
             self.fan_out_bytes += size_bytes
             largest_bytes = max(largest_bytes, size_bytes)

@@ -395,21 +395,59 @@ def test_permissions_of_the_class_apply_in_later_turns(kind: str) -> None:
     assert [len(client.messages()) for client in clients] == [count, 0] * 3
 
 
-def test_error_of_one_receiver_does_not_affect_later_messages(
+# Errors ------------------------------------------------------------------------------------------
+
+
+def break_session(monkeypatch: pytest.MonkeyPatch, session: NatsSession, method: str) -> None:
+    """Make a method of one session raise."""
+    original = getattr(NatsSession, method)
+
+    def call_or_fail(called: NatsSession, *arguments: Any) -> Any:
+        if called is session:
+            raise ZeroDivisionError
+        return original(called, *arguments)
+
+    monkeypatch.setattr(NatsSession, method, call_or_fail)
+
+
+@pytest.mark.parametrize("turn_bytes", [0, 1 << 30], ids=["waiting", "direct"])
+@pytest.mark.parametrize("method", ["send", "gather", "write_gathered"])
+@pytest.mark.parametrize("queue", [b"", b"group "])
+def test_error_of_one_receiver_does_not_affect_the_others(
+    kind: str, method: str, turn_bytes: int, queue: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", turn_bytes)
+    bus = Bus()
+    clients = bus.subscribers(2, b"SUB > 1\r\n")
+    (broken,) = bus.subscribers(1, b"SUB > %b1\r\n" % queue)
+    clients += bus.subscribers(2, b"SUB > 1\r\n")
+    with monkeypatch.context() as patch:
+        break_session(patch, broken.session, method)
+        count = publish_kind(bus, kind)
+        bus.finish()
+    errors = [type(error) for error in bus.nats_server.drain_errors()]
+    assert errors == [ZeroDivisionError] * ((method == "send") == (kind == "single"))
+    assert [len(client.messages()) for client in clients] == [count] * 4
+    broken.messages()
+    bus.publish_plain(20)
+    bus.finish()
+    assert [len(client.messages()) for client in (*clients, broken)] == [20] * 5
+
+
+def test_driver_is_informed_of_an_error_of_the_only_receiver(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bus = Bus()
-    clients = bus.subscribers(3, b"SUB > 1\r\n")
-    with monkeypatch.context() as broken:
-        for method in ("send", "gather"):
-            broken.setattr(NatsSession, method, lambda *arguments: 1 / 0)
-        publish_kind(bus, kind)
-        bus.finish()
-    errors = bus.nats_server.drain_errors()
-    assert [type(error) for error in errors] == [ZeroDivisionError]
-    bus.publish("a.0")
-    bus.finish()
-    assert [len(client.messages()) for client in clients] == [1] * 3
+    monkeypatch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", 1 << 30)
+    informed: list[bool] = []
+    harness = NatsBrokerHarness()
+    bus = Bus(harness)
+    (client,) = bus.subscribers(1, b"SUB > 1\r\n")
+    monkeypatch.setattr(harness, "flush", lambda: informed.append(harness.is_flush_requested))
+    harness.is_flush_requested = False
+    break_session(monkeypatch, client.session, "send" if kind == "single" else "gather")
+    publish_kind(bus, kind)
+    assert informed == [True]
+    assert len(bus.nats_server.drain_errors()) == 1
 
 
 # Limits ------------------------------------------------------------------------------------------
