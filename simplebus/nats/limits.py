@@ -67,13 +67,14 @@ SINK_COMPARISON_COST_BYTES = 128
 # After a turn that took long, messages for more clients than this are sent in later turns: each
 # client costs a system call.
 SENT_AFTER_LONG_TURN_MAX = 64
-# Memory of deliveries of the bus that wait for later turns. Above, the oldest are delivered at
-# once.
+# Memory of deliveries of the bus that wait for later turns, in equal parts for the classes that
+# have any. Above, the clients that cause more of them are not read.
 WAITING_DELIVERIES_BYTES_MAX = 64 * 1024 * 1024
 # Estimated memory of a waiting delivery besides its messages, and for each of its sinks.
 WAITING_DELIVERY_BYTES = 1024
 WAITING_SINK_BYTES = 8
-# Time for which a publisher of the bus is not read because deliveries of its messages wait.
+# Time for which a publisher of the bus is not read because deliveries of its messages wait. It is
+# longer while their memory exceeds the limit.
 WAITING_DELIVERIES_STALL_SECONDS = 1.0
 # Encoded copies of a batch, for different subscription ids, that are kept from turn to turn.
 ENCODED_BATCHES_KEPT_MAX = 4

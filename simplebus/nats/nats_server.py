@@ -747,7 +747,8 @@ class NatsServer:
         """Deliver messages of the bus with many receivers in several turns.
 
         The driver then calls `begin_turn` after it has sent the output of a turn, and
-        `deliver_waiting` in later turns while `has_waiting_deliveries`. `on_pending` informs it.
+        `deliver_waiting` in later turns while `has_waiting_deliveries`. `on_pending` informs it. It
+        does not read from clients whose last input added to a queue that is full.
         Without this call, all messages are delivered at once.
         """
         self.delivery.allow_waiting()

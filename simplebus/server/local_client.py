@@ -19,7 +19,7 @@ from simplebus.core.protocol.frames import FrameBatch
 from simplebus.core.protocol.requests import FetchReply, FetchRequest
 from simplebus.core.session.session import Session
 from simplebus.core.users.users import User
-from simplebus.server.server import Server
+from simplebus.server.server import PublisherDelay, Server
 
 _DELAY_LOOP_TURNS = 4
 """Event loop turns that a fast publisher waits for local readers. Without a delay, a burst would
@@ -70,11 +70,12 @@ class LocalEndpoint:
 
     # PublisherThrottle ----------------------------------------------------------------------------
 
-    def should_delay(self, *, has_other_consumers: bool) -> bool:
+    def create_delay(self, *, has_other_consumers: bool) -> PublisherDelay | None:
         has_fetched, self._has_fetched = self._has_fetched, False
-        return has_fetched
+        return self._wait_for_readers if has_fetched else None
 
-    async def delay(self, publisher: Session) -> None:
+    @staticmethod
+    async def _wait_for_readers(publisher: Session) -> None:
         """Let local readers process the fetched messages, and fetch more."""
         for _ in range(_DELAY_LOOP_TURNS):
             await trio.lowlevel.checkpoint()
@@ -117,6 +118,8 @@ class LocalClient:
         """True if the server has disconnected the client; its reader then ends the session."""
         self._readable = trio.Event()
         self._resumed = trio.Event()
+        self._send_delay: PublisherDelay | None = None
+        """Delay of the next `send`, because receivers of messages are behind."""
 
     def flush(self) -> bool:
         """Wake the reader if there are bytes to read. Returns True: sent bytes need no flush."""
@@ -142,18 +145,22 @@ class LocalClient:
         session, space = self.session, self._server.buffer.writable
         if self._has_ended or self._is_disconnected or session.is_closed:
             return len(data)  # Like a socket: the reader gets the end of the stream.
-        if session.is_reading_paused:
+        if session.is_reading_paused or self._send_delay is not None:
             return 0
         count = min(len(data), len(space))
         space[:count] = data[:count]
         try:
             self._server.receive(session, count)
+            self._send_delay = self._server.create_delay()
         except RemoteProtocolError as error:
             self._end(error)
         return count
 
     async def wait_sendable(self) -> None:
         await trio.lowlevel.checkpoint()
+        if (delay := self._send_delay) is not None:
+            self._send_delay = None
+            await delay(self.session)
         while self.session.is_reading_paused and not (self._has_ended or self._is_disconnected):
             self._resumed = trio.Event()
             await self._resumed.wait()

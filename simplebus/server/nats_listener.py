@@ -25,6 +25,7 @@ from simplebus.nats.errors import NatsError, too_many_connections, unknown_opera
 from simplebus.nats.limits import WAITING_DELIVERIES_STALL_SECONDS
 from simplebus.nats.nats_server import NatsServer, apply_settings_in_parts
 from simplebus.nats.protocol.handshake import parse_greeting
+from simplebus.nats.server.message_delivery import WaitingDelivery
 from simplebus.nats.server.session import NatsSession, PublisherStall
 from simplebus.nats.server.slow_consumers import StallablePublisher
 from simplebus.nats.settings import NatsSettings
@@ -34,7 +35,7 @@ from simplebus.server.listeners import host_from_address
 from simplebus.server.preauth.auth_worker import AuthWorker
 from simplebus.server.preauth.eviction import EvictableConnections
 from simplebus.server.preauth.greeting import Greeting
-from simplebus.server.server import Server
+from simplebus.server.server import PublisherDelay, Server
 from simplebus.server.tls.certificates import ReloadableCertificate
 from simplebus.server.tls.nats_upgrade import NatsTlsConnection
 
@@ -89,11 +90,9 @@ class NatsListener:
         """Clients that are not read from because they exceeded their rate limit."""
         self._should_trim_memory = False
         """True if much memory may have been freed since the last tick."""
-        self._delay: PublisherStall | None = None
-        """Delay of the publisher of another listener."""
-        self._awaited_delivery_count = self._seen_delivery_count = 0
-        """Started deliveries of the bus that this publisher waits for, and those for which a
-        publisher was asked to wait.
+        self._started_deliveries: list[WaitingDelivery] = []
+        """Deliveries of the bus that the latest input caused and that had to wait, one per
+        class.
         """
         self._state_changed = trio.lowlevel.ParkingLot()
         """Tasks that wait for any change of the NATS server or the broker."""
@@ -197,6 +196,7 @@ class NatsListener:
     def receive(self, session: NatsSession, count: int) -> None:
         """Process `count` bytes of `session` in the receive buffer. Raises NatsError."""
         self.nats_server.now = self.server.update_clock()
+        self._begin_input()
         try:
             self.nats_server.receive(session, self.buffer, count)
         finally:
@@ -205,10 +205,16 @@ class NatsListener:
     def continue_request(self, session: NatsSession) -> None:
         """Deliver the pending publication of a session to further receivers."""
         self.nats_server.now = self.server.update_clock()
+        self._begin_input()
         try:
             self.nats_server.continue_request(session)
         finally:
             self._flush_receivers()
+
+    def _begin_input(self) -> None:
+        """Forget the receivers that earlier input has left behind."""
+        self.server.throttles.clear()
+        self._started_deliveries = []
 
     def _flush_receivers(self) -> None:
         """Flush all listeners after input of a client: the receivers of its messages first."""
@@ -307,10 +313,12 @@ class NatsListener:
         if self._state_changed:
             self._state_changed.unpark_all()
         nats_server, connections = self.nats_server, self.connections
-        if (
-            nats_server.slow_consumer_monitor.new_slow_sessions
-            or nats_server.delivery.started_count != self._seen_delivery_count
-        ):
+        started = nats_server.delivery.pop_started()
+        if started or nats_server.slow_consumer_monitor.new_slow_sessions:
+            if self not in self.server.throttles:
+                self._started_deliveries = []  # Other input has caused them.
+            waiting = (each for each in self._started_deliveries if not each.has_ended)
+            self._started_deliveries = [*waiting, *started]
             self.server.throttles[self] = None
         for session in nats_server.drain_ready():
             if session.client_id in connections:
@@ -365,8 +373,10 @@ class NatsListener:
         return self.server.broker.clock.tick
 
     def should_delay_read(self, session: NatsSession) -> bool:
-        return session.stall is not None or (
-            bool(session.token_buckets) and self.nats_server.rate_limits.is_paused(session)
+        return (
+            session.stall is not None
+            or bool(self._started_deliveries)
+            or (bool(session.token_buckets) and self.nats_server.rate_limits.is_paused(session))
         )
 
     def is_blocking_publishers(self, session: NatsSession) -> bool:
@@ -398,9 +408,11 @@ class NatsListener:
         self.server.start_soon(task)
 
     async def delay_read(self, session: NatsSession) -> None:
-        delay, session.stall = session.stall, None
-        if delay is not None:
-            await self._wait(delay, session)
+        stall, session.stall = session.stall, None
+        # The client did not publish these messages: it acked others, which made space for them.
+        await self._wait_for_space(self._started_deliveries, session)
+        if stall is not None:
+            await self._wait_for_slow(stall, session)
         while pause_seconds := self.nats_server.rate_limits.pause_seconds(session):
             with trio.move_on_after(pause_seconds):
                 await self._rate_limited_clients.park()
@@ -410,34 +422,49 @@ class NatsListener:
         """Return True if the latest messages also went to a client that is not behind."""
         return self.nats_server.has_ready_fast_session()
 
-    def should_delay(self, *, has_other_consumers: bool) -> bool:
-        """Return True if a publisher of another listener should wait for clients that are behind.
+    def create_delay(self, *, has_other_consumers: bool) -> PublisherDelay | None:
+        """Return the delay of a publisher of another listener for the deliveries and the clients
+        that are behind because of its latest input; None if there are none.
 
-        `has_other_consumers` is True if that publisher also feeds consumers elsewhere. If the
-        result is True, the caller awaits `delay`.
+        `has_other_consumers` is True if that publisher also feeds consumers elsewhere.
         """
-        pace, self._delay = self.nats_server.slow_consumer_monitor, None
-        if pace.new_slow_sessions:
-            pace.now = trio.current_time()
-            self._delay = pace.create_stall(has_fast_receivers=has_other_consumers)
-        delivery = self.nats_server.delivery
-        self._awaited_delivery_count = 0
-        if delivery.started_count != self._seen_delivery_count and delivery.has_waiting:
-            self._awaited_delivery_count = delivery.started_count
-        self._seen_delivery_count = delivery.started_count
-        return self._delay is not None or self._awaited_delivery_count > 0
+        monitor, stall = self.nats_server.slow_consumer_monitor, None
+        if monitor.new_slow_sessions:
+            monitor.now = trio.current_time()
+            stall = monitor.create_stall(has_fast_receivers=has_other_consumers)
+        waiting = [delivery for delivery in self._started_deliveries if not delivery.has_ended]
+        self._started_deliveries = []
+        if stall is None and not waiting:
+            return None
+        return partial(self._wait_for_receivers, waiting, stall)
 
-    async def delay(self, publisher: StallablePublisher) -> None:
-        """Wait for what the last `should_delay` found to be behind: deliveries and clients."""
-        delivery = self.nats_server.delivery
-        delay, awaited_count = self._delay, self._awaited_delivery_count
+    async def _wait_for_receivers(
+        self,
+        deliveries: list[WaitingDelivery],
+        stall: PublisherStall | None,
+        publisher: StallablePublisher,
+    ) -> None:
+        """Wait for deliveries and slow clients, for a limited time if the queues are not full."""
         with trio.move_on_after(WAITING_DELIVERIES_STALL_SECONDS):
-            while not self._is_draining and delivery.finished_count < awaited_count:
+            while not self._is_draining and not all(each.has_ended for each in deliveries):
                 await self._wait_for_change()
-        if delay is not None:
-            await self._wait(delay, publisher)
+        await self._wait_for_space(deliveries, publisher)
+        if stall is not None:
+            await self._wait_for_slow(stall, publisher)
 
-    async def _wait(self, delay: PublisherStall, publisher: StallablePublisher) -> None:
+    async def _wait_for_space(
+        self, deliveries: list[WaitingDelivery], publisher: StallablePublisher
+    ) -> None:
+        """Wait while the queues of these deliveries are full."""
+        is_full = self.nats_server.delivery.is_queue_full
+        while any(map(is_full, deliveries)) and not (self._is_draining or publisher.is_closed):
+            publisher.excuse_silence()
+            await self._wait_for_change()
+            # Publishers are read one after the other, so that they do not all fill a queue again.
+            if not any(map(is_full, deliveries)):
+                await self.slow_request_turns.wait_turn()
+
+    async def _wait_for_slow(self, delay: PublisherStall, publisher: StallablePublisher) -> None:
         """Wait until the clients that `publisher` filled have caught up, for a limited time."""
         pace = self.nats_server.slow_consumer_monitor
         if self._is_draining:

@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterator
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -67,17 +67,19 @@ _BULK_BYTES = 64 * 1024
 _WAKEUP_MARGIN_SECONDS = 0.0025
 
 
+PublisherDelay = Callable[[Session], Awaitable[None]]
+"""Waits for consumers that are behind before the publisher is read again."""
+
+
 class PublisherThrottle(Protocol):
     """A source of back-pressure: can delay publishers because its own consumers are behind."""
 
-    def should_delay(self, *, has_other_consumers: bool) -> bool:
-        """Return True if the publisher should wait for consumers that are behind.
+    def create_delay(self, *, has_other_consumers: bool) -> PublisherDelay | None:
+        """Return the delay for the consumers that the latest input left behind; None if there are
+        none.
 
         `has_other_consumers` is True if the same publisher also feeds consumers elsewhere.
         """
-
-    async def delay(self, publisher: Session) -> None:
-        """Wait for the consumers that are behind, for a bounded time."""
 
 
 class ClientListener(Protocol):
@@ -197,14 +199,15 @@ class Server:
         self.connection_finders: list[Callable[[int], Connection[Any] | None]] = []
         """Functions that return another listener's connection for a session id, or None."""
         self.throttles: dict[PublisherThrottle, None] = {}
-        """Other listeners whose consumers fell behind since a publisher was last asked to wait."""
+        """Other listeners whose consumers fell behind because of the latest input."""
         self.latency: LatencyRecorder | None = None
         """Latency measurement; None if monitoring is off."""
         self.local_throttles: list[PublisherThrottle] = []
         """Throttles of the clients inside the server process."""
         self._is_bulk_read = False
         """True if the latest read returned many bytes."""
-        self._active_throttle: PublisherThrottle | None = None
+        self._read_delay: PublisherDelay | None = None
+        """Delay of the publisher that was read last, besides that for acks."""
         self._has_other_consumers = False
         """True if the latest messages also went to consumers that are not behind."""
         self._nursery: trio.Nursery | None = None
@@ -434,8 +437,8 @@ class Server:
 
         The read delay lets acks accumulate, see ACK_READ_DELAY_SECONDS.
         """
-        if self._active_throttle is not None:
-            await self._active_throttle.delay(session)
+        if self._read_delay is not None:
+            await self._read_delay(session)
             return
         if not self._delayed_reads:
             self.start_soon(self._end_read_delay)
@@ -588,6 +591,7 @@ class Server:
         """Process `count` bytes of `session` in the receive buffer. Raises RemoteProtocolError."""
         now, latency = self.update_clock(), self.latency
         self._is_bulk_read = count >= _BULK_BYTES
+        self.throttles.clear()
         try:
             self.broker.receive(session, self.buffer, count)
         finally:
@@ -609,25 +613,18 @@ class Server:
 
     def should_delay_read(self, session: Session) -> bool:
         rests = self.broker.can_delay_read(session)
-        self._active_throttle = (
-            None if rests or not self._is_bulk_read else self._busy_local_throttle()
-        )
-        while self.throttles:
-            throttle, _ = self.throttles.popitem()
-            if throttle.should_delay(has_other_consumers=self._has_other_consumers):
-                self._active_throttle = throttle
-        return rests or self._active_throttle is not None
+        self._read_delay = self.create_delay()
+        if self._read_delay is None and self._is_bulk_read and not rests:
+            self._read_delay = _first_delay(self.local_throttles, has_other_consumers=False)
+        return rests or self._read_delay is not None
 
-    def _busy_local_throttle(self) -> PublisherThrottle | None:
-        """Return a throttle of a local client that has read new messages, or None."""
-        return next(
-            (
-                local_client
-                for local_client in self.local_throttles
-                if local_client.should_delay(has_other_consumers=False)
-            ),
-            None,
-        )
+    def create_delay(self) -> PublisherDelay | None:
+        """Return the delay for the consumers of other listeners that the latest input left behind;
+        None if there are none.
+        """
+        throttles = list(self.throttles)
+        self.throttles.clear()
+        return _first_delay(throttles, has_other_consumers=self._has_other_consumers)
 
     def is_blocking_publishers(self, session: Session) -> bool:
         return self.broker.is_blocking_publishers(session)
@@ -677,6 +674,7 @@ class Server:
     def continue_request(self, session: Session) -> None:
         """Process the next part of the pending request of a session. Raises RemoteProtocolError."""
         self.update_clock()
+        self.throttles.clear()
         self.broker.continue_request(session)
         self.flush_ready()
 
@@ -754,6 +752,14 @@ class Server:
             reason=reason,
             sentence=sentence,
         )
+
+
+def _first_delay(
+    throttles: Iterable[PublisherThrottle], *, has_other_consumers: bool
+) -> PublisherDelay | None:
+    """Return the first delay that a throttle creates, or None."""
+    delays = (each.create_delay(has_other_consumers=has_other_consumers) for each in throttles)
+    return next((delay for delay in delays if delay is not None), None)
 
 
 def _log_loss(class_name: str, reason: Reason, count: int) -> None:

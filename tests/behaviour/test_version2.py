@@ -192,6 +192,14 @@ def test_shorter_heartbeat_applies_and_silence_closes_session() -> None:
     assert (session, error.reason) == (peer.session, Reason.HEARTBEAT_TIMEOUT)
 
 
+def test_session_that_the_server_does_not_read_is_not_closed_for_silence() -> None:
+    bus = BrokerHarness()
+    peer = connect_version2(bus, publish(1, 0, b"x")[:5], heartbeat=5)
+    for _ in range(100):
+        peer.session.excuse_silence()
+        assert bus.tick() == []
+
+
 def test_heartbeat_is_sent_while_reply_is_pending() -> None:
     """A reply may wait for a cluster. Without a heartbeat the client would disconnect."""
     bus = BrokerHarness()

@@ -108,6 +108,15 @@ def test_client_that_answers_no_ping_is_disconnected() -> None:
     assert harness.nats_server.sessions == {}
 
 
+def test_client_that_the_server_does_not_read_stays_connected() -> None:
+    harness = waiting()
+    client = harness.client(QUIET + b"PING\r\n")
+    for seconds in range(0, 1800, 10):
+        client.session.excuse_silence()
+        tick_at(harness, seconds)
+    assert not client.closed
+
+
 def test_client_that_sends_anything_stays_connected() -> None:
     harness = waiting()
     responder, talks = harness.client(QUIET + b"PING\r\n"), harness.client(QUIET + b"PING\r\n")

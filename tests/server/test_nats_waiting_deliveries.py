@@ -6,9 +6,16 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
+import trio
 
+from simplebus.core.broker.broker import Settings
+from simplebus.core.limits import Limits
+from simplebus.core.protocol.frames import MESSAGE
+from simplebus.nats.server import message_delivery
 from simplebus.server import nats_listener
-from simplebus.server.nats_listener import NatsListener
+from simplebus.server.local_client import LocalEndpoint
+from simplebus.server.run import RunningServer
+from tests.behaviour.wire_peer_v2 import build_frame, connect_request
 from tests.server.many_receivers import (
     RECEIVERS,
     LaterTurns,
@@ -16,25 +23,41 @@ from tests.server.many_receivers import (
     connect_subscribers,
     read_received,
 )
-from tests.support.nats_peer import NatsPeer
+from tests.support.nats_peer import NatsPeer, connect_nats_peer
 from tests.support.running_server import Peer, connect, message, serving, wait_until
 
 pytestmark = pytest.mark.usefixtures("one_receiver_per_turn")
 
 
+@pytest.fixture
+def full_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a queue be full while a delivery waits, and let publishers wait only for this reason."""
+    monkeypatch.setattr(message_delivery, "WAITING_DELIVERIES_BYTES_MAX", 0)
+    monkeypatch.setattr(nats_listener, "WAITING_DELIVERIES_STALL_SECONDS", 0.0)
+
+
 class Clients:
     """A binary publisher and NATS subscribers of its class."""
 
-    def __init__(
-        self, listener: NatsListener, publisher: Peer, subscribers: list[NatsPeer]
-    ) -> None:
-        self.listener = listener
+    def __init__(self, server: RunningServer, publisher: Peer, subscribers: list[NatsPeer]) -> None:
+        assert server.nats_listener is not None
+        self.server = server
+        self.listener = server.nats_listener
         self.publisher = publisher
         self.subscribers = subscribers
 
     @property
     def stored_count(self) -> int:
-        return self.listener.server.broker.classes[1].ring.head
+        return self.count_stored(1)
+
+    def count_stored(self, class_id: int) -> int:
+        return self.server.server.broker.classes[class_id].ring.head
+
+    async def wait_for_server(self) -> None:
+        """Let the server read what publishers have sent, unless it has paused them."""
+        bystander = await connect_nats_peer(self.server)
+        for _ in range(20):
+            await bystander.flush()
 
     @property
     def has_waiting(self) -> bool:
@@ -50,12 +73,11 @@ class Clients:
 
 
 @contextlib.asynccontextmanager
-async def connected_clients() -> AsyncIterator[Clients]:
-    async with serving(nats_port=0) as server:
-        assert server.nats_listener is not None
+async def connected_clients(settings: Settings | None = None) -> AsyncIterator[Clients]:
+    async with serving(settings, nats_port=0) as server:
         subscribers = await connect_subscribers(server, b"class.1")
         publisher = await connect(server, [1])
-        yield Clients(server.nats_listener, publisher, subscribers)
+        yield Clients(server, publisher, subscribers)
 
 
 async def test_every_subscriber_receives_all_messages_in_order() -> None:
@@ -87,15 +109,91 @@ async def test_publisher_is_not_read_while_its_messages_wait(
 ) -> None:
     monkeypatch.setattr(nats_listener, "WAITING_DELIVERIES_STALL_SECONDS", float("inf"))
     async with connected_clients() as clients:
-        bystander = clients.subscribers[-1]
         later_turns.hold()
         await clients.publisher.send(message(b"x"))
         await wait_until(lambda: clients.has_waiting)
         await clients.publisher.send(message(b"y"))
-        for _ in range(20):
-            await bystander.flush()
+        await clients.wait_for_server()
         assert clients.stored_count == 1
         later_turns.release()
+        await clients.check_received(b"x", b"y")
+
+
+@pytest.mark.usefixtures("full_queues")
+async def test_publisher_is_not_read_while_the_queue_is_full(later_turns: LaterTurns) -> None:
+    async with connected_clients() as clients:
+        later_turns.hold()
+        await clients.publisher.send(message(b"x"))
+        await wait_until(lambda: clients.has_waiting)
+        await clients.publisher.send(message(b"y"))
+        await clients.wait_for_server()
+        assert clients.stored_count == 1
+        later_turns.release()
+        await clients.check_received(b"x", b"y")
+
+
+@pytest.mark.usefixtures("full_queues")
+async def test_publisher_of_another_class_is_read(later_turns: LaterTurns) -> None:
+    async with connected_clients() as clients:
+        other = await connect(clients.server, [2])
+        subscriber = await connect_nats_peer(clients.server)
+        await subscriber.send(b"SUB class.2 2\r\n")
+        await subscriber.flush()
+        later_turns.hold()
+        await clients.publisher.send(message(b"x"))
+        await wait_until(lambda: clients.has_waiting)
+        for number in range(3):
+            await other.send(message(b"%d" % number, class_id=2))
+            await wait_until(lambda n=number: clients.count_stored(2) > n)
+            assert await subscriber.read_line() == b"MSG class.2 2 1"
+            assert await subscriber.read_line() == b"%d" % number
+        assert clients.has_waiting
+        later_turns.release()
+        await clients.check_received(b"x")
+
+
+@pytest.mark.usefixtures("full_queues")
+async def test_local_client_sends_nothing_while_the_queue_is_full(later_turns: LaterTurns) -> None:
+    async with connected_clients() as clients:
+        client = await LocalEndpoint(clients.server.server, "a part of the server").open()
+        assert client.send(memoryview(connect_request(1)))
+        later_turns.hold()
+        data = memoryview(build_frame(MESSAGE, class_id=1, message_id=0, content=b"x"))
+        assert client.send(data) == len(data)
+        await wait_until(lambda: clients.has_waiting)
+        assert client.send(data) == 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.wait_sendable)
+            await clients.wait_for_server()
+            assert len(nursery.child_tasks) == 1
+            later_turns.release()
+        data = memoryview(build_frame(MESSAGE, class_id=1, message_id=1, content=b"y"))
+        assert client.send(data) == len(data)
+        await clients.check_received(b"x", b"y")
+        client.close()
+
+
+@pytest.mark.usefixtures("full_queues")
+async def test_nats_client_whose_ack_frees_space_is_not_read_while_the_queue_is_full(
+    later_turns: LaterTurns,
+) -> None:
+    async with connected_clients(Settings(Limits(class_messages=1))) as clients:
+        consumer = await connect_nats_peer(clients.server)
+        *_, session = clients.listener.nats_server.sessions.values()
+        await consumer.send(b"SUB $SB.SUB.1 a\r\n")
+        await consumer.flush()
+        await clients.publisher.send(message(b"x") + message(b"y"))
+        subject = (await consumer.read_line()).split(b" ")[3]
+        assert await consumer.read_line() == b"x"
+        await wait_until(lambda: not clients.has_waiting)
+        later_turns.hold()
+        await consumer.send(b"PUB %b 0\r\n\r\n" % subject)
+        await wait_until(lambda: clients.has_waiting)
+        await consumer.send(b"PUB a 0\r\n\r\n")
+        await clients.wait_for_server()
+        assert session.in_messages == 1
+        later_turns.release()
+        await wait_until(lambda: session.in_messages == 2)
         await clients.check_received(b"x", b"y")
 
 

@@ -478,6 +478,10 @@ class Session:
         """Read less at once, because others cannot keep up with its messages."""
         self._next_read_bytes = max(SMALL_EVENTS_READ_BYTES, self._next_read_bytes // 4)
 
+    def excuse_silence(self) -> None:
+        """Restart the time limits for silence: the server is not reading from the peer."""
+        self._no_receive_ticks = self._partial_frame_ticks = 0
+
     @property
     def is_reading_paused(self) -> bool:
         """True if reading must pause. A version 2 peer is limited by its credit instead."""

@@ -169,11 +169,13 @@ class BusToNats:
 
     def _send_ranges(self, cls: MessageClass, ranges: Ranges, *, is_dead: bool = False) -> None:
         """Deliver these ranges of sequences."""
-        self._subject_classes.source_class = cls
+        classes = self._subject_classes
+        # A delivery may cause another one, for example if it ends a subscription.
+        outer_class, classes.source_class = classes.source_class, cls
         try:
             self._encode_ranges(cls, ranges, is_dead=is_dead)
         finally:
-            self._subject_classes.source_class = None
+            classes.source_class = outer_class
 
     def _encode_ranges(self, cls: MessageClass, ranges: Ranges, *, is_dead: bool) -> None:
         subject = class_subject(cls.class_id, cls.name)

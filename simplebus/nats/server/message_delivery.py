@@ -1,13 +1,14 @@
 """Delivery of messages to the sinks of their subjects, in turns of the event loop.
 
 A turn has a limited cost. A publication that costs more is delivered in several turns, because it
-may have thousands of receivers. The messages for one client stay in publication order across its
-subscriptions: a batch is delivered to all subscriptions of a client in the same turn.
+may have thousands of receivers. The messages of one class, or of one publisher, for a client stay
+in order across its subscriptions: a batch is delivered to all subscriptions of a client in the same
+turn.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Generator, Hashable, Iterator
 
 import numpy as np
@@ -42,8 +43,15 @@ from simplebus.nats.server.session import EncodedBatches, NatsSession
 class MessageDelivery:
     """Delivers messages of clients and of the bus, and counts the cost of the current turn.
 
-    Messages of the bus that do not fit into a turn wait in a queue, and so do all later ones: each
-    client receives them in the order in which they were stored.
+    Messages of a class that do not fit into a turn wait in a queue, and so do all later ones of the
+    class: each client receives them in the order in which they were stored. Classes take turns, so
+    that the messages of one class do not wait for those of another one.
+
+    All queues together may keep `WAITING_DELIVERIES_BYTES_MAX`, each of them an equal part. The
+    driver reads from no client whose last input added to a queue above its part. So the queue of a
+    class exceeds it by one read of each client, at most `RECEIVE_BYTES`, and by messages that no
+    client has just sent: delayed ones that are due, and dead letters of the ack timer. Queues that
+    were filled before their part shrank, because other classes began to wait, only shrink.
 
     An error of a receiver is recorded, and delivery goes on with the other receivers. In the
     publication of a client, which a class may not have stored then, it is raised.
@@ -55,16 +63,17 @@ class MessageDelivery:
         """Cost of the current turn, as bytes of output that take equally long."""
         self.fan_out_bytes = 0
         """Part of the cost that batches caused for all clients but one."""
-        self.waiting_bytes = 0
-        """Estimated memory of the deliveries that wait."""
-        self.started_count = self.finished_count = 0
-        """Deliveries of the bus that began to wait, and those of them that have ended."""
         self._routes = routes
         self._subject_classes = subject_classes
         self._can_wait = False
         self._is_continuing = False
         """True while a waiting delivery is continued."""
-        self._waiting: deque[_WaitingDelivery] = deque()
+        self._queues: OrderedDict[MessageClass | None, _DeliveryQueue] = OrderedDict()
+        """Waiting deliveries by class, the next class to be served first; None for replies of the
+        bus. No queue is empty.
+        """
+        self._latest_started: dict[MessageClass | None, WaitingDelivery] = {}
+        """The last delivery of each class that began to wait since `pop_started`."""
         self._errors: list[Exception] = []
         self._gathering_sessions: list[NatsSession] = []
         """Sessions that receive messages of the current batch."""
@@ -157,7 +166,26 @@ class MessageDelivery:
     @property
     def has_waiting(self) -> bool:
         """True if `deliver_waiting` has work to do."""
-        return bool(self._waiting)
+        return bool(self._queues)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Estimated memory of the deliveries that wait."""
+        return sum(queue.kept_bytes for queue in self._queues.values())
+
+    def pop_started(self) -> list[WaitingDelivery]:
+        """Return the last delivery of each class that began to wait since the last call.
+
+        It ends after all earlier ones of its class.
+        """
+        if not self._latest_started:
+            return []
+        started, self._latest_started = self._latest_started, {}
+        return list(started.values())
+
+    def is_queue_full(self, delivery: WaitingDelivery) -> bool:
+        """Return True if the queue of a delivery keeps more than its part of the limit."""
+        return delivery.queue.kept_bytes * len(self._queues) > WAITING_DELIVERIES_BYTES_MAX
 
     def drain_errors(self) -> list[Exception]:
         """Return the errors of receivers, and those that ended deliveries which had to wait."""
@@ -170,12 +198,13 @@ class MessageDelivery:
         The messages must stay valid and unchanged. Returns True if deliveries wait, or if there are
         errors.
         """
+        must_wait = bool(self._queues) and self._subject_classes.source_class in self._queues
         if isinstance(messages, Pub):
             sinks = self._routes.match(messages.subject)
             # A single receiver needs no estimate.
-            if (self._waiting and sinks) or (self._can_wait and len(sinks) > 1):
+            if (must_wait and sinks) or (self._can_wait and len(sinks) > 1):
                 cost_bytes = estimate_message_cost(messages, sinks)
-                if self._waiting or not self.fits_into_turn(cost_bytes):
+                if must_wait or not self.fits_into_turn(cost_bytes):
                     self._append_message(messages, sinks)
                     return True
                 self.cost_bytes += cost_bytes
@@ -185,7 +214,7 @@ class MessageDelivery:
         if (
             self._can_wait
             and count
-            and (self._waiting or not self._fits_batch_from_bus(messages, matches, count))
+            and (must_wait or not self._fits_batch_from_bus(messages, matches, count))
         ):
             steps = self._deliver_batch_from_bus_in_steps(messages, matches)
             self._append_waiting(steps, messages.size_bytes + count * WAITING_SINK_BYTES)
@@ -220,49 +249,50 @@ class MessageDelivery:
         return bool(self._errors)
 
     def deliver_waiting(self) -> None:
-        """Continue the deliveries that wait, the oldest first, until the turn is over."""
-        while self._waiting and not self.is_turn_over:
-            self._continue_oldest()
+        """Continue the deliveries that wait until the turn is over: of each class in turn, the
+        oldest one for one step.
+        """
+        while self._queues and not self.is_turn_over:
+            source_class = next(iter(self._queues))
+            self._queues.move_to_end(source_class)
+            self._continue_oldest(source_class)
 
     def _append_message(self, message: Pub, sinks: SubjectSinks) -> None:
         steps = self.deliver_message_in_steps(message, sinks, None)
         self._append_waiting(steps, len(message.body) + len(sinks) * WAITING_SINK_BYTES)
 
     def _append_waiting(self, steps: Iterator[None], size_bytes: int) -> None:
-        """Append a delivery to the queue.
-
-        If it is the only one, its first part is delivered at once. If the queue exceeds its limit,
-        the oldest deliveries are completed.
+        """Append a delivery to the queue of its class. If it is the only one, its first part is
+        delivered at once.
         """
-        delivery = _WaitingDelivery(
-            steps, WAITING_DELIVERY_BYTES + size_bytes, self._subject_classes.source_class
-        )
-        self._waiting.append(delivery)
-        self.waiting_bytes += delivery.kept_bytes
-        self.started_count += 1
+        source_class = self._subject_classes.source_class
+        queue = self._queues.get(source_class)
+        if queue is None:
+            queue = self._queues[source_class] = _DeliveryQueue()
+        delivery = WaitingDelivery(queue, steps, WAITING_DELIVERY_BYTES + size_bytes)
+        queue.append(delivery)
+        self._latest_started[source_class] = delivery
         if self._is_continuing or self._gathering_sessions:  # Sinks may cause further deliveries.
             return
-        if len(self._waiting) == 1:
-            self.deliver_waiting()
-        while self.waiting_bytes > WAITING_DELIVERIES_BYTES_MAX and len(self._waiting) > 1:
-            self._continue_oldest()
+        if len(queue.deliveries) == 1 and not self.is_turn_over:
+            self._continue_oldest(source_class)
 
-    def _continue_oldest(self) -> None:
-        """Continue the oldest delivery for one step, and remove it at its end."""
-        delivery, classes = self._waiting[0], self._subject_classes
-        source_class, classes.source_class = classes.source_class, delivery.source_class
+    def _continue_oldest(self, source_class: MessageClass | None) -> None:
+        """Continue the oldest delivery of a class for one step, and remove it at its end."""
+        queue, classes = self._queues[source_class], self._subject_classes
+        outer_class, classes.source_class = classes.source_class, source_class
         self._is_continuing = True
         try:
-            for _ in delivery.steps:
+            for _ in queue.deliveries[0].steps:
                 return
         except Exception as error:
             self._errors.append(error)
         finally:
-            classes.source_class = source_class
+            classes.source_class = outer_class
             self._is_continuing = False
-        self._waiting.popleft()
-        self.waiting_bytes -= delivery.kept_bytes
-        self.finished_count += 1
+        queue.remove_oldest()
+        if not queue.deliveries:
+            del self._queues[source_class]
 
     def _fits_batch_from_bus(
         self, batch: UniformBatch | MixedBatch, matches: list[SubjectSinks], count: int
@@ -452,20 +482,39 @@ class _ReceiverGroups:
         ]
 
 
-class _WaitingDelivery:
+class WaitingDelivery:
     """Delivery of messages of the bus that continues in later turns."""
 
-    __slots__ = ("kept_bytes", "source_class", "steps")
+    __slots__ = ("has_ended", "kept_bytes", "queue", "steps")
 
-    def __init__(
-        self, steps: Iterator[None], kept_bytes: int, source_class: MessageClass | None
-    ) -> None:
+    def __init__(self, queue: _DeliveryQueue, steps: Iterator[None], kept_bytes: int) -> None:
+        self.queue = queue
+        """Queue that contains the delivery until it ends."""
         self.steps = steps
         """Delivers the messages, with a step at the end of each turn but the last."""
         self.kept_bytes = kept_bytes
         """Estimated memory of the delivery."""
-        self.source_class = source_class
-        """Class of the messages; None for a reply of the bus."""
+        self.has_ended = False
+
+
+class _DeliveryQueue:
+    """Waiting deliveries of one class, the oldest first."""
+
+    __slots__ = ("deliveries", "kept_bytes")
+
+    def __init__(self) -> None:
+        self.deliveries: deque[WaitingDelivery] = deque()
+        self.kept_bytes = 0
+        """Estimated memory of the deliveries."""
+
+    def append(self, delivery: WaitingDelivery) -> None:
+        self.deliveries.append(delivery)
+        self.kept_bytes += delivery.kept_bytes
+
+    def remove_oldest(self) -> None:
+        delivery = self.deliveries.popleft()
+        delivery.has_ended = True
+        self.kept_bytes -= delivery.kept_bytes
 
 
 def estimate_message_cost(message: Pub, sinks: SubjectSinks) -> int:

@@ -322,6 +322,10 @@ class NatsSession:
         """Read less at a time, because receivers do not keep up."""
         self._next_read_bytes = max(READ_BYTES_MIN, self._next_read_bytes // 4)
 
+    def excuse_silence(self) -> None:
+        """Restart the time limit for PONGs: the server is not reading from the client."""
+        self.unanswered_ping_count = 0
+
     @property
     def accepts_headers(self) -> bool:
         """True if the client accepts HMSG."""

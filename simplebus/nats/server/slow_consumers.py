@@ -91,8 +91,13 @@ _SUBJECTS_LISTED_MAX = 3
 class StallablePublisher(Protocol):
     """Publisher of any protocol that can be slowed down."""
 
+    @property
+    def is_closed(self) -> bool: ...
     def reduce_read_size(self) -> None:
         """Read less from the publisher at a time."""
+
+    def excuse_silence(self) -> None:
+        """Restart the time limits for silence: the server is not reading from the publisher."""
 
 
 class SlowConsumerMonitor:

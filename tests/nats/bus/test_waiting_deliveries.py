@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
-from typing import Any
+from itertools import chain, product
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -39,6 +39,14 @@ def one_receiver_per_turn() -> Iterator[None]:
         yield
 
 
+class Published(NamedTuple):
+    """Message of the publisher."""
+
+    class_id: int
+    subject: str
+    payload: bytes
+
+
 class Bus:
     """Broker with a binary publisher and a NATS server."""
 
@@ -47,36 +55,39 @@ class Bus:
         self.nats_server = self.harness.nats_server
         if can_wait:
             self.nats_server.allow_waiting_deliveries()
-        self._publisher = connect_version2(self.harness, classes=[1])
-        self._published_count = 0
-        self.published: list[tuple[str, bytes]] = []
-        """Subject and payload of each message."""
+        self._publisher = connect_version2(self.harness, classes=[1, 2])
+        self.published: list[Published] = []
+        """All messages; the payload of each is its index."""
 
     def subscribers(self, count: int, *commands: bytes) -> list[Client]:
         return [self.harness.client(*commands or (b"SUB a.* 1\r\n",)) for _ in range(count)]
 
-    def publish_plain(self, count: int) -> None:
+    def publish_plain(self, count: int, *, class_id: int = 1) -> None:
         """Publish messages of one size on the subject of the class."""
-        payloads = [b"%04d" % (self._published_count + n) for n in range(count)]
-        self.published += [("class.1", payload) for payload in payloads]
-        self._send(publish(1, self._published_count, *payloads), count)
+        first = len(self.published)
+        payloads = [b"%04d" % (first + n) for n in range(count)]
+        self.published += [Published(class_id, f"class.{class_id}", each) for each in payloads]
+        self._send(publish(class_id, first, *payloads))
 
-    def publish(self, *channels: str, headers: bool = False) -> None:
-        """Publish a message on each channel, whose payload is its number, in one read."""
-        contents = []
-        for number, channel in enumerate(channels, self._published_count):
-            self.published.append((channel, b"%d" % number))
+    def publish(self, *channels: str, class_id: int = 1, headers: bool = False) -> None:
+        """Publish a message on each channel in one read."""
+        contents, first = [], len(self.published)
+        for number, channel in enumerate(channels, first):
+            self.published.append(Published(class_id, channel, b"%d" % number))
             if headers:
                 contents.append(encode(Envelope(channel, headers=(("A", "b"),)), b"%d" % number))
             else:
                 contents.append(channel_envelope(channel, b"%d" % number))
-        self._send(publish_envelopes(1, self._published_count, *contents), len(channels))
+        self._send(publish_envelopes(class_id, first, *contents))
 
-    def _send(self, data: bytes, count: int) -> None:
-        self._published_count += count
+    def _send(self, data: bytes) -> None:
         self.nats_server.begin_turn()
         self._publisher.send(data)
         self.harness.flush()
+
+    def received_of_class(self, messages: list[Msg], class_id: int) -> list[Msg]:
+        """Return the messages of one class."""
+        return [each for each in messages if self.published[int(each.payload)].class_id == class_id]
 
     def take_turn(self) -> bool:
         """Take a later turn. Returns False if no delivery waits."""
@@ -99,10 +110,11 @@ _CHANNELS = st.one_of(
     st.lists(_CHANNEL, min_size=1, max_size=7), st.lists(_CHANNEL, min_size=30, max_size=40)
 )
 """Channels of single messages, or of a batch."""
+_CLASS_ID = st.sampled_from([1, 2])
 _ACTIONS = st.one_of(
-    st.tuples(st.just("plain"), st.sampled_from([1, 3, 20])),
-    st.tuples(st.just("channels"), _CHANNELS),
-    st.tuples(st.just("headers"), _CHANNELS),
+    st.tuples(st.just("plain"), st.tuples(_CLASS_ID, st.sampled_from([1, 3, 20]))),
+    st.tuples(st.just("channels"), st.tuples(_CLASS_ID, _CHANNELS)),
+    st.tuples(st.just("headers"), st.tuples(_CLASS_ID, _CHANNELS)),
     st.tuples(st.just("turns"), st.integers(1, 5)),
     st.tuples(st.just("turns"), st.integers(1, 5)),
     st.tuples(st.just("join"), st.lists(st.sampled_from(_PATTERNS), min_size=1, max_size=3)),
@@ -143,9 +155,11 @@ class Subscribers:
     def apply(self, kind: str, argument: Any) -> None:
         """Apply an action to the bus or to the first clients."""
         if kind == "plain":
-            self.bus.publish_plain(argument)
+            class_id, count = argument
+            self.bus.publish_plain(count, class_id=class_id)
         elif kind in ("channels", "headers"):
-            self.bus.publish(*argument, headers=kind == "headers")
+            class_id, channels = argument
+            self.bus.publish(*channels, class_id=class_id, headers=kind == "headers")
         elif kind == "turns":
             for _ in range(argument):
                 self.bus.take_turn()
@@ -176,27 +190,26 @@ class Subscribers:
 @given(
     st.lists(st.lists(st.sampled_from(_PATTERNS), min_size=1, max_size=3), min_size=4, max_size=8),
     st.lists(_ACTIONS, max_size=20),
-    st.sampled_from([0, 5000, 1 << 30]),
 )
 def test_each_subscriber_receives_the_same_as_with_delivery_at_once(
-    patterns: list[list[bytes]], actions: list[tuple[str, Any]], bytes_max: int
+    patterns: list[list[bytes]], actions: list[tuple[str, Any]]
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(message_delivery, "WAITING_DELIVERIES_BYTES_MAX", bytes_max)
-        split, at_once = Subscribers(Bus()), Subscribers(Bus(can_wait=False))
-        changed: set[int] = set()
-        for subscribers in (split, at_once):
-            for each in patterns:
-                subscribers.join(each)
-            for kind, argument in actions:
-                subscribers.apply(kind, argument)
-                if kind in ("unsubscribe", "limit", "close"):
-                    changed.add(argument[0] if kind == "limit" else argument)
-            subscribers.bus.finish()
-            subscribers.read()
-    for number, (received, expected) in enumerate(
-        zip(split.received, at_once.received, strict=True)
-    ):
+    split, at_once = Subscribers(Bus()), Subscribers(Bus(can_wait=False))
+    changed: set[int] = set()
+    for subscribers in (split, at_once):
+        for each in patterns:
+            subscribers.join(each)
+        for kind, argument in actions:
+            subscribers.apply(kind, argument)
+            if kind in ("unsubscribe", "limit", "close"):
+                changed.add(argument[0] if kind == "limit" else argument)
+        subscribers.bus.finish()
+        subscribers.read()
+    assert split.bus.nats_server.delivery.waiting_bytes == 0
+    for number, class_id in product(range(len(split.received)), (1, 2)):
+        received, expected = (
+            each.bus.received_of_class(each.received[number], class_id) for each in (split, at_once)
+        )
         if number not in changed:
             assert received == expected
         if number < len(patterns) and number not in changed:
@@ -205,12 +218,16 @@ def test_each_subscriber_receives_the_same_as_with_delivery_at_once(
                     (message.subject, message.payload)
                     for message in received
                     if message.sid == str(index)
-                ] == [each for each in split.bus.published if is_match(pattern, each[0])]
-        for sid in "012":  # A client that leaves receives only the first ones.
+                ] == [
+                    (each.subject, each.payload)
+                    for each in split.bus.published
+                    if each.class_id == class_id and is_match(pattern, each.subject)
+                ]
+        for sid in "012":  # A client that leaves, or with a limit, receives only the first ones.
             received_by_sid = [message for message in received if message.sid == sid]
             expected_by_sid = [message for message in expected if message.sid == sid]
-            assert received_by_sid == expected_by_sid[: len(received_by_sid)]
-    assert split.bus.nats_server.delivery.waiting_bytes == 0
+            count = min(len(received_by_sid), len(expected_by_sid))
+            assert received_by_sid[:count] == expected_by_sid[:count]
 
 
 @pytest.mark.parametrize("headers", [False, True])
@@ -320,11 +337,7 @@ def test_reply_of_the_bus_with_many_receivers_is_delivered_in_turns() -> None:
     assert [len(client.messages()) for client in (*clients, requester)] == [1] * 4
 
 
-@pytest.mark.parametrize("bytes_max", [0, 1 << 30])
-def test_messages_that_are_stored_while_a_client_publishes_a_batch_wait(
-    bytes_max: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(message_delivery, "WAITING_DELIVERIES_BYTES_MAX", bytes_max)
+def test_messages_that_are_stored_while_a_client_publishes_a_batch_wait() -> None:
     bus = Bus(NatsBrokerHarness(class_messages=20))
     commands = b"SUB class.1 1\r\n", b"SUB noise 3\r\n"
     consumer, other = (bus.harness.client(*commands) for _ in range(2))
@@ -349,11 +362,9 @@ def test_messages_that_are_stored_while_a_client_publishes_a_batch_wait(
         assert [m.payload for m in messages if m.sid == "1"] == [b"%04d" % n for n in range(20, 40)]
 
 
-@pytest.mark.parametrize("bytes_max", [0, 1 << 30])
 def test_message_that_is_stored_during_a_later_turn_waits(
-    kind: str, bytes_max: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_delivery, "WAITING_DELIVERIES_BYTES_MAX", bytes_max)
     bus = Bus()
     clients = bus.subscribers(3, b"SUB > 1\r\n")
     count = publish_kind(bus, kind)
@@ -393,6 +404,58 @@ def test_permissions_of_the_class_apply_in_later_turns(kind: str) -> None:
     count = publish_kind(bus, kind)
     bus.finish()
     assert [len(client.messages()) for client in clients] == [count, 0] * 3
+
+
+# Classes -----------------------------------------------------------------------------------------
+
+
+def test_message_of_another_class_does_not_wait(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", 100 * 1024)
+    bus = Bus()
+    bus.subscribers(20, b"SUB a.* 1\r\nSUB class.1 2\r\n")
+    (bystander,) = bus.subscribers(1, b"SUB class.2 1\r\n")
+    publish_kind(bus, kind)
+    bus.publish_plain(1, class_id=2)
+    assert bus.nats_server.has_waiting_deliveries
+    assert len(bystander.messages()) == 1
+
+
+def test_classes_take_turns(kind: str) -> None:
+    bus = Bus()
+    clients = bus.subscribers(3, b"SUB > 1\r\n")
+    for _ in range(5):
+        publish_kind(bus, kind)
+    bus.publish("b", class_id=2)
+    received: list[Msg] = []
+    while not bus.received_of_class(received, 2):
+        assert bus.take_turn()
+        received += clients[-1].messages()
+    assert len(received) < len(bus.published) / 2
+
+
+def test_delivery_caused_by_another_class_keeps_the_class_of_the_messages(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = Bus()
+    clients = bus.subscribers(3, b"SUB > 1\r\n")
+    mark_ready, channels = NatsServer.mark_ready, ["b"]
+
+    def publish_and_mark_ready(nats_server: NatsServer, session: NatsSession) -> None:
+        if channels:
+            bus.publish(channels.pop(), class_id=2)
+        mark_ready(nats_server, session)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NatsServer, "mark_ready", publish_and_mark_ready)
+        count = publish_kind(bus, kind)
+        bus.publish("a.0")
+        bus.finish()
+    for client in clients:
+        messages = client.messages()
+        assert len(bus.received_of_class(messages, 2)) == 1
+        payloads = [each.payload for each in bus.received_of_class(messages, 1)]
+        assert len(payloads) == count + 1
+        assert payloads == sorted(payloads, key=int)
 
 
 # Errors ------------------------------------------------------------------------------------------
@@ -453,17 +516,36 @@ def test_driver_is_informed_of_an_error_of_the_only_receiver(
 # Limits ------------------------------------------------------------------------------------------
 
 
-def test_oldest_deliveries_are_completed_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_delivery, "WAITING_DELIVERIES_BYTES_MAX", 5 * 1100)
+def test_queue_is_full_above_its_part_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_delivery, "WAITING_DELIVERIES_BYTES_MAX", 6 * 1100)
+    bus = Bus()
+    delivery = bus.nats_server.delivery
+    bus.subscribers(3)
+
+    def is_full_after_publishing(class_id: int, count: int) -> bool:
+        for _ in range(count):
+            bus.publish("a.0", class_id=class_id)
+        (started,) = delivery.pop_started()
+        return delivery.is_queue_full(started)
+
+    assert not is_full_after_publishing(1, 6)
+    assert is_full_after_publishing(1, 1)
+    assert not is_full_after_publishing(2, 3)  # The parts are smaller now.
+    assert is_full_after_publishing(2, 1)
+    bus.finish()
+    assert delivery.waiting_bytes == 0
+    assert not is_full_after_publishing(1, 6)
+
+
+def test_deliveries_above_the_limit_take_no_longer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_delivery, "WAITING_DELIVERIES_BYTES_MAX", 0)
     bus = Bus()
     clients = bus.subscribers(3)
-    for number in range(1, 21):
+    for _ in range(20):
         bus.publish("a.0")
-        assert bus.nats_server.delivery.waiting_bytes <= 5 * 1100
-        assert len(clients[-1].messages()) == (number > 5)
-    bus.finish()
-    assert len(clients[-1].messages()) == 5
-    assert bus.nats_server.delivery.waiting_bytes == 0
+    assert [client.messages() for client in clients] == [[]] * 3
+    assert bus.take_turn()
+    assert sum(len(client.messages()) for client in clients) <= 1
 
 
 def test_waiting_deliveries_disconnect_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
