@@ -9,7 +9,7 @@ newest change.
     durable_position ─┘        batches up to 6 have the required durability
 
 With remote storage (`is_remote`) every class is written separately, so a class becomes durable
-independently of the others. Only messages are stored remotely, so no other change is waited for.
+independently of the others. Only messages are stored remotely, so nothing waits for other changes.
 
 Invariant: durable_position <= last_batch_number <= log_position <= last_batch_number + 1.
 """
@@ -246,7 +246,7 @@ class CommitLog:
         self.unwritten_bytes += len(frames)
 
     def append_refusal(self, producer: str, refused: FrameRefused) -> None:
-        """Append a refusal of numbered messages: their numbers are used."""
+        """Append a refusal of numbered messages, whose numbers count as used."""
         if self._refusals and self._refusals[-1][0] == producer:
             joined = self._refusals[-1][1].merge(refused)
             if joined is not None:
@@ -255,11 +255,11 @@ class CommitLog:
         self._refusals.append((producer, refused))
 
     def append_producer_start(self, producer: str, next_number: int, instance: str) -> None:
-        """Append that an instance uses a producer name and continues at `next_number`."""
+        """Append a producer start: `instance` uses the name and continues at `next_number`."""
         self._producer_starts.append((producer, next_number, instance))
 
     def append_purge(self, class_id: int, first: int, last: int) -> None:
-        """Append that the messages first..last-1 of a class were purged."""
+        """Append a purge of the messages first..last-1 of a class."""
         self._purged_ranges.append((class_id, first, last))
 
     def append_progress_request(self, position_count: int) -> int:
@@ -282,7 +282,7 @@ class CommitLog:
         return self.last_batch_number < self._progress_batch
 
     def discard_changes(self) -> None:
-        """Forget all changes except messages, for a store that keeps only messages."""
+        """Remove all changes except messages, for a store that keeps only messages."""
         self._refusals.clear()
         self._producer_starts.clear()
         self._purged_ranges.clear()
@@ -296,7 +296,7 @@ class CommitLog:
         return ranges
 
     def append_durable_change(self, class_id: int, durable: str, group: str) -> int:
-        """Append that a durable was created or removed. Returns the log position of the change."""
+        """Append the creation or removal of a durable. Returns the log position of the change."""
         if self.is_remote:
             return 0
         self.changed_durables.setdefault(class_id, {})[durable, group] = None
@@ -325,9 +325,10 @@ class CommitLog:
         Args:
             changes: Encoded state changes to write with the messages.
             snapshot: Encoded complete state to write instead of changes.
-            numbers_batch: Write batch up to which it contains the numbers of all publishers.
+            numbers_batch: Write batch up to which `snapshot` contains the numbers of all
+                publishers.
             allow_empty: Return a batch even if nothing is left to write, because its number was
-                already given out as a log position.
+                already returned as a log position.
 
         Returns:
             The batch, or None if there is nothing to write.

@@ -1,13 +1,13 @@
 """Ownership of durables and groups: which users may resume, move or remove them.
 
-- The owner, who created it, and users without restrictions may do everything, whatever their
-  permissions are now.
+- The owner is the user who created the durable or group. The owner and users without restrictions
+  may do everything, whatever the current permissions of the owner are.
 - A durable with an owner may be resumed by users who may configure the class. A group, or a durable
   without an owner, may be resumed by any user.
-- Another user than the owner must see the same channels as the owner, or all. Otherwise messages
-  that this user may not see would be lost for the others.
-- Moving, removing, and changing the delivery policy or expiry is reserved to the owner and to users
-  who may configure the class.
+- A user who is not the owner must be allowed to see all channels, or the same as the owner.
+  Otherwise the position would skip messages that the owner may see.
+- Only the owner and users who may configure the class may move or remove a durable or group, or
+  change its delivery policy or expiry.
 """
 
 from __future__ import annotations

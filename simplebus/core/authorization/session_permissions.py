@@ -48,8 +48,8 @@ def check_right(session: Session, right: AdminRight, cls: MessageClass | None = 
         return
     class_id, name = (None, "") if cls is None else (cls.class_id, cls.name)
     if not grants.has_right(right, class_id, name):
-        place = "all classes" if cls is None else f"class {_class_label(cls)}"
-        raise _unauthorized_error(session, f"lacks the right {right.value!r} in {place}")
+        scope = "all classes" if cls is None else f"class {_class_label(cls)}"
+        raise _unauthorized_error(session, f"lacks the right {right.value!r} in {scope}")
 
 
 def is_visible(session: Session, cls: MessageClass) -> bool:
@@ -66,8 +66,8 @@ def can_inquire(grants: Grants | None, cls: MessageClass) -> bool:
 def check_fetch(session: Session, cls: MessageClass) -> None:
     """Check that a session may fetch messages by sequence.
 
-    A session that may subscribe to all messages of the class may also fetch them, unless it may
-    only subscribe to single channels.
+    A session that may subscribe to all messages of the class may also fetch them, unless it must
+    name each channel to which it subscribes.
 
     Raises:
         RemoteProtocolError: unauthorized.
@@ -86,8 +86,9 @@ def check_class_references(
 ) -> None:
     """Check that a session may name classes in a Connect.
 
-    It needs some permission in each class, and the right to configure it for subjects and last
-    values. An existing class is judged by its current name, not by a new one.
+    The session needs some permission in each class, and the right to configure the class if the
+    reference has subjects or last values. For an existing class, permissions for its current name
+    count, not permissions for a new name in the reference.
 
     Raises:
         RemoteProtocolError: unauthorized.
@@ -185,9 +186,9 @@ def visible_scope(
 
 
 def can_use_wildcards(session: Session, cls: MessageClass, channels: Sequence[str]) -> bool:
-    """Return True if a session may subscribe to these channel patterns, none being all channels.
+    """Return True unless wildcards in these channel patterns are not allowed to a session.
 
-    Patterns without wildcards are always accepted here.
+    An empty sequence stands for all channels, and counts as a wildcard.
     """
     grants = session.grants
     if grants is None or (channels and all(map(is_literal, channels))):
@@ -196,7 +197,8 @@ def can_use_wildcards(session: Session, cls: MessageClass, channels: Sequence[st
 
 
 def check_private_channels(session: Session, cls: MessageClass, channels: Sequence[str]) -> None:
-    """Check that these channels are the user's own, if channels of the class are private.
+    """Check that these channels belong to the user of the session, if the class has private
+    channels.
 
     Raises:
         RemoteProtocolError: unauthorized.

@@ -1,6 +1,6 @@
 """Channel filters restricted to the channels that a user may see.
 
-All consumers that share a position may see the same channels.
+Consumers that share a position are always allowed to see the same channels.
 """
 
 from __future__ import annotations

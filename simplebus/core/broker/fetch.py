@@ -1,7 +1,7 @@
 """Handles Fetch and Purge requests.
 
-Fetch reads stored messages by sequence, from memory or from disk, and moves no position. If a
-session has several Fetch requests, each is answered after the reply before it was sent.
+Fetch reads stored messages by sequence, from memory or from disk, and moves no position. The Fetch
+requests of a session are answered one by one: each after the reply to the previous one was sent.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StoredMessageReader:
     def fetch_from_memory(
         self, cls: MessageClass, request: FetchRequest
     ) -> tuple[FetchReply, list[FrameBatch]] | None:
-        """Return stored messages to another part of the server, or None if they must be read from
+        """Return stored messages, for another part of the server. None if they must be read from
         disk.
 
         The frames are views, valid until the ring changes.
@@ -61,8 +61,8 @@ class StoredMessageReader:
             return None
 
         def read_piece(sequence: int, last: int, space_bytes: int) -> tuple[FrameBatch, int, int]:
-            batch, next = cls.ring.view_batch(sequence, last, space_bytes)
-            return batch, next, batch.data.size
+            batch, next_sequence = cls.ring.view_batch(sequence, last, space_bytes)
+            return batch, next_sequence, batch.data.size
 
         return _build_reply(cls, first, last, head, read_piece, self.now if request.times else None)
 
@@ -98,7 +98,7 @@ class StoredMessageReader:
             if not spilled_range.frames:
                 continue
             if not rings or rings[-1].head != spilled_range.first:
-                budget = MemoryBudget(1 << 40)  # It is gone when it is answered.
+                budget = MemoryBudget(1 << 40)  # Not the broker's: the ring lives for one reply.
                 rings.append(
                     Ring(
                         class_id=cls.class_id,
@@ -158,8 +158,8 @@ class _PendingFetch:
                 last = max(first, min(last, ring.head))
 
         def read_piece(sequence: int, last: int, space_bytes: int) -> tuple[memoryview, int, int]:
-            piece, next = ring.view_frames(sequence, last, space_bytes)
-            return piece, next, len(piece)
+            piece, next_sequence = ring.view_frames(sequence, last, space_bytes)
+            return piece, next_sequence, len(piece)
 
         now = self._fetcher.now if request.times else None
         reply, pieces = _build_reply(cls, first, last, head, read_piece, now)

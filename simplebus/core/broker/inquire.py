@@ -1,8 +1,8 @@
 """Handles Inquire requests: reports on the bus, a class, a session or a channel.
 
-A report changes nothing and looks at no messages. Its size is bounded, and omitted entries are
-counted. Figures are those of `statistics`; sentences come from `wait_reasons`. Messages in remote
-storage are counted there; if that fails, the report has the reason.
+A report changes nothing and reads no messages. Its size is bounded, and omitted entries are
+counted. Figures are those of `statistics`, sentences are made by `wait_reasons`. Messages in remote
+storage are counted there; if that fails, the report contains the reason.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reports on a position, and on the members of a group.
 
-A report changes nothing and looks at no messages; its size is bounded.
+A report changes nothing and reads no messages; its size is bounded.
 """
 
 from __future__ import annotations
@@ -19,14 +19,11 @@ from simplebus.core.limits import (
     INQUIRY_TEXT_CHARACTERS_MAX,
 )
 from simplebus.core.message_class.message_class import MessageClass
-from simplebus.core.protocol.inquiry import InFlightInfo, PositionInfo
-from simplebus.core.protocol.inquiry import MemberInfo as MemberSaid
+from simplebus.core.protocol.inquiry import InFlightInfo, MemberInfo, PositionInfo
 from simplebus.core.redelivery import delivery_state
 from simplebus.core.session.session import Session
 from simplebus.core.store.store import Store
 from simplebus.core.subscription.position import Position
-
-"""Reasons of giving up a message that produce a dead letter."""
 
 
 class PositionReporter:
@@ -51,7 +48,7 @@ class PositionReporter:
         group = cls.groups.get(position)
         members = list(group.members) if group is not None else []
         delayed = delivery_state.count_delayed(state, window)
-        member_reports: list[MemberSaid] = []
+        member_reports: list[MemberInfo] = []
         if group is not None:
             in_flight = sum(member.assigned_count for member in members)
             in_flight_bytes = sum(member.assigned_bytes for member in members)
@@ -84,11 +81,12 @@ class PositionReporter:
                     - delayed
                     - state.pending_dead_letter_count
                 )
-            covered = max(1, window.cursor - window.floor)
-            read = position.ring  # Sent messages may not be read back completely.
-            in_flight_bytes = (
-                read.range_bytes(window.floor, min(window.cursor, read.head)) * in_flight // covered
-            )
+            sent_span = max(1, window.cursor - window.floor)
+            # The ring of a position that reads spilled messages may not have all sent messages.
+            position_ring = position.ring
+            sent_end = min(window.cursor, position_ring.head)
+            sent_bytes = position_ring.range_bytes(window.floor, sent_end)
+            in_flight_bytes = sent_bytes * in_flight // sent_span
             limit = policy.in_flight_max or 0
             oldest = self._describe_in_flight(
                 cls,
@@ -99,25 +97,25 @@ class PositionReporter:
             holder = self.describe_session(position.session_id)
             is_full = bool(ring.head > window.cursor or redelivery_count) and not position.has_work
             full_seconds = self._send_blocked_seconds(position.session_id)
-        later = state.delayed_spans[0][0] - self._store.clock.now if state.delayed_spans else 0.0
-        pauses = [
+        delays = [
             self.ticks_to_seconds(due - self._store.clock.tick)
             for due, _, _ in state.nack_timer_sets
         ]
+        if state.delayed_spans:
+            delays.append(state.delayed_spans[0][0] - self._store.clock.now)
         patterns = position.channel_filter.patterns if position.channel_filter is not None else ()
         unsent = ring.head - window.cursor
         is_served = position.has_consumer or position.session_id >= 0
         unattended_seconds = (
             0.0 if is_served else max(0.0, self._store.clock.now - position.unattended_since)
         )
-        delayed_seconds = max(
-            0.0, min([*([later] if state.delayed_spans else []), *pauses], default=0.0)
-        )
-        ready, kept_back = unsent + redelivery_count, 0
+        delayed_seconds = max(0.0, min(delays, default=0.0))
+        ready, delayed_new_count = unsent + redelivery_count, 0
         if position.inherited_delays:  # Everything waits for the longest delay.
-            delayed, redelivery_count, kept_back, ready = delayed + redelivery_count, 0, unsent, 0
-            last = max(due for _, _, due in position.inherited_delays)
-            delayed_seconds = max(0.0, self.ticks_to_seconds(last - self._store.clock.tick))
+            delayed, redelivery_count, ready = delayed + redelivery_count, 0, 0
+            delayed_new_count = unsent
+            last_due = max(due for _, _, due in position.inherited_delays)
+            delayed_seconds = max(0.0, self.ticks_to_seconds(last_due - self._store.clock.tick))
         wait_reason, wait_sentence = explain_wait(
             WaitFacts(
                 holder_label=holder,
@@ -129,7 +127,7 @@ class PositionReporter:
                 oldest=oldest,
                 is_at_in_flight_limit=is_full,
                 key_blocked_count=state.blocked_by_key_count,
-                delayed_count=delayed + kept_back,
+                delayed_count=delayed + delayed_new_count,
                 next_delay_seconds=delayed_seconds,
                 has_consumer=is_served,
                 unattended_seconds=unattended_seconds,
@@ -180,7 +178,7 @@ class PositionReporter:
             waiting_dead_letters=state.pending_dead_letter_count,
         )
 
-    def _describe_member(self, member: GroupMember) -> MemberSaid:
+    def _describe_member(self, member: GroupMember) -> MemberInfo:
         cls, policy = self._store.classes[member.class_id], member.position.delivery_policy
         sets = member.in_flight_sets()
         oldest = self._describe_in_flight(
@@ -206,7 +204,7 @@ class PositionReporter:
             )
         )
         session = self._sessions.get(session_id)
-        return MemberSaid(
+        return MemberInfo(
             session=session_id,
             number=member.subscription_number,
             name=producer_name(session),
@@ -274,7 +272,7 @@ def producer_name(session: Session | None) -> str:
     return "" if producer is None else producer.name
 
 
-def _find_oldest(members: Iterable[MemberSaid]) -> tuple[InFlightInfo | None, str]:
+def _find_oldest(members: Iterable[MemberInfo]) -> tuple[InFlightInfo | None, str]:
     """Return the message that has been in flight longest, and a description of its member."""
     holding = [(member.oldest, member) for member in members if member.oldest is not None]
     if not holding:

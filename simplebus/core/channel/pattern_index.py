@@ -1,12 +1,13 @@
-"""Index of patterns with wildcards: finds all that match a name, with bitmaps.
+"""Index of patterns with wildcards: finds all patterns that match a name, with bitmaps.
 
 The result equals `pattern.matches` applied to every pattern. The cost hardly depends on how many
 patterns share a prefix: one bit operation tests up to PATTERN_PAGE_SIZE of them.
 
-A pattern is its segments and an optional tail wildcard. Its first PREFIX_SEGMENTS segments select a
-bucket by a dict lookup. There is one table of buckets for each arrangement of wildcards and names
-in the prefix, and few arrangements occur. A bucket is a list of pages; each pattern is one bit of a
-page. `a.*.c`, `a.*.c.d`, `a.*.c.*.x`, `a.*.c.d.>` are stored as
+A pattern consists of segments and an optional tail wildcard. The first PREFIX_SEGMENTS segments are
+its prefix. The shape of the prefix, which is the arrangement of wildcards and names, selects a
+table; few shapes occur. The names in the prefix select a bucket of the table. A bucket is a list of
+pages, and each pattern is one bit of a page. `a.*.c`, `a.*.c.d`, `a.*.c.*.x`, `a.*.c.d.>` are
+stored as
 
     prefix   name * name:  a c ──►  bucket
     page     segment 4:  d 1010  * 0100    no tail, by remaining length  0: 0001  1: 0010  2: 0100
@@ -82,9 +83,11 @@ class PatternPage(Generic[V]):
         empty.
         """
         self._exact_bits_by_length: dict[int, int] = {}
-        """Bits of the patterns without tail wildcard, by their segments behind the prefix."""
+        """Bits of the patterns without tail wildcard, by the number of segments behind the prefix.
+        """
         self._tail_bits_by_length = [0]
-        """Bits of the patterns with a tail wildcard, by their segments behind the prefix."""
+        """Bits of the patterns with a tail wildcard, by the number of segments behind the prefix.
+        """
         self._tail_bits = self._one_or_more_bits = 0
         """Bits of all patterns with a tail wildcard, and of the patterns with `>`."""
 
@@ -116,11 +119,11 @@ class PatternPage(Generic[V]):
             del self._segment_bits[-1], self._tail_bits_by_length[-1]
 
     def _toggle(self, key: _PatternKey, number: int) -> None:
-        """Set or clear the pattern's bit everywhere."""
+        """Set or clear the bit of a pattern in all bitmaps."""
         bit = 1 << number
         self.used_bits ^= bit
-        for table, step in zip(self._segment_bits, key.suffix, strict=False):
-            _toggle_bit(table, step, bit)
+        for table, segment in zip(self._segment_bits, key.suffix, strict=False):
+            _toggle_bit(table, segment, bit)
         if key.tail:
             self._tail_bits_by_length[len(key.suffix)] ^= bit
             self._tail_bits ^= bit
@@ -130,8 +133,8 @@ class PatternPage(Generic[V]):
             _toggle_bit(self._exact_bits_by_length, len(key.suffix), bit)
 
     def find_matches(self, segments: list[str]) -> int:
-        """Return the bits of the patterns that match the segments behind the prefix. The prefix
-        matches.
+        """Return the bits of the patterns that match these segments behind the prefix, which is
+        known to match.
         """
         count = len(segments)
         exact_bits = self._exact_bits_by_length.get(count, 0)
@@ -170,8 +173,8 @@ class PatternPage(Generic[V]):
         assert all(self._segment_bits)
         assert all(bits for table in self._segment_bits for bits in table.values())
         assert len(self._tail_bits_by_length) == len(self._segment_bits) + 1
-        opens, closed = sum(self._tail_bits_by_length), sum(self._exact_bits_by_length.values())
-        assert (opens, opens ^ closed, opens & closed) == (self._tail_bits, self.used_bits, 0)
+        tail, exact = sum(self._tail_bits_by_length), sum(self._exact_bits_by_length.values())
+        assert (tail, tail ^ exact, tail & exact) == (self._tail_bits, self.used_bits, 0)
 
 
 PageMatches: TypeAlias = tuple[tuple[PatternPage[V], int], ...]
@@ -184,7 +187,7 @@ class _PrefixTable(Generic[V]):
     __slots__ = ("buckets", "name_indexes", "segments_max", "segments_min")
 
     def __init__(self, shape: tuple[str | None, ...]) -> None:
-        self.name_indexes = [at for at, step in enumerate(shape) if step is None]
+        self.name_indexes = [index for index, segment in enumerate(shape) if segment is None]
         """Indexes of the prefix segments that are names."""
         last = shape[-1]
         self.segments_min = len(shape) - (last in (_NO_TAIL, ZERO_OR_MORE))
@@ -201,7 +204,7 @@ class _PrefixTable(Generic[V]):
             self.segments_max is not None and count > self.segments_max
         ):
             return None
-        return self.buckets.get(tuple([segments[at] for at in self.name_indexes]))
+        return self.buckets.get(tuple([segments[index] for index in self.name_indexes]))
 
 
 class _PatternSlot(NamedTuple, Generic[V]):
@@ -255,7 +258,7 @@ class PatternIndex(Generic[V]):
         bucket = table.buckets[key.names]
         page.remove(key, number)
         last = bucket[-1]
-        if last is not page:  # No other one has free bits.
+        if last is not page:  # The freed bit is used again, so that only the last page has gaps.
             number = last.used_bits.bit_length() - 1
             moved, value = _parse_key(last.patterns[number]), last.values[number]
             assert value is not None
@@ -331,18 +334,18 @@ def matched_values(hits: PageMatches[V]) -> list[V]:
 
 
 def _parse_key(pattern: str) -> _PatternKey:
-    steps = pattern.split(".")
-    end = steps.pop() if steps[-1] in TAIL_WILDCARDS else _NO_TAIL
-    prefix = steps[:PREFIX_SEGMENTS]
+    segments = pattern.split(".")
+    tail = segments.pop() if segments[-1] in TAIL_WILDCARDS else _NO_TAIL
+    prefix = segments[:PREFIX_SEGMENTS]
     shape: tuple[str | None, ...]
     if ONE_SEGMENT in prefix:
-        shape = tuple([step if step == ONE_SEGMENT else None for step in prefix])
-        names = tuple([step for step in prefix if step != ONE_SEGMENT])
+        shape = tuple([segment if segment == ONE_SEGMENT else None for segment in prefix])
+        names = tuple([segment for segment in prefix if segment != ONE_SEGMENT])
     else:
         shape, names = _NAMES_ONLY[len(prefix)], tuple(prefix)
     if len(prefix) < PREFIX_SEGMENTS:
-        return _PatternKey(pattern, (*shape, end), names, [], ZERO_OR_MORE)
-    return _PatternKey(pattern, shape, names, steps[PREFIX_SEGMENTS:], end)
+        return _PatternKey(pattern, (*shape, tail), names, [], ZERO_OR_MORE)
+    return _PatternKey(pattern, shape, names, segments[PREFIX_SEGMENTS:], tail)
 
 
 def _toggle_bit(table: dict[K, int], key: K, bit: int) -> None:

@@ -125,7 +125,7 @@ class SubscriptionIndex(Generic[T]):
         if isinstance(values, dict) and value in values:
             del values[value]
             if len(values) == 1:
-                store[pattern] = next((place, last) for last, place in values.items())
+                store[pattern] = next((order, last_value) for last_value, order in values.items())
         elif isinstance(values, tuple) and values[1] == value:
             del store[pattern]
         else:
@@ -172,9 +172,9 @@ class SubscriptionIndex(Generic[T]):
         self._cache.check()
         self._results.check()
         stored = [*self._literal.values(), *self._wild.values()]
-        places = [place for place, _ in _pairs(stored)]
-        assert len(places) == len(set(places)) == self._length, (places, self._length)
-        assert all(place < self._next_order for place in places), (places, self._next_order)
+        orders = [order for order, _ in _pairs(stored)]
+        assert len(orders) == len(set(orders)) == self._length, (orders, self._length)
+        assert all(order < self._next_order for order in orders), (orders, self._next_order)
 
     def _index_for(self, pattern: str) -> ShardedDict[str, _Values[T]] | PatternIndex[_Values[T]]:
         return self._literal if is_literal(pattern) else self._wild
@@ -216,16 +216,17 @@ class SubscriptionIndex(Generic[T]):
 class _MatchCache(Generic[K, T]):
     """Cache of results in two halves.
 
-    When the recent half is full, the older half is dropped and the recent one becomes the older. An
-    entry found in the older half moves to the recent one. So entries in use stay, without any
-    bookkeeping to find the least recently used entry.
+    When the recent half is full, the older half is dropped and the recent half becomes the older
+    half. An entry that is found in the older half moves to the recent half. So entries in use stay,
+    without any bookkeeping to find the least recently used entry.
     """
 
     def __init__(self, *, names: int, values: int) -> None:
         self._names_max = names // 2
         self._values_max = values // 2
         self.recent: dict[K, tuple[T, ...]] = {}
-        """The half with the latest entries, for a search that needs no call."""
+        """The half with the latest entries. Callers search here first, to save the call of `get`.
+        """
         self._recent_values = 0
         self._older: dict[K, tuple[T, ...]] = {}
 
@@ -275,13 +276,13 @@ def _in_insertion_order(values_by_pattern: list[_Values[T]]) -> tuple[T, ...]:
     if len(values_by_pattern) == 1:
         values = values_by_pattern[0]
         return (values[1],) if isinstance(values, tuple) else tuple(values)
-    values_by_place: dict[int, T] = {}
+    value_by_order: dict[int, T] = {}
     for values in values_by_pattern:
         if isinstance(values, tuple):
-            values_by_place[values[0]] = values[1]
+            value_by_order[values[0]] = values[1]
         else:
-            values_by_place.update(zip(values.values(), values, strict=True))
-    return tuple(map(values_by_place.__getitem__, sorted(values_by_place)))
+            value_by_order.update(zip(values.values(), values, strict=True))
+    return tuple(map(value_by_order.__getitem__, sorted(value_by_order)))
 
 
 def _pairs(stored: Iterable[_Values[T]]) -> list[tuple[int, T]]:
@@ -291,5 +292,5 @@ def _pairs(stored: Iterable[_Values[T]]) -> list[tuple[int, T]]:
         if isinstance(values, tuple):
             pairs.append(values)
         else:
-            pairs += [(place, value) for value, place in values.items()]
+            pairs += [(order, value) for value, order in values.items()]
     return pairs

@@ -365,8 +365,8 @@ def extract_key(content: bytes) -> bytes:
 def decode_times(
     data: bytes, fields: int, offset: int = 1
 ) -> tuple[int | None, int | None, int | None]:
-    """Decode (published, expires_ms, not_before_ms) at offset `at`, as the fields byte announces
-    them.
+    """Decode (published, expires_ms, not_before_ms), which begin at `offset`; None for each time
+    that the fields byte does not announce.
     """
     published = expires_ms = not_before_ms = None
     if fields & PUBLISHED:
@@ -381,7 +381,7 @@ def decode_times(
 
 
 def _read_sized(data: bytes, offset: int, field_name: str) -> bytes:
-    """Return the bytes behind the length prefix at offset `at`."""
+    """Return the bytes behind the length prefix at `offset`."""
     if offset + 2 > len(data):
         raise _build_too_short_error(data, offset + 2, f"the length of its {field_name} ends")
     end = offset + 2 + (data[offset] << 8) + data[offset + 1]
@@ -412,7 +412,7 @@ def decode_channel(text: bytes) -> str:
 
 
 def decode_channels(texts: Sequence[bytes]) -> list[str] | None:
-    """Return several channel names, or None if `decode_channel` would refuse one: a fast path."""
+    """Return several channel names, or None if `decode_channel` would refuse any of them."""
     joined = b"\n".join(texts)
     segments = b".%b." % joined.replace(b"\n", b".")
     if (

@@ -102,21 +102,21 @@ def _decode_or_none(text: bytes) -> str | None:
 
 
 class UniformEnvelopeReader:
-    """Reads one field after the other from envelopes that have the same fields.
+    """Reads one field after another from envelopes that have the same fields.
 
-    Values read from irregular envelopes are meaningless, stay within their frames, and are replaced
-    later.
+    Values of irregular envelopes are meaningless, and the caller must replace them. They are read
+    from within the frame of the envelope.
     """
 
-    def __init__(self, batch: FrameBatch, fields: int, contents: Integers) -> None:
+    def __init__(self, batch: FrameBatch, fields: int, content_lengths: Integers) -> None:
         self._batch = batch
         self._fields = fields
-        self._content_lengths = contents
-        """Length of each content."""
+        self._content_lengths = content_lengths
+        """Length of the content of each frame."""
         self._first_content = batch.data[HEADER_BYTES : batch.ends[0] - DELIMITER_BYTES].tobytes()
         self._irregular: Flags = _view_column(batch, _UINT8, 0) != fields
         self._offset: int | Integers = 1 + TIMES_BYTES[fields & TIMES]
-        """Offset of the next field in the content; one number as long as it is the same in all."""
+        """Offset of the next field in each content; one number while all are equal."""
         self._is_all_same = True
         """True if all texts read so far are the same in all envelopes."""
 
@@ -124,10 +124,10 @@ class UniformEnvelopeReader:
     def for_batch(cls, batch: FrameBatch) -> UniformEnvelopeReader | None:
         """Return a reader for the batch, or None if its frames cannot be read this way."""
         fields = int(batch.data[HEADER_BYTES])
-        contents = batch.lengths - (HEADER_BYTES + DELIMITER_BYTES)
-        if fields & RESERVED or contents.min() < 1 + TIMES_BYTES[fields & TIMES]:
+        content_lengths = batch.lengths - (HEADER_BYTES + DELIMITER_BYTES)
+        if fields & RESERVED or content_lengths.min() < 1 + TIMES_BYTES[fields & TIMES]:
             return None
-        return cls(batch, fields, contents)
+        return cls(batch, fields, content_lengths)
 
     def irregular_indexes(self) -> list[int] | None:
         """Return the indexes of the frames that need `decode`; None if there are too many."""
@@ -142,7 +142,7 @@ class UniformEnvelopeReader:
     # Times ---------------------------------------------------------------------------------------
 
     def read_times(self) -> tuple[Seconds, Seconds]:
-        """Return expiry and delay of each, in seconds from acceptance."""
+        """Return expiry and delay of each envelope, in seconds from acceptance."""
         if self._fields & TIMES:
             self._irregular |= self._find_stuffed_times()
         return self._read_seconds(EXPIRES, NEVER), self._read_seconds(NOT_BEFORE, 0.0)
@@ -163,8 +163,8 @@ class UniformEnvelopeReader:
             stuffed |= ((differences - _ONES) & ~differences & _TOPS) != 0
         candidates = np.flatnonzero(stuffed)
         if candidates.size:
-            places = batch.starts[candidates, None] + np.arange(HEADER_BYTES, HEADER_BYTES + end)
-            words = unaligned(batch.data, _UINT32)[places]
+            offsets = batch.starts[candidates, None] + np.arange(HEADER_BYTES, HEADER_BYTES + end)
+            words = unaligned(batch.data, _UINT32)[offsets]
             stuffed[candidates] = (words == _STUFFED_WORD).any(axis=1)
         return stuffed
 
@@ -196,7 +196,7 @@ class UniformEnvelopeReader:
         return names, numbers
 
     def locate_keys(self) -> tuple[Integers, Integers]:
-        """Return begin and end of each key in the data of the batch. Nothing was read yet."""
+        """Return begin and end of each key in the data of the batch. Must be the first read."""
         starts = self._batch.starts + HEADER_BYTES
         if self._fields & CHANNEL:
             self._locate_next_texts()
@@ -228,7 +228,9 @@ class UniformEnvelopeReader:
             self._irregular |= np.array([text in bad for text in texts])
 
     def _read_next_texts(self) -> list[bytes]:
-        """Return the next text of each with its length prefix; one if it is the same in all."""
+        """Return the next text of each envelope, with its length prefix; a single text if all
+        envelopes have the same.
+        """
         offset = self._offset
         if isinstance(offset, int):
             end = offset + 2 + int.from_bytes(self._first_content[offset : offset + 2], "big")
@@ -241,20 +243,20 @@ class UniformEnvelopeReader:
                     return [text]
         begins, ends = self._locate_next_texts()
         starts = self._batch.starts + HEADER_BYTES
-        places = zip((starts + begins).tolist(), (starts + ends).tolist(), strict=True)
+        bounds = zip((starts + begins).tolist(), (starts + ends).tolist(), strict=True)
         raw = self._batch.data.tobytes()
-        return [raw[begin:end] for begin, end in places]
+        return [raw[begin:end] for begin, end in bounds]
 
     def _locate_next_texts(self) -> tuple[int | Integers, Integers]:
-        """Return begin and end of the next text of each in the content, with its length prefix."""
-        offset, contents = self._offset, self._content_lengths
-        out: Flags = contents < offset + 2
-        if out.any():
-            offset = np.where(out, 0, offset).astype(np.int64)
+        """Return begin and end of the next text in each content, with its length prefix."""
+        offset, lengths = self._offset, self._content_lengths
+        is_too_short: Flags = lengths < offset + 2
+        if is_too_short.any():
+            offset = np.where(is_too_short, 0, offset).astype(np.int64)
         ends = _view_column(self._batch, _LENGTH, offset).astype(np.int64) + offset + 2
-        out |= ends > contents
-        ends[out] = 0
-        self._irregular |= out
+        is_too_short |= ends > lengths
+        ends[is_too_short] = 0
+        self._irregular |= is_too_short
         self._offset = int(ends[0]) if (ends == ends[0]).all() else ends
         self._is_all_same = False
         return offset, ends
@@ -264,9 +266,9 @@ class UniformEnvelopeReader:
         batch = self._batch
         if STUFFED[1:] not in batch.data.tobytes():
             return
-        places = np.flatnonzero(unaligned(batch.data, _UINT32) == _STUFFED_WORD)
-        indexes = np.searchsorted(batch.starts, places, "right") - 1
-        nuls = places + len(STUFFED) - 1 - batch.starts[indexes] - HEADER_BYTES
+        stuffed = np.flatnonzero(unaligned(batch.data, _UINT32) == _STUFFED_WORD)
+        indexes = np.searchsorted(batch.starts, stuffed, "right") - 1
+        nuls = stuffed + len(STUFFED) - 1 - batch.starts[indexes] - HEADER_BYTES
         ends = self._offset if isinstance(self._offset, int) else self._offset[indexes]
         in_content = nuls >= len(STUFFED) - 1
         self._irregular[indexes[in_content & (nuls < ends)]] = True

@@ -60,7 +60,7 @@ CONFIRM_MAY_WAIT = 1
 """Last header field of a published message whose Confirm may wait (binary.md, "Confirm")."""
 
 ID_AND_TIMER = struct.Struct(">iH")
-"""Message id and timer index, which lie at `ID_OFFSET` of a frame."""
+"""Message id and timer index, which begin at `ID_OFFSET` of a frame."""
 ID_OFFSET = 3
 
 _UINT32: np.dtype[np.uint32] = np.dtype("<u4")
@@ -73,7 +73,9 @@ _NO_CHANGES: npt.NDArray[np.intp] = np.empty(0, np.intp)
 KEY_BITS = np.uint64(0xFFFFFF << 32)
 """Bits of the next frame's type and class in the eight bytes that start with a delimiter."""
 _ACK_CONTENT = re.compile(rb"([0-9]{1,10})-([0-9]{1,10}|-2147483648)")
-"""The second form is 2**31 as the original implementation writes it: a signed 32-bit number."""
+"""Content of an Ack. "-2147483648" stands for 2**31: the original implementation writes the
+exclusive end as a signed 32-bit number.
+"""
 
 assert HEADER.size == HEADER_BYTES
 assert len(DELIMITER) == DELIMITER_BYTES
@@ -129,7 +131,7 @@ class FrameBatch:
         self.stride = stride
         """Length of every frame if all are equal, else 0."""
         self.known_keys = known_keys
-        """Result of `keys`, in KEY_BITS, if the splitter has computed it."""
+        """Result of `keys`, shifted to KEY_BITS; None if the splitter has not computed it."""
         self._key_changes = _NO_CHANGES if self.count == 1 else None
         """Result of `key_changes`; None until it is computed."""
 
@@ -151,7 +153,7 @@ class FrameBatch:
         return self.ends - self.starts
 
     def keys(self) -> TypeAndClassKeys:
-        """Return type and class of each frame as one number, in no meaningful order."""
+        """Return type and class of each frame as one number, for comparisons of equality."""
         if self.known_keys is not None:
             return (self.known_keys >> _KEY_SHIFT).astype(np.uint32)
         if self.stride:
@@ -169,7 +171,7 @@ class FrameBatch:
             keys: TypeAndClassKeys | Words = (
                 self.keys() if self.known_keys is None else self.known_keys
             )
-            # `np.flatnonzero` makes seven Python calls for the same.
+            # Not `np.flatnonzero`, which makes seven Python calls for the same result.
             self._key_changes = (keys[1:] != keys[:-1]).nonzero()[0] + 1
         return self._key_changes
 
@@ -237,7 +239,7 @@ def unaligned(data: Bytes, dtype: np.dtype[Item]) -> npt.NDArray[Item]:
 def strided(
     data: Bytes, dtype: np.dtype[Item], offset: int, stride: int, count: int
 ) -> npt.NDArray[Item]:
-    """View one item of each of `count` frames of one length, `offset` bytes into it: shape
+    """View the item at `offset` of each of `count` frames, which have the length `stride`: shape
     (count,).
     """
     return np.ndarray((count,), dtype, buffer=data, offset=offset, strides=(stride,))
@@ -309,12 +311,13 @@ def parse_ack_ranges(batch: FrameBatch) -> tuple[Integers, Integers]:
     valid &= (firsts < lasts) & (lasts <= MESSAGE_ID_MASK + 1)
     if np.count_nonzero(valid) < batch.count:
         starts, ends = batch.starts + HEADER_BYTES, batch.ends - DELIMITER_BYTES
-        for doubtful in np.flatnonzero(~valid).tolist():
-            content = batch.data[starts[doubtful] : ends[doubtful]].tobytes()
+        # The array parsers may flag a valid range as invalid, but never the reverse.
+        for index in np.flatnonzero(~valid).tolist():
+            content = batch.data[starts[index] : ends[index]].tobytes()
             try:
-                firsts[doubtful], lasts[doubtful] = parse_ack_range(content)
+                firsts[index], lasts[index] = parse_ack_range(content)
             except RemoteProtocolError:
-                return firsts[:doubtful], lasts[:doubtful]
+                return firsts[:index], lasts[:index]
     return firsts, lasts
 
 
@@ -383,7 +386,9 @@ def _parse_mixed_ranges(batch: FrameBatch) -> tuple[Integers, Integers, Flags]:
 
 
 def _first_dashes(data: Bytes, begins: Integers, ends: Integers) -> Integers:
-    """Return the offset of each content's first dash; its begin if no dash is within reach."""
+    """Return the offset of the first dash of each content; the offset of the content if it has no
+    dash behind 1 to ACK_DIGITS_MAX digits.
+    """
     dashes = begins.copy()
     undecided = np.arange(begins.size)
     for digits in range(1, ACK_DIGITS_MAX + 1):

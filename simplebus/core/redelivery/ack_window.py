@@ -41,7 +41,7 @@ class AckWindow:
         self.cursor = floor
         """Next sequence to send."""
         self._flags_end = floor
-        """End of the flags: no sequence at or above it has a flag."""
+        """End of the flags: no sequence at or above `_flags_end` has a flag."""
         self._flag_bytes = bytearray()
         """1 for each sequence acknowledged out of order, at index `sequence & mask`; else 0."""
         self._flags: Flags = np.empty(0, np.bool_)
@@ -234,8 +234,8 @@ class AckWindow:
         return ~np.concatenate(acked) if acked else np.zeros(0, np.bool_)
 
     def unacked_sequences(self) -> tuple[Integers, int]:
-        """Return the unacknowledged sequences below the last flag, and the sequence from which on
-        none is acknowledged.
+        """Return the unacknowledged sequences below `_flags_end`, and the sequence from which on
+        all are unacknowledged.
         """
         found = [np.zeros(0, np.int64)]
         sequence = self.floor
@@ -277,11 +277,11 @@ class AckWindow:
         flags = [self._flags[start:stop] for start, stop in pieces]
         return np.packbits(np.concatenate(flags)).tobytes() if flags else b""
 
-    def restore_flags(self, marks: bytes) -> None:
+    def restore_flags(self, bitmap: bytes) -> None:
         """Set the flags of a bitmap from `encode_flags`, up to the cursor. The window has no flags
         yet.
         """
-        acked = np.unpackbits(np.frombuffer(marks, np.uint8))[: self.cursor - self.floor]
+        acked = np.unpackbits(np.frombuffer(bitmap, np.uint8))[: self.cursor - self.floor]
         self.restore_acked(acked.view(np.bool_))
 
     def restore_acked(self, acked: Flags) -> None:
@@ -311,12 +311,12 @@ class AckWindow:
         assert self._flags_end <= max(self.cursor, self.floor), vars(self)
         if self._flags_end > self.floor:
             assert len(self._flag_bytes) >= self._flags_end - self.floor
-            assert not self._flag_bytes[self.floor & self._mask], "the floor itself is marked"
+            assert not self._flag_bytes[self.floor & self._mask], "the floor has a flag"
             flag_count = self._count_flags(self.floor, self._flags_end)
-            assert flag_count == self._flags.sum(), "a mark outlived the floor"
+            assert flag_count == self._flags.sum(), "a flag outside of floor and flags_end is set"
             assert self._flag_count in (None, flag_count), (self._flag_count, flag_count)
         else:
-            assert not self._flags.any(), "a mark outlived the floor"
+            assert not self._flags.any(), "a flag below the floor is set"
             assert not self._flag_count, self._flag_count
 
     def _count_flags(self, first: int, last: int) -> int:
@@ -375,7 +375,9 @@ class AckWindow:
 
 
 def _flag_members(sequences: SequenceSet, first: int, last: int) -> Flags:
-    """Return True for each of first..last-1 that is in the set, between two that are False."""
+    """Return flags of first..last-1 that are True for members of the set, enclosed by two False
+    flags.
+    """
     steps = np.zeros(last - first + 2, np.int8)
     begins, ends = (np.array(bounds).clip(first, last) for bounds in sequences.bounds)
     np.add.at(steps, begins - first + 1, 1)

@@ -90,12 +90,11 @@ class PositionHandover:
     def unacked_delays(
         self, window: AckWindow, tick: int, policy: DeliveryPolicy
     ) -> list[tuple[int, int, int]]:
-        """Return the ticks before which a version 1 successor sends no unacknowledged message.
+        """Return the delays of unacknowledged messages for a version 1 successor: tuples (first,
+        last, tick).
 
-        They are limited to the successor's own delay.
-
-        The successor may have another backoff, so no message waits longer than `policy` would let
-        it.
+        `policy` is that of the successor. Its backoff may be shorter, so each delay is limited to
+        the delay that it has for the highest attempt count.
         """
         tick_max = tick + policy.redelivery_delay_ticks(
             max((attempts for _, _, attempts in self.attempts), default=1)
@@ -124,30 +123,31 @@ def restrict_rows(
 
 
 def merge_adjacent(rows: Iterable[tuple[int, int, N]], tolerance: N) -> list[tuple[int, int, N]]:
-    """Merge adjacent ranges whose values differ by at most `tolerance`; the highest value counts.
+    """Merge adjacent ranges whose values differ by at most `tolerance`. A merged range gets the
+    highest value.
 
     Args:
         rows: Ascending (first, last, value) tuples.
     """
     merged: list[tuple[int, int, N]] = []
-    least, reached = tolerance, -1
+    lowest, previous_end = tolerance, -1
     for row in rows:
         first, last, value = row
-        if first == reached:
-            begin, _, most = merged[-1]
-            if max(most, value) - min(least, value) <= tolerance:
-                merged[-1] = begin, last, max(most, value)
-                least, reached = min(least, value), last
+        if first == previous_end:
+            begin, _, highest = merged[-1]
+            if max(highest, value) - min(lowest, value) <= tolerance:
+                merged[-1] = begin, last, max(highest, value)
+                lowest, previous_end = min(lowest, value), last
                 continue
-        merged.append(row)  # Many rows are not adjacent to the one before.
-        least, reached = value, last
+        merged.append(row)  # The tuple itself, because many rows are not adjacent to others.
+        lowest, previous_end = value, last
     return merged
 
 
 def highest_values(rows: Iterable[tuple[int, int, N]]) -> list[tuple[int, int, N]]:
     """Return the highest value of each message as ascending, disjoint (first, last, value) ranges.
 
-    O(n log n) in the number of rows, which may overlap and come in any order.
+    O(n log n) in the number of rows, which may overlap and may be in any order.
     """
     pending = sorted(rows)
     merged: list[tuple[int, int, N]] = []

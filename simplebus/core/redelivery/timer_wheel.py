@@ -1,8 +1,8 @@
 """Timer wheel of messages by the tick at which they are due.
 
 A position has two: one of deliveries that wait for an ack, and one of rejected messages that wait
-for their backoff. A message lies in at most one span. A span may also cover acknowledged messages:
-they are skipped when the span is due. A tick touches only the spans that are due.
+for their backoff. A message is in at most one span. A span may also cover acknowledged messages:
+they are skipped when the span is due. A tick examines only the spans that are due.
 
     tick 17: sent once (4, 9), twice (12, 14)    tick 18: sent once (9, 12) …
 """
@@ -36,7 +36,7 @@ class Span:
     """
 
     def __lt__(self, other: Span) -> bool:
-        """Compare by first sequence, so that spans with equal due times can lie in a heap."""
+        """Compare by first sequence, so that spans with equal due times can be in one heap."""
         return self.first < other.first
 
     @property
@@ -86,14 +86,14 @@ class TimerWheel:
         """Remove and return messages first..last-1; with `attempt` other than 0, only of this
         attempt.
         """
-        out: list[Span] = []
+        removed: list[Span] = []
         for tick, attempts, sequences in self.scheduled_sets(attempt):
-            out += [Span(a, b, attempts) for a, b in sequences.pop_ranges(first, last)]
+            removed += [Span(a, b, attempts) for a, b in sequences.pop_ranges(first, last)]
             self._drop_empty(tick, attempts)
-        return out
+        return removed
 
     def overlaps(self, first: int, last: int, attempt: int = 0) -> bool:
-        """Return True if any of first..last-1 is scheduled; `attempt` as for `remove`."""
+        """Return True if any of first..last-1 is scheduled; `attempt` is as for `remove`."""
         return any(
             sequences.overlaps(first, last) for _, _, sequences in self.scheduled_sets(attempt)
         )
@@ -114,8 +114,8 @@ class TimerWheel:
     ) -> None:
         """Move messages first..last-1 to the tick that `due_tick` returns for their attempts.
 
-        Messages that are due at that tick already are not touched, so repeated calls within one
-        tick move each message once. `attempt` as for `remove`.
+        Messages that are due at this tick already are not moved, so repeated calls within one tick
+        move each message once. `attempt` is as for `remove`.
         """
         for tick, attempts, sequences in self.scheduled_sets(attempt):
             new_tick = due_tick(attempts)
@@ -171,18 +171,18 @@ def spans_by_attempts(
         default: Attempts of messages that no row covers.
     """
     spans: list[Span] = []
-    reached = first
+    sequence = first
     for begin, end, count in sorted(rows):
-        begin = begin if begin > reached else reached  # `max` would take most of the time.
+        begin = begin if begin > sequence else sequence  # `max` would take most of the time.
         end = end if end < last else last
         if begin >= end:
             continue
-        if reached < begin:
-            spans.append(Span(reached, begin, default))
+        if sequence < begin:
+            spans.append(Span(sequence, begin, default))
         spans.append(Span(begin, end, count))
-        reached = end
-    if reached < last:
-        spans.append(Span(reached, last, default))
+        sequence = end
+    if sequence < last:
+        spans.append(Span(sequence, last, default))
     return spans
 
 
@@ -230,12 +230,13 @@ def _part(span: Span, first: int, last: int) -> Span:
 
 
 def check_covered_once(spans: Iterable[Span], ranges: Iterable[tuple[int, int]]) -> None:
-    """Raise AssertionError unless every sequence of these ranges lies in exactly one span."""
-    edges = sorted((span.first, span.last) for span in spans if span.first < span.last)
+    """Raise AssertionError unless every sequence of these ranges is in exactly one span."""
+    bounds = sorted((span.first, span.last) for span in spans if span.first < span.last)
     for first, last in ranges:
-        at = first
-        for begin, end in edges:
+        sequence = first
+        for begin, end in bounds:
             if begin < last and end > first:
-                assert max(begin, first) == at, ("not in exactly one span", at, (begin, end))
-                at = min(end, last)
-        assert at == last, ("in no span", at, last)
+                is_next = max(begin, first) == sequence
+                assert is_next, ("not in exactly one span", sequence, (begin, end))
+                sequence = min(end, last)
+        assert sequence == last, ("in no span", sequence, last)

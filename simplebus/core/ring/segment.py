@@ -1,6 +1,6 @@
 """Segment of a ring: a fixed block of memory that holds frames with consecutive sequences.
 
-Frames lie back to back from the start of the block. `offsets[i]` is the start of frame `first + i`
+Frames are back to back from the start of the block. `offsets[i]` is the start of frame `first + i`
 and `offsets[i + 1]` its end, so every frame has both bounds in one array.
 
     arena     │ frame first │ frame first+1 │ … │  free  │
@@ -73,7 +73,7 @@ class Segment:
         self.restart(0, 0)
 
     def restart(self, first: int, start_position: int) -> None:
-        """Forget all frames. The next one gets the sequence `first`."""
+        """Remove all frames. The next frame gets the sequence `first`."""
         self.first = first
         self.start_position = start_position
         """Bytes of all frames that the ring has stored before this segment."""
@@ -190,10 +190,10 @@ class Segment:
     # Memory --------------------------------------------------------------------------------------
 
     def trim(self) -> int:
-        """Give the pages behind the last frame back to the system, and accept no more frames.
+        """Return the pages behind the last frame to the system, and accept no more frames.
 
         Returns:
-            The number of bytes that are free now.
+            The number of freed bytes.
         """
         before = self.memory_bytes
         kept_bytes = min(round_up_to_page(self.used_bytes), self.arena.size)

@@ -1,7 +1,7 @@
 """Decoder of protocol version 1: batches of frames become events (protocol/binary.md, "Version 1").
 
 Events have the same effect as if frames were handled one by one. Messages and acks of several
-classes may be sorted by class; nothing is moved across other frames. The only error raised is
+classes may be sorted by class, but not moved across frames of other types. The only error raised is
 RemoteProtocolError, after the events of all frames before the offending one.
 """
 
@@ -38,20 +38,21 @@ class Version1Decoder:
     """Decoder of a version 1 peer's frames."""
 
     HANDLERS: ClassVar[dict[int, Callable[..., Iterable[Event]]]]
-    """Handlers by frame type. Every frame is legal at any time."""
+    """Handlers by frame type. Every type is legal at any time."""
     EXPECTED_TYPES: ClassVar[str] = "one of the digits 0 to 4"
 
     def __init__(self, known_classes: Container[int]) -> None:
         self.known_classes = known_classes
 
     def mark_parked(self, batch: FrameBatch) -> None:
-        """Record that `batch` waits for space behind all waiting messages."""
+        """Record that `batch` was appended to the messages that wait for space."""
 
     def mark_unparked(self, batch: FrameBatch, stored_count: int) -> None:
         """Record that the first `stored_count` messages of the first waiting batch were stored."""
 
     def decode_single(self, frame: memoryview) -> PublishedFrame | AckedRange | None:
-        """Return the event of a single complete message or ack. None leaves it to `decode_events`.
+        """Return the event of a single complete message or ack; None if the frame must be decoded
+        by `decode_events`.
 
         Raises:
             RemoteProtocolError: The frame is not legal.
@@ -74,7 +75,9 @@ class Version1Decoder:
         return self._decode_many_runs(batch)
 
     def _decode_many_runs(self, batch: FrameBatch) -> Iterator[Event]:
-        """Yield the events of frames, sorted by kind and class as far as that is allowed."""
+        """Yield the events of frames. Long sequences of messages, acks and heartbeats are sorted by
+        kind and class.
+        """
         keys = batch.keys()
         types = keys & 0xFF
         sortable = self._message_flags(types) | (types == frames.ACK) | (types == frames.HEARTBEAT)
@@ -84,9 +87,9 @@ class Version1Decoder:
             if index - first > _RUN_COUNT_MAX:
                 yield from self._decode_sorted(batch.slice(first, index), keys[first:index])
             elif first < index:
-                keys_here = keys[first:index]
-                breaks = np.flatnonzero(keys_here[1:] != keys_here[:-1]) + 1
-                yield from self._decode_runs(batch.slice(first, index), breaks)
+                part_keys = keys[first:index]
+                changes = np.flatnonzero(part_keys[1:] != part_keys[:-1]) + 1
+                yield from self._decode_runs(batch.slice(first, index), changes)
             if index < batch.count:
                 yield from self._decode_run(batch.slice(index, index + 1))
             first = index + 1

@@ -2,9 +2,9 @@
 
 Deny rules win over allow rules and over admin rights, and also apply to dead letters of the denied
 messages. Without rules for publishing or subscribing, everything is allowed; admin rights must be
-granted. An admin right concerns whole classes: denying a single channel denies it, too. Results are
-cached by class and by channel number. A subscriber that may see only some channels of a class
-receives only messages of those.
+granted. An admin right concerns whole classes, so a deny rule for a single channel also denies the
+right. Results are cached by class and by channel number. A subscriber that may see only some
+channels of a class receives only the messages of these channels.
 
     "orders"            class by name, with all channels
     "7"                 class by id
@@ -105,8 +105,8 @@ def is_class_match(pattern: str, class_id: int, name: str) -> bool:
     """Return True if a class pattern matches the id or the name of a class; `*` matches any
     characters.
     """
-    results = _class_pattern(pattern)
-    return bool(results.fullmatch(str(class_id)) or (name and results.fullmatch(name)))
+    regex = _class_pattern(pattern)
+    return bool(regex.fullmatch(str(class_id)) or (name and regex.fullmatch(name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Permissions:
     admin: tuple[tuple[AdminRight, str], ...] = ()
     """Admin rights and the class pattern that each applies to; `*` for all classes."""
     wildcards: bool = True
-    """True if it may subscribe with wildcards and without channels."""
+    """True if the user may subscribe with wildcards, and without naming channels."""
 
     @staticmethod
     def parse_right(text: str) -> tuple[AdminRight, str]:
@@ -199,10 +199,10 @@ class Permissions:
         except ValueError:
             rights = ", ".join(AdminRight)
             raise ValueError(f"{word!r} is not a right, expected one of {rights}") from None
-        of = PermissionRule(class_.strip() or "*").class_
-        if of != "*" and right in (AdminRight.INQUIRE, AdminRight.MONITOR):
+        class_pattern = PermissionRule(class_.strip() or "*").class_
+        if class_pattern != "*" and right in (AdminRight.INQUIRE, AdminRight.MONITOR):
             raise ValueError(f"{text.strip()!r}: the right {word!r} cannot be limited to a class")
-        return right, of
+        return right, class_pattern
 
 
 class ClassPermissions:
@@ -336,9 +336,9 @@ class Grants:
     def has_right(self, right: AdminRight, class_id: int | None = None, name: str = "") -> bool:
         """Return True if the user has an admin right in this class; None for all classes.
 
-        A denial to subscribe refuses every right, a denial to publish the rights to change the
-        class. With `None`, a denial in any class counts, except for inquiries: their reports leave
-        out the denied classes.
+        A rule that denies subscribing also denies every right, and a rule that denies publishing
+        also denies the rights to change the class. With `None`, deny rules for any class count,
+        except for `inquire`, because reports leave out the denied classes.
         """
         return self._is_granted(right, class_id, name) and not self._is_denied(
             right, class_id, name
@@ -346,26 +346,26 @@ class Grants:
 
     def _is_granted(self, right: AdminRight, class_id: int | None, name: str) -> bool:
         for granted, pattern in self.permissions.admin:
-            is_it = granted is right or (
+            includes_right = granted is right or (
                 granted is AdminRight.MONITOR and right is AdminRight.INQUIRE
             )
-            if is_it and (
+            if includes_right and (
                 pattern == "*" or (class_id is not None and is_class_match(pattern, class_id, name))
             ):
                 return True
         return False
 
     def _is_denied(self, right: AdminRight, class_id: int | None, name: str) -> bool:
-        changes = right in (AdminRight.PURGE, AdminRight.CONFIGURE)
+        can_change_class = right in (AdminRight.PURGE, AdminRight.CONFIGURE)
         if class_id is None:
             rules = self.permissions
-            is_denied = bool(rules.subscribe.deny or (changes and rules.publish.deny))
+            is_denied = bool(rules.subscribe.deny or (can_change_class and rules.publish.deny))
             return is_denied and right is not AdminRight.INQUIRE
         if right is AdminRight.FETCH and has_private_channels(name):
             return True
         return bool(
             self.subscribe_permissions(class_id, name).deny
-            or (changes and self.publish_permissions(class_id, name).deny)
+            or (can_change_class and self.publish_permissions(class_id, name).deny)
         )
 
     def has_any_access(self, class_id: int, name: str) -> bool:
@@ -383,12 +383,13 @@ class Grants:
         class_id: int,
         name: str,
     ) -> ClassPermissions:
-        of: Sequence[ClassIdentity] = ()
+        sources: Sequence[ClassIdentity] = ()
         if name.startswith(DEAD_LETTER_PREFIX):
-            of = self._resolve_class_name(name.removeprefix(DEAD_LETTER_PREFIX))
-        results = cached.get((class_id, name, *of))
-        if results is None:
+            sources = self._resolve_class_name(name.removeprefix(DEAD_LETTER_PREFIX))
+        permissions = cached.get((class_id, name, *sources))
+        if permissions is None:
             if len(cached) >= PERMISSION_CACHE_MAX:
                 cached.clear()
-            results = cached[class_id, name, *of] = rules.for_class(class_id, name, of)
-        return results
+            permissions = rules.for_class(class_id, name, sources)
+            cached[class_id, name, *sources] = permissions
+        return permissions

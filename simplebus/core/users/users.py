@@ -54,13 +54,13 @@ class User:
     connections: int = 0
     """Most connections at a time; 0 for unlimited."""
     rate: RateLimit = UNLIMITED
-    """Publish rate of all its connections together."""
+    """Publish rate of all connections of the user together."""
     classes_max: int | None = None
-    """Most classes that it may create; 0 for unlimited. None for the default quota of users with
-    permissions; see `store.quotas`.
+    """Most classes that the user may create; 0 for unlimited. None for the default quota of users
+    with permissions; see `store.quotas`.
     """
     durables_max: int | None = None
-    """Most durables and groups in all classes; 0 and None as for `classes_max`."""
+    """Most durables and groups of the user in all classes; 0 and None as for `classes_max`."""
     networks: tuple[Network, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -218,15 +218,15 @@ class Users:
         return hash(self.users)
 
     def is_authentic(self, auth: Auth) -> bool:
-        """Return True if the credentials are correct, as far as known without a slow check."""
+        """Return True if the credentials are correct. False if a slow check would be needed."""
         return self._find_by_credentials(auth) is not None
 
     def pending_slow_check(self, auth: Auth | None) -> tuple[str, str] | None:
-        """Return the stored hash and the password to verify before `authenticate`; None for
-        nothing.
+        """Return the stored hash and the password to verify before `authenticate`; None if no slow
+        check is needed.
 
-        Unknown users and wrong fast passwords cause the same work, so that the duration reveals
-        nothing.
+        Unknown users and wrong passwords with a fast hash cause the same work as a slow check, so
+        that the duration reveals nothing.
         """
         if auth is None or not auth.user:
             return None
@@ -244,9 +244,9 @@ class Users:
 
         Args:
             auth: Credentials, if the client sent any.
-            certified: Normalized names in its certificate.
-            address: Its IP address.
-            version: Its protocol version, for the error message.
+            certified: Normalized names in the client's certificate.
+            address: IP address of the client.
+            version: Protocol version of the client, for the error message.
 
         Raises:
             RemoteProtocolError: unauthorized if no user matches.
