@@ -1,9 +1,9 @@
 """Writes write batches to segments and state files.
 
-Everything that belongs to a write batch is written before it is reported. After a failed write or
-sync, unsynced data is discarded and written again; synced data is skipped then. A snapshot is
-written after the data that it describes was synced. Message numbers of publishers are kept in
-segments until a snapshot contains them, so a segment is removed after that snapshot was synced.
+A write batch is reported as durable after all of it was written. After a failed write or sync, the
+caller discards unsynced data and writes the batch again; synced data is skipped. A snapshot is
+written after the data that it describes was synced. A segment is removed only after a synced
+snapshot contains the message numbers of its publishers.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class _ClassFiles:
     """Last segment, if this process created it. Its end mark is the sequence after the last
     message.
     """
-    mark: int = 0
-    """End mark of the previous segment."""
+    previous_end_mark: int = 0
+    """End mark of the segment before `file`."""
 
 
 class Journal:
@@ -81,7 +81,7 @@ class Journal:
         """Number of attempted file syncs."""
         self._pool: ThreadPoolExecutor | None = None
         self._directories_to_sync: dict[Path, None] = {}
-        """Directories with new names."""
+        """Directories in which files or directories were created since the last sync."""
 
     # Writing -------------------------------------------------------------------------------------
 
@@ -91,8 +91,8 @@ class Journal:
             self._write_entry(entry, batch.number)
             self._has_unsynced_dead_letters |= entry.has_dead_letters
         if batch.snapshot or (batch.changes and self._has_unsynced_dead_letters):
-            # A snapshot must not be stored before its messages, and a position that dead-lettered
-            # messages not before its dead letters.
+            # A snapshot must not be stored before its messages. The state of a position that
+            # dead-lettered messages must not be stored before the dead letters.
             self._sync_files()
         if batch.snapshot and batch.number != self._new_snapshot_batch_number:
             self._begin_state(batch)
@@ -167,7 +167,7 @@ class Journal:
     def _write_entry(self, entry: JournalEntry, batch: int) -> None:
         cls = self._class(entry.class_id)
         file, last = cls.file, entry.first_sequence + entry.message_count
-        if last <= (cls.mark if file is None else file.end_mark):
+        if last <= (cls.previous_end_mark if file is None else file.end_mark):
             return
         pieces = records.encode_entry(entry, batch, salt=self.directory.salt)
         size = sum(map(len, pieces))
@@ -189,13 +189,13 @@ class Journal:
 
     def _begin_segment(self, cls: _ClassFiles, first: int) -> AppendFile:
         if cls.file is not None:
-            # A later sync does not include this file, so its data must not stay in doubt.
+            # Later syncs do not include this file.
             if self.durability is Durability.DISK:
                 cls.file.sync()
-            cls.mark = cls.file.end_mark
+            cls.previous_end_mark = cls.file.end_mark
             cls.file.close()
             cls.file = None
-        file = AppendFile(cls.folder / file_name(first), end_mark=cls.mark)
+        file = AppendFile(cls.folder / file_name(first), end_mark=cls.previous_end_mark)
         self._directories_to_sync[cls.folder] = None
         cls.segments[first] = 0
         cls.file = file
@@ -216,9 +216,10 @@ class Journal:
     # Removing ------------------------------------------------------------------------------------
 
     def remove(self, floors: dict[int, int], ended: Collection[int] = ()) -> bool:
-        """Remove the segments that contain nothing from the class's floor on.
+        """Remove the segments whose messages are all below the floor of their class.
 
-        The last segment of a class in `ended` is replaced by an empty one and removed, too.
+        A class in `ended` gets a new, empty segment, so that its previous segment can be removed,
+        too.
 
         Returns:
             True if segments remain that need a newer snapshot first.
@@ -229,13 +230,14 @@ class Journal:
             if class_id in ended:
                 self._end_segment(cls, floor)
             for first in removable_segments(cls.segments, floor):
-                # The snapshot before recovery may not contain the numbers of this segment.
+                # `_numbers_batch` is 0 before the first snapshot of this process: the snapshot of
+                # an earlier process may not contain the message numbers of this segment.
                 if not self._numbers_batch or cls.segments[first] > self._numbers_batch:
                     is_waiting = True
                     continue
                 (cls.folder / file_name(first)).unlink(missing_ok=True)
                 if self.durability is Durability.DISK:
-                    # After a power failure it must not reappear while its successor is gone.
+                    # After a power failure, the segment must not reappear without its successor.
                     sync_directory(cls.folder)
                 del cls.segments[first]
         return is_waiting

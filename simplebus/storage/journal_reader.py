@@ -1,9 +1,9 @@
 """Reads the messages of a class from a journal that another process may be writing.
 
-Nothing is locked or changed. Everything that is reported is synced first: a reader that stores its
-progress must not find other messages under those sequences after a power failure. Messages end at
-the first damaged record, as in recovery. Only files of final length are mapped into memory, because
-the system kills a process that reads a truncated mapping.
+Nothing is locked or changed. Messages are synced before they are reported, so that a reader that
+stores its progress does not find other messages with the same sequences after a power failure.
+Messages end at the first damaged record, as in recovery. Only files of final length are mapped into
+memory, because the system kills a process that reads a truncated mapping.
 
     segment      │ segment      │ last segment
     mapped       │ mapped       │ read once, record by record │ being written │ zeros
@@ -35,9 +35,11 @@ from simplebus.storage.segments import FileBuffer, RecoveryResult, read_state
 # Size of a block; a larger record is a block of its own.
 _BLOCK_BYTES = 1024 * 1024
 _WINDOW_BYTES = 256 * 1024
-# Age at which a file's modification time proves that nothing was written since; it is coarse.
+# If the modification time of a file is older than this, an unchanged modification time proves that
+# nothing was written since. Modification times are coarse.
 _SETTLED_SECONDS = 10.0
-# Files may appear and disappear while they are read; no server is fast enough to exceed this.
+# Retries after a file has appeared or disappeared during a read. No server is fast enough to cause
+# more.
 _RETRIES_MAX = 100
 _NO_SYNC = {errno.EINVAL, errno.EROFS}
 
@@ -72,7 +74,7 @@ class _Tail:
     head: int = 0
     """Sequence after the last intact record."""
     size_and_mtime: tuple[int, int] = (0, 0)
-    """Size and modification time of the file; unchanged if nothing was written since."""
+    """Size and modification time of the file. If the file still has both, nothing was written."""
 
 
 class ClassJournalReader:
@@ -102,8 +104,8 @@ class ClassJournalReader:
         return bool(self._firsts())
 
     def read_extent(self) -> tuple[int, int]:
-        """Return the first sequence and the sequence after the last message. All these messages
-        are synced.
+        """Return the first sequence and the sequence after the last message. All messages between
+        them are synced.
         """
         for _ in range(_RETRIES_MAX):
             firsts = self._firsts()
@@ -118,7 +120,7 @@ class ClassJournalReader:
         raise _changing_error(self._folder)
 
     def read_blocks(self, first: int, last: int) -> Iterator[MessageBlock]:
-        """Yield the messages first..last-1, as far as present, in order.
+        """Yield the stored messages of first..last-1, in order.
 
         Records are read whole, so earlier and later messages may be included.
         """
@@ -141,11 +143,11 @@ class ClassJournalReader:
         Messages up to TIME_INDEX_STEP_SECONDS older may be included.
         """
         firsts = self._firsts()
-        at = bisect_left(firsts[:-1], seconds, key=self._start_time)
-        for first, following in pairwise([*firsts[max(0, at - 1) :], None]):
+        index = bisect_left(firsts[:-1], seconds, key=self._start_time)
+        for first, next_first in pairwise([*firsts[max(0, index - 1) :], None]):
             assert first is not None
-            with contextlib.suppress(FileNotFoundError):  # Removed: the time is in a later one.
-                for _, record in self._headers(first, following):
+            with contextlib.suppress(FileNotFoundError):  # Removed: search in the next segment.
+                for _, record in self._headers(first, next_first):
                     is_gap = record.kind == RecordKind.GAP
                     if not is_gap and record.time + TIME_INDEX_STEP_SECONDS > seconds:
                         return record.first
@@ -177,7 +179,7 @@ class ClassJournalReader:
             if (tail.first, tail.inode) != (first, status.st_ino) or status.st_size < tail.at:
                 tail = _Tail(first, status.st_ino, 0, first)
             if tail.size_and_mtime != size_and_mtime:
-                tail = self._walk(file.fileno(), tail)
+                tail = self._advance_tail(file.fileno(), tail)
                 if status.st_mtime < time() - _SETTLED_SECONDS:
                     tail = replace(tail, size_and_mtime=size_and_mtime)
             if (tail.first, tail.inode, tail.head) != (
@@ -190,8 +192,8 @@ class ClassJournalReader:
         self._tail = tail
         return tail.head
 
-    def _walk(self, descriptor: int, tail: _Tail) -> _Tail:
-        """Advance past intact, consecutive records."""
+    def _advance_tail(self, descriptor: int, tail: _Tail) -> _Tail:
+        """Return the tail after all further intact, consecutive records."""
         at, head, window = tail.at, tail.head, _WINDOW_BYTES
         while True:
             data = memoryview(os.pread(descriptor, window, at))
@@ -216,7 +218,7 @@ class ClassJournalReader:
         )
 
     def _sync_segments(self, firsts: list[int]) -> None:
-        """Sync all segments except the content of the last one, and their names."""
+        """Sync the content of all segments except the last one, and the names of all segments."""
         for first in firsts[:-1]:
             if first not in self._synced_segments:
                 sync_path(self._folder / file_name(first))
@@ -237,10 +239,10 @@ class ClassJournalReader:
             index = max(0, bisect_right(firsts, first) - 1)
             if not firsts or firsts[index] >= last:
                 return
-            following = firsts[index + 1] if index + 1 < len(firsts) else None
+            next_first = firsts[index + 1] if index + 1 < len(firsts) else None
             expected = firsts[index]
             try:
-                for data, record in self._headers(expected, following):
+                for data, record in self._headers(expected, next_first):
                     if record.first >= last:
                         return
                     if record.last > first and record.kind == RecordKind.MESSAGES:
@@ -252,22 +254,26 @@ class ClassJournalReader:
             except FileNotFoundError:  # The server removed the segment.
                 misses += 1
                 continue
-            if following is None or expected < following:
+            if next_first is None or expected < next_first:
                 return
-            first = following
+            first = next_first
         if first < last:
             raise _changing_error(self._folder)
 
-    def _headers(self, first: int, following: int | None) -> Iterator[tuple[memoryview, Record]]:
-        """Yield the records of one segment up to the next one, gaps too, without verifying bodies.
+    def _headers(self, first: int, next_first: int | None) -> Iterator[tuple[memoryview, Record]]:
+        """Yield the records of one segment, including gaps, without verifying bodies.
+
+        Args:
+            first: First sequence of the segment.
+            next_first: First sequence of the next segment; None for the last segment.
 
         Raises:
             FileNotFoundError: The server removed the segment.
         """
-        data = self._bytes(first, is_final=following is not None)
+        data = self._bytes(first, is_final=next_first is not None)
         self.problem = ""
         at, expected = 0, first
-        while following is None or expected < following:
+        while next_first is None or expected < next_first:
             record = records.read_record(data, at, salt=self._salt, verify_body=False)
             if isinstance(record, EndOfRecords):
                 self.problem = record.problem
@@ -308,21 +314,21 @@ def class_names(path: Path) -> dict[int, str]:
         JournalError: The journal cannot be read.
     """
     folder = path / STATE
-    for turn in range(_RETRIES_MAX):
+    for attempt in range(_RETRIES_MAX):
         try:
-            image, _ = read_state(
+            state, _ = read_state(
                 folder, FileBuffer(), RecoveryResult(), salt=open_directory(path).salt
             )
             for name in os.listdir(folder):
                 sync_path(folder / name)
             sync_path(folder)
         except (JournalError, FileNotFoundError):  # A newer state file has replaced it.
-            if turn == _RETRIES_MAX - 1:
+            if attempt == _RETRIES_MAX - 1:
                 raise
         except OSError as error:
             raise _read_error(folder, error) from None
         else:
-            return {cls.class_id: cls.name for cls in image.classes.values()}
+            return {cls.class_id: cls.name for cls in state.classes.values()}
     raise _changing_error(folder)
 
 

@@ -1,15 +1,15 @@
 """Repair of damaged files: the damaged bytes move to other files, and gaps replace them.
 
-The damaged bytes are stored first, and a file is replaced as a whole, so a crash loses nothing: the
-next repair begins again. A server repairs only damage with later data; `simplebus journal repair`
-also cuts off damaged ends.
+The damaged bytes are stored first, and a file is replaced as a whole. So a crash loses nothing, and
+the next repair starts again. A server repairs only damage that is followed by intact data;
+`simplebus journal repair` also cuts off damaged ends of files.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from itertools import count as numbered
+from itertools import count
 from pathlib import Path
 
 from simplebus.storage.append_file import sync_directory
@@ -18,7 +18,7 @@ from simplebus.storage.segments import RecoveryResult, SegmentRepair
 
 
 def describe_repairs(found: RecoveryResult) -> Iterator[str]:
-    """Yield in words what `apply_repairs` does."""
+    """Yield a description of each change that `apply_repairs` makes."""
     for repairs in _repairs_by_file(found):
         for repair in repairs:
             yield (
@@ -48,17 +48,17 @@ def repair_file(repairs: list[SegmentRepair]) -> None:
     """Apply the repairs of one file, in the order of their offsets. Raises OSError."""
     path = repairs[0].path
     data = path.read_bytes()
-    pieces, damaged, at = [], [], 0
+    pieces, damaged, offset = [], [], 0
     for repair in repairs:
-        pieces += [data[at : repair.begin], repair.gap]
+        pieces += [data[offset : repair.begin], repair.gap]
         damaged.append(data[repair.begin : repair.end])
-        at = repair.end
+        offset = repair.end
     moved = b"".join(damaged)
     if moved.count(0) < len(moved):
         _write(unused_dropped_path(path), moved)
         sync_directory(path.parent)
     draft = path.with_name(path.name + DRAFT)
-    _write(draft, b"".join([*pieces, data[at:]]))
+    _write(draft, b"".join([*pieces, data[offset:]]))
     draft.replace(path)
     sync_directory(path.parent)
 
@@ -67,12 +67,12 @@ def unused_dropped_path(path: Path) -> Path:
     """Return the path of a new file for data of a file that cannot be used."""
     number = file_number(path.name)
     assert number is not None
-    names = (path.with_name(dropped_name(number, place)) for place in numbered(1))
-    return next(name for name in names if not name.exists())
+    candidates = (path.with_name(dropped_name(number, copy_number)) for copy_number in count(1))
+    return next(candidate for candidate in candidates if not candidate.exists())
 
 
 def _useless_files(found: RecoveryResult) -> list[Path]:
-    """Return the files without valid data that do not become a gap."""
+    """Return the files without valid data that no repair replaces by a gap."""
     repaired = {repairs[0].path for repairs in _repairs_by_file(found)}
     return [path for path in found.ignored_files if path not in repaired]
 
