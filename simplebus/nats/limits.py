@@ -48,13 +48,13 @@ FIRST_PING_SECONDS = 2.0
 # Pieces of output are joined up to this size: each piece costs a system call.
 OUTPUT_PIECE_BYTES = 64 * 1024
 
-# Events and output of one read; a batch is one event. Above, the rest of the read is processed in
-# later turns of the event loop, and the next read of the client is shorter, down to READ_BYTES_MIN,
-# so that a busy client does not delay others. A publication that costs more output is delivered in
-# several turns.
+# Events and output of one read; a batch is one event. Beyond these limits, the rest of the read is
+# processed in later turns of the event loop, and the next read of the client is shorter, down to
+# READ_BYTES_MIN, so that a busy client does not delay others. A publication with more output is
+# delivered in several turns.
 EVENTS_PER_READ = 2048
 OUTPUT_PER_READ_BYTES = 6 * 1024 * 1024
-# Cost of events outside batches, as bytes of output that take equally long.
+# Cost of an event outside batches, as the number of output bytes that take equally long.
 EVENT_COST_BYTES = 4 * 1024
 SUBSCRIBE_COST_BYTES = 1024 * 1024
 # Cost of delivering a batch, or a message outside batches, to one sink.
@@ -68,7 +68,7 @@ SINK_COMPARISON_COST_BYTES = 128
 # client costs a system call.
 SENT_AFTER_LONG_TURN_MAX = 64
 # Memory of deliveries of the bus that wait for later turns, in equal parts for the classes that
-# have any. Above, the clients that cause more of them are not read.
+# have any. Beyond it, the clients that cause more of them are not read.
 WAITING_DELIVERIES_BYTES_MAX = 64 * 1024 * 1024
 # Estimated memory of a waiting delivery besides its messages, and for each of its sinks.
 WAITING_DELIVERY_BYTES = 1024
@@ -85,11 +85,11 @@ REMOVALS_PER_TURN_MAX = 64
 # Clients whose timeouts are checked in one turn of the event loop. Each may be sent a PING.
 CHECKED_CLIENTS_PER_TURN = 128
 READ_BYTES_MIN = 4 * 1024
-# A batch for many clients has a cost per client whatever its size. So the reads of its publisher
-# are not shorter than this, unless the output for a single client is too much.
+# The cost of a batch for many clients depends on the number of clients more than on its size. So
+# the reads of its publisher are not shorter than this, unless one client gets too much output.
 FAN_OUT_READ_BYTES = 32 * 1024
-# Estimated memory: per subscription, per character of its subject, per pattern, per token of a
-# pattern behind the indexed head, per queue group member. All subscriptions together may use
+# Estimated memory per subscription, per character of its subject, per pattern, per token of a
+# pattern behind the indexed prefix, and per queue group member. All subscriptions together may use
 # 1/SUBSCRIPTION_MEMORY_DIVISOR of the memory budget of classes.
 SUBSCRIPTION_MEMORY_BYTES = 512
 SUBJECT_CHARACTER_MEMORY_BYTES = 3
@@ -130,8 +130,8 @@ RECENT_DELIVERY_SECONDS = 1.0
 KEPT_INPUT_BYTES_MIN = 4 * 1024
 # Total time that publishers wait for a client that is about to be disconnected.
 LAST_CHANCE_SECONDS = 0.1
-# Publishers no longer wait for a client without progress for this long. The progress of a slow
-# reader is visible in steps only: its system updates the TCP window after a good part was read.
+# Publishers no longer wait for a client that has made no progress for this long. The progress of a
+# slow reader is visible only in steps, because its system updates the TCP window in large steps.
 STUCK_SECONDS = 2.0
 
 

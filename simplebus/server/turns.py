@@ -23,16 +23,15 @@ _CONNECTIONS_MAX = 64
 class SlowRequestTurns:
     """Schedules slow requests: a small portion of one connection in every other loop pass.
 
-    A client that waits while a portion is processed is served before the next one. Waiting
-    connections take turns.
+    So other clients are served between two portions. Connections with slow requests take turns.
     """
 
     def __init__(self) -> None:
         self._lock = trio.Lock()
 
     async def wait_turn(self) -> None:
-        """Wait until the caller may process one portion, without another checkpoint before it."""
-        async with self._lock:  # Acquiring it is the first pass for others.
+        """Wait until the caller may process one portion, which must follow without a checkpoint."""
+        async with self._lock:  # Acquiring the lock lets other tasks run once, the next line again.
             await trio.lowlevel.checkpoint()
 
 
@@ -80,8 +79,8 @@ class SendTurns:
     def begin_turn(self, *, can_send: bool = True) -> None:
         """Begin a turn, which may send for `SEND_SECONDS_MAX` from its first connection on.
 
-        If not `can_send`, for example because the turn has taken long already, all connections are
-        sent to in later turns.
+        With `can_send=False`, for example if the turn has taken long already, sending to all
+        connections is left to later turns.
         """
         self._deadline = None if can_send else -math.inf
 
@@ -91,7 +90,7 @@ class SendTurns:
         return bool(self._waiting)
 
     def flush(self, connection: _Sender) -> None:
-        """Send to a connection in this turn or, if its time is over, in a later one."""
+        """Send to a connection in this turn or, if the time of the turn is over, in a later one."""
         if self._has_time():
             connection.flush()
             return

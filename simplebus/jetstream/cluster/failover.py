@@ -78,11 +78,11 @@ async def _is_jetstream_answering(link: NatsConnection) -> bool:
     The request goes to the leader of the whole cluster. A stream's replica that is cut off still
     answers requests for stream info.
     """
-    mark = link.core.send_ping()
+    ping_number = link.core.send_ping()
     try:
         await link.api_request("INFO", seconds=_REQUEST_SECONDS)
     except BusConnectionError:
-        return not link.core.is_ping_answered(mark)
+        return not link.core.is_ping_answered(ping_number)
     except JetStreamError:
         return False
     return True

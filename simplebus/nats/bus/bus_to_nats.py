@@ -1,10 +1,10 @@
 """Delivery of stored messages to NATS subscriptions.
 
-A message of a binary client is delivered once, when it is stored, on its channel. Messages without
-a channel and dead letters use `class.<name>`, or `class.<id>` if the name is not a valid channel. A
-delayed message is delivered when it is due and still stored; an expired one never. A user's message
-is delivered only on channels on which the user may publish over NATS. Messages without NATS
-subscribers are not read.
+A message of a binary client is delivered once, when it is stored. Its subject is its channel; for
+messages without a channel and dead letters it is `class.<name>`, or `class.<id>` if the name is not
+a valid channel. A delayed message is delivered when it is due, if it is still stored. An expired
+message is never delivered. A message of a user is delivered only on channels on which the user may
+publish over NATS. Messages without NATS subscribers are not read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NO_FLAGS: ChannelFlags = np.zeros(0, np.uint8)
 
 # Delayed messages delivered in one wakeup.
 _MESSAGES_PER_WAKEUP = 4096
-# With at most this many delayed entries, entries of released messages stay.
+# With more delayed entries than this, entries of released messages are removed.
 _DELAYED_MIN = 1024
 # Fewer messages than these are sent one by one.
 _BATCH_MIN = 8
@@ -54,7 +54,7 @@ The messages are copies that stay valid, because they may be delivered in later 
 
 
 class BusToNats:
-    """Observer of one store."""
+    """Observer of one store that delivers its messages to NATS subscriptions."""
 
     def __init__(
         self,
@@ -69,14 +69,14 @@ class BusToNats:
         """`subject_classes` receives the class of the messages being delivered."""
         self._subject_classes = subject_classes or SubjectClasses()
         self.scanned_count = 0
-        """Always 0: the work per wakeup is bounded. See `Waiter`."""
+        """Always 0, because the work per wakeup is bounded. See `WakeupTarget`."""
         self._store = store
         self._clock = store.clock
         self._wakeups = wakeups
         self._routes = routes
         self._channel_flags: dict[MessageClass, tuple[tuple[int, int, str], ChannelFlags]] = {}
-        """By class: the key for which the flags are valid, and a flag by channel number if it has
-        subscribers.
+        """For each class: the key for which its flags are valid, and a flag for each channel number
+        that shows whether the channel has subscribers.
         """
         self._has_subscriber = has_subscriber
         """Returns True if a NATS subscription matches a subject."""
@@ -240,7 +240,7 @@ class BusToNats:
                 self._wakeups.schedule_wakeup(due_at, self)
 
     def _drop_released(self) -> None:
-        """Drop entries of released messages: the heap is bounded by the stored messages."""
+        """Remove the entries of released messages, so that the stored messages bound the heap."""
         self._delayed = [entry for entry in self._delayed if entry[4] > entry[2].ring.floor]
         heapq.heapify(self._delayed)
         self._delayed_max = max(_DELAYED_MIN, 2 * len(self._delayed))

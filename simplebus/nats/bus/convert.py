@@ -12,14 +12,15 @@ headers and payload. A message that cannot be converted to an envelope is refuse
     Name: value                     header Name: value
     any other header block          header Nats-Header-Block: the whole block as Latin-1
 
-A block is kept whole if it is malformed, is empty, or contains one of these three names. It is
-malformed if it does not end with an empty line, has a line without a colon or with an invalid name,
-has a status that does not begin with three digits, or is not UTF-8. A malformed block is delivered
-as the header Nats-Header-Block, because client libraries stop reading at such a block.
+"Any other header block" is a block that is malformed, is empty, or contains one of the three names
+Nats-Reply-To, Nats-Status and Nats-Header-Block. A block is malformed if it does not end with an
+empty line, has a line without a colon or with an invalid name, has a status that does not begin
+with three digits, or is not UTF-8. A malformed block is delivered as the header Nats-Header-Block,
+because client libraries stop reading at such a block.
 
 Characters in headers of binary clients that NATS does not allow (colon, blank or non-ASCII in a
 name; line break or NUL in a value) are percent-encoded. A reply subject that is invalid or very
-long stays a header. Times and keys are not visible to NATS clients.
+long remains a header. Times and keys are not visible to NATS clients.
 
 Frames for a class are returned with their channels, so that the store need not decode them.
 """

@@ -1,7 +1,8 @@
 """First messages of connections that are not authenticated yet.
 
-All greetings together are bounded. Beyond the limit, a client that has sent at least its share is
-refused; otherwise the client that has sent most is disconnected. Bytes are searched only once.
+The bytes of all greetings together are bounded. If a client exceeds the limit, and has sent at
+least an equal share of it, this client is refused. Otherwise the client that has sent most is
+disconnected. Received bytes are searched for the end of the first frame only once.
 
     heartbeats │ first frame, as far as received
     discarded    buffered and searched up to `searched_bytes`
@@ -41,7 +42,7 @@ class GreetingBuffers:
     def __init__(self, bytes_max: int = HANDSHAKES_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._counted_bytes: dict[Greeting, int] = {}
-        """Counted bytes of each greeting."""
+        """Bytes of each greeting when they were counted last."""
         self.held_bytes = 0
 
     def open(self, disconnect: Callable[[RemoteProtocolError], object]) -> Greeting:

@@ -91,7 +91,7 @@ class NatsTlsConnection(Connection[NatsSession]):
             await self.preauth.wait_readable(trio.current_time() + self._handshake_seconds)
             first = self.socket.recv(1, socket.MSG_PEEK)
             return bool(first) and first[0] == _HANDSHAKE_RECORD_TYPE
-        return False  # If it has closed, the next read notices.
+        return False  # If the client has closed the connection, the next read detects that.
 
     async def _flush_info(self) -> None:
         """Send the rest of INFO before the handshake."""
