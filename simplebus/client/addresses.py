@@ -157,52 +157,52 @@ def _check_error_code(code: int, *, accepted: set[int]) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def connect_error(place: object, error: OSError | None) -> BusConnectionError:
+def connect_error(server: object, error: OSError | None) -> BusConnectionError:
     """Return the error for a failed connect; `error` is None if the host has no address."""
     reason = "it has no address" if error is None else error.strerror or str(error)
     return BusConnectionError(
-        f"cannot connect to {place}: {reason}; expected a simplebus server listening there"
+        f"cannot connect to {server}: {reason}; expected a simplebus server listening there"
     )
 
 
-def tls_error(place: object, error: OSError, first_bytes: bytes = b"") -> BusConnectionError:
+def tls_error(server: object, error: OSError, first_bytes: bytes = b"") -> BusConnectionError:
     """Return the error for a failed TLS handshake. `first_bytes` are those of the server."""
     opening = recognize_opening(first_bytes)
     if opening is not None and opening is not Opening.TLS:
         return BusConnectionError(
-            f"cannot connect to {place}: it sent {opening} instead of a TLS handshake; expected "
+            f"cannot connect to {server}: it sent {opening} instead of a TLS handshake; expected "
             "the port for bus clients with TLS (`simplebus serve --port`, 8888 by default)"
         )
     if isinstance(error, ssl.SSLCertVerificationError):
         return BusConnectionError(
-            f"cannot connect to {place}: its certificate is not trusted "
+            f"cannot connect to {server}: its certificate is not trusted "
             f"({error.verify_message}); expected one for this host, signed by an authority that "
             "this program trusts"
         )
     reason = getattr(error, "reason", None) or error.strerror or str(error) or "connection closed"
     return BusConnectionError(
-        f"cannot connect to {place}: the TLS handshake failed ({reason}); expected a simplebus "
+        f"cannot connect to {server}: the TLS handshake failed ({reason}); expected a simplebus "
         "server with TLS there; without TLS, the address begins with simplebus://"
     )
 
 
 def connect_timeout_error(
-    place: object, seconds: float, *, is_connected: bool
+    server: object, seconds: float, *, is_connected: bool
 ) -> BusConnectionError:
     """Return the error for a connect, or a Connect request, without an answer in time."""
     if not is_connected:
         return BusConnectionError(
-            f"cannot connect to {place}: nothing answered within {_format_seconds(seconds)} s; "
+            f"cannot connect to {server}: nothing answered within {_format_seconds(seconds)} s; "
             "expected a simplebus server listening there"
         )
     return BusConnectionError(
-        f"connected to {place}, but no answer to the Connect frame came within "
+        f"connected to {server}, but no answer to the Connect frame came within "
         f"{_format_seconds(seconds)} s; "
         "expected a simplebus server there"
     )
 
 
-def connection_lost_error(place: object, error: Exception | None) -> BusConnectionError:
+def connection_lost_error(server: object, error: Exception | None) -> BusConnectionError:
     """Return the error for a lost connection.
 
     `error` is None if the server has closed the connection without an error.
@@ -210,14 +210,14 @@ def connection_lost_error(place: object, error: Exception | None) -> BusConnecti
     if isinstance(error, BusConnectionError):
         return error
     if isinstance(error, WrongProtocolError):
-        text = f"cannot connect to {place}: {error.sentence}"
+        text = f"cannot connect to {server}: {error.sentence}"
     elif error is None or isinstance(error, ConnectionError):
         reason = "" if error is None else f" ({error.strerror or error})"
-        text = f"the server at {place} closed the connection{reason}; see its log for the reason"
+        text = f"the server at {server} closed the connection{reason}; see its log for the reason"
     elif isinstance(error, OSError):
-        text = f"the connection to {place} is lost: {error.strerror or error}"
+        text = f"the connection to {server} is lost: {error.strerror or error}"
     else:
-        text = f"the connection to {place} has ended: {error}"
+        text = f"the connection to {server} has ended: {error}"
     lost = BusConnectionError(text)
     lost.__cause__ = error
     return lost
@@ -239,13 +239,13 @@ def reconnect_failed_error(
     return failed
 
 
-def log_forgotten_messages(place: object, count: int) -> None:
+def log_forgotten_messages(server: object, count: int) -> None:
     """Log a warning if the server has lost confirmed messages in a restart."""
     if count:
         log.warning(
             "messages.forgotten",
             "the server at {server} has lost {count} confirmed messages",
-            server=place,
+            server=server,
             count=count,
         )
 
@@ -265,9 +265,9 @@ class NoticeLog:
             log.warning("notice.received", "the server reports: {notice}", notice=sentence)
 
 
-def connection_closed_error(place: object) -> BusConnectionError:
+def connection_closed_error(server: object) -> BusConnectionError:
     """Return the error for a connection that this client closed."""
-    return BusConnectionError(f"the connection to {place} was closed at the end of its block")
+    return BusConnectionError(f"the connection to {server} was closed at the end of its block")
 
 
 def _format_seconds(seconds: float) -> str:

@@ -19,11 +19,11 @@ from simplebus.core.limits import NAME_CHARACTERS_MAX
 from simplebus.core.protocol.inquiry import ClassInfo
 
 REQUEUED_FROM_HEADER = "requeued-from"
-"""Header of a requeued message: the dead letter it was, for example `dead.orders#17`."""
+"""Header of a requeued message: its dead letter, for example `dead.orders#17`."""
 REQUEUED_COUNT_HEADER = "requeued-count"
 """Header of a requeued message: the number of times it was requeued."""
 
-_DEATH_HEADERS = frozenset(
+_DEAD_LETTER_HEADERS = frozenset(
     {
         dead_letters.REASON_HEADER,
         dead_letters.CLASS_HEADER,
@@ -50,7 +50,7 @@ class DeadLetter:
     """One dead letter."""
 
     sequence: int
-    """Its sequence in the class of dead letters."""
+    """Sequence of the dead letter in the class of dead letters."""
     reason: str
     source_class: str
     """Name, or id, of the class of the original message."""
@@ -60,7 +60,7 @@ class DeadLetter:
     subscription: str
     session: str
     time: str
-    """Time when it became a dead letter, in seconds since 1970."""
+    """Time at which the message became a dead letter, in seconds since 1970."""
     error: str
     """Error from the last nack; empty without a nack or an error."""
     channel: str
@@ -85,7 +85,7 @@ class DeadLetter:
             error=headers.get(dead_letters.ERROR_HEADER, ""),
             channel=message.channel,
             key=message.key,
-            headers=tuple(pair for pair in message.headers if pair[0] not in _DEATH_HEADERS),
+            headers=tuple(pair for pair in message.headers if pair[0] not in _DEAD_LETTER_HEADERS),
             payload=message.payload,
         )
 

@@ -105,7 +105,7 @@ class ClientConnection(ConnectionWaiters):
         )
 
     async def run(self) -> None:
-        """Serve one connection after the other, until `close` has ended."""
+        """Serve one connection after another, until `close` has ended."""
         with self._run_scope:
             while self.end_error is None:
                 transport = self._transport
@@ -235,7 +235,7 @@ class ClientConnection(ConnectionWaiters):
         self.changed.set()
 
     async def _run_ack_timer(self) -> None:
-        """Send acks for messages that slow consumers have processed meanwhile."""
+        """Send acks at intervals, because slow consumers rarely cause them to be written."""
         while True:
             if not self._has_unacked:
                 await self._unacked_added.wait()

@@ -179,7 +179,7 @@ class SocketTransport:
 
 
 async def open_transport(
-    place: Endpoint, core: ClientCore, buffer: ReceiveBuffer, seconds: float
+    endpoint: Endpoint, core: ClientCore, buffer: ReceiveBuffer, seconds: float
 ) -> Transport:
     """Open a transport and complete the handshake with the bus. Raises BusConnectionError."""
     outgoing = core.send_queue
@@ -187,7 +187,7 @@ async def open_transport(
     is_greeted = False
     try:
         with anyio.move_on_after(seconds):
-            transport = await place.open()
+            transport = await endpoint.open()
             connect_request = core.connection_made(anyio.current_time())
             while not connect_request.is_done:
                 while data := outgoing.peek():
@@ -199,19 +199,19 @@ async def open_transport(
                     await transport.wait_sendable()
                 count = await transport.receive_into(buffer.writable)
                 if not count:
-                    raise addresses.connection_lost_error(place, None)
+                    raise addresses.connection_lost_error(endpoint, None)
                 core.receive(buffer, count, anyio.current_time())
             if connect_request.error is not None:
-                raise addresses.connection_lost_error(place, connect_request.error)
+                raise addresses.connection_lost_error(endpoint, connect_request.error)
             is_greeted = True
     except BusConnectionError:
         raise
     except (OSError, RemoteProtocolError) as error:
-        raise addresses.connection_lost_error(place, error) from error
+        raise addresses.connection_lost_error(endpoint, error) from error
     finally:
         if transport is not None and not is_greeted:
             core.connection_lost()
             transport.close()
     if transport is None or not is_greeted:
-        raise addresses.connect_timeout_error(place, seconds, is_connected=transport is not None)
+        raise addresses.connect_timeout_error(endpoint, seconds, is_connected=transport is not None)
     return transport

@@ -113,11 +113,11 @@ class ConnectionWaiters:
         while core.has_held_acks:
             self.check_open()
             await self.changed.wait()
-        mark = outgoing.encode_acks()
+        acks_end = outgoing.encode_acks()
         core.require_confirm(core.published_position)
         await anyio.lowlevel.checkpoint()
         self.writer.write_now()
-        while not outgoing.has_written_acks(mark):
+        while not outgoing.has_written_acks(acks_end):
             self.check_open()
             await self.changed.wait()
         if core.confirmed_position < core.published_position:

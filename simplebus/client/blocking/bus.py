@@ -1,8 +1,8 @@
 """`BlockingBus`, the bus of programs without an event loop.
 
 There is no thread, event loop or timer: data is sent and a lost connection is replaced only while
-the program calls a method. A bus belongs to one thread at a time, and to the process that connected
-it; calls from another thread raise during this time.
+the program calls a method. Only one thread at a time may use a bus: a call raises while another
+thread is in a call. Only the process that connected the bus may use it.
 """
 
 from __future__ import annotations
@@ -331,16 +331,15 @@ class BlockingBus(BlockingPublisher):
             ExceptionGroup: Contains the refusals that no call has raised yet.
             BusConnectionError: The connection is lost for good.
         """
-        answers = 0
-        while answers < (EMPTY_REPLIES_UNTIL_IDLE if self._handler_runners else 1):
+        empty_reply_count = 0
+        while empty_reply_count < (EMPTY_REPLIES_UNTIL_IDLE if self._handler_runners else 1):
             started_before = self._started_count
             while self._has_work():
                 self._handle_available()
             self.flush()
             self.connection.request(self._core.sync)
-            answers = (
-                answers + 1 if started_before == self._started_count and not self._has_work() else 0
-            )
+            has_received_none = started_before == self._started_count and not self._has_work()
+            empty_reply_count = empty_reply_count + 1 if has_received_none else 0
 
     @property
     def _started_count(self) -> int:

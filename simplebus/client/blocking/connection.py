@@ -65,7 +65,8 @@ class ThreadGuard:
 
 log = EventLogger("simplebus.client")
 
-# After this time without a read, heartbeats of the server may wait in the socket.
+# After this time without a read, the socket is read before the silence of the server is checked,
+# because heartbeats of the server may wait there.
 _STALE_READ_SECONDS = 0.05
 
 # Longest wait of one `select`, because operating systems limit its timeout.
@@ -103,7 +104,7 @@ class BlockingClientConnection:
         self._tick_due = 0.0
         """Time of the next `ClientCore.tick`."""
         self._selected_events = EVENT_READ
-        """Events for which the socket is registered at the selector."""
+        """Events for which the socket is registered with the selector."""
         self._lost_error: BusConnectionError | None = None
         """Reason for the loss of the last connection."""
         self._end_error: BusConnectionError | None = None
@@ -401,10 +402,10 @@ class BlockingClientConnection:
         core.ack_processed()
         if not self.wait_until(lambda: not core.has_held_acks, deadline):
             return False
-        mark, published = outgoing.encode_acks(), core.published_position
+        acks_end, published = outgoing.encode_acks(), core.published_position
         core.require_confirm(published)
         return self.wait_until(
-            lambda: core.confirmed_position >= published and outgoing.has_written_acks(mark),
+            lambda: core.confirmed_position >= published and outgoing.has_written_acks(acks_end),
             deadline,
         )
 

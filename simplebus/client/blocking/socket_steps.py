@@ -13,17 +13,16 @@ from collections.abc import Generator
 from selectors import EVENT_READ, EVENT_WRITE
 from time import monotonic, sleep
 
-from simplebus.client import addresses
-from simplebus.client import credentials as access_of
+from simplebus.client import addresses, credentials
 from simplebus.client.addresses import Address
 from simplebus.client.credentials import Access
 from simplebus.core.errors import BusConnectionError
 from simplebus.net.tls import TlsSocket
 
 Step = tuple[socket.socket | None, int, float]
-"""A socket, its events, and the end of the wait in seconds of `time.monotonic`.
+"""Socket to wait for, the events to wait for, and the end of the wait by `time.monotonic`.
 
-The socket is None if only that time is waited for.
+The socket is None if the step only waits for the time.
 """
 
 
@@ -88,8 +87,8 @@ def start_tls(
         return sock
     tls: TlsSocket | None = None
     try:
-        tls = access_of.start_tls(sock, address, access)
-        while not access_of.continue_handshake(tls):
+        tls = credentials.start_tls(sock, address, access)
+        while not credentials.continue_handshake(tls):
             events = EVENT_WRITE if tls.has_unsent else EVENT_READ
             if not (yield from wait_ready(sock, events, until)):
                 raise addresses.connect_timeout_error(address, seconds, is_connected=False)

@@ -153,13 +153,17 @@ class SendQueue:
         self._written_ack_bytes = self._encoded_ack_bytes
 
     def encode_acks(self) -> int:
-        """Encode all pending acks and return their end, to be passed to `has_written_acks`."""
+        """Encode all pending acks. Returns the total bytes of encoded acks, for
+        `has_written_acks`.
+        """
         if self.is_open and self.ack_sink.pending_count:
             self._prepend_acks()
         return self._encoded_ack_bytes
 
     def has_written_acks(self, ack_bytes: int) -> bool:
-        """Return True if all acks up to `ack_bytes` were sent, or lost with their connection."""
+        """Return True if the first `ack_bytes` bytes of acks were sent, or lost with their
+        connection.
+        """
         return self._written_ack_bytes >= ack_bytes
 
     def _append_frames(self, batch: PublishBatch | bytes) -> None:

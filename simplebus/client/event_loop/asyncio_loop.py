@@ -63,11 +63,13 @@ class _SocketReader:
         self._loop = loop
         self._read = read
         self._fd: int | None = sock.fileno()
-        """None when reading has ended. A number, because a forked child closes the socket."""
+        """File descriptor; None when reading has ended. It is stored because a forked child closes
+        the socket object.
+        """
         loop.add_reader(self._fd, self.read_once)
 
     def read_once(self) -> None:
-        if self._fd is None:  # It has ended before this callback.
+        if self._fd is None:  # Reading has ended before this callback.
             return
         try:
             result = self._read()

@@ -14,7 +14,7 @@ import anyio
 
 from simplebus.client.event_loop.wakeup_event import WakeupEvent
 
-# Removed deadlines are kept until there are this many, and more than others.
+# Removed deadlines stay in the heap until they are more than this, and more than half of the heap.
 _REMOVED_MAX = 64
 
 
@@ -43,7 +43,7 @@ class Deadlines:
         self._removed_count = 0
         self._is_closed = False
         self._next_wakeup_at = math.inf
-        """Time at which `run` looks for expired deadlines next."""
+        """Time at which `run` checks for expired deadlines next."""
         self._is_earlier = WakeupEvent()
         """Set when a deadline is added before `_next_wakeup_at`, and by `close`."""
 

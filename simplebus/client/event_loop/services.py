@@ -14,7 +14,7 @@ class ReadResult(enum.Enum):
     WAIT = enum.auto()
     """Read again when the socket is readable."""
     READ_ON = enum.auto()
-    """Read again after other tasks have run, because read bytes wait behind the socket."""
+    """Read again after other tasks have run, because TLS holds bytes that it has received."""
     END = enum.auto()
     """The stream has ended."""
 
