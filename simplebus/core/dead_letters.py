@@ -85,12 +85,12 @@ class DeadLetterBatch:
     """Dead letters, ready to be appended."""
 
     frames: FrameBatch | None
-    """None if there are none."""
+    """The frames; None if the batch is empty."""
     columns: EnvelopeColumns
     sequences: list[int]
     """The sequence of the given-up message for each dead letter."""
     lost_count: int
-    """Messages without a dead letter, because its headers or its frame would be too long."""
+    """Number of given-up messages whose dead letter would exceed a limit of headers or frame."""
 
 
 def build_dead_letters(

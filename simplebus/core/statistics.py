@@ -53,7 +53,7 @@ class ClassStatistics:
     spilled: int
     """Messages that are on disk only."""
     spilled_bytes: int
-    """Approximate frame bytes of these messages."""
+    """Approximate frame bytes of the messages that are on disk only."""
     published: int
     """Messages accepted since the class was created."""
     delivered: int

@@ -18,7 +18,7 @@ class NatsServerStatistics:
     in_messages: int = 0
     """Messages published by clients."""
     in_bytes: int = 0
-    """Headers and payloads of these messages."""
+    """Bytes of the headers and payloads that clients published."""
     out_messages: int = 0
     """Messages sent to clients or pending."""
     out_bytes: int = 0

@@ -16,7 +16,7 @@ from simplebus.core.limits import CLASS_ID_MAX, NAME_CHARACTERS_MAX, REQUEST_BYT
 from simplebus.core.protocol.requests import NamedClass
 
 _GROUP_BYTES = REQUEST_BYTES_MAX // 2
-"""References in one Connect. The rest is for its other fields, such as a token."""
+"""Bytes of class references in one Connect; its other fields, such as a token, use the rest."""
 
 ClassReference = int | str | NamedClass
 """Reference to a class in a request: its id, its name, or both."""

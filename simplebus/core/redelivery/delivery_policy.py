@@ -23,7 +23,7 @@ class DeliveryPolicy:
     """Deliveries of one message before it becomes a dead letter; 0 for unlimited.
 
     A message at the limit becomes a dead letter when it is next selected for sending
-    (`Position._give_up_leading`), so not while a durable has no session.
+    (`Position._give_up_leading`). While a durable has no session, nothing is selected.
     """
     pending_max: int | None = None
     """Messages that may be unsent or in flight before `slow_policy` applies."""

@@ -20,7 +20,7 @@ class SubjectReply:
     """PubAck or reply to an ack that waits."""
 
     session: NatsSession
-    """Client that receives it."""
+    """Client that receives the reply."""
     subject: bytes
     payload: bytes
     log_position: int

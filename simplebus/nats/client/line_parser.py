@@ -52,14 +52,16 @@ class ClientLineParser:
     def __init__(self, max_message: int) -> None:
         self._max_message_bytes = max_message
         self.event: ServerEvent | None = None
-        """Event of a line that was not a message; None for none."""
+        """Event of the parsed line; None if the line is a message, +OK or incomplete."""
         self.row: MessageRow | None = None
-        """The message, if it was one."""
+        """The message, if the parsed line is one."""
         self.required_bytes = 0
-        """Bytes that the incomplete message needs at least, from its start; 0 if unknown."""
+        """Length of the incomplete message, from the start of its line; 0 if unknown."""
 
     def read(self, raw: bytes, offset: int, last: int) -> int:
-        """Parse the line at raw[at:last]. Returns the offset of its end; -1 if it is incomplete.
+        """Parse the line that starts at `offset`; the received bytes end at `last`.
+
+        Returns the offset after the line and its payload, or -1 if they are incomplete.
 
         Raises:
             RemoteProtocolError: The line is invalid.

@@ -46,11 +46,9 @@ class SubjectClasses:
         self.can_publish: Callable[[str, bytes], bool] = lambda user, subject: True
         """Returns True if a user may publish on a subject."""
         self.resolve_class_subject: Callable[[str], tuple[int, str]] = lambda channel: (-1, "")
-        """Returns id and name of the class that has this subject for messages without a channel."""
+        """Returns id and name of the class whose messages without a channel use this subject."""
         self.find_dead_letter_sources: Callable[[str], Sequence[ClassIdentity]] = unresolved_class
-        """Returns the sources of the dead letters in the class with this name; it is given without
-        `dead.`.
-        """
+        """Returns the classes whose dead letters go to `dead.<name>`; the parameter is `name`."""
         self.get_change_count: Callable[[], int] = lambda: 0
         """Returns a number that changes with bindings and class names."""
         self.source_class: MessageClass | None = None

@@ -64,7 +64,7 @@ class AdminApi:
         self._version = version
         self._description: Response | None = None
         self._user_locks: defaultdict[str, trio.Lock] = defaultdict(trio.Lock)
-        """One request of each user runs at a time, because it is one publisher."""
+        """Requests of one user run one after the other, because a user is a single publisher."""
 
     async def answer(self, request: ApiRequest) -> Response:
         """Return the response to a request."""
