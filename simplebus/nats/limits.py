@@ -84,6 +84,11 @@ IMMEDIATE_REMOVALS_MAX = 128
 REMOVALS_PER_TURN_MAX = 64
 # Clients whose timeouts are checked in one turn of the event loop. Each may be sent a PING.
 CHECKED_CLIENTS_PER_TURN = 128
+# Cost of disconnecting a client, as checks of clients. Each subscription that is removed at once
+# costs another one.
+DISCONNECT_COST_CHECKS = 4
+# Output buffers whose memory is counted in one turn, and those of one more client.
+EXAMINED_BUFFERS_PER_TURN = 2048
 READ_BYTES_MIN = 4 * 1024
 # The cost of a batch for many clients depends on the number of clients more than on its size. So
 # the reads of its publisher are not shorter than this, unless one client gets too much output.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from simplebus.nats.errors import NatsError, error_line, stale_connection
 from simplebus.nats.limits import (
     BLOCKED_READ_INTERVAL_SECONDS,
     CHECKED_CLIENTS_PER_TURN,
+    DISCONNECT_COST_CHECKS,
     EVENT_COST_BYTES,
     FIRST_PING_SECONDS,
     IMMEDIATE_REMOVALS_MAX,
@@ -65,7 +67,11 @@ from simplebus.nats.server.message_delivery import (
 from simplebus.nats.server.permissions import OpenReplies
 from simplebus.nats.server.routes import SinkRows, SubjectRoutes, SubjectSinks
 from simplebus.nats.server.session import NatsSession, NatsSubscription, PendingPublication
-from simplebus.nats.server.slow_consumers import NatsRateLimits, SlowConsumerMonitor
+from simplebus.nats.server.slow_consumers import (
+    NatsRateLimits,
+    SlowConsumer,
+    SlowConsumerMonitor,
+)
 from simplebus.nats.server.subscription_memory import memory_limit
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.statistics import NatsServerStatistics
@@ -236,10 +242,9 @@ class NatsServer:
             )
             self._end_read(session)
         if (kept_bytes := session.kept_input_bytes) > KEPT_INPUT_BYTES_MIN:
-            for slow_session, error in self.slow_consumer_monitor.add_kept_input(
-                session, min(count, kept_bytes)
-            ):
-                self._disconnect_slow_consumer(slow_session, error)
+            self.slow_consumer_monitor.add_kept_input(session, min(count, kept_bytes))
+            if self.slow_consumer_monitor.is_memory_check_due:
+                self._on_pending()
 
     def continue_request(self, session: NatsSession) -> None:
         """Deliver the pending publication of a session to further receivers."""
@@ -404,19 +409,40 @@ class NatsServer:
         """
         self.routes.remove_abandoned()
         self.slow_consumer_monitor.now = self.now
-        for slow in self.slow_consumer_monitor.find_slow_consumers():
-            for slow_session, error in slow:
-                self._disconnect_slow_consumer(slow_session, error)
-            yield
+        yield from self._disconnect_in_parts(self.slow_consumer_monitor.find_slow_consumers())
         checks, now, count = self._liveness_checks, self.now, 0
         while checks and checks[0][0] <= now:
             _, client_id = heapq.heappop(checks)
             session = self.sessions.get(client_id)
-            if session is not None and not session.is_disconnecting:
-                heapq.heappush(checks, (self._check_liveness(session), client_id))
             count += 1
-            if count % CHECKED_CLIENTS_PER_TURN == 0:
+            if session is not None and not session.is_disconnecting:
+                cost = _disconnect_cost(session)
+                heapq.heappush(checks, (self._check_liveness(session), client_id))
+                count += cost * session.is_disconnecting
+            if count >= CHECKED_CLIENTS_PER_TURN:
+                count = 0
                 yield
+
+    def check_memory_in_parts(self) -> Iterator[None]:
+        """Disconnect the largest clients if all clients together exceed their limit, in parts.
+
+        Other calls are allowed between the parts. The driver calls it when
+        `slow_consumer_monitor.is_memory_check_due`, because much input may arrive within one tick.
+        """
+        yield from self._disconnect_in_parts(self.slow_consumer_monitor.find_over_memory())
+
+    def _disconnect_in_parts(self, parts: Iterator[list[SlowConsumer]]) -> Iterator[None]:
+        count = 0
+        for slow in parts:
+            for session, error in slow:
+                if session.is_disconnecting:
+                    continue
+                count += _disconnect_cost(session)
+                self._disconnect_slow_consumer(session, error)
+                if count >= CHECKED_CLIENTS_PER_TURN:
+                    count = 0
+                    yield
+            yield
 
     def _check_liveness(self, session: NatsSession) -> float:
         """Send a PING or disconnect a silent client. Returns the time of the next check."""
@@ -865,6 +891,11 @@ class NatsServer:
                 subscription.has_ended = True
         if subscriptions:
             self.routes.abandon_all(session, subscriptions)
+
+
+def _disconnect_cost(session: NatsSession) -> int:
+    """Return the number of checks of clients that take as long as disconnecting this one."""
+    return DISCONNECT_COST_CHECKS + min(len(session.subscriptions), IMMEDIATE_REMOVALS_MAX)
 
 
 def apply_settings_in_parts(server: NatsServer, settings: NatsSettings) -> Iterator[None]:

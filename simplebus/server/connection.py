@@ -502,21 +502,17 @@ class Connection(Generic[SessionT]):
             process.log_connection_fault(error, self.session.peer)
             self.disconnect()
 
-    def retry_send(self) -> None:
+    def retry_send(self) -> bool:
         """Send again before the system reports the socket as writable.
 
-        The system does so only when much of the send buffer is free.
+        The system does so only when much of the send buffer is free. Returns True if some bytes
+        were sent, and another call may send more.
         """
-        previous_bytes = -1
+        if not self._is_writing or self.socket.fileno() < 0:
+            return False
         outbox = self.session.outbox
-        while (
-            self._is_writing
-            and self.socket.fileno() >= 0
-            and previous_bytes != outbox.pending_bytes
-        ):
-            previous_bytes = outbox.pending_bytes
-            if self._send():
-                return
+        previous_bytes = outbox.pending_bytes
+        return not self._send() and outbox.pending_bytes != previous_bytes
 
     def _send(self) -> bool:
         """Send a limited number of pieces. Returns True if the outbox is empty and flushed."""

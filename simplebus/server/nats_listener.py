@@ -86,6 +86,7 @@ class NatsListener:
         """Connections by client id."""
         self.accepted_count = 0
         self._is_removing_routes = self._is_delivering = self._is_draining = False
+        self._is_checking_memory = False
         self._rate_limited_clients = trio.lowlevel.ParkingLot()
         """Clients that are not read from because they exceeded their rate limit."""
         self._should_trim_memory = False
@@ -337,6 +338,9 @@ class NatsListener:
         if nats_server.routes.has_abandoned and not self._is_removing_routes:
             self._is_removing_routes = True
             self.start_soon(self._remove_abandoned_routes)
+        if nats_server.slow_consumer_monitor.is_memory_check_due and not self._is_checking_memory:
+            self._is_checking_memory = True
+            self.start_soon(self._check_memory)
         if nats_server.has_waiting_deliveries and not self._is_delivering:
             self._is_delivering = True
             self.start_soon(self._deliver_waiting)
@@ -355,6 +359,16 @@ class NatsListener:
                 await self.slow_request_turns.wait_turn()
         finally:
             self._is_removing_routes = False
+
+    async def _check_memory(self) -> None:
+        """Disconnect the largest clients if all clients together exceed their limit."""
+        try:
+            while self.nats_server.slow_consumer_monitor.is_memory_check_due:
+                for _ in self.nats_server.check_memory_in_parts():
+                    self.flush_ready()
+                    await trio.lowlevel.checkpoint()  # Other clients are served between two parts.
+        finally:
+            self._is_checking_memory = False
 
     async def _deliver_waiting(self) -> None:
         """Deliver messages of the bus that have many receivers, some in each turn."""
@@ -476,7 +490,10 @@ class NatsListener:
                     delay.shorten()
             return
         for session in delay.sessions:
-            if connection := self.connections.get(session.client_id):
-                connection.retry_send()
+            while (connection := self.connections.get(session.client_id)) is not None:
+                can_send_more = connection.retry_send()
+                await trio.lowlevel.checkpoint()  # Sending may take long.
+                if not can_send_more:
+                    break
         pace.now = trio.current_time()
         pace.stall_timed_out(delay, publisher)

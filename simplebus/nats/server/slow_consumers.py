@@ -13,8 +13,9 @@ cost time here.
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import ref
 
 from simplebus.core.broker.broker import Broker
@@ -28,6 +29,7 @@ from simplebus.core.users.users import User
 from simplebus.nats.errors import NatsError
 from simplebus.nats.limits import (
     CHECKED_CLIENTS_PER_TURN,
+    EXAMINED_BUFFERS_PER_TURN,
     LAST_CHANCE_SECONDS,
     RECENT_DELIVERY_SECONDS,
     SLOW_CLIENT_PENDING_BYTES,
@@ -87,6 +89,9 @@ class NatsRateLimits:
 
 _SUBJECTS_LISTED_MAX = 3
 
+SlowConsumer: TypeAlias = tuple[NatsSession, NatsError]
+"""Session to disconnect, and the reason."""
+
 
 class StallablePublisher(Protocol):
     """Publisher of any protocol that can be slowed down."""
@@ -118,6 +123,8 @@ class SlowConsumerMonitor:
         self.new_slow_sessions: dict[NatsSession, None] = {}
         """Sessions that became slow since the last `create_stall`."""
         self._kept_input_bytes = UncountedPendingBytes()
+        self.is_memory_check_due = False
+        """True if much input was kept since the last memory check; see `find_over_memory`."""
 
     def set_limits(self, limits: NatsLimits, *, total_pending_bytes: int) -> None:
         """Apply new limits. Existing sessions keep the threshold at which they report themselves
@@ -244,20 +251,12 @@ class SlowConsumerMonitor:
         """Check these sessions at each tick until nothing is pending for them."""
         self._tracked_sessions.update(sessions)
 
-    def add_kept_input(
-        self, session: NatsSession, size: int
-    ) -> list[tuple[NatsSession, NatsError]]:
-        """Count `size` received bytes that are kept, for example of an incomplete command. Returns
-        the sessions to disconnect, with errors.
-        """
+    def add_kept_input(self, session: NatsSession, size: int) -> None:
+        """Count `size` received bytes that are kept, for example of an incomplete command."""
         self._tracked_sessions[session] = None
-        return (
-            list(self._find_over_memory())
-            if self._kept_input_bytes.add(size, self._total_pending_bytes)
-            else []
-        )
+        self.is_memory_check_due |= self._kept_input_bytes.add(size, self._total_pending_bytes)
 
-    def find_slow_consumers(self) -> Iterator[list[tuple[NatsSession, NatsError]]]:
+    def find_slow_consumers(self) -> Iterator[list[SlowConsumer]]:
         """Yield the sessions to disconnect, with errors, in parts of bounded work.
 
         Called once per tick. Other calls are allowed between the parts.
@@ -273,7 +272,7 @@ class SlowConsumerMonitor:
                 session.kept_bytes for session in part if not session.is_disconnecting
             )
         if kept_bytes > self._total_pending_bytes:
-            yield list(self._find_over_memory())
+            yield from self.find_over_memory()
 
     def _check_progress(self, session: NatsSession) -> NatsError | None:
         """Return the error of a session that read nothing for `write_seconds`, or None."""
@@ -295,36 +294,43 @@ class SlowConsumerMonitor:
             )
         return None
 
-    def _find_over_memory(self) -> Iterator[tuple[NatsSession, NatsError]]:
-        """Yield the largest sessions until the others fit into the total limit."""
-        kept_by_session = {
-            session: session.kept_bytes
-            for session in self._tracked_sessions
-            if not session.is_disconnecting
-        }
-        if sum(kept_by_session.values()) <= self._total_pending_bytes:
-            return
+    def find_over_memory(self) -> Iterator[list[SlowConsumer]]:
+        """Yield the largest sessions until the others fit into the total limit, in parts of bounded
+        work.
+
+        Other calls are allowed between the parts. A session counts with the bytes that are kept
+        when its part is examined.
+        """
+        self.is_memory_check_due = False
+        total_bytes, limit_bytes = 0, self._total_pending_bytes
         # A buffer that several sessions share is counted once.
-        buffers = {
-            identity: size
-            for session in kept_by_session
-            for identity, size in session.outbox.iter_buffers()
-        }
-        excess = sum(buffers.values()) - self._total_pending_bytes
-        excess += sum(session.kept_input_bytes for session in kept_by_session)
-        for session, kept_bytes in sorted(kept_by_session.items(), key=lambda item: -item[1]):
-            if excess <= 0:
-                return
-            excess -= kept_bytes
-            yield (
-                session,
-                NatsError(
-                    Reason.PENDING_LIMIT,
-                    f"{kept_bytes} bytes are kept for the client, the most of all; all clients "
-                    f"together may have {self._total_pending_bytes}{_list_subjects(session)}",
-                    closed_reason="Slow Consumer (Pending Bytes)",
-                ),
+        sizes_by_buffer: dict[int, int] = {}
+        largest: list[tuple[int, int, NatsSession]] = []
+        examined_count = 0
+        for number, session in enumerate(drain_list(list(self._tracked_sessions))):
+            if session.is_disconnecting:
+                continue
+            heappush(largest, (-session.kept_bytes, number, session))
+            total_bytes += session.kept_input_bytes
+            for identity, size in session.outbox.iter_buffers():
+                total_bytes += size - sizes_by_buffer.get(identity, 0)
+                sizes_by_buffer[identity] = size
+                examined_count += 1
+            if examined_count >= EXAMINED_BUFFERS_PER_TURN:
+                examined_count = 0
+                yield []
+        while largest and total_bytes > limit_bytes:
+            negative_bytes, _, session = heappop(largest)
+            total_bytes += negative_bytes
+            if session.is_disconnecting:
+                continue
+            error = NatsError(
+                Reason.PENDING_LIMIT,
+                f"{-negative_bytes} bytes are kept for the client, the most of all; all clients "
+                f"together may have {limit_bytes}{_list_subjects(session)}",
+                closed_reason="Slow Consumer (Pending Bytes)",
             )
+            yield [(session, error)]
 
 
 def _list_subjects(session: NatsSession) -> str:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from simplebus.core.broker.broker import Broker, Settings
 from simplebus.core.errors import Reason
 from simplebus.core.limits import Limits
 from simplebus.nats.limits import (
+    EXAMINED_BUFFERS_PER_TURN,
     LAST_CHANCE_SECONDS,
     READ_BYTES_MIN,
     RECENT_DELIVERY_SECONDS,
@@ -13,7 +20,10 @@ from simplebus.nats.limits import (
     NatsLimits,
 )
 from simplebus.nats.nats_server import NatsServer
+from simplebus.nats.server import slow_consumers
+from simplebus.nats.server.outbox import NatsOutbox
 from simplebus.nats.server.session import NatsSession
+from simplebus.nats.server.slow_consumers import SlowConsumerMonitor
 from simplebus.nats.settings import NatsSettings
 from tests.nats.server.nats_peer import buffer
 
@@ -259,6 +269,13 @@ def test_client_without_progress_is_disconnected_after_write_timeout() -> None:
     assert not harness.drain_disconnecting()
 
 
+def check_memory(harness: NatsServer) -> None:
+    """Check the total limit, which must be due."""
+    assert harness.slow_consumer_monitor.is_memory_check_due
+    for _ in harness.check_memory_in_parts():
+        assert not harness.slow_consumer_monitor.is_memory_check_due
+
+
 def test_total_limit_disconnects_the_largest_client() -> None:
     limits = Limits(pending_bytes=3 << 20, total_pending_bytes=3 << 20)
     harness = NatsServer(
@@ -285,10 +302,12 @@ def test_incomplete_commands_count_as_pending_bytes() -> None:
     peers_ = [client(harness) for _ in range(5)]
     for peer_ in peers_:
         send_bytes(harness, peer_, b"PUB a 1000000\r\n" + bytes(600_000))
+    check_memory(harness)
     assert not harness.drain_disconnecting()
     for peer_ in peers_[:2]:
-        # The check does not wait for a tick, because many messages may arrive within one.
         send_bytes(harness, peer_, bytes(300_000))
+    # The check does not wait for a tick, because many messages may arrive within one.
+    check_memory(harness)
     ((session, error),) = harness.drain_disconnecting()
     assert session is peers_[0]
     assert error.reason is Reason.PENDING_LIMIT
@@ -296,3 +315,68 @@ def test_incomplete_commands_count_as_pending_bytes() -> None:
         send_bytes(harness, peer_, bytes(300_000))
     harness.tick()
     assert len(harness.drain_disconnecting()) == 1
+
+
+def find_over_memory_at_once(sessions: list[NatsSession], limit_bytes: int) -> list[NatsSession]:
+    """Return the sessions to disconnect, the largest first. They must not share buffers."""
+    excess, found = sum(session.kept_bytes for session in sessions) - limit_bytes, []
+    for session in sorted(sessions, key=lambda session: -session.kept_bytes):
+        if excess > 0:
+            found.append(session)
+            excess -= session.kept_bytes
+    return found
+
+
+@given(
+    kept=st.lists(
+        st.tuples(st.integers(0, 8).map(lambda n: 9 * KIB * n), st.integers(0, 8 * KIB)),
+        min_size=1,
+        max_size=12,
+    ),
+    limit_bytes=st.integers(0, 400 * KIB),
+    buffers_per_turn=st.integers(1, 20),
+)
+def test_total_limit_is_checked_in_parts_like_at_once(
+    kept: list[tuple[int, int]], limit_bytes: int, buffers_per_turn: int
+) -> None:
+    harness = nats_server()
+    monitor = SlowConsumerMonitor(harness.settings.limits, total_pending_bytes=limit_bytes)
+    sessions = [client(harness) for _ in kept]
+    for session, (output_bytes, input_bytes) in zip(sessions, kept, strict=True):
+        session.send(bytes(output_bytes))
+        send_bytes(harness, session, b"PUB a 9000\r\n" + bytes(input_bytes))
+    monitor.track(dict.fromkeys(sessions))
+    expected = find_over_memory_at_once(sessions, limit_bytes)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(slow_consumers, "EXAMINED_BUFFERS_PER_TURN", buffers_per_turn)
+        parts = list(monitor.find_over_memory())
+    assert [session for part in parts for session, _ in part] == expected
+    assert all(len(part) <= 1 for part in parts)
+
+
+def test_each_part_of_the_check_of_the_total_limit_examines_few_buffers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness, examined = nats_server(), list[NatsOutbox]()
+    iter_buffers = NatsOutbox.iter_buffers
+
+    def iter_counted(outbox: NatsOutbox) -> Iterator[tuple[int, int]]:
+        examined.append(outbox)
+        return iter_buffers(outbox)
+
+    monkeypatch.setattr(NatsOutbox, "iter_buffers", iter_counted)
+    monitor = SlowConsumerMonitor(harness.settings.limits, total_pending_bytes=KIB)
+    sessions = [client(harness) for _ in range(2 * EXAMINED_BUFFERS_PER_TURN + 1)]
+    for session in sessions:
+        session.send(b"unread")
+    monitor.track(dict.fromkeys(sessions))
+    counts = []
+    for part in monitor.find_over_memory():
+        counts.append(len(examined))
+        if part:
+            break
+    assert counts == [
+        EXAMINED_BUFFERS_PER_TURN,
+        2 * EXAMINED_BUFFERS_PER_TURN,
+        2 * EXAMINED_BUFFERS_PER_TURN + 1,
+    ]
