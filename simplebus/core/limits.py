@@ -100,6 +100,8 @@ RULES_PER_PERMISSION_CHECK = 16
 EXAMINED_CLASSES_PER_TURN = 512
 # Sessions to which changed users and rate limits are applied in one turn.
 CHANGED_SESSIONS_PER_TURN = 128
+# Connections of publishers that a shutdown examines, and may disconnect, in one turn.
+STOPPED_CONNECTIONS_PER_TURN = 64
 LONG_CONNECT_BYTES = 2 * CREATED_CLASSES_PER_TURN
 EXPENSIVE_EVENTS_READ_BYTES = 1024
 

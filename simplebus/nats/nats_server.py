@@ -491,10 +491,16 @@ class NatsServer:
         is_due = self.now - session.last_received_at >= BLOCKED_READ_INTERVAL_SECONDS
         return is_due and self.bus_adapter.has_few_parked_bytes(session)
 
-    def send_lame_duck(self) -> None:
-        """Announce the shutdown to clients that accept INFO at any time."""
-        for session in self.sessions.values():
-            session.send_info(ldm=True)
+    def send_lame_duck_in_parts(self) -> Iterator[None]:
+        """Announce the shutdown to clients that accept INFO at any time, in parts.
+
+        Other calls are allowed between the parts. The sessions of one part are ready together.
+        """
+        sessions = drain_list(list(self.sessions.values()))
+        while part := list(islice(sessions, CHECKED_CLIENTS_PER_TURN)):
+            for session in part:
+                session.send_info(ldm=True)
+            yield
 
     def disconnect(self, session: NatsSession, error: NatsError) -> None:
         """Schedule a session for closing. Nothing more is sent to it."""

@@ -15,7 +15,7 @@ from functools import partial
 import trio
 
 from simplebus.core.errors import Reason, RemoteProtocolError
-from simplebus.core.limits import CHANGED_SESSIONS_PER_TURN
+from simplebus.core.limits import CHANGED_SESSIONS_PER_TURN, STOPPED_CONNECTIONS_PER_TURN
 from simplebus.core.protocol.opening import Opening
 from simplebus.core.protocol.requests import Auth
 from simplebus.core.steps import drain_list
@@ -261,9 +261,15 @@ class NatsListener:
     async def stop_publishers(self) -> None:
         """Disconnect clients without subscriptions, each when its received bytes are processed."""
         last = trio.current_time() + _STOP_PUBLISHERS_MAX_SECONDS
-        while publishers := [c for c in self.connections.values() if not c.session.subscriptions]:
-            is_late = trio.current_time() > last
-            for connection in publishers:
+        has_publishers = True
+        while has_publishers:
+            has_publishers, is_late = False, trio.current_time() > last
+            for number, connection in enumerate(drain_list(list(self.connections.values())), 1):
+                if number % STOPPED_CONNECTIONS_PER_TURN == 0:
+                    await trio.lowlevel.checkpoint()
+                if connection.session.subscriptions or connection.session.is_closed:
+                    continue
+                has_publishers = True
                 if is_late or not connection.has_unread():
                     connection.disconnect_after_input()
             await trio.sleep(_STOP_PUBLISHERS_POLL_SECONDS)
@@ -276,11 +282,16 @@ class NatsListener:
         ):
             await self._wait_for_change()
 
+    async def send_lame_duck(self) -> None:
+        """Announce the shutdown to clients that accept INFO at any time."""
+        for _ in self.nats_server.send_lame_duck_in_parts():
+            self.flush_ready()
+            await trio.lowlevel.checkpoint()
+
     async def run_lame_duck(self) -> None:
         """Ask clients to leave; after a grace period disconnect the rest one after the other."""
         limits = self.nats_server.settings.limits
-        self.nats_server.send_lame_duck()
-        self.flush_ready()
+        await self.send_lame_duck()
         with trio.move_on_after(limits.lame_duck_grace_seconds):
             await self._wait_all_closed()
         remaining = list(self.connections.values())

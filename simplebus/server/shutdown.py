@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator
+from itertools import islice
 
 import trio
 
 from simplebus.core.broker.wait_reasons import format_message_count
 from simplebus.core.errors import Reason
+from simplebus.core.limits import CHANGED_SESSIONS_PER_TURN, STOPPED_CONNECTIONS_PER_TURN
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.requests import ErrorReply
+from simplebus.core.steps import drain_list
 from simplebus.logs.event_logger import EventLogger
 from simplebus.server.nats_listener import NatsListener
 from simplebus.server.server import Server
@@ -48,7 +51,7 @@ async def drain(
         signals: Received signals. A second stop signal ends the wait.
         is_signaled: True if a stop signal started the shutdown.
     """
-    announce_draining(server, nats_listener)
+    await announce_draining(server, nats_listener)
     server.remove_rate_limits()
     if nats_listener is not None:
         nats_listener.begin_draining()
@@ -119,29 +122,36 @@ async def stop_publishers(server: Server) -> None:
     """Disconnect clients without subscriptions, each when its received bytes are processed."""
     deadline = trio.current_time() + _STOP_PUBLISHERS_MAX_SECONDS
     first_seen: dict[int, float] = {}
-    while publishers := [c for c in server.connections.values() if not c.session.subscriptions]:
-        now = trio.current_time()
-        first_seen = {
-            c.session.session_id: first_seen.get(c.session.session_id, now) for c in publishers
-        }
-        for connection in publishers:
-            is_settled = now - first_seen[connection.session.session_id] >= _SETTLE_SECONDS
+    has_publishers = True
+    while has_publishers:
+        now, previously_seen, first_seen = trio.current_time(), first_seen, {}
+        for number, connection in enumerate(drain_list(list(server.connections.values())), 1):
+            if number % STOPPED_CONNECTIONS_PER_TURN == 0:
+                await trio.lowlevel.checkpoint()
+            session = connection.session
+            if session.subscriptions or session.is_closed:
+                continue
+            since = first_seen[session.session_id] = previously_seen.get(session.session_id, now)
+            is_settled = now - since >= _SETTLE_SECONDS
             if now > deadline or (is_settled and not connection.has_unread()):
                 connection.disconnect_after_input()
+        has_publishers = bool(first_seen)
         await trio.sleep(_POLL_SECONDS)
 
 
-def announce_draining(server: Server, nats_listener: NatsListener | None) -> None:
+async def announce_draining(server: Server, nats_listener: NatsListener | None) -> None:
     """Notify version 2 clients and NATS clients that the server is about to end."""
     reply = ErrorReply(
         code=Reason.DRAINING,
         message="the server is stopping",
     )
     notice = frames.encode(frames.ERROR, content=reply.encode())
-    for connection in list(server.connections.values()):
-        if connection.session.has_confirms and not connection.session.is_closed:
-            connection.session.outbox.queue_reply(notice)
-            connection.flush()
+    connections = drain_list(list(server.connections.values()))
+    while part := list(islice(connections, CHANGED_SESSIONS_PER_TURN)):
+        for connection in part:
+            if connection.session.has_confirms and not connection.session.is_closed:
+                connection.session.outbox.queue_reply(notice)
+        server.flush_ready()
+        await trio.lowlevel.checkpoint()  # Other clients are served between two turns.
     if nats_listener is not None:
-        nats_listener.nats_server.send_lame_duck()
-        nats_listener.flush_ready()
+        await nats_listener.send_lame_duck()

@@ -174,11 +174,41 @@ def test_lame_duck_info_goes_to_protocol_1_clients() -> None:
     protocol_0 = harness.client(b'CONNECT {"verbose":false}\r\n')
     connect = b'CONNECT {"verbose":false,"protocol":1}\r\n'
     protocol_1, ungreeted = harness.client(connect + b"PING\r\n"), harness.client(connect)
-    harness.nats_server.send_lame_duck()
+    for _ in harness.nats_server.send_lame_duck_in_parts():
+        pass
     harness.settle()
     assert protocol_0.lines() == b""
     assert b'"ldm":true' in protocol_1.lines()
     assert ungreeted.lines() == b""  # Any line counts as its PONG.
+
+
+def test_each_part_of_a_lame_duck_notice_is_sent_to_few_clients() -> None:
+    harness = waiting()
+    connect = b'CONNECT {"verbose":false,"protocol":1}\r\nPING\r\n'
+    clients = [harness.client(connect) for _ in range(2 * CHECKED_CLIENTS_PER_TURN + 1)]
+    harness.nats_server.drain_ready()
+    parts = harness.nats_server.send_lame_duck_in_parts()
+    counts = [len(harness.nats_server.drain_ready()) for _ in parts]
+    assert counts == [CHECKED_CLIENTS_PER_TURN, CHECKED_CLIENTS_PER_TURN, 1]
+    outboxes = [client.session.outbox for client in clients]
+    assert all(b'"ldm":true' in bytes(outbox.peek(0)) for outbox in outboxes)
+
+
+def test_each_part_of_a_tick_removes_few_subscriptions() -> None:
+    harness = waiting()
+    subscribe = b"".join(b"SUB a.%d %d\r\n" % (n, n) for n in range(IMMEDIATE_REMOVALS_MAX))
+    clients = [harness.client(QUIET + subscribe) for _ in range(5)]
+    monitor, routes = harness.nats_server.slow_consumer_monitor, harness.nats_server.routes
+    for client in clients:
+        client.session.send(b"unread")
+    monitor.track({client.session: None for client in clients})
+    harness.nats_server.tick()
+    harness.nats_server.now += harness.nats_server.settings.limits.write_seconds + 1
+    counts = [routes.subscription_count]
+    for _ in harness.nats_server.tick_in_parts():
+        counts.append(routes.subscription_count)
+    assert counts[-1] == 0
+    assert max(upper - lower for lower, upper in pairwise(counts[::-1])) == IMMEDIATE_REMOVALS_MAX
 
 
 def test_info_contains_client_and_listener_address() -> None:

@@ -10,15 +10,20 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
+from simplebus.core.outbox import Outbox
 from simplebus.core.protocol import frames
+from simplebus.server import nats_listener, shutdown
+from simplebus.server.connection import Connection
 from simplebus.server.journal import writer
 from simplebus.server.run import RunningServer, _cancel_on_stop_signal
 from simplebus.server.shutdown import drain
 from simplebus.storage.append_file import AppendFile
+from tests.server.task_steps import counting_steps
 from tests.support.nats_peer import connect_nats_peer
 from tests.support.running_server import (
     Peer,
@@ -32,6 +37,14 @@ from tests.support.running_server import (
 )
 
 
+async def connect_unnamed(server: RunningServer) -> Peer:
+    """Return a client of version 2 without a name."""
+    peer = await connect(server)
+    await peer.send(frames.encode(frames.CONNECT, content=b'{"version":2}'))
+    await peer.read_frame()
+    return peer
+
+
 async def no_signals() -> AsyncIterator[int]:
     """Yield no signal."""
     await trio.sleep_forever()
@@ -40,9 +53,7 @@ async def no_signals() -> AsyncIterator[int]:
 
 async def test_announces_the_shutdown_to_version2_and_nats_clients() -> None:
     async with serving(nats_port=0) as server:
-        peer = await connect(server)
-        await peer.send(frames.encode(frames.CONNECT, content=b'{"version":2}'))
-        await peer.read_frame()
+        peer = await connect_unnamed(server)
         nats = await connect_nats_peer(server, protocol=1)
         with trio.fail_after(240):
             await drain(server.server, server.nats_listener, 5, no_signals())
@@ -53,6 +64,49 @@ async def test_announces_the_shutdown_to_version2_and_nats_clients() -> None:
         assert not content.get("fatal")
         assert await peer.read_frame() == b""
         assert b'"ldm":true' in await nats.read_until_closed()
+
+
+async def test_announces_the_shutdown_to_few_clients_in_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shutdown, "CHANGED_SESSIONS_PER_TURN", 1)
+    noticed_steps: list[int] = []
+    queue_reply = Outbox.queue_reply
+
+    def queue_notice(outbox: Outbox, frame: bytes) -> None:
+        if b"draining" in frame:
+            noticed_steps.append(steps.count)
+        queue_reply(outbox, frame)
+
+    monkeypatch.setattr(Outbox, "queue_reply", queue_notice)
+    async with serving() as server:
+        peers = [await connect_unnamed(server) for _ in range(5)]
+        with counting_steps() as steps:
+            await drain(server.server, None, 5, no_signals())
+        assert [(await read_json(peer))["code"] for peer in peers] == ["draining"] * 5
+    assert len(set(noticed_steps)) == 5
+
+
+@pytest.mark.parametrize("is_nats", [False, True])
+async def test_disconnects_few_publishers_in_a_turn(
+    monkeypatch: pytest.MonkeyPatch, is_nats: bool
+) -> None:
+    for module in (shutdown, nats_listener):
+        monkeypatch.setattr(module, "STOPPED_CONNECTIONS_PER_TURN", 1)
+    disconnect_steps: list[int] = []
+    disconnect = Connection.disconnect_after_input
+
+    def disconnect_counted(connection: Connection[Any]) -> None:
+        disconnect_steps.append(steps.count)
+        disconnect(connection)
+
+    monkeypatch.setattr(Connection, "disconnect_after_input", disconnect_counted)
+    async with serving(nats_port=0) as server:
+        for _ in range(5):
+            await (connect_nats_peer(server) if is_nats else connect_unnamed(server))
+        with counting_steps() as steps:
+            await drain(server.server, server.nats_listener, 5, no_signals())
+    assert len(set(disconnect_steps)) == len(disconnect_steps) >= 5
 
 
 async def test_drain_reads_sent_messages_before_disconnecting_publishers() -> None:
