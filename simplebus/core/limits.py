@@ -69,7 +69,7 @@ EXPENSIVE_EVENTS_MAX = 16
 SLOW_REQUESTS_BYTES_MAX = 8 * 1024
 SLOW_REQUEST_BYTES = 3072
 # The increase for a Nack or Working, which takes about 40 microseconds.
-SLOW_ACK_BYTES = 160
+SLOW_ACK_BYTES = 320
 # Messages with several channels that one turn processes: each new channel takes some microseconds.
 MIXED_ENVELOPES_PER_TURN = 1024
 # Changes between frame types in one turn: consecutive frames of one type are processed together.
