@@ -72,6 +72,8 @@ SLOW_REQUEST_BYTES = 3072
 SLOW_ACK_BYTES = 320
 # Messages with several channels that one turn processes: each new channel takes some microseconds.
 MIXED_ENVELOPES_PER_TURN = 1024
+# Bytes of all headers that one turn processes: a header of a few bytes takes half a microsecond.
+HEADERS_BYTES_PER_TURN = 32 * 1024
 # Changes between frame types in one turn: consecutive frames of one type are processed together.
 TYPE_CHANGES_PER_TURN = 128
 # Sessions whose timeouts are checked in one turn of the event loop, and classes and positions that
@@ -305,6 +307,10 @@ HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
 HANDSHAKES_BYTES_MAX = 16 * 1024 * 1024
 HANDSHAKE_HEARTBEATS_MAX = 64
 CHANNEL_BYTES_MAX = 4096
+# Headers of a published message: more take milliseconds to convert for one NATS client.
+HEADERS_MAX = 1024
+# The same of a stored message, as many as fit: a dead letter has more than the published message.
+STORED_HEADERS_MAX = 16_384
 BINDINGS_MAX = 256
 # Pairs of a class and a NATS subject that is bound to it.
 SUBJECT_BINDINGS_MAX = 4096

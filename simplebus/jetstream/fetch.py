@@ -16,7 +16,7 @@ import trio
 
 from simplebus.core.clock import BrokerClock
 from simplebus.core.errors import BusConnectionError, Reason, RemoteProtocolError
-from simplebus.core.limits import FETCH_BYTES_MAX
+from simplebus.core.limits import FETCH_BYTES_MAX, STORED_HEADERS_MAX
 from simplebus.core.message_class.remote_storage import (
     RemoteFetchOutcome,
     RemoteFetchResult,
@@ -245,7 +245,11 @@ def _decode_uniform_run(
     fits = batch.lengths <= frame_bytes
     if is_envelope:
         fits &= [
-            bool(envelope_batch.scan_envelopes(batch.slice(r, r + 1)).count)
+            bool(
+                envelope_batch.scan_envelopes(
+                    batch.slice(r, r + 1), headers_max=STORED_HEADERS_MAX
+                ).count
+            )
             for r in range(batch.count)
         ]
     if not fits.all():

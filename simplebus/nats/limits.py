@@ -108,6 +108,14 @@ CLIENT_SUBSCRIPTION_MEMORY_MIN_BYTES = 64 * 1024
 ACK_COST_BYTES = 16 * 1024
 BATCHED_STORE_COST_BYTES = 1024
 SINGLE_STORE_COST_BYTES = 4 * 1024
+# Cost of a byte of headers of a message that is converted to or from an envelope.
+HEADER_COST_FACTOR = 128
+# Cost of converting a stored message with an envelope, and size up to which all are converted at
+# once.
+SINGLE_CONVERSION_COST_BYTES = 16 * 1024
+CONVERTED_AT_ONCE_BYTES = 4 * 1024
+# Messages without headers that are converted and delivered together.
+CONVERTED_BATCH_MAX = 1024
 # First read size of a client; it grows while reads are cheap.
 READ_BYTES_INITIAL = 4 * 1024
 

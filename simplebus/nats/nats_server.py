@@ -41,6 +41,7 @@ from simplebus.nats.protocol import encode, handshake
 from simplebus.nats.protocol.events import (
     ClientEvent,
     Connect,
+    LazyMessages,
     MixedBatch,
     Ping,
     Pong,
@@ -765,7 +766,7 @@ class NatsServer:
             return
         self.delivery.deliver_batch(event, targets, session)
 
-    def deliver(self, messages: Pub | UniformBatch | MixedBatch) -> None:
+    def deliver(self, messages: Pub | UniformBatch | MixedBatch | LazyMessages) -> None:
         """Deliver stored messages. A mixed batch must have `subject_names`."""
         if self.delivery.deliver_from_bus(messages):
             self._on_pending()

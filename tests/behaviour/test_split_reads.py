@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from simplebus.core.limits import (
     BINDINGS_MAX,
     EXPENSIVE_EVENTS_READ_BYTES,
+    HEADERS_BYTES_PER_TURN,
     MIXED_ENVELOPES_PER_TURN,
     PATTERNS_PER_TURN,
     RETURNED_PER_TURN,
@@ -154,6 +155,56 @@ def test_messages_with_few_channels_are_stored_in_portions() -> None:
         counts.append(bus.statistics(1).ring.message_count - sum(counts))
     assert max(counts) <= MIXED_ENVELOPES_PER_TURN
     assert sum(counts) == 10_000
+
+
+def test_messages_with_different_headers_are_stored_in_portions() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = split_reader(bus)
+    headers = [((f"{n}", "x" * 200),) * 10 for n in range(1000)]
+    contents = [envelope.encode(Envelope(headers=each), b"") for each in headers]
+    peer.send(publish_envelopes(1, 0, *contents))
+    counts = [bus.statistics(1).ring.message_count]
+    while run_turn(peer):
+        counts.append(bus.statistics(1).ring.message_count - sum(counts))
+    assert max(counts) <= HEADERS_BYTES_PER_TURN // 2000
+    assert sum(counts) == len(contents)
+
+
+def test_messages_with_equal_headers_are_not_split() -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = split_reader(bus)
+    content = envelope.encode(Envelope(headers=(("name", "x" * 200),)), b"")
+    peer.send(publish_envelopes(1, 0, *[content] * 1000))
+    assert peer.session.unprocessed == b""
+
+
+def test_long_headers_are_stored_one_by_one() -> None:
+    bus = BrokerHarness()
+    peer = split_reader(bus)
+    headers = (("name", "x" * HEADERS_BYTES_PER_TURN),)
+    content = envelope.encode(Envelope(headers=headers), b"")
+    peer.send(publish_envelopes(1, 0, *[content] * 5))
+    counts = [bus.statistics(1).ring.message_count]
+    while run_turn(peer):
+        counts.append(bus.statistics(1).ring.message_count)
+    assert counts == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("field", ["key", "headers"])
+def test_stuffed_messages_are_stored_in_portions(field: str) -> None:
+    bus = BrokerHarness()
+    bus.skips_checks = True
+    peer = split_reader(bus)
+    about = Envelope(key=DELIMITER) if field == "key" else Envelope(headers=(("a", "<\r\nb"),))
+    content = envelope.encode(about, b"")
+    peer.send(publish_envelopes(1, 0, *[content] * 5000))
+    counts = [bus.statistics(1).ring.message_count]
+    while run_turn(peer):
+        counts.append(bus.statistics(1).ring.message_count - sum(counts))
+    assert max(counts) <= MIXED_ENVELOPES_PER_TURN
+    assert sum(counts) == 5000
 
 
 def test_reads_fit_the_messages_with_many_channels_of_a_turn() -> None:

@@ -442,6 +442,7 @@ def test_limits() -> None:
     [
         ("at most {:,} bytes of UTF-8 before", (limits.FAILURE_REASON_BYTES_MAX,)),
         ("A channel is 1 to {:,} bytes", (limits.CHANNEL_BYTES_MAX,)),
+        ("length of at most {:,} pairs", (limits.HEADERS_MAX,)),
         ("then at most {} segments", (limits.PATTERN_SEGMENTS_MAX,)),
         ("more than {:,} in the server", (limits.SUBJECT_BINDINGS_MAX,)),
         ("{:,} ahead of `unconfirmed`", (limits.PRODUCER_TAKEOVER_STEP,)),

@@ -626,7 +626,7 @@ def build_row(cls: MessageClass, frame: memoryview, now: float) -> MessageRow | 
     None if the envelope is not valid, or there is no memory for its channel.
     """
     try:
-        channel, expires_ms, not_before_ms = envelope.decode_stored_fields(
+        channel, _, expires_ms, not_before_ms = envelope.decode_stored_fields(
             bytes(frame[HEADER_BYTES:-DELIMITER_BYTES])
         )
     except RemoteProtocolError:

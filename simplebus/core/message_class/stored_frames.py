@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from simplebus.core.limits import RECEIVE_BYTES
+from simplebus.core.limits import RECEIVE_BYTES, STORED_HEADERS_MAX
 from simplebus.core.protocol import envelope_batch, frames
 from simplebus.core.protocol.frame_splitter import SplitterScratch, split_frames
 from simplebus.core.protocol.frames import FrameBatch
@@ -67,7 +67,7 @@ class StoredFrameReader:
         for begin, end in pairwise(bounds):
             run, rows = batch.slice(begin, end), None
             if run.data[0] == frames.ENVELOPE:
-                read = envelope_batch.scan_envelopes(run)
+                read = envelope_batch.scan_envelopes(run, headers_max=STORED_HEADERS_MAX)
                 if read.count < run.count:
                     raise ValueError("an envelope cannot be read")
                 run_times = (

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from simplebus.core.channel.pattern import WILDCARDS, check_name
 from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
-from simplebus.core.limits import CHANNEL_BYTES_MAX
+from simplebus.core.limits import CHANNEL_BYTES_MAX, HEADERS_MAX
 from simplebus.core.protocol.frames import DELIMITER
 
 PUBLISHED, EXPIRES, NOT_BEFORE, CHANNEL, KEY, HEADERS = (1 << bit for bit in range(6))
@@ -147,9 +147,16 @@ def _encode_prefix(envelope: Envelope) -> bytes:
         parts.append(with_length_prefix(key))
     if headers:
         fields |= HEADERS
+        check_header_count(len(headers))
         parts.append(encode_headers(headers))
     parts[0] = bytes((fields,))
     return b"".join(parts)
+
+
+def check_header_count(count: int) -> None:
+    """Raise LocalProtocolError if a message has more headers than a server accepts."""
+    if count > HEADERS_MAX:
+        raise LocalProtocolError(f"a message has at most {HEADERS_MAX} headers, got {count}")
 
 
 def encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
@@ -183,9 +190,9 @@ def encode_header_texts(texts: Sequence[bytes]) -> bytes:
             f"headers have at most {TEXT_BYTES_MAX} bytes together, with 4 bytes more for each; "
             f"got {len(texts) // 2} headers of {size} bytes"
         )
-    parts = [size.to_bytes(2, "big")]
-    for text in texts:
-        parts += (len(text).to_bytes(2, "big"), text)
+    parts = [size.to_bytes(2, "big")] * (2 * len(texts) + 1)
+    parts[1::2] = [length.to_bytes(2, "big") for length in map(len, texts)]
+    parts[2::2] = texts
     return b"".join(parts)
 
 
@@ -264,24 +271,27 @@ def decode(content: bytes) -> tuple[Envelope, bytes]:
     return Envelope(channel, key, headers, *decode_times(data, fields)), data[offset:]
 
 
-def decode_stored_fields(content: bytes) -> tuple[str, int | None, int | None]:
+def decode_stored_fields(
+    content: bytes, *, headers_max: int = HEADERS_MAX
+) -> tuple[str, bytes, int | None, int | None]:
     """Check an envelope like `decode`, and return the fields that a ring stores separately.
 
     Returns:
-        Channel, `expires_ms` and `not_before_ms`.
+        Channel, encoded headers without their common length prefix, `expires_ms` and
+        `not_before_ms`.
 
     Raises:
-        RemoteProtocolError: As `decode`.
+        RemoteProtocolError: As `decode`, and bad_envelope with more than `headers_max` headers.
     """
     data, fields, channel, offset = _decode_channel_field(content)
+    headers = b""
     if fields & KEY:
         offset += 2 + len(_read_sized(data, offset, "key"))
     if fields & HEADERS:
-        text = _read_sized(data, offset, "headers")
-        if not _are_ascii_headers(text):
-            decode_headers(text, offset + 2)
+        headers = _read_sized(data, offset, "headers")
+        check_headers(headers, offset + 2, headers_max=headers_max)
     _, expires_ms, not_before_ms = decode_times(data, fields)
-    return channel, expires_ms, not_before_ms
+    return channel, headers, expires_ms, not_before_ms
 
 
 def _decode_channel_field(content: bytes) -> tuple[bytes, int, str, int]:
@@ -311,17 +321,6 @@ def _decode_channel_field(content: bytes) -> tuple[bytes, int, str, int]:
         channel = decode_channel(text)
         offset += 2 + len(text)
     return data, fields, channel, offset
-
-
-def _are_ascii_headers(text: bytes) -> bool:
-    """Return True if these encoded headers are well-formed and ASCII; False if that is unknown."""
-    offset = count = 0
-    if not text.isascii():
-        return False
-    while offset + 2 <= len(text):
-        offset += 2 + (text[offset] << 8) + text[offset + 1]
-        count += 1
-    return offset == len(text) and count % 2 == 0
 
 
 def extract_payload(content: bytes) -> bytes:
@@ -454,6 +453,45 @@ def decode_headers(text: bytes, begin: int = 0) -> tuple[tuple[str, str], ...]:
         RemoteProtocolError: bad_envelope if they are malformed.
     """
     texts: list[str] = []
+    offset, length = 0, len(text)
+    try:
+        while offset < length:
+            end = offset + 2 + (text[offset] << 8) + text[offset + 1]
+            texts.append(text[offset + 2 : end].decode())
+            offset = end
+    except (IndexError, UnicodeDecodeError):
+        offset = -1
+    if offset != length or len(texts) % 2:
+        _check_header_texts(text, begin)
+    return tuple(zip(texts[::2], texts[1::2], strict=True))
+
+
+def check_headers(text: bytes, begin: int = 0, *, headers_max: int) -> None:
+    """Raise RemoteProtocolError if `decode_headers` would raise it, or if there are more than
+    `headers_max` headers. Other parameters as there.
+    """
+    offset, text_count, length = 0, 0, len(text)
+    if not text.isascii():
+        text_count = 2 * len(decode_headers(text, begin))
+        offset = length
+    try:
+        while offset < length:
+            offset += 2 + (text[offset] << 8) + text[offset + 1]
+            text_count += 1
+    except IndexError:
+        offset = -1
+    if offset != length or text_count % 2:
+        _check_header_texts(text, begin)
+    if text_count > 2 * headers_max:
+        raise RemoteProtocolError(
+            Reason.BAD_ENVELOPE,
+            f"an Envelope has {text_count // 2} headers; expected at most {headers_max}",
+        )
+
+
+def _check_header_texts(text: bytes, begin: int) -> None:
+    """Raise RemoteProtocolError with the first fault of malformed headers."""
+    texts: list[bytes] = []
     offset = 0
     while offset < len(text):
         end = offset + 2 + int.from_bytes(text[offset : offset + 2], "big")
@@ -463,23 +501,22 @@ def decode_headers(text: bytes, begin: int = 0) -> tuple[tuple[str, str], ...]:
                 f"an Envelope's headers end at byte {begin + len(text)}, within the name or value "
                 f"that begins at byte {begin + offset}",
             )
+        texts.append(text[offset + 2 : end])
         try:
-            texts.append(text[offset + 2 : end].decode())
+            texts[-1].decode()
         except UnicodeDecodeError as error:
             raise RemoteProtocolError(
                 Reason.BAD_ENVELOPE,
-                f"an Envelope's header at byte {begin + offset}, "
-                f"{_shorten(text[offset + 2 : end])}, is not UTF-8: {error.reason} at byte "
-                f"{error.start} of it",
+                f"an Envelope's header at byte {begin + offset}, {_shorten(texts[-1])}, is not "
+                f"UTF-8: {error.reason} at byte {error.start} of it",
             ) from None
         offset = end
     if len(texts) % 2:
         raise RemoteProtocolError(
             Reason.BAD_ENVELOPE,
             f"an Envelope's headers are {len(texts)} texts; expected a value behind the name "
-            f"{_shorten(texts[-1].encode())}",
+            f"{_shorten(texts[-1])}",
         )
-    return tuple(zip(texts[::2], texts[1::2], strict=True))
 
 
 def _shorten(text: bytes) -> str:

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from simplebus.core.errors import RemoteProtocolError
-from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, PLAIN_FRAMES_MAX
+from simplebus.core.limits import DELIMITER_BYTES, HEADER_BYTES, HEADERS_MAX, PLAIN_FRAMES_MAX
 from simplebus.core.protocol.envelope import (
     CHANNEL,
     EXPIRES,
@@ -26,10 +26,10 @@ from simplebus.core.protocol.envelope import (
     TIMES_BYTES,
     Envelope,
     decode,
+    decode_stored_fields,
     decode_times,
     encode,
     encode_header_pairs,
-    encode_headers,
     encode_with_headers,
     extract_payload,
     stuff,
@@ -43,6 +43,7 @@ __all__ = [
     "Envelope",
     "EnvelopeColumns",
     "decode",
+    "decode_stored_fields",
     "encode",
     "encode_header_pairs",
     "encode_with_headers",
@@ -93,27 +94,30 @@ class EnvelopeColumns:
         )
 
 
-def scan_envelopes(batch: FrameBatch) -> EnvelopeColumns:
-    """Return the columns of whole Envelope frames, up to the first malformed envelope."""
+def scan_envelopes(batch: FrameBatch, *, headers_max: int = HEADERS_MAX) -> EnvelopeColumns:
+    """Return the columns of whole Envelope frames, up to the first malformed envelope.
+
+    An envelope with more than `headers_max` headers counts as malformed.
+    """
     if batch.count > _PROBE_ABOVE_FRAMES:
-        columns = _scan_uniform(batch.slice(0, _PROBE_FRAMES))
+        columns = _scan_uniform(batch.slice(0, _PROBE_FRAMES), headers_max)
         if columns is not None and columns.count < _PROBE_FRAMES:
             return columns
     if batch.count > PLAIN_FRAMES_MAX:
-        columns = _scan_uniform(batch)
+        columns = _scan_uniform(batch, headers_max)
         if columns is not None:
             return columns
-    return _scan_one_by_one(batch)
+    return _scan_one_by_one(batch, headers_max)
 
 
 # Loop --------------------------------------------------------------------------------------------
 
 
-def _scan_one_by_one(batch: FrameBatch) -> EnvelopeColumns:
+def _scan_one_by_one(batch: FrameBatch, headers_max: int) -> EnvelopeColumns:
     raw = batch.data.tobytes()
     if batch.count == 1:
-        return _scan_single(raw[HEADER_BYTES:-DELIMITER_BYTES])
-    reader = _CachingEnvelopeReader(raw)
+        return _scan_single(raw[HEADER_BYTES:-DELIMITER_BYTES], headers_max)
+    reader = _CachingEnvelopeReader(raw, headers_max)
     channels: list[int] = []
     expires: list[float] = []
     not_before: list[float] = []
@@ -134,15 +138,16 @@ def _scan_one_by_one(batch: FrameBatch) -> EnvelopeColumns:
     )
 
 
-def _scan_single(content: bytes) -> EnvelopeColumns:
+def _scan_single(content: bytes, headers_max: int) -> EnvelopeColumns:
     try:
-        envelope, _ = decode(content)
+        channel, _, expires_ms, not_before_ms = decode_stored_fields(
+            content, headers_max=headers_max
+        )
     except RemoteProtocolError:
         return EnvelopeColumns(0, [], 0)
-    expires_ms, not_before_ms = envelope.expires_ms, envelope.not_before_ms
     return EnvelopeColumns(
         1,
-        [envelope.channel],
+        [channel],
         0,
         None if expires_ms is None else np.array([_to_seconds(expires_ms, NEVER)]),
         np.array([_to_seconds(not_before_ms, 0.0)]) if not_before_ms else None,
@@ -152,8 +157,9 @@ def _scan_single(content: bytes) -> EnvelopeColumns:
 class _CachingEnvelopeReader:
     """Reads one envelope after the other and caches validated channels and headers."""
 
-    def __init__(self, raw: bytes) -> None:
+    def __init__(self, raw: bytes, headers_max: int) -> None:
         self._raw = raw
+        self._headers_max = headers_max
         self.names: dict[str, int] = {}
         """Number of each channel that was read."""
         self._channels: dict[bytes, int] = {}
@@ -204,18 +210,14 @@ class _CachingEnvelopeReader:
         return channel, NEVER, 0.0
 
     def _read_new(self, content: bytes) -> tuple[int, float, float]:
-        envelope, _ = decode(content)
-        names = self.names
-        channel = names.setdefault(envelope.channel, len(names))
-        name = envelope.channel
-        self._channels[with_length_prefix(name.encode()) if name else b""] = channel
-        if envelope.headers:
-            self._headers.add(encode_headers(envelope.headers))
-        return (
-            channel,
-            _to_seconds(envelope.expires_ms, NEVER),
-            _to_seconds(envelope.not_before_ms, 0.0),
+        name, headers, expires_ms, not_before_ms = decode_stored_fields(
+            content, headers_max=self._headers_max
         )
+        channel = self.names.setdefault(name, len(self.names))
+        self._channels[with_length_prefix(name.encode()) if name else b""] = channel
+        if headers:
+            self._headers.add(with_length_prefix(headers))
+        return channel, _to_seconds(expires_ms, NEVER), _to_seconds(not_before_ms, 0.0)
 
 
 def _to_seconds(milliseconds: int | None, default: float) -> float:
@@ -225,7 +227,7 @@ def _to_seconds(milliseconds: int | None, default: float) -> float:
 # Arrays ------------------------------------------------------------------------------------------
 
 
-def _scan_uniform(batch: FrameBatch) -> EnvelopeColumns | None:
+def _scan_uniform(batch: FrameBatch, headers_max: int) -> EnvelopeColumns | None:
     """Return the columns if nearly all frames have the same fields as the first one, else None."""
     reader = UniformEnvelopeReader.for_batch(batch)
     if reader is None:
@@ -233,7 +235,7 @@ def _scan_uniform(batch: FrameBatch) -> EnvelopeColumns | None:
     expires, not_before = reader.read_times()
     names, channels = reader.read_channels()
     reader.skip_key()
-    reader.skip_headers()
+    reader.skip_headers(headers_max)
     irregular = reader.irregular_indexes()
     if irregular is None:
         return None
@@ -243,13 +245,15 @@ def _scan_uniform(batch: FrameBatch) -> EnvelopeColumns | None:
     for index in irregular:
         begin, end = bounds[index] + HEADER_BYTES, bounds[index + 1] - DELIMITER_BYTES
         try:
-            envelope, _ = decode(raw[begin:end])
+            name, _, expires_ms, not_before_ms = decode_stored_fields(
+                raw[begin:end], headers_max=headers_max
+            )
         except RemoteProtocolError:
             count = index
             break
-        channels[index] = names.setdefault(envelope.channel, len(names))
-        expires[index] = _to_seconds(envelope.expires_ms, NEVER)
-        not_before[index] = _to_seconds(envelope.not_before_ms, 0.0)
+        channels[index] = names.setdefault(name, len(names))
+        expires[index] = _to_seconds(expires_ms, NEVER)
+        not_before[index] = _to_seconds(not_before_ms, 0.0)
     # Drop names that occur only in malformed envelopes.
     used, numbers = np.unique(channels[:count], return_inverse=True)
     every = list(names)

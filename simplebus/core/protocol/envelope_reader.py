@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +27,9 @@ from simplebus.core.protocol.envelope import (
     STUFFED,
     TIMES,
     TIMES_BYTES,
+    check_headers,
     decode_channel,
     decode_channels,
-    decode_headers,
 )
 from simplebus.core.protocol.frames import (
     DELIMITER,
@@ -52,10 +53,15 @@ _LENGTH: np.dtype[np.uint16] = np.dtype(">u2")
 _UINT32: np.dtype[np.uint32] = np.dtype("<u4")
 _UINT64: np.dtype[np.uint64] = np.dtype("<u8")
 _MILLISECONDS: np.dtype[np.uint64] = np.dtype(">u8")
+_TIMES_BYTES: Integers = np.array(TIMES_BYTES, np.int64)
 _STUFFED_WORD = np.uint32(int.from_bytes(STUFFED, "little"))
 _ONES = np.uint64(0x0101010101010101)
 _TOPS = np.uint64(0x8080808080808080)
 _OPENERS = np.uint64(0x3C3C3C3C3C3C3C3C)
+
+# Longer texts are not compared with those of the other envelopes: each eight bytes take a
+# microsecond or more.
+_COMPARED_TEXT_BYTES_MAX = 512
 
 # With more than one irregular frame in this many, the loop is faster.
 _REGULAR_PER_IRREGULAR_MIN = 8
@@ -209,13 +215,14 @@ class UniformEnvelopeReader:
         if self._fields & KEY:
             self._locate_next_texts()
 
-    def skip_headers(self) -> None:
+    def skip_headers(self, headers_max: int) -> None:
+        """Check the headers. Envelopes with more than `headers_max` headers are irregular."""
         if self._fields & HEADERS:
             texts = self._read_next_texts()
             bad = set()
             for text in set(texts):
                 try:
-                    decode_headers(text[2:])
+                    check_headers(text[2:], headers_max=headers_max)
                 except RemoteProtocolError:
                     bad.add(text)
             self._mark_bad_texts(texts, bad)
@@ -235,7 +242,8 @@ class UniformEnvelopeReader:
         if isinstance(offset, int):
             end = offset + 2 + int.from_bytes(self._first_content[offset : offset + 2], "big")
             text = self._first_content[offset:end]
-            if end <= self._content_lengths.min():
+            is_long = end - offset > _COMPARED_TEXT_BYTES_MAX
+            if not is_long and end <= self._content_lengths.min():
                 different = _find_different(self._batch, offset, text)
                 if np.count_nonzero(different) * _REGULAR_PER_IRREGULAR_MIN <= self._batch.count:
                     self._irregular |= different
@@ -274,8 +282,42 @@ class UniformEnvelopeReader:
         self._irregular[indexes[in_content & (nuls < ends)]] = True
 
 
-def count_other_channels(batch: FrameBatch) -> int:
-    """Return how many envelopes have another channel than the first one, or other fields."""
+def measure_headers(batch: FrameBatch, indexes: Integers) -> Integers | None:
+    """Return the bytes of the headers of some envelopes, shape (n,); None if none has headers.
+
+    Numbers of malformed and of stuffed envelopes may be wrong, but stay within the frame.
+    """
+    data, ends = batch.data, batch.ends[indexes] - DELIMITER_BYTES
+    begins = batch.starts[indexes] + HEADER_BYTES
+    fields = data[begins]
+    has_headers = (fields & HEADERS) != 0
+    if not has_headers.any():
+        return None
+    offsets = begins + 1 + _TIMES_BYTES[fields & TIMES]
+    lengths: Integers = np.zeros(indexes.size, np.int64)
+    for field in (CHANNEL, KEY, HEADERS):
+        has_field = (fields & field) != 0
+        texts = unaligned(data, _LENGTH)[np.minimum(offsets, ends)].astype(np.int64)
+        lengths = np.where(has_field, texts, 0)
+        offsets = np.minimum(offsets + np.where(has_field, 2 + texts, 0), ends)
+    return lengths
+
+
+class EnvelopeSurvey(NamedTuple):
+    """Differences between envelopes, which determine how long reading them takes."""
+
+    other_channel_count: int
+    """Envelopes with another channel than the first one, or other fields."""
+    other_indexes: Integers
+    """Indexes of envelopes that may have other fields, another channel or other headers than the
+    first one.
+    """
+    may_be_stuffed: bool
+    """True if there may be byte stuffing before payloads, so that each envelope is decoded."""
+
+
+def survey_envelopes(batch: FrameBatch) -> EnvelopeSurvey:
+    """Compare envelopes with the first one of the batch."""
     first = batch.data[HEADER_BYTES : batch.ends[0] - DELIMITER_BYTES].tobytes()
     shortest = (batch.stride or int(batch.lengths.min())) - HEADER_BYTES - DELIMITER_BYTES
     fields = first[0] if first else RESERVED
@@ -283,13 +325,27 @@ def count_other_channels(batch: FrameBatch) -> int:
     if fields & CHANNEL:
         end += 2 + int.from_bytes(first[end : end + 2], "big")
     if fields & RESERVED or end > shortest:
-        return batch.count
+        return EnvelopeSurvey(batch.count, np.arange(batch.count), may_be_stuffed=True)
     if begin == 1:
         different = _find_different(batch, 0, first[:end])
     else:
         different = _find_different(batch, 0, first[:1])
         different |= _find_different(batch, begin, first[begin:end])
-    return int(np.count_nonzero(different))
+    other_channel_count = int(np.count_nonzero(different))
+    if fields & HEADERS:
+        headers_end = end + 2 + int.from_bytes(first[end : end + 2], "big")
+        is_long = headers_end - end > _COMPARED_TEXT_BYTES_MAX
+        if fields & KEY or is_long or headers_end > shortest:
+            different[:] = True
+        else:
+            different |= _find_different(batch, end, first[end:headers_end])
+            end = headers_end
+    is_all_same = not (fields & KEY or different.any())
+    return EnvelopeSurvey(
+        other_channel_count,
+        np.flatnonzero(different),
+        STUFFED in (first[:end] if is_all_same else batch.data.tobytes()),
+    )
 
 
 def _find_different(batch: FrameBatch, offset: int, text: bytes) -> Flags:

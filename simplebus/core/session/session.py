@@ -29,6 +29,7 @@ from simplebus.core.limits import (
     EXPENSIVE_EVENTS_MAX,
     EXPENSIVE_EVENTS_READ_BYTES,
     HANDSHAKE_FRAME_BYTES_MAX,
+    HEADERS_BYTES_PER_TURN,
     HEARTBEATS_MISSED_MAX,
     LONG_CONNECT_BYTES,
     MIXED_ENVELOPES_PER_TURN,
@@ -49,7 +50,10 @@ from simplebus.core.limits import (
 from simplebus.core.outbox import Outbox, SendSource
 from simplebus.core.producer_state import ProducerState
 from simplebus.core.protocol import frames
-from simplebus.core.protocol.envelope_reader import count_other_channels
+from simplebus.core.protocol.envelope_reader import (
+    measure_headers,
+    survey_envelopes,
+)
 from simplebus.core.protocol.events import AckedRange, Event, PublishedFrame
 from simplebus.core.protocol.frames import Bytes, FrameBatch, Integers
 from simplebus.core.protocol.receive_buffer import FrameReceiver, ReceiveBuffer
@@ -71,6 +75,9 @@ _SLOW_COSTS[[frames.NACK, frames.WORKING]] = SLOW_ACK_BYTES
 
 _LAST_VALUES = b'"last_values"'
 """Text in a Subscribe or Connect that may need several turns."""
+
+_UNLIMITED_BYTES = 16 * 1024
+"""Envelopes of one type that a turn processes in any case."""
 
 _OTHER_CHANNELS_MAX = 64
 """A batch is mixed if this many of its envelopes have another channel than the first envelope."""
@@ -649,12 +656,14 @@ class Session:
 class _TurnBudget:
     """Limits of the work that one turn does for one read.
 
-    Mixed envelopes and changes of the frame type are limited per read, slow requests per batch.
+    Mixed envelopes, headers, and changes of the frame type are limited per read, slow requests per
+    batch.
     """
 
     def __init__(self) -> None:
         self._type_changes_max = TYPE_CHANGES_PER_TURN
         self._mixed_max = MIXED_ENVELOPES_PER_TURN
+        self._header_bytes_max = HEADERS_BYTES_PER_TURN
 
     @property
     def is_mostly_spent(self) -> bool:
@@ -669,20 +678,30 @@ class _TurnBudget:
         """
         if not batch.is_uniform:
             types = batch.data[batch.starts]
-            ends = (
+            envelopes = np.flatnonzero(types == frames.ENVELOPE)
+            return _find_first(
                 _find_slow_requests_end(batch, types),
-                self._find_mixed_end(np.flatnonzero(types == frames.ENVELOPE)),
+                self._find_mixed_end(envelopes),
+                self._find_headers_end(batch, envelopes),
                 self._find_changes_end(types),
             )
-            return min((end for end in ends if end is not None), default=None)
         frame_type = batch.data[0]
         if _SLOW_COSTS[frame_type]:
             return _find_slow_requests_end(batch, batch.data[batch.starts])
-        if frame_type != frames.ENVELOPE or batch.count <= PLAIN_FRAMES_MAX:
+        if frame_type != frames.ENVELOPE or batch.data.size <= _UNLIMITED_BYTES:
             return None
-        if count_other_channels(batch) < _OTHER_CHANNELS_MAX:
+        survey = survey_envelopes(batch)
+        others = survey.other_indexes
+        if not others.size and not survey.may_be_stuffed:
             return None
-        return self._find_mixed_end(np.arange(batch.count))
+        headers_end = self._find_headers_end(batch, others)
+        if batch.count <= PLAIN_FRAMES_MAX:
+            return headers_end
+        if survey.other_channel_count >= _OTHER_CHANNELS_MAX or survey.may_be_stuffed:
+            others = np.arange(batch.count)
+        elif others.size < _OTHER_CHANNELS_MAX:
+            return headers_end
+        return _find_first(headers_end, self._find_mixed_end(others))
 
     def _find_mixed_end(self, indexes: npt.NDArray[np.intp]) -> int | None:
         """Return the end of the envelopes that this turn may process, or None for all.
@@ -694,6 +713,21 @@ class _TurnBudget:
         self._mixed_max -= indexes.size
         return None
 
+    def _find_headers_end(self, batch: FrameBatch, indexes: npt.NDArray[np.intp]) -> int | None:
+        """Return the end of the envelopes whose headers this turn may process, or None for all.
+
+        `indexes` as in `_find_mixed_end`. The first envelope of a turn is processed in any case.
+        """
+        lengths = measure_headers(batch, indexes) if indexes.size else None
+        if lengths is None:
+            return None
+        ends = np.cumsum(lengths)
+        count = int(ends.searchsorted(self._header_bytes_max, side="right"))
+        if self._header_bytes_max == HEADERS_BYTES_PER_TURN:
+            count = max(1, count)
+        self._header_bytes_max = max(0, self._header_bytes_max - int(ends[-1]))
+        return int(indexes[count]) if count < indexes.size else None
+
     def _find_changes_end(self, types: Bytes) -> int | None:
         """Return the end of the runs of one frame type that this turn may process, or None for all.
 
@@ -704,6 +738,11 @@ class _TurnBudget:
             return int(changes[self._type_changes_max]) + 1
         self._type_changes_max -= changes.size
         return None
+
+
+def _find_first(*ends: int | None) -> int | None:
+    """Return the lowest of some ends; None stands for no end."""
+    return min((end for end in ends if end is not None), default=None)
 
 
 def _find_slow_requests_end(batch: FrameBatch, types: Bytes) -> int | None:

@@ -527,7 +527,8 @@ class Store:
 
     def _refuse_envelope(self, session: Session, frame: FrameBatch) -> None:
         try:
-            envelope_batch.decode(frame.data[HEADER_BYTES:-DELIMITER_BYTES].tobytes())
+            content = frame.data[HEADER_BYTES:-DELIMITER_BYTES].tobytes()
+            envelope_batch.decode_stored_fields(content)
         except RemoteProtocolError as error:
             self._refuse_messages(session, frame, error.reason, error.sentence)
             return

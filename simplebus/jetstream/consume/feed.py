@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simplebus.core.limits import GROUP_IN_FLIGHT_MESSAGES
+from simplebus.core.limits import GROUP_IN_FLIGHT_MESSAGES, STORED_HEADERS_MAX
 from simplebus.core.protocol import envelope_batch, frames
+from simplebus.core.protocol.envelope_batch import EnvelopeColumns
 from simplebus.core.protocol.frames import Flags, FrameBatch, Integers
 from simplebus.core.ring.columns import MessageRows
 from simplebus.core.store.store import Store
@@ -455,7 +456,7 @@ class ConsumerFeed:
         """Return the column values of messages; None without memory, or until the stream's time is
         known.
         """
-        read = envelope_batch.scan_envelopes(batch)
+        read = _scan_stored(batch)
         if read.expires is None and read.not_before is None:
             return self.cls.channels.build_rows(read, received_at)
         stored = jetstream_codec.parse_deliveries(messages).times / 1e9
@@ -636,13 +637,15 @@ def _select_good(batch: FrameBatch, good: Flags, flags: Flags) -> tuple[FrameBat
     return batch.select(np.flatnonzero(flags)), found
 
 
+def _scan_stored(batch: FrameBatch) -> EnvelopeColumns:
+    return envelope_batch.scan_envelopes(batch, headers_max=STORED_HEADERS_MAX)
+
+
 def _drop_bad_envelopes(batch: FrameBatch, good: Flags) -> tuple[FrameBatch, Flags]:
     """Return the frames with valid envelopes, and the flags of the valid messages."""
-    if not batch.count or envelope_batch.scan_envelopes(batch).count == batch.count:
+    if not batch.count or _scan_stored(batch).count == batch.count:
         return batch, good
-    each = (
-        envelope_batch.scan_envelopes(batch.slice(row, row + 1)).count for row in range(batch.count)
-    )
+    each = (_scan_stored(batch.slice(row, row + 1)).count for row in range(batch.count))
     return _select_good(batch, good, np.fromiter(map(bool, each), np.bool_, batch.count))
 
 

@@ -30,7 +30,7 @@ from simplebus.nats.bus.publish_acks import (
     parse_publish_headers,
     too_many_waiting,
 )
-from simplebus.nats.limits import SINGLE_STORE_COST_BYTES
+from simplebus.nats.limits import HEADER_COST_FACTOR, SINGLE_STORE_COST_BYTES
 from simplebus.nats.protocol.events import (
     Indexes,
     MixedBatch,
@@ -108,6 +108,7 @@ class SubjectBinding:
         if origin is None or not self.subjects or message.subject.startswith(_RESERVED):
             return False
         if message.reply or message.header_bytes:
+            self._publishers.add_read_cost(HEADER_COST_FACTOR * message.header_bytes)
             if message.reply and self._sends_pub_acks():
                 self._publish_confirmed(message, origin)
                 return True

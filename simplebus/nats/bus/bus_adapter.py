@@ -55,6 +55,7 @@ from simplebus.nats.limits import ACK_COST_BYTES
 from simplebus.nats.protocol import encode
 from simplebus.nats.protocol.events import (
     Indexes,
+    LazyMessages,
     MixedBatch,
     Pub,
     Sub,
@@ -70,7 +71,7 @@ from simplebus.nats.subjects import quote
 class NatsClients(Protocol):
     """Part of the NATS server that the adapter uses."""
 
-    def deliver(self, messages: Pub | UniformBatch | MixedBatch) -> None:
+    def deliver(self, messages: Pub | UniformBatch | MixedBatch | LazyMessages) -> None:
         """Deliver stored messages to the subscriptions of their subjects. The messages must stay
         valid.
         """

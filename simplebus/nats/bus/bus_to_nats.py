@@ -10,7 +10,7 @@ publish over NATS. Messages without NATS subscribers are not read.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import numpy as np
@@ -28,7 +28,8 @@ from simplebus.core.subscription import selection
 from simplebus.core.subscription.delayed_wakeups import NEVER, DelayedWakeups
 from simplebus.core.subscription.selection import Ranges
 from simplebus.nats.bus.convert import message_from_frame
-from simplebus.nats.protocol.events import MixedBatch, Pub, UniformBatch
+from simplebus.nats.limits import CONVERTED_AT_ONCE_BYTES, CONVERTED_BATCH_MAX
+from simplebus.nats.protocol.events import LazyMessages, MixedBatch, Pub, UniformBatch
 from simplebus.nats.server.class_permissions import SubjectClasses
 from simplebus.nats.server.routes import SubjectRoutes
 from simplebus.nats.subjects import class_subject
@@ -47,7 +48,7 @@ _DELAYED_MIN = 1024
 # Fewer messages than these are sent one by one.
 _BATCH_MIN = 8
 
-Deliver = Callable[[Pub | UniformBatch | MixedBatch], None]
+Deliver = Callable[[Pub | UniformBatch | MixedBatch | LazyMessages], None]
 """Delivers messages to the subscriptions of their subjects. A mixed batch has its `subject_names`.
 The messages are copies that stay valid, because they may be delivered in later turns.
 """
@@ -179,7 +180,7 @@ class BusToNats:
 
     def _encode_ranges(self, cls: MessageClass, ranges: Ranges, *, is_dead: bool) -> None:
         subject = class_subject(cls.class_id, cls.name)
-        buffer = _PlainMessages(self._deliver)
+        pieces: list[bytes] = []
         for first, last in ranges:
             while first < last:
                 piece, next_first = cls.ring.view_frames(first, last, SEND_BYTES)
@@ -187,33 +188,23 @@ class BusToNats:
                 if next_first - first >= _BATCH_MIN and not is_dead:
                     batch = _build_uniform_batch(piece, first, next_first, subject)
                 if batch is None:
-                    self._send_stored_frames(bytes(piece), subject, buffer, is_dead=is_dead)
+                    pieces.append(bytes(piece))
                 else:
-                    buffer.flush()
+                    self._convert_and_deliver(pieces, subject, is_dead=is_dead)
+                    pieces = []
                     self._deliver(batch)
                 first = next_first
-        buffer.flush()
+        self._convert_and_deliver(pieces, subject, is_dead=is_dead)
 
-    def _send_stored_frames(
-        self, data: bytes, subject: bytes, buffer: _PlainMessages, *, is_dead: bool
-    ) -> None:
-        """Deliver stored frames one by one."""
-        offset = 0
-        while offset < len(data):
-            begin = offset + HEADER_BYTES
-            end = data.index(DELIMITER, begin)
-            if data[offset] == frames.MESSAGE:
-                buffer.add(subject, data[begin:end])
-            elif data[begin] == CHANNEL and not is_dead and data.find(STUFFED, begin, end) < 0:
-                payload = begin + 3 + (data[begin + 1] << 8) + data[begin + 2]
-                buffer.add(data[begin + 3 : payload], data[payload:end])
-            else:
-                buffer.flush()
-                message = message_from_frame(data[offset : end + DELIMITER_BYTES], subject)
-                if is_dead:
-                    message.subject = subject
-                self._deliver(message)
-            offset = end + DELIMITER_BYTES
+    def _convert_and_deliver(self, pieces: list[bytes], subject: bytes, *, is_dead: bool) -> None:
+        """Deliver stored frames: few at once, others while they are converted."""
+        messages = _convert_frames(pieces, subject, is_dead=is_dead)
+        size_bytes = sum(map(len, pieces))
+        if size_bytes > CONVERTED_AT_ONCE_BYTES:
+            self._deliver(LazyMessages(messages, size_bytes))
+            return
+        for message in messages:
+            self._deliver(message)
 
     # Delayed messages ----------------------------------------------------------------------------
 
@@ -263,31 +254,66 @@ class BusToNats:
         return False
 
 
-class _PlainMessages:
-    """Buffer of messages without headers or reply subject, delivered as one batch."""
+def _convert_frames(
+    pieces: list[bytes], subject: bytes, *, is_dead: bool
+) -> Iterator[Pub | MixedBatch]:
+    """Convert stored frames one by one; messages without headers and reply subject in batches.
 
-    def __init__(self, deliver: Deliver) -> None:
-        self._deliver = deliver
+    Args:
+        pieces: Whole frames.
+        subject: Subject of messages without a channel, and of dead letters.
+        is_dead: True for dead letters.
+    """
+    buffer = _PlainMessages()
+    for data in pieces:
+        offset = 0
+        while offset < len(data):
+            begin = offset + HEADER_BYTES
+            end = data.index(DELIMITER, begin)
+            if data[offset] == frames.MESSAGE:
+                buffer.add(subject, data[begin:end])
+            elif data[begin] == CHANNEL and not is_dead and data.find(STUFFED, begin, end) < 0:
+                payload = begin + 3 + (data[begin + 1] << 8) + data[begin + 2]
+                buffer.add(data[begin + 3 : payload], data[payload:end])
+            else:
+                yield from buffer.drain()
+                message = message_from_frame(data[offset : end + DELIMITER_BYTES], subject)
+                if is_dead:
+                    message.subject = subject
+                yield message
+            if buffer.is_full:
+                yield from buffer.drain()
+            offset = end + DELIMITER_BYTES
+    yield from buffer.drain()
+
+
+class _PlainMessages:
+    """Buffer of messages without headers or reply subject."""
+
+    def __init__(self) -> None:
         self._parts: list[bytes] = []
         """Alternating subjects and payloads."""
         self._bytes = 0
 
+    @property
+    def is_full(self) -> bool:
+        """True if the messages should be delivered."""
+        return self._bytes >= SEND_BYTES or len(self._parts) >= 2 * CONVERTED_BATCH_MAX
+
     def add(self, subject: bytes, payload: bytes) -> None:
         self._parts += (subject, payload)
         self._bytes += len(payload)
-        if self._bytes >= SEND_BYTES:
-            self.flush()
 
-    def flush(self) -> None:
-        """Deliver the buffered messages."""
+    def drain(self) -> Iterator[Pub | MixedBatch]:
+        """Yield the messages, as one batch if there are several, and remove them."""
         parts, self._parts, self._bytes = self._parts, [], 0
         subjects, payloads = parts[::2], parts[1::2]
         if len(subjects) >= _BATCH_MIN:
-            self._deliver(_build_mixed_batch(subjects, payloads))
+            yield _build_mixed_batch(subjects, payloads)
             return
         for subject, payload in zip(subjects, payloads, strict=True):
             size = b"%d" % len(payload)
-            self._deliver(Pub(subject, b"", size, b"", 0, memoryview(payload)))
+            yield Pub(subject, b"", size, b"", 0, memoryview(payload))
 
 
 def _build_mixed_batch(subjects: list[bytes], payloads: list[bytes]) -> MixedBatch:

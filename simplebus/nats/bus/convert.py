@@ -40,14 +40,20 @@ from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope import (
     CHANNEL,
     STUFFED,
+    TEXT_BYTES_MAX,
     add_headers,
+    check_header_count,
     encode_header_texts,
     stuff,
 )
 from simplebus.core.protocol.envelope_batch import Envelope, EnvelopeColumns, decode, encode
 from simplebus.core.protocol.frames import DELIMITER, HEADER, FrameBatch, Integers
 from simplebus.nats import subjects
-from simplebus.nats.limits import BATCHED_STORE_COST_BYTES, SINGLE_STORE_COST_BYTES
+from simplebus.nats.limits import (
+    BATCHED_STORE_COST_BYTES,
+    HEADER_COST_FACTOR,
+    SINGLE_STORE_COST_BYTES,
+)
 from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch, iter_messages
 
 Headers = tuple[tuple[str, str], ...]
@@ -62,12 +68,17 @@ _RESERVED_HEADERS = frozenset(map(str.encode, (REPLY_HEADER, STATUS_HEADER, BLOC
 _NO_HEADERS: frozenset[bytes] = frozenset()
 
 _VERSION = b"NATS/1.0"
-_LINE = re.compile(rb"([!-9;-~]+):[ \t]*([^\r\n\0]*)")
+_LINE = re.compile(rb"([!-9;-~]+):[ \t]*([^\r\n\0]*)\r\n")
 _STATUS = r"[1-9][0-9]{2}(?: [^\r\n\0]*)?"
 _STATUS_VALUE = re.compile(_STATUS)
-_STATUS_LINE = re.compile(rf"NATS/1\.0(?: ({_STATUS}))?".encode())
+_BLOCK = re.compile(
+    rf"NATS/1\.0(?: (?P<status>{_STATUS}))?\r\n".encode()
+    + rb"(?P<lines>(?:[!-9;-~]++:[^\r\n\0]*+\r\n)*+)\r\n"
+)
 _NOT_IN_NAME = re.compile(r"[^!-9;-~]")
 _NOT_IN_VALUE = re.compile(r"[\r\n\0]")
+_BLOCK_BYTES_MAX = TEXT_BYTES_MAX + len(_VERSION) + 4
+"""Longest header block: the headers of a longer one are too long for an envelope."""
 _NOT_IN_SUBJECT = re.compile(rb"[\x00-\x20\x7f]")
 _DELIMITER_START = DELIMITER[:-1]
 # A reply to a longer subject would exceed the control line, so such a subject of a binary client
@@ -106,20 +117,20 @@ def _split_block(block: bytes, reserved: frozenset[bytes]) -> list[bytes] | None
     """Return names and values in turn, as UTF-8; None if the block is malformed or contains one of
     the reserved names.
     """
-    lines = block.split(b"\r\n")
-    status = _STATUS_LINE.fullmatch(lines[0])
-    if status is None or len(lines) < 3 or lines[-2:] != [b"", b""]:
+    match = _BLOCK.fullmatch(block)
+    if match is None:
         return None
-    texts = [STATUS_HEADER.encode(), status[1]] if status[1] else []
-    for line in lines[1:-2]:
-        match = _LINE.fullmatch(line)
-        if match is None or match[1] in reserved:
-            return None
-        texts += (match[1], match[2].rstrip(b" \t"))
+    pairs = _LINE.findall(block, match.start("lines"))
+    if not reserved.isdisjoint([name for name, _ in pairs]):
+        return None
     try:
         block.decode()  # All separators are ASCII: the texts are UTF-8 if the block is.
     except UnicodeDecodeError:
         return None
+    status = match["status"]
+    texts = [STATUS_HEADER.encode(), status] if status else []
+    for name, value in pairs:
+        texts += (name, value.rstrip(b" \t"))
     return texts
 
 
@@ -290,7 +301,9 @@ class MessageConverter:
         number_by_channel: dict[str, int] = {}
         numbers: list[int] = []
         refused: dict[tuple[Reason, bytes], RefusedMessages] = {}
+        header_bytes = 0
         for message in messages:
+            header_bytes += message.header_bytes
             try:
                 channel, frame = self.convert_message(message)
             except RemoteProtocolError as error:
@@ -301,7 +314,7 @@ class MessageConverter:
                 continue
             encoded.append(frame)
             numbers.append(number_by_channel.setdefault(channel, len(number_by_channel)))
-        cost_bytes = SINGLE_STORE_COST_BYTES * len(encoded)
+        cost_bytes = SINGLE_STORE_COST_BYTES * len(encoded) + HEADER_COST_FACTOR * header_bytes
         cost_bytes += SINGLE_STORE_COST_BYTES * sum(refusal.count for refusal in refused.values())
         if not encoded:
             return MessageBatch(None, None, list(refused.values()), cost_bytes)
@@ -362,6 +375,12 @@ def _encode_headers(message: Pub) -> bytes:
     (bad_envelope).
     """
     texts: list[bytes] = []
+    if message.header_bytes > _BLOCK_BYTES_MAX:
+        raise RemoteProtocolError(
+            Reason.BAD_ENVELOPE,
+            f"headers have at most {TEXT_BYTES_MAX} bytes together; got a header block of "
+            f"{message.header_bytes} bytes",
+        )
     if message.header_bytes:
         block = bytes(message.body[: message.header_bytes])
         texts = _split_block(block, _RESERVED_HEADERS) or [
@@ -372,6 +391,7 @@ def _encode_headers(message: Pub) -> bytes:
         if message.reply:
             message.reply.decode()
             texts = [REPLY_HEADER.encode(), message.reply, *texts]
+        check_header_count(len(texts) // 2)
         return encode_header_texts(texts)
     except UnicodeDecodeError as error:
         sentence = (

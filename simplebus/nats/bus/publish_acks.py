@@ -10,6 +10,7 @@ Error codes are those of nats-server where it has the same error, because client
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -25,6 +26,7 @@ EXPECTED_STREAM_HEADER = "Nats-Expected-Stream"
 MESSAGE_ID_LINE = f"\r\n{MESSAGE_ID_HEADER}:".encode()
 """Start of the line with the message id in a header block."""
 _HEADER_LINE_START = b"\r\nNats-"
+_CONCERNING_LINE = re.compile(rb"\r\n(nats-[^:\r\n]*):?([^\r\n]*)", re.IGNORECASE)
 # Headers that request features of JetStream that classes do not have.
 _UNSUPPORTED_HEADERS = (
     b"nats-expected-",
@@ -71,8 +73,7 @@ def parse_publish_headers(block: bytes) -> PublishHeaders:
     if _HEADER_LINE_START.lower() not in block.lower():
         return _NO_HEADERS
     message_id, expected_stream, unsupported = b"", "", ""
-    for line in block.split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
+    for name, value in _CONCERNING_LINE.findall(block):
         if name == MESSAGE_ID_HEADER.encode():
             message_id = message_id or value.strip()
         elif name == EXPECTED_STREAM_HEADER.encode():

@@ -165,6 +165,16 @@ def row_indexes(batch: UniformBatch | MixedBatch, rows: Indexes | None) -> Index
     return np.arange(batch.count) if rows is None else rows
 
 
+@dataclass(slots=True)
+class LazyMessages:
+    """Stored messages that are converted one after the other while they are delivered."""
+
+    messages: Iterator[Pub | MixedBatch]
+    """Converts the next message, or the next messages."""
+    size_bytes: int
+    """Bytes of the stored messages, which are kept meanwhile."""
+
+
 def iter_messages(
     batch: UniformBatch | MixedBatch, subject_names: Sequence[bytes] = ()
 ) -> Iterator[Pub]:

@@ -16,11 +16,14 @@ import numpy as np
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.steps import drain_list, run_to_end
 from simplebus.nats.limits import (
+    BATCHED_STORE_COST_BYTES,
     DELIVERY_COST_BYTES,
     ENCODED_BATCHES_KEPT_MAX,
     EVENT_COST_BYTES,
     GROUPING_COST_BYTES,
+    HEADER_COST_FACTOR,
     OUTPUT_PER_READ_BYTES,
+    SINGLE_CONVERSION_COST_BYTES,
     SINGLE_DELIVERY_COST_BYTES,
     SINK_COMPARISON_COST_BYTES,
     WAITING_DELIVERIES_BYTES_MAX,
@@ -29,6 +32,7 @@ from simplebus.nats.limits import (
 )
 from simplebus.nats.protocol.events import (
     Indexes,
+    LazyMessages,
     MixedBatch,
     Pub,
     UniformBatch,
@@ -192,12 +196,18 @@ class MessageDelivery:
         errors, self._errors = self._errors, []
         return errors
 
-    def deliver_from_bus(self, messages: Pub | UniformBatch | MixedBatch) -> bool:
+    def deliver_from_bus(self, messages: Pub | UniformBatch | MixedBatch | LazyMessages) -> bool:
         """Deliver stored messages. A mixed batch must have `subject_names`.
 
         The messages must stay valid and unchanged. Returns True if deliveries wait, or if there are
         errors.
         """
+        if isinstance(messages, LazyMessages):
+            if self._can_wait:
+                self._append_waiting(self._deliver_lazily(messages), messages.size_bytes)
+                return True
+            are_pending = [self.deliver_from_bus(message) for message in messages.messages]
+            return any(are_pending)
         must_wait = bool(self._queues) and self._subject_classes.source_class in self._queues
         if isinstance(messages, Pub):
             sinks = self._routes.match(messages.subject)
@@ -307,6 +317,21 @@ class MessageDelivery:
             return False
         sink_count = len(set[SubjectSink]().union(*set(matches)))
         return self.fits_into_turn(output_bytes + sink_count * DELIVERY_COST_BYTES)
+
+    def _deliver_lazily(self, messages: LazyMessages) -> Iterator[None]:
+        """Convert and deliver messages in turns."""
+        for message in messages.messages:
+            if isinstance(message, Pub):
+                self.cost_bytes += SINGLE_CONVERSION_COST_BYTES
+                self.cost_bytes += HEADER_COST_FACTOR * message.header_bytes
+                sinks = self._routes.match(message.subject)
+                yield from self.deliver_message_in_steps(message, sinks, None)
+            else:
+                self.cost_bytes += BATCHED_STORE_COST_BYTES * message.count
+                matches = self._routes.match_batch(message)
+                yield from self._deliver_batch_from_bus_in_steps(message, matches)
+            if self.is_turn_over:
+                yield
 
     def _deliver_batch_from_bus_in_steps(
         self, batch: UniformBatch | MixedBatch, matches: list[SubjectSinks]

@@ -20,7 +20,12 @@ from hypothesis import strategies as st
 
 from simplebus.core.channel.pattern import check_name
 from simplebus.core.errors import LocalProtocolError, Reason, RemoteProtocolError
-from simplebus.core.limits import CHANNEL_BYTES_MAX, PLAIN_FRAMES_MAX
+from simplebus.core.limits import (
+    CHANNEL_BYTES_MAX,
+    HEADERS_MAX,
+    PLAIN_FRAMES_MAX,
+    STORED_HEADERS_MAX,
+)
 from simplebus.core.protocol import envelope as protocol_envelope
 from simplebus.core.protocol import envelope_batch as envelopes
 from simplebus.core.protocol import envelope_reader
@@ -32,7 +37,7 @@ from simplebus.core.protocol.envelope_batch import (
     encode,
     scan_envelopes,
 )
-from simplebus.core.protocol.envelope_reader import count_other_channels
+from simplebus.core.protocol.envelope_reader import measure_headers, survey_envelopes
 from simplebus.core.protocol.frames import FrameBatch
 from tests.behaviour.wire_peer import build_batch
 from tests.support.oracles import DELIMITER, build_frame
@@ -339,7 +344,8 @@ def test_decode_equals_the_oracle(content: bytes) -> None:
         assert envelopes.extract_payload(content) == oracle_decode(content)[1]
         about = oracle_decode(content)[0]
         assert isinstance(about, Envelope)
-        stored = about.channel, about.expires_ms, about.not_before_ms
+        headers = protocol_envelope.encode_header_pairs(about.headers)
+        stored = about.channel, headers, about.expires_ms, about.not_before_ms
         assert protocol_envelope.decode_stored_fields(content) == stored
         return
     for decode_content in (decode, protocol_envelope.decode_stored_fields):
@@ -500,8 +506,47 @@ def test_scan_equals_decoding_each(batch: list[bytes], class_id: int) -> None:
 @given(st.lists(st.sampled_from(["", "a", "ab", "a.b.c.d.e.f", "a.b.c.d.e.g"]), min_size=1))
 def test_other_channels_are_counted(names: list[str]) -> None:
     batch = build_envelope_batch([encode(Envelope(channel=name), b"x" * 20) for name in names])
-    count = count_other_channels(batch)
-    assert count == sum(name != names[0] for name in names)
+    survey = survey_envelopes(batch)
+    others = [number for number, name in enumerate(names) if name != names[0]]
+    assert survey.other_channel_count == len(others)
+    assert survey.other_indexes.tolist() == others
+    assert not survey.may_be_stuffed
+
+
+@given(batches())
+def test_survey_finds_all_differences(contents: list[bytes]) -> None:
+    batch = build_envelope_batch(contents)
+    survey = survey_envelopes(batch)
+    others = set(survey.other_indexes.tolist())
+    lengths = measure_headers(batch, np.arange(batch.count))
+    first = None if refusal_reason(contents[0]) else decode(contents[0])[0]
+    for number, content in enumerate(contents):
+        if refusal_reason(content):
+            continue
+        about, payload = decode(content)
+        is_stuffed = len(content) - len(envelopes.stuff(payload)) != len(encode(about, b""))
+        if about.headers and not is_stuffed and OPEN not in encode(about, b""):
+            assert lengths is not None
+            assert lengths[number] == len(protocol_envelope.encode_header_pairs(about.headers))
+        if first is None or number in others:
+            continue
+        assert (about.channel, about.headers) == (first.channel, first.headers)
+        assert survey.may_be_stuffed or OPEN not in encode(about, b"")
+
+
+def test_message_has_a_limited_number_of_headers() -> None:
+    headers = tuple((f"{number}", "") for number in range(HEADERS_MAX + 1))
+    assert scan_envelopes(build_envelope_batch([encode(Envelope(headers=headers[1:]), b"")])).count
+    with pytest.raises(LocalProtocolError, match="at most 1024 headers, got 1025"):
+        encode(Envelope(headers=headers), b"")
+    pairs = protocol_envelope.encode_header_pairs(headers)
+    content = envelopes.encode_with_headers(Envelope(), pairs, b"")
+    for count in (1, MANY):
+        batch = build_envelope_batch([content] * count)
+        assert scan_envelopes(batch).count == 0
+        assert scan_envelopes(batch, headers_max=STORED_HEADERS_MAX).count == count
+    with pytest.raises(RemoteProtocolError, match="has 1025 headers; expected at most 1024"):
+        protocol_envelope.decode_stored_fields(content)
 
 
 @given(good_envelopes, st.integers(0, 3), nasty)

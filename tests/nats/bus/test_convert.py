@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simplebus.core.errors import Reason, RemoteProtocolError
+from simplebus.core.limits import HEADERS_MAX
 from simplebus.core.protocol import frames
 from simplebus.core.protocol.envelope_batch import Envelope, encode, scan_envelopes
 from simplebus.nats.bus import convert
@@ -160,6 +161,11 @@ def test_refused_messages_have_a_reason() -> None:
     long_block = memoryview(b"NATS/1.0\r\nA: %b\r\n\r\n" % (b"x" * 0xFFFF))
     with pytest.raises(RemoteProtocolError, match="headers have at most 65535 bytes") as caught:
         packer.convert_message(Pub(b"a", b"", b"0", b"0", len(long_block), long_block))
+    assert caught.value.reason is Reason.BAD_ENVELOPE
+    lines = b"".join(b"%d:\r\n" % number for number in range(HEADERS_MAX + 1))
+    many = memoryview(b"NATS/1.0\r\n%b\r\n" % lines)
+    with pytest.raises(RemoteProtocolError, match="at most 1024 headers, got 1025") as caught:
+        packer.convert_message(Pub(b"a", b"", b"0", b"0", len(many), many))
     assert caught.value.reason is Reason.BAD_ENVELOPE
     (refused,) = packer.convert_batch(run_of(b"a", b"", b"", [b"x" * 100] * 20), None, []).refused
     assert (refused.reason, refused.count) == (Reason.FRAME_TOO_LONG, 20)

@@ -558,3 +558,22 @@ def test_waiting_deliveries_disconnect_no_client(monkeypatch: pytest.MonkeyPatch
     assert bus.nats_server.delivery.waiting_bytes > limit
     bus.nats_server.tick()
     assert bus.nats_server.drain_disconnecting() == []
+
+
+def test_stored_messages_are_converted_while_they_are_delivered() -> None:
+    received = []
+    for can_wait in (True, False):
+        bus = Bus(can_wait=can_wait)
+        (client,) = bus.subscribers(1, b"SUB > 1\r\n")
+        for part in range(3):
+            bus.publish(*["a", "b"] * 300, headers=part != 1)
+            bus.publish("a", "a")
+        messages = client.messages()
+        assert can_wait == (len(messages) < 300)
+        while bus.nats_server.has_waiting_deliveries:
+            bus.nats_server.deliver_waiting()
+            bus.harness.flush()
+            messages += client.messages()
+        received.append([(m.subject, m.headers, m.payload) for m in messages])
+    assert received[0] == received[1]
+    assert [int(payload) for _, _, payload in received[0]] == list(range(3 * 602))
