@@ -104,6 +104,14 @@ class SubjectBinding:
         """The binding itself: a class has one."""
         return self
 
+    def further_cost_bytes(self, count: int) -> int:
+        """Return 0: no client receives the messages."""
+        return 0
+
+    def receiving_sessions(self) -> list[NatsSession]:
+        """Return no session."""
+        return []
+
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         if origin is None or not self.subjects or message.subject.startswith(_RESERVED):
             return False

@@ -512,6 +512,14 @@ class _AckSink:
         """The sink itself: acks have no other sink."""
         return self
 
+    def further_cost_bytes(self, count: int) -> int:
+        """Return 0: no client receives the messages."""
+        return 0
+
+    def receiving_sessions(self) -> list[NatsSession]:
+        """Return no session."""
+        return []
+
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         return origin is not None and self._bus_adapter.handle_ack(origin, message)
 

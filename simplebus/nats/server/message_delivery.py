@@ -3,19 +3,22 @@
 A turn has a limited cost. A publication that costs more is delivered in several turns, because it
 may have thousands of receivers. The messages of one class, or of one publisher, for a client stay
 in order across its subscriptions: a batch is delivered to all subscriptions of a client in the same
-turn.
+turn, or message by message if that turn would take too long.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Generator, Hashable, Iterator
+from collections.abc import Generator, Hashable, Iterator, Sequence
+from itertools import chain
+from operator import itemgetter
 
 import numpy as np
 
 from simplebus.core.message_class.message_class import MessageClass
 from simplebus.core.steps import drain_list, run_to_end
 from simplebus.nats.limits import (
+    BATCH_COST_PER_CLIENT_MAX,
     BATCHED_STORE_COST_BYTES,
     DELIVERY_COST_BYTES,
     ENCODED_BATCHES_KEPT_MAX,
@@ -37,6 +40,7 @@ from simplebus.nats.protocol.events import (
     Pub,
     UniformBatch,
     iter_messages,
+    row_indexes,
 )
 from simplebus.nats.server.class_permissions import SubjectClasses
 from simplebus.nats.server.queue_group import QUEUE_GROUPS
@@ -111,7 +115,7 @@ class MessageDelivery:
         return is_accepted
 
     def deliver_message_in_steps(
-        self, message: Pub, sinks: SubjectSinks, origin: NatsSession | None
+        self, message: Pub, sinks: Sequence[SubjectSink], origin: NatsSession | None
     ) -> Generator[None, None, bool]:
         """Do the same in turns, with a step at the end of each turn but the last."""
         self.cost_bytes += EVENT_COST_BYTES
@@ -150,16 +154,69 @@ class MessageDelivery:
         targets.clear()  # It would keep subscriptions that end meanwhile.
         encoded: EncodedBatches = {}
         # Queue groups first: which clients receive their messages is known only then.
-        group_targets = remaining.pop(QUEUE_GROUPS)
-        largest_bytes = self._deliver(batch, group_targets, origin, encoded, remaining)
+        group_targets, largest_bytes = remaining.pop(QUEUE_GROUPS), 0
+        if estimate_batch_cost(batch, group_targets) > BATCH_COST_PER_CLIENT_MAX:
+            member_targets = yield from self._pop_members(group_targets, remaining)
+            yield from self._deliver_singly(batch, group_targets + member_targets, origin)
+        else:
+            largest_bytes = self._deliver(batch, group_targets, origin, encoded, remaining)
         for key in drain_list(remaining.keys()):
             if self.is_turn_over:
                 if len(encoded) > ENCODED_BATCHES_KEPT_MAX:
                     encoded.clear()
                 yield
-            size_bytes = self._deliver(batch, remaining.pop(key), origin, encoded)
+            client_targets = remaining.pop(key)
+            if (
+                isinstance(key, NatsSession)
+                and estimate_batch_cost(batch, client_targets) > BATCH_COST_PER_CLIENT_MAX
+            ):
+                yield from self._deliver_singly(batch, client_targets, origin)
+                continue
+            size_bytes = self._deliver(batch, client_targets, origin, encoded)
             largest_bytes = max(largest_bytes, size_bytes)
         self.fan_out_bytes -= largest_bytes
+
+    def _pop_members(
+        self, group_targets: list[SinkRows], remaining: _ReceiverGroups
+    ) -> Generator[None, None, list[SinkRows]]:
+        """Remove and return the sinks of all clients that are members of queue groups, in turns."""
+        found: list[SinkRows] = []
+        for sinks, _ in group_targets:
+            for sink in sinks:
+                for session in sink.receiving_sessions():
+                    if self.is_turn_over:
+                        yield
+                    self.cost_bytes += GROUPING_COST_BYTES
+                    found += remaining.pop(session)
+        return found
+
+    def _deliver_singly(
+        self, batch: UniformBatch | MixedBatch, targets: list[SinkRows], origin: NatsSession | None
+    ) -> Iterator[None]:
+        """Deliver a batch message by message, in turns: a client may have thousands of
+        subscriptions, and a queue group thousands of members.
+        """
+        # Sinks with their place in `targets`. Many have the same array of rows.
+        sinks_by_rows: dict[int, list[tuple[int, SubjectSink]]] = {}
+        rows_by_id: dict[int, Indexes | None] = {}
+        for place, (sinks, rows) in enumerate(targets):
+            if self.is_turn_over:
+                yield
+            self.cost_bytes += GROUPING_COST_BYTES
+            rows_by_id[id(rows)] = rows
+            sinks_by_rows.setdefault(id(rows), []).extend((place, sink) for sink in sinks)
+        places_by_row: dict[int, list[list[tuple[int, SubjectSink]]]] = {}
+        for rows_id, rows in rows_by_id.items():
+            for row in row_indexes(batch, rows).tolist():
+                if self.is_turn_over:
+                    yield
+                self.cost_bytes += SINK_COMPARISON_COST_BYTES
+                places_by_row.setdefault(row, []).append(sinks_by_rows[rows_id])
+        for row, message in enumerate(iter_messages(batch)):
+            parts = places_by_row.pop(row, [])
+            placed = parts[0] if len(parts) == 1 else sorted(chain(*parts), key=itemgetter(0))
+            row_sinks = [sink for _, sink in placed]
+            yield from self.deliver_message_in_steps(message, row_sinks, origin)
 
     # Messages of the bus -------------------------------------------------------------------------
 
@@ -500,11 +557,10 @@ class _ReceiverGroups:
         """Remove and return the sinks with this key and their rows. Empty if there are none."""
         if (first := self._first_sinks.pop(key, None)) is None:
             return []
-        return [
-            ((sink,), rows)
-            for sink in (first, *self._other_sinks.pop(key, ()))
-            for rows in self._rows.pop(sink, (None,))
-        ]
+        sinks = (first, *self._other_sinks.pop(key, ()))
+        if not self._rows:
+            return [(sinks, None)]
+        return [((sink,), rows) for sink in sinks for rows in self._rows.pop(sink, (None,))]
 
 
 class WaitingDelivery:
@@ -548,9 +604,14 @@ def estimate_message_cost(message: Pub, sinks: SubjectSinks) -> int:
 
 
 def estimate_batch_cost(batch: UniformBatch | MixedBatch, targets: list[SinkRows]) -> int:
-    """Return the cost of delivering a batch, if all receivers accept all messages."""
-    mean_bytes, count = batch.mean_message_bytes, batch.count
-    return sum(
-        len(sinks) * (DELIVERY_COST_BYTES + mean_bytes * (count if rows is None else len(rows)))
-        for sinks, rows in targets
-    )
+    """Return the cost of delivering a batch, if all receivers accept all messages; part of the cost
+    if it does not fit into a turn.
+    """
+    mean_bytes, cost_bytes = batch.mean_message_bytes, 0
+    for sinks, rows in targets:
+        count = batch.count if rows is None else len(rows)
+        cost_bytes += len(sinks) * (DELIVERY_COST_BYTES + mean_bytes * count)
+        if cost_bytes > OUTPUT_PER_READ_BYTES:
+            break
+        cost_bytes += sum([sink.further_cost_bytes(count) for sink in sinks])
+    return cost_bytes

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from simplebus.nats.limits import DELIVERY_COST_BYTES
 from simplebus.nats.protocol.events import Indexes, MixedBatch, Pub, UniformBatch, row_indexes
 from simplebus.nats.server.session import NatsSession, NatsSubscription
 
@@ -94,6 +95,18 @@ class _GroupSink(ABC):
     def order_key(self) -> str:
         """The key of all queue groups."""
         return QUEUE_GROUPS
+
+    def further_cost_bytes(self, count: int) -> int:
+        """Return the cost of the members that may receive some of the messages."""
+        members = self.current_members()
+        if not members:
+            return 0
+        member_count = min(count, len(members))
+        return (member_count - 1) * DELIVERY_COST_BYTES + count * len(members[0].sid)
+
+    def receiving_sessions(self) -> list[NatsSession]:
+        """Return the sessions of the members."""
+        return [member.session for member in self.current_members()]
 
     @property
     @abstractmethod

@@ -50,6 +50,12 @@ class SubjectSink(Protocol):
         publication order: the session of a subscription, QUEUE_GROUPS, or any other object.
         """
 
+    def further_cost_bytes(self, count: int) -> int:
+        """Return what `count` messages cost besides their bytes and DELIVERY_COST_BYTES."""
+
+    def receiving_sessions(self) -> list[NatsSession]:
+        """Return the sessions of the NATS clients that may receive a message."""
+
     def deliver(self, message: Pub, origin: NatsSession | None) -> bool:
         """Deliver a message. Returns True if a receiver accepted it."""
 

@@ -447,6 +447,14 @@ class NatsSubscription:
         """The session: messages for one client are encoded together."""
         return self.session
 
+    def further_cost_bytes(self, count: int) -> int:
+        """Return the size of the subscription ids: a client may choose very long ones."""
+        return count * len(self.sid)
+
+    def receiving_sessions(self) -> list[NatsSession]:
+        """Return the session."""
+        return [self.session]
+
     def accepts_from(self, origin: NatsSession | None) -> bool:
         """Return True if messages of this publisher are delivered."""
         session = self.session
@@ -497,7 +505,7 @@ class NatsSubscription:
             rows, count = rows[:remaining], remaining
         if count:
             session = self.session
-            session.gather(self.sid, rows, count * messages.mean_message_bytes)
+            session.gather(self.sid, rows, count * (messages.mean_message_bytes + len(self.sid)))
             if (
                 isinstance(messages, UniformBatch)
                 and messages.first_message.reply

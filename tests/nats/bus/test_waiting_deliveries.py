@@ -39,6 +39,15 @@ def one_receiver_per_turn() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(params=[False, True], ids=["batches", "singly"])
+def delivers_singly(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Deliver batches at once to each client, or message by message."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param:
+            patch.setattr(message_delivery, "BATCH_COST_PER_CLIENT_MAX", 0)
+        yield
+
+
 class Published(NamedTuple):
     """Message of the publisher."""
 
@@ -186,6 +195,7 @@ class Subscribers:
             self._ended.add(number)
 
 
+@pytest.mark.usefixtures("delivers_singly")
 @settings(max_examples=3 * settings().max_examples, deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from(_PATTERNS), min_size=1, max_size=3), min_size=4, max_size=8),
@@ -230,6 +240,7 @@ def test_each_subscriber_receives_the_same_as_with_delivery_at_once(
             assert received_by_sid[:count] == expected_by_sid[:count]
 
 
+@pytest.mark.usefixtures("delivers_singly")
 @pytest.mark.parametrize("headers", [False, True])
 def test_each_message_reaches_one_member_of_a_group(headers: bool) -> None:
     bus = Bus()
@@ -385,6 +396,7 @@ def test_message_that_is_stored_during_a_later_turn_waits(
         assert subjects[-1] == "notice"
 
 
+@pytest.mark.usefixtures("delivers_singly")
 def test_permissions_of_the_class_apply_in_later_turns(kind: str) -> None:
     def subscribe_to(*classes: str) -> Permissions:
         return Permissions(subscribe=PermissionRules(allow=tuple(map(PermissionRule, classes))))

@@ -41,6 +41,15 @@ def one_receiver_per_turn() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(params=[False, True], ids=["batches", "singly"])
+def delivers_singly(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Deliver batches at once to each client, or message by message."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param:
+            patch.setattr(message_delivery, "BATCH_COST_PER_CLIENT_MAX", 0)
+        yield
+
+
 def splitting(nats: NatsSettings | None = None, broker: Broker | None = None) -> NatsServerHarness:
     """Return a server that delivers in several turns."""
     return NatsServerHarness(nats, broker=broker, splits_reads=True)
@@ -69,6 +78,7 @@ def publication(request: pytest.FixtureRequest) -> bytes:
 # Equality with delivery at once -------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("delivers_singly")
 @settings(max_examples=5 * settings().max_examples)
 @given(generated_dialogues.scripts(user=True, pedantic=True))
 def test_turns_have_the_same_effect_as_delivery_at_once(script: Script) -> None:
@@ -76,6 +86,7 @@ def test_turns_have_the_same_effect_as_delivery_at_once(script: Script) -> None:
     assert splitting(with_users).play(script) == NatsServerHarness(with_users).play(script)
 
 
+@pytest.mark.usefixtures("delivers_singly")
 @settings(max_examples=5 * settings().max_examples)
 @given(generated_dialogues.scripts(queues=True))
 def test_queue_groups_receive_the_same_as_with_delivery_at_once(script: Script) -> None:
@@ -163,6 +174,7 @@ _ACTIONS = st.one_of(
 )
 
 
+@pytest.mark.usefixtures("delivers_singly")
 @settings(max_examples=5 * settings().max_examples)
 @given(
     st.lists(st.lists(st.sampled_from(_PATTERNS), min_size=1, max_size=3), min_size=4, max_size=8),
@@ -214,6 +226,7 @@ def test_messages_keep_their_order_while_clients_change_between_turns(
             assert numbers == sorted(numbers)
 
 
+@pytest.mark.usefixtures("delivers_singly")
 def test_subscriber_that_leaves_between_two_turns_gets_nothing_more(publication: bytes) -> None:
     harness = splitting()
     first, second, third = (harness.client(QUIET + b"SUB a.* 1\r\n") for _ in range(3))
@@ -229,6 +242,7 @@ def test_subscriber_that_leaves_between_two_turns_gets_nothing_more(publication:
     assert third.lines() == b""
 
 
+@pytest.mark.usefixtures("delivers_singly")
 def test_subscriber_with_a_maximum_gets_no_more_messages_than_that() -> None:
     harness = splitting()
     harness.client(QUIET + b"SUB a.* 1\r\n")
@@ -269,6 +283,7 @@ def test_publication_of_a_closed_client_is_delivered(publication: bytes) -> None
     assert first.count(b"MSG") == publication.count(b"PUB")
 
 
+@pytest.mark.usefixtures("delivers_singly")
 def test_subjects_of_a_batch_stay_known_while_others_use_up_the_table() -> None:
     users = Users(
         (
@@ -291,6 +306,7 @@ def test_subjects_of_a_batch_stay_known_while_others_use_up_the_table() -> None:
     assert other_lines == [first_lines, first_lines]
 
 
+@pytest.mark.usefixtures("delivers_singly")
 def test_messages_for_several_subscriptions_of_a_group_member_stay_in_order() -> None:
     harness = splitting()
     subscribes = b"SUB a.* 1\r\nSUB a.> group 2\r\nSUB a.* other 3\r\n"
@@ -389,6 +405,81 @@ def test_a_turn_reaches_few_receivers(publication: bytes, monkeypatch: pytest.Mo
     assert max(counts) <= 20
 
 
+def deliveries_per_turn(harness: NatsServerHarness, data: bytes) -> list[int]:
+    """Publish and return how many messages were delivered in each turn."""
+    publisher = harness.client(QUIET)
+    counts, total_count = [], 0
+    publisher.start(data)
+    is_processing = True
+    while is_processing:
+        before = total_count
+        total_count = sum(each.out_messages for each in harness.nats_server.sessions.values())
+        counts.append(total_count - before)
+        is_processing = publisher.take_turn()
+    return counts
+
+
+@pytest.mark.parametrize("data", [uniform(), mixed()], ids=["uniform", "mixed"])
+def test_a_turn_delivers_few_messages_to_the_subscriptions_of_one_client(
+    data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_delivery, "BATCH_COST_PER_CLIENT_MAX", 100 * 1024)
+    monkeypatch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", 100 * 1024)
+    harness = splitting()
+    harness.client(QUIET + b"".join(b"SUB a.* %d\r\n" % n for n in range(100)))
+    counts = deliveries_per_turn(harness, data)
+    assert sum(counts) == 100 * data.count(b"PUB")
+    assert max(counts) <= 20
+
+
+@pytest.mark.parametrize("data", [uniform(), mixed()], ids=["uniform", "mixed"])
+@pytest.mark.parametrize("has_one_group", [False, True])
+def test_a_turn_delivers_few_messages_to_queue_groups(
+    data: bytes, has_one_group: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_delivery, "BATCH_COST_PER_CLIENT_MAX", 100 * 1024)
+    monkeypatch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", 100 * 1024)
+    harness = splitting()
+    for number in range(100):
+        name = b"g" if has_one_group else b"g%d" % number
+        harness.client(QUIET + b"SUB a.* %b 1\r\n" % name)
+    counts = deliveries_per_turn(harness, data)
+    assert sum(counts) == data.count(b"PUB") * (1 if has_one_group else 100)
+    assert max(counts) <= 20
+
+
+def test_long_subscription_ids_count_as_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_delivery, "BATCH_COST_PER_CLIENT_MAX", 100 * 1024)
+    monkeypatch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", 100 * 1024)
+    harness = splitting()
+    harness.client(QUIET + b"SUB a.* %b\r\n" % (b"s" * 4000))
+    counts = deliveries_per_turn(harness, uniform(100))
+    assert sum(counts) == 100
+    assert max(counts) <= 20
+
+
+@pytest.mark.parametrize("command", [QUIET, b"PING\r\n", b"PONG\r\n"])
+def test_a_turn_handles_few_commands(command: bytes) -> None:
+    client = splitting().client(QUIET)
+    client.start(command * 4)
+    turns = 1
+    while client.take_turn():
+        turns += 1
+    assert turns == 4
+
+
+def test_a_turn_handles_few_requests_without_responders() -> None:
+    harness = splitting()
+    options = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'
+    client = harness.client(options + b"SUB reply 1\r\n")
+    client.start(b"PUB b reply 0\r\n\r\n" * 20)
+    counts = [client.lines().count(b" 503\r\n")]
+    while client.take_turn():
+        counts.append(client.lines().count(b" 503\r\n"))
+    assert sum(counts) == 20
+    assert max(counts) == 1
+
+
 def test_batch_of_single_messages_is_delivered_in_turns() -> None:
     harness = splitting()
     subscribers = [harness.client(QUIET + b"SUB a.* 1\r\n") for _ in range(3)]
@@ -466,8 +557,9 @@ def test_publisher_stalls_for_slow_receivers_of_all_turns() -> None:
     for session in sessions:
         server.receive(session, buffer(), buffer().fill(QUIET + b"SUB a 1\r\n"))
     publisher = server.open_session("publisher")
+    server.receive(publisher, buffer(), buffer().fill(QUIET))
     publisher.allow_split_reads()
-    data = QUIET + b"PUB a 1000\r\n%b\r\n" % bytes(1000) * 70
+    data = b"PUB a 1000\r\n%b\r\n" % bytes(1000) * 70
     server.receive(publisher, buffer(), buffer().fill(data))
     server.drain_ready()
     turns = 1

@@ -16,7 +16,7 @@ from simplebus.core.users.users import User, Users
 from simplebus.nats.limits import MERGED_GROUPS_MAX
 from simplebus.nats.server.queue_group import MergedQueueGroup, QueueGroup, RandomNumbers
 from simplebus.nats.server.routes import SubjectRoutes, SubjectSink
-from simplebus.nats.server.session import NatsSubscription
+from simplebus.nats.server.session import NatsSession, NatsSubscription
 from simplebus.nats.settings import NatsSettings
 from simplebus.nats.subjects import index_key
 from tests.nats.protocol.numbered_subjects import numbered
@@ -348,6 +348,12 @@ class Listed:
 
     def deliver(self, message: object, origin: object) -> bool:
         raise AssertionError("expected a batch")
+
+    def further_cost_bytes(self, count: int) -> int:
+        return 0
+
+    def receiving_sessions(self) -> list[NatsSession]:
+        return []
 
     def deliver_batch(self, messages: object, rows: object, origin: object) -> None:
         self.batches.append(list(range(64)) if rows is None else rows.tolist())  # type: ignore[attr-defined]
