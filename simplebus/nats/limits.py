@@ -58,6 +58,12 @@ OUTPUT_PER_READ_BYTES = 6 * 1024 * 1024
 BATCH_COST_PER_CLIENT_MAX = OUTPUT_PER_READ_BYTES
 # Cost of an event outside batches, as the number of output bytes that take equally long.
 EVENT_COST_BYTES = 4 * 1024
+# Cost of a PING or PONG, and of a CONNECT.
+PING_COST_BYTES = 10 * 1024
+CONNECT_COST_BYTES = 64 * 1024
+# Cost of a request that nobody has received, besides that of looking for the requester among the
+# sinks of its reply subject.
+NO_RESPONDERS_COST_BYTES = 16 * 1024
 SUBSCRIBE_COST_BYTES = 1024 * 1024
 # Cost of delivering a batch, or a message outside batches, to one sink.
 DELIVERY_COST_BYTES = 24 * 1024

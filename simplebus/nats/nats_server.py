@@ -28,13 +28,17 @@ from simplebus.nats.errors import NatsError, error_line, stale_connection
 from simplebus.nats.limits import (
     BLOCKED_READ_INTERVAL_SECONDS,
     CHECKED_CLIENTS_PER_TURN,
+    CONNECT_COST_BYTES,
     DISCONNECT_COST_CHECKS,
     EVENT_COST_BYTES,
     FIRST_PING_SECONDS,
     IMMEDIATE_REMOVALS_MAX,
     KEPT_INPUT_BYTES_MIN,
+    NO_RESPONDERS_COST_BYTES,
+    PING_COST_BYTES,
     SENT_AFTER_LONG_TURN_MAX,
     SINGLE_DELIVERY_COST_BYTES,
+    SINK_COMPARISON_COST_BYTES,
     SUBSCRIBE_COST_BYTES,
 )
 from simplebus.nats.protocol import encode, handshake
@@ -555,12 +559,14 @@ class NatsServer:
                 else:
                     self._publish_singly(session, event)
             case Ping():
+                self.delivery.cost_bytes += PING_COST_BYTES
                 if not self._defers_pong(session):
                     session.send(encode.PONG)
                 session.is_first_pong_sent = True
                 if session.has_sent_connect and not session.is_connect_answered:
                     self._send_connect_info(session)
             case Pong():
+                self.delivery.cost_bytes += PING_COST_BYTES
                 session.unanswered_ping_count = 0
             case Sub():
                 self._subscribe(session, event)
@@ -593,6 +599,7 @@ class NatsServer:
 
     def _handle_connect(self, session: NatsSession, event: Connect) -> None:
         """Authenticate a client. A repeated CONNECT ends its subscriptions."""
+        self.delivery.cost_bytes += CONNECT_COST_BYTES
         options, user = self.authenticator.handle_connect(session, event.options_json)
         session.options = options
         session.parser.accepts_headers = options.headers
@@ -654,7 +661,8 @@ class NatsServer:
         cost_bytes = event.count * EVENT_COST_BYTES + sink_count * (
             SINGLE_DELIVERY_COST_BYTES + event.mean_message_bytes
         )
-        if self._is_split(session, cost_bytes):
+        may_lack_responders = session.options.no_responders and isinstance(event, UniformBatch)
+        if self._is_split(session, cost_bytes) or (session.can_split_reads and may_lack_responders):
             event = event.copy(routes.table.names)
             steps = self._publish_singly_in_steps(session, event, sinks_by_row)
             self._start_publication(session, steps, event.size_bytes)
@@ -675,6 +683,8 @@ class NatsServer:
         routes, generation = self.routes, self.routes.generation
         messages = iter_messages(event, routes.table.names)
         for sinks, message in zip(sinks_by_row, messages, strict=True):
+            if self.delivery.is_turn_over:
+                yield
             if self._begin_publication(session, message):
                 if routes.generation != generation:
                     sinks = routes.match(message.subject)
@@ -809,8 +819,10 @@ class NatsServer:
         """Send status 503 to the requester, if it subscribed to its reply subject. Not counted as
         a message.
         """
-        status = encode.no_responders_message(message)
-        for sink in self.routes.match(message.reply):
+        status, sinks = encode.no_responders_message(message), self.routes.match(message.reply)
+        self.delivery.cost_bytes += NO_RESPONDERS_COST_BYTES
+        self.delivery.cost_bytes += len(sinks) * SINK_COMPARISON_COST_BYTES
+        for sink in sinks:
             if (
                 isinstance(sink, NatsSubscription)
                 and sink.session is session

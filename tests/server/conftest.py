@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from simplebus.nats import nats_server
 from simplebus.nats.server import message_delivery
 from tests.server.many_receivers import LaterTurns
 from tests.support.certificates import CertificateAuthority, CertificatePair
@@ -21,8 +22,12 @@ def server_certificate(authority: CertificateAuthority) -> CertificatePair:
 
 @pytest.fixture
 def one_receiver_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each turn of a delivery to NATS clients end after the first receiver."""
+    """Let each turn of a delivery to NATS clients end after the first receiver. PING and CONNECT
+    end no turn.
+    """
     monkeypatch.setattr(message_delivery, "OUTPUT_PER_READ_BYTES", 0)
+    monkeypatch.setattr(nats_server, "PING_COST_BYTES", 0)
+    monkeypatch.setattr(nats_server, "CONNECT_COST_BYTES", 0)
 
 
 @pytest.fixture
