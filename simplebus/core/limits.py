@@ -85,6 +85,8 @@ TICKED_CLASSES_PER_TURN = 128
 CREATED_CLASSES_PER_TURN = 32
 # Positions of a class that are notified of new messages, or that drop old ones, in one turn.
 POSITIONS_PER_TURN = 128
+# Positions of a class whose messages are counted in one step.
+COUNTED_POSITIONS_PER_STEP = 1024
 # Positions whose floors are compared at once, to find the lowest one of a class.
 FLOOR_CORRECTIONS_MAX = 1024
 # Messages that the positions of a class may examine in one turn while they drop expired ones.

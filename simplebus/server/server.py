@@ -355,7 +355,8 @@ class Server:
         for number, cls in enumerate(list(self.broker.classes.values()), 1):
             if number % TICKED_CLASSES_PER_TURN == 0:
                 yield
-            for reason, count in cls.count_undelivered().items():
+            undelivered_counts = yield from cls.count_undelivered_in_steps()
+            for reason, count in undelivered_counts.items():
                 counts[cls.label, reason] = count
         for (class_name, reason), count in (counts - self._logged_counts).items():
             _log_loss(class_name, reason, count)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from simplebus.core.errors import Reason
 from simplebus.core.limits import (
+    COUNTED_POSITIONS_PER_STEP,
     DROP_OLDEST_DIVISOR,
     DROPPED_SINGLY_POSITIONS_MAX,
     TICKED_CLASSES_PER_TURN,
@@ -68,3 +70,19 @@ def test_ticks_check_the_limits_of_a_bounded_number_of_positions_at_once() -> No
             connect_version2(bus).send(subscribe_version2(1, 1, **options))
         part_counts.append(count_tick_parts(bus))
     assert part_counts[1] == part_counts[0] + 2
+
+
+def test_undelivered_messages_of_many_positions_are_counted_in_steps() -> None:
+    bus = BrokerHarness(Settings(full_policy=FullPolicy.DROP_OLDEST))
+    bus.skips_checks = True
+    peers = [bus.peer(connect(1), subscribe(1)) for _ in range(COUNTED_POSITIONS_PER_STEP + 1)]
+    cls = bus.broker.classes[1]
+    for position in cls.positions:
+        position.count_undelivered(Reason.EXPIRED, 1)
+    steps = cls.count_undelivered_in_steps()
+    next(steps)
+    for peer in (peers[0], peers[-1]):  # They are counted once, whichever step counts them.
+        peer.disconnect()
+    with pytest.raises(StopIteration) as stop:
+        next(steps)
+    assert stop.value.value == {Reason.EXPIRED: len(peers)} == cls.count_undelivered()

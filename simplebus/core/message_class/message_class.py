@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from simplebus.core.errors import Reason, RemoteProtocolError
 from simplebus.core.group.group import AnyGroup, GroupMember
 from simplebus.core.limits import (
+    COUNTED_POSITIONS_PER_STEP,
     DELIMITER_BYTES,
     HEADER_BYTES,
     SEQUENCE_MAX,
@@ -35,6 +36,7 @@ from simplebus.core.ring.ring import Ring
 from simplebus.core.session.session import Session
 from simplebus.core.settings import FullPolicy, Retention
 from simplebus.core.statistics import ClassStatistics
+from simplebus.core.steps import drain_list, run_to_end
 from simplebus.core.subscription.channel_filter import ChannelFilter, ChannelTable
 from simplebus.core.subscription.position import Position
 from simplebus.core.subscription.subscription import BrokerSubscription
@@ -320,10 +322,16 @@ class MessageClass:
 
     def count_undelivered(self) -> Counter[Reason]:
         """Return the messages that were dropped or not delivered to some position, by reason."""
+        return run_to_end(self.count_undelivered_in_steps())
+
+    def count_undelivered_in_steps(self) -> Generator[None, None, Counter[Reason]]:
+        """Return the same in steps. A position that ends meanwhile is counted once."""
         counts = Counter(self.dropped_counts) if self.dropped_counts else Counter[Reason]()
-        for subscription in self.positions:
-            if subscription.undelivered_counts:
-                counts.update(subscription.undelivered_counts)
+        for number, position in enumerate(drain_list(list(self.positions)), 1):
+            if number % COUNTED_POSITIONS_PER_STEP == 0:
+                yield
+            if position.undelivered_counts:
+                counts.update(position.undelivered_counts)
         return counts
 
     def ring_for_new_position(self) -> Ring:
